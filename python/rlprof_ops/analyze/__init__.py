@@ -1,0 +1,1 @@
+"""From reports to the answer: readers, metrics, timeline, HTML report, diff."""

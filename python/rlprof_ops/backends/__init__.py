@@ -1,0 +1,1 @@
+"""How a capture is launched, gated, named and checked, one module a profiler."""

@@ -1,0 +1,1 @@
+"""Around Ray on Slurm: nodes, ports, readiness, the node supervisor."""

@@ -1,0 +1,1 @@
+"""Brings reports home: sync, drain, harvest, manifest."""

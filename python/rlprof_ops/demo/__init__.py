@@ -1,0 +1,1 @@
+"""A small real GRPO on Ray, CPU only, that uses the runtime as a user would."""

@@ -1,0 +1,1 @@
+"""A profile request in a trainer's own words: NeMo RL, verl, RLinf."""

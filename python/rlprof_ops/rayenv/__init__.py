@@ -1,0 +1,1 @@
+"""Inside Ray's runtime-env agent: the plugin that wraps the selected workers."""
