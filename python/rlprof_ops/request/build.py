@@ -1,0 +1,320 @@
+"""Plain data to a checked `ProfileRequest`: every problem is collected with the place its value was written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlprof_ops.request.model import BACKENDS, EACH, ON_ERROR, CaptureSpec, ProfileRequest
+from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
+from rlprof_ops.request.selectors import patterns_surely_overlap, ranks_overlap, split_words
+from rlprof_ops.request.steps import Steps
+
+Path = tuple[Any, ...]
+
+REQUEST_KEYS = ("captures", "enabled", "output_dir")
+CAPTURE_KEYS = ("backend", "workers", "ranks", "steps", "each", "options", "flags", "env", "on_error")
+BACKEND_ALIASES = {
+    "nsys": "nsight", "nsight_systems": "nsight", "nvidia": "nsight", "nvtx": "nsight", "pytorch": "torch",
+    "kineto": "torch", "torch_profiler": "torch", "rocprof": "rocprof_sys", "rocprof-sys": "rocprof_sys",
+    "rocm": "rocprof_sys", "amd": "rocprof_sys", "omnitrace": "rocprof_sys", "torch_memory": "memory",
+}  # fmt: skip
+KEY_ALIASES = {
+    "worker": "workers", "worker_groups": "workers", "worker_patterns": "workers", "roles": "workers",
+    "rank": "ranks", "step": "steps", "profile_steps": "steps", "step_range": "steps", "tool": "backend",
+    "discrete": "each", "args": "options", "capture": "captures", "enable": "enabled", "save_path": "output_dir",
+}  # fmt: skip
+MAX_RANK = 10**7
+
+_OPTION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
+_OPTION_VALUE = re.compile(r"[A-Za-z0-9_./,:=@%+{}-]*", re.ASCII)
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass
+class Reader:
+    """Collects problems; knows where each value and each key was written."""
+
+    values: Mapping[Path, str] = field(default_factory=dict)
+    keys: Mapping[Path, str] = field(default_factory=dict)
+    origin: str = ""
+    problems: list[Problem] = field(default_factory=list)
+
+    def at(self, path: Path) -> str:
+        """Where the value at `path` was written, or the nearest thing around it."""
+        while path:
+            if path in self.values:
+                return self.values[path]
+            path = path[:-1]
+        return self.values.get((), self.origin)
+
+    def problem(self, path: Path, message: str) -> None:
+        self.problems.append(Problem(message, self.at(path)))
+
+    def unknown_key(self, path: Path, allowed: Sequence[str]) -> None:
+        key = path[-1]
+        where = self.keys.get(path) or self.at(path)
+        near = nearest(key, allowed, KEY_ALIASES) if isinstance(key, str) else ""
+        self.problems.append(Problem(f"unknown key {shown(key)}; allowed are {words(allowed)}.{near}", where))
+
+
+def build(
+    data: Any,
+    values: Mapping[Path, str] | None = None,
+    keys: Mapping[Path, str] | None = None,
+    origin: str = "",
+) -> ProfileRequest:
+    """Check plain data in the YAML's form.
+
+    Args:
+        values, keys: path of keys and indices -> where that value / key was written.
+        origin: for what has no place of its own.
+
+    Raises:
+        RequestError: with all problems.
+    """
+    reader = Reader(values or {}, keys or {}, origin)
+    request = read_request(reader, data)
+    if reader.problems:
+        raise RequestError(reader.problems)
+    return request
+
+
+def read_request(reader: Reader, data: Any) -> ProfileRequest:
+    if data is None:
+        return ProfileRequest()
+    if not isinstance(data, Mapping):
+        reader.problem((), f"a request is a mapping with {words(REQUEST_KEYS)}, not {shown(data)}")
+        return ProfileRequest()
+    for key in data:
+        if key not in REQUEST_KEYS:
+            allowed = REQUEST_KEYS
+            if key in CAPTURE_KEYS:
+                reader.problem((key,), f"{key!r} belongs inside an entry of 'captures', not beside it")
+            else:
+                reader.unknown_key((key,), allowed)
+    raw = data.get("captures")
+    captures: list[CaptureSpec] = []
+    if isinstance(raw, (list, tuple)):
+        captures = [read_capture(reader, ("captures", i), entry) for i, entry in enumerate(raw)]
+        _check_modes(reader, captures)
+    elif raw is not None:
+        hint = " put '- ' before its first line" if isinstance(raw, Mapping) else ""
+        reader.problem(("captures",), f"captures must be a list of captures, not {shown(raw)}{';' if hint else ''}{hint}")
+    enabled = _boolean(reader, ("enabled",), data.get("enabled", True))
+    output_dir = data.get("output_dir")
+    if output_dir is not None and (not isinstance(output_dir, str) or not output_dir or _CONTROL.search(output_dir)):
+        reader.problem(("output_dir",), f"output_dir must be a folder's path or null, not {shown(output_dir)}")
+        output_dir = None
+    return ProfileRequest(tuple(captures), enabled, output_dir)
+
+
+def read_capture(reader: Reader, path: Path, data: Any) -> CaptureSpec:
+    if not isinstance(data, Mapping):
+        reader.problem(path, f"a capture is a mapping with {words(CAPTURE_KEYS)}, not {shown(data)}")
+        return CaptureSpec()
+    for key in data:
+        if key not in CAPTURE_KEYS:
+            reader.unknown_key((*path, key), CAPTURE_KEYS)
+
+    def get(name: str, read: Callable[[Reader, Path, Any], Any], default: Any) -> Any:
+        return read(reader, (*path, name), data[name]) if name in data else default
+
+    if "workers" not in data:
+        reader.problem(path, "workers is missing; name at least one worker or pattern, e.g. workers: ['*policy*']")
+    if "steps" not in data:
+        reader.problem(path, "steps is missing; say which steps, e.g. steps: '3:5', or null for none")
+    options: dict[str, str] = get("options", _options, {})
+    flags: tuple[str, ...] = get("flags", _flags, ())
+    for name in sorted(set(options) & set(flags)):
+        reader.problem((*path, "flags"), f"{name!r} is both in options and in flags; keep one")
+    return CaptureSpec(
+        backend=get("backend", _backend, "nsight"),
+        workers=get("workers", _workers, ()),
+        ranks=get("ranks", _ranks, None),
+        steps=get("steps", _steps, Steps()),
+        each=get("each", _one_of(EACH), "step"),
+        options=options,
+        flags=flags,
+        env=get("env", _environment, {}),
+        on_error=get("on_error", _one_of(ON_ERROR), "continue"),
+        origins={"": reader.at(path)} | {str(key): reader.at((*path, key)) for key in data if key in CAPTURE_KEYS},
+    )
+
+
+def _check_modes(reader: Reader, captures: Sequence[CaptureSpec]) -> None:
+    """One process cannot be in step and in phase mode of one profiler: the inner stop would end the outer window."""
+    for i, later in enumerate(captures):
+        for earlier in captures[:i]:
+            if later.backend != earlier.backend or later.each == earlier.each:
+                continue
+            if not (later and earlier and ranks_overlap(later.ranks, earlier.ranks)):
+                continue
+            shared = patterns_surely_overlap(earlier.workers, later.workers)
+            if shared:
+                reader.problem(
+                    ("captures", i, "each"),
+                    f"each: {later.each} for {shared!r} mixes with each: {earlier.each} of an earlier {later.backend} "
+                    "capture; one process takes one of them: use the same 'each', or other ranks",
+                )
+
+
+def _backend(reader: Reader, path: Path, value: Any) -> str:
+    if isinstance(value, str) and value in BACKENDS:
+        return value
+    near = nearest(value, BACKENDS, BACKEND_ALIASES) if isinstance(value, str) else ""
+    reader.problem(path, f"backend {shown(value)} is unknown; allowed are {words(BACKENDS)}.{near}")
+    return "nsight"
+
+
+def _workers(reader: Reader, path: Path, value: Any) -> tuple[str, ...]:
+    found: list[str] = []
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)):
+        items = [] if value is None else [value]
+    for i, item in enumerate(items):
+        if not isinstance(item, str):
+            reader.problem((*path, i), f"workers item {shown(item)} is not a worker name or pattern")
+            return ("?",)
+        found.extend(split_words(item))
+    for word in found:
+        if _CONTROL.search(word) or "/" in word or len(word) > 200:
+            reader.problem(path, f"workers item {shown(word)} cannot be a worker name")
+    if not found:
+        reader.problem(path, "workers names no worker; name at least one worker or pattern, e.g. '*policy*'")
+    return tuple(dict.fromkeys(found))
+
+
+def _ranks(reader: Reader, path: Path, value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        if value.strip().lower() == "all":
+            return None
+        if value.strip().lower() in ("none", "null", "[]"):
+            return ()
+        digits = re.findall(r"[0-9]+", value)
+        fix = f"write [{', '.join(str(int(d[:9])) for d in digits[:8])}]" if digits else "write 'all' or a list such as [0, 1]"
+        reader.problem(path, f"ranks {shown(value)} is text; ranks are numbers: {fix}")
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = [value]
+    if not isinstance(value, (list, tuple)):
+        reader.problem(path, f"ranks {shown(value)}: write 'all', a list such as [0, 1], or null for none")
+        return None
+    texts = [item for item in value if isinstance(item, str)]
+    if texts:
+        numbers = [item.strip() if isinstance(item, str) else str(item) for item in value]
+        numeric = all(re.fullmatch("[0-9]{1,8}", n, re.ASCII) for n in numbers)
+        fix = f"[{', '.join(numbers)}]" if numeric else "[0, 1]"
+        reader.problem((*path, value.index(texts[0])), f"ranks item {shown(texts[0])} is text; ranks are numbers: write {fix}")
+        return None
+    for i, item in enumerate(value):
+        if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item <= MAX_RANK:
+            reader.problem((*path, i), f"ranks item {shown(item)} is not a rank; ranks are whole numbers from 0")
+            return None
+    return tuple(sorted(set(value)))
+
+
+def _steps(reader: Reader, path: Path, value: Any) -> Steps:
+    try:
+        return Steps.parse(value)
+    except RequestError as error:
+        for problem in error.problems:
+            reader.problem(path, problem.message)
+        return Steps()
+
+
+def _one_of(allowed: Sequence[str]) -> Callable[[Reader, Path, Any], str]:
+    def read(reader: Reader, path: Path, value: Any) -> str:
+        if isinstance(value, str) and value in allowed:
+            return value
+        near = nearest(value, allowed) if isinstance(value, str) else ""
+        reader.problem(path, f"{path[-1]} {shown(value)} is unknown; allowed are {words(allowed)}.{near}")
+        return allowed[0]
+
+    return read
+
+
+def _boolean(reader: Reader, path: Path, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower() if isinstance(value, str) or (isinstance(value, int) and value in (0, 1)) else ""
+    if text in ("true", "yes", "on", "1"):
+        return True
+    if text in ("false", "no", "off", "0"):
+        return False
+    reader.problem(path, f"{path[-1]} must be true or false, not {shown(value)}")
+    return False
+
+
+def _options(reader: Reader, path: Path, value: Any) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        reader.problem(path, f"options must be a mapping such as {{t: 'cuda,nvtx'}}, not {shown(value)}")
+        return {}
+    found: dict[str, str] = {}
+    for name, raw in value.items():
+        here = (*path, name)
+        text = _scalar(raw)
+        if not isinstance(name, str) or not _OPTION_NAME.fullmatch(name):
+            bare = name.lstrip("-") if isinstance(name, str) else ""
+            hint = f"; write {bare!r}, without dashes" if _OPTION_NAME.fullmatch(bare) else ""
+            reader.problem(here, f"option name {shown(name)} is not a name{hint}")
+        elif text is None:
+            reader.problem(here, f"option {name!r} must be text, a number, true or false, not {shown(raw)}")
+        elif not _OPTION_VALUE.fullmatch(text) or re.search(r"\{[^}]*(,|\.\.)", text):
+            reader.problem(here, f"option {name!r}: {shown(text)} holds a character that a shell would break; allowed are "
+                                 "letters, digits and _ . / , : = @ % + -")  # fmt: skip
+        else:
+            found[name] = text
+    return found
+
+
+def _flags(reader: Reader, path: Path, value: Any) -> tuple[str, ...]:
+    items = list(split_words(value)) if isinstance(value, str) else [] if value is None else value
+    if not isinstance(items, (list, tuple)):
+        reader.problem(path, f"flags must be a list such as [python-backtrace], not {shown(value)}")
+        return ()
+    found = []
+    for i, item in enumerate(items):
+        if isinstance(item, str) and _OPTION_NAME.fullmatch(item):
+            found.append(item)
+        else:
+            bare = item.lstrip("-") if isinstance(item, str) else ""
+            hint = f"; write {bare!r}, without dashes" if _OPTION_NAME.fullmatch(bare) else ""
+            reader.problem((*path, i), f"flag {shown(item)} is not a name{hint}")
+    return tuple(dict.fromkeys(found))
+
+
+def _environment(reader: Reader, path: Path, value: Any) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        reader.problem(path, f"env must be a mapping of variables, not {shown(value)}")
+        return {}
+    found: dict[str, str] = {}
+    for name, raw in value.items():
+        text = _scalar(raw)
+        if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
+            reader.problem((*path, name), f"env name {shown(name)} is not a variable's name")
+        elif text is None or _CONTROL.search(text):
+            reader.problem((*path, name), f"env {name} must be one line of text, not {shown(raw)}")
+        else:
+            found[name] = text
+    return found
+
+
+def _scalar(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        try:
+            return str(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, str) else None

@@ -1,0 +1,190 @@
+"""What was asked, checked once: `ProfileRequest` holds `CaptureSpec`s; `Capture` is one planned report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlprof_ops.request.selectors import first_match
+from rlprof_ops.request.steps import Steps, Window
+
+BACKENDS = ("nsight", "torch", "rocprof_sys", "memory")
+EACH = ("step", "phase")
+ON_ERROR = ("continue", "fail")
+PHASES = ("generation", "reward", "ref_logprob", "logprob", "advantage", "train", "weight_sync")
+OFF = Steps()
+ANY_PHASE = "*"  # in a plan: one report for every phase that the worker runs
+
+
+@dataclass(frozen=True)
+class CaptureSpec:
+    """One entry of `captures`.
+
+    Attributes:
+        workers: `fnmatch` patterns of worker names; the first that matches is the one reported.
+        ranks: None for all, () for none.
+        steps: falsy when off.
+        each: "step" (one report per window) or "phase" (one report per phase inside each step).
+        options, flags: of the backend's tool, by name without dashes; both decided by the user, not defaults.
+        env: extra environment of the profiled worker.
+        on_error: "continue" keeps training when a capture fails, "fail" raises in the training process.
+        origins: field -> where its value was written; for messages, not part of the request's identity.
+    """
+
+    backend: str = "nsight"
+    workers: tuple[str, ...] = ()
+    ranks: tuple[int, ...] | None = None
+    steps: Steps = OFF
+    each: str = "step"
+    options: dict[str, str] = field(default_factory=dict, hash=False)
+    flags: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict, hash=False)
+    on_error: str = "continue"
+    origins: dict[str, str] = field(default_factory=dict, compare=False, repr=False, hash=False)
+
+    def __bool__(self) -> bool:
+        """Whether anything can come of it: some step, some worker, some rank."""
+        return bool(self.steps) and bool(self.workers) and self.ranks != ()
+
+    def matches(self, worker: str, rank: int | None = None) -> bool:
+        """Whether this worker is selected; rank None asks for the worker alone, whatever its ranks."""
+        if first_match(worker, self.workers) is None:
+            return False
+        if rank is None:
+            return self.ranks != ()
+        return self.ranks is None or rank in self.ranks
+
+    def windows(self, last: int | None = None) -> tuple[Window, ...]:
+        """The windows that end in a report (or, in phase mode, in one report per phase)."""
+        return self.steps.windows(last, each_step=self.each == "phase")
+
+    def origin(self, name: str) -> str:
+        """Where the value of a field came from; the capture's own place when the field was not written."""
+        return self.origins.get(name) or self.origins.get("", "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the YAML has it; fields at their default are left out."""
+        data: dict[str, Any] = {"backend": self.backend, "workers": list(self.workers)}
+        if self.ranks is not None:
+            data["ranks"] = list(self.ranks)
+        data["steps"] = str(self.steps) or None
+        if self.each != "step":
+            data["each"] = self.each
+        for name, value in (("options", dict(self.options)), ("flags", list(self.flags)), ("env", dict(self.env))):
+            if value:
+                data[name] = value
+        if self.on_error != "continue":
+            data["on_error"] = self.on_error
+        return data
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """What a person asks: YAML, environment and flags all end as one of these.
+
+    False when nothing is asked. `notes` are remarks of the loader for the person (a variable that was overruled, an
+    option that is ignored).
+    """
+
+    captures: tuple[CaptureSpec, ...] = ()
+    enabled: bool = True
+    output_dir: str | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    def __bool__(self) -> bool:
+        return self.enabled and any(self.captures)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | None = None,
+        env: Mapping[str, str] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> ProfileRequest:
+        """The request of a file, an environment and CLI flags; later ones win: file < NRL_* < RLPROF_* < flags.
+
+        Args:
+            path: a YAML file; default `env["RLPROF_REQUEST"]`.
+            env: usually `os.environ`; None reads no variable.
+            overrides: flags by field name, e.g. `{"steps": "3:5"}`; None values are not set.
+
+        Raises:
+            RequestError: with all problems and their origins.
+        """
+        from rlprof_ops.request.load import load
+
+        return load(path, env or {}, overrides or {})
+
+    @classmethod
+    def from_dict(cls, data: Any, origin: str = "") -> ProfileRequest:
+        """The request in plain data, checked as a file is. Raises RequestError."""
+        from rlprof_ops.request.build import build
+
+        return build(data, origin=origin)
+
+    @classmethod
+    def from_json(cls, text: str, origin: str = "RLPROF_REQUEST_JSON") -> ProfileRequest:
+        """The inverse of `to_json`. Raises RequestError."""
+        from rlprof_ops.request.problems import Problem, RequestError
+
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError, TypeError) as error:
+            raise RequestError([Problem(f"not JSON: {error}", origin)]) from None
+        return cls.from_dict(data, origin)
+
+    def to_json(self) -> str:
+        """One line, what `RLPROF_REQUEST_JSON` carries."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"captures": [spec.to_dict() for spec in self.captures]}
+        if not self.enabled:
+            data["enabled"] = False
+        if self.output_dir is not None:
+            data["output_dir"] = self.output_dir
+        return data
+
+    def for_worker(self, worker: str, rank: int | None = None) -> tuple[CaptureSpec, ...]:
+        """The captures that this process takes, in the request's order.
+
+        Where two of one backend ask for the same step of one process, the first one wins and the later one keeps its
+        other steps; a later one in the other `each` mode is left out, since one process cannot mix them.
+        """
+        if not self.enabled:
+            return ()
+        taken: dict[str, Steps] = {}
+        mode: dict[str, str] = {}
+        found = []
+        for spec in self.captures:
+            if not spec or not spec.matches(worker, rank) or mode.setdefault(spec.backend, spec.each) != spec.each:
+                continue
+            before = taken.get(spec.backend, Steps())
+            left = spec.steps.minus(before) if before else spec.steps
+            taken[spec.backend] = Steps.of(before.runs + left.runs)
+            if left:
+                found.append(spec if left == spec.steps else replace(spec, steps=left))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One window x one worker x one rank x one backend; it must end in one report.
+
+    `phase` None: the whole window; `ANY_PHASE`: one report for each phase that the worker runs inside the step.
+    """
+
+    backend: str
+    worker: str
+    rank: int | None
+    window: Window
+    phase: str | None = None
+
+    @property
+    def id(self) -> str:
+        """`nsight/policy_worker/rank0/step3-4[/phase]`; rank `*` when the ranks are not known."""
+        rank = "*" if self.rank is None else self.rank
+        base = f"{self.backend}/{self.worker}/rank{rank}/{self.window.label}"
+        return f"{base}/{self.phase}" if self.phase else base

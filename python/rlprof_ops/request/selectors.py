@@ -1,0 +1,41 @@
+"""Which workers and ranks a capture means: `fnmatch` patterns and a list of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+Ranks = tuple[int, ...] | None  # None: all; (): none
+
+
+def split_words(text: str) -> tuple[str, ...]:
+    """The items of a comma string, stripped, without the empty ones (NeMo RL docs, "Pattern Format")."""
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def first_match(worker: str, patterns: Iterable[str]) -> str | None:
+    """The first pattern that matches, as NeMo RL reports it ("matched pattern '*policy*'")."""
+    return next((pattern for pattern in patterns if fnmatchcase(worker, pattern)), None)
+
+
+def is_pattern(word: str) -> bool:
+    """Whether it holds a wildcard, so that it can match more than its own text."""
+    return any(character in word for character in "*?[")
+
+
+def ranks_overlap(one: Ranks, other: Ranks) -> bool:
+    if one == () or other == ():
+        return False
+    return one is None or other is None or not set(one).isdisjoint(other)
+
+
+def patterns_surely_overlap(one: Iterable[str], other: Iterable[str]) -> str | None:
+    """A pattern or name that both select whatever the workers are; None when that depends on the workers."""
+    others = tuple(other)
+    for pattern in one:
+        for candidate in others:
+            if pattern == candidate or (not is_pattern(candidate) and fnmatchcase(candidate, pattern)):
+                return candidate
+            if not is_pattern(pattern) and fnmatchcase(pattern, candidate):
+                return pattern
+    return None

@@ -1,0 +1,119 @@
+"""A request's YAML file as plain data, with the line and column of every value and key."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from rlprof_ops.request.problems import Problem, RequestError
+
+Path = tuple[Any, ...]
+MAX_BYTES = 1 << 20
+
+_INT = re.compile(r"[-+]?[0-9]{1,18}", re.ASCII)
+_FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?", re.ASCII)
+
+
+def read_file(path: str) -> str:
+    """The file's text. Raises RequestError when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RequestError([Problem(f"cannot read the request: {reason}", path)]) from None
+    if len(data) > MAX_BYTES:
+        raise RequestError([Problem(f"a request is a short file; this one is over {MAX_BYTES} bytes", path)])
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError([Problem(f"not UTF-8 text: {error.reason} at byte {error.start}", path)]) from None
+
+
+def parse_yaml(text: str, name: str) -> tuple[Any, dict[Path, str], dict[Path, str]]:
+    """Read YAML with the scalars of YAML 1.2, so that an unquoted `3:5` is text and not 185 (base 60).
+
+    Returns:
+        data, where each value was written, where each key was written; places are `name:line:column`, from 1.
+
+    Raises:
+        RequestError: not YAML, several documents, a key twice, a value inside itself.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+        raise RequestError([Problem(f"not YAML: {error.problem or error.context}", where)]) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RequestError([Problem(f"not YAML: {str(error).splitlines()[0] if str(error) else 'too deep'}", name)]) from None
+    walker = _Walker(name)
+    if root is None:
+        return None, {(): name}, {}
+    try:
+        data = walker.convert(root, (), ())
+    except RecursionError:
+        raise RequestError([Problem("not a request: nested too deeply", name)]) from None
+    if walker.problems:
+        raise RequestError(walker.problems)
+    return data, walker.values, walker.keys
+
+
+class _Walker:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.values: dict[Path, str] = {}
+        self.keys: dict[Path, str] = {}
+        self.problems: list[Problem] = []
+        self.budget = 100_000  # aliases inside aliases grow without bound
+
+    def where(self, node: yaml.Node) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+    def convert(self, node: yaml.Node, path: Path, parents: tuple[int, ...]) -> Any:
+        self.budget -= 1
+        if id(node) in parents or self.budget == 0:
+            self.problems.append(Problem("a value inside itself, or aliases without end", self.where(node)))
+        if id(node) in parents or self.budget <= 0:
+            return None
+        self.values[path] = self.where(node)
+        inner = (*parents, id(node))
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, path, inner)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.convert(child, (*path, i), inner) for i, child in enumerate(node.value)]
+        return scalar(node)
+
+    def mapping(self, node: yaml.MappingNode, path: Path, parents: tuple[int, ...]) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.problems.append(Problem("a key must be a word", self.where(key_node)))
+                continue
+            key = scalar(key_node)
+            if key in found:
+                self.problems.append(Problem(f"key {key!r} stands twice in this mapping", self.where(key_node)))
+            here = (*path, key)
+            self.keys[here] = self.where(key_node)
+            found[key] = self.convert(value_node, here, parents)
+        return found
+
+
+def scalar(node: yaml.Node) -> Any:
+    """A scalar by YAML 1.2's core rules: null, true, false, decimal numbers; the rest is text."""
+    text: str = node.value
+    if getattr(node, "style", None):  # quoted, or a block
+        return text
+    if text in ("", "~", "null", "Null", "NULL"):
+        return None
+    if text in ("true", "True", "TRUE"):
+        return True
+    if text in ("false", "False", "FALSE"):
+        return False
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text

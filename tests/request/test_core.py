@@ -1,0 +1,64 @@
+"""The request's core: steps, selectors, loading, planning."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlprof_ops.request import Capture, ProfileRequest, RequestError, Steps, Window, plan
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical", "runs"),
+    [
+        ("3:5", "3:5", 1),
+        ("3:5, 10", "3:5,10", 2),
+        ([3, 4, 10], "3:5,10", 2),
+        ("3:20:5", "3,8,13,18", 4),
+        ("3:", "3:", 1),
+        ("1,4:6", "1,4:6", 2),
+        ([1, 2, 5], "1:3,5", 2),
+        (None, "", 0),
+        ([], "", 0),
+        ("null", "", 0),
+        (7, "7", 1),
+        ("5:7,3:5,4", "3:7", 1),
+        ("10,3:", "3:", 1),
+    ],
+)
+def test_steps_become_sorted_disjoint_windows(text: object, canonical: str, runs: int) -> None:
+    steps = Steps.parse(text)
+    assert (str(steps), len(steps.windows())) == (canonical, runs)
+    assert Steps.parse(str(steps)) == steps
+
+
+def test_request_round_trips_through_json() -> None:
+    request = ProfileRequest.load(env={"RLPROF_STEPS": "3:5,7", "RLPROF_WORKERS": "*policy*", "RLPROF_RANKS": "0,1"})
+    assert ProfileRequest.from_json(request.to_json()) == request
+    assert [c.ranks for c in request.for_worker("policy_worker", 0)] == [(0, 1)]
+    assert request.for_worker("policy_worker", 2) == ()
+    assert request.for_worker("vllm_generation_worker", 0) == ()
+    assert not ProfileRequest.load(env={})
+
+
+def test_file_problems_carry_line_and_column(tmp_path) -> None:
+    path = tmp_path / "profile.yaml"
+    path.write_text("captures:\n  - backend: nsigt\n    workers: ['*']\n    steps: 0:10\n    rankz: [0]\n")
+    with pytest.raises(RequestError) as caught:
+        ProfileRequest.load(str(path))
+    assert [str(p) for p in caught.value.problems] == [
+        f"{path}:5:5: unknown key 'rankz'; allowed are backend, workers, ranks, steps, each, options, flags, env or "
+        "on_error. Did you mean 'ranks'?",
+        f"{path}:2:14: backend 'nsigt' is unknown; allowed are nsight, torch, rocprof_sys or memory. Did you mean 'nsight'?",
+        f"{path}:4:12: steps '0:10': steps are counted from 1 and stop is not included; write '1:11' for the first 10 steps",
+    ]
+
+
+def test_plan_lists_each_capture() -> None:
+    request = ProfileRequest.from_dict({"captures": [{"workers": "*policy*", "steps": "3:5,7", "ranks": [0]}]})
+    made = plan(request, {"policy_worker": 2, "vllm_generation_worker": 1})
+    assert made.captures == (
+        Capture("nsight", "policy_worker", 0, Window(3, 5)),
+        Capture("nsight", "policy_worker", 0, Window(7, 8)),
+    )
+    assert made.captures[0].id == "nsight/policy_worker/rank0/step3-4"
+    assert made.reports == 2 and made.exact
