@@ -1,0 +1,197 @@
+"""Files beneath one folder, reached without ever following a link: names from nodes and trainers are hostile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from rlprof_ops.errors import RlprofError
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER_MODE = 0o750
+FILE_MODE = 0o640
+
+
+class UnsafeName(RlprofError):
+    """A path that would leave its folder, or a name that no file can have."""
+
+
+def safe_parts(relative: str) -> tuple[str, ...]:
+    """The components of a relative path; raises `UnsafeName` for absolute paths, `..`, NUL and empty components."""
+    parts = tuple(relative.split("/"))
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise UnsafeName(f"{relative!r} is not a plain path below its folder (no '..', no leading '/', no empty part)")
+    return parts
+
+
+def safe_component(name: str, what: str) -> str:
+    """`name` when it can stand as one folder name of ours; raises `UnsafeName` naming `what` otherwise."""
+    if not name or name[0] in ".-" or any(not (c.isascii() and (c.isalnum() or c in "._-")) for c in name):
+        raise UnsafeName(f"{what} {name!r} cannot name a folder: use letters, digits, '.', '_' and '-'")
+    return name
+
+
+class Beneath:
+    """An open folder; every path given to it is relative, and every component is opened with O_NOFOLLOW.
+
+    The folder itself may be reached through links: the operator chose it. Safe to share between threads.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, create: bool = False) -> None:
+        self.root = os.fspath(root)
+        if create:
+            os.makedirs(self.root, mode=FOLDER_MODE, exist_ok=True)
+        self.fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __enter__(self) -> Beneath:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    @contextmanager
+    def folder(self, parts: tuple[str, ...], *, create: bool = False) -> Iterator[int]:
+        """A descriptor of the folder `parts` below this one; made with mode 0750 when `create`."""
+        fd = os.dup(self.fd)
+        try:
+            for part in parts:
+                try:
+                    inner = os.open(part, _DIRECTORY, dir_fd=fd)
+                except FileNotFoundError:
+                    if not create:
+                        raise
+                    try:
+                        os.mkdir(part, FOLDER_MODE, dir_fd=fd)
+                    except FileExistsError:
+                        pass  # another node made it meanwhile
+                    inner = os.open(part, _DIRECTORY, dir_fd=fd)
+                os.close(fd)
+                fd = inner
+            yield fd
+        finally:
+            os.close(fd)
+
+    def open_read(self, relative: str) -> int:
+        """A descriptor of a regular file; OSError(EINVAL) for links, sockets, FIFOs and devices."""
+        *folder, name = safe_parts(relative)
+        with self.folder(tuple(folder)) as fd:
+            # O_NONBLOCK: opening a FIFO that took the file's place must not hang.
+            found = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            os.close(found)
+            raise OSError(errno.EINVAL, "not a regular file", relative)
+        return found
+
+    def open_write(self, relative: str, flags: int = os.O_CREAT | os.O_EXCL, mode: int = FILE_MODE) -> int:
+        """A descriptor to write `relative`; its folders are made. By default the file must not exist."""
+        *folder, name = safe_parts(relative)
+        with self.folder(tuple(folder), create=True) as fd:
+            return os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, mode, dir_fd=fd)
+
+    def stat(self, relative: str) -> os.stat_result | None:
+        """What is at `relative` (a link is not followed); None when there is nothing."""
+        *folder, name = safe_parts(relative)
+        try:
+            with self.folder(tuple(folder)) as fd:
+                return os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def rename(self, source: str, target: str, *, replace: bool = True) -> None:
+        """Move a file within this folder. With `replace=False` an existing target raises FileExistsError."""
+        *from_folder, from_name = safe_parts(source)
+        *to_folder, to_name = safe_parts(target)
+        with self.folder(tuple(from_folder)) as from_fd, self.folder(tuple(to_folder), create=True) as to_fd:
+            if not replace:
+                try:
+                    os.link(from_name, to_name, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)
+                    os.unlink(from_name, dir_fd=from_fd)
+                    return
+                except FileExistsError:
+                    raise
+                except OSError as error:  # file systems without hard links
+                    if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+                        raise
+                    if _exists(to_name, to_fd):
+                        raise FileExistsError(errno.EEXIST, "exists", target) from None
+            os.rename(from_name, to_name, src_dir_fd=from_fd, dst_dir_fd=to_fd)
+
+    def unlink(self, relative: str) -> None:
+        """Remove a file; nothing there is fine."""
+        *folder, name = safe_parts(relative)
+        try:
+            with self.folder(tuple(folder)) as fd:
+                os.unlink(name, dir_fd=fd)
+        except FileNotFoundError:
+            pass
+
+    def write_atomic(self, relative: str, data: bytes, *, mode: int = FILE_MODE) -> None:
+        """Put `data` at `relative` through a temporary name beside it, flushed to disk before the rename."""
+        *folder, name = safe_parts(relative)
+        temporary = "/".join((*folder, f".{os.getpid()}-{os.urandom(4).hex()}.tmp"))
+        fd = self.open_write(temporary, mode=mode)
+        try:
+            with os.fdopen(fd, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            self.rename(temporary, "/".join((*folder, name)))
+        except BaseException:
+            self.unlink(temporary)
+            raise
+
+    def read(self, relative: str, limit: int | None = None) -> bytes:
+        """The content of a regular file, at most `limit` bytes of it."""
+        with os.fdopen(self.open_read(relative), "rb") as stream:
+            return stream.read() if limit is None else stream.read(limit)
+
+    def files(self, relative: str = "") -> Iterator[tuple[str, os.stat_result]]:
+        """Every regular file below `relative` with its stat, folders in sorted order; links and specials are left out."""
+        parts = safe_parts(relative) if relative else ()
+        try:
+            with self.folder(parts) as fd:
+                yield from _walk(fd, relative)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+
+
+def _exists(name: str, fd: int) -> bool:
+    try:
+        os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _walk(fd: int, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+    folders: list[str] = []
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                elif entry.is_file(follow_symlinks=False):
+                    yield (f"{prefix}/{entry.name}" if prefix else entry.name), entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+    for name in sorted(folders):
+        try:
+            inner = os.open(name, _DIRECTORY, dir_fd=fd)
+        except OSError:
+            continue  # gone, a link by now, or not ours to read
+        try:
+            yield from _walk(inner, f"{prefix}/{name}" if prefix else name)
+        finally:
+            os.close(inner)

@@ -1,0 +1,153 @@
+"""Finds and ends the processes of exactly one job on this node: by their environment, never by a name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A running process; `started` is its start time in clock ticks since boot, so that a reused pid is noticed."""
+
+    pid: int
+    started: int
+    name: str
+    argv: tuple[str, ...]
+
+    def alive(self) -> bool:
+        stat = _stat(self.pid)
+        return stat is not None and stat[1] == self.started and stat[2] not in "ZX"
+
+
+def of_job(job: str, node_dir: str | os.PathLike[str], *, exclude: frozenset[int] = frozenset()) -> list[Process]:
+    """This user's processes whose start environment has RLPROF_JOB=`job` and RLPROF_NODE_DIR=`node_dir`.
+
+    Never the caller, its parents or `exclude`. A process that cannot be read is not ours to end.
+    """
+    wanted = {f"RLPROF_JOB={job}".encode(), b"RLPROF_NODE_DIR=" + os.fsencode(node_dir)}
+    spare = exclude | _ancestors()
+    return [process for process in _mine() if process.pid not in spare and wanted <= _environment(process.pid)]
+
+
+def environment_has(pid: int, **variables: str) -> bool:
+    """Whether the process was started with all of `variables`."""
+    return {f"{name}={value}".encode() for name, value in variables.items()} <= _environment(pid)
+
+
+def is_profiler(process: Process) -> bool:
+    """Whether it belongs to nsys: its command line, agents, launchers and the report importer."""
+    program = process.argv[0].rsplit("/", 1)[-1] if process.argv else process.name
+    return program.startswith(("nsys", "QdstrmImporter")) or process.name.startswith(("nsys", "QdstrmImporter"))
+
+
+def writers(paths: frozenset[str]) -> set[str]:
+    """Those of `paths` (absolute, real) that a process of this user has open for writing."""
+    busy: set[str] = set()
+    if not paths:
+        return busy
+    for process in _mine():
+        folder = _PROC / str(process.pid) / "fd"
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        for name in names:
+            try:
+                target = os.readlink(folder / name)
+                if target in paths and _opened_for_writing(process.pid, name):
+                    busy.add(target)
+            except OSError:
+                continue
+    return busy
+
+
+def end(processes: list[Process], *, grace_s: float, clock: Callable[[], float] = time.monotonic) -> list[Process]:
+    """SIGTERM, wait up to `grace_s`, SIGKILL, wait up to 2 s. Returns those still there (for instance in a dead file system)."""
+    _signal(processes, signal.SIGTERM)
+    left = _wait(processes, clock() + grace_s, clock)
+    if left:
+        _signal(left, signal.SIGKILL)
+        left = _wait(left, clock() + 2.0, clock)
+    return left
+
+
+def _signal(processes: list[Process], number: signal.Signals) -> None:
+    for process in processes:
+        try:
+            # A pidfd cannot hit a stranger that got the pid after the check.
+            handle = os.pidfd_open(process.pid)
+        except OSError:
+            continue
+        try:
+            if process.alive():
+                signal.pidfd_send_signal(handle, number)
+        except OSError:
+            pass
+        finally:
+            os.close(handle)
+
+
+def _wait(processes: list[Process], until: float, clock: Callable[[], float]) -> list[Process]:
+    pause = 0.01
+    while (left := [process for process in processes if process.alive()]) and clock() < until:
+        time.sleep(pause)
+        pause = min(0.2, pause * 2)
+    return left
+
+
+def _mine() -> Iterator[Process]:
+    uid = os.getuid()
+    for entry in os.scandir(_PROC):
+        if not entry.name.isdigit():
+            continue
+        try:
+            if entry.stat().st_uid != uid:
+                continue
+            argv = tuple(os.fsdecode(part) for part in (_PROC / entry.name / "cmdline").read_bytes().split(b"\0")[:-1])
+        except OSError:
+            continue
+        stat = _stat(int(entry.name))
+        if stat is not None and stat[2] not in "ZX":
+            yield Process(int(entry.name), stat[1], stat[0], argv)
+
+
+def _stat(pid: int) -> tuple[str, int, str, int] | None:
+    """(name, start time, state, parent) of a process; None when it is gone."""
+    try:
+        raw = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    head, _, tail = raw.rpartition(b")")  # the name may hold spaces and brackets
+    fields = tail.split()
+    return os.fsdecode(head.partition(b"(")[2]), int(fields[19]), fields[0].decode(), int(fields[1])
+
+
+def _environment(pid: int) -> set[bytes]:
+    try:
+        return set((_PROC / str(pid) / "environ").read_bytes().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def _ancestors() -> frozenset[int]:
+    pids: set[int] = set()
+    pid = os.getpid()
+    while pid > 0 and pid not in pids:
+        pids.add(pid)
+        stat = _stat(pid)
+        pid = stat[3] if stat else 0
+    return frozenset(pids)
+
+
+def _opened_for_writing(pid: int, fd: str) -> bool:
+    for line in (_PROC / str(pid) / "fdinfo" / fd).read_text().splitlines():
+        if line.startswith("flags:"):
+            return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+    return False

@@ -1,0 +1,65 @@
+"""Which files of a node folder go where in the run folder, and how each kind may be copied."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from rlprof_ops.collect.beneath import safe_component
+
+# Files that a profiler writes in place and that only count when nobody writes them any more (Ray's own nsight folder).
+_WRITTEN_IN_PLACE = (".nsys-rep", ".qdrep", ".sqlite", ".proto", ".pickle", ".json.gz", ".rpd", ".db")
+# Raw captures: worth carrying only at the very end, when the node could not turn them into reports itself.
+RAW_CAPTURE = ".qdstrm"
+SESSION = re.compile(r"session_\d")
+
+
+class Kind(enum.Enum):
+    """How a file behaves while it is being copied."""
+
+    FINISHED = "finished"  # complete by rename: copy once
+    STABLE = "stable"  # written in place: copy once it has stopped changing and nobody has it open for writing
+    GROWING = "growing"  # a log: append its new tail
+    LINES = "lines"  # a log read by machines: append whole lines only
+    REWRITTEN = "rewritten"  # a few bytes overwritten in place: read it each time
+
+
+@dataclass(frozen=True)
+class Route:
+    """One folder below the node folder and the folder below the run folder it maps to."""
+
+    source: str
+    target: str
+    kind: Kind
+    last_pass_only: bool = False
+
+
+def routes_of(node: str, sessions: tuple[str, ...]) -> tuple[Route, ...]:
+    """The routes of one node, the most precious first; `sessions` are the folder names below `ray/`."""
+    safe_component(node, "node name")
+    own = (
+        Route("events", f"nodes/{node}/events", Kind.LINES),
+        Route("profiles", "profiles", Kind.FINISHED),
+        Route("tmp", f"nodes/{node}/tmp", Kind.STABLE, last_pass_only=True),
+        Route("logs", f"logs/{node}", Kind.GROWING),
+    )
+    ray = tuple(Route(f"ray/{name}/logs", f"ray/{node}/{name}/logs", Kind.GROWING) for name in sorted(sessions) if SESSION.match(name))
+    return own + ray
+
+
+def kind_of(route: Route, relative: str) -> Kind | None:
+    """How to copy the file `relative` (below `route.source`); None when it stays on the node."""
+    name = relative.rsplit("/", 1)[-1]
+    if route.source == "tmp":
+        return Kind.STABLE if name.endswith(RAW_CAPTURE) else None
+    if route.kind is Kind.FINISHED:
+        return None if name.startswith(".") or name.endswith((".tmp", ".part")) else Kind.FINISHED
+    if route.kind is Kind.LINES:
+        return Kind.REWRITTEN if name.endswith(".step") else Kind.LINES
+    if route.source.startswith("ray/"):
+        if name.endswith(RAW_CAPTURE):
+            return Kind.STABLE
+        if name.endswith(_WRITTEN_IN_PLACE):
+            return Kind.STABLE
+    return route.kind

@@ -1,0 +1,88 @@
+"""What a node has already sent, kept as a journal so that a killed sync goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One finished file that arrived: the source as it was, where it went, and its digest (None: not computed)."""
+
+    target: str
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    sha256: str | None
+    removed: bool = False  # from the node, after the copy was read back and matched
+
+    def same_source(self, found: os.stat_result) -> bool:
+        return (found.st_size, found.st_mtime_ns, found.st_ino) == (self.size_bytes, self.mtime_ns, self.inode)
+
+
+class Journal:
+    """`Sent` records by source path, appended one JSON line each; the last line of a path wins.
+
+    Paths that are not UTF-8 survive (surrogate escapes). A torn last line, left by a kill, is dropped.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.sent: dict[str, Sent] = {}
+        self._lock = threading.Lock()
+        lines = self._load()
+        if lines > 2 * len(self.sent) + 64:
+            self._compact()
+        self._stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the process
+
+    def _load(self) -> int:
+        lines = 0
+        try:
+            raw = self.path.read_bytes()
+        except FileNotFoundError:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return 0
+        for line in raw.split(b"\n"):
+            try:
+                path, target, size, mtime, inode, digest, removed = json.loads(line)
+            except ValueError:
+                continue
+            self.sent[path] = Sent(target, size, mtime, inode, digest, removed)
+            lines += 1
+        if raw and not raw.endswith(b"\n"):
+            self._compact()
+        return lines
+
+    def _compact(self) -> None:
+        temporary = self.path.with_suffix(".tmp")
+        with open(temporary, "wb") as stream:
+            for path, sent in self.sent.items():
+                stream.write(_line(path, sent))
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, self.path)
+
+    def add(self, path: str, sent: Sent) -> None:
+        with self._lock:
+            self.sent[path] = sent
+            try:
+                self._stream.write(_line(path, sent))
+            except OSError:
+                pass  # the node's disk is full: the record lives on in memory, a restart compares with the run folder
+
+    def forget(self) -> None:
+        """The run folder is not the one these records speak of: start again, but keep what is no longer on the node."""
+        with self._lock:
+            self.sent = {path: sent for path, sent in self.sent.items() if sent.removed}
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _line(path: str, sent: Sent) -> bytes:
+    row = [path, sent.target, sent.size_bytes, sent.mtime_ns, sent.inode, sent.sha256, sent.removed]
+    return (json.dumps(row, separators=(",", ":")) + "\n").encode()
