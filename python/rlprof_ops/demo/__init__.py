@@ -1,1 +1,1 @@
-"""A small real GRPO on Ray, CPU only, that uses the runtime as a user would."""
+"""A small real GRPO on Ray, CPU only: the trainer that rlprof-ops is tried and tested on, and an example for users."""

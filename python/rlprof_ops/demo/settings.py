@@ -1,0 +1,28 @@
+"""What one demo run is: sizes, seed and faults, made once from the command line and passed on whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`prompts` and `group_size` are per policy worker and step; `slow_ms` is added to every `slow_phase` of `slow_rank`."""
+
+    steps: int = 8
+    policy_workers: int = 2
+    generation_workers: int = 1
+    seed: int = 0
+    prompts: int = 32
+    group_size: int = 8
+    epochs: int = 4
+    minibatches: int = 2
+    learning_rate: float = 1e-2
+    slow_rank: int | None = None
+    slow_ms: int = 0
+    slow_phase: str = "train"
+    fail_at_step: int | None = None
+    exit_code: int = 7
+    step_seconds: float = 0.0
+    start_timeout_s: float = 180.0
+    phase_timeout_s: float = 600.0
