@@ -1,0 +1,337 @@
+"""The sandbox as a Python object: bring it up, run jobs, look inside, break it, heal it, take it down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.sandbox import box as boxes
+from tests.sandbox import shared, store
+from tests.sandbox.spec import BASE, LOGIN, SandboxError, Spec
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TEST_USER = "rlprof-test"
+POLL_S = 0.1
+FINAL = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
+_DAEMONS = frozenset({"slurmd", "slurmctld", "slurmscriptd", "munged"})
+
+
+@dataclass(frozen=True)
+class JobState:
+    """How Slurm sees a job: state as `scontrol show job` says it, the script's exit code and the signal that ended it."""
+
+    state: str
+    exit_code: int
+    signal: int
+    nodes: str
+    reason: str
+    restarts: int
+    fields: Mapping[str, str] = field(repr=False, default_factory=dict)
+
+
+class Sandbox:
+    """A sandbox that is up. Make one with `Sandbox.up()`, find one with `Sandbox.attach(name)`."""
+
+    def __init__(self, spec: Spec, lifeline: int | None = None) -> None:
+        self.spec = spec
+        self._lifeline = lifeline
+
+    # Coming and going
+
+    @classmethod
+    def up(cls, nodes: int = 3, name: str | None = None, *, timeout_s: float = 60, detached: bool = False, **options: Any) -> Sandbox:
+        """Brings a sandbox up and returns when every node is idle.
+
+        `options` are the further fields of Spec. Unless detached it goes down when this process ends, however it ends.
+        Raises SandboxError, with the ends of all logs, when it is not up in time; then nothing of it is left.
+        """
+        if os.getuid() != 0:
+            raise SandboxError("the sandbox makes namespaces, bridges and mounts: it needs root")
+        visible = options.pop("visible", None) or _under_tmp([REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)])
+        spec = Spec(name=name or f"s{os.getpid()}-{secrets.token_hex(3)}", nodes=nodes, visible=tuple(visible), **options)
+        lock = store.claim(spec)
+        alive, lifeline = (-1, None) if detached else os.pipe()
+        try:
+            with (spec.dir / "keeper.log").open("wb") as log:
+                keeper = subprocess.Popen(
+                    [sys.executable, "-m", "tests.sandbox.keeper", str(spec.dir), str(lock), str(alive), str(timeout_s)],
+                    cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                    pass_fds=[lock] if detached else [lock, alive], start_new_session=True,
+                )  # fmt: skip
+        finally:
+            os.close(lock)
+            if not detached:
+                os.close(alive)
+        sandbox = cls(spec, lifeline)
+        try:
+            sandbox._await_keeper(keeper, timeout_s + 15)
+        except BaseException:
+            _end(keeper)
+            sandbox._forget()
+            raise
+        return sandbox
+
+    def _await_keeper(self, keeper: subprocess.Popen[bytes], timeout_s: float) -> None:
+        assert keeper.stdout is not None
+        with keeper.stdout as stream:
+            answered = select.select([stream], [], [], timeout_s)[0]
+            answer = json.loads(stream.readline() or b"{}") if answered else {}
+        if "boxes" not in answer:
+            log = self.spec.dir / "keeper.log"
+            why = answer.get("error") or (log.read_text(errors="replace")[-2000:] if log.exists() else "") or "its keeper said nothing"
+            raise SandboxError(f"sandbox '{self.spec.name}' did not come up: {why}")
+
+    @classmethod
+    def attach(cls, name: str) -> Sandbox:
+        """The sandbox of that name, brought up by anybody. Raises SandboxError when there is none."""
+        folder = BASE / name
+        if not (folder / "spec.json").is_file() or not store.held(folder):
+            raise SandboxError(f"no sandbox '{name}' is up (up: {', '.join(cls.names()) or 'none'})")
+        return cls(Spec.from_json((folder / "spec.json").read_text()))
+
+    @staticmethod
+    def names() -> list[str]:
+        """The sandboxes that are up."""
+        return [name for name in store.names() if store.held(BASE / name)]
+
+    def down(self) -> None:
+        """Takes everything away: processes, mounts, network, folder. Fine to call twice, and after the keeper was killed."""
+        with contextlib.suppress(OSError):
+            self._ask({"do": "down"}, timeout_s=30)
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+        deadline = time.monotonic() + 15
+        while self.spec.dir.exists() and time.monotonic() < deadline:
+            with store.base_lock():
+                if not store.held(self.spec.dir) and self.spec.dir.exists():
+                    store.remove(self.spec.dir)
+            time.sleep(0.02)
+        if self.spec.dir.exists():
+            raise SandboxError(f"sandbox '{self.spec.name}' does not go down: its keeper still holds {self.spec.dir}/lock")
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.down()
+
+    def _ask(self, request: dict[str, str], timeout_s: float) -> None:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(str(self.spec.dir / "control"))
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            answer = json.loads(connection.makefile().readline() or "{}")
+        if "error" in answer:
+            raise SandboxError(answer["error"])
+
+    # Where things are
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def shared(self) -> Path:
+        """The shared folder: the same path here, on the login node and on every node."""
+        return self.spec.shared
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self.spec.node_names
+
+    def address(self, node: str) -> str:
+        return self.spec.address(node)
+
+    def tmp(self, node: str) -> Path:
+        """Where this machine sees a node's private /tmp; it outlives kill_node, as a disk does."""
+        return self.spec.dir / "nodes" / node / "tmp"
+
+    def logs(self) -> str:
+        """The ends of all daemons' logs."""
+        return store.tails(self.spec.dir)
+
+    def _box(self, name: str) -> boxes.Box:
+        try:
+            box = store.read_state(self.spec.dir)[name]
+        except FileNotFoundError:
+            raise SandboxError(f"sandbox '{self.name}' is not up") from None
+        except KeyError:
+            raise SandboxError(f"no node '{name}' in sandbox '{self.name}' (there are {LOGIN}, {', '.join(self.nodes)})") from None
+        if not box.alive():
+            raise SandboxError(f"node '{name}' of sandbox '{self.name}' is down")
+        return box
+
+    # Running things
+
+    def argv(self, node: str, argv: Sequence[str | os.PathLike[str]], *, cwd: os.PathLike[str] | str | None = None, user: str | None = None) -> list[str]:
+        """The host command line that runs `argv` inside a node ("login" is one)."""
+        become = ["setpriv", "--reuid", user, "--regid", str(pwd.getpwnam(user).pw_gid), "--init-groups"] if user else []
+        return [*self._box(node).enter(), *become, "env", "-C", os.fspath(cwd or self.shared), *map(os.fspath, argv)]
+
+    def popen(self, node: str, argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None,
+              cwd: os.PathLike[str] | str | None = None, user: str | None = None, **options: Any) -> subprocess.Popen[Any]:  # fmt: skip
+        """Starts a command inside a node and does not wait; `options` go to subprocess.Popen."""
+        return subprocess.Popen(self.argv(node, argv, cwd=cwd, user=user), env=environment(user, env), start_new_session=True, **options)
+
+    def exec(self, node: str, argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, cwd: os.PathLike[str] | str | None = None,
+             user: str | None = None, timeout: float = 60, check: bool = True, input: str | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        """Runs a command inside a node and returns its output as text.
+
+        Raises SandboxError when it fails (unless check is False) or takes longer than `timeout` seconds.
+        """
+        process = self.popen(node, argv, env=env, cwd=cwd, user=user, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL)  # fmt: skip
+        words = " ".join(map(os.fspath, argv))
+        try:
+            out, err = process.communicate(input, timeout)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise SandboxError(f"on {node}: {words}: not done after {timeout:g} s\n{out}{err}") from None
+            raise
+        if check and process.returncode != 0:
+            raise SandboxError(f"on {node}: {words}: exit code {process.returncode}\n{out}{err}")
+        return subprocess.CompletedProcess(list(map(os.fspath, argv)), process.returncode, out, err)
+
+    def run(self, argv: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.CompletedProcess[str]:
+        """Runs a command as on the login node; see `exec`."""
+        return self.exec(LOGIN, argv, **options)
+
+    # Jobs
+
+    def sbatch(self, args: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, cwd: os.PathLike[str] | str | None = None,
+               user: str | None = None, input: str | None = None) -> int:  # fmt: skip
+        """Submits `sbatch <args>` (a script in `input` instead of a file, when given) and returns the job id."""
+        done = self.run(["sbatch", "--parsable", *args], env=env, cwd=cwd, user=user, input=input)
+        return int(done.stdout.strip().splitlines()[-1].split(";")[0])
+
+    def job(self, job: int) -> JobState:
+        """What `scontrol show job` says now."""
+        text = self.run(["scontrol", "-o", "show", "job", str(job)], timeout=20).stdout
+        words = dict(word.split("=", 1) for word in text.split() if "=" in word)
+        code, _, number = words["ExitCode"].partition(":")
+        return JobState(words["JobState"], int(code), int(number or 0), words.get("NodeList", ""), words.get("Reason", ""),
+                        int(words.get("Restarts", 0)), words)  # fmt: skip
+
+    def wait(self, job: int, timeout: float = 60, states: Iterable[str] = FINAL) -> JobState:
+        """Waits until a job is in one of `states` (default: ended); raises SandboxError with the logs when it is not in time."""
+        wanted = {states} if isinstance(states, str) else set(states)
+        deadline = time.monotonic() + timeout
+        while (state := self.job(job)).state not in wanted:
+            if time.monotonic() > deadline:
+                raise SandboxError(f"job {job} is {state.state} ({state.reason}) on {state.nodes} after {timeout:g} s, not {'/'.join(sorted(wanted))}\n{self.logs()}")
+            time.sleep(POLL_S)
+        return state
+
+    def processes(self, node: str, daemons: bool = False) -> list[boxes.Process]:
+        """The processes of a node but its init and Slurm's own daemons (with `daemons`: all). Empty for a dead node."""
+        box = store.read_state(self.spec.dir)[node]
+        found = boxes.processes(box.pid_namespace) if box.alive() else []
+        return found if daemons else [p for p in found if not (p.pid == 1 or p.name in _DAEMONS or p.cmdline == "sleep infinity")]
+
+    def node_states(self) -> dict[str, str]:
+        """Each node's state as sinfo says it, e.g. {"n1": "idle", "n2": "down*"}."""
+        lines = self.run(["sinfo", "-h", "-N", "-o", "%N %t"], timeout=20).stdout.split("\n")
+        return dict(line.split() for line in lines if line)
+
+    def wait_nodes(self, state: str = "idle", nodes: Iterable[str] | None = None, timeout: float = 30) -> None:
+        """Waits until the nodes (default: all) are in a state of sinfo."""
+        wanted = set(nodes or self.nodes)
+        deadline = time.monotonic() + timeout
+        while any((states := self.node_states()).get(node) != state for node in wanted):
+            if time.monotonic() > deadline:
+                raise SandboxError(f"nodes {states} after {timeout:g} s, wanted {', '.join(sorted(wanted))} {state}\n{self.logs()}")
+            time.sleep(POLL_S)
+
+    # Breaking and healing
+
+    def kill_node(self, node: str) -> None:
+        """Ends a node at once with all its processes, as a power cut does. Slurm notices after slurmd_timeout."""
+        self._ask({"do": "kill-node", "node": node}, timeout_s=20)
+
+    def start_node(self, node: str, timeout: float = 30) -> None:
+        """Starts a killed node again, with the /tmp it had, and waits until it is idle."""
+        self._ask({"do": "start-node", "node": node}, timeout_s=30)
+        if shared.broken(self.spec):
+            shared.cover(self.spec, {node: self._box(node)}, shared.broken(self.spec))
+        self.wait_nodes("idle", [node], timeout)
+
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Makes the shared folder full: writes fail with ENOSPC, on nodes and here."""
+        shared.fill(self.spec, leave_bytes)
+
+    def readonly(self) -> None:
+        """Makes the shared folder read-only on all nodes (not here); files that are open and cwd-relative paths stay writable."""
+        shared.cover(self.spec, self._alive(), "readonly")
+
+    def vanish(self) -> None:
+        """Puts an empty read-only folder in the shared folder's place on all nodes (not here), as when a mount is lost."""
+        shared.cover(self.spec, self._alive(), "vanished")
+
+    def restore(self) -> None:
+        """Undoes fill, readonly and vanish."""
+        shared.restore(self.spec, self._alive())
+
+    def heal(self, timeout: float = 60) -> None:
+        """Ready for the next test: shared folder restored, no job, every node up and idle."""
+        self.restore()
+        if jobs := self.run(["squeue", "-h", "-o", "%A"]).stdout.split():
+            self.run(["scancel", "-f", "-s", "KILL", *jobs], check=False)
+            self.run(["scancel", *jobs], check=False)
+        for node, box in store.read_state(self.spec.dir).items():
+            if not box.alive():
+                self.start_node(node, timeout)
+        for process in (process for node in self.nodes for process in self.processes(node)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.host_pid, signal.SIGKILL)
+        bad = [node for node, state in self.node_states().items() if state.rstrip("*") in ("down", "drain", "drng", "fail", "failg")]
+        if bad:
+            self.run(["scontrol", "update", f"nodename={','.join(bad)}", "state=resume"], check=False)
+        self.wait_nodes("idle", timeout=timeout)
+
+    def _alive(self) -> dict[str, boxes.Box]:
+        return {name: box for name, box in store.read_state(self.spec.dir).items() if box.alive()}
+
+
+def _under_tmp(paths: Iterable[Path]) -> list[str]:
+    return sorted({str(path) for path in paths if str(path).startswith("/tmp/")})
+
+
+def environment(user: str | None, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without an outer Slurm's and pytest's variables, as the given user's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH_", "SRUN_", "PYTEST_", "TMPDIR"))}
+    who = pwd.getpwnam(user or "root")
+    kept |= {"HOME": who.pw_dir, "USER": who.pw_name, "LOGNAME": who.pw_name}
+    for folder in ("/usr/local/sbin", "/usr/sbin", "/sbin"):
+        if folder not in kept.get("PATH", "").split(":"):
+            kept["PATH"] = f"{kept.get('PATH', '/usr/bin:/bin')}:{folder}"
+    return kept | dict(extra or {})
+
+
+def _end(keeper: subprocess.Popen[bytes]) -> None:
+    """Lets a keeper clean up; kills it when it does not."""
+    keeper.terminate()
+    try:
+        keeper.wait(30)
+    except subprocess.TimeoutExpired:
+        keeper.kill()
+        keeper.wait(10)
