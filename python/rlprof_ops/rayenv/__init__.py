@@ -1,1 +1,68 @@
-"""Inside Ray's runtime-env agent: the plugin that wraps the selected workers."""
+"""Inside Ray's runtime-env agent: the plugin that wraps selected workers, and how a job registers it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+PLUGIN_CLASS = "rlprof_ops.rayenv.plugin.RlprofPlugin"
+PRIORITY = 90
+KEY = "rlprof"
+
+
+def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that make every `ray start` (and a local `ray.init`) of this environment load our plugin.
+
+    Plugins that `env` registers already are kept; ours is added once.
+
+    Raises:
+        RlprofError: `RAY_RUNTIME_ENV_PLUGINS` in `env` is no JSON list of objects.
+    """
+    from rlprof_ops.errors import RlprofError
+
+    text = (env or {}).get("RAY_RUNTIME_ENV_PLUGINS") or "[]"
+    try:
+        registered = json.loads(text)
+        others = [entry for entry in registered if entry["class"] != PLUGIN_CLASS]
+    except (ValueError, TypeError, KeyError):
+        raise RlprofError(
+            f"RAY_RUNTIME_ENV_PLUGINS is {text!r}: a JSON list such as "
+            '[{"class": "package.module.Class", "priority": 10}] is expected; unset it or repair it'
+        ) from None
+    return {"RAY_RUNTIME_ENV_PLUGINS": json.dumps([*others, {"class": PLUGIN_CLASS, "priority": PRIORITY}])}
+
+
+def check_import(env: Mapping[str, str] | None = None, python: str | None = None, timeout_s: float = 60.0) -> str | None:
+    """Why the plugin would not load in a fresh `python` under `env`; None when it loads.
+
+    Run it before `ray start`: a plugin that fails to import takes the agent and with it the raylet down, which shows
+    as "current node timed out during startup" (`RuntimeEnvPluginManager.__init__`, ray/_private/runtime_env/plugin.py).
+    """
+    import os
+    import subprocess
+    import sys
+
+    code = (
+        "from ray._private.runtime_env.plugin import RuntimeEnvPluginManager as M; "
+        f"print('rlprof plugin ok' if {KEY!r} in M().plugins else 'not registered')"
+    )
+    full = dict(os.environ if env is None else env)
+    full.update(environment(full))
+    try:
+        done = subprocess.run(
+            [python or sys.executable, "-c", code],
+            env=full,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return f"importing Ray and the rlprof plugin took longer than {timeout_s:.0f} s"
+    except OSError as error:
+        return f"{python or sys.executable}: {error.strerror or error}"
+    if done.returncode == 0 and "rlprof plugin ok" in done.stdout:
+        return None
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"

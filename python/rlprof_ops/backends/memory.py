@@ -1,0 +1,40 @@
+"""Memory snapshots: CUDA allocation history (`.pickle`) and host memory (`.host-memory.json.gz`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlprof_ops.backends.base import OK, TRUNCATED, Backend, Check, check_not_empty
+
+SUFFIX = ".pickle"
+HOST_SUFFIX = ".host-memory.json.gz"
+
+
+def check(path: Path) -> Check:
+    """A pickle ends with its STOP opcode "."; it is never loaded here, because loading a pickle runs it."""
+    found = check_not_empty(path)
+    if found:
+        return found
+    if path.name.endswith(".gz"):
+        return _check_host(path)
+    with path.open("rb") as snapshot:
+        snapshot.seek(-1, 2)
+        if snapshot.read(1) != b".":
+            return Check(TRUNCATED, "the pickle does not end: it was cut while written")
+    return Check(OK, details={"size_bytes": path.stat().st_size})
+
+
+def _check_host(path: Path) -> Check:
+    import gzip
+    import json
+    import zlib
+
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as report:
+            json.load(report)
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        return Check(TRUNCATED, f"the host memory report is cut or damaged ({error})")
+    return Check(OK, details={"size_bytes": path.stat().st_size})
+
+
+BACKEND = Backend("memory", (SUFFIX, HOST_SUFFIX), check)

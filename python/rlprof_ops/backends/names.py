@@ -1,0 +1,158 @@
+"""Names of report files, both ways: what our runtime writes, and what other trainers leave behind."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+OPEN_END = "end"
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9.-]")
+_UNSAFE_IN_WORKER = re.compile(r"[^A-Za-z0-9._-]")
+
+# The suffixes of `python/rlprof_ops/backends/*.py`, longest first so that a name is split at the right dot.
+SUFFIXES = (
+    ".pt.trace.json.gz",
+    ".pt.trace.json",
+    ".host-memory.json.gz",
+    ".nsys-rep",
+    ".json.gz",
+    ".qdstrm",
+    ".pickle",
+    ".sqlite",
+    ".proto",
+)
+
+
+@dataclass(frozen=True)
+class ReportName:
+    """What a file name says. `stop` is exclusive, None for an open end or when the name does not tell.
+
+    `kind` is who named it: rlprof, nemo_rl, vllm, verl, rlinf, ray, torch (TensorBoard's handler) or nsys (its fallback).
+    Fields that a foreign name does not carry are None.
+    """
+
+    kind: str
+    suffix: str
+    worker: str | None = None
+    rank: int | None = None
+    start: int | None = None
+    stop: int | None = None
+    phase: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    ordinal: int | None = None
+
+
+def safe(text: str) -> str:
+    """`text` as one part of a file name: every character outside [A-Za-z0-9.-] becomes "-", no leading dot."""
+    return _hide_no_dot(_UNSAFE.sub("-", text))
+
+
+def safe_worker(text: str) -> str:
+    """Like `safe`, but a worker name keeps its underscores (they are in every trainer's worker names)."""
+    return _hide_no_dot(_UNSAFE_IN_WORKER.sub("-", text))
+
+
+def _hide_no_dot(text: str) -> str:
+    if not text:
+        raise ValueError("a part of a report name is empty")
+    # "." and ".." are folders and a leading dot hides a file from the collector's eyes.
+    return re.sub(r"^\.+", lambda dots: "-" * len(dots.group()), text)
+
+
+def steps_label(start: int, stop: int | None) -> str:
+    """`step3-4` for the half-open window 3:5; `step3-end` when it is open."""
+    return f"step{start}-{OPEN_END if stop is None else stop - 1}"
+
+
+def report_name(worker: str, rank: int | None, window: object, phase: str | None, host: str, pid: int, suffix: str) -> str:
+    """The file name of one report. `window` has `start` and half-open `stop` (None: open); `suffix` keeps its dot.
+
+    No rank counts as rank 0, as in the folders of docs/contracts.md.
+    """
+    start: int = window.start  # type: ignore[attr-defined]
+    stop: int | None = window.stop  # type: ignore[attr-defined]
+    parts = [safe_worker(worker), f"rank{rank or 0}", steps_label(start, stop)]
+    if phase:
+        parts.append(safe(phase))
+    return "_".join([*parts, safe(host), str(pid)]) + suffix
+
+
+def report_folder(backend: str, worker: str, rank: int | None) -> PurePosixPath:
+    """Where a report belongs, relative to a node folder or a run folder."""
+    return PurePosixPath("profiles", backend, safe_worker(worker), f"rank{rank or 0}")
+
+
+def process_name(worker: str, rank: int | None, host: str, pid: int) -> str:
+    """The stem of a process's own files (events, step): `<worker>_rank<R>_<host>_<pid>`."""
+    return f"{safe_worker(worker)}_rank{rank or 0}_{safe(host)}_{pid}"
+
+
+_OURS = re.compile(
+    r"(?P<worker>[A-Za-z0-9._-]+)_rank(?P<rank>\d+)_step(?P<start>\d+)-(?P<last>\d+|end)"
+    r"(?:_(?P<phase>[A-Za-z0-9.-]+))?_(?P<host>[A-Za-z0-9.-]+)_(?P<pid>\d+)"
+)
+# The orders matter: the first that matches the stem wins.
+_FOREIGN: tuple[tuple[str, re.Pattern[str]], ...] = (
+    # NeMo RL: '<worker>_<start>:<stop>_%p' (nemo_rl/distributed/worker_group_utils.py); its vLLM inner workers too.
+    ("vllm", re.compile(r"(?P<worker>vllm_tp_worker)_(?P<start>\d+):(?P<stop>\d+)_(?P<pid>\d+)(?:\.(?P<ordinal>\d+))?")),
+    ("nemo_rl", re.compile(r"(?P<worker>\w+?)_(?P<start>\d+):(?P<stop>\d+)_(?P<pid>\d+)(?:\.(?P<ordinal>\d+))?")),
+    # RLinf: rlinf_profile_<group>_<rank>_%p
+    ("rlinf", re.compile(r"rlinf_profile_(?P<worker>[A-Za-z0-9._-]+?)_(?P<rank>\d+)_(?P<pid>\d+)(?:\.(?P<ordinal>\d+))?")),
+    # Ray's default for its nsight plugin, and verl's with `repeat-shutdown` (one ordinal a range).
+    ("ray", re.compile(r"'?worker_process_(?P<pid>\d+)'?(?:\.(?P<ordinal>\d+))?")),
+    # verl: prof_rank-<rank>.json.gz and torch_memory_rank<rank>_pid<pid>.pickle
+    ("verl", re.compile(r"prof_rank-(?P<rank>\d+)")),
+    ("verl", re.compile(r"(?:post_update_step(?P<start>\d+)_rank|torch_memory_rank)(?P<rank>\d+)_pid(?P<pid>\d+)")),
+    # nsys, when the target existed or its folder was missing.
+    ("nsys", re.compile(r"nsys-report-[0-9A-Za-z]+(?:-[0-9A-Za-z-]+)?")),
+    # torch.profiler.tensorboard_trace_handler: <host>_<pid>.<timestamp>.pt.trace.json[.gz]
+    ("torch", re.compile(r"(?P<host>[A-Za-z0-9.-]+)_(?P<pid>\d+)\.(?P<ordinal>\d+)")),
+)
+
+
+def parse(filename: str) -> ReportName | None:
+    """What `filename` (a name, not a path) tells; None when it is no report's name."""
+    suffix = next((known for known in SUFFIXES if filename.endswith(known)), None)
+    if suffix is None:
+        return None
+    stem = filename[: -len(suffix)]
+    ours = _OURS.fullmatch(stem)
+    if ours:
+        last = ours["last"]
+        return ReportName(
+            "rlprof",
+            suffix,
+            worker=ours["worker"],
+            rank=int(ours["rank"]),
+            start=int(ours["start"]),
+            stop=None if last == OPEN_END else int(last) + 1,
+            phase=ours["phase"],
+            host=ours["host"],
+            pid=int(ours["pid"]),
+        )
+    for kind, pattern in _FOREIGN:
+        match = pattern.fullmatch(stem)
+        if match:
+            return _foreign(kind, suffix, match.groupdict())
+    return None
+
+
+def _foreign(kind: str, suffix: str, found: dict[str, str | None]) -> ReportName:
+    def number(key: str) -> int | None:
+        value = found.get(key)
+        return None if value is None else int(value)
+
+    return ReportName(
+        kind,
+        suffix,
+        worker=found.get("worker"),
+        rank=number("rank"),
+        start=number("start"),
+        stop=number("stop"),
+        host=found.get("host"),
+        pid=number("pid"),
+        ordinal=number("ordinal"),
+    )

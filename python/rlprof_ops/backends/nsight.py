@@ -1,0 +1,190 @@
+"""nsys: how a session is launched, started and stopped, which option belongs to which command, and a whole report."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rlprof_ops.backends.base import OK, TRUNCATED, Backend, Check, check_not_empty
+
+SUFFIX = ".nsys-rep"
+RAW_SUFFIX = ".qdstrm"
+
+# `nsys start` takes 0.2 s and `nsys stop` 0.7 s for a small window; a window of gigabytes takes minutes to write.
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 600.0
+
+# Which command of a session takes which option: the `--help` of nsys 2023.4.4 (long and short spellings).
+LAUNCH_OPTIONS = frozenset(
+    ["command-file", "cuda-flush-interval", "cuda-graph-trace", "cuda-memory-usage", "cuda-um-cpu-page-faults", "cuda-um-gpu-page-faults", "cudabacktrace", "e", "env-var", "hotkey-capture", "mpi-impl", "n", "inherit-environment", "nvtx-domain-include", "nvtx-domain-exclude", "opengl-gpu-workload", "osrt-backtrace-depth", "osrt-backtrace-stack-size", "osrt-backtrace-threshold", "osrt-threshold", "p", "nvtx-capture", "python-backtrace", "python-nvtx-annotations", "python-sampling", "python-sampling-frequency", "resolve-symbols", "run-as", "t", "trace", "trace-fork-before-exec", "vulkan-gpu-workload", "w", "show-output", "wait"]
+)
+START_OPTIONS = frozenset(
+    ["b", "backtrace", "cpu-core-events", "cpuctxsw", "event-sample", "event-sampling-interval", "export", "f", "force-overwrite", "flush-on-cudaprofilerstop", "ftrace", "ftrace-keep-user-config", "gpu-metrics-device", "gpu-metrics-devices", "gpu-metrics-frequency", "gpu-metrics-set", "gpu-video-device", "gpuctxsw", "nic-metrics", "os-events", "s", "sample", "samples-per-backtrace", "sampling-frequency", "sampling-period", "stats", "x", "stop-on-exit"]
+)
+# A session's window is opened by `start`, named by us and closed by `stop`; these would fight with that.
+OURS = frozenset(
+    ["o", "output", "c", "capture-range", "capture-range-end", "session", "session-new", "kill", "d", "duration", "y", "delay", "Y", "start-later", "duration-frames", "start-frame-index"]
+)
+_SAME = {"t": "trace", "s": "sample", "b": "backtrace", "x": "stop-on-exit", "f": "force-overwrite", "w": "show-output"}
+
+
+class NsightSpec(Protocol):
+    """The part of a `CaptureSpec` that nsys cares about."""
+
+    @property
+    def options(self) -> Mapping[str, str]: ...
+
+    @property
+    def flags(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """One nsys line dealt to the two commands of a session; `left_out` names what a session cannot have."""
+
+    launch: tuple[str, ...]
+    start: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def render_option(name: str, value: str) -> list[str]:
+    """`t`, `nvtx` -> `-t nvtx`; `backtrace`, `fp` -> `--backtrace=fp` (the rule of Ray's and RLinf's options)."""
+    return [f"-{name}", value] if len(name) == 1 else [f"--{name}={value}"]
+
+
+def render_flag(name: str) -> str:
+    """`python-backtrace` -> `--python-backtrace`; one letter takes one dash."""
+    return f"-{name}" if len(name) == 1 else f"--{name}"
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA driver, told without loading CUDA."""
+    return os.path.exists("/dev/nvidiactl") or os.path.isdir("/proc/driver/nvidia/gpus")
+
+
+def split_options(spec: NsightSpec | None) -> SplitOptions:
+    """Deal the options and flags of `spec` to `nsys launch` and `nsys start`, with defaults for what it leaves open.
+
+    An option in neither list goes to `nsys launch`, whose own message then names it.
+    """
+    options = dict(spec.options) if spec else {}
+    flags = tuple(spec.flags) if spec else ()
+    named = {_SAME.get(name, name) for name in [*options, *flags]}
+    launch: list[str] = []
+    start: list[str] = []
+    left_out: list[str] = []
+    if "trace" not in named:
+        launch += ["-t", "cuda,nvtx" if has_gpu() else "nvtx"]
+    # CPU sampling and context switches need rights that containers lack, and make nsys slow to start and stop.
+    for name in ("sample", "cpuctxsw"):
+        if name not in named:
+            start.append(f"--{name}=none")
+    if "force-overwrite" not in named:  # else nsys writes elsewhere and still exits 0
+        start.append("--force-overwrite=true")
+    rendered = [(name, render_option(name, str(value))) for name, value in options.items()]
+    rendered += [(name, [render_flag(name)]) for name in flags]
+    for name, tokens in rendered:
+        if name in OURS:
+            left_out.append(name)
+        elif name in START_OPTIONS:
+            start += tokens
+        else:
+            launch += tokens
+    return SplitOptions(tuple(launch), tuple(start), tuple(left_out))
+
+
+def launch_argv(session: str, spec: NsightSpec | None) -> list[str]:
+    """`nsys launch …` up to, not including, the program."""
+    return [find() or "nsys", "launch", f"--session-new={session}", *split_options(spec).launch]
+
+
+def start_argv(session: str, output: str | os.PathLike[str], spec: NsightSpec | None) -> list[str]:
+    """`nsys start …`: opens a window that will be written to `output`."""
+    return [find() or "nsys", "start", f"--session={session}", "-o", os.fspath(output), *split_options(spec).start]
+
+
+def stop_argv(session: str) -> list[str]:
+    """`nsys stop …`: closes the window; the report is there when it returns."""
+    return [find() or "nsys", "stop", f"--session={session}"]
+
+
+def traces_cuda(spec: NsightSpec) -> bool:
+    """Whether this capture uses CUPTI, which a process can give to one profiler only."""
+    launch = split_options(spec).launch
+    for token, following in zip(launch, [*launch[1:], ""], strict=True):
+        value = following if token == "-t" else token.partition("=")[2] if token.startswith("--trace=") else ""
+        if any(part.strip().startswith(("cuda", "cublas", "cudnn")) for part in value.split(",")):
+            return True
+    return False
+
+
+def find(env: Mapping[str, str] | None = None) -> str | None:
+    """The nsys to use: `RLPROF_NSYS` when set (even if wrong: it is named in the error), else `nsys` from PATH."""
+    env = os.environ if env is None else env
+    chosen = env.get("RLPROF_NSYS")
+    if chosen:
+        return shutil.which(chosen)
+    return shutil.which("nsys", path=env.get("PATH"))
+
+
+_INJECTED = ("NVTX_INJECTION", "CUDA_INJECTION", "QUADD_", "NSYS_")
+
+
+def client_env(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` without what `nsys launch` put into the worker, for nsys commands that the worker itself runs.
+
+    A client that kept them would load the injection libraries and be recorded as part of the training.
+    """
+    kept = {key: value for key, value in env.items() if not key.startswith(_INJECTED)}
+    preload = [lib for lib in _split_preload(kept.pop("LD_PRELOAD", "")) if "ToolsInjection" not in lib and "KeyboardInterceptor" not in lib]
+    if preload:
+        kept["LD_PRELOAD"] = ":".join(preload)
+    return kept
+
+
+def _split_preload(value: str) -> Iterable[str]:
+    return (lib for lib in value.replace(" ", ":").split(":") if lib)
+
+
+def generated_path(stdout: str) -> str | None:
+    """The report that `nsys stop` says it wrote: nsys exits 0 also when it had to write elsewhere than asked."""
+    lines = stdout.splitlines()
+    for index, line in enumerate(lines):
+        if line.strip() == "Generated:":
+            paths = [path.strip() for path in lines[index + 1 :] if path.strip()]
+            return next((path for path in paths if path.endswith(SUFFIX)), None)
+    return None
+
+
+_MAGIC = b"NVIDIA Tegra Profiler Report"
+_TRAILER = b"[END]"
+
+
+def check(path: Path) -> Check:
+    """Whether an `.nsys-rep` has its first and last bytes (nsys 2022.4 to 2023.4 end a file with "[END]").
+
+    It says nothing of the contents: that takes an export.
+    """
+    found = check_not_empty(path)
+    if found:
+        return found
+    if path.name.endswith(RAW_SUFFIX):
+        return Check(TRUNCATED, "raw capture that was not imported yet: run QdstrmImporter or `rlprof harvest`")
+    with path.open("rb") as report:
+        head = report.read(len(_MAGIC))
+        size_bytes = report.seek(0, os.SEEK_END)
+        report.seek(max(0, size_bytes - len(_TRAILER)))
+        tail = report.read()
+    details = {"size_bytes": size_bytes}
+    if head != _MAGIC:
+        return Check(TRUNCATED, "does not begin like an nsys report", details)
+    if tail != _TRAILER:
+        return Check(TRUNCATED, "does not end like an nsys report: it was cut while written", details)
+    return Check(OK, details=details)
+
+
+BACKEND = Backend("nsight", (SUFFIX, RAW_SUFFIX), check)

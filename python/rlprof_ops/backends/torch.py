@@ -1,0 +1,60 @@
+"""torch.profiler traces: their file names and whether one is whole. (Absolute imports keep `import torch` the real one.)"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from pathlib import Path
+
+from rlprof_ops.backends.base import EMPTY, OK, TRUNCATED, Backend, Check, check_not_empty
+
+SUFFIX = ".pt.trace.json.gz"
+PLAIN_SUFFIX = ".pt.trace.json"
+
+_CHUNK_BYTES = 1 << 20
+
+
+def check(path: Path) -> Check:
+    """Inflate once, in constant memory: a job that was killed leaves a gzip without its end, or half a JSON object."""
+    found = check_not_empty(path)
+    if found:
+        return found
+    size_bytes = path.stat().st_size
+    events = False
+    inflated_bytes = 0
+    tail = b""
+    try:
+        with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as trace:
+            while chunk := trace.read(_CHUNK_BYTES):
+                inflated_bytes += len(chunk)
+                if not events:
+                    events = _has_event(tail + chunk)
+                tail = (tail + chunk)[-4096:]
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        return Check(TRUNCATED, f"the gzip stream is cut or damaged ({error})", {"size_bytes": size_bytes})
+    except OSError as error:
+        return Check(TRUNCATED, f"cannot be read: {error.strerror or error}", {"size_bytes": size_bytes})
+    details = {"size_bytes": size_bytes, "inflated_bytes": inflated_bytes}
+    if not tail.rstrip().endswith((b"}", b"]")):  # an object, or the bare array of events that is legal too
+        return Check(TRUNCATED, "the JSON does not end: it was cut while written", details)
+    if not events:
+        return Check(EMPTY, "no trace event in it", details)
+    return Check(OK, details=details)
+
+
+def _has_event(text: bytes) -> bool:
+    # Every event has a phase key; the metadata before `traceEvents` has none. Both spacings are in the wild.
+    return b'"ph":' in text or b'"ph" :' in text
+
+
+def has_cuda_activity() -> bool:
+    """Whether torch is there and would record CUDA, told without loading torch when no driver is."""
+    if not os.path.exists("/dev/nvidiactl"):
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+BACKEND = Backend("torch", (SUFFIX, PLAIN_SUFFIX), check)

@@ -1,0 +1,84 @@
+"""The Ray runtime-env plugin: wraps the selected workers in `nsys launch`, keeping the interpreter they would have had.
+
+Ray loads it in its runtime-env agent (one per node) from RAY_RUNTIME_ENV_PLUGINS; it needs the standard library,
+PyYAML and Ray's own base class. Its priority puts it after uv, pip, conda and py_executable, so what it finds in
+`context.py_executable` is final (ray/_private/runtime_env/plugin.py sorts by priority, 0 to 100).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+from rlprof_ops.rayenv import KEY, PRIORITY
+from rlprof_ops.rayenv.wrap import WrapError, wrap_context
+
+try:
+    from ray._private.runtime_env.plugin import RuntimeEnvPlugin
+except ImportError:  # outside Ray, for `import` tests and documentation
+
+    class RuntimeEnvPlugin:  # type: ignore[no-redef]
+        """Stand-in for Ray's base class."""
+
+
+class RlprofPlugin(RuntimeEnvPlugin):
+    """`runtime_env={"rlprof": {"worker": "policy_worker", "rank": 0}}` says who the worker is; the request decides."""
+
+    name = KEY
+    priority = PRIORITY
+
+    def __init__(self) -> None:
+        _leave_marker()
+
+    @staticmethod
+    def validate(runtime_env_dict: dict[str, Any]) -> None:
+        """Raises `ValueError` unless the value names a worker, and its rank as a whole number or None."""
+        value = runtime_env_dict.get(KEY)
+        if value is not None:
+            identity(value)
+
+    def modify_context(self, uris: list[str], runtime_env: Any, context: Any, logger: logging.Logger) -> None:
+        """Wrap `context.py_executable` when the request asks for an nsight capture of this worker.
+
+        Raises `RuntimeError`, which fails the actor's creation with its text, only for a missing nsys with
+        `on_error: fail`. Anything unforeseen is logged and the worker starts unprofiled.
+        """
+        worker, rank = identity(runtime_env[KEY])
+        try:
+            wrap_context(context, worker, rank, os.environ)
+        except WrapError as error:
+            raise RuntimeError(str(error)) from None
+        except Exception as error:
+            logger.warning("rlprof: %s rank %s starts unprofiled: %s: %s", worker, rank, type(error).__name__, error)
+
+
+def identity(value: Any) -> tuple[str, int | None]:
+    """The worker and rank in the runtime env's `rlprof` value; raises `ValueError` that says what is expected."""
+    expected = f'the runtime env\'s "{KEY}" is {value!r}: expected {{"worker": "policy_worker", "rank": 0}}'
+    if not isinstance(value, dict):
+        raise ValueError(expected)
+    unknown = sorted(set(value) - {"worker", "rank"})
+    worker, rank = value.get("worker"), value.get("rank")
+    if unknown or not isinstance(worker, str) or not worker:
+        raise ValueError(expected + (f"; unknown keys: {', '.join(unknown)}" if unknown else ""))
+    if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool) or rank < 0):
+        raise ValueError(f"{expected}; rank must be a whole number from 0 on, or null")
+    return worker, rank
+
+
+def _leave_marker() -> None:
+    """Tell the node's supervisor that the agent loaded us; never raises, the agent must live."""
+    node_dir = os.environ.get("RLPROF_NODE_DIR")
+    if not node_dir:
+        return
+    try:
+        path = os.path.join(node_dir, "plugin_loaded")
+        partial = f"{path}.{os.getpid()}"
+        with open(partial, "w", encoding="utf-8") as marker:
+            json.dump({"pid": os.getpid(), "python": sys.executable}, marker)
+        os.replace(partial, path)
+    except OSError as error:
+        logging.getLogger(__name__).warning("rlprof: cannot write %s: %s", node_dir, error)

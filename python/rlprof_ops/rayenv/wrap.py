@@ -1,0 +1,79 @@
+"""How a worker's command line is wrapped: what to change in a runtime-env context, and the text that bash will run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from rlprof_ops.backends import names, nsight
+
+
+class WrapError(Exception):
+    """A selected worker cannot be profiled on this node and the request says to fail then."""
+
+
+def wrap_context(context: Any, worker: str, rank: int | None, env: Mapping[str, str]) -> bool:
+    """Change `context` (py_executable, env_vars) for one worker by the request in `env`; whether nsys was wrapped around it.
+
+    Raises `WrapError` when nsys is missing and a matching capture has `on_error: fail`.
+    """
+    text = env.get("RLPROF_REQUEST_JSON")
+    if not text:
+        return False
+    from rlprof_ops.request import ProfileRequest
+
+    specs = ProfileRequest.from_json(text).for_worker(worker, rank)
+    if not specs:
+        return False
+    for spec in specs:
+        context.env_vars.update(spec.env)
+    context.env_vars.update({"RLPROF_WORKER": worker, "RLPROF_RANK": "" if rank is None else str(rank)})
+    wanted = [spec for spec in specs if spec.backend == "nsight"]
+    if not wanted:
+        return False
+    nsys = nsight.find(env)
+    if nsys is None:
+        reason = _nsys_is_missing(worker, rank, env)
+        if any(spec.on_error == "fail" for spec in wanted):
+            raise WrapError(reason)
+        context.env_vars["RLPROF_NOT_WRAPPED"] = reason  # the worker's runtime writes the `failed` event
+        return False
+    context.py_executable = wrapped(context.py_executable, session_prefix(worker, rank, env), wanted[0], env, nsys)
+    return True
+
+
+def session_prefix(worker: str, rank: int | None, env: Mapping[str, str]) -> str:
+    """Session names begin with a letter and are unique on a machine that several jobs share."""
+    return f"rlprof-{names.safe(env.get('RLPROF_JOB') or 'local')}-{names.safe_worker(worker)}-r{rank or 0}-"
+
+
+def wrapped(py_executable: str, session: str, spec: Any, env: Mapping[str, str], nsys: str) -> str:
+    """`env … nsys launch … <py_executable>` for the `bash -c "exec …"` of Ray's `exec_worker`.
+
+    Every word is quoted but two: `py_executable` is shell text already (`uv run … python`), and `$$`, bash's own pid
+    and after `exec` that of nsys, makes the session's name unique where Ray reuses one context for many workers.
+    """
+    unique = f"{shlex.quote(session)}$$"
+    settings = [f"RLPROF_NSYS_SESSION={unique}"]
+    node_dir = env.get("RLPROF_NODE_DIR")
+    if node_dir:
+        tmp = os.path.join(node_dir, "tmp")
+        os.makedirs(tmp, mode=0o700, exist_ok=True)
+        settings.append(f"TMPDIR={shlex.quote(tmp)}")
+    options = [shlex.quote(token) for token in nsight.split_options(spec).launch]
+    return " ".join(
+        ["env", *settings, shlex.quote(nsys), "launch", f"--session-new={unique}", *options, py_executable]
+    )
+
+
+def _nsys_is_missing(worker: str, rank: int | None, env: Mapping[str, str]) -> str:
+    node = env.get("RLPROF_NODE") or socket.gethostname()
+    chosen = env.get("RLPROF_NSYS")
+    looked = f"RLPROF_NSYS={chosen!r} is no program" if chosen else "it is not on PATH"
+    return (
+        f"no nsys on node {node} for worker {worker!r} rank {rank}: {looked}. Install nsight-systems-cli there (or in "
+        "the container), set RLPROF_NSYS to it, or set `on_error: continue` in the request to train unprofiled"
+    )

@@ -1,0 +1,75 @@
+"""What this process tells the collector: one JSON line an event, and its last step in 8 bytes that survive a kill."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_INT64 = struct.Struct("<q")
+
+
+def log(message: str) -> None:
+    """One line on stderr, where Ray and Slurm collect it; never raises (stderr may be closed at exit)."""
+    try:
+        sys.stderr.write(f"[rlprof] {message}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+class EventLog:
+    """Appends events to one file. A disk that fails costs one log line, never an exception."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._broken = False
+
+    def write(self, event: str, **fields: Any) -> None:
+        line = json.dumps({"event": event, "t_ns": time.time_ns(), **fields}, ensure_ascii=False, default=str) + "\n"
+        try:
+            self._append(line.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            if not self._broken:
+                log(f"cannot write {self.path}: {error.strerror or error}; the manifest will not know why a capture is missing")
+            self._broken = True
+
+    def _append(self, data: bytes) -> None:
+        # One write of a whole line to an append-only descriptor: lines of threads never mix.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self.path, flags, 0o644)
+        except FileNotFoundError:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, flags, 0o644)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
+class StepFile:
+    """The last step begun, in a mapped file: storing it costs no system call, and the kernel keeps it when we die."""
+
+    def __init__(self, path: Path) -> None:
+        self._map: mmap.mmap | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                # Written, not only sized: a mapped hole on a full disk would kill us with SIGBUS.
+                os.write(descriptor, _INT64.pack(0))
+                self._map = mmap.mmap(descriptor, _INT64.size)
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError) as error:
+            log(f"cannot write {path}: {error}; a killed process will not tell its last step")
+
+    def store(self, step: int) -> None:
+        if self._map is not None:
+            _INT64.pack_into(self._map, 0, step)

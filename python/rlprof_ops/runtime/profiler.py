@@ -1,0 +1,82 @@
+"""The step gate and the ranges of one training process: `prof = profiler.from_env(worker=…, rank=…)`, `with prof.step(n)`.
+
+Nothing asked: `from_env` hands out a `NullProfiler`, whose `annotate` returns the function unchanged. A profiler that
+fails costs one log line and an event for the manifest; training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rlprof_ops.runtime.null import NullProfiler
+
+# Any of these set: somebody may have asked for something, and the request is worth parsing.
+_ASKING = (
+    "RLPROF_REQUEST_JSON",
+    "RLPROF_REQUEST",
+    "RLPROF_STEPS",
+    "NRL_NSYS_PROFILE_STEP_RANGE",
+    "NRL_NSYS_WORKER_PATTERNS",
+    "NRL_TORCH_PROFILE_STEP_RANGE",
+    "NRL_TORCH_PROFILE_WORKER_PATTERNS",
+)
+
+
+def request_from_env(env: Mapping[str, str]) -> Any | None:
+    """The request that reached this process: what the job checked, else what the variables say; None when nothing is asked.
+
+    Raises `RequestError` for a request that does not parse: `from_env` logs it, a driver may want to stop.
+    """
+    if not any(env.get(name) for name in _ASKING):
+        return None
+    from rlprof_ops.request import ProfileRequest
+
+    text = env.get("RLPROF_REQUEST_JSON")
+    request = ProfileRequest.from_json(text) if text else ProfileRequest.load(env=env)
+    return request if request else None
+
+
+def from_env(worker: str | None = None, rank: int | None = None, world_size: int | None = None) -> Any:
+    """The profiler of this process, from the job's request.
+
+    Args:
+        worker: the worker's kind, e.g. "policy_worker"; default: as the runtime env named it.
+        rank: index within that kind; default: as the runtime env named it, then `RANK`.
+        world_size: workers of that kind, for the manifest.
+
+    Never raises: a request that cannot be read is logged and nothing is profiled.
+    """
+    try:
+        request = request_from_env(os.environ)
+        if request is None:
+            return NullProfiler()
+        return from_request(request, worker, rank, world_size)
+    except Exception as error:
+        from rlprof_ops.runtime.events import log
+
+        log(f"nothing is profiled in this process: {type(error).__name__}: {error}")
+        return NullProfiler()
+
+
+def from_request(request: Any, worker: str | None = None, rank: int | None = None, world_size: int | None = None) -> Any:
+    """Like `from_env`, for a `ProfileRequest` at hand."""
+    from rlprof_ops.runtime.place import find_place
+
+    if not request:
+        return NullProfiler()
+    place = find_place(worker, rank, world_size, os.environ)
+    from rlprof_ops.runtime.active import Profiler
+
+    return Profiler(place, request.for_worker(place.worker, place.rank))
+
+
+def runtime_env(worker: str, rank: int | None = None) -> dict[str, Any]:
+    """What to merge into an actor's `runtime_env` so that our plugin wraps it; {} when nothing is asked in this process.
+
+    Example: `Actor.options(runtime_env={**mine, **profiler.runtime_env("policy_worker", rank)})`
+    """
+    if not any(os.environ.get(name) for name in _ASKING):
+        return {}
+    return {"rlprof": {"worker": worker, "rank": rank}}

@@ -1,0 +1,86 @@
+"""How a range reaches a profiler: NVTX for nsys, `record_function` for torch. Nothing is imported before it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+DOMAIN = "rlprof"
+
+# Colours by phase, so that a timeline reads the same for every trainer; names as in docs/contracts.md.
+_COLORS = {
+    "generation": 0xFF4C9F38,
+    "reward": 0xFFE6C229,
+    "ref_logprob": 0xFF808000,
+    "logprob": 0xFF1A73E8,
+    "advantage": 0xFF8D6E63,
+    "train": 0xFFD93025,
+    "weight_sync": 0xFF8E44AD,
+}
+_GRAY = 0xFF9E9E9E
+
+
+class NvtxRanges:
+    """Ranges by start and end ids, not push and pop: a range that spans an `await` ends itself and no other."""
+
+    kind = "nvtx"
+
+    def __init__(self) -> None:
+        import nvtx
+
+        self._nvtx = nvtx
+
+    def start(self, name: str) -> Any:
+        return self._nvtx.start_range(name, color=_COLORS.get(name, _GRAY), domain=DOMAIN)
+
+    def end(self, token: Any) -> None:
+        self._nvtx.end_range(token)
+
+
+class TorchNvtxRanges:
+    """NVTX by torch, where the `nvtx` package is missing: no domain, so the name carries it."""
+
+    kind = "torch.cuda.nvtx"
+
+    def __init__(self) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ImportError("torch.cuda.nvtx needs CUDA")
+        self._nvtx = torch.cuda.nvtx
+
+    def start(self, name: str) -> Any:
+        return self._nvtx.range_start(name)
+
+    def end(self, token: Any) -> None:
+        self._nvtx.range_end(token)
+
+
+class RecordFunctionRanges:
+    """torch's own ranges; only useful while torch.profiler runs."""
+
+    kind = "record_function"
+
+    def __init__(self) -> None:
+        import torch
+
+        self._record_function = torch.profiler.record_function
+
+    def start(self, name: str) -> Any:
+        range_: Any = self._record_function(name)
+        range_.__enter__()
+        return range_
+
+    def end(self, token: Any) -> None:
+        token.__exit__(None, None, None)
+
+
+def nvtx_ranges() -> Any | None:
+    """The best way to NVTX here, None when there is none."""
+    makers: tuple[Callable[[], Any], ...] = (NvtxRanges, TorchNvtxRanges)
+    for maker in makers:
+        try:
+            return maker()
+        except (ImportError, OSError, AttributeError):
+            continue
+    return None

@@ -1,0 +1,59 @@
+"""SIGTERM: what must be done before the process dies, then whatever would have happened without us."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Hook:
+    """One installed action; `remove` takes it back unless somebody has put another handler on top.
+
+    `action` returns False to hold the signal back; it then calls `deliver` when it is ready.
+    """
+
+    def __init__(self, action: Callable[[], bool]) -> None:
+        self._action: Callable[[], bool] | None = action
+        self._previous: Any = None
+        self._installed: Any = None
+
+    def install(self) -> Hook:
+        # Only the main thread may set handlers; elsewhere (async actors) atexit has to do.
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._previous = signal.getsignal(signal.SIGTERM)
+        # None: set by C code, cannot be chained. Ignored: the process does not die of it.
+        if self._previous is None or self._previous == signal.SIG_IGN:
+            return self
+        self._installed = self._handle
+        signal.signal(signal.SIGTERM, self._installed)
+        return self
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self._action is None or self._action():
+            self.deliver(number, frame)
+
+    def deliver(self, number: int = signal.SIGTERM, frame: Any = None) -> None:
+        """What would have happened without us."""
+        if callable(self._previous):
+            self._previous(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def remove(self) -> None:
+        """Take the handler back where that is possible; else it passes signals on."""
+        self._action = None
+        if self._installed is None or threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) == self._installed:
+            signal.signal(signal.SIGTERM, self._previous)
+            self._installed = None
+
+
+def on_terminate(action: Callable[[], bool]) -> Hook:
+    """Run `action` on SIGTERM, then the handler that was there."""
+    return Hook(action).install()

@@ -1,0 +1,159 @@
+"""The things that take one capture: each opens a window, closes it, and hands over one finished file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlprof_ops.backends import nsight
+from rlprof_ops.backends import torch as torch_backend
+
+
+class CaptureError(Exception):
+    """A capture could not be taken; the text is the reason that the manifest will show."""
+
+
+class Taker(Protocol):
+    """One backend in this process. `open` and `close` raise `CaptureError`."""
+
+    suffix: str
+
+    def open(self, target: Path) -> None:
+        """Begin to record; `target` is where `close` leaves the finished file, in the TMPDIR of the job."""
+
+    def close(self) -> Path:
+        """End the recording and return the finished file."""
+
+
+class NsightTaker:
+    """A window of the nsys session that this process was launched in (`nsys launch`), by `nsys start` and `nsys stop`."""
+
+    suffix = nsight.SUFFIX
+
+    def __init__(self, session: str, spec: Any) -> None:
+        self._session = session
+        self._spec = spec
+        self._target: Path | None = None
+
+    def open(self, target: Path) -> None:
+        _nsys(nsight.start_argv(self._session, target, self._spec), nsight.START_TIMEOUT_S)
+        self._target = target
+
+    def close(self) -> Path:
+        target, self._target = self._target, None
+        if target is None:
+            raise CaptureError("the nsys window was not open")
+        stdout = _nsys(nsight.stop_argv(self._session), nsight.STOP_TIMEOUT_S)
+        if target.is_file():
+            return target
+        elsewhere = nsight.generated_path(stdout)
+        if elsewhere and os.path.isfile(elsewhere):
+            return Path(elsewhere)
+        raise CaptureError(f"`nsys stop` ended but wrote no report: {_last_line(stdout) or 'it said nothing'}")
+
+
+def _nsys(argv: list[str], timeout_s: float) -> str:
+    """Run one nsys command of the session; its standard output. The environment is ours without nsys's own injection."""
+    what = f"`nsys {argv[1]}`"
+    try:
+        # Its own session: the signal that ends the training must not end the command that saves the report.
+        done = subprocess.run(
+            argv,
+            env=nsight.client_env(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise CaptureError(f"{what}: no nsys at {argv[0]!r} (set RLPROF_NSYS or PATH)") from None
+    except subprocess.TimeoutExpired:
+        raise CaptureError(f"{what} did not return within {timeout_s:.0f} s") from None
+    except OSError as error:
+        raise CaptureError(f"{what}: {error.strerror or error}") from None
+    if done.returncode != 0:
+        said = _last_line(done.stderr) or _last_line(done.stdout) or "it said nothing"
+        raise CaptureError(f"{what} failed with exit code {done.returncode}: {said}")
+    return done.stdout
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-3:])[:500]
+
+
+class TorchTaker:
+    """One torch.profiler run over the window, exported as one gzip Chrome trace."""
+
+    suffix = torch_backend.SUFFIX
+
+    def __init__(self, spec: Any) -> None:
+        self._spec = spec
+        self._profile: Any = None
+        self._target: Path | None = None
+
+    def open(self, target: Path) -> None:
+        try:
+            import torch
+        except ImportError as error:
+            raise CaptureError(f"torch cannot be imported: {error}") from None
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        try:
+            self._profile = torch.profiler.profile(activities=activities, **torch_options(self._spec))
+            self._profile.start()
+        except Exception as error:
+            self._profile = None
+            raise CaptureError(f"torch.profiler did not start: {error}") from error
+        self._target = target
+
+    def close(self) -> Path:
+        profile, self._profile = self._profile, None
+        if profile is None or self._target is None:
+            raise CaptureError("the torch profiler was not running")
+        try:
+            profile.stop()
+            profile.export_chrome_trace(str(self._target))
+        except Exception as error:
+            raise CaptureError(f"torch.profiler could not export: {error}") from error
+        return self._target
+
+
+_TORCH_SWITCHES = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
+
+
+def torch_options(spec: Any) -> dict[str, Any]:
+    """The switches of `torch.profiler.profile` that `spec` sets, as option (`with_stack: true`) or flag (`with_stack`)."""
+    words = {name.replace("-", "_"): str(value).lower() for name, value in dict(spec.options).items()}
+    words.update({flag.replace("-", "_"): "true" for flag in spec.flags})
+    return {name: words[name] in ("true", "1", "yes", "on") for name in _TORCH_SWITCHES if name in words}
+
+
+def move_into_place(finished: Path, final: Path) -> int:
+    """Rename a finished report to where it belongs, never visible half-written; its size in bytes.
+
+    Between file systems it is copied under a dotted name first and renamed after.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.replace(finished, final)
+    except OSError as error:
+        import errno
+        import shutil
+
+        if error.errno != errno.EXDEV:
+            raise
+        partial = final.with_name(f".{final.name}.{os.getpid()}.{time.monotonic_ns()}")
+        try:
+            shutil.copyfile(finished, partial)
+            os.replace(partial, final)
+        finally:
+            partial.unlink(missing_ok=True)
+        finished.unlink(missing_ok=True)
+    return final.stat().st_size

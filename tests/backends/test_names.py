@@ -1,0 +1,67 @@
+"""File names of reports, there and back, also for names that other trainers write."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from rlprof_ops.backends import names
+
+
+def window(start, stop):
+    return SimpleNamespace(start=start, stop=stop)
+
+
+@pytest.mark.parametrize(
+    ("worker", "phase", "host", "stop"),
+    [("policy_worker", None, "gpu-012.cluster", 5), ("vllm_rank2_step1-2", "ref_logprob", "n1", 5), ("a", "train", "h", None)],
+)
+def test_a_report_name_reads_back(worker, phase, host, stop):
+    name = names.report_name(worker, 3, window(3, stop), phase, host, 4711, ".pt.trace.json.gz")
+
+    found = names.parse(name)
+
+    assert found == names.ReportName(
+        "rlprof", ".pt.trace.json.gz", worker, 3, 3, stop, phase and names.safe(phase), host, 4711
+    )
+
+
+def test_a_report_name_is_the_documented_one():
+    assert (
+        names.report_name("dtensor_policy_worker", None, window(3, 5), None, "gpu012", 48213, ".nsys-rep")
+        == "dtensor_policy_worker_rank0_step3-4_gpu012_48213.nsys-rep"
+    )
+
+
+@pytest.mark.parametrize("hostile", ["../../etc", "a b;rm -rf $HOME", "x\ny", ".hidden", "..", "wörker:0"])
+def test_no_name_leaves_its_folder_or_needs_quoting(hostile):
+    name = names.report_name(hostile, 0, window(1, 2), hostile, hostile, 1, ".nsys-rep")
+    folder = names.report_folder("nsight", hostile, 0)
+
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+    assert not name.startswith(".")
+    assert ".." not in folder.parts and len(folder.parts) == 4
+
+
+@pytest.mark.parametrize(
+    ("filename", "kind", "fields"),
+    [
+        ("dtensor_policy_worker_3:5_812.nsys-rep", "nemo_rl", {"worker": "dtensor_policy_worker", "start": 3, "stop": 5, "pid": 812}),
+        ("vllm_tp_worker_3:5_812.2.nsys-rep", "vllm", {"worker": "vllm_tp_worker", "pid": 812, "ordinal": 2}),
+        ("worker_process_48213.3.nsys-rep", "ray", {"pid": 48213, "ordinal": 3}),
+        ("rlinf_profile_ActorGroup_0_99.nsys-rep", "rlinf", {"worker": "ActorGroup", "rank": 0, "pid": 99}),
+        ("prof_rank-7.json.gz", "verl", {"rank": 7}),
+        ("torch_memory_rank1_pid5.pickle", "verl", {"rank": 1, "pid": 5}),
+        ("nsys-report-3fc7.qdstrm", "nsys", {}),
+        ("gpu1_77.1690000000000.pt.trace.json", "torch", {"host": "gpu1", "pid": 77}),
+    ],
+)
+def test_other_tools_names_are_recognised(filename, kind, fields):
+    found = names.parse(filename)
+
+    assert found is not None and found.kind == kind
+    assert {key: getattr(found, key) for key in fields} == fields
+
+
+@pytest.mark.parametrize("filename", ["train.log", "x.nsys-rep", "model.safetensors", ""])
+def test_what_is_no_report_is_not_recognised(filename):
+    assert names.parse(filename) is None

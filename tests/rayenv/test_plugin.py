@@ -1,0 +1,176 @@
+"""The runtime-env plugin without Ray: what it changes in a context, and the shell text that results."""
+
+import json
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from rlprof_ops import rayenv
+from rlprof_ops.errors import RlprofError
+from rlprof_ops.rayenv import wrap
+from rlprof_ops.rayenv.plugin import RlprofPlugin
+from rlprof_ops.request import ProfileRequest
+
+LOG = logging.getLogger("test")
+
+
+@pytest.fixture
+def node(monkeypatch, tmp_path):
+    """A node of a job with a request and an nsys that prints its arguments; `node(**capture)` sets it up."""
+    fake = tmp_path / "bin dir" / "nsys"
+    fake.parent.mkdir()
+    # Stands in for nsys: shows what it was given, then runs the program as nsys would.
+    fake.write_text('#!/bin/bash\nprintf "%s\\n" "$RLPROF_NSYS_SESSION" "$TMPDIR" "$@"\n')
+    fake.chmod(0o755)
+
+    def set_up(**capture):
+        request = ProfileRequest.from_dict({"captures": [{"workers": ["*policy*"], "steps": "3:5", **capture}]})
+        monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())
+        monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path / "node dir's"))
+        monkeypatch.setenv("RLPROF_JOB", "4711.r1")
+        monkeypatch.setenv("RLPROF_NSYS", str(fake))
+        return tmp_path
+
+    return set_up
+
+
+def context(py_executable=sys.executable):
+    return SimpleNamespace(py_executable=py_executable, env_vars={"MINE": "1"})
+
+
+def modify(value, py_executable=sys.executable):
+    made = context(py_executable)
+    runtime_env = {"rlprof": value}
+    RlprofPlugin.validate(runtime_env)
+    RlprofPlugin().modify_context([], runtime_env, made, LOG)
+    return made
+
+
+def test_a_selected_worker_is_wrapped_and_its_interpreter_text_is_kept(node):
+    tmp_path = node(options={"t": "nvtx"}, env={"NCCL_DEBUG": "INFO"})
+
+    made = modify({"worker": "dtensor_policy_worker", "rank": 3}, "uv run --project '/a b' python")
+
+    assert made.py_executable.endswith(" launch --session-new=rlprof-4711.r1-dtensor_policy_worker-r3-$$ -t nvtx uv run --project '/a b' python")
+    assert made.env_vars == {"MINE": "1", "NCCL_DEBUG": "INFO", "RLPROF_WORKER": "dtensor_policy_worker", "RLPROF_RANK": "3"}
+    assert (tmp_path / "node dir's" / "tmp").is_dir()
+
+
+def test_bash_hands_nsys_exactly_what_was_meant(node):
+    """As Ray's `exec_worker` runs it: hostile option values and worker names arrive as single words."""
+    tmp_path = node()
+    hostile = SimpleNamespace(options={"t": "nvtx", "nvtx-capture": "a|b;$(touch pwned) 'c'"}, flags=("python-backtrace",))
+    prefix = wrap.session_prefix("x; policy $HOME", None, os.environ)
+
+    text = wrap.wrapped(shlex.quote(sys.executable), prefix, hostile, os.environ, os.environ["RLPROF_NSYS"])
+    done = subprocess.run(["bash", "-c", f"exec {text} -c pass"], capture_output=True, text=True, cwd=tmp_path, timeout=30)
+
+    session, tmp, *argv = done.stdout.splitlines()
+    assert session.rpartition("-")[0] == "rlprof-4711.r1-x--policy--HOME-r0"
+    assert session.rpartition("-")[2].isdigit()
+    assert tmp == str(tmp_path / "node dir's" / "tmp")
+    assert argv == ["launch", f"--session-new={session}", "-t", "nvtx", "--nvtx-capture=a|b;$(touch pwned) 'c'", "--python-backtrace", sys.executable, "-c", "pass"]
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("value", [{"worker": "reward", "rank": 0}, {"worker": "policy_worker", "rank": 2}])
+def test_who_is_not_selected_is_left_as_is(node, value):
+    node(ranks=[0, 1])
+
+    assert vars(modify(value)) == vars(context())
+
+
+def test_a_torch_capture_needs_no_wrapping(node):
+    node(backend="torch")
+
+    made = modify({"worker": "policy_worker", "rank": 0})
+
+    assert made.py_executable == sys.executable
+    assert made.env_vars["RLPROF_WORKER"] == "policy_worker"
+
+
+def test_without_a_request_nothing_happens(monkeypatch):
+    monkeypatch.delenv("RLPROF_REQUEST_JSON", raising=False)
+
+    assert vars(modify({"worker": "policy_worker", "rank": 0})) == vars(context())
+
+
+def test_a_missing_nsys_fails_the_worker_when_asked_to(node, monkeypatch):
+    node(on_error="fail")
+    monkeypatch.setenv("RLPROF_NSYS", "/nowhere/nsys")
+    monkeypatch.setenv("RLPROF_NODE", "gpu012")
+
+    with pytest.raises(RuntimeError) as caught:
+        modify({"worker": "policy_worker", "rank": 0})
+
+    assert str(caught.value) == (
+        "no nsys on node gpu012 for worker 'policy_worker' rank 0: RLPROF_NSYS='/nowhere/nsys' is no program. Install "
+        "nsight-systems-cli there (or in the container), set RLPROF_NSYS to it, or set `on_error: continue` in the "
+        "request to train unprofiled"
+    )
+
+
+def test_a_missing_nsys_is_told_to_the_worker_otherwise(node, monkeypatch):
+    node(on_error="continue")
+    monkeypatch.setenv("RLPROF_NSYS", "/nowhere/nsys")
+
+    made = modify({"worker": "policy_worker", "rank": 0})
+
+    assert made.py_executable == sys.executable
+    assert "no nsys on node" in made.env_vars["RLPROF_NOT_WRAPPED"]
+
+
+def test_the_agent_survives_a_request_it_cannot_read(monkeypatch, caplog):
+    monkeypatch.setenv("RLPROF_REQUEST_JSON", "not json")
+
+    assert vars(modify({"worker": "policy_worker", "rank": 0})) == vars(context())
+    assert "starts unprofiled" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["policy_worker", {"rank": 0}, {"worker": ""}, {"worker": "a", "rank": -1}, {"worker": "a", "rank": "0"}, {"worker": "a", "steps": "3:5"}])
+def test_a_wrong_runtime_env_is_refused_before_the_worker_starts(value):
+    with pytest.raises(ValueError, match=r"expected \{\"worker\": \"policy_worker\", \"rank\": 0\}"):
+        RlprofPlugin.validate({"rlprof": value})
+
+
+def test_loading_leaves_a_marker(node, tmp_path):
+    node()
+    node_dir = tmp_path / "node dir's"
+    node_dir.mkdir()
+
+    RlprofPlugin()
+
+    assert json.loads((node_dir / "plugin_loaded").read_text()) == {"pid": os.getpid(), "python": sys.executable}
+
+
+def test_registration_keeps_other_plugins_and_is_idempotent():
+    env = {"RAY_RUNTIME_ENV_PLUGINS": '[{"class": "site.Other"}]'}
+
+    once = rayenv.environment(env)
+
+    assert json.loads(once["RAY_RUNTIME_ENV_PLUGINS"]) == [
+        {"class": "site.Other"},
+        {"class": "rlprof_ops.rayenv.plugin.RlprofPlugin", "priority": 90},
+    ]
+    assert rayenv.environment(once) == once
+
+
+def test_a_broken_registration_is_named():
+    with pytest.raises(RlprofError, match="RAY_RUNTIME_ENV_PLUGINS is 'x': a JSON list"):
+        rayenv.environment({"RAY_RUNTIME_ENV_PLUGINS": "x"})
+
+
+@pytest.mark.ray
+def test_the_import_test_tells_a_good_python_from_a_bad_one(tmp_path):
+    pytest.importorskip("ray")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    assert rayenv.check_import(env) is None
+    assert "No such file" in rayenv.check_import(env, python=str(tmp_path / "python"))
+    broken = {**env, "RAY_RUNTIME_ENV_PLUGINS": '[{"class": "nowhere.Plugin"}]'}
+    assert "nowhere" in rayenv.check_import(broken)

@@ -1,0 +1,122 @@
+"""Real nsys: windows of a wrapped process end as reports that hold exactly the ranges of their steps."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rlprof_ops.request import ProfileRequest
+
+pytestmark = [pytest.mark.nsys, pytest.mark.skipif(shutil.which("nsys") is None, reason="needs nsys on PATH")]
+
+TRAINING = """
+import sys, time
+from rlprof_ops.runtime import profiler
+prof = profiler.from_env(worker="policy_worker", rank=0)
+for step in range(1, 8):
+    with prof.step(step):
+        with prof.range("generation"): time.sleep(0.01)
+        with prof.range("train"):
+            print(step, flush=True)
+            if step == int(sys.argv[2]):
+                if sys.argv[1] == "raise": raise RuntimeError("training failed")
+                if sys.argv[1] == "wait": time.sleep(60)
+"""
+
+
+@pytest.fixture
+def wrapped(tmp_path):
+    """Start the training above under `nsys launch`, as the plugin would; yields `start(*argv)` -> Popen."""
+    node_dir = tmp_path / "node"
+    (node_dir / "tmp").mkdir(parents=True)
+    started = []
+
+    def start(*argv, steps="3:5,7"):
+        session = f"rlprof-test-{os.getpid()}-{len(started)}"
+        request = ProfileRequest.from_dict({"captures": [{"backend": "nsight", "workers": ["*"], "steps": steps}]})
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "TMPDIR": str(node_dir / "tmp"),
+            "RLPROF_NODE_DIR": str(node_dir),
+            "RLPROF_NODE": "n1",
+            "RLPROF_NSYS_SESSION": session,
+            "RLPROF_REQUEST_JSON": request.to_json(),
+        }
+        command = ["nsys", "launch", f"--session-new={session}", "-t", "nvtx", sys.executable, "-c", TRAINING, *argv]
+        started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return started[-1], node_dir
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(timeout=10)
+
+
+def ranges(report, folder):
+    """The NVTX ranges of an nsys report, sorted: names as often as they occur."""
+    output = folder / f"{report.stem}.sqlite"
+    subprocess.run(
+        ["nsys", "export", "--type", "sqlite", "-o", str(output), str(report)], check=True, capture_output=True, timeout=60
+    )
+    with sqlite3.connect(output) as database:
+        query = "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId where e.eventType in (59, 60) and e.end is not null"
+        return sorted(name for (name,) in database.execute(query))
+
+
+def events(node_dir, kind):
+    (path,) = node_dir.glob("events/*.jsonl")
+    return [event for event in map(json.loads, path.read_text().splitlines()) if event["event"] == kind]
+
+
+def test_windows_hold_the_ranges_of_their_steps(wrapped, tmp_path):
+    process, node_dir = wrapped("run", "0")
+    _, stderr = process.communicate(timeout=60)
+
+    assert process.returncode == 0, stderr
+    reports = sorted((node_dir / "profiles/nsight/policy_worker/rank0").iterdir())
+    assert [report.name.split("_n1_")[0] for report in reports] == ["policy_worker_rank0_step3-4", "policy_worker_rank0_step7-7"]
+    assert ranges(reports[0], tmp_path) == ["generation"] * 2 + ["step 3", "step 4"] + ["train"] * 2
+    assert ranges(reports[1], tmp_path) == ["generation", "step 7", "train"]
+    assert [event["partial"] for event in events(node_dir, "closed")] == [False, False]
+
+
+@pytest.mark.parametrize("how", ["raise", "SIGTERM"])
+def test_a_window_is_saved_when_training_ends_in_it(wrapped, tmp_path, how):
+    process, node_dir = wrapped("raise" if how == "raise" else "wait", "4")
+    if how == "SIGTERM":
+        for line in process.stdout:
+            if line.strip() == "4":
+                break
+        (events_file,) = node_dir.glob("events/*.jsonl")
+        os.kill(int(events_file.stem.rsplit("_", 1)[1]), signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+
+    assert process.returncode != 0
+    (closed,) = events(node_dir, "closed")
+    assert closed["partial"] is True and closed["seen"] == [3, 4], stderr
+    assert ranges(node_dir / closed["path"], tmp_path) == ["generation"] * 2 + ["step 3", "step 4"] + ["train"] * 2
+
+
+def test_a_killed_process_leaves_its_report_in_the_jobs_tmpdir(wrapped, tmp_path):
+    process, node_dir = wrapped("wait", "4")
+    for line in process.stdout:
+        if line.strip() == "4":
+            break
+    (events_file,) = node_dir.glob("events/*.jsonl")
+    pid = int(events_file.stem.rsplit("_", 1)[1])
+    os.kill(pid, signal.SIGKILL)
+    process.wait(timeout=60)
+
+    name = f"policy_worker_rank0_step3-4_n1_{pid}.nsys-rep"
+    deadline = time.monotonic() + 20
+    while not (node_dir / "tmp" / name).exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    # What nsys had not fetched from the process yet is gone, so only that it opens is certain.
+    assert "step 4" not in ranges(node_dir / "tmp" / name, tmp_path)
