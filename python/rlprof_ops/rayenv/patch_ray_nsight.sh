@@ -1,0 +1,1 @@
+../../../scripts/patch_ray_nsight.sh
