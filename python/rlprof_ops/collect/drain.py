@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.backends import nsight
+from rlprof_ops.backends import names, nsight
 from rlprof_ops.collect import events, procs
 from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.sending import reason_of
@@ -44,7 +44,7 @@ class Phase:
 
 def session_prefix(job: str) -> str:
     """How the names of this job's nsys sessions begin."""
-    return f"rlprof-{job}-"
+    return f"rlprof-{names.safe(job)}-"
 
 
 def close_windows(node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 30.0, gate_first_s: float = 2.0,
@@ -138,7 +138,7 @@ def _sizes(folder: Path) -> dict[str, int]:
     try:
         with Beneath(folder) as tree:
             for relative, found in tree.files():
-                if relative.endswith((nsight.RAW_SUFFIX, nsight.SUFFIX)) or "nsys-report" in relative:
+                if relative.endswith(names.SUFFIXES) or "nsys-report" in relative:
                     sizes[relative] = found.st_size
     except OSError:
         pass

@@ -41,7 +41,7 @@ def recover_tree(root: Path, folder: str, *, until: float, unclosed: _Unclosed) 
     try:
         with Beneath(root) as tree:
             left = list(unclosed)
-            for path in sorted(path for path, _ in tree.files(folder) if path.endswith((nsight.RAW_SUFFIX, nsight.SUFFIX))):
+            for path in sorted(path for path, found in tree.files(folder) if found.st_size and path.endswith((nsight.RAW_SUFFIX, nsight.SUFFIX))):
                 budget = until - time.monotonic()
                 if budget <= 0:
                     failed.append((path, "the deadline came before its turn"))
@@ -62,15 +62,7 @@ def _recover(tree: Beneath, root: Path, path: str, budget_s: float, unclosed: _U
     report = path
     if path.endswith(nsight.RAW_SUFFIX):
         report = _import(tree, root, path, budget_s)
-    contents: Contents | None = None
-    try:
-        contents = look(root / report, timeout_s=max(5.0, budget_s))
-    except ExportFailed:
-        pass  # kept under its own name: the harvest says what is wrong with it
-    window = choose(contents, unclosed)
-    if window is not None:
-        unclosed.remove(window)
-    target = _place(path, window)
+    target = _named_place(path) or _place(path, _window_of(root / report, budget_s, unclosed))
     number = 0
     while True:
         free = target if number == 0 else target.replace(nsight.SUFFIX, f".{number}{nsight.SUFFIX}")
@@ -82,6 +74,27 @@ def _recover(tree: Beneath, root: Path, path: str, budget_s: float, unclosed: _U
     if report != path:
         tree.rename(path, path + _IMPORTED)
     return free
+
+
+def _window_of(report: Path, budget_s: float, unclosed: _Unclosed) -> tuple[ProcessLog, WindowEvent] | None:
+    try:
+        contents = look(report, timeout_s=max(5.0, budget_s))
+    except ExportFailed:
+        return None  # kept under its own name: the harvest says what is wrong with it
+    window = choose(contents, unclosed)
+    if window is not None:
+        unclosed.remove(window)
+    return window
+
+
+def _named_place(path: str) -> str | None:
+    """Where a report goes that has its true name already: its window was closed by us, not by its step gate."""
+    name = path.rsplit("/", 1)[-1]
+    parsed = names.parse(name)
+    if parsed is None or parsed.kind != "rlprof" or parsed.worker is None:
+        return None
+    report = name.removesuffix(nsight.RAW_SUFFIX).removesuffix(nsight.SUFFIX) + nsight.SUFFIX
+    return str(names.report_folder("nsight", parsed.worker, parsed.rank) / report)
 
 
 def choose(contents: Contents | None, unclosed: _Unclosed) -> tuple[ProcessLog, WindowEvent] | None:
