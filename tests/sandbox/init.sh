@@ -6,19 +6,16 @@ set -euo pipefail
 readonly role="$1" name="$2" dir="$3" shm_size="$4"
 shift 4
 
-# A mount that lived on in our namespace would outlive its own sandbox.
 init::hide_other_sandboxes() {
     local mount_point
-    local -a mount_points
 
-    # The list first: it shifts under who reads it while unmounting.
-    mapfile -t mount_points < <(awk '{ print $5 }' /proc/self/mountinfo)
-    for mount_point in "${mount_points[@]}"; do
+    # A mount that lives on in our namespace would outlive its own sandbox.
+    while read -r _ _ _ _ mount_point _; do
         case "${mount_point}" in
             "${dir}"/*) ;;
             "${dir%/*}"/*) umount -l "${mount_point}" ;;
         esac
-    done
+    done < /proc/self/mountinfo
 }
 
 init::private_tmp() {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import threading
@@ -31,25 +30,22 @@ class Journal:
     Paths that are not UTF-8 survive (surrogate escapes). A torn last line, left by a kill, is dropped.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.sent: dict[str, Sent] = {}
         self._lock = threading.Lock()
-        self._stream: io.FileIO | None = None
-        lines, torn = self._load()
-        if read_only:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if torn or lines > 2 * len(self.sent) + 64:
+        lines = self._load()
+        if lines > 2 * len(self.sent) + 64:
             self._compact()
-        self._stream = io.FileIO(self.path, "ab")  # open as long as the process lives
+        self._stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the process
 
-    def _load(self) -> tuple[int, bool]:
+    def _load(self) -> int:
         lines = 0
         try:
             raw = self.path.read_bytes()
         except FileNotFoundError:
-            return 0, False
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return 0
         for line in raw.split(b"\n"):
             try:
                 path, target, size, mtime, inode, digest, removed = json.loads(line)
@@ -57,7 +53,9 @@ class Journal:
                 continue
             self.sent[path] = Sent(target, size, mtime, inode, digest, removed)
             lines += 1
-        return lines, bool(raw) and not raw.endswith(b"\n")
+        if raw and not raw.endswith(b"\n"):
+            self._compact()
+        return lines
 
     def _compact(self) -> None:
         temporary = self.path.with_suffix(".tmp")
@@ -72,8 +70,7 @@ class Journal:
         with self._lock:
             self.sent[path] = sent
             try:
-                if self._stream is not None:
-                    self._stream.write(_line(path, sent))
+                self._stream.write(_line(path, sent))
             except OSError:
                 pass  # the node's disk is full: the record lives on in memory, a restart compares with the run folder
 
@@ -83,8 +80,7 @@ class Journal:
             self.sent = {path: sent for path, sent in self.sent.items() if sent.removed}
 
     def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
+        self._stream.close()
 
 
 def _line(path: str, sent: Sent) -> bytes:

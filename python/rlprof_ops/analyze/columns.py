@@ -1,0 +1,196 @@
+"""The columns that every reader fills and every metric reads: one `Trace` a report file, times in int64 nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+
+KERNEL, MEMCPY, MEMSET = 0, 1, 2
+NO_VALUE = -1
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Intervals on host threads: `name` codes into `Trace.names`, `track` codes into `Trace.tracks`."""
+
+    start: Ints  # (n,) nanoseconds
+    duration: Ints  # (n,) nanoseconds, never negative
+    name: Codes
+    track: Codes
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def end(self) -> Ints:
+        return self.start + self.duration
+
+
+@dataclass(frozen=True)
+class Launches(Spans):
+    """Calls of the CUDA or HIP runtime and driver; `correlation` is -1 where the call names none."""
+
+    correlation: Ints
+
+
+@dataclass(frozen=True)
+class GpuSpans(Spans):
+    """Work on a GPU. `track` is unused (-1) here: `device` and `stream` say where it ran."""
+
+    kind: npt.NDArray[np.uint8]  # KERNEL, MEMCPY, MEMSET
+    device: Codes
+    stream: Codes
+    correlation: Ints
+    size_bytes: Ints  # -1 where unknown
+    collective: Codes  # index into Trace.collectives, -1 where none
+
+
+@dataclass(frozen=True)
+class MemorySamples:
+    """What the allocator reported: torch's `[memory]` instants or nsys's memory-usage events."""
+
+    time: Ints
+    device: Codes
+    allocated_bytes: Ints
+    reserved_bytes: Ints
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What a communication kernel says of itself; sizes in bytes of the whole message, -1 where unknown."""
+
+    op: str
+    group: str
+    group_size: int
+    dtype: str
+    in_bytes: int
+    out_bytes: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where and when a trace was taken, as far as the file itself says."""
+
+    kind: str  # "torch" or "nsys"
+    host: str = ""
+    pid: int = NO_VALUE
+    rank: int = NO_VALUE
+    world_size: int = NO_VALUE
+    on_utc: bool = False  # start times are UTC nanoseconds; otherwise they only compare within the file
+    window_start: int = 0
+    window_end: int = 0
+    devices: tuple[str, ...] = ()
+    details: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One report as columns.
+
+    `ranges` are the named ranges of the application (NVTX, `record_function`), `ops` the framework's operators.
+    `truncated` is why only a part could be read ("" when all was), `damaged` how many events were left out.
+    """
+
+    origin: Origin
+    names: tuple[str, ...]
+    tracks: tuple[tuple[str, str], ...]  # (pid, tid)
+    ranges: Spans
+    ops: Spans
+    launches: Launches
+    gpu: GpuSpans
+    memory: MemorySamples
+    collectives: tuple[Collective, ...] = ()
+    events: int = 0
+    damaged: int = 0
+    truncated: str = ""
+
+    def name_of(self, code: int) -> str:
+        return self.names[code]
+
+    def shifted(self, offset_ns: int) -> Trace:
+        """The same trace, all times later by `offset_ns`."""
+        if offset_ns == 0:
+            return self
+        origin = replace(
+            self.origin,
+            window_start=self.origin.window_start + offset_ns,
+            window_end=self.origin.window_end + offset_ns,
+        )
+        moved = {
+            part: replace(getattr(self, part), start=getattr(self, part).start + offset_ns)
+            for part in ("ranges", "ops", "launches", "gpu")
+        }
+        memory = replace(self.memory, time=self.memory.time + offset_ns)
+        return replace(self, origin=origin, memory=memory, **moved)
+
+
+T = TypeVar("T")
+
+_DTYPES: dict[str, Any] = {
+    "start": np.int64, "duration": np.int64, "time": np.int64, "correlation": np.int64, "size_bytes": np.int64,
+    "allocated_bytes": np.int64, "reserved_bytes": np.int64, "kind": np.uint8, "name": np.int32,
+    "track": np.int32, "device": np.int32, "stream": np.int32, "collective": np.int32,
+}  # fmt: skip
+
+
+def join(table: type[T], parts: list[dict[str, npt.NDArray[Any]]]) -> T:
+    """One table of many pieces, freeing the pieces column by column so that the peak is one column above the sum."""
+    columns = {}
+    for column in (f.name for f in fields(table)):  # type: ignore[arg-type]
+        pieces = [part.pop(column) for part in parts]
+        dtype = _DTYPES[column]
+        columns[column] = np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.empty(0, dtype)
+    return table(**columns)
+
+
+def take(table: T, index: npt.NDArray[Any] | slice) -> T:
+    """The rows of a table that `index` (positions or a mask) selects."""
+    return type(table)(**{f.name: getattr(table, f.name)[index] for f in fields(table)})  # type: ignore[arg-type]
+
+
+def in_order(table: T) -> T:
+    """The table with its rows in order of their start."""
+    start: Ints = table.start  # type: ignore[attr-defined]
+    if len(start) < 2 or bool((np.diff(start) >= 0).all()):
+        return table
+    return take(table, np.argsort(start, kind="stable"))
+
+
+class _Codes(dict[Any, int]):
+    def __missing__(self, value: Any) -> int:
+        code = self[value] = len(self)
+        return code
+
+
+class Coder:
+    """Dictionary encoding: equal values get equal codes, in order of first appearance."""
+
+    def __init__(self) -> None:
+        self._codes = _Codes()
+
+    def encode(self, values: Sequence[Any]) -> Codes:
+        """(n,) codes of n hashable values; raises TypeError on one that is not."""
+        return np.array(list(map(self._codes.__getitem__, values)), np.int32)
+
+    def one(self, value: Any) -> int:
+        return self._codes[value]
+
+    def values(self) -> tuple[Any, ...]:
+        return tuple(self._codes)
+
+
+def codes_where(names: tuple[str, ...], test: Callable[[str], bool]) -> Flags:
+    """(len(names),) mask of the dictionary entries that pass `test`: names are tested once, not once an event."""
+    return np.fromiter((test(name) for name in names), np.bool_, len(names))

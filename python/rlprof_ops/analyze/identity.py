@@ -1,0 +1,125 @@
+"""Which reports a run folder holds, and whose they are: (job, host, worker, rank, pid, window), never rank alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.errors import UsageError
+
+TRACE_SUFFIXES = (".nsys-rep", ".pt.trace.json.gz", ".pt.trace.json", ".json.gz")
+_LISTED_ONLY = (".proto", ".pftrace", ".pickle")
+_RANK_FOLDER = re.compile(r"rank(\d+)")
+_SKIP = {"ray", "logs", "nodes", ".secrets"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """One report file of a run. `path` is relative to the run folder; what its name does not tell is None."""
+
+    path: str
+    backend: str
+    worker: str
+    rank: int | None
+    host: str
+    pid: int | None
+    start: int | None
+    stop: int | None  # half-open; None: open or untold
+    phase: str | None
+    size_bytes: int
+
+    @property
+    def readable(self) -> bool:
+        return self.path.endswith(TRACE_SUFFIXES) or self.path.endswith((".json", ".sqlite"))
+
+
+def find_reports(root: Path) -> tuple[Report, ...]:
+    """Every report below a run folder, or the one a file is; sorted by worker, rank, step and path.
+
+    Raises `UsageError` when there is nothing to read.
+    """
+    if root.is_file():
+        return (_describe(root.parent, root),)
+    if not root.is_dir():
+        raise UsageError(f"{root}: no such run folder or report file")
+    base = root / "profiles" if (root / "profiles").is_dir() else root
+    found = [_describe(root, path) for path in _walk(base)]
+    if not found:
+        raise UsageError(
+            f"{root}: no reports below it (looked for {', '.join(TRACE_SUFFIXES)}). A run folder is "
+            "<BASE_LOG_DIR>/<job>-logs; `rlprof harvest <run folder>` says what a job left and what is missing."
+        )
+    return tuple(sorted(found, key=lambda r: (r.worker, r.rank or 0, r.start or 0, r.path)))
+
+
+def _walk(base: Path) -> Iterator[Path]:
+    """Report files below `base`; links are not followed, for names from nodes may be hostile."""
+    for folder, subfolders, files in os.walk(base, followlinks=False):
+        subfolders[:] = sorted(d for d in subfolders if not d.startswith(".") and not (folder == str(base) and d in _SKIP))
+        for name in sorted(files):
+            path = Path(folder, name)
+            if not name.startswith(".") and name.endswith((*TRACE_SUFFIXES, *_LISTED_ONLY)) and not path.is_symlink():
+                yield path
+
+
+def _describe(root: Path, path: Path) -> Report:
+    relative = path.relative_to(root)
+    parts = relative.parts
+    named = _parse(path.name)
+    place = parts[parts.index("profiles") + 1 :] if "profiles" in parts[:-1] else parts
+    backend = place[0] if len(place) > 2 else _backend_of(path.name)
+    folder_rank = next((int(m.group(1)) for part in reversed(place[:-1]) if (m := _RANK_FOLDER.fullmatch(part))), None)
+    folder_worker = place[1] if len(place) > 3 else ""
+    get = named.get
+    host = get("host")
+    return Report(
+        path=str(relative),
+        backend=backend,
+        worker=str(get("worker") or folder_worker or _worker_of(path)),
+        rank=get("rank") if get("rank") is not None else folder_rank,
+        host=str(host or ""),
+        pid=get("pid"),
+        start=get("start"),
+        stop=get("stop"),
+        phase=get("phase"),
+        size_bytes=path.stat().st_size,
+    )
+
+
+def _parse(name: str) -> dict[str, Any]:
+    from rlprof_ops.backends import names
+
+    parsed = names.parse(name)
+    if parsed is None:
+        return {}
+    return {key: getattr(parsed, key, None) for key in ("worker", "rank", "start", "stop", "phase", "host", "pid")}
+
+
+def _backend_of(name: str) -> str:
+    if name.endswith((".nsys-rep", ".sqlite")):
+        return "nsight"
+    if name.endswith((".proto", ".pftrace")):
+        return "rocprof_sys"
+    return "memory" if name.endswith(".pickle") else "torch"
+
+
+def _worker_of(path: Path) -> str:
+    """A worker's name for a file outside the run folder's layout: verl's role folder, else the file's own stem."""
+    folder = path.parent.name
+    if path.name.startswith("prof_rank-") and folder:
+        return folder
+    return re.sub(r"(\.pt\.trace)?\.(json|json\.gz|nsys-rep|sqlite|pickle|proto|pftrace)$", "", path.name)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of the run folder, {} when it is absent or damaged: the reports matter more than what is said of them."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,1 @@
+"""Metrics: pure functions from columns to numbers, each with its definition and source."""

@@ -1,0 +1,186 @@
+"""What a GPU did: computing, communicating, copying or nothing, as AMD TraceLens's `gpu_timeline` defines it.
+
+Source of the definitions: TraceLens, `TreePerf/gpu_event_analyser.py` and `util.py` (git, 2026), read and restated:
+compute is the union of kernels and memsets that do not communicate; communication that of kernels whose name says
+nccl, rccl or cross_device_reduce; memcpy that of copies; exposed communication is what of it no compute hides, exposed
+memcpy what neither hides; idle is the window less the union of all. So compute + exposed communication + exposed memcpy
++ idle is the window, to the nanosecond. The window is first start to last end of the GPU's work unless another is given.
+
+HolisticTraceAnalysis differs by design: it rounds starts up and ends down to whole microseconds before it takes unions,
+which turns short kernels into nothing and their time into idle, and it drops the last ProfilerStep.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from rlprof_ops.analyze.columns import (
+    KERNEL,
+    MEMCPY,
+    Flags,
+    GpuSpans,
+    Ints,
+    Launches,
+    Trace,
+    codes_where,
+    take,
+)
+from rlprof_ops.analyze.metrics.intervals import Union, common, merged, union, without
+
+_COMMUNICATES = re.compile(r"nccl|rccl|cross_device_reduce", re.IGNORECASE)
+# ROCm before 7.2 reports copies as kernels with these names
+_COPIES = re.compile(r"^(MEMORY_COPY_(HOST_TO_DEVICE|DEVICE_TO_HOST|DEVICE_TO_DEVICE)|__amd_rocclr_copyBuffer(Rect)?(Aligned)?)(\.kd)?$")  # fmt: skip
+_SYNCHRONISES = re.compile(r"(Device|Stream|Event|Context|Ctx)_?Synchronize|StreamWaitValue|cuMemHostRegister", re.IGNORECASE)
+
+
+def communicates(name: str) -> bool:
+    return _COMMUNICATES.search(name) is not None
+
+
+def copies(name: str) -> bool:
+    return _COPIES.match(name) is not None
+
+
+def synchronises(name: str) -> bool:
+    return _SYNCHRONISES.search(name) is not None
+
+
+@dataclass(frozen=True)
+class GpuTimes:
+    """Nanoseconds of one window of one GPU. `communication` and `memcpy` are whole unions, hidden parts included."""
+
+    window_ns: int
+    compute_ns: int
+    communication_ns: int
+    exposed_communication_ns: int
+    memcpy_ns: int
+    exposed_memcpy_ns: int
+    busy_ns: int
+    idle_ns: int
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class GpuUnions:
+    """The unions that every window's times are read from."""
+
+    compute: Union
+    communication: Union
+    memcpy: Union
+    compute_or_communication: Union
+    busy: Union
+    start: int
+    end: int
+
+    def times(self, start: int, end: int) -> GpuTimes:
+        """The GPU's times in the window [start, end)."""
+        compute = self.compute.inside(start, end)
+        hidden = self.compute_or_communication.inside(start, end)
+        busy = self.busy.inside(start, end)
+        return GpuTimes(
+            window_ns=end - start,
+            compute_ns=compute,
+            communication_ns=self.communication.inside(start, end),
+            exposed_communication_ns=hidden - compute,
+            memcpy_ns=self.memcpy.inside(start, end),
+            exposed_memcpy_ns=busy - hidden,
+            busy_ns=busy,
+            idle_ns=end - start - busy,
+        )
+
+    def whole(self) -> GpuTimes:
+        return self.times(self.start, self.end)
+
+
+def gpu_unions(trace: Trace, rows: Flags | None = None) -> GpuUnions:
+    """Unions of a trace's GPU work, of the given rows or of all of them."""
+    gpu: GpuSpans = trace.gpu if rows is None else take(trace.gpu, rows)
+    communicating = codes_where(trace.names, communicates)[gpu.name] & (gpu.kind != MEMCPY)
+    copying = (gpu.kind == MEMCPY) | (codes_where(trace.names, copies)[gpu.name] & (gpu.kind == KERNEL))
+    communicating &= ~copying
+    end = gpu.end
+    compute = _of(gpu.start, end, ~(communicating | copying))
+    communication = _of(gpu.start, end, communicating)
+    memcpy = _of(gpu.start, end, copying)
+    hidden = merged(compute, communication)
+    return GpuUnions(
+        compute, communication, memcpy, hidden, merged(hidden, memcpy),
+        start=int(gpu.start.min()) if len(gpu) else 0, end=int(end.max()) if len(gpu) else 0,
+    )  # fmt: skip
+
+
+def _of(start: Ints, end: Ints, rows: Flags) -> Union:
+    return union(start[rows], end[rows])
+
+
+def launch_index(launches: Launches, correlation: Ints) -> Ints:
+    """(n,) row of the call that launched each of n pieces of GPU work, -1 where none is in the trace."""
+    if len(launches) == 0 or len(correlation) == 0:
+        return np.full(len(correlation), -1, np.int64)
+    known = launches.correlation
+    order = None if bool((np.diff(known) >= 0).all()) else np.argsort(known, kind="stable")
+    ordered = known if order is None else known[order]
+    place = np.minimum(np.searchsorted(ordered, correlation), len(ordered) - 1)
+    found = (ordered[place] == correlation) & (correlation > 0)
+    return np.where(found, place if order is None else order[place], -1)
+
+
+@dataclass(frozen=True)
+class IdleSplit:
+    """Why a GPU was idle in a window; the four parts add up to its idle time.
+
+    queued: the work that ended the gap had been launched before the gap began (launch latency, waiting for another
+    stream or for a graph's edges). Of the rest: synchronising is while the host stood in a synchronise call; waiting is
+    while the process was in no phase of its step (another role had the turn); host is everything else: the process was
+    in a phase and had not launched the next work yet.
+    """
+
+    queued_ns: int
+    synchronising_ns: int
+    waiting_ns: int
+    host_ns: int
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class IdleCauses:
+    """The idle time of a GPU as disjoint unions by cause, from which any window's split is read."""
+
+    idle: Union
+    queued: Union
+    synchronising: Union
+    waiting: Union
+
+    def split(self, start: int, end: int) -> IdleSplit:
+        idle = self.idle.inside(start, end)
+        queued, synchronising, waiting = (u.inside(start, end) for u in (self.queued, self.synchronising, self.waiting))
+        return IdleSplit(queued, synchronising, waiting, host_ns=idle - queued - synchronising - waiting)
+
+
+def idle_causes(
+    trace: Trace, rows: Flags | None, busy: Union, start: int, end: int, in_phase: Union | None
+) -> IdleCauses:
+    """Splits the gaps of `busy` in [start, end) by cause; `in_phase` is when the process was in a phase (None: always)."""
+    gaps = busy.gaps(start, end)
+    gpu = trace.gpu if rows is None else take(trace.gpu, rows)
+    order = np.searchsorted(gpu.start, gaps.end, side="left")  # gpu is sorted: the first work at or after the gap's end
+    ended = order < len(gpu)
+    next_row = np.minimum(order, max(len(gpu) - 1, 0))
+    launched = launch_index(trace.launches, gpu.correlation[next_row]) if len(gpu) else np.full(len(gaps), -1)
+    launch_start = trace.launches.start[np.maximum(launched, 0)] if len(trace.launches) else np.zeros(len(gaps), np.int64)
+    early = ended & (launched >= 0) & (launch_start <= gaps.start)
+    queued = union(gaps.start[early], gaps.end[early])
+    late = union(gaps.start[~early], gaps.end[~early])
+    calls = codes_where(trace.names, synchronises)[trace.launches.name]
+    synchronising = common(late, union(trace.launches.start[calls], trace.launches.end[calls]))
+    rest = without(late, synchronising)
+    nothing = union(np.empty(0, np.int64), np.empty(0, np.int64))
+    waiting = nothing if in_phase is None else without(rest, in_phase)
+    return IdleCauses(gaps, queued, synchronising, waiting)

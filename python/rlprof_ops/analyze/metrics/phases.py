@@ -1,0 +1,178 @@
+"""Steps and phases of one trace, from the ranges of our runtime, NeMo RL, verl, RLinf, or any trainer that names its own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlprof_ops.analyze.columns import Spans, Trace
+from rlprof_ops.analyze.metrics.intervals import Union, union
+
+# What the three trainers call the phases of design section 6. Sources: NeMo RL `wrap_with_nvtx_name` and its timer keys,
+# verl `marked_timer` and `DistProfiler` roles, RLinf `Worker.timer` tags.
+_SAME_PHASE: dict[str, tuple[str, ...]] = {
+    "generation": (
+        "generation", "generate", "gen", "gen_max", "rollout", "rollout_generate", "generate_sequences", "generate_async",
+        "agent_loop_rollout_generate", "rollout/generate", "interact", "predict",
+    ),
+    "reward": ("reward", "rewards", "compute_rm_score", "compute_reward", "reward_model", "score"),
+    "ref_logprob": (
+        "ref_logprob", "ref", "ref_logprobs", "compute_ref_log_prob", "ref_compute_log_prob", "reference_logprobs",
+        "get_reference_policy_logprobs", "reference_policy_logprobs",
+    ),
+    "logprob": (
+        "logprob", "logprobs", "old_log_prob", "compute_log_prob", "actor_compute_log_prob", "get_logprobs", "policy_logprobs",
+        "policy_and_reference_logprobs",
+    ),
+    "values": ("values", "compute_values", "get_values"),
+    "advantage": ("advantage", "advantages", "adv", "compute_advantage", "advantage_calculation"),
+    "train": (
+        "train", "update_actor", "actor_update", "policy_training", "run_training", "train_step", "update_policy",
+        "policy_forward_backward", "training",
+    ),
+    "critic_train": ("critic_train", "update_critic", "critic_update"),
+    "weight_sync": (
+        "weight_sync", "update_weights", "refit", "sync_weights", "weight_update", "broadcast_weights_for_collective",
+        "update_weights_from_collective", "update_weights_via_ipc_zmq", "prepare_for_generation", "sync_model_to_rollout",
+        "sync_model_from_actor",
+    ),
+    "checkpoint": ("checkpoint", "save_checkpoint", "checkpointing"),
+    "validation": ("validation", "testing", "evaluate"),
+}  # fmt: skip
+_CANONICAL = {name: phase for phase, names in _SAME_PHASE.items() for name in names}
+PHASE_ORDER = tuple(_SAME_PHASE)
+
+_OUR_STEP = re.compile(r"step (\d{1,9})")
+_OTHER_STEP = re.compile(r"(?:ProfilerStep#|[Ss]tep[_ #:]|train_step[_ #:]|global_step[_ #:])(\d{1,9})")
+_VLLM = re.compile(r"execute_(?:context|new|\d+_context)_.*generation_|execute_model|gpu_model_runner")
+# Ranges that libraries write inside phases: parts of a phase, never one
+_WITHIN = re.compile(
+    r"^(nccl|gloo|mpi|c10d|ucc)[:.]|^(ProfilerStep#|Optimizer\.|FSDP::|FullyShardedDataParallel|DistributedDataParallel|"
+    r"enumerate\(|autograd::|aten::|torch::|Torch-Compiled|TorchDynamo|CompiledFunction|Inductor|## |\[pl\]|\[param\||"
+    r"Pregraph|Compile|compile_|triton|cudaGraph|record_param_comms|rlprof)"
+)
+MAX_SEGMENTS = 400  # drawn a step; sums are taken before
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step as a process saw it. `marked`: a range said so; otherwise it is the whole capture."""
+
+    step: int
+    start: int
+    end: int
+    marked: bool = True
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a step that belongs to one phase; segments of a step never overlap."""
+
+    step: int
+    phase: str
+    start: int
+    end: int
+
+
+def canonical(name: str) -> str:
+    """The design's word for a phase, or the name itself: "dtensor_policy_worker/train" and "update_actor" are "train"."""
+    short = name.strip().lower()
+    for candidate in (short, short.rpartition("/")[2], short.rpartition("::")[2], short.rpartition(".")[2]):
+        if candidate in _CANONICAL:
+            return _CANONICAL[candidate]
+    if _VLLM.search(name):
+        return "generation"
+    return name.strip()
+
+
+def find_steps(trace: Trace, first: int | None = None) -> tuple[Step, ...]:
+    """The steps of a trace in order of time.
+
+    `step <n>` of our runtime wins over `ProfilerStep#<n>` and the like; a range just called "step" (verl's controller)
+    counts from `first`. Without any, the whole capture is one step, numbered `first` (what its file name said) or 0.
+    """
+    labels = {code: trace.names[code] for code in np.unique(trace.ranges.name).tolist()}
+    for pattern in (_OUR_STEP, _OTHER_STEP):
+        numbers = {code: int(match.group(1)) for code, name in labels.items() if (match := pattern.fullmatch(name.strip()))}
+        if numbers:
+            return _numbered(trace.ranges, numbers)
+    plain = [code for code, name in labels.items() if name.strip() == "step"]
+    if plain:
+        rows = np.flatnonzero(np.isin(trace.ranges.name, plain))
+        return tuple(
+            Step((first or 1) + i, int(trace.ranges.start[row]), int(trace.ranges.end[row])) for i, row in enumerate(rows)
+        )
+    start, end = trace.origin.window_start, trace.origin.window_end
+    return (Step(first or 0, start, end, marked=False),) if end > start else ()
+
+
+def _numbered(ranges: Spans, numbers: dict[int, int]) -> tuple[Step, ...]:
+    found: dict[int, tuple[int, int]] = {}
+    for row in np.flatnonzero(np.isin(ranges.name, list(numbers))):
+        number = numbers[int(ranges.name[row])]
+        start, end = int(ranges.start[row]), int(ranges.end[row])
+        low, high = found.get(number, (start, end))
+        found[number] = (min(low, start), max(high, end))
+    steps = sorted((start, end, number) for number, (start, end) in found.items())
+    return tuple(Step(number, start, end) for start, end, number in steps if end > start)
+
+
+def find_phases(trace: Trace, steps: tuple[Step, ...]) -> tuple[Segment, ...]:
+    """Which phase a process was in, as stretches that never overlap, so that phases + idle = step.
+
+    A phase is an outermost range inside a step: of nested ranges the outer counts, of ranges that overlap on different
+    threads the one that began first counts until it ends.
+    """
+    ranges = trace.ranges
+    if not steps or len(ranges) == 0:
+        return ()
+    labels = {}
+    for code in np.unique(ranges.name).tolist():
+        name = trace.names[code].strip()
+        is_step = _OUR_STEP.fullmatch(name) or _OTHER_STEP.fullmatch(name) or name == "step"
+        if name and not is_step and not _WITHIN.search(name):
+            labels[code] = canonical(name)
+    rows = np.flatnonzero(np.isin(ranges.name, list(labels)))
+    order = rows[np.lexsort((-ranges.duration[rows], ranges.start[rows]))]
+    starts, ends, codes = ranges.start[order], ranges.end[order], ranges.name[order]
+    segments: list[Segment] = []
+    for step in steps:
+        touching = np.flatnonzero((ends > step.start) & (starts < step.end))
+        cursor = step.start
+        for row in touching:
+            begin, end = max(int(starts[row]), cursor), min(int(ends[row]), step.end)
+            if end > begin:
+                segments.append(Segment(step.step, labels[int(codes[row])], begin, end))
+                cursor = end
+    return tuple(segments)
+
+
+def phase_union(segments: tuple[Segment, ...]) -> Union:
+    return union(np.array([s.start for s in segments], np.int64), np.array([s.end for s in segments], np.int64))
+
+
+def drawn(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """At most `MAX_SEGMENTS` segments a step for pictures: neighbours of one phase join over the smallest gaps first."""
+    by_step: dict[int, list[Segment]] = {}
+    for segment in segments:
+        by_step.setdefault(segment.step, []).append(segment)
+    return tuple(s for group in by_step.values() for s in _thinned(group))
+
+
+def _thinned(group: list[Segment]) -> list[Segment]:
+    gap = 0
+    while len(group) > MAX_SEGMENTS:
+        gap = max(4 * gap, 1000)
+        joined = [group[0]]
+        for segment in group[1:]:
+            last = joined[-1]
+            if segment.phase == last.phase and segment.start - last.end <= gap:
+                joined[-1] = Segment(last.step, last.phase, last.start, segment.end)
+            else:
+                joined.append(segment)
+        if gap > 1 << 50:
+            return joined[:MAX_SEGMENTS]
+        group = joined
+    return group

@@ -1,0 +1,58 @@
+"""Readers: report files in, columns out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlprof_ops.analyze.columns import Trace
+from rlprof_ops.analyze.readers.errors import UnreadableReport
+
+TORCH_SUFFIXES = (".json", ".json.gz", ".trace")
+NSYS_SUFFIXES = (".nsys-rep", ".sqlite")
+
+__all__ = ["UnreadableReport", "read_report"]
+
+
+def read_report(path: Path, cache: bool = True) -> Trace:
+    """Columns of one report, whichever profiler wrote it.
+
+    Parameters
+    ----------
+    path: a torch-profiler trace (`.json`, `.json.gz`), a `.nsys-rep` or its SQLite export
+    cache: use and write the Parquet beside the report
+
+    Raises `UnreadableReport`, which names the file, when nothing of it can be used.
+    """
+    try:
+        if path.stat().st_size == 0:
+            raise UnreadableReport(path, "is empty: the profiler was killed before it wrote the report")
+        if not cache:
+            return _read(path)
+        from rlprof_ops.analyze.readers import cache as columns_cache
+
+        source = columns_cache.digest(path)
+        trace = columns_cache.load(path, source)
+        if trace is None:
+            trace = _read(path)
+            columns_cache.store(trace, path, source)
+        return trace
+    except OSError as error:
+        raise UnreadableReport(path, error.strerror or str(error)) from error
+
+
+def _read(path: Path) -> Trace:
+    with open(path, "rb") as file:
+        magic = file.read(16)
+    if magic == b"SQLite format 3\0":
+        from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite
+
+        return read_nsys_sqlite(path)
+    if path.name.endswith(".nsys-rep"):
+        from rlprof_ops.analyze.readers.nsys_export import exported
+        from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite
+
+        with exported(path) as export:
+            return read_nsys_sqlite(export, path)
+    from rlprof_ops.analyze.readers.torch_trace import read_torch
+
+    return read_torch(path)

@@ -1,0 +1,116 @@
+"""Keeps the columns of a report as Parquet beside it, so that a second look costs a fraction of the first.
+
+One file, one row group a table; the rest of the trace and the digest of its source are in the schema's metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlprof_ops.analyze.columns import (
+    _DTYPES,
+    Collective,
+    GpuSpans,
+    Launches,
+    MemorySamples,
+    Origin,
+    Spans,
+    Trace,
+)
+
+VERSION = 1  # of the columns and of what the readers put in them; a cache of another version is not read
+_KEY = b"rlprof_ops.columns"
+_TABLES: dict[str, type[Any]] = {
+    "ranges": Spans, "ops": Spans, "launches": Launches, "gpu": GpuSpans, "memory": MemorySamples,
+}  # fmt: skip
+_COLUMNS = tuple(dict.fromkeys(f.name for table in _TABLES.values() for f in fields(table)))
+
+
+def cache_path(report: Path) -> Path:
+    return report.with_name(f".{report.name}.columns.parquet")
+
+
+def digest(report: Path) -> str:
+    """SHA-256 of the report, read in pieces."""
+    summed = hashlib.sha256()
+    with open(report, "rb") as file:
+        while piece := file.read(1 << 20):
+            summed.update(piece)
+    return summed.hexdigest()
+
+
+def store(trace: Trace, report: Path, source_digest: str) -> bool:
+    """Writes the cache of `report`; False when the folder cannot be written to, which is no error."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rest = {
+        "version": VERSION, "digest": source_digest, "origin": asdict(trace.origin), "names": trace.names,
+        "tracks": trace.tracks, "collectives": [asdict(c) for c in trace.collectives], "events": trace.events,
+        "damaged": trace.damaged, "truncated": trace.truncated,
+        "rows": {name: len(getattr(trace, name)) for name in _TABLES},
+    }  # fmt: skip
+    schema = pa.schema([(c, pa.from_numpy_dtype(_DTYPES[c])) for c in _COLUMNS], {_KEY: json.dumps(rest).encode()})
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=report.parent, prefix=".rlprof-", suffix=".tmp")
+    except OSError:
+        return False
+    try:
+        with os.fdopen(descriptor, "wb") as file, pq.ParquetWriter(
+            file, schema, compression="zstd", use_dictionary=False, write_statistics=False
+        ) as writer:
+            for name in _TABLES:
+                table = getattr(trace, name)
+                if not len(table):
+                    continue
+                absent = {c: np.zeros(len(table), _DTYPES[c]) for c in _COLUMNS if not hasattr(table, c) or c == "end"}
+                columns = [pa.array(absent[c] if c in absent else getattr(table, c)) for c in _COLUMNS]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=max(len(table), 1))
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, cache_path(report))
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        return False
+    return True
+
+
+def load(report: Path, source_digest: str) -> Trace | None:
+    """The trace of `report` from its cache; None when there is none that fits it."""
+    path = cache_path(report)
+    if not path.is_file():
+        return None
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+        rest = json.loads(file.schema_arrow.metadata[_KEY])
+        if rest["version"] != VERSION or rest["digest"] != source_digest:
+            return None
+        tables, group = {}, 0
+        for name, kind in _TABLES.items():
+            wanted = [f.name for f in fields(kind)]
+            if rest["rows"][name] == 0:
+                tables[name] = kind(**{c: np.empty(0, _DTYPES[c]) for c in wanted})
+                continue
+            read = file.read_row_group(group, columns=wanted)
+            group += 1
+            tables[name] = kind(**{c: read.column(c).to_numpy() for c in wanted})
+            if len(tables[name]) != rest["rows"][name]:
+                return None
+        origin = Origin(**(rest["origin"] | {"devices": tuple(rest["origin"]["devices"])}))
+        return Trace(
+            origin=origin, names=tuple(rest["names"]), tracks=tuple((p, t) for p, t in rest["tracks"]),
+            collectives=tuple(Collective(**c) for c in rest["collectives"]), events=rest["events"],
+            damaged=rest["damaged"], truncated=rest["truncated"], **tables,
+        )  # fmt: skip
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException):
+        return None  # a damaged cache is as good as none

@@ -1,0 +1,221 @@
+"""Cuts a Chrome-trace stream into batches of typed events, whatever its layout, in memory of a fixed bound.
+
+Where an event ends is never guessed from lines: a `}` that is followed by `,` and `{` is only a candidate, and it is
+proven by decoding. `[` + text + `]` is valid JSON exactly when the text ends between two elements of the array, so a
+batch that decodes ended at a true boundary; the cost of the proof is zero, for the batch had to be decoded anyway.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rlprof_ops.analyze.readers.errors import UnreadableReport
+from rlprof_ops.analyze.readers.inflate import Inflated
+
+MAX_HEADER_BYTES = 16 << 20
+MAX_EVENT_BYTES = 16 << 20
+_TRIES = 6  # candidates tried from the end of a batch before its events are decoded one at a time
+_MAX_JOINS = 512  # pieces that one event may be made of: objects in lists inside its args
+_TAIL_BYTES = 1 << 16
+
+_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
+_START = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BARE_ARRAY = re.compile(rb"\s*\[\s*(?=[{\]])")
+_ARRAY_END = re.compile(rb"\}\s*\]")
+_DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError, ValueError)
+
+
+class Args(msgspec.Struct, gc=False):
+    """The few of an event's arguments that anything is computed from."""
+
+    stream: Any = None
+    device: Any = None
+    correlation: Any = None
+    bytes: Any = None
+    name: Any = None
+    labels: Any = None
+    collective: Any = msgspec.field(name="Collective name", default=None)
+    dtype: Any = None
+    in_elements: Any = msgspec.field(name="In msg nelems", default=None)
+    out_elements: Any = msgspec.field(name="Out msg nelems", default=None)
+    group_size: Any = msgspec.field(name="Group size", default=None)
+    group_name: Any = msgspec.field(name="Process Group Name", default=None)
+    group_description: Any = msgspec.field(name="Process Group Description", default=None)
+    sequence: Any = msgspec.field(name="Seq", default=None)
+    allocated: Any = msgspec.field(name="Total Allocated", default=None)
+    reserved: Any = msgspec.field(name="Total Reserved", default=None)
+    memory_device: Any = msgspec.field(name="Device Id", default=None)
+    memory_type: Any = msgspec.field(name="Device Type", default=None)
+
+
+class Event(msgspec.Struct, gc=False):
+    """One Chrome-trace event; times stay text until `decimal_time` reads a whole column of them."""
+
+    ph: str = ""
+    cat: str = ""
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: msgspec.Raw = msgspec.Raw(b"")
+    dur: msgspec.Raw = msgspec.Raw(b"")
+    args: Args | None = None
+
+
+_batch = msgspec.json.Decoder(list[Event])
+_single = msgspec.json.Decoder(Event)
+_header = msgspec.json.Decoder(dict[str, Any])
+
+
+class ChromeEvents:
+    """Iterates over lists of `Event`; afterwards `header`, `truncated` and `damaged` describe the rest of the file.
+
+    Raises `UnreadableReport` when the stream holds no event array at all.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header: dict[str, Any] = {}
+        self.header_text = b""
+        self.truncated = ""
+        self.damaged = 0
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        stream = Inflated(self.path)
+        pieces = iter(stream)
+        rest = self._read_header(pieces, stream)
+        trailer: bytes | None = None
+        for piece in pieces:
+            if trailer is not None:
+                trailer = (trailer + piece)[:MAX_HEADER_BYTES]
+                continue
+            events, rest, trailer = self._cut(rest + piece, last=False)
+            if events:
+                yield events
+        if trailer is None:
+            events, rest, trailer = self._cut(rest, last=True)
+            if events:
+                yield events
+        self.truncated = stream.truncated
+        if trailer is None:
+            self.truncated = self.truncated or "the file ends inside the list of events"
+        else:
+            self._add_header(b'{"_":0' + trailer if trailer.lstrip().startswith(b",") else b"{}")
+
+    def _read_header(self, pieces: Iterator[bytes], stream: Inflated) -> bytes:
+        """Consumes the stream up to the event array; what follows its `[` is returned."""
+        text = b""
+        for piece in pieces:
+            text += piece
+            bare = _BARE_ARRAY.match(text)
+            if bare:
+                return text[bare.end() :]
+            for match in _START.finditer(text):
+                head = text[: match.start()]
+                if self._add_header(head.rstrip().rstrip(b",") + b"}") or match.start() + 4096 < len(text):
+                    self.header_text = head
+                    return text[match.end() :]
+            if len(text) > MAX_HEADER_BYTES:
+                raise UnreadableReport(self.path, f"no traceEvents list in its first {MAX_HEADER_BYTES >> 20} MiB")
+        begin = _START.search(text)
+        if begin:
+            self.header_text = text[: begin.start()]
+            return text[begin.end() :]
+        what = "is empty" if not text else "holds no traceEvents list, so it is no torch-profiler trace"
+        raise UnreadableReport(self.path, f"{what}; {stream.truncated}" if stream.truncated else what)
+
+    def _add_header(self, text: bytes) -> bool:
+        try:
+            self.header |= _header.decode(text)
+        except _DAMAGE:
+            return False
+        return True
+
+    def _cut(self, text: bytes, last: bool) -> tuple[list[Event], bytes, bytes | None]:
+        """Events of `text`, the unfinished rest, and what follows the array once its end was met."""
+        text = text.lstrip(b", \t\r\n")  # the separator, where the last batch ended just before it
+        whole = self._decode_prefix(text, last)
+        if whole is not None:
+            return whole
+        return self._salvage(text, last)
+
+    def _decode_prefix(self, text: bytes, last: bool) -> tuple[list[Event], bytes, bytes | None] | None:
+        tail_start = max(0, len(text) - (len(text) if last and len(text) < MAX_EVENT_BYTES else _TAIL_BYTES))
+        pattern = _ARRAY_END if last else _BOUNDARY
+        cuts = [match.start() + 1 for match in pattern.finditer(text, tail_start)]
+        for cut in reversed(cuts[-_TRIES:]):
+            try:
+                events = _batch.decode(b"".join((b"[", memoryview(text)[:cut], b"]")))
+            except _DAMAGE:
+                continue
+            follow = text[cut:].lstrip()
+            if last:
+                return events, b"", follow[1:]
+            return events, follow[1:].lstrip(), None
+        if not last and len(text) < MAX_EVENT_BYTES and not cuts:
+            return [], text, None
+        if text.strip() in (b"", b"]") or text.lstrip()[:1] == b"]":
+            return [], b"", text.lstrip()[1:] if text.strip() else None
+        return None
+
+    def _salvage(self, text: bytes, last: bool) -> tuple[list[Event], bytes, bytes | None]:
+        """Decodes event by event: damaged ones are counted and left out, the array's end is found where it is."""
+        events: list[Event] = []
+        bounds = [0, *(match.end() for match in _BOUNDARY.finditer(text)), len(text)]
+        begin, joins = 0, 0
+        for index in range(1, len(bounds)):
+            end = bounds[index]
+            event = _decode_single(_unseparated(text[begin:end]))
+            if event is not None:
+                events.append(event)
+                begin, joins = end, 0
+                continue
+            closed = self._at_array_end(text[begin:end])
+            if closed is not None:
+                events.append(closed[0])
+                return events, b"", text[begin + closed[1] :]
+            if index + 1 == len(bounds):
+                break
+            joins += 1
+            after = text[end : bounds[index + 1]]
+            if joins > _MAX_JOINS or _decode_single(_unseparated(after)) is not None or self._at_array_end(after):
+                self.damaged += 1  # what comes next stands on its own, so what came before is no part of it
+                begin, joins = end, 0
+        rest = text[begin:]
+        if last:
+            if rest.strip() not in (b"", b"]"):
+                self.damaged += 1 if rest.strip() else 0
+            return events, b"", None if not rest.strip().startswith(b"]") else rest.strip()[1:]
+        if len(rest) > MAX_EVENT_BYTES:
+            self.damaged += 1
+            rest = rest[-_TAIL_BYTES:]
+            boundary = _BOUNDARY.search(rest)
+            rest = rest[boundary.end() :] if boundary else rest
+        return events, rest, None
+
+    def _at_array_end(self, piece: bytes) -> tuple[Event, int] | None:
+        for number, match in enumerate(_ARRAY_END.finditer(piece)):
+            event = _decode_single(piece[: match.start() + 1])
+            if event is not None:
+                return event, match.end()
+            if number >= _TRIES:
+                return None
+        return None
+
+
+def _unseparated(text: bytes) -> bytes:
+    body = text.rstrip()
+    return body[:-1] if body.endswith(b",") else body
+
+
+def _decode_single(text: bytes) -> Event | None:
+    """One event, None when the text is none; an object in a list inside an event's args has no `ph`."""
+    try:
+        event = _single.decode(text)
+    except _DAMAGE:
+        return None
+    return event if event.ph else None

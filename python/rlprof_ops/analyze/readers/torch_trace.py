@@ -1,0 +1,318 @@
+"""Reads a trace of torch.profiler (Kineto's Chrome JSON) into columns: NVIDIA, AMD and CPU-only, any layout."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlprof_ops.analyze.columns import (
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    NO_VALUE,
+    Coder,
+    Codes,
+    Collective,
+    Flags,
+    GpuSpans,
+    Ints,
+    Launches,
+    MemorySamples,
+    Origin,
+    Spans,
+    Trace,
+    in_order,
+    join,
+)  # fmt: skip
+from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event
+from rlprof_ops.analyze.readers.decimal_time import INVALID, nanoseconds
+from rlprof_ops.analyze.readers.errors import UnreadableReport
+
+_GPU_KINDS = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
+_ELEMENT_BYTES = {
+    "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4, "double": 8, "float64": 8, "long": 8, "int64": 8,
+    "bfloat16": 2, "half": 2, "float16": 2, "short": 2, "char": 1, "byte": 1, "int8": 1, "uint8": 1, "bool": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+}  # fmt: skip
+_INT64 = 1 << 63
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
+_HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]{1,255})"')
+_RANK = re.compile(rb'"rank"\s*:\s*(\d{1,9})')
+Part = dict[str, npt.NDArray[Any]]
+
+
+class _Columns:
+    """What the batches of one file are collected in."""
+
+    def __init__(self) -> None:
+        self.names, self.tracks, self.collectives = Coder(), Coder(), Coder()
+        self.ranges: list[Part] = []
+        self.ops: list[Part] = []
+        self.launches: list[Part] = []
+        self.gpu: list[Part] = []
+        self.memory: list[Part] = []
+        self.events = 0
+        self.damaged = 0
+        self.pids: dict[Any, int] = {}
+        self.span: tuple[int, int] | None = None
+        self.said: dict[tuple[Any, ...], int] = {}
+
+    def add(self, batch: list[Event]) -> None:
+        self.events += len(batch)
+        groups: dict[str, list[Event]] = {}
+        get = groups.get
+        for event in batch:
+            group = get(event.cat)
+            if group is None:
+                groups[event.cat] = [event]
+            else:
+                group.append(event)
+        for category, events in groups.items():
+            collect = self._collector(category)
+            if collect is not None:
+                collect(self, category, events)
+
+    @staticmethod
+    def _collector(category: str) -> Callable[[_Columns, str, list[Event]], None] | None:
+        if category in _GPU_KINDS:
+            return _Columns._gpu
+        if category == "cpu_op":
+            return _Columns._ops
+        if category == "user_annotation":
+            return _Columns._ranges
+        if category == "cpu_instant_event":
+            return _Columns._memory
+        if category == "Trace":
+            return _Columns._span
+        if category.endswith(("_runtime", "_driver")):
+            return _Columns._launches
+        return None  # flows (correlation says the same), Python frames, profiler overhead, GPU copies of annotations
+
+    def _spans(self, events: list[Event]) -> tuple[list[Event], Part]:
+        """Keeps what has a start and a duration; the others are counted as damaged."""
+        start = nanoseconds([event.ts for event in events])
+        duration = nanoseconds([event.dur for event in events])
+        good: Flags = (start != INVALID) & (duration != INVALID)
+        if not good.all():
+            kept = np.flatnonzero(good)
+            self.damaged += len(events) - len(kept)
+            events = [events[i] for i in kept]
+            start, duration = start[kept], duration[kept]
+        names = _encode(self.names, [event.name for event in events])
+        return events, {"start": start, "duration": np.maximum(duration, 0), "name": names}
+
+    def _host_spans(self, events: list[Event]) -> tuple[list[Event], Part]:
+        events, part = self._spans(events)
+        part["track"] = _encode(self.tracks, [(event.pid, event.tid) for event in events])
+        return events, part
+
+    def _ops(self, _category: str, events: list[Event]) -> None:
+        events, part = self._host_spans(events)
+        for event in events[:1]:
+            self.pids[str(event.pid)] = self.pids.get(str(event.pid), 0) + len(events)
+        self.ops.append(part)
+
+    def _ranges(self, _category: str, events: list[Event]) -> None:
+        self.ranges.append(self._host_spans(events)[1])
+
+    def _launches(self, _category: str, events: list[Event]) -> None:
+        events, part = self._host_spans(events)
+        part["correlation"] = _ints([event.args.correlation if event.args else NO_VALUE for event in events])
+        self.launches.append(part)
+
+    def _gpu(self, category: str, events: list[Event]) -> None:
+        events, part = self._spans(events)
+        part["kind"] = np.full(len(events), _GPU_KINDS[category], np.uint8)
+        args = [event.args for event in events]
+        part["device"] = _codes([a.device if a and a.device is not None else e.pid for a, e in zip(args, events, strict=True)])
+        part["stream"] = _codes([a.stream if a and a.stream is not None else e.tid for a, e in zip(args, events, strict=True)])
+        part["correlation"] = _ints([a.correlation if a else NO_VALUE for a in args])
+        part["size_bytes"] = _ints([a.bytes if a and a.bytes is not None else NO_VALUE for a in args])
+        part["collective"] = np.fromiter(
+            (NO_VALUE if a is None or a.collective is None else self._collective(a) for a in args), np.int32, len(args)
+        )
+        part["track"] = np.full(len(events), NO_VALUE, np.int32)
+        self.gpu.append(part)
+
+    def _collective(self, args: Any) -> int:
+        """The code of a kernel's collective. Many kernels say the same, so what they say is looked up as it stands."""
+        says = (
+            args.collective, args.dtype, args.in_elements, args.out_elements, args.group_size, args.group_name,
+            args.group_description, args.sequence,
+        )  # fmt: skip
+        try:
+            code = self.said.get(says)
+        except TypeError:
+            return NO_VALUE
+        if code is None:
+            code = self.said[says] = self._new_collective(args)
+        return code
+
+    def _new_collective(self, args: Any) -> int:
+        width = _ELEMENT_BYTES.get(str(args.dtype).lower(), 0)
+        return self.collectives.one(
+            Collective(
+                op=_text(args.collective),
+                group=_text(args.group_description or args.group_name or ""),
+                group_size=_int(args.group_size),
+                dtype=_text(args.dtype or ""),
+                in_bytes=_scaled(args.in_elements, width),
+                out_bytes=_scaled(args.out_elements, width),
+                sequence=_int(args.sequence),
+            )
+        )
+
+    def _memory(self, _category: str, events: list[Event]) -> None:
+        events = [e for e in events if e.name == "[memory]" and e.args is not None and e.args.allocated is not None]
+        times = nanoseconds([event.ts for event in events])
+        part: Part = {
+            "time": times,
+            "device": _codes([NO_VALUE if _int(e.args.memory_type) == 0 else e.args.memory_device for e in events]),  # type: ignore[union-attr]
+            "allocated_bytes": _ints([e.args.allocated for e in events]),  # type: ignore[union-attr]
+            "reserved_bytes": _ints([e.args.reserved for e in events]),  # type: ignore[union-attr]
+        }
+        good = times != INVALID
+        self.memory.append({key: column[good] for key, column in part.items()})
+
+    def _span(self, _category: str, events: list[Event]) -> None:
+        _, part = self._spans(events)
+        if len(part["start"]):
+            first, last = int(part["start"].min()), int((part["start"] + part["duration"]).max())
+            self.span = (first, last)
+
+
+def read_torch(path: Path) -> Trace:
+    """Columns of one torch-profiler trace.
+
+    Raises
+    ------
+    UnreadableReport
+        when the file has no event that can be used. A file that ends early, or holds damaged events, is read as far
+        as it goes: see `Trace.truncated` and `Trace.damaged`.
+    """
+    stream, columns = ChromeEvents(path), _Columns()
+    collecting = gc.isenabled()
+    gc.disable()  # events are freed by their count alone; the cyclic collector would walk each batch for nothing
+    try:
+        for batch in stream:
+            columns.add(batch)
+            del batch
+    except OSError as error:
+        raise UnreadableReport(path, str(error)) from error
+    finally:
+        if collecting:
+            gc.enable()
+    if columns.events == 0:
+        reason = stream.truncated or "the list of events is empty"
+        raise UnreadableReport(path, f"{reason}; {stream.damaged} damaged events" if stream.damaged else reason)
+    return _assemble(stream, columns)
+
+
+def _assemble(stream: ChromeEvents, columns: _Columns) -> Trace:
+    trace = Trace(
+        origin=_origin(stream, columns),
+        names=tuple(_text(name) for name in columns.names.values()),
+        tracks=tuple((str(pid), str(tid)) for pid, tid in columns.tracks.values()),
+        ranges=in_order(join(Spans, columns.ranges)),
+        ops=join(Spans, columns.ops),
+        launches=join(Launches, columns.launches),
+        gpu=in_order(join(GpuSpans, columns.gpu)),
+        memory=join(MemorySamples, columns.memory),
+        collectives=columns.collectives.values(),
+        events=columns.events,
+        damaged=columns.damaged + stream.damaged,
+        truncated=stream.truncated,
+    )
+    trace = _with_window(trace, columns.span)
+    return trace.shifted(_base_ns(stream))
+
+
+def _with_window(trace: Trace, span: tuple[int, int] | None) -> Trace:
+    from dataclasses import replace
+
+    if span is None:
+        tables = [t for t in (trace.ranges, trace.ops, trace.launches, trace.gpu) if len(t)]
+        if not tables:
+            return trace
+        span = min(int(t.start.min()) for t in tables), max(int(t.end.max()) for t in tables)
+    return replace(trace, origin=replace(trace.origin, window_start=span[0], window_end=span[1]))
+
+
+def _base_ns(stream: ChromeEvents) -> int:
+    base = stream.header.get("baseTimeNanoseconds")
+    if not isinstance(base, int):
+        found = _BASE.search(stream.header_text)
+        base = int(found.group(1)) if found else 0
+    return base if 0 <= base < _INT64 // 4 else 0
+
+
+def _origin(stream: ChromeEvents, columns: _Columns) -> Origin:
+    header = stream.header
+    shared = header.get("distributedInfo")
+    shared = shared if isinstance(shared, dict) else {}
+    host = header.get("host_name")
+    if not isinstance(host, str):
+        found = _HOST.search(stream.header_text)
+        host = found.group(1).decode("utf-8", "replace") if found else ""
+    rank = _int(shared.get("rank"))
+    if rank == NO_VALUE and not shared:
+        found = _RANK.search(stream.header_text.partition(b'"distributedInfo"')[2][:4096])
+        rank = int(found.group(1)) if found else NO_VALUE
+    pid = max(columns.pids, key=lambda p: columns.pids[p], default="")
+    properties = header.get("deviceProperties")
+    devices = [d.get("name") for d in properties if isinstance(d, dict)] if isinstance(properties, list) else []
+    versions = ("cuda_runtime_version", "hip_runtime_version", "cuda_driver_version", "trace_id")
+    return Origin(
+        kind="torch",
+        host=host,
+        pid=int(pid) if pid.lstrip("-").isdigit() and len(pid) < 12 else NO_VALUE,
+        rank=rank,
+        world_size=_int(shared.get("world_size")),
+        on_utc=True,
+        devices=tuple(_text(name or "") for name in devices),
+        details={key: str(header[key])[:200] for key in versions if key in header},
+    )
+
+
+def _text(value: Any) -> str:
+    return value if type(value) is str else "" if value is None else str(value)[:1000]
+
+
+def _encode(coder: Coder, values: list[Any]) -> Codes:
+    try:
+        return coder.encode(values)
+    except TypeError:  # a list or an object where a name, pid or tid belongs
+        return coder.encode([str(value) for value in values])
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool):
+        return NO_VALUE
+    if isinstance(value, float):
+        value = int(value) if abs(value) < _INT64 and value == value else NO_VALUE
+    if isinstance(value, str):
+        value = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else NO_VALUE
+    return value if isinstance(value, int) and -_INT64 <= value < _INT64 else NO_VALUE
+
+
+def _scaled(elements: Any, width: int) -> int:
+    count = _int(elements)
+    return count * width if count >= 0 and width and count < _INT64 // 16 else NO_VALUE
+
+
+def _ints(values: list[Any]) -> Ints:
+    try:
+        return np.array(values, np.int64)
+    except (TypeError, ValueError, OverflowError):
+        return np.fromiter((_int(value) for value in values), np.int64, len(values))
+
+
+def _codes(values: list[Any]) -> Codes:
+    wide = _ints(values)
+    return np.where((wide >= -1) & (wide < 1 << 31), wide, NO_VALUE).astype(np.int32)

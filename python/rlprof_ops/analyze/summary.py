@@ -1,0 +1,215 @@
+"""What one report says, small enough to pass between processes: computed where the file is read, merged elsewhere."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlprof_ops.analyze.columns import Trace
+from rlprof_ops.analyze.identity import Report
+from rlprof_ops.analyze.metrics.gpu import GpuTimes, GpuUnions, IdleCauses, IdleSplit, gpu_unions, idle_causes
+from rlprof_ops.analyze.metrics.host import host_communication
+from rlprof_ops.analyze.metrics.intervals import Union
+from rlprof_ops.analyze.metrics.kernels import (
+    CollectiveTotal,
+    NameTotal,
+    collective_totals,
+    top_kernels,
+    top_ops,
+)
+from rlprof_ops.analyze.metrics.meetings import Meetings, find_meetings
+from rlprof_ops.analyze.metrics.memory import MemoryPeak, memory_peaks
+from rlprof_ops.analyze.metrics.phases import Segment, Step, drawn, find_phases, find_steps, phase_union
+from rlprof_ops.analyze.readers import UnreadableReport, read_report
+
+
+@dataclass(frozen=True)
+class DeviceTimes:
+    """One GPU over the whole capture. `linked` counts only work whose launch is in the trace, as TraceLens does."""
+
+    device: int
+    name: str
+    start: int
+    end: int
+    times: GpuTimes
+    idle: IdleSplit
+    kernels: int
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """One phase of one step on one rank. `communication_ns`: of the duration, time in collectives that nothing hid."""
+
+    step: int
+    phase: str
+    duration_ns: int
+    stretches: int
+    communication_ns: int
+    gpu: GpuTimes | None
+    idle: IdleSplit | None
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step on one rank; with several GPUs in the process the GPU's times are their sum."""
+
+    step: int
+    start: int
+    end: int
+    marked: bool
+    gpu: GpuTimes | None
+    idle: IdleSplit | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One report, read."""
+
+    report: Report
+    kind: str
+    host: str
+    pid: int
+    rank: int
+    on_utc: bool
+    events: int
+    damaged: int
+    truncated: str
+    seconds: float
+    start: int
+    end: int
+    device_names: tuple[str, ...]
+    details: dict[str, str]
+    steps: tuple[StepTime, ...]
+    phases: tuple[PhaseTime, ...]
+    segments: tuple[Segment, ...]
+    devices: tuple[DeviceTimes, ...]
+    kernels: tuple[NameTotal, ...]
+    ops: tuple[NameTotal, ...]
+    collectives: tuple[CollectiveTotal, ...]
+    memory: tuple[MemoryPeak, ...]
+    meetings: tuple[Meetings, ...]
+    collectives_seen: bool
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A report that could not be read: one line in the answer, not its end."""
+
+    report: Report
+    reason: str
+    seconds: float
+
+
+def summarise_file(root: Path, report: Report, cache: bool = True) -> Summary | Unread:
+    """Reads one report of a run folder and sums it up; never raises for what is in the file."""
+    begun = time.perf_counter()
+    try:
+        trace = read_report(root / report.path, cache=cache)
+    except UnreadableReport as error:
+        return Unread(report, error.reason, time.perf_counter() - begun)
+    except (MemoryError, ArithmeticError, LookupError, ValueError, TypeError) as error:  # a shape no reader foresaw
+        return Unread(report, f"{type(error).__name__} while reading: {error}"[:300], time.perf_counter() - begun)
+    return summarise(trace, report, begun)
+
+
+def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summary:
+    """All metrics of one trace that need no other rank."""
+    begun = time.perf_counter() if begun is None else begun
+    steps = find_steps(trace, report.start)
+    segments = find_phases(trace, steps)
+    gpus = _gpus(trace, phase_union(segments) if segments else None)
+    talking = host_communication(trace)
+    step_times = tuple(_step_time(step, gpus) for step in steps)
+    kernels, ops = top_kernels(trace, segments), top_ops(trace, segments)
+    return Summary(
+        report=report,
+        kind=trace.origin.kind,
+        host=report.host or trace.origin.host,
+        pid=report.pid if report.pid is not None else trace.origin.pid,
+        rank=report.rank if report.rank is not None else max(trace.origin.rank, 0),
+        on_utc=trace.origin.on_utc,
+        events=trace.events,
+        damaged=trace.damaged,
+        truncated=trace.truncated,
+        seconds=time.perf_counter() - begun,
+        start=trace.origin.window_start,
+        end=trace.origin.window_end,
+        device_names=trace.origin.devices,
+        details=trace.origin.details,
+        steps=step_times,
+        phases=_phase_times(segments, gpus, talking),
+        segments=drawn(segments),
+        devices=tuple(_device_times(trace, device, unions, causes) for device, unions, causes in gpus),
+        kernels=kernels,
+        ops=ops,
+        collectives=collective_totals(trace),
+        memory=memory_peaks(trace, segments),
+        meetings=find_meetings(trace),
+        collectives_seen=len(talking) > 0 or any(len(unions.communication) for _, unions, _ in gpus),
+    )
+
+
+Gpu = tuple[int, GpuUnions, IdleCauses]
+
+
+def _gpus(trace: Trace, in_phase: Union | None) -> list[Gpu]:
+    gpus = []
+    devices = np.unique(trace.gpu.device).tolist() if len(trace.gpu) else []
+    for device in devices:
+        rows = None if len(devices) == 1 else trace.gpu.device == device
+        unions = gpu_unions(trace, rows)
+        start, end = min(trace.origin.window_start, unions.start), max(trace.origin.window_end, unions.end)
+        gpus.append((int(device), unions, idle_causes(trace, rows, unions.busy, start, end, in_phase)))
+    return gpus
+
+
+def _device_times(trace: Trace, device: int, unions: GpuUnions, causes: IdleCauses) -> DeviceTimes:
+    names = trace.origin.devices
+    return DeviceTimes(
+        device=device,
+        name=names[device] if 0 <= device < len(names) else names[0] if len(set(names)) == 1 else "",
+        start=unions.start,
+        end=unions.end,
+        times=unions.whole(),
+        idle=causes.split(unions.start, unions.end),
+        kernels=int((trace.gpu.device == device).sum()),
+    )
+
+
+def _in_window(gpus: list[Gpu], start: int, end: int) -> tuple[GpuTimes | None, IdleSplit | None]:
+    times = [unions.times(start, end) for _, unions, _ in gpus]
+    idle = [causes.split(start, end) for _, _, causes in gpus]
+    return sum_gpu(times), sum_idle(idle)
+
+
+def sum_gpu(times: list[GpuTimes]) -> GpuTimes | None:
+    return GpuTimes(*(sum(getattr(t, f) for t in times) for f in GpuTimes.__dataclass_fields__)) if times else None
+
+
+def sum_idle(splits: list[IdleSplit]) -> IdleSplit | None:
+    return IdleSplit(*(sum(getattr(s, f) for s in splits) for f in IdleSplit.__dataclass_fields__)) if splits else None
+
+
+def _step_time(step: Step, gpus: list[Gpu]) -> StepTime:
+    gpu, idle = _in_window(gpus, step.start, step.end)
+    return StepTime(step.step, step.start, step.end, step.marked, gpu, idle)
+
+
+def _phase_times(segments: tuple[Segment, ...], gpus: list[Gpu], talking: Union) -> tuple[PhaseTime, ...]:
+    grouped: dict[tuple[int, str], list[Segment]] = {}
+    for segment in segments:
+        grouped.setdefault((segment.step, segment.phase), []).append(segment)
+    rows = []
+    for (step, phase), parts in grouped.items():
+        inside = [_in_window(gpus, part.start, part.end) for part in parts]
+        gpu = sum_gpu([g for g, _ in inside if g is not None])
+        idle = sum_idle([i for _, i in inside if i is not None])
+        on_host = sum(talking.inside(part.start, part.end) for part in parts)
+        on_gpu = gpu.exposed_communication_ns // max(len(gpus), 1) if gpu else 0
+        duration = sum(part.end - part.start for part in parts)
+        communication = on_gpu if gpu and gpu.communication_ns else on_host
+        rows.append(PhaseTime(step, phase, duration, len(parts), communication, gpu, idle))
+    return tuple(rows)

@@ -1,0 +1,130 @@
+"""GPU time by kind: against TraceLens's numbers on real traces, an independent naive oracle, and HTA's rounding."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import math
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from tests.analyze.shared import TORCH_FILES, real  # noqa: E402
+
+from rlprof_ops.analyze.identity import Report  # noqa: E402
+from rlprof_ops.analyze.metrics.gpu import GpuTimes, gpu_unions, launch_index  # noqa: E402
+from rlprof_ops.analyze.readers import read_report  # noqa: E402
+from rlprof_ops.analyze.summary import summarise  # noqa: E402
+
+EXPECTED = json.loads((Path(__file__).parent / "expected" / "gpu_timeline.json").read_text())
+NAMES = {
+    "computation_time": "compute_ns", "exposed_comm_time": "exposed_communication_ns", "exposed_memcpy_time": "exposed_memcpy_ns",
+    "busy_time": "busy_ns", "idle_time": "idle_ns", "total_time": "window_ns", "total_comm_time": "communication_ns",
+    "total_memcpy_time": "memcpy_ns",
+}  # fmt: skip
+ONE_MICROSECOND = 1000
+
+
+def assert_as_expected(times: GpuTimes, expected: dict[str, int]) -> None:
+    for theirs, ours in NAMES.items():
+        assert abs(getattr(times, ours) - expected[theirs]) <= ONE_MICROSECOND, (theirs, getattr(times, ours), expected[theirs])
+
+
+@pytest.mark.parametrize("name", TORCH_FILES)
+def test_equals_tracelens_on_real_traces(name: str) -> None:
+    trace = read_report(real(f"torch/{name}.json.gz"), cache=False)
+    expected = EXPECTED[f"{name}.json.gz"]
+    if expected["all"] is None:
+        assert len(trace.gpu) == 0
+        return
+    assert_as_expected(gpu_unions(trace).whole(), expected["all"])
+    linked = launch_index(trace.launches, trace.gpu.correlation) >= 0
+    assert_as_expected(gpu_unions(trace, linked).whole(), expected["linked"])
+
+
+def naive(path: Path) -> dict[str, int]:
+    """Sweeps over every boundary, one moment after the other, in exact decimals: shares no code and no idea with ours."""
+    events = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal, parse_int=Decimal)["traceEvents"]
+    edges: list[tuple[int, int, str]] = []
+    for event in events:
+        if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        name = event["name"].lower()
+        kind = "copy" if event["cat"] == "gpu_memcpy" or name.startswith(("memory_copy", "__amd_rocclr_copy")) else "compute"
+        if kind == "compute" and any(word in name for word in ("nccl", "rccl", "cross_device_reduce")):
+            kind = "talk"
+        start, end = int(event["ts"] * 1000), int((event["ts"] + event["dur"]) * 1000)
+        edges += [(start, 1, kind), (end, -1, kind)]
+    edges.sort()
+    running = {"compute": 0, "talk": 0, "copy": 0}
+    out = {"compute_ns": 0, "exposed_communication_ns": 0, "exposed_memcpy_ns": 0, "idle_ns": 0}
+    for (now, change, kind), (after, _, _) in itertools.pairwise(edges):
+        running[kind] += change
+        if running["compute"]:
+            out["compute_ns"] += after - now
+        elif running["talk"]:
+            out["exposed_communication_ns"] += after - now
+        elif running["copy"]:
+            out["exposed_memcpy_ns"] += after - now
+        else:
+            out["idle_ns"] += after - now
+    return out
+
+
+@pytest.mark.parametrize("name", [n for n in TORCH_FILES if n != "rank_not_found"])
+def test_equals_the_naive_sweep_to_the_nanosecond(name: str) -> None:
+    path = real(f"torch/{name}.json.gz")
+    times = gpu_unions(read_report(path, cache=False)).whole().to_dict()
+    truth = naive(path)
+    assert {key: times[key] for key in truth} == truth
+
+
+@pytest.mark.parametrize("name", [n for n in TORCH_FILES if n != "rank_not_found"])
+def test_time_is_conserved(name: str) -> None:
+    path = real(f"torch/{name}.json.gz")
+    summary = summarise(read_report(path, cache=False), _report(path))
+    for times, idle in [(d.times, d.idle) for d in summary.devices] + [(s.gpu, s.idle) for s in (*summary.steps, *summary.phases)]:
+        assert times is not None and idle is not None
+        assert times.busy_ns + times.idle_ns == times.window_ns
+        assert times.compute_ns + times.exposed_communication_ns + times.exposed_memcpy_ns == times.busy_ns
+        assert idle.queued_ns + idle.synchronising_ns + idle.waiting_ns + idle.host_ns == times.idle_ns
+        assert min(idle.to_dict().values()) >= 0 and min(times.to_dict().values()) >= 0
+    for step in summary.steps:
+        parts = [p for p in summary.phases if p.step == step.step]
+        assert sum(p.duration_ns for p in parts) <= step.end - step.start
+    assert sum(k.count for k in summary.kernels) == sum(d.kernels for d in summary.devices)
+
+
+def test_hta_differs_because_it_rounds_to_microseconds(tmp_path: Path) -> None:
+    """HTA takes ceil(start) and floor(end) in µs (trace_parser.py): reproduced here, its idle time of decode-like work is
+    several times the true one, and kernels below 1 µs count for nothing or less."""
+    path = real("torch/sglang_qwen3_8b_decode.json.gz")
+    trace = read_report(path, cache=False)
+    true = gpu_unions(trace).whole()
+    start = -(-trace.gpu.start // 1000)
+    end = trace.gpu.end // 1000
+    rounded_busy = sum(max(0, int(e) - int(s)) for s, e in _joined(start, end)) * 1000
+    assert rounded_busy < true.busy_ns
+    loss = math.fsum([true.busy_ns, -rounded_busy]) / true.busy_ns
+    assert 0.03 < loss < 0.10  # measured on this trace: 5.7 % of the kernel time
+
+
+def _joined(start: Any, end: Any) -> list[tuple[int, int]]:
+    out: list[list[int]] = []
+    for s, e in sorted(zip(start.tolist(), end.tolist(), strict=True)):
+        if e <= s:
+            continue
+        if out and s <= out[-1][1]:
+            out[-1][1] = max(out[-1][1], e)
+        else:
+            out.append([s, e])
+    return [(a, b) for a, b in out]
+
+
+def _report(path: Path) -> Report:
+    return Report(path.name, "torch", "worker", 0, "", None, None, None, None, path.stat().st_size)
