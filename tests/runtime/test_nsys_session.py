@@ -119,4 +119,4 @@ def test_a_killed_process_leaves_its_report_in_the_jobs_tmpdir(wrapped, tmp_path
     while not (node_dir / "tmp" / name).exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     # What nsys had not fetched from the process yet is gone, so only that it opens is certain.
-    assert "step 4" not in ranges(node_dir / "tmp" / name, tmp_path)
+    assert set(ranges(node_dir / "tmp" / name, tmp_path)) <= {"generation", "train", "step 3", "step 4"}

@@ -7,28 +7,7 @@ import sys
 
 import pytest
 
-from rlprof_ops.request import ProfileRequest
 from rlprof_ops.runtime import profiler
-
-
-@pytest.fixture
-def asked(monkeypatch, tmp_path):
-    """Ask for captures in this process: `asked(backend="torch", steps="3:5", …)` returns the node folder."""
-
-    def ask(**capture):
-        request = ProfileRequest.from_dict({"captures": [{"workers": ["policy_worker"], "steps": "3:5", **capture}]})
-        monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())
-        monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path / "node"))
-        monkeypatch.setenv("RLPROF_NODE", "n1")
-        monkeypatch.delenv("RLPROF_NSYS_SESSION", raising=False)
-        return tmp_path / "node"
-
-    return ask
-
-
-def events(node_dir):
-    lines = [line for path in sorted(node_dir.glob("events/*.jsonl")) for line in path.read_text().splitlines()]
-    return [json.loads(line) for line in lines]
 
 
 def train(prof, steps=6):
@@ -58,18 +37,18 @@ def test_an_actor_is_named_for_the_plugin(asked):
     assert profiler.runtime_env("policy_worker", 3) == {"rlprof": {"worker": "policy_worker", "rank": 3}}
 
 
-def test_a_process_that_was_not_wrapped_says_so_once(asked, capsys):
-    node_dir = asked(backend="nsight", steps="3:5,6")
+def test_a_process_that_was_not_wrapped_says_so_once(asked, events, capsys):
+    asked(backend="nsight", steps="3:5,6")
 
     assert train(profiler.from_env(worker="policy_worker", rank=1)) == [1, 4, 9, 16, 25, 36]
 
-    failed = [event for event in events(node_dir) if event["event"] == "failed"]
+    failed = [event for event in events() if event["event"] == "failed"]
     assert [event["steps"] for event in failed] == [[3, 5], [6, 7]]
     assert "was not started by `nsys launch`" in failed[0]["reason"]
     assert capsys.readouterr().err.count("failed, training goes on") == 1
 
 
-def test_the_last_step_survives_a_kill(asked):
+def test_the_last_step_survives_a_kill(asked, events):
     node_dir = asked(backend="nsight")
     code = (
         "import os, signal; from rlprof_ops.runtime import profiler\n"
@@ -81,7 +60,7 @@ def test_the_last_step_survives_a_kill(asked):
 
     (step_file,) = node_dir.glob("events/*.step")
     assert int.from_bytes(step_file.read_bytes(), "little", signed=True) == 6
-    assert [event["event"] for event in events(node_dir)] == ["registered", "failed"]
+    assert [event["event"] for event in events()] == ["registered", "failed"]
 
 
 def test_a_request_that_does_not_parse_leaves_training_alone(monkeypatch, capsys):
@@ -100,7 +79,7 @@ def test_the_node_folder_may_vanish(asked, tmp_path):
 
 
 @pytest.mark.torch
-def test_torch_windows_end_as_named_traces(asked):
+def test_torch_windows_end_as_named_traces(asked, events):
     torch = pytest.importorskip("torch")
     import gzip
 
@@ -118,7 +97,7 @@ def test_torch_windows_end_as_named_traces(asked):
     trace = json.loads(gzip.decompress(paths[0].read_bytes()))
     spans = [event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
     assert sorted(name for name in spans if not name.startswith("PyTorch")) == ["step 3", "step 4", "train", "train"]
-    kinds = [(event["event"], event.get("steps")) for event in events(node_dir)]
+    kinds = [(event["event"], event.get("steps")) for event in events()]
     assert kinds == [
         ("registered", None),
         ("opened", [3, 5]),
@@ -127,13 +106,13 @@ def test_torch_windows_end_as_named_traces(asked):
         ("closed", [6, 7]),
         ("ended", None),
     ]
-    ended = events(node_dir)[-1]
+    ended = events()[-1]
     assert ended["last_step"] == 7 and sorted(ended["step_times_ns"]) == ["3", "4", "6"]
     assert not list((node_dir / "tmp").iterdir())
 
 
 @pytest.mark.torch
-def test_an_exception_ends_the_window_and_comes_out_unchanged(asked):
+def test_an_exception_ends_the_window_and_comes_out_unchanged(asked, events):
     pytest.importorskip("torch")
     node_dir = asked(backend="torch")
     prof = profiler.from_env("policy_worker", 0)
@@ -147,6 +126,6 @@ def test_an_exception_ends_the_window_and_comes_out_unchanged(asked):
     prof.close()
 
     assert caught.value is error
-    (closed,) = [event for event in events(node_dir) if event["event"] == "closed"]
+    (closed,) = [event for event in events() if event["event"] == "closed"]
     assert closed["partial"] is True and closed["seen"] == [3, 4]
     assert (node_dir / closed["path"]).is_file()

@@ -9,29 +9,38 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rlprof_ops.runtime import ranges, signals
 from rlprof_ops.runtime.captures import Captures
-from rlprof_ops.runtime.events import EventLog, StepFile, log
+from rlprof_ops.runtime.events import EventLog, StepFile, log, log_once
+from rlprof_ops.runtime.gate import ALWAYS_QUIET
+from rlprof_ops.runtime.metrics import Metrics, RangeTimes
 from rlprof_ops.runtime.null import NULL_CONTEXT
 from rlprof_ops.runtime.place import Place
+from rlprof_ops.runtime.span import Span, end_tokens, start_tokens
 
 _LOCK_TIMEOUT_S = 5.0
+_RUNNING = -1
 
 
 class Profiler:
-    """Opens and closes the windows of one process. Made by `profiler.from_env`; `specs` are the matching `CaptureSpec`s."""
+    """Opens and closes the windows of one process. Made by `profiler.from_env`; `specs` are the matching `CaptureSpec`s.
 
-    def __init__(self, place: Place, specs: Sequence[Any]) -> None:
+    Threads and coroutines may share it. A forked child has nothing of it: its methods do nothing there.
+    """
+
+    def __init__(self, place: Place, specs: Sequence[Any], metrics: bool = False) -> None:
         self.place = place
-        self.active = False  # a window is open: ranges are recorded
+        self._metrics = Metrics() if metrics else None
+        self.active = metrics  # ranges are looked at: a window is open, may open at a range, or times are wanted
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._events = EventLog(place.events / f"{place.stem}.jsonl")
         self._step_file: Any = StepFile(place.events / f"{place.stem}.step")
         self._last_step = 0
+        self._current_step: int | None = None  # tracked where it matters: not in quiet steps
         self._step_times_ns: dict[str, list[int]] = {}
         self._emitters: tuple[Any, ...] = ()
         self._nvtx: Any = None
@@ -39,6 +48,7 @@ class Profiler:
         self._closed = False
         self._working = False
         self._terminated = False
+        self._pending: list[Callable[[], None]] = []
         self._events.write(
             "registered",
             worker=place.worker,
@@ -49,7 +59,7 @@ class Profiler:
             backends=sorted({spec.backend for spec in specs}),
         )
         self._captures = Captures(place, specs, self._events)
-        self._quiet = self._captures.quiet_around(0) if self._captures else (-(2**62), 2**62)
+        self._quiet = self._captures.quiet_around(0)
         self._at_exit = functools.partial(_close_weakly, weakref.ref(self))
         atexit.register(self._at_exit)
         self._signals = signals.on_terminate(self._on_terminate)
@@ -58,21 +68,21 @@ class Profiler:
     # -- steps
 
     def step(self, step: int) -> _Step:
-        """`with prof.step(n):` around training step `n`, counted from 1."""
+        """`with prof.step(n):` around training step `n`, counted from 1. An exception in it ends the open windows."""
         return _Step(self, step)
 
-    def start_step(self, step: int) -> None:
-        """Step `step` begins; for trainers with callbacks. Calling it again for the same step changes nothing."""
+    def start_step(self, step: int) -> bool:
+        """Step `step` begins; for trainers with callbacks. False, and nothing changes, when it has begun already."""
         self._last_step = step
         self._step_file.store(step)
         low, high = self._quiet
         if low <= step < high:
-            return
+            return True
         with self._work():
-            self._enter(step)
+            return self._enter(step)
 
     def stop_step(self, step: int | None = None) -> None:
-        """Step `step` (default: the one begun last) ended in order."""
+        """Step `step` (default: the one begun last) ended in order. Calling it again changes nothing."""
         step = self._last_step if step is None else step
         low, high = self._quiet
         if low <= step < high:
@@ -81,73 +91,108 @@ class Profiler:
             self._leave(step)
 
     def abort_step(self) -> None:
-        """The step failed: what is open is closed as it is and marked partial."""
-        if self.active:
-            with self._work():
-                self._end_step_ranges()
-                self._captures.close_all()
-                self._settle()
+        """The step failed: what is open is closed as it is and marked partial. Training may go on."""
+        if not self._captures.any_open:
+            return
+        with self._work():
+            end_tokens(self._step_tokens)
+            self._captures.close_all()
+            self._settle()
 
-    def _enter(self, step: int) -> None:
-        if self._closed or self._step_times_ns.get(str(step), [0, 0])[-1:] == [-1]:
-            return  # begun already
-        self._end_step_ranges()
+    def _enter(self, step: int) -> bool:
+        if self._closed or self._current_step == step:
+            return False
+        if self._current_step is not None:  # its end was never told
+            self._end_step_time(self._current_step)
+            end_tokens(self._step_tokens)
+        self._current_step = step
         self._captures.enter(step)
+        self._do_pending()
+        if self._captures.any_armed:
+            self._step_times_ns[str(step)] = [time.time_ns(), _RUNNING]
         self._settle()
-        if self.active:
-            self._step_times_ns[str(step)] = [time.time_ns(), -1]
-            name = f"step {step}"
-            self._step_tokens = [(emitter, emitter.start(name)) for emitter in self._emitters]
+        return True
 
     def _leave(self, step: int) -> None:
-        times = self._step_times_ns.get(str(step))
-        if times and times[1] == -1:
-            times[1] = time.time_ns()
-        self._end_step_ranges()
+        if self._current_step != step:
+            return
+        self._end_step_time(step)
+        end_tokens(self._step_tokens)
         self._captures.leave(step)
+        self._current_step = None
         self._settle(step + 1)
 
-    def _settle(self, next_step: int | None = None) -> None:
-        """After a change of windows: which ranges to emit, and how long nothing can happen."""
-        self.active = self._captures.any_open
-        self._emitters = self._choose_emitters() if self.active else ()
-        probe = self._last_step if next_step is None else next_step
-        self._quiet = (probe, probe) if self.active or self._closed else self._captures.quiet_around(probe)
+    def _end_step_time(self, step: int) -> None:
+        times = self._step_times_ns.get(str(step))
+        if times and times[1] == _RUNNING:
+            times[1] = time.time_ns()
 
-    def _end_step_ranges(self) -> None:
-        tokens, self._step_tokens = self._step_tokens, []
-        for emitter, token in reversed(tokens):
-            try:
-                emitter.end(token)
-            except Exception as error:
-                log(f"a {emitter.kind} range did not end: {error}")
+    def _settle(self, next_step: int | None = None) -> None:
+        """After a change of windows: which ranges to record, and for how many steps nothing can happen."""
+        emitters = self._choose_emitters()
+        if emitters != self._emitters:
+            end_tokens(self._step_tokens)
+            self._emitters = emitters
+        if self._current_step is not None and emitters and not self._step_tokens:
+            self._step_tokens = start_tokens(emitters, f"step {self._current_step}")
+        armed = self._captures.any_armed
+        self.active = not self._closed and (armed or self._metrics is not None or bool(self._pending))
+        if self._closed:
+            self._quiet = ALWAYS_QUIET
+        elif armed or self._pending or self._current_step is not None:
+            self._quiet = (0, 0)
+        else:
+            self._quiet = self._captures.quiet_around(self._last_step + 1 if next_step is None else next_step)
+
+    def _do_pending(self) -> None:
+        """What another thread left for this one to do, at a step's or a range's beginning."""
+        pending, self._pending = self._pending, []
+        for action in pending:
+            action()
 
     # -- ranges
 
     def range(self, name: str) -> Any:
-        """`with prof.range("generation"):`; recorded only while a window is open."""
+        """`with prof.range("generation"):`; recorded only while a window is open, timed where metrics are asked."""
         if not self.active:
             return NULL_CONTEXT
-        return _Range(self._emitters, name)
+        return Span(self, name)
 
     def annotate(self, name: Any = None) -> Any:
         """`@prof.annotate("train")`, or bare for the function's own name. The function runs exactly once, its exceptions are its own."""
-        if callable(name):
-            return self._annotated(name, name.__qualname__)
-        return lambda function: self._annotated(function, name or function.__qualname__)
-
-    def _annotated(self, function: Any, name: str) -> Any:
         from rlprof_ops.runtime.annotate import annotated
 
-        return annotated(self, function, name)
+        if callable(name):
+            return annotated(self, name, name.__qualname__)
+        return lambda function: annotated(self, function, name or getattr(function, "__qualname__", "range"))
+
+    def metrics(self, reset: bool = False) -> dict[str, RangeTimes]:
+        """Count, total and longest time of each range so far, in seconds; {} unless asked (`RLPROF_METRICS=1`)."""
+        return self._metrics.read(reset) if self._metrics else {}
+
+    def _phase_begins(self, name: str) -> Any:
+        """A range begins: do what was left to do, and open the captures of this phase; what `_phase_ends` needs."""
+        if not self._pending and not self._captures.phases_armed:
+            return ()
+        with self._work():
+            self._do_pending()
+            opened = self._captures.begin_phase(name)
+            self._settle()
+        return opened
+
+    def _phase_ends(self, opened: Any, partial: bool) -> None:
+        with self._work():
+            end_tokens(self._step_tokens)
+            self._captures.end_phase(opened, partial)
+            self._settle()
 
     def _choose_emitters(self) -> tuple[Any, ...]:
         open_backends = self._captures.open_backends
         chosen: list[Any] = []
-        if "nsight" in open_backends:
+        if "nsight" in open_backends or "rocprof_sys" in open_backends:
             chosen.append(self._nvtx_emitter())
         if "torch" in open_backends:
-            chosen.append(ranges.RecordFunctionRanges())
+            chosen.append(ranges.record_function_ranges())
         return tuple(emitter for emitter in chosen if emitter is not None)
 
     def _nvtx_emitter(self) -> Any:
@@ -155,11 +200,15 @@ class Profiler:
             self._nvtx = ranges.nvtx_ranges() or False
             if self._nvtx is False:
                 reason = "neither the package nvtx nor torch.cuda.nvtx is there: reports will hold no ranges"
-                log(reason)
+                log_once(reason)
                 self._events.write("no_ranges", reason=reason)
         return self._nvtx or None
 
     # -- the end
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def close(self) -> None:
         """Close what is open, and say that this process ended in order. Calling it again changes nothing."""
@@ -172,7 +221,7 @@ class Profiler:
             if self._closed:
                 return
             self._closed = True
-            self._end_step_ranges()
+            end_tokens(self._step_tokens)
             self._captures.close_all()
             self._settle()
             self._events.write("ended", last_step=self._last_step, step_times_ns=self._ended_steps())
@@ -183,18 +232,18 @@ class Profiler:
 
     def _ended_steps(self) -> dict[str, list[int]]:
         now = time.time_ns()
-        return {step: [start, now if end == -1 else end] for step, (start, end) in self._step_times_ns.items()}
+        return {step: [start, now if end == _RUNNING else end] for step, (start, end) in self._step_times_ns.items()}
 
     @contextlib.contextmanager
     def _work(self) -> Iterator[None]:
         """Opening or closing windows: one thread at a time, and a SIGTERM meanwhile waits until the report is in place."""
         with self._lock:
-            self._working = True
+            outer, self._working = self._working, True
             try:
                 yield
             finally:
-                self._working = False
-        if self._terminated:
+                self._working = outer
+        if self._terminated and not outer:
             self.close()
             self._signals.deliver()
 
@@ -211,17 +260,18 @@ class Profiler:
         self._lock = threading.RLock()
         self._closed = True
         self.active = False
+        self._pending = []
         self._emitters = ()
         self._step_tokens = []
         self._step_file = _NoStepFile()
         self._captures = Captures.none()
-        self._quiet = (-(2**62), 2**62)
+        self._quiet = ALWAYS_QUIET
         self._signals.remove()
 
     def __enter__(self) -> Profiler:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         self.close()
 
 
@@ -231,47 +281,22 @@ class _NoStepFile:
 
 
 class _Step:
-    """One step as a context manager. An exception ends the open windows and goes on its way."""
+    """One step as a context manager; a second one of the same step inside it changes nothing."""
 
-    __slots__ = ("_profiler", "_step")
+    __slots__ = ("_begun", "_profiler", "_step")
 
     def __init__(self, profiler: Profiler, step: int) -> None:
         self._profiler = profiler
         self._step = step
 
     def __enter__(self) -> None:
-        self._profiler.start_step(self._step)
+        self._begun = self._profiler.start_step(self._step)
 
-    def __exit__(self, kind: Any, error: Any, _: Any) -> None:
-        if kind is not None:
-            self._profiler.abort_step()
-        self._profiler.stop_step(self._step)
-
-
-class _Range:
-    """One open range on every emitter of the window. An emitter that fails is left out, the body never notices."""
-
-    __slots__ = ("_emitters", "_name", "_tokens")
-
-    def __init__(self, emitters: tuple[Any, ...], name: str) -> None:
-        self._emitters = emitters
-        self._name = name
-        self._tokens: list[tuple[Any, Any]] = []
-
-    def __enter__(self) -> None:
-        for emitter in self._emitters:
-            try:
-                self._tokens.append((emitter, emitter.start(self._name)))
-            except Exception as error:
-                log(f"a {emitter.kind} range did not start: {error}")
-
-    def __exit__(self, *_: Any) -> None:
-        while self._tokens:
-            emitter, token = self._tokens.pop()
-            try:
-                emitter.end(token)
-            except Exception as error:
-                log(f"a {emitter.kind} range did not end: {error}")
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if self._begun:
+            if kind is not None:
+                self._profiler.abort_step()
+            self._profiler.stop_step(self._step)
 
 
 def _close_weakly(reference: weakref.ref[Profiler]) -> None:

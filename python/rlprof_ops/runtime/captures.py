@@ -4,83 +4,79 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlprof_ops import backends
-from rlprof_ops.backends import nsight
-from rlprof_ops.backends import torch as torch_backend
-from rlprof_ops.runtime.events import EventLog, log
-from rlprof_ops.runtime.gate import NEVER, OpenWindow, StepGate
+from rlprof_ops.runtime.events import EventLog, log_once
+from rlprof_ops.runtime.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
 from rlprof_ops.runtime.place import Place
-from rlprof_ops.runtime.takers import CaptureError, NsightTaker, Taker, TorchTaker, move_into_place
-
-NOT_WRAPPED = (
-    "this process was not started by `nsys launch` (RLPROF_NSYS_SESSION is not set): the runtime-env plugin was not "
-    "loaded on this node, or the actor was created without profiler.runtime_env(...) in its runtime_env"
-)
+from rlprof_ops.runtime.takers import CaptureError, Taker, choose_taker, move_into_place
 
 
 @dataclass
-class _Capture:
-    """One spec that this process can take, or cannot (`impossible` says why)."""
+class Capture:
+    """One spec that this process can take, or cannot (`impossible` says why). `asked_by`: the id of an on-demand request."""
 
     spec: Any
     taker: Taker | None
-    impossible: str | None
-    gate: StepGate
+    impossible: str
+    gate: Gate = field(init=False)
     target: Path | None = None
+    asked_by: str | None = None
 
 
 class Captures:
-    """All captures of a process, opened and closed by steps. No method raises for a profiler's failure."""
+    """All captures of a process, opened and closed by steps and ranges. No method raises for a profiler's failure."""
 
     def __init__(self, place: Place, specs: Sequence[Any], events: EventLog) -> None:
         self._place = place
         self._events = events
-        self._logged: set[str] = set()
-        self._all = [self._prepare(spec, specs) for spec in specs]
+        self._all: list[Capture] = []
+        self._phased: list[Capture] = []
+        for spec in specs:
+            self.add(spec, specs)
 
     @classmethod
     def none(cls) -> Captures:
         """No captures, for a forked child."""
         empty = cls.__new__(cls)
         empty._all = []
+        empty._phased = []
         return empty
 
-    def __bool__(self) -> bool:
-        return bool(self._all)
+    def add(self, spec: Any, beside: Sequence[Any] = (), asked_by: str | None = None, timed: bool = False) -> Capture:
+        """Take `spec` from now on. `beside`: all specs of the process, which may exclude each other."""
+        taker, impossible = choose_taker(spec, [*beside, *(capture.spec for capture in self._all)])
+        capture = Capture(spec, taker, impossible, asked_by=asked_by)
 
-    def _prepare(self, spec: Any, specs: Sequence[Any]) -> _Capture:
-        taker: Taker | None = None
-        impossible: str | None = None
-        if spec.backend == "nsight":
-            session = os.environ.get("RLPROF_NSYS_SESSION")
-            if session:
-                taker = NsightTaker(session, spec)
-            else:
-                impossible = os.environ.get("RLPROF_NOT_WRAPPED") or NOT_WRAPPED
-        elif spec.backend == "torch":
-            impossible = _second_cupti_user(specs)
-            taker = None if impossible else TorchTaker(spec)
+        def on_open(window: OpenWindow) -> None:
+            self._open(capture, window)
+
+        def on_close(window: OpenWindow, partial: bool) -> None:
+            self._close(capture, window, partial)
+
+        if timed:
+            capture.gate = TimedGate(on_open, on_close)
+        elif spec.each == "phase":
+            capture.gate = PhaseGate(spec.steps.windows(), _one_step, on_open, on_close)
+            self._phased.append(capture)
         else:
-            impossible = f"the backend {spec.backend!r} cannot be taken inside a training process yet"
-        capture = _Capture(spec, taker, impossible, StepGate((), lambda _: None, lambda *_: None))
-        capture.gate = StepGate(
-            spec.steps.windows(),
-            lambda window, capture=capture: self._open(capture, window),  # type: ignore[misc]
-            lambda window, partial, capture=capture: self._close(capture, window, partial),  # type: ignore[misc]
-        )
+            capture.gate = StepGate(spec.steps.windows(), on_open, on_close)
+        self._all.append(capture)
         return capture
 
-    # -- steps
+    def remove(self, capture: Capture) -> None:
+        """Forget a capture whose window is done."""
+        self._all.remove(capture)
+
+    # -- steps and phases
 
     def enter(self, step: int) -> None:
         # What ends is ended before what begins: two windows of one profiler may be neighbours.
         for capture in self._all:
-            current = capture.gate.current
-            if current and current.window is not capture.gate.window_of(step):
+            if capture.gate.ends_before(step):
                 capture.gate.close(partial=True)
         for capture in self._all:
             capture.gate.enter(step)
@@ -89,16 +85,24 @@ class Captures:
         for capture in reversed(self._all):
             capture.gate.leave(step)
 
+    def begin_phase(self, name: str) -> tuple[Capture, ...]:
+        """Open the captures that want this phase of this step."""
+        return tuple(capture for capture in self._phased if _phase_gate(capture).begin(name))
+
+    def end_phase(self, opened: Sequence[Capture], partial: bool) -> None:
+        for capture in reversed(opened):
+            _phase_gate(capture).end(partial)
+
     def close_all(self) -> None:
         """End every open window before its last step ended: partial, unless it was to go on until the end anyway."""
         for capture in reversed(self._all):
             current = capture.gate.current
             if current:
-                capture.gate.close(partial=current.window.stop is not None)
+                capture.gate.close(partial=current.window.stop is not None and capture.asked_by is None)
 
     def quiet_around(self, step: int) -> tuple[int, int]:
         """The half-open range of steps around `step` in which nothing opens or closes."""
-        low, high = -NEVER, NEVER
+        low, high = ALWAYS_QUIET
         for capture in self._all:
             one_low, one_high = capture.gate.quiet_around(step)
             low, high = max(low, one_low), min(high, one_high)
@@ -109,14 +113,23 @@ class Captures:
         return any(capture.gate.current for capture in self._all)
 
     @property
+    def phases_armed(self) -> bool:
+        """The next range may open a window."""
+        return any(_phase_gate(capture).armed for capture in self._phased)
+
+    @property
+    def any_armed(self) -> bool:
+        return self.any_open or self.phases_armed
+
+    @property
     def open_backends(self) -> set[str]:
         return {capture.spec.backend for capture in self._all if capture.gate.current}
 
     # -- one window
 
-    def _open(self, capture: _Capture, window: OpenWindow) -> None:
+    def _open(self, capture: Capture, window: OpenWindow) -> None:
         if capture.taker is None:
-            self._failed(capture, window, capture.impossible or "")
+            self._failed(capture, window, capture.impossible)
             return
         report = self._place.report_name(window.window, window.phase, capture.taker.suffix)
         try:
@@ -125,27 +138,30 @@ class Captures:
             self._place.tmp.mkdir(parents=True, exist_ok=True)
             capture.target = self._place.tmp / report
             capture.taker.open(capture.target)
-        except (CaptureError, OSError) as error:
+        except Exception as error:  # whatever a profiler does, training goes on
             self._failed(capture, window, _reason(error))
             return
         self._events.write("opened", **_of(capture, window), report=report)
 
-    def _other_open(self, capture: _Capture) -> bool:
+    def _other_open(self, capture: Capture) -> bool:
         return any(
             other is not capture and other.spec.backend == capture.spec.backend and other.gate.current and other.target
             for other in self._all
         )
 
-    def _close(self, capture: _Capture, window: OpenWindow, partial: bool) -> None:
+    def _close(self, capture: Capture, window: OpenWindow, partial: bool) -> None:
         target, capture.target = capture.target, None
         if capture.taker is None or target is None:
             return
         try:
             finished = capture.taker.close()
             self._refuse_unfinished(capture, finished)
+            if capture.asked_by is not None:  # named by what it saw, not by what was planned
+                window.window = _steps_window(window.window.start, max(window.seen) + 1)
+                target = target.with_name(self._place.report_name(window.window, window.phase, capture.taker.suffix))
             final = self._place.report_path(capture.spec.backend, target.name)
             size_bytes = move_into_place(finished, final)
-        except (CaptureError, OSError) as error:
+        except Exception as error:
             self._failed(capture, window, _reason(error))
             return
         self._events.write(
@@ -158,38 +174,51 @@ class Captures:
             seen=sorted(set(window.seen)),
         )
 
-    def _refuse_unfinished(self, capture: _Capture, finished: Path) -> None:
+    def _refuse_unfinished(self, capture: Capture, finished: Path) -> None:
         found = backends.get(capture.spec.backend).check(finished)
         if found.state != backends.OK:
             raise CaptureError(f"the report is {found.state}: {found.reason} ({finished})")
 
-    def _failed(self, capture: _Capture, window: OpenWindow, reason: str) -> None:
+    def _failed(self, capture: Capture, window: OpenWindow, reason: str) -> None:
         capture.target = None
         capture.gate.drop()
         self._events.write("failed", **_of(capture, window), reason=reason)
-        if reason not in self._logged:  # a profiler that fails at every window is told of once
-            self._logged.add(reason)
-            log(f"{capture.spec.backend} capture of {self._place.worker} rank {self._place.rank} failed, training goes on: {reason}")
+        # A profiler that fails at every window is told of once.
+        log_once(f"{capture.spec.backend} capture of {self._place.worker} rank {self._place.rank} failed, training goes on: {reason}")
 
 
-def _of(capture: _Capture, window: OpenWindow) -> dict[str, Any]:
-    return {
+def _of(capture: Capture, window: OpenWindow) -> dict[str, Any]:
+    found = {
         "backend": capture.spec.backend,
         "steps": [window.window.start, window.window.stop],
         "phase": window.phase,
     }
+    if capture.asked_by is not None:
+        found["asked_by"] = capture.asked_by
+    return found
 
 
-def _second_cupti_user(specs: Sequence[Any]) -> str | None:
-    """CUPTI serves one profiler a process; nsys, injected at start, was first."""
-    other = next((spec for spec in specs if spec.backend == "nsight" and nsight.traces_cuda(spec)), None)
-    if other is None or not torch_backend.has_cuda_activity():
-        return None
-    return "nsys already traces CUDA in this process and CUPTI serves one profiler only: ask for one of nsight and torch, or `t: nvtx`"
+def _phase_gate(capture: Capture) -> PhaseGate:
+    assert isinstance(capture.gate, PhaseGate)
+    return capture.gate
+
+
+def _one_step(step: int) -> Any:
+    return _steps_window(step, step + 1)
+
+
+def _steps_window(start: int, stop: int) -> Any:
+    from rlprof_ops.request import Window
+
+    return Window(start, stop)
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and not isinstance(error, CaptureError):
+    if isinstance(error, CaptureError):
+        return str(error)
+    if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror or error}{where}"
-    return str(error)
+    return f"{type(error).__name__}: {error}"
+
+

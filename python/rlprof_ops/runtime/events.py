@@ -23,6 +23,16 @@ def log(message: str) -> None:
         pass
 
 
+_said: set[str] = set()
+
+
+def log_once(message: str) -> None:
+    """`log`, but a process says the same thing only once."""
+    if message not in _said:
+        _said.add(message)
+        log(message)
+
+
 class EventLog:
     """Appends events to one file. A disk that fails costs one log line, never an exception."""
 

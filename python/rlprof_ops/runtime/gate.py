@@ -1,4 +1,4 @@
-"""When one capture's windows open and close: the step gate, a state machine that knows nothing of profilers."""
+"""When one capture's windows open and close: state machines that know nothing of profilers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NEVER = sys.maxsize
+ALWAYS_QUIET = (-NEVER, NEVER)
 
 
 @dataclass
@@ -15,7 +16,7 @@ class OpenWindow:
     """A window that is being taken: the planned `window`, its phase, and the steps seen so far."""
 
     window: Any
-    phase: str | None
+    phase: str | None = None
     seen: list[int] = field(default_factory=list)
 
     @property
@@ -25,38 +26,31 @@ class OpenWindow:
         return window.stop is not None and len(set(self.seen)) == window.stop - window.start
 
 
-class StepGate:
-    """Decides for one capture spec, `on_open(OpenWindow)` and `on_close(OpenWindow, partial)` do it.
+OnOpen = Callable[[OpenWindow], None]
+OnClose = Callable[[OpenWindow, bool], None]
 
-    Steps may repeat, be skipped, or start after a resume: a window opens at the first of its steps that is seen and closes after its
-    last one, or when a step outside it comes. A window is taken once; its steps coming again do not open it again.
-    """
 
-    def __init__(self, windows: Sequence[Any], on_open: Callable[[OpenWindow], None], on_close: Callable[[OpenWindow, bool], None]) -> None:
-        self.windows = tuple(windows)
+class Gate:
+    """What all gates share: `on_open(OpenWindow)` and `on_close(OpenWindow, partial)` do the work that the gate decides."""
+
+    def __init__(self, on_open: OnOpen, on_close: OnClose) -> None:
         self.current: OpenWindow | None = None
         self._on_open = on_open
         self._on_close = on_close
-        self._taken: set[int] = set()
 
     def enter(self, step: int) -> None:
         """Step `step` begins."""
-        if self.current and not _holds(self.current.window, step):
-            self.close(partial=True)
-        if self.current is None:
-            window = self.window_of(step)
-            if window is None or window.start in self._taken:
-                return
-            self._taken.add(window.start)
-            self.current = OpenWindow(window, None)
-            self._on_open(self.current)
-        if self.current:
-            self.current.seen.append(step)
 
     def leave(self, step: int) -> None:
         """Step `step` ended in order."""
-        if self.current and self.current.window.stop == step + 1:
-            self.close(partial=not self.current.complete)
+
+    def ends_before(self, step: int) -> bool:
+        """Whether the open window has to be closed before `step` begins."""
+        return False
+
+    def quiet_around(self, step: int) -> tuple[int, int]:
+        """The half-open range of steps around `step` in which this gate has nothing to do; empty when it has."""
+        return ALWAYS_QUIET
 
     def close(self, partial: bool) -> None:
         """End the open window, if any."""
@@ -68,21 +62,115 @@ class StepGate:
         """Forget the open window without taking it: it could not be opened."""
         self.current = None
 
-    def window_of(self, step: int) -> Any | None:
-        return next((window for window in self.windows if _holds(window, step)), None)
+    def _open(self, window: OpenWindow) -> None:
+        self.current = window
+        self._on_open(window)
+
+
+class StepGate(Gate):
+    """Windows of whole steps.
+
+    Steps may repeat, be skipped, or start after a resume: a window opens at the first of its steps that is seen and
+    closes after its last one, or when a step outside it comes. A window is taken once; its steps coming again do not
+    open it again.
+    """
+
+    def __init__(self, windows: Sequence[Any], on_open: OnOpen, on_close: OnClose) -> None:
+        super().__init__(on_open, on_close)
+        self.windows = tuple(windows)
+        self._taken: set[int] = set()
+
+    def ends_before(self, step: int) -> bool:
+        return self.current is not None and not _holds(self.current.window, step)
+
+    def enter(self, step: int) -> None:
+        if self.ends_before(step):
+            self.close(partial=True)
+        if self.current is None:
+            window = _window_of(self.windows, step)
+            if window is None or window.start in self._taken:
+                return
+            self._taken.add(window.start)
+            self._open(OpenWindow(window))
+        if self.current:  # else it could not be opened
+            self.current.seen.append(step)
+
+    def leave(self, step: int) -> None:
+        if self.current and self.current.window.stop == step + 1:
+            self.close(partial=not self.current.complete)
 
     def quiet_around(self, step: int) -> tuple[int, int]:
-        """The half-open range of steps around `step` in which this gate has nothing to do; empty inside a window."""
-        low, high = -NEVER, NEVER
-        for window in self.windows:
-            if _holds(window, step):
-                return step, step
-            if window.start > step:
-                high = min(high, window.start)
-            elif window.stop is not None:
-                low = max(low, window.stop)
-        return low, high
+        return _quiet_around(self.windows, step)
+
+
+class PhaseGate(Gate):
+    """One window for each phase of each asked step: the outermost range of that name, the first time in the step."""
+
+    def __init__(self, windows: Sequence[Any], one_step: Callable[[int], Any], on_open: OnOpen, on_close: OnClose) -> None:
+        super().__init__(on_open, on_close)
+        self.windows = tuple(windows)
+        self._one_step = one_step
+        self._step: int | None = None
+        self._taken: set[tuple[int, str]] = set()
+
+    def enter(self, step: int) -> None:
+        self.close(partial=True)
+        self._step = step if _window_of(self.windows, step) else None
+
+    def leave(self, step: int) -> None:
+        self.close(partial=True)
+        self._step = None
+
+    @property
+    def armed(self) -> bool:
+        """In an asked step: the next range opens a window."""
+        return self._step is not None
+
+    def begin(self, phase: str) -> bool:
+        """A range begins; whether it opened a window, which `end` then closes. Inside an open window it is only a range."""
+        if self._step is None or self.current or (self._step, phase) in self._taken:
+            return False
+        self._taken.add((self._step, phase))
+        self._open(OpenWindow(self._one_step(self._step), phase, [self._step]))
+        return self.current is not None
+
+    def end(self, partial: bool = False) -> None:
+        """The range that opened the window ended."""
+        self.close(partial)
+
+    def quiet_around(self, step: int) -> tuple[int, int]:
+        return _quiet_around(self.windows, step)
+
+
+class TimedGate(Gate):
+    """A window from now until it is told to end; it is named by the steps that it saw."""
+
+    def begin(self, window: Any, step: int) -> None:
+        self._open(OpenWindow(window, None, [step]))
+
+    def enter(self, step: int) -> None:
+        if self.current:
+            self.current.seen.append(step)
+
+    def quiet_around(self, step: int) -> tuple[int, int]:
+        return (step, step) if self.current else ALWAYS_QUIET
 
 
 def _holds(window: Any, step: int) -> bool:
     return bool(window.start <= step and (window.stop is None or step < window.stop))
+
+
+def _window_of(windows: Sequence[Any], step: int) -> Any | None:
+    return next((window for window in windows if _holds(window, step)), None)
+
+
+def _quiet_around(windows: Sequence[Any], step: int) -> tuple[int, int]:
+    low, high = ALWAYS_QUIET
+    for window in windows:
+        if _holds(window, step):
+            return step, step
+        if window.start > step:
+            high = min(high, window.start)
+        elif window.stop is not None:
+            low = max(low, window.stop)
+    return low, high

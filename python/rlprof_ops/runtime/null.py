@@ -15,7 +15,7 @@ class NullContext:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         return None
 
 
@@ -31,10 +31,13 @@ class NullProfiler:
     def step(self, step: int) -> NullContext:
         return NULL_CONTEXT
 
-    def start_step(self, step: int) -> None:
-        return None
+    def start_step(self, step: int) -> bool:
+        return False
 
     def stop_step(self, step: int | None = None) -> None:
+        return None
+
+    def abort_step(self) -> None:
         return None
 
     def range(self, name: str) -> NullContext:
@@ -43,7 +46,16 @@ class NullProfiler:
     def annotate(self, name: Any = None) -> Any:
         return name if callable(name) else _unchanged
 
+    def metrics(self, reset: bool = False) -> dict[str, Any]:
+        return {}
+
     def close(self) -> None:
+        return None
+
+    def __enter__(self) -> NullProfiler:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         return None
 
 

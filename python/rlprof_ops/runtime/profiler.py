@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from rlprof_ops.runtime.null import NullProfiler
+from rlprof_ops.runtime.null import NULL_CONTEXT, NullProfiler
 
 # Any of these set: somebody may have asked for something, and the request is worth parsing.
 _ASKING = (
@@ -22,6 +22,7 @@ _ASKING = (
     "NRL_TORCH_PROFILE_STEP_RANGE",
     "NRL_TORCH_PROFILE_WORKER_PATTERNS",
 )
+_MEASURING = ("RLPROF_METRICS",)
 
 
 def request_from_env(env: Mapping[str, str]) -> Any | None:
@@ -39,7 +40,7 @@ def request_from_env(env: Mapping[str, str]) -> Any | None:
 
 
 def from_env(worker: str | None = None, rank: int | None = None, world_size: int | None = None) -> Any:
-    """The profiler of this process, from the job's request.
+    """The profiler of this process, from the job's request. Asked again for the same worker and rank, it is the same one.
 
     Args:
         worker: the worker's kind, e.g. "policy_worker"; default: as the runtime env named it.
@@ -48,11 +49,10 @@ def from_env(worker: str | None = None, rank: int | None = None, world_size: int
 
     Never raises: a request that cannot be read is logged and nothing is profiled.
     """
+    if not any(map(os.environ.get, _ASKING)) and not any(map(os.environ.get, _MEASURING)):
+        return NullProfiler()
     try:
-        request = request_from_env(os.environ)
-        if request is None:
-            return NullProfiler()
-        return from_request(request, worker, rank, world_size)
+        return _made(request_from_env(os.environ), worker, rank, world_size, reuse=True)
     except Exception as error:
         from rlprof_ops.runtime.events import log
 
@@ -61,15 +61,57 @@ def from_env(worker: str | None = None, rank: int | None = None, world_size: int
 
 
 def from_request(request: Any, worker: str | None = None, rank: int | None = None, world_size: int | None = None) -> Any:
-    """Like `from_env`, for a `ProfileRequest` at hand."""
+    """Like `from_env`, for a `ProfileRequest` at hand; always a new profiler."""
+    return _made(request, worker, rank, world_size, reuse=False)
+
+
+def _made(request: Any, worker: str | None, rank: int | None, world_size: int | None, reuse: bool) -> Any:
+    from rlprof_ops.runtime import metrics
     from rlprof_ops.runtime.place import find_place
 
-    if not request:
+    with_metrics = metrics.asked()
+    if not request and not with_metrics:
         return NullProfiler()
     place = find_place(worker, rank, world_size, os.environ)
+    before = _CURRENT.profiler
+    if reuse and before is not None and before.place == place and not before.closed:
+        return before
     from rlprof_ops.runtime.active import Profiler
 
-    return Profiler(place, request.for_worker(place.worker, place.rank))
+    specs = request.for_worker(place.worker, place.rank) if request else ()
+    _CURRENT.profiler = Profiler(place, specs, with_metrics)
+    return _CURRENT.profiler
+
+
+class _Current:
+    """The profiler that `from_env` made last in this process, for decorators that were applied before it was there."""
+
+    def __init__(self) -> None:
+        self.profiler: Any = None
+
+    @property
+    def active(self) -> bool:
+        return self.profiler is not None and self.profiler.active
+
+    def range(self, name: str) -> Any:
+        return NULL_CONTEXT if self.profiler is None else self.profiler.range(name)
+
+
+_CURRENT = _Current()
+
+
+def annotate(name: Any = None) -> Any:
+    """`@profiler.annotate("train")` on a function or method, before any profiler exists: the one of `from_env` will record it.
+
+    Where nothing is asked in this process's environment the function is handed back unchanged.
+    """
+    if not any(map(os.environ.get, _ASKING)) and not any(map(os.environ.get, _MEASURING)):
+        return NullProfiler().annotate(name)
+    from rlprof_ops.runtime.annotate import annotated
+
+    if callable(name):
+        return annotated(_CURRENT, name, name.__qualname__)
+    return lambda function: annotated(_CURRENT, function, name or getattr(function, "__qualname__", "range"))
 
 
 def runtime_env(worker: str, rank: int | None = None) -> dict[str, Any]:

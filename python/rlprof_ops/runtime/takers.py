@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,33 @@ class Taker(Protocol):
 
     def close(self) -> Path:
         """End the recording and return the finished file."""
+
+
+NOT_WRAPPED = (
+    "this process was not started by `nsys launch` (RLPROF_NSYS_SESSION is not set): the runtime-env plugin was not "
+    "loaded on this node, or the actor was created without profiler.runtime_env(...) in its runtime_env"
+)
+
+
+def choose_taker(spec: Any, all_specs: Sequence[Any]) -> tuple[Taker | None, str]:
+    """Who takes `spec` in this process, or None and the reason why nobody can."""
+    if spec.backend == "nsight":
+        session = os.environ.get("RLPROF_NSYS_SESSION")
+        if session:
+            return NsightTaker(session, spec), ""
+        return None, os.environ.get("RLPROF_NOT_WRAPPED") or NOT_WRAPPED
+    if spec.backend == "torch":
+        conflict = _second_cupti_user(all_specs)
+        return (None, conflict) if conflict else (TorchTaker(spec), "")
+    return None, f"the backend {spec.backend!r} cannot be taken inside a training process"
+
+
+def _second_cupti_user(specs: Sequence[Any]) -> str:
+    """CUPTI serves one profiler a process; nsys, injected at start, was first."""
+    other = next((spec for spec in specs if spec.backend == "nsight" and nsight.traces_cuda(spec)), None)
+    if other is None or not os.environ.get("RLPROF_NSYS_SESSION") or not torch_backend.has_cuda_activity():
+        return ""
+    return "nsys already traces CUDA in this process and CUPTI serves one profiler only: ask for one of nsight and torch, or `t: nvtx`"
 
 
 class NsightTaker:

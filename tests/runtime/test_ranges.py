@@ -1,0 +1,324 @@
+"""Ranges on everything that training code is made of: balanced, once, and errors untouched."""
+
+import asyncio
+import functools
+
+import pytest
+
+from rlprof_ops.runtime import profiler
+
+
+class Boom(Exception):
+    pass
+
+
+def in_step(prof, act):
+    with prof.step(3):
+        return act()
+
+
+def test_outside_windows_nothing_is_recorded_and_no_object_is_made(recorder):
+    prof, fake = recorder()
+
+    assert prof.range("a") is prof.range("b")
+    assert prof.annotate("f")(lambda: 7)() == 7
+    assert fake.log == []
+
+
+def test_ranges_nest_in_the_step(recorder):
+    prof, fake = recorder()
+
+    with prof.step(3), prof.range("generation"), prof.range("inner"):
+        pass
+    with prof.step(4), prof.range("train"):
+        pass
+
+    assert fake.log == ["[", "+step", "3", "+generation", "+inner", "-inner", "-generation", "-step", "3", "+step", "4", "+train", "-train", "-step", "4", "]"] or (
+        " ".join(fake.log) == "[ +step 3 +generation +inner -inner -generation -step 3 +step 4 +train -train -step 4 ]"
+    )
+
+
+def plain(x):
+    """doc"""
+    if x == "boom":
+        raise Boom(x)
+    return [x, "done"]
+
+
+async def coroutine(x):
+    await asyncio.sleep(0)
+    return plain(x)
+
+
+def generator(x):
+    got = yield 1
+    yield got
+    return plain(x)
+
+
+async def async_generator(x):
+    got = yield 1
+    yield got
+    plain(x)
+
+
+def drive(kind, function, x):
+    """Run one of the four kinds to its end, sending "sent" in where that is possible."""
+    if kind == "plain":
+        return function(x)
+    if kind == "coroutine":
+        return asyncio.run(function(x))
+    if kind == "generator":
+        run = function(x)
+        items = [next(run), run.send("sent")]
+        try:
+            next(run)
+        except StopIteration as stop:
+            return [*items, stop.value]
+
+    async def consume():
+        run = function(x)
+        items = [await run.__anext__(), await run.asend("sent")]
+        with pytest.raises(StopAsyncIteration):
+            await run.__anext__()
+        return items
+
+    return asyncio.run(consume())
+
+
+KINDS = {"plain": plain, "coroutine": coroutine, "generator": generator, "async_generator": async_generator}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [True, False])
+def test_an_annotated_function_behaves_as_before(recorder, kind, window):
+    prof, fake = recorder()
+    function = prof.annotate("work")(KINDS[kind])
+
+    if window:
+        result = in_step(prof, lambda: drive(kind, function, "x"))
+    else:
+        result = drive(kind, function, "x")
+
+    assert result == drive(kind, KINDS[kind], "x")
+    assert function.__name__ == KINDS[kind].__name__ and function.__doc__ == KINDS[kind].__doc__
+    assert fake.log.count("+work") == fake.log.count("-work") == (1 if window else 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [True, False])
+def test_the_users_exception_comes_out_unchanged_and_once(recorder, kind, window):
+    prof, fake = recorder()
+    calls = []
+    error = Boom("mine")
+
+    def fail(*_):
+        calls.append(1)
+        raise error
+
+    raising = fail
+    if kind == "coroutine":
+
+        async def raising(x):
+            await asyncio.sleep(0)
+            fail()
+    elif kind == "generator":
+
+        def raising(x):
+            yield 1
+            yield 2
+            fail()
+    elif kind == "async_generator":
+
+        async def raising(x):
+            yield 1
+            yield 2
+            fail()
+
+    function = prof.annotate("work")(raising)
+    with pytest.raises(Boom) as caught:
+        if window:
+            in_step(prof, lambda: drive(kind, function, "x"))
+        else:
+            drive(kind, function, "x")
+
+    assert caught.value is error and error.__context__ is None and error.__cause__ is None
+    assert calls == [1]
+    assert fake.log.count("+work") == fake.log.count("-work") == (1 if window else 0)
+
+
+def test_generators_left_early_end_their_range(recorder):
+    prof, fake = recorder()
+    function = prof.annotate("work")(generator)
+    asynchronous = prof.annotate("async work")(async_generator)
+
+    async def leave():
+        run = asynchronous("x")
+        await run.__anext__()
+        await run.aclose()
+
+    with prof.step(3):
+        run = function("x")
+        next(run)
+        run.close()
+        asyncio.run(leave())
+
+    assert [entry for entry in fake.log if "work" in entry] == ["+work", "-work", "+async work", "-async work"]
+
+
+def test_what_is_thrown_into_a_generator_reaches_it(recorder):
+    prof, _ = recorder()
+
+    def catching():
+        try:
+            yield 1
+        except Boom:
+            yield "caught"
+
+    async def catching_async():
+        try:
+            yield 1
+        except Boom:
+            yield "caught"
+
+    async def throw():
+        run = prof.annotate("b")(catching_async)()
+        await run.__anext__()
+        return await run.athrow(Boom())
+
+    with prof.step(3):
+        run = prof.annotate("a")(catching)()
+        next(run)
+        assert run.throw(Boom()) == "caught"
+        assert asyncio.run(throw()) == "caught"
+
+
+def test_methods_of_every_kind(recorder):
+    prof, fake = recorder()
+
+    class Worker:
+        base = 10
+
+        @prof.annotate("method")
+        def method(self, x):
+            return self.base + x
+
+        @prof.annotate("static")
+        @staticmethod
+        def static(x):
+            return x
+
+        @prof.annotate("class")
+        @classmethod
+        def of_class(cls, x):
+            return cls.base + x
+
+        @prof.annotate
+        def bare(self):
+            return 5
+
+    with prof.step(3):
+        worker = Worker()
+        assert (worker.method(1), worker.static(2), worker.of_class(3), worker.bare()) == (11, 2, 13, 5)
+
+    assert [entry[1:] for entry in fake.log if entry[0] == "+"][1:] == ["method", "static", "class", Worker.bare.__qualname__]
+
+
+def test_a_class_cannot_be_annotated(recorder):
+    prof, _ = recorder()
+
+    with pytest.raises(TypeError, match="annotate is for functions and methods"):
+        prof.annotate("x")(int)
+
+
+def test_a_partial_can_be_annotated(recorder):
+    prof, _ = recorder()
+
+    assert prof.annotate("p")(functools.partial(max, 3))(9) == 9
+
+
+def test_interleaved_coroutines_end_their_own_ranges(recorder):
+    prof, fake = recorder()
+    first_inside, second_ended = asyncio.Event(), asyncio.Event()
+
+    @prof.annotate("first")
+    async def first():
+        first_inside.set()
+        await second_ended.wait()
+
+    @prof.annotate("second")
+    async def second():
+        await asyncio.sleep(0)
+
+    async def both():
+        task = asyncio.create_task(first())
+        await first_inside.wait()
+        await second()
+        second_ended.set()
+        await task
+
+    with prof.step(3):
+        asyncio.run(both())
+
+    assert [entry for entry in fake.log if "step" not in entry and len(entry) > 1] == ["+first", "+second", "-second", "-first"]
+
+
+@pytest.mark.parametrize("moment", ["open", "close", "start", "end"])
+def test_a_failing_profiler_is_not_noticed_by_training(recorder, events, capsys, moment):
+    prof, fake = recorder(steps="3:5,6")
+    fake.fail = moment
+    work = prof.annotate("work")(lambda x: x * x)
+
+    results = []
+    for step in range(1, 8):
+        with prof.step(step), prof.range("phase"):
+            results.append(work(step))
+    prof.close()
+
+    assert results == [1, 4, 9, 16, 25, 36, 49]
+    failed = [event["reason"] for event in events("failed")]
+    assert failed == (["No space left on device"] * 2 if moment in ("open", "close") else [])
+    assert capsys.readouterr().err.count("No space left on device") == 1
+
+
+def test_a_decorator_older_than_the_profiler(recorder, asked):
+    asked()
+
+    @profiler.annotate("early")
+    def early():
+        return 1
+
+    prof, fake = recorder()
+    with prof.step(3):
+        early()
+
+    assert "+early" in fake.log and "-early" in fake.log
+
+
+def test_the_decorator_hands_the_function_back_where_nothing_is_asked(monkeypatch):
+    for name in (*profiler._ASKING, *profiler._MEASURING):
+        monkeypatch.delenv(name, raising=False)
+
+    assert profiler.annotate("x")(plain) is plain
+    assert profiler.annotate(plain) is plain
+
+
+def test_times_of_ranges_also_outside_windows(recorder):
+    prof, fake = recorder(metrics=True)
+
+    @prof.annotate("reward")
+    def reward():
+        raise Boom
+
+    for step in (1, 2):
+        with prof.step(step):
+            with prof.range("train"):
+                pass
+            with pytest.raises(Boom):
+                reward()
+
+    times = prof.metrics()
+    assert {name: entry.count for name, entry in times.items()} == {"train": 2, "reward": 2}
+    assert 0 < times["train"].max_s <= times["train"].total_s < 1
+    assert fake.log == []
+    assert prof.metrics(reset=True) == times and prof.metrics() == {}
