@@ -25,8 +25,10 @@ from tests.sandbox.spec import BASE, LOGIN, SandboxError, Spec
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEST_USER = "rlprof-test"
 POLL_S = 0.1
+DOWN_DEADLINE_S = 30
 FINAL = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
 _DAEMONS = frozenset({"slurmd", "slurmctld", "slurmscriptd", "munged"})
+_INIT_WAITS = "sleep infinity"
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,10 @@ class JobState:
 class Sandbox:
     """A sandbox that is up. Make one with `Sandbox.up()`, find one with `Sandbox.attach(name)`."""
 
-    def __init__(self, spec: Spec, lifeline: int | None = None) -> None:
+    def __init__(self, spec: Spec, lifeline: int | None = None, keeper: subprocess.Popen[bytes] | None = None) -> None:
         self.spec = spec
         self._lifeline = lifeline
+        self._keeper = keeper
 
     # Coming and going
 
@@ -75,18 +78,18 @@ class Sandbox:
             os.close(lock)
             if not detached:
                 os.close(alive)
-        sandbox = cls(spec, lifeline)
+        sandbox = cls(spec, lifeline, keeper)
         try:
-            sandbox._await_keeper(keeper, timeout_s + 15)
+            sandbox._await_keeper(timeout_s + 15)
         except BaseException:
-            _end(keeper)
+            keeper.terminate()
             sandbox._forget()
             raise
         return sandbox
 
-    def _await_keeper(self, keeper: subprocess.Popen[bytes], timeout_s: float) -> None:
-        assert keeper.stdout is not None
-        with keeper.stdout as stream:
+    def _await_keeper(self, timeout_s: float) -> None:
+        assert self._keeper is not None and self._keeper.stdout is not None
+        with self._keeper.stdout as stream:
             answered = select.select([stream], [], [], timeout_s)[0]
             answer = json.loads(stream.readline() or b"{}") if answered else {}
         if "boxes" not in answer:
@@ -109,22 +112,30 @@ class Sandbox:
 
     def down(self) -> None:
         """Takes everything away: processes, mounts, network, folder. Fine to call twice, and after the keeper was killed."""
+        keeper = store.keeper(self.spec.dir)
         with contextlib.suppress(OSError):
-            self._ask({"do": "down"}, timeout_s=30)
-        self._forget()
+            self._ask({"do": "down"}, timeout_s=DOWN_DEADLINE_S)
+        self._forget(keeper)
 
-    def _forget(self) -> None:
+    def _forget(self, keeper: boxes.Living | None = None) -> None:
+        """Waits for the keeper's end, ends it when it hangs, and removes what it left."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
-        deadline = time.monotonic() + 15
-        while self.spec.dir.exists() and time.monotonic() < deadline:
-            with store.base_lock():
-                if not store.held(self.spec.dir) and self.spec.dir.exists():
-                    store.remove(self.spec.dir)
-            time.sleep(0.02)
-        if self.spec.dir.exists():
-            raise SandboxError(f"sandbox '{self.spec.name}' does not go down: its keeper still holds {self.spec.dir}/lock")
+        if self._keeper is not None:
+            try:
+                self._keeper.wait(DOWN_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                self._keeper.kill()
+                self._keeper.wait(DOWN_DEADLINE_S)
+        elif keeper is not None and not keeper.gone_within(DOWN_DEADLINE_S):
+            keeper.kill()
+            keeper.gone_within(DOWN_DEADLINE_S)
+        with store.base_lock():
+            if self.spec.dir.exists():
+                if store.held(self.spec.dir):
+                    raise SandboxError(f"sandbox '{self.name}' does not go down: a process still holds {self.spec.dir}/lock")
+                store.remove(self.spec.dir)
 
     def __enter__(self) -> Sandbox:
         return self
@@ -183,7 +194,7 @@ class Sandbox:
     def argv(self, node: str, argv: Sequence[str | os.PathLike[str]], *, cwd: os.PathLike[str] | str | None = None, user: str | None = None) -> list[str]:
         """The host command line that runs `argv` inside a node ("login" is one)."""
         become = ["setpriv", "--reuid", user, "--regid", str(pwd.getpwnam(user).pw_gid), "--init-groups"] if user else []
-        return [*self._box(node).enter(), *become, "env", "-C", os.fspath(cwd or self.shared), *map(os.fspath, argv)]
+        return [*self._box(node).enter(), *become, "env", "-C", os.fspath(cwd or self.shared), *_words(argv)]
 
     def popen(self, node: str, argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None,
               cwd: os.PathLike[str] | str | None = None, user: str | None = None, **options: Any) -> subprocess.Popen[Any]:  # fmt: skip
@@ -198,7 +209,7 @@ class Sandbox:
         """
         process = self.popen(node, argv, env=env, cwd=cwd, user=user, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                              stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL)  # fmt: skip
-        words = " ".join(map(os.fspath, argv))
+        words = " ".join(_words(argv))
         try:
             out, err = process.communicate(input, timeout)
         except BaseException as error:
@@ -210,7 +221,7 @@ class Sandbox:
             raise
         if check and process.returncode != 0:
             raise SandboxError(f"on {node}: {words}: exit code {process.returncode}\n{out}{err}")
-        return subprocess.CompletedProcess(list(map(os.fspath, argv)), process.returncode, out, err)
+        return subprocess.CompletedProcess(_words(argv), process.returncode, out, err)
 
     def run(self, argv: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a command as on the login node; see `exec`."""
@@ -246,7 +257,7 @@ class Sandbox:
         """The processes of a node but its init and Slurm's own daemons (with `daemons`: all). Empty for a dead node."""
         box = store.read_state(self.spec.dir)[node]
         found = boxes.processes(box.pid_namespace) if box.alive() else []
-        return found if daemons else [p for p in found if not (p.pid == 1 or p.name in _DAEMONS or p.cmdline == "sleep infinity")]
+        return found if daemons else [p for p in found if not (p.pid == 1 or p.name in _DAEMONS or p.cmdline == _INIT_WAITS)]
 
     def node_states(self) -> dict[str, str]:
         """Each node's state as sinfo says it, e.g. {"n1": "idle", "n2": "down*"}."""
@@ -264,9 +275,14 @@ class Sandbox:
 
     # Breaking and healing
 
-    def kill_node(self, node: str) -> None:
-        """Ends a node at once with all its processes, as a power cut does. Slurm notices after slurmd_timeout."""
+    def kill_node(self, node: str, noticed: bool = False) -> None:
+        """Ends a node at once with all its processes, as a power cut does.
+
+        Slurm notices by itself, some slurmd_timeout to 30 s later; with `noticed` it is told at once, as by an operator.
+        """
         self._ask({"do": "kill-node", "node": node}, timeout_s=20)
+        if noticed:
+            self.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=killed"])
 
     def start_node(self, node: str, timeout: float = 30) -> None:
         """Starts a killed node again, with the /tmp it had, and waits until it is idle."""
@@ -292,7 +308,7 @@ class Sandbox:
         shared.restore(self.spec, self._alive())
 
     def heal(self, timeout: float = 60) -> None:
-        """Ready for the next test: shared folder restored, no job, every node up and idle."""
+        """Ready for the next test: shared folder writable, no job, every node up and idle with an empty /tmp and /dev/shm."""
         self.restore()
         if jobs := self.run(["squeue", "-h", "-o", "%A"]).stdout.split():
             self.run(["scancel", "-f", "-s", "KILL", *jobs], check=False)
@@ -303,13 +319,26 @@ class Sandbox:
         for process in (process for node in self.nodes for process in self.processes(node)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.host_pid, signal.SIGKILL)
+        for node in self.nodes:
+            self._clean(node)
         bad = [node for node, state in self.node_states().items() if state.rstrip("*") in ("down", "drain", "drng", "fail", "failg")]
         if bad:
             self.run(["scontrol", "update", f"nodename={','.join(bad)}", "state=resume"], check=False)
         self.wait_nodes("idle", timeout=timeout)
 
+    def _clean(self, node: str) -> None:
+        kept = {Path(path).parts[2] for path in self.spec.visible}
+        litter = [f"/tmp/{path.name}" for path in self.tmp(node).iterdir() if path.name not in kept]
+        litter += [f"/dev/shm/{name}" for name in self.exec(node, ["ls", "-A", "/dev/shm"]).stdout.splitlines()]
+        if litter:
+            self.exec(node, ["rm", "-rf", "--", *litter])
+
     def _alive(self) -> dict[str, boxes.Box]:
         return {name: box for name, box in store.read_state(self.spec.dir).items() if box.alive()}
+
+
+def _words(argv: Iterable[str | os.PathLike[str]]) -> list[str]:
+    return [os.fspath(word) for word in argv]
 
 
 def _under_tmp(paths: Iterable[Path]) -> list[str]:
@@ -325,13 +354,3 @@ def environment(user: str | None, extra: Mapping[str, str] | None = None) -> dic
         if folder not in kept.get("PATH", "").split(":"):
             kept["PATH"] = f"{kept.get('PATH', '/usr/bin:/bin')}:{folder}"
     return kept | dict(extra or {})
-
-
-def _end(keeper: subprocess.Popen[bytes]) -> None:
-    """Lets a keeper clean up; kills it when it does not."""
-    keeper.terminate()
-    try:
-        keeper.wait(30)
-    except subprocess.TimeoutExpired:
-        keeper.kill()
-        keeper.wait(10)

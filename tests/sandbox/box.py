@@ -18,25 +18,38 @@ INIT = Path(__file__).with_name("init.sh")
 
 
 @dataclass(frozen=True)
-class Box:
-    """A running box as the host sees it; pid and start time together name its PID 1 for ever."""
+class Living:
+    """A process as the host sees it; pid and start time together name it for ever."""
 
-    name: str
     pid: int
     start_time: int
-    pid_namespace: str
 
     def alive(self) -> bool:
         return start_time(self.pid) == self.start_time
 
+    def kill(self) -> None:
+        if self.alive():
+            os.kill(self.pid, signal.SIGKILL)
+
+    def gone_within(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self.alive():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+
+@dataclass(frozen=True)
+class Box(Living):
+    """A running box by its PID 1. Killing it ends every process of the box, as a power cut would."""
+
+    name: str
+    pid_namespace: str
+
     def enter(self) -> list[str]:
         """The command line that runs what follows it inside the box."""
         return ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "--"]
-
-    def kill(self) -> None:
-        """Ends every process of the box, as a power cut would: the kernel kills a PID namespace with its PID 1."""
-        if self.alive():
-            os.kill(self.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -120,7 +133,7 @@ class Starting:
         started = start_time(children[0])
         if started is None:
             raise SandboxError(f"box {self.name} ended at once")
-        return Box(self.name, children[0], started, os.readlink(f"/proc/{children[0]}/ns/pid"))
+        return Box(children[0], started, self.name, os.readlink(f"/proc/{children[0]}/ns/pid"))
 
     def go(self) -> None:
         assert self.process.stdin is not None

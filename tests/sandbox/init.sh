@@ -6,16 +6,19 @@ set -euo pipefail
 readonly role="$1" name="$2" dir="$3" shm_size="$4"
 shift 4
 
+# A mount that lived on in our namespace would outlive its own sandbox.
 init::hide_other_sandboxes() {
     local mount_point
+    local -a mount_points
 
-    # A mount that lives on in our namespace would outlive its own sandbox.
-    while read -r _ _ _ _ mount_point _; do
+    # The list first: it shifts under who reads it while unmounting.
+    mapfile -t mount_points < <(awk '{ print $5 }' /proc/self/mountinfo)
+    for mount_point in "${mount_points[@]}"; do
         case "${mount_point}" in
             "${dir}"/*) ;;
             "${dir%/*}"/*) umount -l "${mount_point}" ;;
         esac
-    done < /proc/self/mountinfo
+    done
 }
 
 init::private_tmp() {

@@ -185,6 +185,7 @@ def main(argv: list[str]) -> int:
     asker: socket.socket | None = None
     code = 1
     try:
+        (where / "keeper.json").write_text(json.dumps([os.getpid(), boxes.start_time(os.getpid())]))
         server = socket.socket(socket.AF_UNIX)
         server.bind(str(where / "control"))
         (where / "control").chmod(0o600)

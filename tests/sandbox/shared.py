@@ -35,7 +35,7 @@ def cover(spec: Spec, boxes: Mapping[str, Box], how: str) -> None:
 
 def uncover(spec: Spec, boxes: Mapping[str, Box]) -> None:
     for box in boxes.values():
-        subprocess.run(_inside(box, "umount", "-l", str(spec.shared)), capture_output=True, timeout=15, check=False)
+        _call(_inside(box, "umount", "-l", str(spec.shared)))
     (spec.dir / "broken").unlink(missing_ok=True)
 
 
@@ -54,11 +54,15 @@ def broken(spec: Spec) -> str:
 
 
 def _inside(box: Box, *argv: str) -> list[str]:
-    return ["nsenter", "-t", str(box.pid), "-m", "--", *argv]
+    # All namespaces: mount and umount read /proc/self, which the box's /proc has only for the box's own processes.
+    return [*box.enter(), *argv]
 
 
 def _mount(*args: str, box: Box | None = None) -> None:
-    argv = ["mount", *args] if box is None else _inside(box, "mount", *args)
+    _call(["mount", *args] if box is None else _inside(box, "mount", *args))
+
+
+def _call(argv: list[str]) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=15, check=False)
     if done.returncode != 0:
         raise SandboxError(f"{' '.join(argv)} failed: {done.stderr.strip()}")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.sandbox.box import Box
+from tests.sandbox.box import Box, Living
 from tests.sandbox.spec import BASE, LOGIN, SandboxError, Spec
 
 LOCK_DEADLINE_S = 30
@@ -87,6 +87,15 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         shutil.rmtree(folder)
+
+
+def keeper(folder: Path) -> Living | None:
+    """The keeper's process, when one has said so and is alive."""
+    try:
+        living = Living(*json.loads((folder / "keeper.json").read_text()))
+    except (OSError, ValueError):
+        return None
+    return living if living.alive() else None
 
 
 def write_state(folder: Path, boxes: dict[str, Box]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
@@ -30,22 +31,25 @@ class Journal:
     Paths that are not UTF-8 survive (surrogate escapes). A torn last line, left by a kill, is dropped.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
         self.path = Path(path)
         self.sent: dict[str, Sent] = {}
         self._lock = threading.Lock()
-        lines = self._load()
-        if lines > 2 * len(self.sent) + 64:
+        self._stream: io.FileIO | None = None
+        lines, torn = self._load()
+        if read_only:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if torn or lines > 2 * len(self.sent) + 64:
             self._compact()
-        self._stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the process
+        self._stream = io.FileIO(self.path, "ab")  # open as long as the process lives
 
-    def _load(self) -> int:
+    def _load(self) -> tuple[int, bool]:
         lines = 0
         try:
             raw = self.path.read_bytes()
         except FileNotFoundError:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            return 0
+            return 0, False
         for line in raw.split(b"\n"):
             try:
                 path, target, size, mtime, inode, digest, removed = json.loads(line)
@@ -53,9 +57,7 @@ class Journal:
                 continue
             self.sent[path] = Sent(target, size, mtime, inode, digest, removed)
             lines += 1
-        if raw and not raw.endswith(b"\n"):
-            self._compact()
-        return lines
+        return lines, bool(raw) and not raw.endswith(b"\n")
 
     def _compact(self) -> None:
         temporary = self.path.with_suffix(".tmp")
@@ -70,7 +72,8 @@ class Journal:
         with self._lock:
             self.sent[path] = sent
             try:
-                self._stream.write(_line(path, sent))
+                if self._stream is not None:
+                    self._stream.write(_line(path, sent))
             except OSError:
                 pass  # the node's disk is full: the record lives on in memory, a restart compares with the run folder
 
@@ -80,7 +83,8 @@ class Journal:
             self.sent = {path: sent for path, sent in self.sent.items() if sent.removed}
 
     def close(self) -> None:
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.close()
 
 
 def _line(path: str, sent: Sent) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 
@@ -18,17 +18,18 @@ class PhaseTimer:
     def __init__(self, profiler: Any) -> None:
         self.profiler = profiler
         self.times: list[dict[str, Any]] = []
-        self._step = 0
+        self._open_step = ExitStack()
+        self._step: int | None = None
         self._begun_ns = 0
 
     def begin_step(self, step: int) -> None:
-        self.profiler.start_step(step)
+        self._open_step.enter_context(self.profiler.step(step))
         self._step, self._begun_ns = step, time.time_ns()
 
     def end_step(self) -> None:
         self._write("step", self._begun_ns, time.time_ns())
-        self.profiler.stop_step(self._step)
-        self._step = 0
+        self._step = None
+        self._open_step.close()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -41,6 +42,7 @@ class PhaseTimer:
 
     def close(self) -> None:
         """Close the profiler: its last reports are complete when this returns."""
+        self._open_step.close()
         self.profiler.close()
 
     def _write(self, phase: str, start_ns: int, end_ns: int) -> None:

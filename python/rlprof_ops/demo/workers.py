@@ -21,7 +21,7 @@ from rlprof_ops.demo.stopwatch import PhaseTimer
 from rlprof_ops.runtime import profiler
 
 Batch = dict[str, torch.Tensor]  # prompt (B, P), completion (B, C), mask (B, C), rewards (B,); groups adjacent
-Weights = dict[str, Any]  # parameter name -> numpy array
+Weights = dict[str, torch.Tensor]  # by parameter name
 
 
 class Worker:
@@ -85,8 +85,7 @@ class GenerationWorker(Worker):
             weights: Weights = {}
             for shard in ray.get(shards):
                 weights.update(shard)
-            # Arrays in the object store are read-only; load_state_dict copies them.
-            self.policy.load_state_dict({name: torch.tensor(value) for name, value in weights.items()})
+            self.policy.load_state_dict(weights)
 
 
 class PolicyWorker(Worker):
@@ -161,7 +160,7 @@ class PolicyWorker(Worker):
         """Put this replica's share of the parameters into the object store; the shares of all ranks make the whole."""
         with self.timer.phase("weight_sync"):
             parameters = list(self.policy.state_dict().items())[self.rank :: self.world_size]
-            return ray.put({name: value.detach().numpy().copy() for name, value in parameters})
+            return ray.put({name: value.detach().clone() for name, value in parameters})
 
     def close(self) -> None:
         super().close()

@@ -33,11 +33,10 @@ def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any])
         data, values, keys = _replace(data, values, keys, twins, [{n: environ.twin_origin(n) for n in ("", *twins[0])}])
     elif nrl:
         data, values, keys = _replace(data, values, keys, [c for c, _ in nrl], [o for _, o in nrl])
+    _nrl_folder(env, [] if twins else [capture["backend"] for capture, _ in nrl], data, values, notes)
     for name, field in (("RLPROF_OUTPUT_DIR", "output_dir"), ("RLPROF_ENABLED", "enabled")):
         if env.get(name, "").strip():
             data[field], values[(field,)] = env[name].strip(), name
-    if env.get("NRL_TORCH_PROFILE_DIR", "").strip() and nrl and not twins:
-        notes.append("NRL_TORCH_PROFILE_DIR is ignored; reports go to the run folder, or to output_dir")
     _apply_flags(reader, data, values, overrides)
     checked = Reader(values, keys, origin=values.get((), ""))
     request = read_request(checked, data)
@@ -65,6 +64,19 @@ def _file_layer(
         reader.problems.extend(Problem(p.message + source, p.origin) for p in error.problems)
         return {}, {}, {}
     return data or {}, values | {(): name}, keys
+
+
+def _nrl_folder(
+    env: Mapping[str, str], backends: list[str], data: dict[str, Any], values: dict[Path, str], notes: list[str]
+) -> None:
+    """NRL_TORCH_PROFILE_DIR is the torch profiler's folder only; a request has one for all captures."""
+    name = "NRL_TORCH_PROFILE_DIR"
+    if not env.get(name, "").strip() or not backends:
+        return
+    if backends == ["torch"]:
+        data["output_dir"], values[("output_dir",)] = env[name].strip(), name
+    else:
+        notes.append(f"{name} is ignored, since nsight reports would go there too; they go to the run folder")
 
 
 def _replace(

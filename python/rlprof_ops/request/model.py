@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -127,6 +126,8 @@ class ProfileRequest:
     @classmethod
     def from_json(cls, text: str, origin: str = "RLPROF_REQUEST_JSON") -> ProfileRequest:
         """The inverse of `to_json`. Raises RequestError."""
+        import json
+
         from rlprof_ops.request.problems import Problem, RequestError
 
         try:
@@ -137,6 +138,8 @@ class ProfileRequest:
 
     def to_json(self) -> str:
         """One line, what `RLPROF_REQUEST_JSON` carries."""
+        import json
+
         return json.dumps(self.to_dict(), sort_keys=True)
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from rlprof_ops.request.problems import Problem, RequestError
 
+if TYPE_CHECKING:
+    from rlprof_ops.request.model import ProfileRequest
+
 Path = tuple[Any, ...]
 MAX_BYTES = 1 << 20
 
 _INT = re.compile(r"[-+]?[0-9]{1,18}", re.ASCII)
+_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?", re.ASCII)
 
 
@@ -89,11 +93,14 @@ class _Walker:
     def mapping(self, node: yaml.MappingNode, path: Path, parents: tuple[int, ...]) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
         for key_node, value_node in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                self.merge(value_node, path, parents, found)
+                continue
             if not isinstance(key_node, yaml.ScalarNode):
                 self.problems.append(Problem("a key must be a word", self.where(key_node)))
                 continue
             key = scalar(key_node)
-            if key in found:
+            if (*path, key) in self.keys:
                 self.problems.append(Problem(f"key {key!r} stands twice in this mapping", self.where(key_node)))
             here = (*path, key)
             self.keys[here] = self.where(key_node)
@@ -101,10 +108,24 @@ class _Walker:
         return found
 
 
+    def merge(self, node: yaml.Node, path: Path, parents: tuple[int, ...], found: dict[Any, Any]) -> None:
+        """`<<: *base` or a list of them: keys that are not there yet."""
+        bases = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        for base in bases:
+            if not isinstance(base, yaml.MappingNode) or id(base) in parents:
+                self.problems.append(Problem("'<<' takes a mapping, or a list of mappings", self.where(base)))
+                continue
+            keys = self.keys
+            self.keys = {}
+            for key, value in self.mapping(base, path, (*parents, id(base))).items():
+                found.setdefault(key, value)
+            self.keys = self.keys | keys
+
+
 def scalar(node: yaml.Node) -> Any:
     """A scalar by YAML 1.2's core rules: null, true, false, decimal numbers; the rest is text."""
     text: str = node.value
-    if getattr(node, "style", None):  # quoted, or a block
+    if getattr(node, "style", None) or node.tag == "tag:yaml.org,2002:str":  # quoted, a block, `!!str 3`
         return text
     if text in ("", "~", "null", "Null", "NULL"):
         return None
@@ -117,3 +138,24 @@ def scalar(node: yaml.Node) -> Any:
     if _FLOAT.fullmatch(text):
         return float(text)
     return text
+
+
+def request_yaml(request: ProfileRequest) -> str:
+    """A request as a YAML file that reads back as itself."""
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        # Quoted wherever YAML 1.1 or 1.2 would read something else: 3:5 is 185 in the one, text in the other.
+        style = None if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]*", value) and value.lower() not in _WORDS else "'"
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    def inline(dumper: yaml.SafeDumper, value: list[Any]) -> yaml.SequenceNode:
+        simple = not any(isinstance(item, dict) for item in value)
+        return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=simple)
+
+    Dumper.add_representer(str, text)
+    Dumper.add_representer(list, inline)
+    dumped: str = yaml.dump(request.to_dict(), Dumper=Dumper, sort_keys=False, width=10_000, allow_unicode=True)
+    return dumped

@@ -1,0 +1,46 @@
+# Two commands do all the set-up: `make demo` and `make test`. The others are their parts.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SHELL_FILES := ray.sub .ci/run $(wildcard scripts/*.sh scripts/lib/*.sh env/*.sh tests/sandbox/*.sh)
+PYTEST_ARGS ?=
+
+.PHONY: demo test test-faults bench lint machine docs clean help
+.DEFAULT_GOAL := help
+
+help:  ## This list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: $(VENV)/.demo  ## The whole chain on this machine: local Ray, a small GRPO, captures, harvest
+	$(BIN)/rlprof demo
+
+test: machine $(VENV)/.test lint  ## Set up what tests need, check the code, run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+machine:  ## Slurm, nsys and Chromium for the tests; needs root and apt, else says what is missing
+	@env/setup_test_machine.sh || true
+
+lint: $(VENV)/.test  ## ruff, mypy, shellcheck, bash -n
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	@for file in $(SHELL_FILES); do bash -n "$$file" || exit 1; done
+	@if command -v shellcheck > /dev/null; then shellcheck -x $(SHELL_FILES); \
+	elif [ "$${RLPROF_TESTS_REQUIRE-}" = all ]; then echo 'shellcheck is missing' >&2; exit 1; \
+	else echo 'shellcheck is missing: shell files were not checked'; fi
+
+bench: $(VENV)/.test  ## The measured comparisons of tests/bench, both sides in one run
+	@for part in tests/bench/*/run.py; do echo "== $$part"; $(BIN)/python "$$part" || exit 1; done
+
+$(VENV)/bin/pip:
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); env/setup_test_machine.sh python && $(PYTHON) -m venv $(VENV); }
+
+$(VENV)/.demo: pyproject.toml env/constraints.txt | $(VENV)/bin/pip
+	$(BIN)/pip install --quiet --constraint env/constraints.txt --editable '.[ray,torch,analyze]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml env/constraints.txt | $(VENV)/bin/pip
+	$(BIN)/pip install --quiet --constraint env/constraints.txt --editable '.[all,test]'
+	@touch $@ $(VENV)/.demo
+
+clean:  ## Remove what this Makefile made
+	rm -rf $(VENV) build dist rlprof-demo

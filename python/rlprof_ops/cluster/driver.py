@@ -1,0 +1,59 @@
+"""The trainer's driver: COMMAND, run by bash on the head node, its output in logs/driver.log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def exit_status(returncode: int) -> int:
+    """A shell's view of a return code: 128 + n for a process that signal n ended."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+class Driver:
+    """COMMAND as a process group of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(cls, command: str, script: Path, log: Path, env: Mapping[str, str], cwd: Path) -> Driver:
+        """Run `command`, an arbitrary piece of bash, from a file of mode 0600.
+
+        In a file it is quoted by nobody, and a secret written into it does not show in the list of processes.
+        """
+        script.unlink(missing_ok=True)
+        with open(
+            os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.write(command + "\n")
+        with open(log, "ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                "bash",
+                str(script),
+                env=dict(env),
+                cwd=cwd,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return cls(process)
+
+    async def wait(self) -> int:
+        return exit_status(await self.process.wait())
+
+    async def end(self, grace_s: float) -> None:
+        """SIGTERM to the driver's process group, SIGKILL after `grace_s` seconds."""
+        for signal_number, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+            if self.process.returncode is not None:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal_number)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.process.wait(), patience)

@@ -1,0 +1,255 @@
+"""The supervisor of the head node: Ray's head, readiness, the driver, and the ordered end of the whole job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.cluster import attach, record
+from rlprof_ops.cluster.control import Head as ControlHead
+from rlprof_ops.cluster.driver import Driver
+from rlprof_ops.cluster.supervisor import Supervisor
+from rlprof_ops.errors import EXIT_FAILED, RlprofError
+
+_CAUSE_EXIT = {"signal": 143, "time_limit": 140}  # 128 + SIGTERM, 128 + SIGUSR2, as a shell says it
+
+
+class Head(Supervisor):
+    """The first node of the job."""
+
+    async def run(self) -> int:
+        """The job's exit code: the driver's, or what ended the job before the driver did."""
+        self.listen_to_signals()
+        self._nodes: dict[str, dict[str, Any]] = {}
+        self._changed = asyncio.Event()
+        self._driver: Driver | None = None
+        self.run_record = record.RunRecord.begin(self.place, self.settings, self.request, self._started_ns)
+        self.control = ControlHead(self.place.token, self._on_message)
+        plugin: asyncio.Task[None] | None = None
+        try:
+            await self._start()
+            plugin = asyncio.create_task(self.watch_plugin())
+            cause, code = await self._serve()
+        except RlprofError as error:
+            self.journal.say(str(error))
+            cause, code = "startup_failed", getattr(error, "exit_code", EXIT_FAILED)
+            self.run_record.detail = str(error)
+        finally:
+            if plugin is not None:
+                plugin.cancel()
+        await self._drain(cause)
+        await self._harvest()
+        return code
+
+    # ---- start -------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        place = self.place
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.settings.number("RLPROF_READY_SECONDS")
+        try:
+            await self.control.listen(place.ip, place.control_port)
+        except OSError as error:
+            raise RlprofError(
+                f"RLPROF_CONTROL_PORT: node {place.node} cannot listen on {place.ip}:{place.control_port}: {error}"
+            ) from error
+        await self.run_setup()
+        asking = await self._start_asking()
+        try:
+            await self.start_sync()
+            await self._racing_failures(self.start_ray(deadline))
+            with self.journal.phase("nodes_join"):
+                await self._racing_failures(self._all_joined(asking, deadline))
+        finally:
+            if asking.returncode is None:
+                asking.kill()
+                await asking.wait()
+
+    async def _start_asking(self) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "rlprof_ops.cluster.ready", f"{self.place.head_ip}:{self.place.gcs_port}",
+            env=self.environment(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+
+    async def _racing_failures(self, work: Any) -> None:
+        """Wait for `work`; a node that reports a failed start, or an order to end, ends the wait with an RlprofError."""
+        assert self.told_to_end is not None
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                self._changed.clear()
+                self._raise_start_failures()
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait(
+                    {task, changed, asyncio.shield(self.told_to_end)}, return_when=asyncio.FIRST_COMPLETED
+                )
+                changed.cancel()
+                if self.told_to_end.done() and not task.done():
+                    raise RlprofError(f"told to end ({self.told_to_end.result()}) before the cluster was up")
+            await task
+        finally:
+            task.cancel()
+
+    def _raise_start_failures(self) -> None:
+        if self.settings.number("RLPROF_MIN_NODES"):
+            return
+        for state in self._nodes.values():
+            if state.get("state") == "failed":
+                raise RlprofError(str(state.get("reason")))
+
+    async def _all_joined(self, asking: asyncio.subprocess.Process, deadline: float) -> None:
+        """Read the GCS's answers until enough nodes are alive. Raises RlprofError naming those that are missing."""
+        assert asking.stdout is not None
+        wanted = self.settings.number("RLPROF_MIN_NODES") or len(self.place.nodes)
+        loop = asyncio.get_running_loop()
+        alive: list[str] = []
+        while len(alive) < wanted:
+            try:
+                line = await asyncio.wait_for(asking.stdout.readline(), max(0.1, deadline - loop.time()))
+            except asyncio.TimeoutError:
+                line = b""
+            if not line:
+                raise RlprofError(self._missing_nodes(alive, wanted))
+            alive = json.loads(line)
+            self.journal.note(f"{len(alive)} of {len(self.place.nodes)} nodes are up")
+        self.journal.say(f"{len(alive)} of {len(self.place.nodes)} nodes are up")
+
+    def _missing_nodes(self, alive: list[str], wanted: int) -> str:
+        by_ip = {state.get("ip"): node for node, state in self._nodes.items()} | {
+            self.place.ip: self.place.node
+        }
+        up = {by_ip.get(ip) for ip in alive}
+        missing = [node for node in self.place.nodes if node not in up]
+        silent = [node for node in missing if node not in self._nodes and node != self.place.node]
+        text = (
+            f"after {self.settings['RLPROF_READY_SECONDS']} s (RLPROF_READY_SECONDS) {len(alive)} of {wanted} nodes"
+            f" are up; missing: {', '.join(missing)}."
+        )
+        if silent:
+            text += f" Never heard of: {', '.join(silent)} (see logs/<node>.log in the run folder)."
+        return text
+
+    def _on_message(self, node: str, message: dict[str, Any]) -> None:
+        known = self._nodes.setdefault(node, {})
+        if message.get("state") == "lost" and known.get("state") in ("drained", "failed"):
+            return
+        known.update(message)
+        self.journal.note(f"node {node}: {message.get('state')}")
+        if message.get("state") == "lost" and self._driver is not None:
+            self.journal.say(f"node {node} is lost: its supervisor's link broke")
+            self.run_record.lost_nodes.add(node)
+        self._changed.set()
+
+    # ---- the driver --------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> tuple[str, int]:
+        """Run the driver, or wait for the end of an interactive cluster. Gives the cause of the end and the exit code."""
+        assert self.told_to_end is not None
+        assert self.ray is not None
+        place = self.place
+        attach.write(place, self.environment())
+        command = self.settings["COMMAND"]
+        waiting: dict[str, asyncio.Future[Any]] = {
+            "told": asyncio.shield(self.told_to_end),
+            "ray": asyncio.ensure_future(self.ray.gone.wait()),
+        }
+        if command:
+            cwd = Path(self.settings_cwd())
+            log = place.run.logs / "driver.log"
+            self._driver = await Driver.start(
+                command, place.folder.path / "command.sh", log, self.environment(), cwd
+            )
+            self.run_record.driver_started()
+            self.journal.say(f"the driver runs; its output: {log}")
+            waiting["driver"] = asyncio.ensure_future(self._driver.wait())
+        else:
+            self.journal.say(f"no COMMAND: the cluster waits. Attach with: {attach.command_line(place)}")
+        await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
+        return self._cause(waiting)
+
+    def _cause(self, waiting: dict[str, asyncio.Future[Any]]) -> tuple[str, int]:
+        if "driver" in waiting and waiting["driver"].done():
+            code = waiting["driver"].result()
+            self.run_record.driver_ended(code)
+            self.journal.say(f"the driver ended with exit code {code}")
+            return "driver_exit", code
+        if waiting["told"].done():
+            cause = waiting["told"].result()
+            self.journal.say(f"told to end: {cause}")
+            return cause, _CAUSE_EXIT.get(cause, 143) if self._driver else 0
+        assert self.ray is not None
+        self.journal.say(f"Ray's head ended by itself; its last words:\n{self.ray.tail(5)}")
+        self.run_record.detail = "Ray's head ended by itself"
+        return "node_lost", EXIT_FAILED
+
+    def settings_cwd(self) -> str:
+        """The driver's folder: where sbatch was called from."""
+        import os
+
+        return os.environ.get("SLURM_SUBMIT_DIR") or os.getcwd()
+
+    # ---- the end -----------------------------------------------------------------------------------------------
+
+    async def _drain(self, cause: str) -> None:
+        """The ordered end on all nodes: windows and profilers everywhere, then the driver, then Ray, then the last sync."""
+        seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
+        self.run_record.ending(cause)
+        began = time.monotonic()
+        await self.control.tell({"do": "drain", "seconds": seconds, "cause": cause})
+        await self.close_profilers(seconds / 2)
+        await self._nodes_reach({"profilers_done", "drained"}, seconds / 2)
+        if self._driver is not None and self._driver.process.returncode is None:
+            with self.journal.phase("end_driver"):
+                await self._driver.end(self.settings.number("RLPROF_DRIVER_GRACE_SECONDS"))
+        await self.control.tell({"do": "stop_ray"})
+        others = asyncio.create_task(self._nodes_reach({"drained"}, seconds / 2))
+        await self.finish(seconds / 2)
+        await others
+        await self.control.close()
+        self.run_record.ended(self.journal.phases_s, time.monotonic() - began)
+        self.journal.note(f"drained in {time.monotonic() - began:.2f} s")
+
+    async def _nodes_reach(self, states: set[str], seconds: float) -> None:
+        """Wait until every node that joined has reached one of `states` or is lost; says who has not."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while True:
+            self._changed.clear()
+            behind = [
+                node
+                for node, known in self._nodes.items()
+                if known.get("state") not in states | {"lost", "failed"}
+            ]
+            if not behind:
+                return
+            try:
+                await asyncio.wait_for(self._changed.wait(), max(0.01, deadline - loop.time()))
+            except asyncio.TimeoutError:
+                self.journal.say(
+                    f"not {' or '.join(sorted(states))} within {seconds:.0f} s: {', '.join(sorted(behind))}"
+                )
+                return
+
+    async def _harvest(self) -> None:
+        """Make the manifest in a process of its own, bounded: the job's end must not hang on it."""
+        seconds = self.settings.number("RLPROF_HARVEST_SECONDS")
+        if not seconds:
+            return
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "rlprof_ops", "harvest", str(self.place.run.path),
+            env=self.environment(), stdin=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            await asyncio.wait_for(process.wait(), seconds)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            self.journal.say(
+                f"harvest not done within {seconds} s; run scripts/harvest.sh {self.place.run.path}"
+            )

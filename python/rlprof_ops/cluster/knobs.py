@@ -1,0 +1,171 @@
+"""The knobs of a job: read from env/defaults.env, checked once, passed on as a frozen `Settings`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlprof_ops.errors import UsageError
+
+_DESCRIPTION = re.compile(r"#: (?P<kind>[^|]*(?:\|[^| ][^|]*)*?) \| (?P<meaning>.*)")
+_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)")
+
+
+def home() -> Path:
+    """The folder that holds ray.sub, scripts/ and env/: RLPROF_HOME, a checkout, or the installed data."""
+    named = os.environ.get("RLPROF_HOME")
+    if named:
+        return Path(named)
+    here = Path(__file__).resolve()
+    checkout = here.parents[3]
+    if (checkout / "env" / "defaults.env").is_file():
+        return checkout
+    return here.parents[1] / "job"
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One line of defaults.env: `kind` is text, path, flag, port, `int A..B`, `float A..B` or `choice a|b`."""
+
+    name: str
+    kind: str
+    meaning: str
+    default: str
+    section: str
+
+    def problem(self, value: str) -> str | None:
+        """Why `value` is not allowed, as one sentence, or None. Empty is allowed where the default is empty."""
+        if value == "" and (self.default == "" or self.kind in ("text", "path")):
+            return None
+        word, _, rest = self.kind.partition(" ")
+        if word == "flag":
+            return None if value in ("0", "1") else self._says(value, "0 or 1")
+        if word == "port":
+            fine = value.isdigit() and int(value) <= 65535
+            return None if fine else self._says(value, "a port, 1 to 65535, or 0 to have one chosen")
+        if word in ("int", "float"):
+            return self._number_problem(value, word, rest)
+        if word == "choice":
+            return self._choice_problem(value, rest.split("|"))
+        return None
+
+    def _number_problem(self, value: str, word: str, bounds: str) -> str | None:
+        low, high = bounds.split("..")
+        try:
+            number = int(value) if word == "int" else float(value)
+        except ValueError:
+            return self._says(value, f"a number from {low} to {high}")
+        return (
+            None
+            if float(low) <= number <= float(high)
+            else self._says(value, f"a number from {low} to {high}")
+        )
+
+    def _choice_problem(self, value: str, allowed: list[str]) -> str | None:
+        if value in allowed:
+            return None
+        near = difflib.get_close_matches(value, allowed, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return self._says(value, " or ".join(allowed)) + hint
+
+    def _says(self, value: str, expected: str) -> str:
+        return f"{self.name}={value!r}: expected {expected} ({self.meaning})."
+
+
+def read_knobs(path: Path | None = None) -> dict[str, Knob]:
+    """All knobs of defaults.env by name, in the file's order. A knob without its `#:` line is a ValueError."""
+    path = path or home() / "env" / "defaults.env"
+    knobs: dict[str, Knob] = {}
+    kind = meaning = ""
+    section = "General"
+    for line in path.read_text().splitlines():
+        if line.startswith("## "):
+            section = line[3:]
+        elif described := _DESCRIPTION.fullmatch(line):
+            kind, meaning = described["kind"], described["meaning"]
+        elif assigned := _ASSIGNMENT.fullmatch(line):
+            if not kind:
+                raise ValueError(f"{path}: {assigned['name']} has no '#: kind | meaning' line above it")
+            knobs[assigned["name"]] = Knob(assigned["name"], kind, meaning, assigned["value"], section)
+            kind = ""
+    return knobs
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """NAME=value lines, taken literally: nothing in such a file is run or expanded."""
+    found = (
+        _ASSIGNMENT.fullmatch(line) for line in path.read_text().splitlines() if not line.startswith("#")
+    )
+    return {match["name"]: match["value"] for match in found if match}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The checked knobs. `settings["PORT"]` is text; `int`, `flag`, `path` give it a type."""
+
+    values: Mapping[str, str]
+
+    @classmethod
+    def load(cls, env: Mapping[str, str]) -> Settings:
+        """Merge `env` over site, trainer and defaults; all bad values are named in one UsageError."""
+        knobs = read_knobs()
+        values = {name: knob.default for name, knob in knobs.items()}
+        for layer in _layers(env):
+            values.update({name: value for name, value in layer.items() if name in knobs})
+        problems = [text for name, knob in knobs.items() if (text := knob.problem(values[name]))]
+        problems += _combination_problems(values)
+        if problems:
+            raise UsageError("\n".join(problems))
+        return cls(values)
+
+    def __getitem__(self, name: str) -> str:
+        return self.values[name]
+
+    def number(self, name: str) -> int:
+        return int(self.values[name] or 0)
+
+    def flag(self, name: str) -> bool:
+        return self.values[name] == "1"
+
+    def path(self, name: str) -> Path | None:
+        return Path(self.values[name]) if self.values[name] else None
+
+
+def _layers(env: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    folder = home() / "env"
+    trainer = env.get("RLPROF_TRAINER", "")
+    site = Path(env.get("RLPROF_SITE_ENV") or folder / "site.env")
+    site_values = read_env_file(site) if site.is_file() else {}
+    trainer = trainer or site_values.get("RLPROF_TRAINER", "")
+    if trainer:
+        trainer_file = folder / f"trainer_{trainer}.env"
+        if "/" in trainer or not trainer_file.is_file():
+            known = sorted(file.stem.removeprefix("trainer_") for file in folder.glob("trainer_*.env"))
+            near = difflib.get_close_matches(trainer, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"RLPROF_TRAINER={trainer!r}: expected one of {', '.join(known)}.{hint}")
+        yield read_env_file(trainer_file)
+    yield site_values
+    yield env
+
+
+def _combination_problems(values: Mapping[str, str]) -> Iterator[str]:
+    for name in ("GPUS_PER_NODE", "CPUS_PER_WORKER", "RLPROF_OBJECT_STORE_BYTES"):
+        if values[name] and not values[name].isdigit():
+            yield f"{name}={values[name]!r}: expected a whole number, or nothing."
+    if values["RLPROF_RAY_RESOURCES"]:
+        try:
+            resources = json.loads(values["RLPROF_RAY_RESOURCES"])
+        except ValueError as error:
+            resources = error
+        if not isinstance(resources, dict):
+            yield f'RLPROF_RAY_RESOURCES={values["RLPROF_RAY_RESOURCES"]!r}: expected a JSON object such as {{"fast_disk": 1}}.'
+    if (values["MIN_WORKER_PORT"] == "0") != (values["MAX_WORKER_PORT"] == "0"):
+        yield "MIN_WORKER_PORT and MAX_WORKER_PORT: set both or neither."
+    if values["RLPROF_CONTAINER_RUNTIME"] in ("pyxis", "apptainer") and not values["CONTAINER"]:
+        yield f"RLPROF_CONTAINER_RUNTIME={values['RLPROF_CONTAINER_RUNTIME']!r} needs an image in CONTAINER."

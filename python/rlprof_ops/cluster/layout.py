@@ -1,0 +1,83 @@
+"""Where a job's things are: the run folder on shared storage and the private folder on each node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def job_name(env: Mapping[str, str]) -> str:
+    """`4711`, `4711.r1` after the first requeue, `local-<pid>` outside Slurm."""
+    job = env.get("SLURM_JOB_ID")
+    if not job:
+        return f"local-{os.getpid()}"
+    restarts = env.get("SLURM_RESTART_COUNT", "0")
+    return job if restarts in ("", "0") else f"{job}.r{restarts}"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The run folder, `<BASE_LOG_DIR>/<job>-logs`."""
+
+    path: Path
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def secrets(self) -> Path:
+        return self.path / ".secrets"
+
+    @property
+    def token(self) -> Path:
+        return self.secrets / "ray_token"
+
+    def create(self) -> None:
+        for folder in (self.path, self.logs, self.path / "nodes", self.path / "profiles"):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.secrets.mkdir(mode=0o700, exist_ok=True)
+
+
+@dataclass(frozen=True)
+class NodeFolder:
+    """This job's folder on this node, readable by its user alone."""
+
+    path: Path
+
+    @property
+    def ray(self) -> Path:
+        return self.path / "ray"
+
+    @property
+    def tmp(self) -> Path:
+        return self.path / "tmp"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def plugin_marker(self) -> Path:
+        return self.path / "plugin_loaded"
+
+    def create(self) -> None:
+        """Make it afresh. Raises OSError when somebody else owns the name."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        owner = self.path.lstat()
+        if owner.st_uid != os.getuid() or self.path.is_symlink():
+            raise PermissionError(f"{self.path} belongs to somebody else")
+        self.path.chmod(0o700)
+        for folder in (self.ray, self.tmp, self.logs, self.path / "profiles", self.path / "events"):
+            folder.mkdir(exist_ok=True)
+
+
+def node_folder(root: Path, job: str, node: str) -> NodeFolder:
+    """`<root>/rlprof-<uid>-<job>`; a node's name joins where several nodes share one /tmp (local runs)."""
+    return NodeFolder(root / f"rlprof-{os.getuid()}-{job}{node and '-' + node}")

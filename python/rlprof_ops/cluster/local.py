@@ -1,0 +1,89 @@
+"""The same chain on this machine alone: one supervisor, one node, no Slurm."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlprof_ops.cluster.layout import RunFolder
+from rlprof_ops.cluster.ports import free_port
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """What a local run left behind."""
+
+    exit_code: int
+    run: RunFolder
+
+
+def run_local(base: Path, settings: Mapping[str, str], on_line: Callable[[str], None]) -> LocalRun:
+    """Run one job here: `settings` are knobs (COMMAND and so on), `on_line` gets each line of the driver's output.
+
+    The run folder is `<base>/local-<pid>-logs`. An interrupt drains the job, as scancel does on a cluster.
+    """
+    job = f"local-{os.getpid()}-{int(time.time()) % 100000}"
+    run = RunFolder(base.resolve() / f"{job}-logs")
+    run.create()
+    with open(os.open(run.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(secrets.token_hex(32))
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    env |= settings
+    env |= {
+        "RLPROF_JOB": job,
+        "RLPROF_NODE": os.uname().nodename,
+        "RLPROF_NODES": os.uname().nodename,
+        "RLPROF_RUN_DIR": str(run.path),
+        "RLPROF_HEAD_IP": _LOOPBACK,
+        "RLPROF_GCS_PORT": str(free_port()),
+        "RLPROF_CONTROL_PORT_CHOSEN": str(free_port()),
+        "RLPROF_BEGAN": str(time.time()),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), env.get("PYTHONPATH")])),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlprof_ops.cluster.node"], env=env, stdin=subprocess.DEVNULL
+    )
+    follower = threading.Thread(target=_follow, args=(run.logs / "driver.log", process, on_line))
+    follower.start()
+    code = _wait(process)
+    follower.join(timeout=5)
+    return LocalRun(code, run)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the supervisor; the terminal's interrupt reaches it too, so it drains and ends by itself."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+def _follow(log: Path, process: subprocess.Popen[bytes], on_line: Callable[[str], None]) -> None:
+    for line in _lines(log, lambda: process.poll() is None):
+        on_line(line)
+
+
+def _lines(log: Path, running: Callable[[], bool]) -> Iterator[str]:
+    """Lines of a growing file, until the writer has ended and the file is read to its end."""
+    while not log.exists():
+        if not running():
+            return
+        time.sleep(0.1)
+    with open(log, encoding="utf-8", errors="replace") as file:
+        while True:
+            last_look = not running()
+            while line := file.readline():
+                yield line.rstrip("\n")
+            if last_look:
+                return
+            time.sleep(0.1)

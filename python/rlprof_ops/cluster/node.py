@@ -1,0 +1,81 @@
+"""`python -m rlprof_ops.cluster.node`: the supervisor of one node of a job, started by scripts/node.sh under srun."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlprof_ops.cluster import layout
+from rlprof_ops.cluster.head import Head
+from rlprof_ops.cluster.journal import Journal
+from rlprof_ops.cluster.knobs import Settings
+from rlprof_ops.cluster.ports import address_towards
+from rlprof_ops.cluster.ray_process import gpu_count
+from rlprof_ops.cluster.supervisor import Place, Supervisor
+from rlprof_ops.cluster.worker import Worker
+from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.request import ProfileRequest
+
+
+def find_place(env: Mapping[str, str], settings: Settings) -> Place:
+    """Read what ray.sub (or `rlprof demo`) set for this node. Raises UsageError when the run folder is not visible."""
+    job = env.get("RLPROF_JOB") or layout.job_name(env)
+    node = env.get("SLURMD_NODENAME") or env.get("RLPROF_NODE") or os.uname().nodename
+    run = layout.RunFolder(Path(env["RLPROF_RUN_DIR"]))
+    try:
+        token = run.token.read_text().strip()
+    except OSError as error:
+        raise UsageError(
+            f"node {node}: the job's token {run.token} cannot be read ({error.strerror}): BASE_LOG_DIR has to be on"
+            " storage that all nodes share and, with a container, in MOUNTS."
+        ) from error
+    head_ip = env["RLPROF_HEAD_IP"]
+    return Place(
+        job=job,
+        node=node,
+        ip=address_towards(head_ip),
+        head_ip=head_ip,
+        gcs_port=int(env["RLPROF_GCS_PORT"]),
+        control_port=int(env["RLPROF_CONTROL_PORT_CHOSEN"]),
+        is_head=env.get("SLURM_NODEID", "0") == "0",
+        nodes=tuple(env["RLPROF_NODES"].split()),
+        run=run,
+        folder=layout.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, ""),
+        gpus=gpu_count(settings, env),
+        token=token,
+    )
+
+
+def make_supervisor(env: Mapping[str, str]) -> Supervisor:
+    """Check everything that can be checked before a process is started."""
+    settings = Settings.load(env)
+    request = ProfileRequest.load(env=env)
+    place = find_place(env, settings)
+    os.environ.pop("RAY_AUTH_TOKEN", None)
+    try:
+        place.folder.create()
+    except OSError as error:
+        raise UsageError(
+            f"node {place.node}: RLPROF_NODE_ROOT={settings['RLPROF_NODE_ROOT']!r}: {error}"
+        ) from error
+    name = "head" if place.is_head else place.node
+    journal = Journal(place.run.logs / f"{name}.log", place.node, float(env.get("RLPROF_BEGAN", time.time())))
+    return (Head if place.is_head else Worker)(settings, request, place, journal)
+
+
+def main() -> int:
+    """The exit code of this node's task: on the head the job's own, elsewhere 0 unless the node never got up."""
+    try:
+        supervisor = make_supervisor(os.environ)
+        return asyncio.run(supervisor.run())  # type: ignore[attr-defined,no-any-return]
+    except RlprofError as error:
+        print(f"rlprof: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""`python -m rlprof_ops.cluster.preflight`: knobs and request, checked by ray.sub before a node is touched."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> int:
+    """0, or the exit code of the first kind of mistake, with all mistakes of that kind in one message."""
+    if sys.version_info < (3, 10):  # noqa: UP036  a user's Python may be older than ours
+        print(
+            f"rlprof: {sys.executable} is Python {sys.version.split()[0]}; 3.10 or newer is needed.",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        import yaml  # noqa: F401  the one package a node needs besides ray
+    except ImportError:
+        print(
+            f"rlprof: {sys.executable} lacks PyYAML: install pyyaml there, or set RLPROF_VENV.",
+            file=sys.stderr,
+        )
+        return 2
+    from rlprof_ops.cluster.knobs import Settings
+    from rlprof_ops.errors import RlprofError
+    from rlprof_ops.request import ProfileRequest
+
+    try:
+        Settings.load(os.environ)
+        ProfileRequest.load(env=os.environ)
+    except RlprofError as error:
+        print(f"rlprof: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""This node's Ray: its command line, its environment, its start and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlprof_ops.cluster.knobs import Settings
+from rlprof_ops.cluster.ports import free_port
+
+# MPI libraries inside the workers take these for an order to join Slurm's MPI world (NeMo RL ray.sub, verl's
+# TensorRT-LLM scripts strip them for the same reason). The driver keeps them.
+_STRIPPED = re.compile(r"^(SLURM|PMI|PMIX|MPI|OMPI)_")
+_UP = b"Ray runtime started"
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """What `ray start` needs to know of this node. `head_address` is `ip:port` of the GCS."""
+
+    node: str
+    ip: str
+    head_address: str
+    is_head: bool
+    gpus: int
+    temp_dir: Path
+
+
+def gpu_count(settings: Settings, env: Mapping[str, str]) -> int:
+    """GPUS_PER_NODE, else what Slurm gave this task, else none."""
+    if settings["GPUS_PER_NODE"]:
+        return settings.number("GPUS_PER_NODE")
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        value = env.get(name, "")
+        if value and value != "NoDevFiles":
+            return len([part for part in value.split(",") if part.strip()])
+    on_node = env.get("SLURM_GPUS_ON_NODE", "")
+    return int(on_node) if on_node.isdigit() else 0
+
+
+def resources(settings: Settings, node: RayNode) -> dict[str, float]:
+    """Ray resources of a node: NeMo RL's names, plus one that carries the node's Slurm name."""
+    gpus = 0 if node.is_head and settings.flag("DEDICATED_RAY_HEAD") else node.gpus
+    found: dict[str, float] = {f"slurm_node:{node.node}": 1}
+    if node.is_head and settings.flag("DEDICATED_RAY_HEAD"):
+        found["ray_head"] = 1
+    else:
+        found |= {"slurm_managed_ray_cluster": 1, **({"worker_units": gpus} if gpus else {})}
+    return found | json.loads(settings["RLPROF_RAY_RESOURCES"] or "{}")
+
+
+def start_argv(settings: Settings, node: RayNode, python: str) -> list[str]:
+    """The whole `ray start` line. Ports that are 0 are chosen here, so that two clusters on a node do not meet."""
+    _, _, port = node.head_address.rpartition(":")
+    argv = [
+        python,
+        "-c",
+        "from ray.scripts.scripts import main; main()",
+        "start",
+        "--block",
+        "--disable-usage-stats",
+    ]
+    argv += [f"--node-ip-address={node.ip}", f"--resources={json.dumps(resources(settings, node))}"]
+    gpus = 0 if node.is_head and settings.flag("DEDICATED_RAY_HEAD") else node.gpus
+    argv.append(f"--num-gpus={gpus}")
+    if settings["CPUS_PER_WORKER"]:
+        argv.append(f"--num-cpus={settings['CPUS_PER_WORKER']}")
+    if settings["RLPROF_OBJECT_STORE_BYTES"]:
+        argv.append(f"--object-store-memory={settings['RLPROF_OBJECT_STORE_BYTES']}")
+    if settings["RAY_DEBUG"] == "legacy":
+        argv.append("--ray-debugger-external")
+    for option, knob in _NODE_PORTS.items():
+        if settings.number(knob):
+            argv.append(f"--{option}={settings[knob]}")
+    if not settings.number(
+        "DASHBOARD_AGENT_LISTEN_PORT"
+    ):  # Ray's own default is one fixed port for all clusters
+        argv.append(f"--dashboard-agent-listen-port={free_port()}")
+    for option, knob in (("min-worker-port", "MIN_WORKER_PORT"), ("max-worker-port", "MAX_WORKER_PORT")):
+        argv.append(f"--{option}={settings[knob]}")
+    if not node.is_head:
+        return [*argv, f"--address={node.head_address}"]
+    argv += ["--head", f"--port={port}", f"--temp-dir={node.temp_dir}"]
+    argv.append(f"--ray-client-server-port={settings.number('RAY_CLIENT_SERVER_PORT') or free_port()}")
+    if not settings.flag("RLPROF_DASHBOARD"):
+        return [*argv, "--include-dashboard=false"]
+    dashboard_port = settings.number("DASHBOARD_PORT") or free_port()
+    return [*argv, "--include-dashboard=true", f"--dashboard-host={settings['RLPROF_DASHBOARD_HOST']}",
+            f"--dashboard-port={dashboard_port}"]  # fmt: skip
+
+
+_NODE_PORTS = {
+    "node-manager-port": "NODE_MANAGER_PORT",
+    "object-manager-port": "OBJECT_MANAGER_PORT",
+    "runtime-env-agent-port": "RUNTIME_ENV_AGENT_PORT",
+    "dashboard-agent-grpc-port": "DASHBOARD_AGENT_GRPC_PORT",
+    "dashboard-agent-listen-port": "DASHBOARD_AGENT_LISTEN_PORT",
+    "metrics-export-port": "METRICS_EXPORT_PORT",
+}
+
+
+def port_knobs(settings: Settings, is_head: bool) -> dict[str, int]:
+    """Every port this node was told to use, by its knob, for the check before the start."""
+    names = list(_NODE_PORTS.values())
+    if is_head:
+        names += ["PORT", "RLPROF_CONTROL_PORT", "RAY_CLIENT_SERVER_PORT", "DASHBOARD_PORT"]
+    return {name: settings.number(name) for name in names}
+
+
+def stripped(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` without the variables that make MPI libraries in a worker look for Slurm."""
+    return {name: value for name, value in env.items() if not _STRIPPED.match(name)}
+
+
+class RayProcess:
+    """`ray start --block` as a child in a session of its own, with its output in a file."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.process = process
+        self.log = log
+        self.up = asyncio.Event()
+        self.gone = asyncio.Event()
+        self.settled = asyncio.Event()  # up or gone, whichever came first
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, argv: list[str], env: Mapping[str, str], log: Path) -> RayProcess:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            env=dict(env),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        return cls(process, log)
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        with open(self.log, "ab", buffering=0) as file:
+            while chunk := await self.process.stdout.readline():
+                file.write(chunk)
+                if _UP in chunk:
+                    self.up.set()
+                    self.settled.set()
+        await self.process.wait()
+        self.gone.set()
+        self.settled.set()
+
+    def tail(self, lines: int = 12) -> str:
+        """The last lines of Ray's own output, for a message that says why it did not start."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+    async def stop(self, timeout_s: float) -> None:
+        """SIGTERM to our own `ray start`, which ends its children; SIGKILL to its process group after `timeout_s`."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.gone.wait(), timeout_s)
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            await asyncio.wait_for(self.process.wait(), 10)

@@ -1,0 +1,102 @@
+"""run.json: what a job was asked to do, where it ran, and how it ended. Rewritten whole at each turn of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlprof_ops.redact import redact_text
+from rlprof_ops.version import __version__
+
+if TYPE_CHECKING:
+    from rlprof_ops.cluster.knobs import Settings
+    from rlprof_ops.cluster.supervisor import Place
+    from rlprof_ops.request import ProfileRequest
+
+
+@dataclass
+class RunRecord:
+    """The record while the job runs; `save` is called by every method that changes it."""
+
+    place: Place
+    data: dict[str, Any]
+    detail: str = ""
+    lost_nodes: set[str] = field(default_factory=set)
+
+    @classmethod
+    def begin(cls, place: Place, settings: Settings, request: ProfileRequest, started_ns: int) -> RunRecord:
+        data: dict[str, Any] = {
+            "schema": 1,
+            "job": place.job,
+            "job_name": os.environ.get("SLURM_JOB_NAME", ""),
+            "user": _user(),
+            "nodes": list(place.nodes),
+            "head": place.node,
+            "framework": settings["RLPROF_TRAINER"] or None,
+            "command": redact_text(settings["COMMAND"]),
+            "request": request.to_dict(),
+            "world": {},
+            "versions": _versions(),
+            "submit_dir": os.environ.get("SLURM_SUBMIT_DIR", os.getcwd()),
+            "started_ns": started_ns,
+            "driver": {"started_ns": None, "ended_ns": None, "exit_code": None, "signal": None},
+            "end": {"cause": "running", "detail": "", "phases_s": {}},
+        }
+        record = cls(place, data)
+        record.save()
+        return record
+
+    def driver_started(self) -> None:
+        self.data["driver"]["started_ns"] = time.time_ns()
+        self.save()
+
+    def driver_ended(self, code: int) -> None:
+        self.data["driver"] |= {
+            "ended_ns": time.time_ns(),
+            "exit_code": code,
+            "signal": code - 128 if code > 128 else None,
+        }
+        self.save()
+
+    def ending(self, cause: str) -> None:
+        self.data["end"] |= {"cause": cause, "detail": redact_text(self.detail)}
+        self.save()
+
+    def ended(self, phases_s: dict[str, float], drain_s: float) -> None:
+        self.data["end"] |= {
+            "phases_s": phases_s,
+            "drain_s": round(drain_s, 3),
+            "lost_nodes": sorted(self.lost_nodes),
+        }
+        self.data["ended_ns"] = time.time_ns()
+        self.save()
+
+    def save(self) -> None:
+        """Atomic; a full or vanished run folder is not worth the job."""
+        path = self.place.run.run_json
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
+            os.replace(temporary, path)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name, as in many containers
+        return str(os.getuid())
+
+
+def _versions() -> dict[str, str]:
+    found = {"rlprof_ops": __version__, "python": platform.python_version()}
+    for name in ("ray", "torch", "nvtx"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

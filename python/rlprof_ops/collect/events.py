@@ -1,0 +1,147 @@
+"""Reads the events that training processes leave: which worker ran where, which windows opened, closed, failed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rlprof_ops.collect.beneath import Beneath
+
+_MOST_BYTES = 64 << 20  # of one event file; a training process writes a few lines a window
+
+
+@dataclass(frozen=True)
+class WindowEvent:
+    """One line about a window: `event` is opened, closed or failed; `stop` is exclusive, None for an open end."""
+
+    event: str
+    t_ns: int
+    backend: str
+    start: int
+    stop: int | None
+    phase: str | None
+    report: str = ""
+    path: str = ""
+    reason: str = ""
+    partial: bool = False
+
+    @property
+    def key(self) -> tuple[str, int, str | None]:
+        return self.backend, self.start, self.phase
+
+
+@dataclass(frozen=True)
+class ProcessLog:
+    """What one training process told. `last_step` is the last step it entered; None when it entered none."""
+
+    node: str
+    worker: str
+    rank: int
+    pid: int
+    host: str
+    world_size: int | None = None
+    registered_ns: int = 0
+    windows: tuple[WindowEvent, ...] = ()
+    last_step: int | None = None
+    ended: bool = False
+
+    def opened_and_left(self) -> tuple[WindowEvent, ...]:
+        """Windows that opened and neither closed nor failed."""
+        over = {event.key for event in self.windows if event.event != "opened"}
+        return tuple(event for event in self.windows if event.event == "opened" and event.key not in over)
+
+
+def unclosed(logs: Iterable[ProcessLog]) -> list[tuple[ProcessLog, WindowEvent]]:
+    """Every window that was open when its process ended."""
+    return [(log, event) for log in logs for event in log.opened_and_left()]
+
+
+def read_node(folder: str | os.PathLike[str], node: str = "") -> list[ProcessLog]:
+    """The logs in one `events/` folder; lines and files that make no sense are left out."""
+    try:
+        with Beneath(folder) as tree:
+            return read_beneath(tree, "", node)
+    except OSError:
+        return []
+
+
+def read_beneath(tree: Beneath, folder: str, node: str) -> list[ProcessLog]:
+    """The same for a folder below an open one."""
+    try:
+        paths = sorted(path for path, _ in tree.files(folder) if path.endswith(".jsonl"))
+    except OSError:
+        return []
+    found = (_read_log(tree, path, node) for path in paths)
+    return [log for log in found if log is not None]
+
+
+def _read_log(tree: Beneath, relative: str, node: str) -> ProcessLog | None:
+    try:
+        lines = tree.read(relative, _MOST_BYTES).split(b"\n")
+    except OSError:
+        return None
+    registered: dict[str, Any] | None = None
+    windows: list[WindowEvent] = []
+    last_step: int | None = _last_step(tree, relative)
+    ended = False
+    for row in _rows(lines):
+        event = row.get("event")
+        if event == "registered" and registered is None:
+            registered = row
+        elif event in ("opened", "closed", "failed"):
+            window = _window(row)
+            if window is not None:
+                windows.append(window)
+        elif event == "ended":
+            ended = True
+            step = _number(row.get("last_step"))
+            last_step = step if last_step is None else max(last_step, step or 0)
+    if registered is None or not isinstance(registered.get("worker"), str):
+        return None
+    return ProcessLog(
+        node=node, worker=registered["worker"], rank=_number(registered.get("rank")) or 0, pid=_number(registered.get("pid")) or 0,
+        host=_text(registered.get("host")), world_size=_number(registered.get("world_size")), registered_ns=_number(registered.get("t_ns")) or 0,
+        windows=tuple(windows), last_step=last_step, ended=ended,
+    )
+
+
+def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _window(row: dict[str, Any]) -> WindowEvent | None:
+    steps = row.get("steps")
+    if not isinstance(steps, list) or len(steps) != 2 or _number(steps[0]) is None or not isinstance(row.get("backend"), str):
+        return None
+    phase = row.get("phase")
+    return WindowEvent(
+        event=row["event"], t_ns=_number(row.get("t_ns")) or 0, backend=row["backend"], start=steps[0], stop=_number(steps[1]),
+        phase=phase if isinstance(phase, str) and phase else None, report=_text(row.get("report")), path=_text(row.get("path")),
+        reason=_text(row.get("reason")), partial=row.get("partial") is True,
+    )
+
+
+def _last_step(tree: Beneath, relative: str) -> int | None:
+    try:
+        raw = tree.read(relative[: -len(".jsonl")] + ".step", 8)
+    except OSError:
+        return None
+    step = int.from_bytes(raw, "little", signed=True) if len(raw) == 8 else 0
+    return step if 0 < step < 1 << 48 else None
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

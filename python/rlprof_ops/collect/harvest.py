@@ -1,0 +1,167 @@
+"""After the job (or while it runs): recover, find, check, name and list everything into the manifest."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+
+from rlprof_ops.backends import names
+from rlprof_ops.collect import events
+from rlprof_ops.collect.beneath import Beneath
+from rlprof_ops.collect.checks import Checker, Verdict
+from rlprof_ops.collect.inventory import Found, find_reports, identify, worlds_of
+from rlprof_ops.collect.manifest import WHOLE, CaptureResult, Manifest, Report
+from rlprof_ops.collect.observed import Observed, observe
+from rlprof_ops.collect.planned import Planned, planned
+from rlprof_ops.collect.reasons import why_missing
+from rlprof_ops.errors import RlprofError
+
+Progress = Callable[[int, int, str], None]
+_Key = tuple[str | None, str | None, int | None, int | None, str | None]
+_RECOVER_BUDGET_S = 600.0
+
+
+def harvest(run_dir: str | os.PathLike[str], *, recover: bool = True, progress: Progress | None = None,
+            content_budget_s: float = 120.0) -> Manifest:
+    """List every planned capture and every report of a run folder in `manifest.json`, and return it.
+
+    Idempotent; a second run reuses what the first one checked. `progress(done, total, what)` is called per report.
+    `content_budget_s` bounds the time spent on looking inside reports with nsys; 0 checks only their frames.
+
+    Raises:
+        RlprofError: the folder is not a run folder, or the manifest cannot be written.
+    """
+    say = progress or (lambda done, total, what: None)
+    try:
+        with Beneath(run_dir) as run:
+            observed = observe(run)
+            notes = list(observed.notes)
+            if recover and not observed.running:
+                notes += _recover(run, observed)
+            found = find_reports(run, observed)
+            observed, plan = _plan(observed, found, notes)
+            found = identify(found, plan, observed)
+            reports = _check_all(run, found, content_budget_s, say)
+            manifest = _join(plan, reports, observed, notes, os.fspath(run_dir))
+            manifest.write(run)
+    except OSError as error:
+        raise RlprofError(f"{os.fspath(run_dir)}: {error.strerror or error}") from error
+    return manifest
+
+
+def _plan(observed: Observed, found: list[Found], notes: list[str]) -> tuple[Observed, list[Planned]]:
+    """The plan over the world; workers that only their reports name (other trainers) are added to it."""
+    shown = {worker: count for worker, count in worlds_of(found).items() if observed.request.for_worker(worker, None)}
+    extra = {worker: count for worker, count in shown.items() if worker not in observed.world}
+    if extra:
+        told = ", ".join(f"{worker} ({count})" for worker, count in sorted(extra.items()))
+        notes.append(f"the number of ranks is taken from the reports themselves, so a missing rank would not be noticed: {told}")
+        observed = replace(observed, world=dict(sorted({**observed.world, **extra}.items())))
+    return observed, list(planned(observed))
+
+
+def _recover(run: Beneath, observed: Observed) -> list[str]:
+    """Import the raw captures that the nodes could not; returns notes."""
+    from pathlib import Path
+
+    from rlprof_ops.collect.recovery import recover_tree
+
+    notes: list[str] = []
+    until = time.monotonic() + _RECOVER_BUDGET_S
+    for node in sorted({log.node for log in observed.logs} | set(observed.records) | set(observed.nodes)):
+        if "/" in node or node in ("", ".", "..") or run.stat(f"nodes/{node}/tmp") is None:
+            continue
+        logs = [log for log in observed.logs if log.node == node]
+        done, failed = recover_tree(Path(run.root), f"nodes/{node}/tmp", until=until, unclosed=events.unclosed(logs))
+        for path in done:
+            run.write_atomic(f".harvest/recovered/{path.rsplit('/', 1)[-1]}", path.encode("utf-8", "surrogateescape"))
+        notes += [f"raw capture {path!r} could not be recovered: {reason}" for path, reason in failed]
+    return notes
+
+
+def _check_all(run: Beneath, found: list[Found], budget_s: float, say: Progress) -> list[Report]:
+    until = time.monotonic() + budget_s
+    checker = Checker(run, budget_left=lambda: until - time.monotonic(), inside=budget_s > 0)
+    recovered = {run.read(path).decode("utf-8", "surrogateescape") for path, _ in list(run.files(".harvest/recovered"))}
+    reports: list[Report] = []
+    try:
+        for number, entry in enumerate(found, 1):
+            report = _apply(entry.report, checker.check(entry))
+            reports.append(replace(report, recovered=report.recovered or report.path in recovered))
+            say(number, len(found), report.path)
+    finally:
+        checker.close()
+    return sorted(reports, key=lambda report: report.path)
+
+
+def _apply(report: Report, verdict: Verdict) -> Report:
+    warnings = [text for text in (report.warning, verdict.warning) if text]
+    return replace(report, state=verdict.state, reason=verdict.reason, warning="; ".join(warnings), sha256=verdict.sha256 or report.sha256,
+                   opened_ns=report.opened_ns or verdict.started_ns)
+
+
+def _join(plan: list[Planned], reports: list[Report], observed: Observed, notes: list[str], run_dir: str) -> Manifest:
+    by_key: dict[_Key, list[int]] = defaultdict(list)
+    for index, report in enumerate(reports):
+        if report.start is not None and report.worker is not None:
+            by_key[report.backend, names.safe_worker(report.worker), report.rank, report.start, report.phase].append(index)
+    named = list(reports)
+    results: list[CaptureResult] = []
+    for item in plan:
+        capture = item.capture
+        key = (capture.backend, _safe(capture.worker), capture.rank, capture.window.start, capture.phase and _safe_phase(capture.phase))
+        indices = by_key.get(key) or by_key.get((*key[:4], capture.phase), [])
+        for index in indices:
+            named[index] = replace(named[index], capture=capture.id)
+        results.append(_result(item, [named[index] for index in indices], observed))
+    return Manifest(observed.job, tuple(results), tuple(named), observed.world, tuple(notes), run_dir)
+
+
+def _safe(worker: str) -> str:
+    return names.safe_worker(worker) if worker else worker
+
+
+def _safe_phase(phase: str) -> str:
+    return names.safe(phase)
+
+
+def _result(item: Planned, reports: list[Report], observed: Observed) -> CaptureResult:
+    capture = item.capture
+    base = CaptureResult(capture.id, capture.backend, capture.worker, capture.rank, capture.window.start, capture.window.stop, capture.phase, "missing")
+    if not reports:
+        host = _host(item, observed)
+        return replace(base, reason=why_missing(item, observed), host=host)
+    order = {"ok": 0, "truncated": 1, "empty": 2}
+    best, *others = sorted(reports, key=lambda report: (report.partial, order.get(report.state, 3), -report.size_bytes))
+    state, reason = best.state, best.reason
+    if state == "ok" and (cut := _cut_short(item, best, observed)):
+        state, reason = "truncated", cut
+    elif state == "ok" and best.recovered:
+        state, reason = "recovered", "its raw capture was turned into a report afterwards"
+    assert state in (*WHOLE, "empty", "truncated")
+    return replace(base, state=state, reason=reason, host=best.host or best.node, report=best.path, stop=capture.window.stop or best.stop,
+                   more_reports=tuple(report.path for report in others))
+
+
+def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
+    """Why the report holds less than its window; empty when it holds all of it."""
+    stop = item.capture.window.stop
+    if stop is None or item.capture.rank is None:
+        return ""
+    reached = max((log.last_step or 0 for log in observed.logs_of(item.capture.worker, item.capture.rank)), default=0)
+    label = f"steps {item.capture.window.start} to {stop - 1}" if stop - item.capture.window.start > 1 else f"step {item.capture.window.start}"
+    if report.partial or (report.recovered and 0 < reached < stop - 1):
+        return f"the window ({label}) was cut short" + (f" (last step seen: {reached})" if reached else "")
+    return ""
+
+
+def _host(item: Planned, observed: Observed) -> str | None:
+    if item.capture.rank is None:
+        return None
+    logs = observed.logs_of(item.capture.worker, item.capture.rank)
+    return (logs[-1].host or logs[-1].node or None) if logs else None
+
+

@@ -1,0 +1,137 @@
+"""The manifest: every planned capture with its state, every report that was found. `manifest.schema.json` documents it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.collect.beneath import Beneath
+from rlprof_ops.errors import RlprofError
+
+SCHEMA = 1
+FILE = "manifest.json"
+STATES = ("ok", "recovered", "empty", "truncated", "missing")
+WHOLE = ("ok", "recovered")
+
+
+@dataclass(frozen=True)
+class Report:
+    """One report file. `path` is relative to the run folder; `stop` is exclusive; unknown fields are None.
+
+    `mapped_by` says how the file was recognised: name, event, record, content, or guess.
+    """
+
+    path: str
+    state: str
+    size_bytes: int
+    backend: str | None = None
+    sha256: str | None = None
+    reason: str = ""
+    warning: str = ""
+    mtime_ns: int = 0
+    node: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    worker: str | None = None
+    rank: int | None = None
+    start: int | None = None
+    stop: int | None = None
+    phase: str | None = None
+    kind: str | None = None
+    mapped_by: str = "name"
+    partial: bool = False
+    recovered: bool = False
+    opened_ns: int | None = None
+    closed_ns: int | None = None
+    capture: str | None = None
+
+
+@dataclass(frozen=True)
+class CaptureResult:
+    """One planned capture and what became of it; `report` is the path of its report, `reason` is empty only when ok."""
+
+    id: str
+    backend: str
+    worker: str
+    rank: int | None
+    start: int
+    stop: int | None
+    phase: str | None
+    state: str
+    reason: str = ""
+    host: str | None = None
+    report: str | None = None
+    more_reports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All of it. `coverage` counts captures by state; `notes` are remarks about the whole job."""
+
+    job: str
+    captures: tuple[CaptureResult, ...]
+    reports: tuple[Report, ...]
+    world: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    run_dir: str = ""
+
+    @property
+    def coverage(self) -> dict[str, int]:
+        counts = Counter(capture.state for capture in self.captures)
+        return {"planned": len(self.captures), **{state: counts[state] for state in STATES}, "unplanned": len(self.unplanned)}
+
+    @property
+    def unplanned(self) -> tuple[Report, ...]:
+        return tuple(report for report in self.reports if report.capture is None)
+
+    @property
+    def complete(self) -> bool:
+        """Every planned capture ended in a whole report."""
+        return all(capture.state in WHOLE for capture in self.captures)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA, "job": self.job, "complete": self.complete, "coverage": self.coverage, "world": self.world,
+            "captures": [{**asdict(capture), "more_reports": list(capture.more_reports)} for capture in self.captures],
+            "reports": [asdict(report) for report in self.reports],
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """ASCII, so that names which are no UTF-8 survive (as surrogate escapes)."""
+        return json.dumps(self.to_dict(), indent=1) + "\n"
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], run_dir: str = "") -> Manifest:
+        """The inverse of `to_dict`. Raises `RlprofError` for another schema or shape."""
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            found = data.get("schema") if isinstance(data, dict) else None
+            raise RlprofError(f"manifest has schema {found!r}, this version reads {SCHEMA}; run `rlprof harvest` again")
+        try:
+            return cls(
+                job=data["job"],
+                captures=tuple(CaptureResult(**{**row, "more_reports": tuple(row["more_reports"])}) for row in data["captures"]),
+                reports=tuple(Report(**row) for row in data["reports"]),
+                world=dict(data["world"]), notes=tuple(data["notes"]), run_dir=run_dir,
+            )
+        except (KeyError, TypeError) as error:
+            raise RlprofError(f"manifest is damaged ({error}); run `rlprof harvest` again") from error
+
+    @classmethod
+    def load(cls, run_dir: str | os.PathLike[str]) -> Manifest:
+        """Read `manifest.json` of a run folder. Raises `RlprofError` when there is none."""
+        path = Path(run_dir) / FILE
+        try:
+            return cls.from_dict(json.loads(path.read_bytes()), os.fspath(run_dir))
+        except FileNotFoundError:
+            raise RlprofError(f"{path} does not exist; run `rlprof harvest {run_dir}` first") from None
+        except ValueError as error:
+            raise RlprofError(f"{path} is not JSON ({error}); run `rlprof harvest {run_dir}` again") from error
+
+    def write(self, run: Beneath) -> None:
+        """Put it into the run folder in one step."""
+        run.write_atomic(FILE, self.to_json().encode())

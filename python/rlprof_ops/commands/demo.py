@@ -1,0 +1,48 @@
+"""`rlprof demo`: the whole chain on this machine alone, with a small real GRPO."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--steps", default=8, show_default=True, type=click.IntRange(1), help="Training steps.")
+@click.option("--output", default="rlprof-demo", show_default=True, type=click.Path(path_type=Path), help="Where the run folder goes.")
+@click.option("--request", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A request of your own instead of the demo's.")
+@click.argument("trainer_arguments", nargs=-1, type=click.UNPROCESSED)
+def command(steps: int, output: Path, request: Path | None, trainer_arguments: tuple[str, ...]) -> None:
+    """Profile a small real GRPO on this machine: local Ray, no Slurm, no GPU.
+
+    nsight windows where nsys is installed, torch traces always. More arguments go to the trainer.
+
+    Example: rlprof demo --steps 8 -- --slow-rank 1
+    """
+    from rlprof_ops.backends import nsight
+    from rlprof_ops.cluster.local import run_local
+    from rlprof_ops.demo.request import write_request
+
+    output.mkdir(parents=True, exist_ok=True)
+    if request is None:
+        request = write_request(output / "profile.yaml", with_nsight=nsight.find() is not None)
+    trainer = [sys.executable, "-u", "-m", "rlprof_ops.demo", f"--steps={steps}", *trainer_arguments]
+    settings = {"COMMAND": shlex.join(trainer), "RLPROF_REQUEST": str(request.resolve()), "RAY_LOG_SYNC_FREQUENCY": "2"}
+    result = run_local(output, settings, lambda line: click.echo(f"  {line}"))
+    click.echo(f"run folder: {result.run.path}")
+    if nsight.find() is None:
+        click.echo("nsys is not installed here, so there are torch traces alone (env/setup_test_machine.sh nsys, as root).")
+    if result.exit_code:
+        sys.exit(result.exit_code)
+    sys.exit(incomplete(result.run.path))
+
+
+def incomplete(run_folder: Path) -> int:
+    """3 when a planned report is missing, else 0: read from the manifest that the job's end has made."""
+    from rlprof_ops.collect.manifest import Manifest
+    from rlprof_ops.errors import EXIT_INCOMPLETE
+
+    manifest = Manifest.load(run_folder / "manifest.json")
+    return 0 if manifest.complete else EXIT_INCOMPLETE

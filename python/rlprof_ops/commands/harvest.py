@@ -1,0 +1,39 @@
+"""`rlprof harvest`: everything a job left, found, checked, named and listed."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from rlprof_ops.errors import EXIT_INCOMPLETE
+
+
+@click.command()
+@click.argument("job")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of the table.")
+@click.option("--no-recover", is_flag=True, help="Leave raw captures (.qdstrm) as they are.")
+@click.option("--inside", "content_budget_s", default=120.0, show_default=True, metavar="SECONDS",
+              help="Time for looking inside reports with nsys; 0 checks only that each is whole.")
+def command(job: str, as_json: bool, no_recover: bool, content_budget_s: float) -> None:
+    """List every planned capture of JOB (a run folder or a job id) with its report, or why it is missing.
+
+    Writes manifest.json into the run folder; safe to repeat. Ends with 3 when a planned report is missing.
+
+    Example: rlprof harvest 4711
+    """
+    from rlprof_ops.collect.harvest import harvest
+    from rlprof_ops.collect.locate import run_folder
+    from rlprof_ops.collect.progress import bar
+    from rlprof_ops.collect.table import render
+
+    folder = run_folder(job)
+    with bar(sys.stderr) as progress:
+        manifest = harvest(folder, recover=not no_recover, progress=progress, content_budget_s=content_budget_s)
+    if as_json:
+        click.echo(manifest.to_json(), nl=False)
+    else:
+        click.echo(render(manifest))
+        click.echo(f"manifest: {folder / 'manifest.json'}")
+    if not manifest.complete:
+        sys.exit(EXIT_INCOMPLETE)

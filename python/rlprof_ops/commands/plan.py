@@ -1,0 +1,68 @@
+"""`rlprof plan`: what a request will give, before anything is submitted."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+
+from rlprof_ops.commands._request_options import request_options
+from rlprof_ops.frameworks import NAMES
+
+
+@click.command()
+@click.argument("file", required=False)
+@click.option("--world", metavar="NAME=RANKS,...", help="Ranks of each worker, e.g. policy_worker=8,generation_worker=4.")
+@click.option("--framework", type=click.Choice(NAMES), help="The trainer, for its workers' phases.")
+@click.option("--trainer-config", metavar="FILE", help="Take the world from the trainer's own YAML (needs --framework).")
+@click.option("--steps-total", type=click.IntRange(1), metavar="N", help="The run's last step.")
+@click.option("--resume-from", type=click.IntRange(1), metavar="K", help="The first step that will run.")
+@click.option("--json", "as_json", is_flag=True, help="The plan as JSON.")
+@click.option("--from-env", is_flag=True, help="No FILE: RLPROF_* and NRL_* variables only.")
+@click.option("--resolved", is_flag=True, help="Print only the checked request, as RLPROF_REQUEST_JSON carries it.")
+@request_options
+def command(
+    file: str | None,
+    world: str | None,
+    framework: str | None,
+    trainer_config: str | None,
+    steps_total: int | None,
+    resume_from: int | None,
+    as_json: bool,
+    from_env: bool,
+    resolved: bool,
+    overrides: dict[str, str],
+) -> None:
+    """Print the captures of FILE (or of the RLPROF_* variables): reports, disk, warnings. A bad request exits with 2.
+
+    Example: rlprof plan profile.yaml --world policy_worker=8,generation_worker=4 --steps-total 100
+    """
+    from rlprof_ops import frameworks
+    from rlprof_ops.errors import UsageError
+    from rlprof_ops.frameworks.world import parse_world, world_of_trainer
+    from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.request.planning import plan
+
+    if from_env and file:
+        raise UsageError(f"--from-env reads variables only; leave out {file!r}, or set RLPROF_REQUEST to it")
+    request = ProfileRequest.load(file, os.environ, overrides)
+    if resolved:
+        click.echo(request.to_json())
+        return
+    dialect = frameworks.get(framework) if framework else None
+    if trainer_config and dialect is None:
+        raise UsageError("--trainer-config needs --framework, to know whose file it is")
+    ranks = parse_world(world) if world else None
+    if trainer_config and dialect and ranks is None:
+        ranks = world_of_trainer(dialect, trainer_config)
+    phases = {name: dialect.phases(name) for name in ranks} if dialect and ranks else None
+    made = plan(request, ranks, steps_total, resume_from, phases)
+    if as_json:
+        from rlprof_ops.commands._plan_output import plan_json
+
+        click.echo(json.dumps(plan_json(request, made)))
+    else:
+        from rlprof_ops.commands._plan_output import print_plan
+
+        print_plan(request, made)

@@ -1,0 +1,37 @@
+"""`rlprof render`: a request in a trainer's own words."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from rlprof_ops.commands._request_options import request_options
+from rlprof_ops.errors import UsageError
+from rlprof_ops.frameworks import NAMES
+
+
+@click.command()
+@click.argument("file", required=False)
+@click.option("--framework", required=True, type=click.Choice(NAMES), help="Whose words.")
+@click.option("--format", "fmt", type=click.Choice(["env", "hydra", "yaml"]), help="Default: what the trainer is started with.")
+@click.option("--strict", is_flag=True, help="Fail when the trainer cannot do all of the request.")
+@request_options
+def command(file: str | None, framework: str, fmt: str | None, strict: bool, overrides: dict[str, str]) -> None:
+    """Print FILE as the trainer's variables, Hydra overrides or YAML; comments and stderr say what it cannot do.
+
+    Example: rlprof render --framework verl profile.yaml
+    """
+    from rlprof_ops import frameworks
+    from rlprof_ops.request import ProfileRequest
+
+    dialect = frameworks.get(framework)
+    if fmt is not None and fmt not in dialect.formats:
+        raise UsageError(f"--format {fmt}: {dialect.title} is configured by {' or '.join(dialect.formats)}")
+    rendered = dialect.render(ProfileRequest.load(file, os.environ, overrides), fmt or dialect.formats[0])
+    click.echo(rendered.text, nl=False)
+    for loss in rendered.losses:
+        click.echo(f"rlprof: lost: {loss}", err=True)
+    if strict and rendered.losses:
+        sys.exit(UsageError.exit_code)

@@ -1,0 +1,10 @@
+"""RLinf: `cluster.profiling` (nsight, rocprof_sys) and `megatron.profiler` (torch)."""
+
+from __future__ import annotations
+
+from rlprof_ops.frameworks.base import Framework
+from rlprof_ops.frameworks.rlinf_import import import_
+from rlprof_ops.frameworks.rlinf_names import PHASES, REPORTS, WORKERS, world
+from rlprof_ops.frameworks.rlinf_render import render
+
+FRAMEWORK = Framework("rlinf", "RLinf", ("yaml", "hydra"), WORKERS, PHASES, REPORTS, render, import_, world)

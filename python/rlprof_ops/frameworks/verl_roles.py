@@ -1,0 +1,76 @@
+"""verl's roles, tasks and names: what both of its configuration schemes and the plan need to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rlprof_ops.frameworks.base import Worker
+from rlprof_ops.frameworks.hydra import dig
+
+# Where a role's settings are. `DistProfiler.annotate` marks these tasks (verl `b178a3cd5`, reference verl.md 3.3); in
+# discrete mode each is one capture range per step of the process that runs the role.
+ROLE_PATHS: dict[str, tuple[str, ...]] = {
+    "actor": ("actor_rollout_ref", "actor"),
+    "rollout": ("actor_rollout_ref", "rollout"),
+    "ref": ("actor_rollout_ref", "ref"),
+    "critic": ("critic",),
+    "reward_model": ("reward_model",),
+}
+TASKS: dict[str, tuple[str, ...]] = {
+    "actor": ("compute_log_prob", "update_actor"),
+    "rollout": ("generate_sequences",),
+    "ref": ("compute_ref_log_prob",),
+    "critic": ("compute_values", "update_critic"),
+    "reward_model": ("compute_rm_score",),
+}
+CONTROLLER = "controller"
+WORKERS = (
+    Worker("actor", ("policy_worker",), ("logprob", "train", "weight_sync")),
+    Worker("rollout", ("generation_worker",), ("generation",)),
+    Worker("ref", ("ref_worker", "reference_worker"), ("ref_logprob",)),
+    Worker("critic", ("critic_worker", "value_worker"), ("train",)),
+    Worker("reward_model", ("reward_worker",), ("reward",)),
+    Worker(CONTROLLER, ("driver", "TaskRunner"), ()),
+)
+PHASES = {
+    "generation": ("gen", "generate_sequences"),
+    "reward": ("reward", "compute_rm_score"),
+    "logprob": ("old_log_prob", "compute_log_prob"),
+    "ref_logprob": ("ref", "compute_ref_log_prob"),
+    "advantage": ("adv", "values", "compute_values"),
+    "train": ("update_actor", "update_critic"),
+    "weight_sync": ("update_weights",),
+}
+REPORTS = (
+    ("worker_process_<PID>.<RID>.nsys-rep", "a worker's RID-th capture range, from 1; not the training step"),
+    ("worker_process_<PID>.nsys-rep", "the controller, and what inherits its options"),
+    ("<save_path>/<role>/prof_rank-<rank>.json.gz", "torch; no step in the path, later steps overwrite"),
+    ("<save_path>/step<N>/torch_memory_rank<R>_pid<P>.pickle", "torch_memory"),
+)
+
+
+def discrete_ranges(roles: Iterable[str], steps: int) -> int:
+    """Capture ranges of a process that runs all these roles, in discrete mode."""
+    return steps * sum(len(TASKS[role]) for role in roles)
+
+
+def world(config: Mapping[str, Any]) -> dict[str, int]:
+    """Ranks per role of a verl configuration; a rollout rank is a replica, on `tensor_model_parallel_size` GPUs."""
+
+    def number(default: int, *path: str) -> int:
+        value = dig(config, *path)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
+
+    gpus = number(0, "trainer", "nnodes") * number(0, "trainer", "n_gpus_per_node")
+    if not gpus:
+        return {}
+    replica = number(1, "actor_rollout_ref", "rollout", "tensor_model_parallel_size")
+    found = {"actor": gpus, "rollout": max(1, gpus // replica)}
+    if dig(config, "actor_rollout_ref", "actor", "use_kl_loss") or dig(config, "algorithm", "use_kl_in_reward"):
+        found["ref"] = gpus
+    if dig(config, "critic", "enable") is True or dig(config, "algorithm", "adv_estimator") == "gae":
+        found["critic"] = gpus
+    if dig(config, "reward_model", "enable") is True:
+        found["reward_model"] = gpus
+    return found | {CONTROLLER: 1}

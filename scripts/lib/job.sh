@@ -1,0 +1,76 @@
+# shellcheck shell=bash
+# The batch script's work: check, make the run folder, start the nodes, pass signals on, give the exit code.
+
+[[ -n ${_RLPROF_JOB_LOADED-} ]] && return 0
+readonly _RLPROF_JOB_LOADED=1
+
+# Find mistakes before a node is touched. With a container the head's supervisor does it, where there is a Python.
+job::preflight() {
+    local python="${RLPROF_PYTHON:-python3}"
+
+    [[ -z ${RLPROF_CONTAINER_RUNTIME}${CONTAINER} || ${RLPROF_CONTAINER_RUNTIME} == none ]] || return 0
+    if [[ -n ${RLPROF_VENV} ]]; then
+        [[ -x ${RLPROF_VENV}/bin/python ]] \
+            || common::fail 2 "RLPROF_VENV=${RLPROF_VENV}: no bin/python there. Give the folder of a virtual environment."
+        python="${RLPROF_PYTHON:-${RLPROF_VENV}/bin/python}"
+    fi
+    command -v -- "${python}" > /dev/null \
+        || common::fail 2 "RLPROF_PYTHON=${python}: no such interpreter on $(hostname). Set RLPROF_VENV or RLPROF_PYTHON."
+    PYTHONPATH="${RLPROF_HOME}/python${PYTHONPATH:+:${PYTHONPATH}}" "${python}" -m rlprof_ops.cluster.preflight || exit "$?"
+}
+
+# <BASE_LOG_DIR>/<job>-logs with the job's token, which no other user may read.
+job::run_folder() {
+    local restart="${SLURM_RESTART_COUNT:-0}"
+
+    export RLPROF_JOB="${SLURM_JOB_ID}"
+    [[ ${restart} == 0 ]] || RLPROF_JOB="${SLURM_JOB_ID}.r${restart}"
+    export RLPROF_RUN_DIR="${BASE_LOG_DIR:-${SLURM_SUBMIT_DIR}}/${RLPROF_JOB}-logs"
+    (
+        umask 0027
+        mkdir -p -- "${RLPROF_RUN_DIR}/logs"
+        umask 0077
+        mkdir -p -- "${RLPROF_RUN_DIR}/.secrets"
+        head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' > "${RLPROF_RUN_DIR}/.secrets/ray_token"
+    ) || common::fail 1 "BASE_LOG_DIR: the run folder ${RLPROF_RUN_DIR} cannot be written."
+    common::log "run folder: ${RLPROF_RUN_DIR}"
+}
+
+# The head is Slurm's first node: the one this script runs on, so free ports can be seen from here.
+job::addresses() {
+    local -a nodes=()
+    local gcs control
+
+    mapfile -t nodes < <(scontrol show hostnames "${SLURM_JOB_NODELIST}")
+    read -r gcs control < <(slurm::free_ports "${SLURM_JOB_ID}")
+    [[ ${PORT} == 0 ]] || gcs="${PORT}"
+    [[ ${RLPROF_CONTROL_PORT} == 0 ]] || control="${RLPROF_CONTROL_PORT}"
+    RLPROF_HEAD_IP="$(slurm::address "${nodes[0]}")"
+    export RLPROF_HEAD_IP RLPROF_NODES="${nodes[*]}" RLPROF_GCS_PORT="${gcs}" RLPROF_CONTROL_PORT_CHOSEN="${control}"
+}
+
+# Slurm's signals go to the step by its id, never to the local srun: Slurm kills a step whose srun was signalled.
+job::_pass_on() {
+    local -r signal="$1"
+    signalled=1
+    common::log "got ${signal}: telling step ${SLURM_JOB_ID}.0 to drain"
+    scancel "--signal=${signal}" "${SLURM_JOB_ID}.0" || true
+}
+
+job::run() {
+    local code client signalled=""
+
+    trap 'job::_pass_on TERM' TERM
+    trap 'job::_pass_on USR2' USR2
+    "${SRUN[@]}" &
+    client="$!"
+    # A trapped signal ends `wait` early; bash remembers the status of a child that ended meanwhile.
+    while true; do
+        code=0
+        signalled=""
+        wait "${client}" || code="$?"
+        [[ -n ${signalled} ]] || break
+    done
+    common::log "ended with exit code ${code}; everything of this job: ${RLPROF_RUN_DIR}"
+    exit "${code}"
+}

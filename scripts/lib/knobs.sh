@@ -1,0 +1,48 @@
+# shellcheck shell=bash
+# Reads knobs: env/defaults.env and what overrides it. A line is taken literally, nothing in it is evaluated.
+
+[[ -n ${_RLPROF_KNOBS_LOADED-} ]] && return 0
+readonly _RLPROF_KNOBS_LOADED=1
+
+# Export every NAME=value of a file whose NAME is not set yet.
+knobs::_fill_from() {
+    local -r file="$1"
+    local line name
+
+    while IFS= read -r line || [[ -n ${line} ]]; do
+        [[ ${line} =~ ^([A-Za-z_][A-Za-z0-9_]*)=(.*)$ ]] || continue
+        name="${BASH_REMATCH[1]}"
+        if [[ -z ${!name+x} ]]; then
+            export "${name}=${BASH_REMATCH[2]}"
+        fi
+    done < "${file}"
+}
+
+# The environment wins, then the site, then the trainer, then the defaults.
+knobs::load() {
+    local -r home="$1"
+    local site trainer
+
+    site="${RLPROF_SITE_ENV:-${home}/env/site.env}"
+    if [[ -n ${RLPROF_SITE_ENV-} && ! -r ${site} ]]; then
+        common::fail 2 "RLPROF_SITE_ENV=${site}: cannot be read."
+    fi
+    if [[ -r ${site} ]]; then
+        knobs::_fill_from "${site}"
+    fi
+    if [[ -n ${RLPROF_TRAINER-} ]]; then
+        trainer="${home}/env/trainer_${RLPROF_TRAINER}.env"
+        [[ ${RLPROF_TRAINER} != */* && -r ${trainer} ]] \
+            || common::fail 2 "RLPROF_TRAINER=${RLPROF_TRAINER}: no such file as env/trainer_${RLPROF_TRAINER}.env. Known:$(knobs::_trainers "${home}")."
+        knobs::_fill_from "${trainer}"
+    fi
+    knobs::_fill_from "${home}/env/defaults.env"
+}
+
+knobs::_trainers() {
+    local file
+    for file in "$1"/env/trainer_*.env; do
+        file="${file##*/trainer_}"
+        printf ' %s' "${file%.env}"
+    done
+}

@@ -1,0 +1,92 @@
+"""The `ray start` line and its environment."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.cluster.knobs import Settings
+from rlprof_ops.cluster.ports import check_free, listening
+from rlprof_ops.cluster.ray_process import RayNode, gpu_count, resources, start_argv, stripped
+from rlprof_ops.errors import UsageError
+
+
+def node(is_head: bool = False, gpus: int = 8) -> RayNode:
+    return RayNode("n1", "10.0.0.1", "10.0.0.9:6400", is_head, gpus, Path("/tmp/r/ray"))
+
+
+def options(argv: list[str]) -> dict[str, str]:
+    return dict(part[2:].partition("=")[::2] for part in argv if part.startswith("--"))
+
+
+def test_head_line():
+    found = options(start_argv(Settings.load({}), node(is_head=True), "/venv/bin/python"))
+
+    assert found["port"] == "6400"
+    assert found["temp-dir"] == "/tmp/r/ray"
+    assert found["node-ip-address"] == "10.0.0.1"
+    assert found["include-dashboard"] == "false"
+    assert found["num-gpus"] == "8"
+    assert json.loads(found["resources"]) == {"slurm_node:n1": 1, "slurm_managed_ray_cluster": 1, "worker_units": 8}
+    assert "address" not in found
+
+
+def test_worker_line_has_the_heads_address_and_no_fixed_port():
+    found = options(start_argv(Settings.load({}), node(), "python3"))
+
+    assert found["address"] == "10.0.0.9:6400"
+    assert "head" not in found
+    assert found["dashboard-agent-listen-port"] not in ("0", "52365")
+    assert (found["min-worker-port"], found["max-worker-port"]) == ("0", "0")
+
+
+def test_knobs_reach_the_line():
+    env = {"NODE_MANAGER_PORT": "1301", "MIN_WORKER_PORT": "2000", "MAX_WORKER_PORT": "2999", "RLPROF_DASHBOARD": "1",
+           "DASHBOARD_PORT": "8265", "CPUS_PER_WORKER": "64", "RAY_DEBUG": "legacy"}  # fmt: skip
+    found = options(start_argv(Settings.load(env), node(is_head=True), "python3"))
+
+    assert found["node-manager-port"] == "1301"
+    assert (found["min-worker-port"], found["max-worker-port"]) == ("2000", "2999")
+    assert (found["dashboard-host"], found["dashboard-port"]) == ("127.0.0.1", "8265")
+    assert found["num-cpus"] == "64"
+    assert "ray-debugger-external" in found
+
+
+def test_a_dedicated_head_takes_no_gpu_work():
+    settings = Settings.load({"DEDICATED_RAY_HEAD": "1"})
+
+    assert resources(settings, node(is_head=True)) == {"slurm_node:n1": 1, "ray_head": 1}
+    assert options(start_argv(settings, node(is_head=True), "p"))["num-gpus"] == "0"
+    assert resources(settings, node()) == {"slurm_node:n1": 1, "slurm_managed_ray_cluster": 1, "worker_units": 8}
+
+
+@pytest.mark.parametrize(
+    ("env", "count"),
+    [
+        ({}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "4"}, 4),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "GPUS_PER_NODE": "1"}, 1),
+        ({"SLURM_GPUS_ON_NODE": "h100:4"}, 0),
+    ],
+)
+def test_gpus_come_from_the_knob_then_from_slurm(env, count):
+    assert gpu_count(Settings.load(env), env) == count
+
+
+def test_rays_processes_do_not_see_slurms_mpi_variables():
+    env = {"SLURM_PROCID": "1", "PMIX_RANK": "0", "OMPI_X": "1", "RLPROF_NODE": "n1", "MPICH_X": "1"}
+    assert stripped(env) == {"RLPROF_NODE": "n1", "MPICH_X": "1"}
+
+
+def test_a_port_in_use_is_named_with_its_knob_and_node():
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        assert port in listening()
+        with pytest.raises(UsageError, match=f"node n1: port in use: PORT={port}. Another process listens there"):
+            check_free({"PORT": port, "DASHBOARD_PORT": 0}, "n1")

@@ -1,0 +1,30 @@
+"""What every test has: parts that may be missing, and the Slurm sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests import needs
+from tests.sandbox.fixtures import slurm, slurm_sandbox
+
+__all__ = ["need", "slurm", "slurm_sandbox"]
+
+
+@pytest.fixture(scope="session")
+def need() -> Callable[..., None]:
+    """`need("nsys", "pyarrow")` skips the test, or fails it under RLPROF_TESTS_REQUIRE=all, where a part is missing."""
+    return needs.need
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    needs.need(*(marker.name for marker in item.iter_markers() if marker.name in needs.PARTS))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says what was skipped for want of a part; pytest's own line with the counts stays the last one."""
+    if needs.skipped:
+        terminalreporter.section("missing parts of the test machine")
+        for why, count in needs.skipped.items():
+            terminalreporter.line(f"{count} skipped, {why}")

@@ -1,0 +1,83 @@
+"""Which parts of the test machine are there: what tests need beyond Python, and the reason when they cannot have it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
+SLURM_PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "munged", "ip", "unshare", "nsenter", "setpriv")
+
+skipped: Counter[str] = Counter()
+"""Reason -> number of tests skipped for it in this run."""
+
+
+def _module(name: str) -> str:
+    return "" if importlib.util.find_spec(name) else f"no module {name}; pip install it into this Python"
+
+
+def _ray() -> str:
+    return _module("ray")
+
+
+def _torch() -> str:
+    return _module("torch")
+
+
+def _slurm() -> str:
+    path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+    absent = [program for program in SLURM_PROGRAMS if not shutil.which(program, path=path)]
+    if absent:
+        return f"no {', '.join(absent)}; run env/setup_test_machine.sh slurm as root"
+    if os.getuid() != 0:
+        return "not root: the sandbox makes namespaces, bridges and mounts"
+    if not os.path.ismount("/sys/fs/cgroup"):
+        return "no filesystem mounted on /sys/fs/cgroup, without which slurmd does not start"
+    probe = subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, text=True, timeout=10, check=False)
+    return f"namespaces are not allowed here: {probe.stderr.strip()}" if probe.returncode else ""
+
+
+def _nsys() -> str:
+    nsys = os.environ.get("RLPROF_NSYS") or shutil.which("nsys")
+    if not nsys:
+        return "no nsys on PATH; run env/setup_nsys.sh as root"
+    try:
+        answer = subprocess.run([nsys, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{nsys} --version: {error}"
+    return "nsys 2022 hangs on short programs; run env/setup_nsys.sh as root" if " 2022." in answer else ""
+
+
+def _chromium() -> str:
+    if any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        return ""
+    return "no chromium; run env/setup_test_machine.sh chromium as root"
+
+
+PARTS: dict[str, Callable[[], str]] = {"slurm": _slurm, "nsys": _nsys, "chromium": _chromium, "ray": _ray, "torch": _torch}
+
+
+@functools.cache
+def lacking(part: str) -> str:
+    """Why a part cannot be used here; empty when it can. A part is a key of PARTS, else a module's name."""
+    return PARTS[part]() if part in PARTS else _module(part)
+
+
+def need(*parts: str) -> None:
+    """Skips the calling test when a part is missing; fails it when RLPROF_TESTS_REQUIRE is `all` or names the part."""
+    required = os.environ.get("RLPROF_TESTS_REQUIRE", "").replace(",", " ").split()
+    for part in parts:
+        why = lacking(part)
+        if not why:
+            continue
+        if "all" in required or part in required:
+            pytest.fail(f"{part} is required (RLPROF_TESTS_REQUIRE) and missing: {why}", pytrace=False)
+        skipped[f"{part}: {why}"] += 1
+        pytest.skip(f"{part}: {why}")

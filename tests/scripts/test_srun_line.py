@@ -1,0 +1,135 @@
+"""The srun line of each container runtime, word for word, and the knobs as bash reads them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).parents[2]
+
+SCRIPT = """
+set -euo pipefail
+source "$RLPROF_HOME/scripts/lib/common.sh"
+source "$RLPROF_HOME/scripts/lib/knobs.sh"
+source "$RLPROF_HOME/scripts/lib/slurm.sh"
+knobs::load "$RLPROF_HOME"
+slurm::srun_line "$RLPROF_HOME" "$1"
+printf '%s\\n' "${SRUN[@]}"
+"""
+COMMON = ["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--mpi=none", "--wait=0", "--unbuffered"]
+
+
+def bash(script: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    base = {"PATH": os.environ["PATH"], "RLPROF_HOME": str(HOME)}
+    return subprocess.run(["bash", *script], env=base | env, capture_output=True, text=True, timeout=30)
+
+
+def srun_line(run_folder: str = "/shared/7-logs", **env: str) -> list[str]:
+    job = {"RLPROF_JOB": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_SUBMIT_DIR": "/shared/my project"}
+    done = bash(["-c", SCRIPT, "test", run_folder], job | env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_without_a_container():
+    assert srun_line() == [*COMMON, "--whole", "--kill-on-bad-exit=1", "bash", f"{HOME}/scripts/node.sh"]
+
+
+def test_cpus_and_extra_arguments_and_spare_nodes():
+    line = srun_line(CPUS_PER_WORKER="16", RLPROF_SRUN_ARGS="--mem=0 --gres=gpu:8", RLPROF_MIN_NODES="2")
+
+    assert line == [
+        *COMMON, "--cpus-per-task=16", "--kill-on-bad-exit=0", "--mem=0", "--gres=gpu:8", "bash", f"{HOME}/scripts/node.sh",
+    ]  # fmt: skip
+
+
+def test_pyxis():
+    line = srun_line(CONTAINER="registry#nvidia/nemo-rl:v0.4", MOUNTS="/lustre:/lustre,/home/me:/home/me:ro")
+
+    assert line == [
+        *COMMON, "--whole", "--kill-on-bad-exit=1",
+        "--container-image=registry#nvidia/nemo-rl:v0.4",
+        "--container-name=rlprof-7",
+        f"--container-mounts=/lustre:/lustre,/home/me:/home/me:ro,{HOME}:{HOME},/shared/7-logs:/shared/7-logs",
+        "--no-container-mount-home",
+        "--container-workdir=/shared/my project",
+        "--container-env=RLPROF_HOME,RLPROF_RUN_DIR",
+        "bash", f"{HOME}/scripts/node.sh",
+    ]  # fmt: skip
+
+
+def test_apptainer_with_a_space_in_the_run_folder():
+    line = srun_line(
+        "/shared/my runs/7-logs",
+        CONTAINER="/images/verl.sif",
+        RLPROF_CONTAINER_RUNTIME="apptainer",
+        UV_CACHE_DIR_OVERRIDE="/cache/uv",
+    )
+
+    binds = f"{HOME}:{HOME},/shared/my runs/7-logs:/shared/my runs/7-logs,/cache/uv:/root/.cache/uv"
+    assert line == [
+        *COMMON, "--whole", "--kill-on-bad-exit=1",
+        "apptainer", "exec", "--nv", "--bind", binds, "--pwd", "/shared/my project", "/images/verl.sif",
+        "bash", f"{HOME}/scripts/node.sh",
+    ]  # fmt: skip
+
+
+def test_a_value_is_taken_literally_and_the_environment_wins(tmp_path):
+    never = tmp_path / "never"
+    site = tmp_path / "site.env"
+    site.write_text(f"CONTAINER=$(touch {never})`id`\nCPUS_PER_WORKER=4\n# comment\nnot a line\n")
+
+    line = srun_line(RLPROF_SITE_ENV=str(site), CPUS_PER_WORKER="8")
+
+    assert f"--container-image=$(touch {never})`id`" in line
+    assert "--cpus-per-task=8" in line
+    assert not never.exists()
+
+
+def test_an_unknown_trainer_is_answered_with_the_list():
+    done = bash(["-c", SCRIPT, "test", "/x"], {"RLPROF_TRAINER": "nemo"})
+
+    assert done.returncode == 2
+    assert "RLPROF_TRAINER=nemo: no such file as env/trainer_nemo.env." in done.stderr
+    assert "Known: nemo_rl nemo_rl_megatron rlinf verl." in done.stderr
+
+
+@pytest.mark.parametrize(("machine", "folder"), [("x86_64", "x86_64-linux"), ("aarch64", "sbsa-linux")])
+def test_megatron_library_path_follows_the_machine(tmp_path, machine, folder):
+    # node.sh runs with a `uname` and an interpreter of ours; the latter prints the path it was given.
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "uname").write_text(f"#!/bin/sh\necho {machine}\n")
+    (tools / "fakepython").write_text('#!/bin/sh\necho "$LD_LIBRARY_PATH"\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    trainer = (HOME / "env" / "trainer_nemo_rl_megatron.env").read_text().splitlines()
+    values = dict(line.split("=", 1) for line in trainer if line.startswith("RLPROF_LD"))
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "RLPROF_RUN_DIR": str(tmp_path), "RLPROF_PYTHON": "fakepython",
+           "LD_LIBRARY_PATH": "/mine"}  # fmt: skip
+
+    done = bash([str(HOME / "scripts" / "node.sh")], values | env)
+
+    assert done.stdout.startswith(f"/usr/local/cuda/targets/{folder}/lib:/usr/local/cuda/lib64:")
+    assert done.stdout.strip().endswith(":/mine")
+
+
+def test_a_node_without_python_says_so_in_the_job_and_in_its_log(tmp_path):
+    (tmp_path / "logs").mkdir()
+    env = {"RLPROF_RUN_DIR": str(tmp_path), "RLPROF_PYTHON": "/no/such/python", "SLURMD_NODENAME": "n3"}
+
+    done = bash([str(HOME / "scripts" / "node.sh")], env)
+
+    assert done.returncode == 127
+    assert "node n3: no Python: '/no/such/python' is not there." in done.stderr
+    assert "no Python" in (tmp_path / "logs" / "n3.log").read_text()
+
+
+def test_ray_sub_outside_slurm_names_the_way_in():
+    done = bash([str(HOME / "ray.sub")], {})
+
+    assert done.returncode == 2
+    assert "ray.sub runs inside a Slurm job. Submit it: sbatch -N 2" in done.stderr
