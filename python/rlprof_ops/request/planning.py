@@ -1,0 +1,253 @@
+"""Request x world -> the captures that must each end in a report, their number, their size, and what looks wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rlprof_ops.request.model import ANY_PHASE, Capture, CaptureSpec, ProfileRequest
+from rlprof_ops.request.problems import Problem, RequestError, nearest, words
+from rlprof_ops.request.selectors import is_pattern
+from rlprof_ops.request.steps import Steps, Window
+
+# Bytes of report per rank and step, a rule of thumb for the disk estimate and nothing else. torch: 150 MB a rank
+# (slime #1879 in `reference/verl.md`); the others are in the same range for a step of some seconds.
+BYTES_PER_RANK_STEP = {"nsight": 50e6, "torch": 150e6, "rocprof_sys": 100e6, "memory": 50e6}
+SIZE_RULE = "reports x steps in each x 50 MB (nsight, memory), 100 MB (rocprof_sys) or 150 MB (torch)"
+MANY_REPORTS = 256
+LONG_WINDOW = 10  # steps; NeMo RL's docs advise at most 10 to keep files small
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One capture of the request for one worker (or for its patterns while the world is unknown).
+
+    Attributes:
+        index: the capture's place in the request, from 0.
+        ranks: how many; None when unknown.
+        reports: how many reports; None when unknown, and then `formula` says of what it is the product.
+        size_bytes: estimate by `SIZE_RULE`; None when unknown.
+    """
+
+    index: int
+    backend: str
+    worker: str
+    ranks: int | None
+    ranks_text: str
+    windows: tuple[Window, ...]
+    each: str
+    reports: int | None
+    formula: str
+    size_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`captures` is complete only when `exact`: the world is known and no window is open."""
+
+    captures: tuple[Capture, ...]
+    rows: tuple[PlanRow, ...]
+    warnings: tuple[str, ...]
+    exact: bool
+
+    @property
+    def reports(self) -> int | None:
+        """Number of reports; None while something is unknown."""
+        counts = [row.reports for row in self.rows]
+        return None if any(n is None for n in counts) else sum(n for n in counts if n is not None)
+
+    @property
+    def size_bytes(self) -> int | None:
+        sizes = [row.size_bytes for row in self.rows]
+        return None if any(n is None for n in sizes) else sum(n for n in sizes if n is not None)
+
+
+def plan(
+    request: ProfileRequest,
+    world: Mapping[str, int] | None = None,
+    steps_total: int | None = None,
+    resume_from: int | None = None,
+    phases: Mapping[str, Sequence[str]] | None = None,
+) -> Plan:
+    """What this request will give.
+
+    Args:
+        world: worker name -> number of its ranks; None when unknown, then counts are symbolic.
+        steps_total: the last training step.
+        resume_from: the first step that will run.
+        phases: worker name -> the phases it runs, for `each: phase`; unknown ones are planned as `ANY_PHASE`.
+
+    Raises:
+        RequestError: a pattern matches no worker, a rank does not exist, every step is out of the run, or one process
+            would be in step and phase mode at once.
+    """
+    if not request:
+        return Plan((), (), _off(request), True)
+    for name, count in (world or {}).items():
+        if not isinstance(count, int) or count < 0:
+            raise RequestError(f"world: {name}={count!r} is not a number of ranks")
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    captures: list[Capture] = []
+    rows: list[PlanRow] = []
+    taken: dict[tuple[str, str], list[tuple[CaptureSpec, int]]] = {}
+    for index, spec in enumerate(request.captures):
+        if not spec:
+            warnings.append(f"capture {index + 1} is off: it has no {'steps' if not spec.steps else 'ranks'}")
+            continue
+        spec = _in_run(spec, steps_total, resume_from, problems, warnings)
+        if not spec:
+            continue
+        if world is None:
+            rows.append(_row(index, spec, " ".join(spec.workers), None, steps_total, 1))
+            continue
+        for worker in _workers(spec, world, problems):
+            ranks = _ranks(spec, worker, world[worker], problems)
+            _conflicts(spec, index, worker, taken, problems, warnings)
+            names = _phases(spec, worker, phases)
+            row = _row(index, spec, worker, len(ranks), steps_total, len(names))
+            rows.append(row)
+            captures += [
+                Capture(spec.backend, worker, rank, window, phase)
+                for rank in ranks
+                for window in row.windows
+                for phase in names
+            ]
+    if problems:
+        raise RequestError(problems)
+    unique = list(dict.fromkeys(captures))
+    warnings += _sizes(rows, world)
+    exact = world is not None and all(row.reports is not None for row in rows)
+    return Plan(tuple(unique), tuple(rows), tuple(dict.fromkeys(warnings)), exact)
+
+
+def _off(request: ProfileRequest) -> tuple[str, ...]:
+    if not request.enabled:
+        return ("the request is off: enabled is false",)
+    return ("the request asks for nothing: no capture has steps, workers and ranks",)
+
+
+def _in_run(
+    spec: CaptureSpec, total: int | None, resume: int | None, problems: list[Problem], warnings: list[str]
+) -> CaptureSpec:
+    """The spec with the steps that this run can reach; all out of reach is a problem, some is a warning."""
+    where = spec.origin("steps")
+    steps = spec.steps
+    for reachable, edge in (
+        (Steps.of([Window(1, total + 1)]) if total is not None and total > 0 else None, f"the run ends after step {total}"),
+        (Steps.of([Window(resume, None)]) if resume is not None and resume > 0 else None, f"the run resumes at step {resume}"),
+    ):
+        if reachable is None or not steps:
+            continue
+        kept = steps.intersect(reachable)
+        lost = steps.minus(reachable)
+        if not kept:
+            problems.append(Problem(f"steps '{spec.steps}' will never run: {edge}; {_fix(spec.steps, total, resume)}", where))
+            return replace(spec, steps=Steps())
+        if lost and not (spec.steps.is_open and lost.is_open):
+            warnings.append(f"{where + ': ' if where else ''}steps '{lost}' will never run: {edge}")
+        steps = kept
+    return spec if steps == spec.steps else replace(spec, steps=steps)
+
+
+def _fix(steps: Steps, total: int | None, resume: int | None) -> str:
+    """A window of the same length that the run does reach."""
+    first = resume or 1
+    length = min(steps.count() or 1, 10)
+    if total is not None and first > total:
+        return f"no step is left between {first} and {total}"
+    start = first if total is None else max(first, total - length + 1)
+    stop = start + length if total is None else min(start + length, total + 1)
+    return f"write e.g. '{Window(start, stop)}'"
+
+
+def _workers(spec: CaptureSpec, world: Mapping[str, int], problems: list[Problem]) -> list[str]:
+    """The workers of the world that the spec selects; each pattern must select one."""
+    from fnmatch import fnmatchcase
+
+    for pattern in spec.workers:
+        if not any(fnmatchcase(worker, pattern) for worker in world):
+            kind = "pattern" if is_pattern(pattern) else "worker"
+            near = nearest(pattern.strip("*?"), list(world))
+            known = words(sorted(world)) if world else "none"
+            problems.append(Problem(
+                f"workers: {kind} {pattern!r} matches no worker of this run; it has {known}.{near}", spec.origin("workers")))  # fmt: skip
+    return [worker for worker in world if spec.matches(worker)]
+
+
+def _ranks(spec: CaptureSpec, worker: str, count: int, problems: list[Problem]) -> tuple[int, ...]:
+    if spec.ranks is None:
+        return tuple(range(count))
+    outside = [rank for rank in spec.ranks if rank >= count]
+    if outside:
+        has = f"has ranks 0 to {count - 1}" if count else "has no ranks"
+        problems.append(Problem(f"ranks: {worker!r} {has}, so {words(map(str, outside))} cannot be profiled", spec.origin("ranks")))
+    return tuple(rank for rank in spec.ranks if rank < count)
+
+
+def _conflicts(
+    spec: CaptureSpec,
+    index: int,
+    worker: str,
+    taken: dict[tuple[str, str], list[tuple[CaptureSpec, int]]],
+    problems: list[Problem],
+    warnings: list[str],
+) -> None:
+    from rlprof_ops.request.selectors import ranks_overlap
+
+    earlier = taken.setdefault((spec.backend, worker), [])
+    for other, number in earlier:
+        if not ranks_overlap(spec.ranks, other.ranks):
+            continue
+        if other.each != spec.each:
+            problems.append(Problem(
+                f"each: {worker!r} would be in {other.each} mode by capture {number + 1} and in {spec.each} mode by capture "
+                f"{index + 1}; one process takes one of them", spec.origin("each")))  # fmt: skip
+        shared = other.steps.intersect(spec.steps)
+        if shared:
+            warnings.append(
+                f"steps '{shared}' of {worker!r} are asked twice of {spec.backend}; capture {number + 1} takes them, not {index + 1}"
+            )
+    earlier.append((spec, index))
+
+
+def _phases(spec: CaptureSpec, worker: str, phases: Mapping[str, Sequence[str]] | None) -> tuple[str | None, ...]:
+    if spec.each != "phase":
+        return (None,)
+    return tuple((phases or {}).get(worker, ())) or (ANY_PHASE,)
+
+
+def _row(index: int, spec: CaptureSpec, worker: str, ranks: int | None, total: int | None, phases: int) -> PlanRow:
+    windows = spec.windows(total)
+    if ranks is None and spec.ranks is not None and len(spec.workers) == 1 and not is_pattern(spec.workers[0]):
+        ranks = len(spec.ranks)
+    unknown_steps = spec.each == "phase" and spec.steps.windows(total)[-1:] and windows[-1].stop is None
+    known = ranks is not None and not unknown_steps
+    reports = ranks * len(windows) * phases if known and ranks is not None else None
+    factors = ["ranks" if ranks is None else str(ranks), "steps" if unknown_steps else str(len(windows))]
+    formula = " x ".join([*factors, "phases"] if spec.each == "phase" else factors)
+    steps = spec.steps.count(total)
+    size = None
+    if ranks is not None and steps is not None:
+        size = int(ranks * steps * BYTES_PER_RANK_STEP[spec.backend])
+    text = "all" if spec.ranks is None else ",".join(map(str, spec.ranks))
+    return PlanRow(index, spec.backend, worker, ranks, text, windows, spec.each, reports, formula, size)
+
+
+def _sizes(rows: Sequence[PlanRow], world: Mapping[str, int] | None) -> list[str]:
+    found = []
+    total = sum(row.reports or 0 for row in rows)
+    if total > MANY_REPORTS:
+        found.append(f"{total} reports are a lot to write and to look at; name ranks, e.g. ranks: [0], or fewer steps")
+    for row in rows:
+        for window in row.windows:
+            if window.stop is None:
+                found.append(f"{row.backend} {row.worker} {window.label}: the window stays open until the run ends; name a stop")
+            elif len(window) > LONG_WINDOW:
+                found.append(
+                    f"{row.backend} {row.worker} {window.label}: {len(window)} steps in one report; reports of more than "
+                    f"{LONG_WINDOW} steps are slow to open"
+                )
+    if world is None:
+        found.append("the world is unknown, so patterns and ranks are unchecked and counts are symbolic; give --world")
+    return found
