@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pwd
@@ -10,6 +11,7 @@ import secrets
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -63,8 +65,9 @@ class Sandbox:
         """
         if os.getuid() != 0:
             raise SandboxError("the sandbox makes namespaces, bridges and mounts: it needs root")
-        visible = options.pop("visible", None) or _under_tmp([REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)])
-        spec = Spec(name=name or f"s{os.getpid()}-{secrets.token_hex(3)}", nodes=nodes, visible=tuple(visible), **options)
+        paths = [REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)]
+        options = {"visible": _under_tmp(paths), "opened": _opened(paths), **options}
+        spec = Spec(name=name or f"s{os.getpid()}-{secrets.token_hex(3)}", nodes=nodes, **options)
         lock = store.claim(spec)
         alive, lifeline = (-1, None) if detached else os.pipe()
         try:
@@ -341,8 +344,20 @@ def _words(argv: Iterable[str | os.PathLike[str]]) -> list[str]:
     return [os.fspath(word) for word in argv]
 
 
-def _under_tmp(paths: Iterable[Path]) -> list[str]:
-    return sorted({str(path) for path in paths if str(path).startswith("/tmp/")})
+def _under_tmp(paths: Iterable[Path]) -> tuple[str, ...]:
+    return tuple(sorted({str(path) for path in paths if str(path).startswith("/tmp/")}))
+
+
+def _opened(paths: Iterable[Path]) -> tuple[str, ...]:
+    """For each path below a folder that others may not enter: that folder's entry on the way."""
+    found = set()
+    for path in paths:
+        way = [*reversed(path.resolve().parents), path.resolve()]
+        for folder, entry in itertools.pairwise(way):
+            if not folder.stat().st_mode & stat.S_IXOTH:
+                found.add(str(entry))
+                break
+    return tuple(sorted(found))
 
 
 def environment(user: str | None, extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -118,7 +118,7 @@ class Starting:
                 # pdeathsig and kill-child chain the box's life to its keeper's, even when that is killed.
                 ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--mount-proc",
                  "--fork", "--kill-child=KILL", "--propagation", "private", "--",
-                 "bash", str(INIT), role, name, str(spec.dir), f"{spec.shm_mb}m", *visible],
+                 "bash", str(INIT), role, name, str(spec.dir), f"{spec.shm_mb}m", *visible, "--", *spec.opened],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env={"PATH": os.environ["PATH"]},
             )  # fmt: skip
 

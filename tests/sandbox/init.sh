@@ -1,10 +1,17 @@
 #!/usr/bin/env bash
 # PID 1 of a box: makes it look like a machine of its own, starts its daemons when told to, and reaps orphans.
-# usage: init.sh login|node NAME SANDBOX_DIR SHM_SIZE [VISIBLE_DIR]...
+# usage: init.sh login|node NAME SANDBOX_DIR SHM_SIZE [VISIBLE_DIR]... -- [OPENED_DIR]...
 set -euo pipefail
 
 readonly role="$1" name="$2" dir="$3" shm_size="$4"
 shift 4
+visible=()
+while [ "$1" != -- ]; do
+    visible+=("$1")
+    shift
+done
+shift
+readonly visible opened=("$@")
 
 # A mount that lived on in our namespace would outlive its own sandbox.
 init::hide_other_sandboxes() {
@@ -23,14 +30,32 @@ init::hide_other_sandboxes() {
 
 init::private_tmp() {
     local -r tmp="${dir}/nodes/${name}/tmp"
-    local visible
+    local folder
 
-    for visible in "$@"; do
-        mkdir -p "${tmp}/${visible#/tmp/}"
-        mount --bind "${visible}" "${tmp}/${visible#/tmp/}"
+    for folder in "${visible[@]}"; do
+        mkdir -p "${tmp}/${folder#/tmp/}"
+        mount --bind "${folder}" "${tmp}/${folder#/tmp/}"
     done
     mount --rbind "${tmp}" /tmp
     mount -t tmpfs -o "mode=1777,size=${shm_size}" shm /dev/shm
+}
+
+# Puts an empty folder that everybody may pass in the place of one that only root may enter, such as /root, and in it
+# only the way to the tests' Python and checkout.
+init::open_closed() {
+    local -r aside="${dir}/aside/${name}"
+    local entry folder
+
+    for entry in "${opened[@]}"; do
+        folder="${entry%/*}"
+        if ! mountpoint -q "${aside}${folder}"; then
+            mkdir -p "${aside}${folder}"
+            mount --rbind "${folder}" "${aside}${folder}"
+            mount -t tmpfs -o mode=711,size=64m opened "${folder}"
+        fi
+        mkdir "${entry}"
+        mount --rbind "${aside}${entry}" "${entry}"
+    done
 }
 
 init::login_daemons() {
@@ -50,7 +75,8 @@ init::hide_other_sandboxes
 mount --bind "${dir}/etc" /etc/slurm
 mount --bind "${dir}/hosts/${name}" /etc/hosts
 [ ! -e /etc/resolv.conf ] || mount --bind "${dir}/resolv.conf" /etc/resolv.conf
-[ "${role}" = login ] || init::private_tmp "$@"
+init::open_closed
+[ "${role}" = login ] || init::private_tmp
 ip link set lo up
 cd /
 

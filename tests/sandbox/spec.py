@@ -51,6 +51,8 @@ class Spec:
     extra_conf: str = ""
     visible: tuple[str, ...] = ()
     """Host folders below /tmp that every node still sees although its /tmp is its own."""
+    opened: tuple[str, ...] = ()
+    """Folders in a folder that only root may enter; inside, everybody reaches them, and nothing else of that folder is there."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}", self.name):
@@ -82,7 +84,7 @@ class Spec:
     @classmethod
     def from_json(cls, text: str) -> Spec:
         fields = json.loads(text)
-        return cls(**{**fields, "visible": tuple(fields["visible"])})
+        return cls(**{**fields, "visible": tuple(fields["visible"]), "opened": tuple(fields["opened"])})
 
 
 def slurm_conf(spec: Spec) -> str:

@@ -96,6 +96,12 @@ def test_two_users_share_a_node(slurm: Sandbox) -> None:
     assert len(users) == 2
 
 
+def test_the_other_user_can_run_the_tests_python(slurm: Sandbox) -> None:
+    done = slurm.run(["srun", "-N2", sys.executable, "-c", "import os; print(os.getuid() > 0)"], user=TEST_USER, cwd="/")
+
+    assert done.stdout == "True\nTrue\n"
+
+
 def test_exit_code_and_the_signal_before_the_end_are_slurms_own(slurm: Sandbox) -> None:
     script = '#!/bin/bash\ntrap "echo got it; exit 7" USR2\nscancel --signal=USR2 --batch $SLURM_JOB_ID\nwhile :; do sleep 0.1; done\n'
     job = slurm.sbatch(["--signal=B:USR2@1", "-o", "out.txt"], input=script)
