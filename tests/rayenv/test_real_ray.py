@@ -13,7 +13,6 @@ import pytest
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.nsys,
-    pytest.mark.skipif(shutil.which("nsys") is None, reason="needs nsys on PATH"),
 ]
 
 DRIVER = r'''
@@ -66,7 +65,6 @@ def ranges(report, folder):
 
 
 def test_two_actors_are_profiled_at_once(tmp_path):
-    pytest.importorskip("ray")
     from rlprof_ops import rayenv
     from rlprof_ops.request import ProfileRequest
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 
 from rlprof_ops.request import ProfileRequest
 
-pytestmark = [pytest.mark.nsys, pytest.mark.skipif(shutil.which("nsys") is None, reason="needs nsys on PATH")]
+pytestmark = pytest.mark.nsys
 
 TRAINING = """
 import sys, time

@@ -80,8 +80,9 @@ def test_the_node_folder_may_vanish(asked, tmp_path):
 
 @pytest.mark.torch
 def test_torch_windows_end_as_named_traces(asked, events):
-    torch = pytest.importorskip("torch")
     import gzip
+
+    import torch
 
     node_dir = asked(backend="torch", steps="3:5,6")
     prof = profiler.from_env("policy_worker", 2, world_size=4)
@@ -113,7 +114,6 @@ def test_torch_windows_end_as_named_traces(asked, events):
 
 @pytest.mark.torch
 def test_an_exception_ends_the_window_and_comes_out_unchanged(asked, events):
-    pytest.importorskip("torch")
     node_dir = asked(backend="torch")
     prof = profiler.from_env("policy_worker", 0)
     error = RuntimeError("mine")
