@@ -15,6 +15,7 @@ import zlib
 from pathlib import Path
 
 from rlprof_ops.collect.beneath import Beneath, UnsafeName
+from rlprof_ops.collect.room import make_room
 from rlprof_ops.collect.sending import reason_of
 from rlprof_ops.collect.syncer import PassReport, Syncer
 from rlprof_ops.errors import EXIT_FAILED, EXIT_USAGE, UsageError
@@ -47,8 +48,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--node", required=True, help="this node's name, RLPROF_NODE")
     parser.add_argument("--interval", default="30", help="seconds between passes; 0: only the last pass")
     parser.add_argument("--deadline", type=float, default=60.0, help="seconds the last pass may take (default 60)")
+    parser.add_argument("--last", action="store_true", help="make the last pass now and exit")
     parser.add_argument("--parallel", type=int, default=4, help="files copied at once (default 4)")
     parser.add_argument("--bandwidth-mib", type=float, default=0.0, help="MiB a second before the last pass; 0: no limit")
+    parser.add_argument("--keep-free-mib", type=int, default=0, metavar="MIB",
+                        help="when the node has less free space, remove reports whose copy was read back and matches; 0: never (default)")
     return parser.parse_args(argv)
 
 
@@ -94,7 +98,8 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, UnsafeName, OSError) as error:
         print(f"sync: {error}", file=sys.stderr)
         return EXIT_USAGE
-    _run(syncer, control, arguments.node, interval_s)
+    if not arguments.last:
+        _run(syncer, control, arguments.node, interval_s, arguments.keep_free_mib << 20)
     control.in_last_pass = True
     report = last_pass(syncer, arguments.deadline)
     _record(syncer.node_dir, report)
@@ -102,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if report.complete else EXIT_FAILED
 
 
-def _run(syncer: Syncer, control: _Control, node: str, interval_s: int) -> None:
+def _run(syncer: Syncer, control: _Control, node: str, interval_s: int, keep_free_bytes: int) -> None:
     """Passes until the end is asked for; a storage in trouble is asked less and less often."""
     wait_s: float = jitter_s(node, interval_s)
     trouble = ""
@@ -112,6 +117,9 @@ def _run(syncer: Syncer, control: _Control, node: str, interval_s: int) -> None:
             return
         report = syncer.pass_()
         _record(syncer.node_dir, report)
+        if keep_free_bytes:
+            for path in make_room(syncer.node_dir, syncer.run_dir, syncer.journal, keep_free_bytes, control.should_stop):
+                _say(f"node is short of space: removed {path!r}, its copy was read back and matches")
         if report.target_error:
             wait_s = min(_BACKOFF_LIMIT_S, max(wait_s, interval_s, 1.0) * 2)
             if report.target_error != trouble:

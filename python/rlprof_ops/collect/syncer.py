@@ -93,16 +93,23 @@ class Syncer:
         self._deadline = deadline
         tally = _Tally()
         try:
-            with Beneath(self.node_dir) as source, self._open_target() as target:
+            with Beneath(self.node_dir) as source:
+                self._pass(source, tally, last)
+        except OSError as error:
+            tally.failed.append((".", reason_of(error)))
+        if tally.failed or tally.interrupted or tally.target_error:
+            self._quiet_folders.clear()  # what failed must be found again
+        return PassReport(last, started_ns, time.monotonic() - started, tally.scanned, tally.copied, tally.copied_bytes,
+                          tally.unchanged, tally.waiting, tally.skipped, tuple(tally.failed), tally.target_error, tally.interrupted)
+
+    def _pass(self, source: Beneath, tally: _Tally, last: bool) -> None:
+        try:
+            with self._open_target() as target:
                 self._check_identity(target, last)
                 work = sorted(self._changed(source, target, tally, last), key=_precious_first)
                 self._copy_all(source, target, work, tally, last)
-                if tally.failed or tally.interrupted:
-                    self._quiet_folders.clear()  # what failed must be found again
         except OSError as error:
             tally.target_error = f"{self.run_dir}: {reason_of(error)}"
-        return PassReport(last, started_ns, time.monotonic() - started, tally.scanned, tally.copied, tally.copied_bytes,
-                          tally.unchanged, tally.waiting, tally.skipped, tuple(tally.failed), tally.target_error, tally.interrupted)
 
     def close(self) -> None:
         self.journal.close()
