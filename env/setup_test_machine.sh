@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
 # Installs what the tests need beyond Python: Slurm for the sandbox, nsys, Chromium, linters. Nothing is fetched but by apt.
 #
-# usage: env/setup_test_machine.sh [--check] [slurm] [nsys] [chromium] [lint]
+# usage: env/setup_test_machine.sh [--check] [slurm] [nsys] [chromium] [lint] [python]
 #
-# Without a part: all of them. --check changes nothing and prints a line a part,
+# Without a part: all of them but `python`, which is what `python3 -m venv` needs. --check changes nothing and prints a line a part,
 #     slurm ok
 #     chromium missing: not installed, and not root
-# Exit code 0 unless an installation failed (--check: always 0).
+# Exit code 0 unless a part is missing in the end (--check: always 0).
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 readonly HERE
-readonly PARTS="slurm nsys chromium lint"
+readonly DEFAULT_PARTS="slurm nsys chromium lint"
+readonly PARTS="${DEFAULT_PARTS} python"
 # The second, unprivileged person of the sandbox's tests.
 readonly TEST_USER="rlprof-test"
-_UPDATED=""
+MARK=$(mktemp -d)
+readonly MARK
+trap 'rm -rf "${MARK}"' EXIT
 
 PATH="${PATH}:/usr/local/sbin:/usr/sbin:/sbin"
 
@@ -25,6 +28,7 @@ setup::packages() {
         slurm) echo "slurm-wlm munge iproute2 rsync util-linux procps" ;;
         chromium) echo "chromium chromium-driver" ;;
         lint) echo "shellcheck" ;;
+        python) echo "python3 python3-venv" ;;
     esac
 }
 
@@ -33,6 +37,7 @@ setup::programs() {
         slurm) echo "slurmctld slurmd sbatch srun scontrol munged mungekey ip unshare nsenter rsync" ;;
         chromium) echo "chromium chromedriver" ;;
         lint) echo "shellcheck" ;;
+        python) echo "python3" ;;
     esac
 }
 
@@ -52,9 +57,13 @@ setup::lacking() {
     if [ "${part}" = slurm ] && ! id "${TEST_USER}" > /dev/null 2>&1; then
         lacking+=("user ${TEST_USER}")
     fi
+    if [ "${part}" = python ] && ! python3 -c 'import ensurepip, venv' 2> /dev/null; then
+        lacking+=("python3-venv")
+    fi
     [ "${#lacking[@]}" -eq 0 ] || (IFS=,; echo "no ${lacking[*]}" | sed 's/,/, /g')
 }
 
+# One line about PART; false when it is missing.
 setup::check() {
     local -r part="$1"
     local why
@@ -62,15 +71,28 @@ setup::check() {
     why=$(setup::lacking "${part}")
     if [ -z "${why}" ]; then
         echo "${part} ok"
+        return 0
     elif [ "$(id -u)" != 0 ]; then
         echo "${part} missing: not installed, and not root (${why})"
     else
         echo "${part} missing: not installed (${why}); run env/setup_test_machine.sh ${part}"
     fi
+    return 1
 }
 
 setup::_apt() {
     DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 timeout -k 10 1200 apt-get -q -y -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 "$@"
+}
+
+# Once a run: the mark is a file because parts are installed in subshells.
+setup::update() {
+    local log
+
+    [ ! -e "${MARK}/updated" ] || return 0
+    log="${MARK}/update.log"
+    common::log "apt-get update"
+    setup::_apt update > "${log}" 2>&1 || common::err "apt-get update failed: $(tail -n 5 "${log}")"
+    touch "${MARK}/updated"
 }
 
 setup::install() {
@@ -78,24 +100,18 @@ setup::install() {
     local log why
     local -a packages
 
-    [ "$(id -u)" = 0 ] || common::err "not root: cannot install '${part}' ($(setup::lacking "${part}"))"
     if [ "${part}" = nsys ]; then
         "${HERE}/setup_nsys.sh" > /dev/null
         return
     fi
     command -v apt-get > /dev/null \
         || common::err "no apt-get on $(common::os_release PRETTY_NAME): install by hand what has the programs $(setup::programs "${part}")"
-    log=$(mktemp)
-    if [ -z "${_UPDATED}" ]; then
-        common::log "apt-get update"
-        setup::_apt update > "${log}" 2>&1 || common::err "apt-get update failed: $(tail -n 5 "${log}")"
-        _UPDATED=1
-    fi
+    log="${MARK}/install.log"
+    setup::update
     read -ra packages <<< "$(setup::packages "${part}")"
     common::log "installing ${part}: ${packages[*]}"
     setup::_apt install --no-install-recommends "${packages[@]}" > "${log}" 2>&1 \
         || common::err "apt-get install ${packages[*]} failed: $(tail -n 5 "${log}")"
-    rm -f "${log}"
     if [ "${part}" = slurm ] && ! id "${TEST_USER}" > /dev/null 2>&1; then
         useradd --create-home --shell /bin/bash "${TEST_USER}"
     fi
@@ -104,7 +120,7 @@ setup::install() {
 }
 
 main() {
-    local check="" part
+    local check="" failed="" part
     local -a parts=()
 
     for part in "$@"; do
@@ -114,14 +130,16 @@ main() {
         esac
         if [ "${part}" = --check ]; then check=1; else parts+=("${part}"); fi
     done
-    [ "${#parts[@]}" -gt 0 ] || read -ra parts <<< "${PARTS}"
+    [ "${#parts[@]}" -gt 0 ] || read -ra parts <<< "${DEFAULT_PARTS}"
 
     for part in "${parts[@]}"; do
-        if [ -z "${check}" ] && [ -n "$(setup::lacking "${part}")" ]; then
-            setup::install "${part}"
+        if [ -z "${check}" ] && [ "$(id -u)" = 0 ] && [ -n "$(setup::lacking "${part}")" ]; then
+            # In a subshell: a part that cannot be installed does not keep the others from it.
+            (setup::install "${part}") || true
         fi
-        setup::check "${part}"
+        setup::check "${part}" || failed=1
     done
+    [ -z "${failed}" ] || [ -n "${check}" ]
 }
 
 case "${1:-}" in

@@ -22,9 +22,32 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     needs.need(*(marker.name for marker in item.iter_markers() if marker.name in needs.PARTS))
 
 
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note_missing_import(report)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note_missing_import(report)
+
+
+def _note_missing_import(report: pytest.CollectReport | pytest.TestReport) -> None:
+    if report.skipped and needs.required("all") and "could not import" in str(report.longrepr):
+        needs.unmet.append(f"{report.nodeid}: {report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where every part is required, a module that importorskip did not find fails the run."""
+    if needs.unmet:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says what was skipped for want of a part; pytest's own line with the counts stays the last one."""
     if needs.skipped:
         terminalreporter.section("missing parts of the test machine")
         for why, count in needs.skipped.items():
             terminalreporter.line(f"{count} skipped, {why}")
+    if needs.unmet:
+        terminalreporter.section("required (RLPROF_TESTS_REQUIRE) and missing")
+        for why in needs.unmet:
+            terminalreporter.line(why)

@@ -18,6 +18,14 @@ SLURM_PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "munged",
 skipped: Counter[str] = Counter()
 """Reason -> number of tests skipped for it in this run."""
 
+unmet: list[str] = []
+"""Modules that `pytest.importorskip` did not find although every part is required."""
+
+
+def required(part: str) -> bool:
+    """Whether RLPROF_TESTS_REQUIRE is `all` or names the part."""
+    return bool({"all", part} & set(os.environ.get("RLPROF_TESTS_REQUIRE", "").replace(",", " ").split()))
+
 
 def _module(name: str) -> str:
     return "" if importlib.util.find_spec(name) else f"no module {name}; pip install it into this Python"
@@ -72,12 +80,11 @@ def lacking(part: str) -> str:
 
 def need(*parts: str) -> None:
     """Skips the calling test when a part is missing; fails it when RLPROF_TESTS_REQUIRE is `all` or names the part."""
-    required = os.environ.get("RLPROF_TESTS_REQUIRE", "").replace(",", " ").split()
     for part in parts:
         why = lacking(part)
         if not why:
             continue
-        if "all" in required or part in required:
+        if required(part):
             pytest.fail(f"{part} is required (RLPROF_TESTS_REQUIRE) and missing: {why}", pytrace=False)
         skipped[f"{part}: {why}"] += 1
         pytest.skip(f"{part}: {why}")

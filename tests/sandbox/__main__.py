@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 
-from tests.sandbox.api import Sandbox, environment
+from tests.sandbox.api import Sandbox
+from tests.sandbox.context import environment
 from tests.sandbox.spec import DESCRIPTIONS, SandboxError, Spec
 
 DEFAULT_NAME = "sandbox"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import pwd
@@ -11,7 +10,6 @@ import secrets
 import select
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -22,6 +20,7 @@ from typing import Any
 
 from tests.sandbox import box as boxes
 from tests.sandbox import shared, store
+from tests.sandbox.context import environment, opened, under_tmp, words
 from tests.sandbox.spec import BASE, LOGIN, SandboxError, Spec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -66,7 +65,7 @@ class Sandbox:
         if os.getuid() != 0:
             raise SandboxError("the sandbox makes namespaces, bridges and mounts: it needs root")
         paths = [REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)]
-        options = {"visible": _under_tmp(paths), "opened": _opened(paths), **options}
+        options = {"visible": under_tmp(paths), "opened": opened(paths), **options}
         spec = Spec(name=name or f"s{os.getpid()}-{secrets.token_hex(3)}", nodes=nodes, **options)
         lock = store.claim(spec)
         alive, lifeline = (-1, None) if detached else os.pipe()
@@ -197,7 +196,7 @@ class Sandbox:
     def argv(self, node: str, argv: Sequence[str | os.PathLike[str]], *, cwd: os.PathLike[str] | str | None = None, user: str | None = None) -> list[str]:
         """The host command line that runs `argv` inside a node ("login" is one)."""
         become = ["setpriv", "--reuid", user, "--regid", str(pwd.getpwnam(user).pw_gid), "--init-groups"] if user else []
-        return [*self._box(node).enter(), *become, "env", "-C", os.fspath(cwd or self.shared), *_words(argv)]
+        return [*self._box(node).enter(), *become, "env", "-C", os.fspath(cwd or self.shared), *words(argv)]
 
     def popen(self, node: str, argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None,
               cwd: os.PathLike[str] | str | None = None, user: str | None = None, **options: Any) -> subprocess.Popen[Any]:  # fmt: skip
@@ -212,19 +211,22 @@ class Sandbox:
         """
         process = self.popen(node, argv, env=env, cwd=cwd, user=user, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                              stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL)  # fmt: skip
-        words = " ".join(_words(argv))
+        command = " ".join(words(argv))
         try:
             out, err = process.communicate(input, timeout)
         except BaseException as error:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
+            try:
+                out, err = process.communicate(timeout=2)
+            except subprocess.TimeoutExpired:
+                out, err = "", "(a process it left in the background still holds its output)"
             if isinstance(error, subprocess.TimeoutExpired):
-                raise SandboxError(f"on {node}: {words}: not done after {timeout:g} s\n{out}{err}") from None
+                raise SandboxError(f"on {node}: {command}: not done after {timeout:g} s\n{out}{err}") from None
             raise
         if check and process.returncode != 0:
-            raise SandboxError(f"on {node}: {words}: exit code {process.returncode}\n{out}{err}")
-        return subprocess.CompletedProcess(_words(argv), process.returncode, out, err)
+            raise SandboxError(f"on {node}: {command}: exit code {process.returncode}\n{out}{err}")
+        return subprocess.CompletedProcess(words(argv), process.returncode, out, err)
 
     def run(self, argv: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a command as on the login node; see `exec`."""
@@ -338,34 +340,3 @@ class Sandbox:
 
     def _alive(self) -> dict[str, boxes.Box]:
         return {name: box for name, box in store.read_state(self.spec.dir).items() if box.alive()}
-
-
-def _words(argv: Iterable[str | os.PathLike[str]]) -> list[str]:
-    return [os.fspath(word) for word in argv]
-
-
-def _under_tmp(paths: Iterable[Path]) -> tuple[str, ...]:
-    return tuple(sorted({str(path) for path in paths if str(path).startswith("/tmp/")}))
-
-
-def _opened(paths: Iterable[Path]) -> tuple[str, ...]:
-    """For each path below a folder that others may not enter: that folder's entry on the way."""
-    found = set()
-    for path in paths:
-        way = [*reversed(path.resolve().parents), path.resolve()]
-        for folder, entry in itertools.pairwise(way):
-            if not folder.stat().st_mode & stat.S_IXOTH:
-                found.add(str(entry))
-                break
-    return tuple(sorted(found))
-
-
-def environment(user: str | None, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without an outer Slurm's and pytest's variables, as the given user's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH_", "SRUN_", "PYTEST_", "TMPDIR"))}
-    who = pwd.getpwnam(user or "root")
-    kept |= {"HOME": who.pw_dir, "USER": who.pw_name, "LOGNAME": who.pw_name}
-    for folder in ("/usr/local/sbin", "/usr/sbin", "/sbin"):
-        if folder not in kept.get("PATH", "").split(":"):
-            kept["PATH"] = f"{kept.get('PATH', '/usr/bin:/bin')}:{folder}"
-    return kept | dict(extra or {})

@@ -102,6 +102,15 @@ def test_the_other_user_can_run_the_tests_python(slurm: Sandbox) -> None:
     assert done.stdout == "True\nTrue\n"
 
 
+def test_a_command_that_hangs_is_ended_in_time_even_with_a_background_child(slurm: Sandbox) -> None:
+    began = time.monotonic()
+
+    with pytest.raises(SandboxError, match=r"on n1: bash -c setsid sleep 30 & sleep 30: not done after 0\.5 s"):
+        slurm.exec("n1", ["bash", "-c", "setsid sleep 30 & sleep 30"], timeout=0.5)
+
+    assert time.monotonic() - began < 10
+
+
 def test_exit_code_and_the_signal_before_the_end_are_slurms_own(slurm: Sandbox) -> None:
     script = '#!/bin/bash\ntrap "echo got it; exit 7" USR2\nscancel --signal=USR2 --batch $SLURM_JOB_ID\nwhile :; do sleep 0.1; done\n'
     job = slurm.sbatch(["--signal=B:USR2@1", "-o", "out.txt"], input=script)
