@@ -52,6 +52,9 @@ class Recorder:
         self.target = target
         self.log.append("[")
 
+    def entered(self, step):
+        pass
+
     def close(self):
         self._maybe_fail("close")
         self.log.append("]")

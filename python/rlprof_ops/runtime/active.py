@@ -31,7 +31,7 @@ class Profiler:
     Threads and coroutines may share it. A forked child has nothing of it: its methods do nothing there.
     """
 
-    def __init__(self, place: Place, specs: Sequence[Any], metrics: bool = False) -> None:
+    def __init__(self, place: Place, specs: Sequence[Any], metrics: bool = False, output_dir: str | None = None) -> None:
         self.place = place
         self._metrics = Metrics() if metrics else None
         self.active = metrics  # ranges are looked at: a window is open, may open at a range, or times are wanted
@@ -58,7 +58,7 @@ class Profiler:
             host=place.host,
             backends=sorted({spec.backend for spec in specs}),
         )
-        self._captures = Captures(place, specs, self._events)
+        self._captures = Captures(place, specs, self._events, output_dir)
         self._quiet = self._captures.quiet_around(0)
         self._at_exit = functools.partial(_close_weakly, weakref.ref(self))
         atexit.register(self._at_exit)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlprof_ops import backends
+from rlprof_ops.runtime.errors import CaptureError
 from rlprof_ops.runtime.events import EventLog, log_once
 from rlprof_ops.runtime.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
 from rlprof_ops.runtime.place import Place
-from rlprof_ops.runtime.takers import CaptureError, Taker, choose_taker, move_into_place
+from rlprof_ops.runtime.takers import Taker, choose_taker, mirror, move_into_place
 
 
 @dataclass
@@ -30,9 +31,10 @@ class Capture:
 class Captures:
     """All captures of a process, opened and closed by steps and ranges. No method raises for a profiler's failure."""
 
-    def __init__(self, place: Place, specs: Sequence[Any], events: EventLog) -> None:
+    def __init__(self, place: Place, specs: Sequence[Any], events: EventLog, output_dir: str | None = None) -> None:
         self._place = place
         self._events = events
+        self._output_dir = output_dir
         self._all: list[Capture] = []
         self._phased: list[Capture] = []
         for spec in specs:
@@ -80,6 +82,8 @@ class Captures:
                 capture.gate.close(partial=True)
         for capture in self._all:
             capture.gate.enter(step)
+            if capture.target and capture.taker:
+                self._guarded(capture, capture.taker.entered, step)
 
     def leave(self, step: int) -> None:
         for capture in reversed(self._all):
@@ -145,7 +149,10 @@ class Captures:
 
     def _other_open(self, capture: Capture) -> bool:
         return any(
-            other is not capture and other.spec.backend == capture.spec.backend and other.gate.current and other.target
+            other is not capture
+            and other.gate.current
+            and other.target
+            and (other.spec.backend, getattr(other.taker, "suffix", "")) == (capture.spec.backend, getattr(capture.taker, "suffix", ""))
             for other in self._all
         )
 
@@ -155,24 +162,42 @@ class Captures:
             return
         try:
             finished = capture.taker.close()
-            self._refuse_unfinished(capture, finished)
             if capture.asked_by is not None:  # named by what it saw, not by what was planned
                 window.window = _steps_window(window.window.start, max(window.seen) + 1)
-                target = target.with_name(self._place.report_name(window.window, window.phase, capture.taker.suffix))
-            final = self._place.report_path(capture.spec.backend, target.name)
-            size_bytes = move_into_place(finished, final)
+            self._deliver(capture, window, finished, partial)
+            for first, last, path in getattr(capture.taker, "extra", ()):
+                self._deliver(capture, OpenWindow(_steps_window(first, last + 1), window.phase, [first, last]), path, False)
         except Exception as error:
             self._failed(capture, window, _reason(error))
-            return
+
+    def _deliver(self, capture: Capture, window: OpenWindow, finished: Path, partial: bool) -> None:
+        """Check a finished file, put it where it belongs, and say so."""
+        assert capture.taker is not None
+        self._refuse_unfinished(capture, finished)
+        final = self._place.report_path(
+            capture.spec.backend, self._place.report_name(window.window, window.phase, capture.taker.suffix)
+        )
+        size_bytes = move_into_place(finished, final)
         self._events.write(
             "closed",
             **_of(capture, window),
-            report=target.name,
+            report=final.name,
             path=os.path.relpath(final, self._place.root),
             size_bytes=size_bytes,
             partial=partial,
             seen=sorted(set(window.seen)),
         )
+        if self._output_dir:
+            try:
+                mirror(final, self._output_dir, capture.spec.backend, self._place.worker, self._place.rank)
+            except OSError as error:
+                log_once(f"cannot copy reports to the request's output_dir {self._output_dir}: {_reason(error)}; they are in {final.parent}")
+
+    def _guarded(self, capture: Capture, action: Callable[[int], None], step: int) -> None:
+        try:
+            action(step)
+        except Exception as error:
+            log_once(f"{capture.spec.backend} at step {step}: {_reason(error)}")
 
     def _refuse_unfinished(self, capture: Capture, finished: Path) -> None:
         found = backends.get(capture.spec.backend).check(finished)

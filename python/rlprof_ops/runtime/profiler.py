@@ -79,7 +79,7 @@ def _made(request: Any, worker: str | None, rank: int | None, world_size: int | 
     from rlprof_ops.runtime.active import Profiler
 
     specs = request.for_worker(place.worker, place.rank) if request else ()
-    _CURRENT.profiler = Profiler(place, specs, with_metrics)
+    _CURRENT.profiler = Profiler(place, specs, with_metrics, request.output_dir if request else None)
     return _CURRENT.profiler
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlprof_ops.backends import nsight
+from rlprof_ops.backends import names, nsight
 from rlprof_ops.backends import torch as torch_backend
-
-
-class CaptureError(Exception):
-    """A capture could not be taken; the text is the reason that the manifest will show."""
+from rlprof_ops.runtime.errors import CaptureError
+from rlprof_ops.runtime.torch_taker import TorchTaker
 
 
 class Taker(Protocol):
@@ -24,6 +24,9 @@ class Taker(Protocol):
 
     def open(self, target: Path) -> None:
         """Begin to record; `target` is where `close` leaves the finished file, in the TMPDIR of the job."""
+
+    def entered(self, step: int) -> None:
+        """A step of the open window begins."""
 
     def close(self) -> Path:
         """End the recording and return the finished file."""
@@ -70,6 +73,9 @@ class NsightTaker:
         _nsys(nsight.start_argv(self._session, target, self._spec), nsight.START_TIMEOUT_S)
         self._target = target
 
+    def entered(self, step: int) -> None:
+        pass
+
     def close(self) -> Path:
         target, self._target = self._target, None
         if target is None:
@@ -115,52 +121,27 @@ def _last_line(text: str) -> str:
     return " | ".join(lines[-3:])[:500]
 
 
-class TorchTaker:
-    """One torch.profiler run over the window, exported as one gzip Chrome trace."""
+def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -> Path:
+    """Also put a finished report where the request's `output_dir` wants it; the path there.
 
-    suffix = torch_backend.SUFFIX
-
-    def __init__(self, spec: Any) -> None:
-        self._spec = spec
-        self._profile: Any = None
-        self._target: Path | None = None
-
-    def open(self, target: Path) -> None:
-        try:
-            import torch
-        except ImportError as error:
-            raise CaptureError(f"torch cannot be imported: {error}") from None
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        try:
-            self._profile = torch.profiler.profile(activities=activities, **torch_options(self._spec))
-            self._profile.start()
-        except Exception as error:
-            self._profile = None
-            raise CaptureError(f"torch.profiler did not start: {error}") from error
-        self._target = target
-
-    def close(self) -> Path:
-        profile, self._profile = self._profile, None
-        if profile is None or self._target is None:
-            raise CaptureError("the torch profiler was not running")
-        try:
-            profile.stop()
-            profile.export_chrome_trace(str(self._target))
-        except Exception as error:
-            raise CaptureError(f"torch.profiler could not export: {error}") from error
-        return self._target
-
-
-_TORCH_SWITCHES = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
-
-
-def torch_options(spec: Any) -> dict[str, Any]:
-    """The switches of `torch.profiler.profile` that `spec` sets, as option (`with_stack: true`) or flag (`with_stack`)."""
-    words = {name.replace("-", "_"): str(value).lower() for name, value in dict(spec.options).items()}
-    words.update({flag.replace("-", "_"): "true" for flag in spec.flags})
-    return {name: words[name] in ("true", "1", "yes", "on") for name in _TORCH_SWITCHES if name in words}
+    torch traces lie as NeMo RL documents it (docs of NRL_TORCH_PROFILE_DIR): the controller's in the folder itself,
+    those of generation workers in one folder each kind, of all others by kind and rank.
+    """
+    folder = Path(output_dir)
+    name = names.safe_worker(worker)
+    if backend != "torch":
+        folder = folder / backend / name / f"rank{rank}"
+    elif "controller" not in name:
+        folder = folder / name if "generation" in name else folder / name / str(rank)
+    target = folder / final.name
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(final, target)
+    except FileExistsError:
+        pass
+    except OSError:  # another file system, or one without links
+        _copy(final, target)
+    return target
 
 
 def move_into_place(finished: Path, final: Path) -> int:
@@ -172,16 +153,17 @@ def move_into_place(finished: Path, final: Path) -> int:
     try:
         os.replace(finished, final)
     except OSError as error:
-        import errno
-        import shutil
-
         if error.errno != errno.EXDEV:
             raise
-        partial = final.with_name(f".{final.name}.{os.getpid()}.{time.monotonic_ns()}")
-        try:
-            shutil.copyfile(finished, partial)
-            os.replace(partial, final)
-        finally:
-            partial.unlink(missing_ok=True)
+        _copy(finished, final)
         finished.unlink(missing_ok=True)
     return final.stat().st_size
+
+
+def _copy(source: Path, target: Path) -> None:
+    partial = target.with_name(f".{target.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        shutil.copyfile(source, partial)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,7 @@
+"""The one way in which taking a capture fails."""
+
+from __future__ import annotations
+
+
+class CaptureError(Exception):
+    """A capture could not be taken; the text is the reason that the manifest will show."""
