@@ -67,7 +67,7 @@ def _cli(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_nodes_have_their_own_names_addresses_tmp_and_share_one_folder(slurm: Sandbox) -> None:
-    script = f'touch "/tmp/of $(hostname)"; ls -m /tmp; hostname -I; touch "{slurm.shared}/from $(hostname)"'
+    script = f'touch "/tmp/of $(hostname)"; cd /tmp; ls -m of*; hostname -I; touch "{slurm.shared}/from $(hostname)"'
     lines = slurm.run(["srun", "-N3", "-l", "bash", "-c", script]).stdout.splitlines()
 
     assert sorted(lines) == sorted(f"{i}: {text}" for i in range(3) for text in (f"of n{i + 1}", f"10.77.0.{i + 1} "))
@@ -135,7 +135,7 @@ def test_a_killed_node_takes_its_processes_and_requeues_its_job(slurm: Sandbox) 
     assert slurm.wait(job, 10, "PENDING").restarts == 1
     slurm.run(["scancel", str(job)])
     slurm.start_node("n2")
-    assert slurm.exec("n2", ["ls", "/tmp"]).stdout == "disk\n"
+    assert slurm.exec("n2", ["ls", "/tmp/disk"]).stdout == "/tmp/disk\n"
 
 
 def test_the_shared_folder_fills_turns_readonly_vanishes_and_comes_back(slurm: Sandbox) -> None:
