@@ -97,7 +97,7 @@ def _preset(tree: Mapping[str, Any]) -> str:
 
 def _capture(profiling: Mapping[str, Any], reading: Reading) -> dict[str, Any] | None:
     backend = profiling.get("backend")
-    if backend not in FIELDS:
+    if not isinstance(backend, str) or backend not in FIELDS:
         what = "must be specified" if not backend else f"{shown(backend)} is unknown"
         near = nearest(str(backend), list(FIELDS)) if backend else ""
         reading.problem(f"cluster.profiling.backend {what}; allowed are {words(FIELDS)}.{near}")

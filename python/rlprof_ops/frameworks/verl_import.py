@@ -136,11 +136,11 @@ def _backend(scheme: Scheme, tool: Any) -> str | None:
     if tool is None:
         return None
     by_tool = {name: backend for backend, name in TOOLS.items()}
-    if tool not in by_tool:
+    if not isinstance(tool, str) or tool not in by_tool:
         hint = " (npu is Ascend's, which rlprof does not cover)" if tool == "npu" else nearest(str(tool), list(by_tool))
         scheme.problem(("global_profiler", "tool"), f"{shown(tool)} is unknown; allowed are {words(by_tool)}.{hint}")
         return None
-    return by_tool[str(tool)]
+    return by_tool[tool]
 
 
 def _discrete(scheme: Scheme, backend: str | None) -> bool:

@@ -211,7 +211,7 @@ def _today_remarks(chosen: Chosen, remarks: Remarks) -> None:
         if chosen.backend != "torch":
             remarks.note(f"verl's inference servers are not captured with {TOOLS[chosen.backend]}: generation has no range of its own")
     actor, ref = chosen.roles.get("actor"), chosen.roles.get("ref")
-    if (actor.ranks if actor else ()) != (ref.ranks if ref else ()):
+    if (actor.ranks if actor is not None else ()) != (ref.ranks if ref is not None else ()):
         remarks.note("a hybrid worker reads only the actor's settings; ref's count for a stand-alone ref worker")
 
 
@@ -233,7 +233,7 @@ def _legacy(request: ProfileRequest, chosen: Chosen, remarks: Remarks) -> list[S
         spec = chosen.roles.get(role)
         new = role == "reward_model"
         values: dict[str, Any] = {
-            "profile_ranks": list(spec.ranks or ()) if spec else [],
+            "profile_ranks": list(spec.ranks or ()) if spec is not None else [],
             "profile_ranks_all": spec is not None and spec.ranks is None,
             "profile_discrete": chosen.discrete,
         }

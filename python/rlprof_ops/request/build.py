@@ -31,7 +31,7 @@ MAX_RANK = 10**7
 _OPTION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 _OPTION_VALUE = re.compile(r"[A-Za-z0-9_./,:=@%+{}-]*", re.ASCII)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # one line that any terminal and file can take
 
 
 @dataclass
@@ -151,7 +151,7 @@ def _check_modes(reader: Reader, captures: Sequence[CaptureSpec]) -> None:
         for earlier in captures[:i]:
             if later.backend != earlier.backend or later.each == earlier.each:
                 continue
-            if not (later and earlier and ranks_overlap(later.ranks, earlier.ranks)):
+            if not (later.is_on and earlier.is_on and ranks_overlap(later.ranks, earlier.ranks)):
                 continue
             shared = patterns_surely_overlap(earlier.workers, later.workers)
             if shared:

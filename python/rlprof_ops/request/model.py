@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlprof_ops.request.selectors import first_match
 from rlprof_ops.request.steps import Steps, Window
@@ -43,7 +43,8 @@ class CaptureSpec:
     on_error: str = "continue"
     origins: dict[str, str] = field(default_factory=dict, compare=False, repr=False, hash=False)
 
-    def __bool__(self) -> bool:
+    @property
+    def is_on(self) -> bool:
         """Whether anything can come of it: some step, some worker, some rank."""
         return bool(self.steps) and bool(self.workers) and self.ranks != ()
 
@@ -93,7 +94,7 @@ class ProfileRequest:
     notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __bool__(self) -> bool:
-        return self.enabled and any(self.captures)
+        return self.enabled and any(spec.is_on for spec in self.captures)
 
     @classmethod
     def load(
@@ -158,25 +159,31 @@ class ProfileRequest:
         """
         if not self.enabled:
             return ()
-        taken: dict[str, Steps] = {}
-        mode: dict[str, str] = {}
-        found = []
-        for spec in self.captures:
-            if not spec or not spec.matches(worker, rank) or mode.setdefault(spec.backend, spec.each) != spec.each:
-                continue
-            before = taken.get(spec.backend, Steps())
-            left = spec.steps.minus(before) if before else spec.steps
-            taken[spec.backend] = Steps.of(before.runs + left.runs)
-            if left:
-                found.append(spec if left == spec.steps else replace(spec, steps=left))
-        return tuple(found)
+        mine = [spec for spec in self.captures if spec.is_on and spec.matches(worker, rank)]
+        return tuple(spec if left == spec.steps else replace(spec, steps=left) for spec, left in share_steps(mine))
 
 
-@dataclass(frozen=True)
-class Capture:
+def share_steps(specs: Sequence[CaptureSpec]) -> list[tuple[CaptureSpec, Steps]]:
+    """Which steps each of one process's captures takes: the first of a backend wins, and its `each` counts for all."""
+    taken: dict[str, Steps] = {}
+    mode: dict[str, str] = {}
+    found = []
+    for spec in specs:
+        if mode.setdefault(spec.backend, spec.each) != spec.each:
+            continue
+        before = taken.get(spec.backend)
+        left = spec.steps.minus(before) if before else spec.steps
+        taken[spec.backend] = Steps.of((before.runs if before else ()) + left.runs)
+        if left:
+            found.append((spec, left))
+    return found
+
+
+class Capture(NamedTuple):
     """One window x one worker x one rank x one backend; it must end in one report.
 
     `phase` None: the whole window; `ANY_PHASE`: one report for each phase that the worker runs inside the step.
+    A named tuple, since a plan can hold a hundred thousand.
     """
 
     backend: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlprof_ops.request.model import ANY_PHASE, Capture, CaptureSpec, ProfileRequest
+from rlprof_ops.request.model import ANY_PHASE, Capture, CaptureSpec, ProfileRequest, share_steps
 from rlprof_ops.request.problems import Problem, RequestError, nearest, words
-from rlprof_ops.request.selectors import is_pattern
+from rlprof_ops.request.selectors import is_pattern, ranks_overlap
 from rlprof_ops.request.steps import Steps, Window
 
 # Bytes of report per rank and step, a rule of thumb for the disk estimate and nothing else. torch: 150 MB a rank
@@ -88,37 +88,74 @@ def plan(
             raise RequestError(f"world: {name}={count!r} is not a number of ranks")
     problems: list[Problem] = []
     warnings: list[str] = []
-    captures: list[Capture] = []
-    rows: list[PlanRow] = []
-    taken: dict[tuple[str, str], list[tuple[CaptureSpec, int]]] = {}
+    asked: list[tuple[int, CaptureSpec]] = []
     for index, spec in enumerate(request.captures):
-        if not spec:
+        if not spec.is_on:
             warnings.append(f"capture {index + 1} is off: it has no {'steps' if not spec.steps else 'ranks'}")
             continue
         spec = _in_run(spec, steps_total, resume_from, problems, warnings)
-        if not spec:
-            continue
-        if world is None:
-            rows.append(_row(index, spec, " ".join(spec.workers), None, steps_total, 1))
-            continue
-        for worker in _workers(spec, world, problems):
-            ranks = _ranks(spec, worker, world[worker], problems)
-            _conflicts(spec, index, worker, taken, problems, warnings)
-            names = _phases(spec, worker, phases)
-            row = _row(index, spec, worker, len(ranks), steps_total, len(names))
-            rows.append(row)
-            captures += [
-                Capture(spec.backend, worker, rank, window, phase)
-                for rank in ranks
-                for window in row.windows
-                for phase in names
-            ]
+        if spec.is_on:
+            asked.append((index, spec))
+    captures: list[Capture] = []
+    if world is None:
+        rows = [_row(index, spec, " ".join(spec.workers), None, steps_total, None) for index, spec in asked]
+    else:
+        rows = _rows(asked, world, steps_total, phases or {}, captures, problems, warnings)
     if problems:
         raise RequestError(problems)
-    unique = list(dict.fromkeys(captures))
     warnings += _sizes(rows, world)
     exact = world is not None and all(row.reports is not None for row in rows)
-    return Plan(tuple(unique), tuple(rows), tuple(dict.fromkeys(warnings)), exact)
+    return Plan(tuple(captures), tuple(rows), tuple(dict.fromkeys(warnings)), exact)
+
+
+def _rows(
+    asked: Sequence[tuple[int, CaptureSpec]],
+    world: Mapping[str, int],
+    total: int | None,
+    phases: Mapping[str, Sequence[str]],
+    captures: list[Capture],
+    problems: list[Problem],
+    warnings: list[str],
+) -> list[PlanRow]:
+    """Rows by capture and worker; fills `captures` process by process, as `ProfileRequest.for_worker` deals them."""
+    found: dict[tuple[int, str], PlanRow] = {}
+    selected = {index: set(_workers(spec, world, problems)) for index, spec in asked}
+    for worker, count in world.items():
+        specs = [(index, spec) for index, spec in asked if worker in selected[index]]
+        _conflicts(specs, worker, problems, warnings)
+        places = {id(spec): index for index, spec in specs}
+        ranks = {index: set(_ranks(spec, worker, count, problems)) for index, spec in specs}
+        made: dict[tuple[int, ...], list[tuple[int, CaptureSpec, tuple[Window, ...]]]] = {}
+        for rank in range(count):
+            key = tuple(index for index, _ in specs if rank in ranks[index])
+            if key not in made:  # ranks that take the same captures share their windows
+                shares = share_steps([spec for index, spec in specs if index in key])
+                made[key] = [(places[id(s)], s, replace(s, steps=left).windows(total)) for s, left in shares]
+            for index, spec, windows in made[key]:
+                names = (tuple(phases.get(worker, ())) or (ANY_PHASE,)) if spec.each == "phase" else (None,)
+                new = [Capture(spec.backend, worker, rank, window, phase) for window in windows for phase in names]
+                captures += new
+                old = found.get((index, worker)) or _row(index, spec, worker, 0, total, 0)
+                open_phases = spec.each == "phase" and any(window.stop is None for window in windows)
+                reports = None if open_phases or old.reports is None else old.reports + len(new)
+                found[index, worker] = replace(
+                    old,
+                    ranks=(old.ranks or 0) + 1,
+                    reports=reports,
+                    size_bytes=_plus(old.size_bytes, _size(spec.backend, windows)),
+                )
+    return [found[index, worker] for index, _ in asked for worker in world if (index, worker) in found]
+
+
+def _plus(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+def _size(backend: str, windows: Sequence[Window]) -> int | None:
+    """Of one rank, by `SIZE_RULE`; None for an open window."""
+    if any(window.stop is None for window in windows):
+        return None
+    return int(sum(len(window) for window in windows) * BYTES_PER_RANK_STEP[backend])
 
 
 def _off(request: ProfileRequest) -> tuple[str, ...]:
@@ -186,50 +223,36 @@ def _ranks(spec: CaptureSpec, worker: str, count: int, problems: list[Problem]) 
 
 
 def _conflicts(
-    spec: CaptureSpec,
-    index: int,
-    worker: str,
-    taken: dict[tuple[str, str], list[tuple[CaptureSpec, int]]],
-    problems: list[Problem],
-    warnings: list[str],
+    specs: Sequence[tuple[int, CaptureSpec]], worker: str, problems: list[Problem], warnings: list[str]
 ) -> None:
-    from rlprof_ops.request.selectors import ranks_overlap
-
-    earlier = taken.setdefault((spec.backend, worker), [])
-    for other, number in earlier:
-        if not ranks_overlap(spec.ranks, other.ranks):
-            continue
-        if other.each != spec.each:
-            problems.append(Problem(
-                f"each: {worker!r} would be in {other.each} mode by capture {number + 1} and in {spec.each} mode by capture "
-                f"{index + 1}; one process takes one of them", spec.origin("each")))  # fmt: skip
-        shared = other.steps.intersect(spec.steps)
-        if shared:
-            warnings.append(
-                f"steps '{shared}' of {worker!r} are asked twice of {spec.backend}; capture {number + 1} takes them, not {index + 1}"
-            )
-    earlier.append((spec, index))
+    """Captures of one backend in one process: two modes are a problem, the same step twice is a warning."""
+    for place, (index, spec) in enumerate(specs):
+        for number, other in specs[:place]:
+            if other.backend != spec.backend or not ranks_overlap(spec.ranks, other.ranks):
+                continue
+            if other.each != spec.each:
+                problems.append(Problem(
+                    f"each: {worker!r} would be in {other.each} mode by capture {number + 1} and in {spec.each} mode by capture "
+                    f"{index + 1}; one process takes one of them", spec.origin("each")))  # fmt: skip
+            shared = other.steps.intersect(spec.steps)
+            if shared:
+                warnings.append(
+                    f"steps '{shared}' of {worker!r} are asked twice of {spec.backend}; capture {number + 1} takes them, not {index + 1}"
+                )
 
 
-def _phases(spec: CaptureSpec, worker: str, phases: Mapping[str, Sequence[str]] | None) -> tuple[str | None, ...]:
-    if spec.each != "phase":
-        return (None,)
-    return tuple((phases or {}).get(worker, ())) or (ANY_PHASE,)
-
-
-def _row(index: int, spec: CaptureSpec, worker: str, ranks: int | None, total: int | None, phases: int) -> PlanRow:
+def _row(index: int, spec: CaptureSpec, worker: str, ranks: int | None, total: int | None, reports: int | None) -> PlanRow:
+    """One row; `ranks` None when the world is unknown, then the number of reports is a formula."""
     windows = spec.windows(total)
     if ranks is None and spec.ranks is not None and len(spec.workers) == 1 and not is_pattern(spec.workers[0]):
         ranks = len(spec.ranks)
-    unknown_steps = spec.each == "phase" and spec.steps.windows(total)[-1:] and windows[-1].stop is None
-    known = ranks is not None and not unknown_steps
-    reports = ranks * len(windows) * phases if known and ranks is not None else None
-    factors = ["ranks" if ranks is None else str(ranks), "steps" if unknown_steps else str(len(windows))]
+        if spec.each == "step":
+            reports = ranks * len(windows)
+    unknown_steps = spec.each == "phase" and any(window.stop is None for window in windows)
+    factors = [str(ranks) if ranks else "ranks", "steps" if unknown_steps else str(len(windows))]
     formula = " x ".join([*factors, "phases"] if spec.each == "phase" else factors)
-    steps = spec.steps.count(total)
-    size = None
-    if ranks is not None and steps is not None:
-        size = int(ranks * steps * BYTES_PER_RANK_STEP[spec.backend])
+    each_size = _size(spec.backend, windows)
+    size = None if ranks is None or each_size is None else ranks * each_size
     text = "all" if spec.ranks is None else ",".join(map(str, spec.ranks))
     return PlanRow(index, spec.backend, worker, ranks, text, windows, spec.each, reports, formula, size)
 

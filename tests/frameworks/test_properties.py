@@ -1,0 +1,135 @@
+"""Round trips through each trainer's words, and through bash and Hydra's own parser; nothing is lost without a word."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from tests.frameworks.strategies import EXPRESSIBLE
+from tests.request.strategies import requests, texts
+
+from rlprof_ops import frameworks
+from rlprof_ops.frameworks import hydra
+from rlprof_ops.frameworks.base import Framework
+from rlprof_ops.frameworks.verl_render import LONG_NAMES
+from rlprof_ops.request import ProfileRequest, RequestError
+from rlprof_ops.request.environ import WINDOW_OPTIONS
+
+FORMATS = [(name, fmt) for name in frameworks.NAMES for fmt in frameworks.get(name).formats]
+
+
+@pytest.mark.parametrize(("name", "fmt"), FORMATS)
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow])
+def test_what_a_trainer_can_say_comes_back_the_same(name: str, fmt: str, data: st.DataObject) -> None:
+    request = data.draw(EXPRESSIBLE[name]())
+    rendered = frameworks.get(name).render(request, fmt)
+    assert rendered.losses == ()
+    assert frameworks.get(name).import_(rendered.text, "test").request == request
+
+
+@pytest.mark.parametrize(("name", "fmt"), FORMATS)
+@given(request=requests(), data=st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow])
+def test_a_rendering_without_losses_means_the_same(name: str, fmt: str, request: ProfileRequest, data: st.DataObject) -> None:
+    dialect = frameworks.get(name)
+    patterns = st.lists(st.sampled_from([*(w.name for w in dialect.workers), "*", "*[rR]*"]), min_size=1, max_size=3, unique=True)
+    request = replace(request, captures=tuple(replace(c, workers=tuple(data.draw(patterns))) for c in request.captures))
+    rendered = dialect.render(request, fmt)
+    if rendered.losses:
+        assert all(f"# lost: {' '.join(loss.split())}" in rendered.text for loss in rendered.losses)
+        return
+    again = dialect.import_(rendered.text, "test").request
+    assert _meaning(dialect, again) == _meaning(dialect, request)
+
+
+def _meaning(dialect: Framework, request: ProfileRequest) -> dict[str, Any]:
+    """What each process would take, whatever way it was written."""
+    return {
+        f"{worker.name}/{rank}": [
+            (spec.backend, str(spec.steps), spec.each, _options(spec.options) | dict.fromkeys(spec.flags, "true"), spec.env)
+            for spec in request.for_worker(worker.name, rank)
+        ]
+        for worker in dialect.workers
+        for rank in range(4)
+    }
+
+
+def _options(options: dict[str, str]) -> dict[str, str]:
+    return {LONG_NAMES.get(k, k): v for k, v in options.items() if k not in WINDOW_OPTIONS}
+
+
+@pytest.mark.parametrize("name", frameworks.NAMES)
+@given(text=st.one_of(st.text(max_size=60), st.text(st.sampled_from("ab=[]{}'\"\\,:+~.#\n $"), max_size=40)))
+def test_any_text_is_imported_or_refused(name: str, text: str) -> None:
+    try:
+        frameworks.get(name).import_(text, "test")
+    except RequestError as error:
+        assert error.problems
+
+
+KEYS = ["global_profiler.tool", "global_profiler.steps", "actor_rollout_ref.actor.profiler.enable", "actor_rollout_ref.actor.profiler.ranks",
+        "actor_rollout_ref.actor.profile_ranks", "trainer.profile_steps", "cluster.profiling", "cluster.profiling.backend",
+        "cluster.profiling.options", "cluster.profiling.worker_groups", "cluster.profiling.steps", "cluster.profiling.flags",
+        "actor.megatron.use_profiler", "actor.megatron.profiler", "actor_rollout_ref", "global_profiler.global_tool_config.nsys.discrete",
+        "global_profiler.global_tool_config.nsys.worker_nsight_options", "actor_rollout_ref.actor.profiler.tool_config.torch.contents"]  # fmt: skip
+VALUES = ["null", "[1,2]", "[]", "nsys", "torch", "torch_memory", "True", "nsight", "rocprof_sys", "[ActorGroup]", "all", "{t:cuda}", "-1", "[-1]",
+          "['0']", "x", "{}", "{activities:[gpu]}", "[cpu,foo]", "1.5", "''"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [n for n in frameworks.NAMES if n != "nemo_rl"])
+@given(settings_=st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES), max_size=8))
+def test_any_configuration_is_imported_or_refused(name: str, settings_: dict[str, str]) -> None:
+    text = "\n".join(hydra.shell_word(f"{key}={value}") for key, value in settings_.items())
+    try:
+        frameworks.get(name).import_(text, "test")
+    except RequestError as error:
+        assert error.problems
+
+
+def bash_words(text: str) -> list[str]:
+    """The words that a command gets when the text is pasted behind it in a script."""
+    run = subprocess.run(["bash", "-c", f"printf '%s\\0' \\\n{text}"], capture_output=True, check=True)
+    return run.stdout.decode().split("\0")[:-1]
+
+
+@pytest.mark.parametrize("name", [n for n in frameworks.NAMES if n != "nemo_rl"])
+@given(data=st.data())
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow], deadline=None, phases=[Phase.explicit, Phase.generate])
+def test_overrides_survive_bash_and_hydra(name: str, data: st.DataObject) -> None:
+    """Hydra itself applies them to a configuration that has the trainer's keys and no others."""
+    compose = pytest.importorskip("hydra", reason="hydra-core is not installed").compose
+    from hydra import initialize_config_dir
+    from omegaconf import OmegaConf
+
+    request = data.draw(EXPRESSIBLE[name]())
+    dialect = frameworks.get(name)
+    body = "\n".join(line for line in dialect.render(request, "hydra").text.splitlines() if not line.startswith("#"))
+    words = bash_words(body) if body.strip() else []
+    with initialize_config_dir(str(Path(__file__).parent / "data"), version_base=None):
+        config = compose(name, overrides=words)
+        with_yaml = OmegaConf.load(Path(__file__).parent / "data" / f"{name}.yaml")
+    with_yaml.merge_with(OmegaConf.create(dialect.render(request, "yaml").text) or {})
+    assert OmegaConf.to_container(config) == OmegaConf.to_container(with_yaml), "overrides and YAML agree"
+    whole = dialect.import_(json.dumps(OmegaConf.to_container(config), ensure_ascii=False), "test").request
+    for found, asked in zip(whole.captures, request.captures, strict=True):  # a whole file also holds the trainer's defaults
+        assert replace(found, options=asked.options) == asked
+        assert found.options.items() >= asked.options.items()
+
+
+@given(st.one_of(texts, st.text(st.sampled_from("a'\"\\,:=[]{}$ ()#"), max_size=12).map(lambda t: t.replace("$", ""))))
+def test_text_values_survive_hydra(text: str) -> None:
+    pytest.importorskip("hydra", reason="hydra-core is not installed")
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    override = OverridesParser.create().parse_override("key=" + hydra.hydra_value(text, top=True))
+    value = override.value()
+    assert str(getattr(value, "text", value)) == text
+    assert hydra.parse_value(hydra.hydra_value(text, top=True)) == text
+    assert hydra.parse_value(hydra.hydra_value([text, 1, None])) == [text, 1, None]
