@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -136,12 +136,17 @@ class Beneath:
 
     def write_atomic(self, relative: str, data: bytes, *, mode: int = FILE_MODE) -> None:
         """Put `data` at `relative` through a temporary name beside it, flushed to disk before the rename."""
+        self.write_atomic_from(relative, (data,), mode=mode)
+
+    def write_atomic_from(self, relative: str, parts: Iterable[bytes], *, mode: int = FILE_MODE) -> None:
+        """The same for content that comes in parts."""
         *folder, name = safe_parts(relative)
         temporary = "/".join((*folder, f".{os.getpid()}-{os.urandom(4).hex()}.tmp"))
         fd = self.open_write(temporary, mode=mode)
         try:
             with os.fdopen(fd, "wb") as stream:
-                stream.write(data)
+                for part in parts:
+                    stream.write(part)
                 stream.flush()
                 os.fsync(stream.fileno())
             self.rename(temporary, "/".join((*folder, name)))
@@ -152,7 +157,10 @@ class Beneath:
     def read(self, relative: str, limit: int | None = None) -> bytes:
         """The content of a regular file, at most `limit` bytes of it."""
         with os.fdopen(self.open_read(relative), "rb") as stream:
-            return stream.read() if limit is None else stream.read(limit)
+            if limit is None:
+                return stream.read()
+            # read(n) reserves n bytes at once, so no more is asked than the file has.
+            return stream.read(min(limit, os.fstat(stream.fileno()).st_size))
 
     def files(self, relative: str = "") -> Iterator[tuple[str, os.stat_result]]:
         """Every regular file below `relative` with its stat, folders in sorted order; links and specials are left out."""

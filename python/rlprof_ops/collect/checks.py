@@ -20,7 +20,7 @@ from rlprof_ops.collect.sending import reason_of
 _FILE = ".harvest/checks.jsonl"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What one look found; `looked_inside` when an export was read, not only the file's frame."""
 

@@ -13,7 +13,7 @@ from rlprof_ops.collect.beneath import Beneath
 _MOST_BYTES = 64 << 20  # of one event file; a training process writes a few lines a window
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WindowEvent:
     """One line about a window: `event` is opened, closed or failed; `stop` is exclusive, None for an open end."""
 
@@ -33,7 +33,7 @@ class WindowEvent:
         return self.backend, self.start, self.phase
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ProcessLog:
     """What one training process told. `last_step` is the last step it entered; None when it entered none."""
 

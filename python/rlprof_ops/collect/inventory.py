@@ -19,7 +19,7 @@ _STEP_FOLDER = re.compile(r"(?:^|/)(?:rollout_)?step[_-]?(\d{1,12})(?:/|$)")
 _RAY_FOLDERS = {"nsight": "nsight", "rocprof_sys": "rocprof_sys"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Found:
     """A report file before anybody looked inside."""
 

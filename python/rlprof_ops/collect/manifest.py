@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ STATES = ("ok", "recovered", "empty", "truncated", "missing")
 WHOLE = ("ok", "recovered")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Report:
     """One report file. `path` is relative to the run folder; `stop` is exclusive; unknown fields are None.
 
@@ -50,7 +51,7 @@ class Report:
     capture: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CaptureResult:
     """One planned capture and what became of it; `report` is the path of its report, `reason` is empty only when ok."""
 
@@ -94,16 +95,24 @@ class Manifest:
         return all(capture.state in WHOLE for capture in self.captures)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA, "job": self.job, "complete": self.complete, "coverage": self.coverage, "world": self.world,
-            "captures": [{**asdict(capture), "more_reports": list(capture.more_reports)} for capture in self.captures],
-            "reports": [asdict(report) for report in self.reports],
-            "notes": list(self.notes),
-        }
+        return {**self._head(), "captures": [_row(capture) for capture in self.captures], "reports": [_row(report) for report in self.reports]}
 
     def to_json(self) -> str:
-        """ASCII, so that names which are no UTF-8 survive (as surrogate escapes)."""
-        return json.dumps(self.to_dict(), indent=1) + "\n"
+        """One capture and one report a line; ASCII, so that names which are no UTF-8 survive (as surrogate escapes)."""
+        return "".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """The same piece by piece, so that a large manifest is never in memory twice."""
+        yield "{\n"
+        for key, value in self._head().items():
+            yield f"{json.dumps(key)}: {json.dumps(value)},\n"
+        yield from _array("captures", self.captures)
+        yield ",\n"
+        yield from _array("reports", self.reports)
+        yield "\n}\n"
+
+    def _head(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "job": self.job, "complete": self.complete, "coverage": self.coverage, "world": self.world, "notes": list(self.notes)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], run_dir: str = "") -> Manifest:
@@ -134,4 +143,15 @@ class Manifest:
 
     def write(self, run: Beneath) -> None:
         """Put it into the run folder in one step."""
-        run.write_atomic(FILE, self.to_json().encode())
+        run.write_atomic_from(FILE, (line.encode() for line in self.lines()))
+
+
+def _array(key: str, rows: Iterable[CaptureResult | Report]) -> Iterator[str]:
+    yield f"{json.dumps(key)}: ["
+    for number, row in enumerate(rows):
+        yield (",\n  " if number else "\n  ") + json.dumps(_row(row))
+    yield "]"
+
+
+def _row(value: CaptureResult | Report) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}

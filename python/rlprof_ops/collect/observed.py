@@ -17,7 +17,7 @@ from rlprof_ops.request import ProfileRequest
 _MOST_JSON = 256 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SentFile:
     """One line of a node record about a finished file; `place` is where it went in the run folder."""
 

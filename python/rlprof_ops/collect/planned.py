@@ -10,7 +10,7 @@ from rlprof_ops.collect.observed import Observed
 from rlprof_ops.request import Capture, CaptureSpec, Window, first_match
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Planned:
     """A capture that was asked; `problem` says why it could never be taken (no such worker, no such rank)."""
 

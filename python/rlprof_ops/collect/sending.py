@@ -75,9 +75,8 @@ class Sender:
             return False
         if item.kind in (Kind.GROWING, Kind.LINES):
             known = self._growing.get(item.source)
-            if known is None or (known.inode, known.offset, known.mtime_ns) != (found.st_ino, found.st_size, found.st_mtime_ns):
-                return False
-            place, size = item.target, found.st_size
+            same = known is not None and (known.inode, known.offset, known.mtime_ns) == (found.st_ino, found.st_size, found.st_mtime_ns)
+            return same and not thorough  # a thorough look compares the beginning and the end of both
         else:
             sent = self._journal.sent.get(item.source)
             if sent is None or not sent.same_source(found):
@@ -123,47 +122,45 @@ class Sender:
         before = os.fstat(fd)
         sent = self._journal.sent.get(item.source)
         place = sent.target if sent is not None else item.target
-        digest = None if sent is not None else self._already_there(fd, target, place, before)
-        size = None
-        if digest is None:
-            temporary, copied = self._to_temporary(fd, target, before, durable=True)
-            try:
-                after = os.fstat(fd)
-                if (after.st_size, after.st_mtime_ns, copied.size_bytes) != (before.st_size, before.st_mtime_ns, before.st_size):
-                    raise SourceError("it changed while it was copied; the next pass tries again")
-                place = self._put(target, temporary, place, replace=sent is not None)
-            except BaseException:
-                target.unlink(temporary)
-                raise
-            digest, size = copied.sha256, copied.size_bytes
-        self._journal.add(item.source, Sent(place, before.st_size, before.st_mtime_ns, before.st_ino, digest))
-        return size
-
-    def _already_there(self, fd: int, target: Beneath, place: str, before: os.stat_result) -> str | None:
-        """The digest, when the very file is in place: a kill came between the rename and the journal's line."""
-        there = target.stat(place)
-        if there is None or there.st_size != before.st_size:
-            return None
-        theirs = target.open_read(place)
+        temporary, copied = self._to_temporary(fd, target, before, durable=True)
         try:
-            same = digest_of(theirs, self._stop)
-        finally:
-            os.close(theirs)
-        ours = digest_of(fd, self._stop)
-        os.lseek(fd, 0, os.SEEK_SET)
-        return ours.sha256 if ours == same else None
+            after = os.fstat(fd)
+            if (after.st_size, after.st_mtime_ns, copied.size_bytes) != (before.st_size, before.st_mtime_ns, before.st_size):
+                raise SourceError("it changed while it was copied; the next pass tries again")
+            put = self._put(target, temporary, place, copied, replace=sent is not None)
+        except BaseException:
+            target.unlink(temporary)
+            raise
+        self._journal.add(item.source, Sent(put or place, before.st_size, before.st_mtime_ns, before.st_ino, copied.sha256))
+        return copied.size_bytes if put else None
 
-    def _put(self, target: Beneath, temporary: str, place: str, *, replace: bool) -> str:
-        """Rename into place; a file that another node put there under the same name is never overwritten."""
+    def _put(self, target: Beneath, temporary: str, place: str, copied: Copied, *, replace: bool) -> str | None:
+        """Rename into place and return the name; None when the very file is there already (the journal was lost).
+
+        A file that another node put there under the same name is never overwritten.
+        """
         try:
             target.rename(temporary, place, replace=replace)
             return place
         except FileExistsError:
-            folder, _, name = place.rpartition("/")
-            other = f"{folder}/{self._node}~{name}"
-            self._log(f"{place!r} is there already with other content: kept both, this one as {other!r}")
-            target.rename(temporary, other)
-            return other
+            if self._holds(target, place, copied):
+                target.unlink(temporary)
+                return None
+        folder, _, name = place.rpartition("/")
+        other = f"{folder}/{self._node}~{name}"
+        self._log(f"{place!r} is there already with other content: kept both, this one as {other!r}")
+        target.rename(temporary, other)
+        return other
+
+    def _holds(self, target: Beneath, place: str, copied: Copied) -> bool:
+        there = target.stat(place)
+        if there is None or there.st_size != copied.size_bytes:
+            return False
+        fd = target.open_read(place)
+        try:
+            return digest_of(fd, self._stop) == copied
+        finally:
+            os.close(fd)
 
     def _to_temporary(self, fd: int, target: Beneath, before: os.stat_result, *, durable: bool,
                       length: int | None = None) -> tuple[str, Copied]:
@@ -237,8 +234,8 @@ class Sender:
         there = target.stat(item.target)
         if there is None or there.st_size != known.offset:
             return False
-        grown = now.st_size > known.offset
-        return grown or self._overlaps(fd, target, item.target, known.offset)
+        # Also when it has grown: it may have been truncated and written past the old end since.
+        return self._overlaps(fd, target, item.target, known.offset)
 
     def _continue_after_restart(self, fd: int, target: Beneath, item: Item, now: os.stat_result) -> _Growing | None:
         there = target.stat(item.target)

@@ -1,0 +1,166 @@
+"""Sync against what NeMo RL's ray.sub does (`rsync -ahP` of the log folder in a loop) and against plain `cp`.
+
+Rerun: python tests/bench/sync/run.py [--files 10000] [--report-mib 1024] [--folder DIR]
+Both sides work on copies of the same tree on the same disk, one after the other; CPU is user + system of the process and its
+children.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "python"))
+
+from rlprof_ops.collect.syncer import Syncer
+
+PASSES = 5
+
+
+def cpu_s() -> float:
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def timed(work) -> tuple[float, float]:
+    """(wall seconds, CPU seconds) of one call."""
+    wall, cpu = time.perf_counter(), cpu_s()
+    work()
+    return time.perf_counter() - wall, cpu_s() - cpu
+
+
+def make_tree(node: Path, files: int) -> list[Path]:
+    """Half logs of Ray, half finished reports; returns the logs."""
+    logs = []
+    for number in range(files):
+        folder = node / ("ray/session_1/logs" if number % 2 else f"profiles/torch/w/rank{number % 100}")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / (f"worker-{number}.out" if number % 2 else f"{number}.pt.trace.json.gz")
+        path.write_bytes(os.urandom(2000))
+        if number % 2:
+            logs.append(path)
+    return logs
+
+
+def grow(logs: list[Path]) -> None:
+    for path in logs[:20]:
+        with open(path, "ab") as stream:
+            stream.write(b"one more line\n")
+
+
+def rsync(node: Path, target: Path) -> None:
+    """One turn of the loop: NeMo RL's flags, for the same folders."""
+    for folder in ("ray/session_1/logs", "profiles"):
+        (target / folder).mkdir(parents=True, exist_ok=True)
+        subprocess.run(["rsync", "-ahP", f"{node / folder}/", f"{target / folder}/"], check=True, stdout=subprocess.DEVNULL)
+
+
+def settle(path: Path) -> None:
+    subprocess.run(["sync", "-f", str(path)], check=True)
+
+
+def bench_passes(base: Path, files: int) -> None:
+    node = base / "node"
+    logs = make_tree(node, files)
+    ours, theirs = base / "ours", base / "theirs"
+    ours.mkdir()
+    theirs.mkdir()
+    settle(base)
+    syncer = Syncer(node, ours, "n1")
+    first_ours, first_theirs = timed(syncer.pass_), timed(lambda: rsync(node, theirs))
+    time.sleep(2.1)
+    syncer.pass_()
+    idle: dict[str, list[tuple[float, float]]] = {"ours": [], "rsync": []}
+    little: dict[str, list[tuple[float, float]]] = {"ours": [], "rsync": []}
+    for _ in range(PASSES):
+        idle["ours"].append(timed(syncer.pass_))
+        idle["rsync"].append(timed(lambda: rsync(node, theirs)))
+        grow(logs)
+        little["ours"].append(timed(syncer.pass_))
+        little["rsync"].append(timed(lambda: rsync(node, theirs)))
+    print(f"{files} files, median of {PASSES} passes (ms)")
+    print(f"{'pass':<34}{'ours wall':>10}{'rsync wall':>11}{'ratio':>7}{'ours CPU':>10}{'rsync CPU':>10}{'ratio':>7}")
+    for name, rows in (("nothing changed", idle), ("20 logs grew", little)):
+        show(name, median(rows["ours"]), median(rows["rsync"]))
+    show("first (ours is flushed to disk)", first_ours, first_theirs)
+    print(f"system calls of an idle pass: {syscalls(node, ours)}")
+
+
+def median(rows: list[tuple[float, float]]) -> tuple[float, float]:
+    return statistics.median(wall for wall, _ in rows), statistics.median(cpu for _, cpu in rows)
+
+
+def show(name: str, ours: tuple[float, float], theirs: tuple[float, float]) -> None:
+    print(f"{name:<34}{ours[0] * 1e3:>10.1f}{theirs[0] * 1e3:>11.1f}{ours[0] / theirs[0]:>7.2f}"
+          f"{ours[1] * 1e3:>10.1f}{theirs[1] * 1e3:>10.1f}{ours[1] / theirs[1]:>7.2f}")
+
+
+def syscalls(node: Path, ours: Path) -> str:
+    """Counted by strace between two empty markers, when strace is there."""
+    if shutil.which("strace") is None:
+        return "strace is not installed"
+    code = (f"import os, sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3] / 'python')!r})\n"
+            f"from rlprof_ops.collect.syncer import Syncer\n"
+            f"s = Syncer({str(node)!r}, {str(ours)!r}, 'n1')\ns.pass_(); s.pass_()\nos.getpgid(0)\ns.pass_()\nos.getpgid(0)")
+    with tempfile.NamedTemporaryFile() as log:
+        subprocess.run(["strace", "-f", "-o", log.name, sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        lines = Path(log.name).read_text(errors="replace").splitlines()
+    marks = [index for index, line in enumerate(lines) if "getpgid(0)" in line]
+    return str(marks[1] - marks[0] - 1) if len(marks) == 2 else "not counted"
+
+
+def bench_report(base: Path, size_mib: int) -> None:
+    node, target = base / "big", base / "bigrun"
+    (node / "profiles/nsight").mkdir(parents=True)
+    target.mkdir()
+    source = node / "profiles/nsight/a.nsys-rep"
+    with open(source, "wb") as stream:
+        for _ in range(size_mib):
+            stream.write(os.urandom(1 << 20))
+    rows: dict[str, list[tuple[float, float]]] = {"sync": [], "cp": [], "cp + sha256sum + sync": []}
+    for number in range(3):
+        settle(base)
+        rows["cp"].append(timed(lambda n=number: subprocess.run(["bash", "-c", 'cp "$1" "$2" && sync "$2"', "x", source, base / f"cp{n}"], check=True)))
+        (base / f"cp{number}").unlink()
+        settle(base)
+        rows["sync"].append(timed(lambda n=number: fresh(node, target, n)))
+        shutil.rmtree(target)
+        target.mkdir()
+        settle(base)
+        rows["cp + sha256sum + sync"].append(timed(lambda n=number: subprocess.run(
+            ["bash", "-c", 'cp "$1" "$2" && sync "$2" && sha256sum "$1" >/dev/null', "x", source, base / f"cp{n}"], check=True)))
+        (base / f"cp{number}").unlink()
+    print(f"\none finished report of {size_mib} MiB, on disk, median of 3")
+    ours = median(rows["sync"])
+    for name, values in rows.items():
+        wall, cpu = median(values)
+        print(f"{name:<24}{wall:>7.2f} s  {size_mib / wall:>7.0f} MiB/s  CPU {cpu:>5.2f} s  speed of sync / this: {wall / ours[0]:.2f}")
+
+
+def fresh(node: Path, target: Path, number: int) -> None:
+    shutil.rmtree(node / "sync", ignore_errors=True)
+    report = Syncer(node, target, "n1").pass_()
+    assert report.complete and report.copied == 1, report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=10_000)
+    parser.add_argument("--report-mib", type=int, default=1024)
+    parser.add_argument("--folder", default=None, help="where to work; default: the temporary folder")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        bench_passes(Path(folder), arguments.files)
+        bench_report(Path(folder), arguments.report_mib)
+
+
+if __name__ == "__main__":
+    main()
