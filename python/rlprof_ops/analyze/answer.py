@@ -1,0 +1,254 @@
+"""Builds `report.json`: every number of the report, from the summaries of a run's reports, as plain data."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rlprof_ops.analyze.clocks import probes_of
+from rlprof_ops.analyze.engine import Result
+from rlprof_ops.analyze.findings import find
+from rlprof_ops.analyze.identity import Report, read_json
+from rlprof_ops.analyze.merge import Merged, Rank, merge, rank_of
+from rlprof_ops.analyze.metrics.collectives import collective_skews
+from rlprof_ops.analyze.metrics.kernels import NameTotal
+from rlprof_ops.analyze.metrics.phases import PHASE_ORDER
+from rlprof_ops.analyze.metrics.stragglers import spreads, stragglers
+from rlprof_ops.analyze.metrics.waiting import bubbles, waiting
+from rlprof_ops.analyze.summary import Summary, Unread
+from rlprof_ops.version import __version__
+
+SCHEMA = 1
+MAX_KERNELS = 300
+Json = dict[str, Any]
+
+
+def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> Json:
+    """The answer to a run folder; the schema is `analyze/report.schema.json`.
+
+    Times are integer nanoseconds: `*_ns` durations, and starts relative to `t0_ns` (UTC).
+    """
+    read = [result for result in results if isinstance(result, Summary)]
+    unread = [result for result in results if isinstance(result, Unread)]
+    folder = root if root.is_dir() else root.parent
+    nodes = {path.stem: read_json(path) for path in sorted((folder / "nodes").glob("*.json"))}
+    merged = merge(read, probes_of(nodes))
+    spread, slow, gaps, waits = spreads(merged.steps), stragglers(merged.steps, merged.clocks.residual_ns), bubbles(merged.steps), waiting(merged.steps)  # fmt: skip
+    skews = collective_skews(merged)
+    coverage = _coverage(folder, reports, read, unread)
+    findings = find(merged, spread, slow, gaps, waits, skews, len(coverage["missing"]), len(unread))
+    index = {rank: i for i, rank in enumerate(merged.ranks)}
+    t0 = min((row.start for row in merged.steps), default=min((s.start for s in read), default=0))
+    phases = _phase_names(merged)
+    return {
+        "schema": SCHEMA,
+        "made_by": f"rlprof-ops {__version__}",
+        "made_ns": time.time_ns(),
+        "run": _run(folder, root),
+        "t0_ns": t0,
+        "findings": [finding.to_dict() for finding in findings],
+        "coverage": coverage,
+        "clocks": merged.clocks.to_dict(),
+        "ranks": [_rank(rank, read) for rank in merged.ranks],
+        "phase_names": phases,
+        "steps": _steps(merged, t0),
+        "anatomy": _anatomy(merged, waits, index, phases, t0),
+        "segments": [
+            [index[row.rank], row.step, phases.index(s.phase), s.start - t0, s.end - s.start] for row in merged.steps for s in row.segments
+        ],
+        "phases": [_spread(s, index) for s in spread],
+        "stragglers": [_ranked(asdict(s) | {"cost_ns": s.cost_ns, "rank": index[s.rank]}) for s in slow],
+        "bubbles": [asdict(b) for b in gaps],
+        "gpu": _gpu(read, index, t0),
+        "kernels": _names(read, "kernels"),
+        "ops": _names(read, "ops"),
+        "collectives": _collectives(read),
+        "skews": [_ranked(asdict(s) | {"last": None if s.last is None else index[s.last]}) for s in skews[:100]],
+        "weight_sync": _weight_sync(merged),
+        "memory": _memory(read, index),
+    }
+
+
+def _run(folder: Path, root: Path) -> Json:
+    said = read_json(folder / "run.json")
+    keys = ("job", "job_name", "framework", "nodes", "head", "command", "versions", "request", "world", "started_ns", "driver", "end")
+    return {"path": str(root.resolve()), **{key: said[key] for key in keys if key in said}}
+
+
+def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unread: list[Unread]) -> Json:
+    manifest = read_json(folder / "manifest.json")
+    captures = [c for c in manifest.get("captures") or [] if isinstance(c, dict)]
+    missing = [
+        {"capture": str(c.get("id") or c.get("capture") or ""), "state": str(c.get("state")), "reason": str(c.get("reason") or "")}
+        for c in captures
+        if c.get("state") in ("missing", "empty", "truncated")
+    ]
+    return {
+        "planned": len(captures) if manifest else None,
+        "arrived": len(captures) - len(missing) if manifest else None,
+        "missing": missing,
+        "reports": [
+            {
+                "path": s.report.path, "backend": s.report.backend, "worker": s.report.worker, "rank": s.rank, "host": s.host,
+                "steps": [step.step for step in s.steps], "size_bytes": s.report.size_bytes, "events": s.events,
+                "seconds": round(s.seconds, 3), "truncated": s.truncated, "damaged": s.damaged,
+            }
+            for s in read
+        ],
+        "unread": [{"path": u.report.path, "reason": u.reason} for u in unread],
+        "listed": [
+            {"path": r.path, "backend": r.backend, "worker": r.worker, "size_bytes": r.size_bytes} for r in reports if not r.readable
+        ],
+    }  # fmt: skip
+
+
+def _rank(rank: Rank, read: list[Summary]) -> Json:
+    mine = [s for s in read if rank_of(s) == rank]
+    names = [d.name for s in mine for d in s.devices if d.name]
+    return {
+        "worker": rank.worker, "rank": rank.rank, "host": rank.host, "pid": rank.pid, "controller": rank.is_controller,
+        "backends": sorted({s.report.backend for s in mine}), "device": names[0] if names else "",
+    }  # fmt: skip
+
+
+def _phase_names(merged: Merged) -> list[str]:
+    """All phases: the design's in the order of a step, then the others by their first time."""
+    seen = dict.fromkeys(s.phase for row in sorted(merged.steps, key=lambda r: r.start) for s in row.segments)
+    return [p for p in PHASE_ORDER if p in seen] + [p for p in seen if p not in PHASE_ORDER]
+
+
+def _steps(merged: Merged, t0: int) -> list[Json]:
+    rows = []
+    for number in merged.step_numbers:
+        group = [row for row in merged.steps if row.step == number]
+        start, end = min(r.start for r in group), max(r.end for r in group)
+        rows.append({
+            "step": number, "start_ns": start - t0, "duration_ns": end - start,
+            "mean_rank_ns": round(fmean(r.duration_ns for r in group)), "ranks": len(group), "marked": all(r.marked for r in group),
+        })  # fmt: skip
+    return rows
+
+
+def _anatomy(merged: Merged, waits: Sequence[Any], index: dict[Rank, int], phases: list[str], t0: int) -> list[Json]:
+    """One row a rank and step: phases + idle = duration, and waiting + unexplained = idle."""
+    waited = {(w.rank, w.step): w for w in waits}
+    rows = []
+    for row in merged.steps:
+        wait = waited[row.rank, row.step]
+        rows.append({
+            "rank": index[row.rank], "step": row.step, "start_ns": row.start - t0, "duration_ns": row.duration_ns,
+            "marked": row.marked, "opening_ns": row.opening_ns, "phases": [_phase(p, phases) for p in row.phases],
+            "idle_ns": row.duration_ns - row.in_phases_ns, "waiting_ns": wait.for_ns, "unexplained_ns": wait.unexplained_ns,
+            "gpu": row.gpu.to_dict() if row.gpu else None, "gpu_idle": row.idle.to_dict() if row.idle else None,
+        })  # fmt: skip
+    return rows
+
+
+def _phase(phase: Any, phases: list[str]) -> Json:
+    said = {"phase": phases.index(phase.phase), "duration_ns": phase.duration_ns, "communication_ns": phase.communication_ns}
+    if phase.gpu is not None:
+        said |= {"gpu": phase.gpu.to_dict(), "gpu_idle": phase.idle.to_dict() if phase.idle else None}
+    return said
+
+
+def _spread(spread: Any, index: dict[Rank, int]) -> Json:
+    said: Json = asdict(spread)
+    said["slowest"] = None if spread.slowest is None else index[spread.slowest]
+    said["by_rank"] = [[index[rank], mean, own] for rank, mean, own in spread.by_rank]
+    return _ranked(said)
+
+
+def _ranked(said: Json) -> Json:
+    return {key: round(value, 5) if isinstance(value, float) else value for key, value in said.items()}
+
+
+def _gpu(read: list[Summary], index: dict[Rank, int], t0: int) -> list[Json]:
+    return [
+        {"rank": index[rank_of(s)], "report": s.report.path, "device": d.device, "name": d.name, "start_ns": d.start - t0,
+         "kernels": d.kernels, **d.times.to_dict(), "idle": d.idle.to_dict()}
+        for s in read for d in s.devices
+    ]  # fmt: skip
+
+
+def _names(read: list[Summary], what: str) -> list[Json]:
+    """Kernels or operators over all ranks of a worker, by phase; the longest first."""
+    totals: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    sums: dict[str, int] = defaultdict(int)
+    for summary in read:
+        rows: tuple[NameTotal, ...] = getattr(summary, what)
+        for row in rows:
+            total = totals[summary.report.worker, row.phase, row.name]
+            total[0] += row.count
+            total[1] += row.total_ns
+            total[2] = max(total[2], row.max_ns)
+            sums[summary.report.worker] += row.total_ns
+    ranked = sorted(totals.items(), key=lambda item: -item[1][1])[:MAX_KERNELS]
+    return [
+        {"worker": worker, "phase": phase, "name": name[:400], "count": count, "total_ns": total, "max_ns": longest,
+         "share": round(total / max(sums[worker], 1), 5)}
+        for (worker, phase, name), (count, total, longest) in ranked
+    ]  # fmt: skip
+
+
+def _collectives(read: list[Summary]) -> list[Json]:
+    """Communication kernels over all ranks of a worker; bandwidths where the traces say how much was sent."""
+    totals: dict[tuple[str, str, str, int, str], list[int]] = {}
+    for summary in read:
+        for c in summary.collectives:
+            total = totals.setdefault((summary.report.worker, c.op, c.group, c.group_size, c.dtype), [0, 0, 1 << 62, 0, 0])
+            for i, value in enumerate((c.count, c.total_ns, 0, c.message_bytes, c.bus_bytes)):
+                total[i] += value
+            total[2] = min(total[2], c.min_ns)
+    rows: list[Json] = []
+    for (worker, op, group, ranks, dtype), (count, total_ns, shortest, message, bus) in totals.items():
+        rows.append({
+            "worker": worker, "op": op, "group": group, "group_size": ranks, "dtype": dtype, "count": count, "total_ns": total_ns,
+            "min_ns": shortest, "message_bytes": message or None,
+            "algorithm_gb_per_s": round(message / total_ns, 3) if message and total_ns else None,
+            "bus_gb_per_s": round(bus / total_ns, 3) if bus and total_ns else None,
+        })  # fmt: skip
+    rows.sort(key=lambda row: -int(row["total_ns"]))
+    return rows[:200]
+
+
+def _weight_sync(merged: Merged) -> list[Json]:
+    """Each step's weight sync: from the first rank's begin to the last one's end, and what each worker spent in it."""
+    rows = []
+    for number in merged.step_numbers:
+        parts: dict[str, list[tuple[int, int]]] = {}
+        for row in merged.steps:
+            if row.step == number and not row.rank.is_controller:
+                hits = [(s.start, s.end) for s in row.segments if s.phase == "weight_sync"]
+                if hits:
+                    parts.setdefault(row.rank.worker, []).extend(hits)
+        if not parts:
+            continue
+        every = [pair for pairs in parts.values() for pair in pairs]
+        start, end = min(a for a, _ in every), max(b for _, b in every)
+        spans = {w: max(b for _, b in pairs) - min(a for a, _ in pairs) for w, pairs in parts.items()}
+        busy = _covered(every)
+        rows.append({"step": number, "total_ns": end - start, "by_worker_ns": spans, "between_ns": end - start - busy})
+    return rows
+
+
+def _covered(pairs: list[tuple[int, int]]) -> int:
+    import numpy as np
+
+    from rlprof_ops.analyze.metrics.intervals import union
+
+    return union(np.array([a for a, _ in pairs], np.int64), np.array([b for _, b in pairs], np.int64)).length
+
+
+def _memory(read: list[Summary], index: dict[Rank, int]) -> list[Json]:
+    return [
+        {"rank": index[rank_of(s)], "device": m.device, "phase": m.phase, "allocated_bytes": m.allocated_bytes,
+         "reserved_bytes": m.reserved_bytes}
+        for s in read for m in s.memory
+    ]  # fmt: skip
+
+

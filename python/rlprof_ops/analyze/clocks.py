@@ -1,0 +1,203 @@
+"""Puts the clocks of all hosts on one axis: offset and drift from matched collectives, else from clock probes.
+
+Ranks of one host share its clock. Ranks that take part in a collective leave it together, so the ends of matched
+collectives on two hosts differ by their clocks; a median alone is wrong by the drift times the window (52 µs in 10 s at
+10 ppm), hence a robust line. The residual is what is left: nothing that is smaller than it is said of two hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlprof_ops.analyze.columns import Ints
+from rlprof_ops.analyze.metrics.meetings import Meetings
+
+MAX_PAIRS = 4  # pairs of ranks that two hosts are compared by
+MAX_SHIFT = 3  # windows of two ranks may begin this many collectives apart
+MIN_MATCHES = 3
+DRIFT_AFTER_NS = 5_000_000_000
+_MAD = 1.4826  # of a normal distribution, the standard deviation over the median absolute deviation
+
+
+@dataclass(frozen=True)
+class HostClock:
+    """What to add to a host's times: `offset_ns` at `at_ns`, growing by `drift_ppm`. `residual_ns` None: unknown."""
+
+    host: str
+    offset_ns: int
+    drift_ppm: float
+    at_ns: int
+    residual_ns: int | None
+    matches: int
+    method: str  # "reference", "collectives", "probe", "unaligned"
+
+    def aligned(self, time: int) -> int:
+        return time + self.offset_ns + round((time - self.at_ns) * self.drift_ppm / 1e6)
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The clocks of a run. `residual_ns` is the largest of all hosts, None when any is unknown."""
+
+    hosts: tuple[HostClock, ...]
+
+    @property
+    def residual_ns(self) -> int | None:
+        known = [clock.residual_ns for clock in self.hosts]
+        return None if any(r is None for r in known) else max((r for r in known if r is not None), default=0)
+
+    def of(self, host: str) -> HostClock:
+        return next((clock for clock in self.hosts if clock.host == host), HostClock(host, 0, 0.0, 0, None, 0, "unaligned"))
+
+    def to_dict(self) -> dict[str, Any]:
+        hosts = [
+            {"host": c.host, "offset_ns": c.offset_ns, "drift_ppm": round(c.drift_ppm, 4), "residual_ns": c.residual_ns,
+             "matches": c.matches, "method": c.method}
+            for c in self.hosts
+        ]  # fmt: skip
+        return {"residual_ns": self.residual_ns, "hosts": hosts}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank's meetings, with what tells its communicators from another worker's."""
+
+    host: str
+    worker: str
+    rank: int
+    meetings: tuple[Meetings, ...]
+
+
+def align(members: Iterable[Member], hosts: Iterable[str], probes: dict[str, HostClock] | None = None) -> Clocks:
+    """The clock of every host, relative to the one with the most ranks (the first by name among equals)."""
+    members, names = list(members), sorted(set(hosts))
+    if not names:
+        return Clocks(())
+    count = {name: sum(member.host == name for member in members) for name in names}
+    reference = max(names, key=lambda name: count[name])
+    clocks = {reference: HostClock(reference, 0, 0.0, 0, 0, 0, "reference")}
+    edges = _edges(members)
+    frontier = [reference]
+    while frontier:  # breadth first: a host is aligned through the fewest others
+        base = frontier.pop(0)
+        for host in names:
+            if host in clocks or (base, host) not in edges:
+                continue
+            clock = _fit(host, *edges[base, host])
+            if clock is not None:
+                clocks[host] = _chained(clocks[base], clock)
+                frontier.append(host)
+    for host in names:
+        if host not in clocks:
+            clocks[host] = (probes or {}).get(host) or HostClock(host, 0, 0.0, 0, None, 0, "unaligned")
+    return Clocks(tuple(clocks[name] for name in names))
+
+
+def _chained(base: HostClock, clock: HostClock) -> HostClock:
+    residual = None if base.residual_ns is None or clock.residual_ns is None else base.residual_ns + clock.residual_ns
+    offset = clock.offset_ns + base.aligned(clock.at_ns) - clock.at_ns
+    return HostClock(clock.host, offset, clock.drift_ppm + base.drift_ppm, clock.at_ns, residual, clock.matches, clock.method)
+
+
+Pair = tuple[Ints, Ints]  # ends on the base, ends on the other host
+
+
+def _edges(members: list[Member]) -> dict[tuple[str, str], Pair]:
+    """Ends of matched meetings for each ordered pair of hosts."""
+    collected: dict[tuple[str, str], list[Pair]] = {}
+    by_key: dict[tuple[str, str], list[tuple[Member, Meetings]]] = {}
+    for member in members:
+        for meeting in member.meetings:
+            by_key.setdefault((member.worker, meeting.key), []).append((member, meeting))
+    for group in by_key.values():
+        hosts: dict[str, list[Meetings]] = {}
+        for member, meeting in group:
+            hosts.setdefault(member.host, []).append(meeting)
+        for base, ours in hosts.items():
+            for other, theirs in hosts.items():
+                pairs = collected.setdefault((base, other), [])
+                if base == other or len(pairs) >= MAX_PAIRS:
+                    continue
+                matched = match(ours[0], theirs[0])
+                if matched is not None:
+                    pairs.append(matched)
+    return {
+        hosts: (np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]))
+        for hosts, pairs in collected.items()
+        if pairs
+    }
+
+
+def match_rows(a: Meetings, b: Meetings) -> tuple[Ints, Ints] | None:
+    """Rows of the same meetings on two ranks: by their sequence numbers, else in order.
+
+    In order means with the shift (at most `MAX_SHIFT` either way) at which the ends differ most evenly, for the windows
+    of two ranks may begin a collective apart. None when fewer than `MIN_MATCHES` match.
+    """
+    if len(a.sequence) and bool((a.sequence >= 0).all() and (b.sequence >= 0).all()):
+        _, rows_a, rows_b = np.intersect1d(a.sequence, b.sequence, return_indices=True)
+        return (rows_a, rows_b) if len(rows_a) >= MIN_MATCHES else None
+    best: tuple[float, Ints, Ints] | None = None
+    for shift in range(-MAX_SHIFT, MAX_SHIFT + 1):
+        first_a, first_b = max(shift, 0), max(-shift, 0)
+        count = min(len(a.end) - first_a, len(b.end) - first_b)
+        if count < MIN_MATCHES or (shift and count < min(len(a.end), len(b.end)) - MAX_SHIFT):
+            continue
+        rows_a, rows_b = first_a + np.arange(count), first_b + np.arange(count)
+        apart = a.end[rows_a] - b.end[rows_b]
+        spread = float(np.median(np.abs(apart - np.median(apart)))) + abs(shift)
+        if best is None or spread < best[0]:
+            best = (spread, rows_a, rows_b)
+    return None if best is None else best[1:]
+
+
+def match(a: Meetings, b: Meetings) -> Pair | None:
+    rows = match_rows(a, b)
+    return None if rows is None else (a.end[rows[0]], b.end[rows[1]])
+
+
+def _fit(host: str, ours: Ints, theirs: Ints) -> HostClock | None:
+    """Robust line through (their time, our time - their time): medians of slopes between the halves, then of offsets."""
+    if len(ours) < MIN_MATCHES:
+        return None
+    order = np.argsort(theirs, kind="stable")
+    at = theirs[order]
+    apart = (ours - theirs)[order]
+    middle = int(at[len(at) // 2])
+    x = (at - middle).astype(np.float64)
+    base = int(np.median(apart))
+    y = (apart - base).astype(np.float64)
+    slope = 0.0
+    if at[-1] - at[0] >= DRIFT_AFTER_NS and len(at) >= 8:
+        half = len(at) // 2
+        run = x[half : 2 * half] - x[:half]
+        slopes = (y[half : 2 * half] - y[:half])[run > 0] / run[run > 0]
+        slope = float(np.median(slopes)) if len(slopes) else 0.0
+    left = y - slope * x
+    shift = float(np.median(left))
+    residual = _MAD * float(np.median(np.abs(left - shift)))
+    return HostClock(host, base + round(shift), slope * 1e6, middle, round(residual), len(at), "collectives")
+
+
+def probes_of(nodes: dict[str, dict[str, Any]]) -> dict[str, HostClock]:
+    """Clocks from `nodes/<node>.json`, key `clock`: a list of {t_ns, offset_ns, error_ns} against the head.
+
+    `offset_ns` is what to add to the node's clock; `error_ns` half the round trip. With probes at start and end the drift
+    between them is taken.
+    """
+    clocks = {}
+    for host, node in nodes.items():
+        probes = [p for p in node.get("clock") or [] if isinstance(p, dict) and isinstance(p.get("offset_ns"), int)]
+        if not probes:
+            continue
+        first, last = probes[0], probes[-1]
+        start, span = int(first.get("t_ns", 0)), int(last.get("t_ns", 0)) - int(first.get("t_ns", 0))
+        drift = (last["offset_ns"] - first["offset_ns"]) / span * 1e6 if span > DRIFT_AFTER_NS else 0.0
+        errors = [p["error_ns"] for p in probes if isinstance(p.get("error_ns"), int)]
+        residual = max(errors) if errors else None
+        clocks[host] = HostClock(host, first["offset_ns"], drift, start, residual, len(probes), "probe")
+    return clocks

@@ -1,0 +1,136 @@
+"""The largest findings of a run in words, each with what it costs, so that they can be ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from rlprof_ops.analyze.merge import Merged
+from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
+from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, Straggler
+from rlprof_ops.analyze.metrics.waiting import Bubble, Waiting
+from rlprof_ops.analyze.text import duration, percent
+
+MIN_SHARE = 0.03
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence, and the time of a step on one rank that it is about."""
+
+    kind: str
+    text: str
+    cost_ns: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def find(
+    merged: Merged, spreads: Sequence[PhaseSpread], stragglers: Sequence[Straggler], bubbles: Sequence[Bubble],
+    waits: Sequence[Waiting], skews: Sequence[CollectiveSkew], missing: int, unread: int,
+) -> list[Finding]:  # fmt: skip
+    """All findings worth a sentence, the costliest first; what is missing always leads."""
+    found = [
+        *_phases(spreads), *_straggling(stragglers), *_idle_workers(merged, bubbles), *_gpu(merged), *_unexplained(merged, waits),
+        *_skewed(skews, merged),
+    ]  # fmt: skip
+    found.sort(key=lambda finding: -finding.cost_ns)
+    if missing or unread:
+        parts = [f"{missing} planned reports are missing"] * bool(missing) + [f"{unread} reports could not be read"] * bool(unread)
+        found.insert(0, Finding("coverage", " and ".join(parts) + "; what follows is said without them.", 0))
+    return found
+
+
+def _phases(spreads: Sequence[PhaseSpread]) -> list[Finding]:
+    """The longest phase of the step, once, whichever worker spends it."""
+    usual = [s for s in spreads if s.share_of_step >= 0.05 and not s.by_rank[0][0].is_controller]
+    if not usual:
+        return []
+    top = max(usual, key=lambda s: s.mean_ns)
+    text = f"{top.phase} is the longest phase: {duration(top.mean_ns)} a step on {top.worker}, {percent(top.share_of_step)} of it."
+    return [Finding("phase", text, top.mean_ns)]
+
+
+def _straggling(stragglers: Sequence[Straggler]) -> list[Finding]:
+    found = []
+    for s in stragglers[:3]:
+        where = f" on {s.rank.host}" if s.rank.host else ""
+        text = (
+            f"{s.rank.label}{where} is slow in {s.phase}: {duration(s.excess_ns)} a step more than the other "
+            f"{'rank' if s.others == 1 else f'{s.others} ranks'}, in {s.steps_slower} of {s.steps} steps."
+        )
+        found.append(Finding("straggler", text, s.excess_ns))
+    return found
+
+
+def _idle_workers(merged: Merged, bubbles: Sequence[Bubble]) -> list[Finding]:
+    """For each worker, the one phase of another that it idles through the longest."""
+    found = []
+    steps = max(len(merged.step_numbers), 1)
+    for worker in sorted({b.worker for b in bubbles}):
+        by_cause: dict[tuple[str, str], list[Bubble]] = {}
+        for bubble in bubbles:
+            if bubble.worker == worker:
+                by_cause.setdefault((bubble.because, bubble.phase), []).append(bubble)
+        (because, phase), hits = max(by_cause.items(), key=lambda item: sum(b.mean_ns for b in item[1]))
+        mean = sum(b.mean_ns for b in hits) / steps
+        share = sum(b.share for b in hits) / steps
+        if share >= MIN_SHARE:
+            text = f"{worker} stands idle {duration(mean)} a step ({percent(share)}) while {because} is in {phase}."
+            found.append(Finding("bubble", text, round(mean)))
+    return found
+
+
+def _gpu(merged: Merged) -> list[Finding]:
+    found = []
+    for worker in sorted({row.rank.worker for row in merged.steps if row.gpu is not None}):
+        rows = [row for row in merged.steps if row.rank.worker == worker and row.gpu is not None and row.gpu.window_ns > 0]
+        if not rows:
+            continue
+        window = sum(row.gpu.window_ns for row in rows if row.gpu)
+        exposed = sum(row.gpu.exposed_communication_ns for row in rows if row.gpu)
+        if exposed / window >= MIN_SHARE:
+            text = (
+                f"Communication that nothing hides takes {percent(exposed / window)} of {worker}'s GPU time: "
+                f"{duration(exposed / len(rows))} a step."
+            )
+            found.append(Finding("communication", text, round(exposed / len(rows))))
+        host = sum(row.idle.host_ns for row in rows if row.idle)
+        if host / window >= MIN_SHARE:
+            text = (
+                f"{worker}'s GPUs wait for the host to launch work for {percent(host / window)} of the time: "
+                f"{duration(host / len(rows))} a step."
+            )
+            found.append(Finding("host", text, round(host / len(rows))))
+    return found
+
+
+def _unexplained(merged: Merged, waits: Sequence[Waiting]) -> list[Finding]:
+    lengths = {(row.rank, row.step): row.duration_ns for row in merged.steps}
+    rows = [w for w in waits if not w.rank.is_controller]
+    if not rows:
+        return []
+    lost = fmean(w.unexplained_ns for w in rows)
+    share = lost / max(fmean(lengths[w.rank, w.step] for w in rows), 1)
+    if share < 2 * MIN_SHARE:
+        return []
+    text = f"For {duration(lost)} of a step ({percent(share)}) no captured worker is in any phase: scheduling, transfers or the controller."
+    return [Finding("unexplained", text, round(lost))]
+
+
+def _skewed(skews: Sequence[CollectiveSkew], merged: Merged) -> list[Finding]:
+    steps = max(len(merged.step_numbers), 1)
+    found = []
+    for skew in skews[:1]:
+        cost = skew.waiting_ns * skew.calls // steps
+        if skew.last is None or skew.last_share < min(0.9, 1 / skew.ranks + 0.35):  # well above chance
+            continue
+        text = (
+            f"{skew.last.label} comes last to {percent(skew.last_share)} of {skew.worker}'s {skew.key} collectives; "
+            f"the ranks wait {duration(cost)} a step in them."
+        )
+        found.append(Finding("skew", text, cost))
+    return found

@@ -1,0 +1,138 @@
+"""Brings the summaries of all reports together: who the ranks are, and each rank's steps on one clock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rlprof_ops.analyze.clocks import Clocks, HostClock, Member, align
+from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit
+from rlprof_ops.analyze.metrics.phases import Segment
+from rlprof_ops.analyze.summary import PhaseTime, StepTime, Summary
+
+_CONTROLLER = re.compile(r"controller|driver|main_task|task_?runner|ray_trainer", re.IGNORECASE)
+
+
+@dataclass(frozen=True, order=True)
+class Rank:
+    """One process of the run. Two processes that both call themselves rank 0 of a worker stay two."""
+
+    worker: str
+    rank: int
+    host: str
+    pid: int
+
+    @property
+    def is_controller(self) -> bool:
+        """Its ranges span the others' work, so it neither keeps a role busy nor waits for one."""
+        return _CONTROLLER.search(self.worker) is not None
+
+    @property
+    def label(self) -> str:
+        return f"{self.worker} rank {self.rank}"
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """One step of one rank, its times aligned; of several reports the one that says most."""
+
+    rank: Rank
+    step: int
+    start: int
+    end: int
+    marked: bool
+    phases: tuple[PhaseTime, ...]
+    segments: tuple[Segment, ...]
+    gpu: GpuTimes | None
+    idle: IdleSplit | None
+    source: str  # the report's path
+    collectives_seen: bool
+    opening_ns: int = 0  # cut off the start: the other ranks' profilers were still being opened
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end - self.start
+
+    @property
+    def in_phases_ns(self) -> int:
+        return sum(phase.duration_ns for phase in self.phases)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """All reports of a run on one axis."""
+
+    ranks: tuple[Rank, ...]
+    steps: tuple[RankStep, ...]  # by step, then rank
+    clocks: Clocks
+    summaries: tuple[Summary, ...]
+
+    @property
+    def step_numbers(self) -> tuple[int, ...]:
+        return tuple(sorted({row.step for row in self.steps}))
+
+
+def rank_of(summary: Summary) -> Rank:
+    return Rank(summary.report.worker, summary.rank, summary.host, summary.pid)
+
+
+def merge(summaries: Sequence[Summary], probes: dict[str, HostClock] | None = None) -> Merged:
+    """One `Merged` of all summaries that were read."""
+    clocks = align(
+        (Member(s.host, s.report.worker, s.rank, s.meetings) for s in summaries if s.on_utc),
+        (s.host for s in summaries),
+        probes,
+    )
+    best: dict[tuple[Rank, int], tuple[tuple[bool, int, int, bool], Summary, StepTime]] = {}
+    for summary in summaries:
+        counts: dict[int, int] = {}
+        for phase in summary.phases:
+            counts[phase.step] = counts.get(phase.step, 0) + 1
+        for step in summary.steps:
+            says = (step.marked, counts.get(step.step, 0), int(bool(summary.devices)), summary.collectives_seen)
+            key = (rank_of(summary), step.step)
+            if key not in best or says > best[key][0]:
+                best[key] = (says, summary, step)
+    rows = [_row(rank, summary, step, clocks.of(summary.host)) for (rank, _), (_, summary, step) in best.items()]
+    rows = _begun_together(rows)
+    rows.sort(key=lambda row: (row.step, row.rank))
+    return Merged(tuple(sorted({rank_of(s) for s in summaries})), tuple(rows), clocks, tuple(summaries))
+
+
+def _begun_together(rows: list[RankStep]) -> list[RankStep]:
+    """Steps without the time that the profilers took to open.
+
+    A window opens rank by rank, for seconds with some profilers, and the training step proper begins when the last rank
+    is in it or when a first phase begins, whichever is earlier.
+    """
+    begin: dict[int, int] = {}
+    for step in {row.step for row in rows}:
+        group = [row for row in rows if row.step == step and row.marked]
+        phases = [segment.start for row in group for segment in row.segments]
+        if phases:
+            begin[step] = min(max(row.start for row in group), min(phases))
+    cut = []
+    for row in rows:
+        late = begin.get(row.step, row.start) - row.start
+        can = row.marked and row.gpu is None and 0 < late < row.duration_ns
+        cut.append(replace(row, start=row.start + late, opening_ns=late) if can else row)
+    return cut
+
+
+def _row(rank: Rank, summary: Summary, step: StepTime, clock: HostClock) -> RankStep:
+    return RankStep(
+        rank=rank,
+        step=step.step,
+        start=clock.aligned(step.start),
+        end=clock.aligned(step.end),
+        marked=step.marked,
+        phases=tuple(phase for phase in summary.phases if phase.step == step.step),
+        segments=tuple(
+            replace(s, start=clock.aligned(s.start), end=clock.aligned(s.end)) for s in summary.segments if s.step == step.step
+        ),
+        gpu=step.gpu,
+        idle=step.idle,
+        source=summary.report.path,
+        collectives_seen=summary.collectives_seen,
+    )

@@ -1,0 +1,202 @@
+"use strict";
+(() => {
+const D = JSON.parse(document.getElementById("data").textContent);
+const $ = id => document.getElementById(id);
+const el = (tag, cls, text) => { const e = document.createElement(tag); if (cls) e.className = cls; if (text !== undefined) e.textContent = text; return e; };
+const time = ns => { if (ns === null || ns === undefined) return "–"; const a = Math.abs(ns);
+  for (const [u, s] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) if (a >= s * .9995) { const v = ns / s; return v.toFixed(Math.abs(v) >= 99.95 ? 0 : Math.abs(v) >= 9.995 ? 1 : 2) + " " + u; }
+  return Math.round(ns) + " ns"; };
+const pct = x => (x * 100).toFixed(x >= .0995 ? 0 : 1) + " %";
+const size = b => { if (b === null || b === undefined || b < 0) return "–"; for (const [u, s] of [["GiB", 2**30], ["MiB", 2**20], ["KiB", 2**10]]) if (b >= s) return (b / s).toFixed(b / s < 100 ? 1 : 0) + " " + u; return b + " B"; };
+const count = n => n.toLocaleString("en");
+const rankName = i => i === null || i === undefined ? "–" : D.ranks[i].worker + " " + D.ranks[i].rank;
+
+// Okabe-Ito and neighbours: told apart by most eyes, on white and on black
+const FIXED = {generation: "#3b82c4", reward: "#8e6bbf", ref_logprob: "#4fa8a0", logprob: "#6fbf73", values: "#9aa83a", advantage: "#d6b02c", train: "#e08a3c", critic_train: "#c96f4a", weight_sync: "#cc5f8f", checkpoint: "#8a7a68", validation: "#5f7d95"};
+const SPARE = ["#7a8fd6", "#b07aa1", "#59a14f", "#c7843e", "#499894", "#d37295", "#86754e", "#5778a4", "#a87c9f", "#6a9f58"];
+const color = i => FIXED[D.phase_names[i]] || SPARE[i % SPARE.length];
+const GPU = [["compute", "compute_ns", "#3b82c4"], ["exposed communication", "exposed_communication_ns", "#cc5f8f"], ["exposed memcpy", "exposed_memcpy_ns", "#d6b02c"]];
+const IDLE = [["idle: host had not launched", "host_ns", "#8d99a8"], ["idle: host in a synchronise call", "synchronising_ns", "#aab4c0"], ["idle: waiting for another role", "waiting_ns", "#c6cdd6"], ["idle: work was queued", "queued_ns", "#6e7a8a"]];
+
+// ---- tooltip
+const tip = $("tip");
+const showTip = (e, text) => { tip.textContent = text; tip.hidden = false;
+  const w = tip.offsetWidth, h = tip.offsetHeight;
+  tip.style.left = Math.max(4, Math.min(e.clientX + 14, innerWidth - w - 8)) + "px"; tip.style.top = (e.clientY + 16 + h > innerHeight ? e.clientY - h - 8 : e.clientY + 16) + "px"; };
+const hideTip = () => { tip.hidden = true; };
+const hover = (node, text) => { node.addEventListener("mousemove", e => showTip(e, text)); node.addEventListener("mouseleave", hideTip); };
+
+// ---- tables: sortable, searchable, a page at a time
+function table(box, title, columns, rows, options = {}) {
+  box.textContent = "";
+  if (!rows.length) { if (options.empty) box.append(el("p", "empty", options.empty)); return; }
+  const head = el("div", "tablehead"), left = el("div"); left.append(el("b", "", title + " ")); const note = el("span"); left.append(note); head.append(left);
+  let query = "", sort = options.sort ?? null, down = options.down ?? true, limit = options.limit ?? 25;
+  if (rows.length > 8) { const search = el("input"); search.type = "search"; search.placeholder = "filter"; search.setAttribute("aria-label", "Filter " + title);
+    search.addEventListener("input", () => { query = search.value.toLowerCase(); draw(); }); head.append(search); }
+  const scroll = el("div", "scroll"), t = el("table"), thead = el("thead"), tr = el("tr"), body = el("tbody");
+  columns.forEach((c, i) => { const th = el("th", c.num ? "num" : "", c.name); th.tabIndex = 0; if (c.title) th.title = c.title;
+    const go = () => { if (sort === i) down = !down; else { sort = i; down = !!c.num; } draw(); };
+    th.addEventListener("click", go); th.addEventListener("keydown", e => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); go(); } }); tr.append(th); });
+  thead.append(tr); t.append(thead, body); scroll.append(t);
+  const more = el("button", "more"); more.type = "button"; more.addEventListener("click", () => { limit = limit === Infinity ? 25 : Infinity; draw(); });
+  box.append(head, scroll, more);
+  const texts = rows.map(r => columns.map(c => String(c.text ? c.text(r) : c.value(r) ?? "")).join(" ").toLowerCase());
+  const peaks = columns.map(c => c.bar ? Math.max(...rows.map(c.value)) || 1 : 1);
+  function draw() {
+    let index = rows.map((_, i) => i).filter(i => !query || texts[i].includes(query));
+    if (sort !== null) { const v = columns[sort].value, sign = down ? -1 : 1;
+      index.sort((a, b) => { const x = v(rows[a]), y = v(rows[b]); if (x === y) return a - b; if (x === null || x === undefined) return 1; if (y === null || y === undefined) return -1; return (x < y ? -1 : 1) * sign; }); }
+    [...tr.children].forEach((th, i) => i === sort ? th.setAttribute("aria-sort", down ? "descending" : "ascending") : th.removeAttribute("aria-sort"));
+    note.textContent = query ? `${index.length} of ${rows.length}` : `${rows.length}`;
+    body.textContent = "";
+    for (const i of index.slice(0, limit)) { const row = el("tr");
+      columns.forEach((c, k) => { const td = el("td", (c.num ? "num " : "") + (c.cls || "")), text = String(c.text ? c.text(rows[i]) : c.value(rows[i]) ?? "–");
+        if (c.bar) { const cell = el("span", "cell", text), b = el("i"); b.style.width = 100 * Math.max(0, c.value(rows[i])) / peaks[k] + "%"; cell.append(b); td.append(cell); } else td.textContent = text;
+        if (c.cls === "wide") td.title = text; if (c.mark && c.mark(rows[i])) td.classList.add("red"); row.append(td); });
+      body.append(row); }
+    more.hidden = index.length <= Math.min(25, limit) && limit !== Infinity; more.textContent = limit === Infinity ? "show fewer" : `show all ${index.length}`;
+  }
+  draw();
+}
+const hide = id => { $(id).hidden = true; };
+const ns = (name, key, extra) => ({name, num: true, value: r => r[key], text: r => time(r[key]), ...extra});
+
+// ---- head
+const steps = D.steps.map(s => s.step), hosts = [...new Set(D.ranks.map(r => r.host).filter(Boolean))];
+const stepRuns = list => { const out = []; for (const s of list) { const l = out[out.length - 1]; if (l && s === l[1] + 1) l[1] = s; else out.push([s, s]); } return out.map(([a, b]) => a === b ? a : a + "–" + b).join(", "); };
+const start = new Date(D.made_ns / 1e6);
+$("meta").textContent = [`steps ${stepRuns(steps) || "none"}`, `${D.ranks.length} ranks`, hosts.length ? `${hosts.length} ${hosts.length === 1 ? "host" : "hosts"}` : "", start.toISOString().slice(0, 16).replace("T", " ") + " UTC"].filter(Boolean).join("  ·  ");
+$("footer").textContent = `${D.made_by} · ${D.run.path} · the same numbers are in report.json`;
+const themes = [null, "light", "dark"]; let theme = 0;
+$("theme").addEventListener("click", () => { const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset.theme = dark ? "light" : "dark"; drawGantt(); });
+
+// ---- findings and tiles
+D.findings.forEach((f, i) => $("findings-list").append(el("li", f.kind + (i > 2 ? " small" : ""), f.text)));
+if (!D.findings.length) $("findings-list").append(el("li", "", "Nothing is large enough for a sentence."));
+const tile = (value, label, title) => { const t = el("div", "tile"); t.append(el("b", "", value), el("span", "", label)); if (title) t.title = title; $("tiles").append(t); };
+const mean = a => a.length ? a.reduce((x, y) => x + y, 0) / a.length : 0;
+if (D.steps.length) tile(time(mean(D.steps.map(s => s.duration_ns))), `a step, mean of ${D.steps.length}`, "First rank's start to last rank's end");
+const gpuWindow = D.gpu.reduce((s, g) => s + g.window_ns, 0);
+if (gpuWindow) { tile(pct(D.gpu.reduce((s, g) => s + g.busy_ns, 0) / gpuWindow), "GPUs busy", "Union of all GPU work over the windows, all ranks"); tile(pct(D.gpu.reduce((s, g) => s + g.exposed_communication_ns, 0) / gpuWindow), "communication exposed", "Communication that no compute hides"); }
+const c = D.coverage;
+tile(c.planned === null ? `${c.reports.length}` : `${c.arrived} of ${c.planned}`, c.planned === null ? "reports read" : "planned reports arrived", `${c.unread.length} could not be read`);
+tile(String(D.stragglers.length), D.stragglers.length === 1 ? "straggler" : "stragglers");
+tile(D.clocks.hosts.length < 2 ? "one host" : D.clocks.residual_ns === null ? "unknown" : time(D.clocks.residual_ns), "residual of the clocks");
+
+// ---- Gantt
+const canvas = $("gantt-canvas"), stepSelect = $("gantt-step"), workerSelect = $("gantt-worker");
+const workersInOrder = D.workers.map(w => w.worker);
+const order = D.ranks.map((r, i) => i).sort((a, b) => workersInOrder.indexOf(D.ranks[a].worker) - workersInOrder.indexOf(D.ranks[b].worker) || D.ranks[a].rank - D.ranks[b].rank || a - b);
+let view = [0, 1], rowsDrawn = [], rowHeight = 18;
+const LABEL = () => innerWidth < 640 ? 84 : 190, TOP = 22;
+function fillSelects() {
+  stepSelect.append(new Option("all", "")); steps.forEach(s => stepSelect.append(new Option(String(s), String(s))));
+  workerSelect.append(new Option("all workers", "")); workersInOrder.forEach(w => workerSelect.append(new Option(w, w)));
+  stepSelect.value = steps.length > 1 ? "" : String(steps[0] ?? "");
+}
+const shown = () => order.filter(i => !workerSelect.value || D.ranks[i].worker === workerSelect.value);
+const inStep = s => stepSelect.value === "" || s === +stepSelect.value;
+function resetView() { const parts = D.steps_of.filter(s => inStep(s[1])); view = parts.length ? [Math.min(...parts.map(s => s[2])), Math.max(...parts.map(s => s[2] + s[3]))] : [0, 1]; }
+const byRank = new Map(); D.segments.forEach(s => { if (!byRank.has(s[0])) byRank.set(s[0], []); byRank.get(s[0]).push(s); });
+const stepsByRank = new Map(); D.steps_of.forEach(s => { if (!stepsByRank.has(s[0])) stepsByRank.set(s[0], []); stepsByRank.get(s[0]).push(s); });
+function niceStep(span) { const raw = span / 8, p = 10 ** Math.floor(Math.log10(raw)); return [1, 2, 5, 10].map(m => m * p).find(v => v >= raw); }
+function drawGantt() {
+  const css = getComputedStyle(document.documentElement), ink = css.getPropertyValue("--soft"), line = css.getPropertyValue("--line"), pale = css.getPropertyValue("--pale"), strong = css.getPropertyValue("--ink");
+  const rows = shown(), width = $("gantt-box").clientWidth, label = LABEL(); rowHeight = rows.length <= 32 ? 20 : rows.length <= 96 ? 11 : rows.length <= 260 ? 6 : 4;
+  const height = TOP + rows.length * rowHeight + 4, ratio = devicePixelRatio || 1;
+  canvas.style.height = height + "px"; canvas.width = width * ratio; canvas.height = height * ratio;
+  const g = canvas.getContext("2d"); g.scale(ratio, ratio); g.font = "11px system-ui,sans-serif"; rowsDrawn = rows;
+  const scale = (width - label - 8) / Math.max(view[1] - view[0], 1), x = t => label + (t - view[0]) * scale;
+  g.textBaseline = "middle"; g.fillStyle = ink; g.strokeStyle = line;
+  const tick = niceStep(view[1] - view[0]);
+  for (let t = Math.ceil(view[0] / tick) * tick; t <= view[1]; t += tick) { g.beginPath(); g.moveTo(x(t) + .5, TOP - 4); g.lineTo(x(t) + .5, height); g.stroke(); g.textAlign = "center"; if (x(t) < width - 20) g.fillText(time(t * 1000), x(t), 9); }
+  let last = null; const gap = rowHeight > 8 ? 2 : rowHeight > 5 ? 1 : 0;
+  rows.forEach((i, n) => { const y = TOP + n * rowHeight, r = D.ranks[i]; g.textAlign = "left";
+    if (rowHeight >= 11 || r.worker !== last) { g.fillStyle = r.worker !== last ? strong : ink; let name = rowHeight >= 11 ? r.worker + " " + r.rank : r.worker; while (name.length > 3 && g.measureText(name).width > label - 10) name = name.slice(0, -2); g.fillText(name, 6, y + rowHeight / 2); }
+    if (r.worker !== last && n) { g.fillStyle = line; g.fillRect(0, y - .5, width, 1); } last = r.worker;
+    g.save(); g.beginPath(); g.rect(label, y, width - label, rowHeight); g.clip();
+    for (const s of stepsByRank.get(i) || []) if (inStep(s[1])) { g.fillStyle = pale; g.fillRect(x(s[2]), y + gap, s[3] * scale, rowHeight - 2 * gap); g.fillStyle = strong; g.fillRect(x(s[2]), y, 1, rowHeight); }
+    for (const s of byRank.get(i) || []) if (inStep(s[1])) { const a = x(s[3]), w = Math.max(s[4] * scale, 1); if (a + w < label || a > width) continue; g.fillStyle = color(s[2]); g.fillRect(a, y + gap, w, rowHeight - 2 * gap); }
+    g.restore(); });
+}
+function at(e) { const box = canvas.getBoundingClientRect(), px = e.clientX - box.left, py = e.clientY - box.top, label = LABEL(), n = Math.floor((py - TOP) / rowHeight); if (n < 0 || n >= rowsDrawn.length) return null;
+  const t = view[0] + (px - label) / (box.width - label - 8) * (view[1] - view[0]); return {rank: rowsDrawn[n], t, inside: px >= label}; }
+let drag = null;
+canvas.addEventListener("mousemove", e => {
+  if (drag) { const box = canvas.getBoundingClientRect(), shift = (drag.x - e.clientX) / (box.width - LABEL() - 8) * (drag.view[1] - drag.view[0]); view = drag.view.map(v => v + shift); drawGantt(); hideTip(); return; }
+  const hit = at(e); if (!hit) return hideTip(); const r = D.ranks[hit.rank], where = `${r.worker} ${r.rank}${r.host ? " on " + r.host : ""}`; if (!hit.inside) return showTip(e, where);
+  const slack = (view[1] - view[0]) / 1000, seg = (byRank.get(hit.rank) || []).filter(s => inStep(s[1])).find(s => hit.t >= s[3] - slack && hit.t <= s[3] + s[4] + slack), step = (stepsByRank.get(hit.rank) || []).find(s => inStep(s[1]) && hit.t >= s[2] && hit.t <= s[2] + s[3]);
+  showTip(e, seg ? `${D.phase_names[seg[2]]}: ${time(seg[4] * 1000)}\n${where}, step ${seg[1]}` : step ? `in no phase\n${where}, step ${step[1]} of ${time(step[3] * 1000)}` : where); });
+canvas.addEventListener("mouseleave", hideTip);
+canvas.addEventListener("mousedown", e => { drag = {x: e.clientX, view: [...view]}; });
+addEventListener("mouseup", () => { drag = null; });
+canvas.addEventListener("wheel", e => { const hit = at(e); if (!hit || !hit.inside || (!e.ctrlKey && rowsDrawn.length > 32)) return; e.preventDefault(); const k = e.deltaY > 0 ? 1.25 : .8; view = [hit.t - (hit.t - view[0]) * k, hit.t + (view[1] - hit.t) * k]; drawGantt(); }, {passive: false});
+canvas.addEventListener("dblclick", () => { resetView(); drawGantt(); });
+stepSelect.addEventListener("change", () => { resetView(); drawGantt(); }); workerSelect.addEventListener("change", drawGantt); addEventListener("resize", drawGantt);
+const legend = (box, items) => items.forEach(([name, fill, cls]) => { const s = el("span"), i = el("i", cls); i.style.background = fill; s.append(i, name); box.append(s); });
+if (D.steps_of.length) { fillSelects(); resetView(); legend($("gantt-legend"), [...D.phase_names.map((p, i) => [p, color(i)]), ["in no phase", "var(--pale)"]]); drawGantt(); } else hide("gantt");
+
+// ---- anatomy
+function bar(box, name, parts, total, whole, title) { const row = el("div", "row"), b = el("div", "bar"), n = el("div", "name", name); if (title) n.title = title;
+  parts.forEach(([label, length, fill, cls, dark]) => { if (length <= 0) return; const s = el("span", cls || ""); s.style.width = 100 * length / whole + "%"; s.style.background = fill; if (dark) s.style.color = "inherit"; if (length / whole > .09) s.textContent = label; hover(s, `${label}: ${time(length)} (${pct(length / total)})`); b.append(s); });
+  row.append(n, b, el("div", "sum", time(total))); box.append(row); }
+if (D.workers.length) { const whole = Math.max(...D.workers.map(w => w.mean_ns), 1);
+  D.workers.forEach(w => bar($("anatomy-bars"), `${w.worker} ×${w.ranks}`, [...w.phases.map(([p, l]) => [D.phase_names[p], l, color(p)]), ...w.waiting.map(([o, l]) => ["waiting for " + o, l, "var(--pale)", "hatch", true]), ["nobody in a phase", w.unexplained_ns, "var(--pale)", "", true]], w.mean_ns, whole));
+  table($("anatomy-table"), "Phases", [{name: "worker", value: r => r.worker}, {name: "phase", value: r => r.phase}, ns("mean a step", "mean_ns", {bar: true}), {name: "of the step", num: true, value: r => r.share_of_step, text: r => pct(r.share_of_step)}, ns("shortest", "min_ns"), ns("longest", "max_ns"), ns("in collectives", "communication_ns", {title: "Mean time in collectives that no compute hides", text: r => r.communication_ns ? time(r.communication_ns) : "–"}), {name: "max/mean", num: true, value: r => r.ranks > 1 ? r.imbalance : null, text: r => r.ranks > 1 ? r.imbalance.toFixed(2) : "–", title: "Slowest rank's own mean over the mean of all ranks; 1 is even"}, {name: "ranks", num: true, value: r => r.ranks}, {name: "steps", num: true, value: r => r.steps}], D.phases);
+} else hide("anatomy");
+
+// ---- GPUs
+if (D.gpu.length) { legend($("gpu-legend"), [...GPU.map(g => [g[0], g[2]]), ...IDLE.map(g => [g[0], g[2]])]); const box = $("gpu-bars"), many = D.gpu.length > 24; if (many) box.classList.add("dense");
+  D.gpu.slice(0, 1024).forEach(g => bar(box, `${rankName(g.rank)}${D.gpu.filter(o => o.rank === g.rank && o.report === g.report).length > 1 ? " gpu " + g.device : ""}`, [...GPU.map(([n, k, f]) => [n, g[k], f]), ...IDLE.map(([n, k, f]) => [n, g.idle[k], f])], g.window_ns, g.window_ns, g.report));
+  const share = (name, get, title) => ({name, num: true, title, value: r => get(r) / Math.max(r.window_ns, 1), text: r => pct(get(r) / Math.max(r.window_ns, 1))});
+  table($("gpu-table"), "GPUs", [{name: "rank", value: r => rankName(r.rank)}, {name: "host", value: r => D.ranks[r.rank].host}, {name: "gpu", value: r => r.device, text: r => `${r.device} ${r.name}`}, ns("window", "window_ns"), share("compute", r => r.compute_ns), share("comm. exposed", r => r.exposed_communication_ns), share("comm. all", r => r.communication_ns), share("memcpy exposed", r => r.exposed_memcpy_ns), share("idle", r => r.idle_ns), share("idle: host", r => r.idle.host_ns), share("idle: sync", r => r.idle.synchronising_ns), {name: "kernels", num: true, value: r => r.kernels, text: r => count(r.kernels)}], D.gpu);
+} else hide("gpu");
+
+// ---- spread
+const multi = D.phases.filter(p => p.ranks > 1);
+if (multi.length) { const slow = new Set(D.stragglers.map(s => s.rank + " " + s.phase));
+  multi.forEach(p => { const row = el("div", "row"), name = el("div", "name", p.phase + " "); name.append(el("small", "", `${p.worker} ×${p.ranks}`)); const NS = "http://www.w3.org/2000/svg", svg = document.createElementNS(NS, "svg"); svg.setAttribute("viewBox", "0 0 1000 28"); svg.setAttribute("preserveAspectRatio", "none");
+    const owns = p.by_rank.map(r => r[2]), hi = Math.max(...owns, 1) * 1.04, mk = (tag, a) => { const n = document.createElementNS(NS, tag); for (const k in a) n.setAttribute(k, a[k]); svg.append(n); return n; };
+    mk("line", {x1: 0, x2: 1000, y1: 14, y2: 14, stroke: "var(--line)"}); const med = [...owns].sort((a, b) => a - b)[owns.length >> 1];
+    mk("line", {x1: 1000 * med / hi, x2: 1000 * med / hi, y1: 3, y2: 25, stroke: "var(--soft)", "stroke-dasharray": "3 2"});
+    p.by_rank.forEach(([rank, all, own]) => { const bad = slow.has(rank + " " + p.phase), d = mk("line", {x1: 1000 * own / hi, x2: 1000 * own / hi, y1: bad ? 4 : 7, y2: bad ? 24 : 21, stroke: bad ? "var(--red)" : color(D.phase_names.indexOf(p.phase)), "stroke-width": bad ? 7 : 5, "stroke-opacity": bad ? 1 : Math.max(.25, Math.min(.85, 12 / owns.length)), "vector-effect": "non-scaling-stroke"}); d.classList.add("dot"); hover(d, `${rankName(rank)}${D.ranks[rank].host ? " on " + D.ranks[rank].host : ""}${bad ? " – straggler" : ""}\nown ${time(own)}, all ${time(all)} a step`); });
+    row.append(name, svg, el("div", "sum", `${time(Math.min(...owns))} – ${time(Math.max(...owns))}`)); $("spread-rows").append(row); });
+  table($("stragglers-table"), "Stragglers", [{name: "rank", value: r => rankName(r.rank), mark: () => true}, {name: "host", value: r => D.ranks[r.rank].host}, {name: "phase", value: r => r.phase}, ns("slower by, a step", "excess_ns", {bar: true}), {name: "of the phase", num: true, value: r => r.share_of_phase, text: r => pct(r.share_of_phase)}, ns("standard error", "noise_ns"), {name: "steps slower", num: true, value: r => r.steps_slower / r.steps, text: r => `${r.steps_slower} of ${r.steps}`}, ns("others wait, a step", "cost_ns", {title: "Excess times the number of other ranks"})], D.stragglers, {empty: "No rank is slower than the others by more than the doubt allows."});
+} else hide("spread");
+
+// ---- bubbles
+const groupedBubbles = [...D.bubbles.reduce((m, b) => { const k = b.worker + "\n" + b.because + "\n" + b.phase, g = m.get(k) || {...b, sum: 0, shares: 0, peak: 0}; g.sum += b.mean_ns; g.shares += b.share; g.peak = Math.max(g.peak, b.mean_ns); return m.set(k, g); }, new Map()).values()].map(g => ({...g, mean: g.sum / Math.max(steps.length, 1), part: g.shares / Math.max(steps.length, 1)}));
+if (groupedBubbles.length) table($("bubbles-table"), "Idle through another's phase", [{name: "idle worker", value: r => r.worker}, {name: "while", value: r => r.because}, {name: "is in", value: r => r.phase}, {name: "mean a step", num: true, value: r => r.mean, text: r => time(r.mean), bar: true}, {name: "of the step", num: true, value: r => r.part, text: r => pct(r.part)}, {name: "longest", num: true, value: r => r.peak, text: r => time(r.peak)}], groupedBubbles, {sort: 3}); else hide("bubbles");
+
+// ---- kernels and operators
+function names(rows, title) { table($("kernels-table"), title, [{name: "name", value: r => r.name, cls: "wide"}, {name: "worker", value: r => r.worker}, {name: "phase", value: r => r.phase, text: r => r.phase || "–"}, ns("total", "total_ns", {bar: true}), {name: "share", num: true, value: r => r.share, text: r => pct(r.share)}, {name: "calls", num: true, value: r => r.count, text: r => count(r.count)}, {name: "mean", num: true, value: r => r.total_ns / r.count, text: r => time(r.total_ns / r.count)}, ns("longest", "max_ns")], rows, {sort: 3, empty: "None in the reports."}); }
+const tabs = [...document.querySelectorAll(".tab")], pick = what => { tabs.forEach(t => t.classList.toggle("on", t.dataset.tab === what)); names(D[what], what === "kernels" ? "Kernels" : "Operators"); };
+tabs.forEach(t => t.addEventListener("click", () => pick(t.dataset.tab)));
+if (D.kernels.length || D.ops.length) pick(D.kernels.length ? "kernels" : "ops"); else hide("kernels");
+
+// ---- collectives, weight sync
+if (D.collectives.length || D.skews.length || D.weight_sync.length) {
+  table($("skews-table"), "Transfer and waiting, matched over ranks", [{name: "worker", value: r => r.worker}, {name: "collective", value: r => r.key, cls: "wide"}, {name: "ranks", num: true, value: r => r.ranks}, {name: "calls", num: true, value: r => r.calls, text: r => count(r.calls)}, ns("transfer, mean", "transfer_ns"), ns("waiting, mean", "waiting_ns"), ns("skew of starts", "skew_ns"), {name: "last", value: r => rankName(r.last)}, {name: "in", num: true, value: r => r.last_share, text: r => r.last === null ? "–" : pct(r.last_share)}], D.skews);
+  table($("collectives-table"), "Communication kernels", [{name: "worker", value: r => r.worker}, {name: "operation", value: r => r.op}, {name: "group", value: r => r.group}, {name: "size", num: true, value: r => r.group_size, text: r => r.group_size < 0 ? "–" : r.group_size}, {name: "calls", num: true, value: r => r.count, text: r => count(r.count)}, ns("total", "total_ns", {bar: true}), ns("shortest", "min_ns"), {name: "message, mean", num: true, value: r => r.message_bytes, text: r => r.message_bytes ? size(r.message_bytes / r.count) : "–"}, {name: "bus GB/s", num: true, value: r => r.bus_gb_per_s, text: r => r.bus_gb_per_s === null ? "–" : r.bus_gb_per_s.toFixed(1)}], D.collectives);
+  table($("sync-table"), "Weight sync, step by step", [{name: "step", num: true, value: r => r.step}, ns("first begin to last end", "total_ns", {bar: true}), ns("nobody in it", "between_ns", {title: "Inside that span, time in which no rank was in weight_sync: transfer by others, scheduling"}), {name: "span by worker", value: r => Object.entries(r.by_worker_ns).map(([w, t]) => `${w} ${time(t)}`).join(", ")}], D.weight_sync);
+} else hide("collectives");
+
+// ---- memory
+if (D.memory.length) table($("memory-table"), "Peaks", [{name: "rank", value: r => rankName(r.rank)}, {name: "device", value: r => r.device, text: r => r.device < 0 ? "host" : "gpu " + r.device}, {name: "phase", value: r => r.phase, text: r => r.phase || "in no phase"}, {name: "allocated", num: true, value: r => r.allocated_bytes, text: r => size(r.allocated_bytes), bar: true}, {name: "reserved", num: true, value: r => r.reserved_bytes, text: r => size(r.reserved_bytes)}], D.memory, {sort: 3}); else hide("memory");
+
+// ---- coverage, clocks, environment
+$("coverage-text").append(el("p", "note", c.planned === null ? `No manifest in this folder: ${c.reports.length} reports were found and read. A manifest (rlprof harvest) would also say what is missing.` : `${c.planned} captures were planned, ${c.arrived} arrived.`));
+table($("missing-table"), "Missing, empty, truncated, unreadable", [{name: "what", value: r => r.what, cls: "path"}, {name: "state", value: r => r.state, mark: () => true}, {name: "reason", value: r => r.reason}], [...c.missing.map(m => ({what: m.capture, state: m.state, reason: m.reason})), ...c.unread.map(u => ({what: u.path, state: "not read", reason: u.reason})), ...c.reports.filter(r => r.truncated || r.damaged).map(r => ({what: r.path, state: "truncated", reason: r.truncated || `${r.damaged} damaged events left out`})), ...c.listed.map(l => ({what: l.path, state: "listed only", reason: size(l.size_bytes)}))]);
+table($("reports-table"), "Reports", [{name: "worker", value: r => r.worker}, {name: "rank", num: true, value: r => r.rank}, {name: "host", value: r => r.host}, {name: "backend", value: r => r.backend}, {name: "steps", value: r => r.steps[0], text: r => stepRuns(r.steps)}, {name: "size", num: true, value: r => r.size_bytes, text: r => size(r.size_bytes)}, {name: "events", num: true, value: r => r.events, text: r => count(r.events)}, {name: "read in", num: true, value: r => r.seconds, text: r => r.seconds.toFixed(2) + " s"}, {name: "file", value: r => r.path, cls: "path"}], c.reports, {limit: 10});
+table($("clocks-table"), "Hosts", [{name: "host", value: r => r.host, text: r => r.host || "–"}, {name: "method", value: r => r.method}, ns("offset", "offset_ns"), {name: "drift, ppm", num: true, value: r => r.drift_ppm, text: r => r.drift_ppm.toFixed(2)}, {name: "residual", num: true, value: r => r.residual_ns, text: r => r.residual_ns === null ? "unknown" : time(r.residual_ns)}, {name: "matches", num: true, value: r => r.matches, text: r => count(r.matches)}], D.clocks.hosts);
+$("environment-json").textContent = JSON.stringify(D.run, null, 2);
+
+// ---- navigation
+const sections = [...document.querySelectorAll("section[data-nav]")].filter(s => !s.hidden);
+sections.forEach(s => { const a = el("a", "", s.dataset.nav); a.href = "#" + s.id; $("nav").append(a); });
+const mark = () => { const y = scrollY + 120; let on = 0; sections.forEach((s, i) => { if (s.offsetTop <= y) on = i; }); [...$("nav").children].forEach((a, i) => a.classList.toggle("on", i === on)); };
+addEventListener("scroll", mark, {passive: true}); mark();
+document.documentElement.dataset.ready = "1";
+})();

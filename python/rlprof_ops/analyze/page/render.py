@@ -1,0 +1,33 @@
+"""Renders the page: one HTML file with its style, its script and its data inside, and nothing fetched from anywhere."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+
+from rlprof_ops.analyze.page.data import page_data
+
+
+def render(answer: dict[str, Any]) -> str:
+    """The page of an answer. What comes from a run reaches it as JSON data only, and the script writes it as text."""
+    here = files(__package__)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
+    run = answer["run"]
+    return template.render(
+        title=" ".join(filter(None, ("rlprof", str(run.get("job_name") or ""), str(run.get("job") or "")))),
+        style=jinja2.utils.markupsafe.Markup((here / "page.css").read_text(encoding="utf-8")),
+        script=jinja2.utils.markupsafe.Markup((here / "page.js").read_text(encoding="utf-8")),
+        data=jinja2.utils.markupsafe.Markup(embedded(page_data(answer))),
+    )
+
+
+def embedded(data: Any) -> str:
+    """JSON that can stand inside a script element: no "<" can end it, and the two line ends JavaScript minds are escaped."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text.encode("utf-8", "replace").decode()

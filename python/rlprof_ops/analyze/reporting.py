@@ -1,0 +1,81 @@
+"""From a run folder to report.json, report.html and the terminal: the effects around the pure parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.analyze.answer import build
+from rlprof_ops.analyze.engine import Result, summarise_all
+from rlprof_ops.analyze.identity import find_reports
+from rlprof_ops.errors import RlprofError
+
+
+def report(
+    root: Path, as_json: bool = False, open_page: bool = False, engine: str = "local", jobs: int | None = None,
+    output: Path | None = None, cache: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """Reads a run, writes `report.json` and `report.html`, prints the summary; returns the answer.
+
+    Raises `UsageError` when there is nothing to read, `RlprofError` when the output folder cannot be written to.
+    """
+    from rich.console import Console
+
+    from rlprof_ops.analyze.page.render import render
+    from rlprof_ops.analyze.terminal import show
+
+    console = Console()
+    answer = answer_of(root, engine, jobs, cache, quiet=as_json)
+    folder = output or (root if root.is_dir() else root.parent)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "report.json", json.dumps(answer, separators=(",", ":"), ensure_ascii=False) + "\n")
+        write_text(folder / "report.html", render(answer))
+    except OSError as error:
+        raise RlprofError(f"{folder}: cannot write the report ({error.strerror}). Give another folder with --output.") from error
+    if as_json:
+        sys.stdout.write(json.dumps(answer, indent=1, ensure_ascii=False) + "\n")
+    else:
+        show(answer, console)
+        console.print(f"\n{folder / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
+    if open_page:
+        import webbrowser
+
+        webbrowser.open((folder / "report.html").resolve().as_uri())
+    return answer
+
+
+def answer_of(root: Path, engine: str = "local", jobs: int | None = None, cache: bool = True, quiet: bool = False) -> dict[str, Any]:
+    """The answer to a run folder, with a progress bar on a terminal's standard error."""
+    reports = find_reports(root)
+    folder = root if root.is_dir() else root.parent
+    readable = sum(report.readable for report in reports)
+    if quiet or not sys.stderr.isatty() or readable < 2:
+        return build(root, reports, summarise_all(folder, reports, engine, jobs, cache))
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading reports", total=readable)
+
+        def advance(done: int, _total: int, _result: Result) -> None:
+            bar.update(task, completed=done)
+
+        return build(root, reports, summarise_all(folder, reports, engine, jobs, cache, advance))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes through a temporary name, so that nobody reads half a file."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,117 @@
+"""The report in the terminal: the largest findings in words, then the numbers behind them."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rlprof_ops.analyze.text import duration, percent, size
+
+FINDINGS_FIRST = 3
+MAX_ROWS = 24
+Json = dict[str, Any]
+
+
+def show(answer: Json, console: Console) -> None:
+    """Prints the summary of a report. Everything that comes from a run is escaped."""
+    run, coverage = answer["run"], answer["coverage"]
+    steps = [step["step"] for step in answer["steps"]]
+    title = f"{run.get('job_name') or 'run'} {run.get('job') or ''}".strip()
+    console.print(f"[bold]{escape(title)}[/]  {escape(run['path'])}")
+    console.print(
+        f"{len(coverage['reports'])} reports read · {len(answer['ranks'])} ranks · steps {escape(_runs(steps)) or 'none'} · "
+        f"clocks {_clocks(answer)}\n"
+    )
+    for number, finding in enumerate(answer["findings"][:FINDINGS_FIRST], 1):
+        console.print(f"[bold]{number}.[/] {escape(finding['text'])}")
+    if not answer["findings"]:
+        console.print("No finding is large enough for a sentence.")
+    if answer["phases"]:
+        console.print(_phases(answer))
+    if answer["gpu"]:
+        console.print(_gpu(answer))
+    if answer["kernels"]:
+        console.print(_kernels(answer))
+    _said_of_files(answer, console)
+
+
+def _phases(answer: Json) -> Table:
+    table = Table(title="Where a step goes (mean over ranks and steps)", title_justify="left", title_style="bold")
+    for name in ("worker", "phase"):
+        table.add_column(name)
+    for name in ("a step", "share", "in collectives", "max/mean", "ranks"):
+        table.add_column(name, justify="right")
+    for row in answer["phases"][:MAX_ROWS]:
+        slow = {s["phase"] for s in answer["stragglers"] if answer["ranks"][s["rank"]]["worker"] == row["worker"]}
+        mark = " [red]straggler[/]" if row["phase"] in slow else ""
+        talk = duration(row["communication_ns"]) if row["communication_ns"] else "-"
+        table.add_row(
+            escape(row["worker"]), escape(row["phase"]) + mark, duration(row["mean_ns"]), percent(row["share_of_step"]), talk,
+            f"{row['imbalance']:.2f}" if row["ranks"] > 1 else "-", str(row["ranks"]),
+        )  # fmt: skip
+    for worker in dict.fromkeys(r["worker"] for r in answer["ranks"]):
+        rows = [a for a in answer["anatomy"] if answer["ranks"][a["rank"]]["worker"] == worker]
+        if rows:
+            idle, whole = fmean(a["idle_ns"] for a in rows), fmean(a["duration_ns"] for a in rows)
+            table.add_row(escape(worker), "[dim]in no phase[/]", duration(idle), percent(idle / whole if whole else 0), "-", "-", "")
+    return table
+
+
+def _gpu(answer: Json) -> Table:
+    table = Table(title="GPUs over their captures", title_justify="left", title_style="bold")
+    table.add_column("rank")
+    for name in ("window", "compute", "comm. exposed", "memcpy exposed", "idle"):
+        table.add_column(name, justify="right")
+    for row in answer["gpu"][:MAX_ROWS]:
+        rank, window = answer["ranks"][row["rank"]], max(row["window_ns"], 1)
+        shares = [row[k] / window for k in ("compute_ns", "exposed_communication_ns", "exposed_memcpy_ns", "idle_ns")]
+        table.add_row(escape(f"{rank['worker']} {rank['rank']}"), duration(row["window_ns"]), *(percent(s) for s in shares))
+    return table
+
+
+def _kernels(answer: Json) -> Table:
+    table = Table(title="Longest kernels", title_justify="left", title_style="bold")
+    table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=60)
+    table.add_column("phase")
+    for name in ("total", "share", "calls"):
+        table.add_column(name, justify="right")
+    for row in [k for k in answer["kernels"] if k["name"] != "(others)"][:8]:
+        table.add_row(escape(row["name"]), escape(row["phase"] or "-"), duration(row["total_ns"]), percent(row["share"]), f"{row['count']:,}")
+    return table
+
+
+def _said_of_files(answer: Json, console: Console) -> None:
+    coverage = answer["coverage"]
+    for row in coverage["missing"][:MAX_ROWS]:
+        console.print(f"[red]{escape(row['state'])}[/] {escape(row['capture'])} {escape(row['reason'])}", highlight=False)
+    for row in coverage["unread"][:MAX_ROWS]:
+        console.print(f"[red]not read[/] {escape(row['path'])}: {escape(row['reason'])}", highlight=False)
+    for row in coverage["reports"]:
+        if row["truncated"] or row["damaged"]:
+            why = row["truncated"] or f"{row['damaged']} damaged events left out"
+            console.print(f"[yellow]truncated[/] {escape(row['path'])}: {escape(why)}", highlight=False)
+    for row in coverage["listed"][:MAX_ROWS]:
+        console.print(f"listed only: {escape(row['path'])} ({size(row['size_bytes'])})", highlight=False)
+
+
+def _clocks(answer: Json) -> str:
+    residual = answer["clocks"]["residual_ns"]
+    hosts = len(answer["clocks"]["hosts"])
+    if hosts <= 1:
+        return "of one host"
+    return "of hosts not aligned (no shared collective, no probe)" if residual is None else f"aligned to {duration(residual)}"
+
+
+def _runs(steps: list[int]) -> str:
+    """"3-5, 8" of [3, 4, 5, 8]."""
+    parts: list[list[int]] = []
+    for step in steps:
+        if parts and step == parts[-1][1] + 1:
+            parts[-1][1] = step
+        else:
+            parts.append([step, step])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

@@ -1,0 +1,30 @@
+"""`rlprof report`: reads every report of a run and writes the answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run_folder", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print report.json to standard output instead of the summary.")
+@click.option("--open", "open_page", is_flag=True, help="Open the page in a browser afterwards.")
+@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where the files are read.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="How many files are read at once. Default: one a CPU.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for report.html and report.json. Default: the run folder.")
+@click.option("--no-cache", is_flag=True, help="Neither use nor write the Parquet columns beside the reports.")
+def command(
+    run_folder: Path, as_json: bool, open_page: bool, engine: str, jobs: int | None, output: Path | None, no_cache: bool
+) -> None:
+    """Explain a run: step anatomy, idle time, stragglers, kernels; as a page, as JSON and here.
+
+    RUN_FOLDER is <BASE_LOG_DIR>/<job>-logs, or any folder of reports, or one report. Writes report.html (opens offline)
+    and report.json.
+
+    Example: rlprof report logs/4711-logs --open
+    """
+    from rlprof_ops.analyze.reporting import report
+
+    report(run_folder, as_json=as_json, open_page=open_page, engine=engine, jobs=jobs, output=output, cache=not no_cache)
