@@ -23,12 +23,18 @@ def main() -> int:
         )
         return 2
     from rlprof_ops.cluster.knobs import Settings
-    from rlprof_ops.errors import RlprofError
+    from rlprof_ops.errors import RlprofError, UsageError
     from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.runtime.checks import problems
 
     try:
         Settings.load(os.environ)
-        ProfileRequest.load(env=os.environ)
+        request = ProfileRequest.load(env=os.environ)
+        # A dedicated head may have no GPU while the workers have.
+        gpu = True if os.environ.get("DEDICATED_RAY_HEAD") == "1" else None
+        wrong = problems(request, gpu)
+        if wrong:
+            raise UsageError("; ".join(wrong))
     except RlprofError as error:
         print(f"rlprof: {error}", file=sys.stderr)
         return error.exit_code

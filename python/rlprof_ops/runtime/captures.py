@@ -165,8 +165,9 @@ class Captures:
             if capture.asked_by is not None:  # named by what it saw, not by what was planned
                 window.window = _steps_window(window.window.start, max(window.seen) + 1)
             self._deliver(capture, window, finished, partial)
-            for first, last, path in getattr(capture.taker, "extra", ()):
-                self._deliver(capture, OpenWindow(_steps_window(first, last + 1), window.phase, [first, last]), path, False)
+            for first, last, path, phase in getattr(capture.taker, "extra", ()):
+                own = OpenWindow(_steps_window(first, last + 1), phase or window.phase, [first, last])
+                self._deliver(capture, own, path, partial=False)
         except Exception as error:
             self._failed(capture, window, _reason(error))
 

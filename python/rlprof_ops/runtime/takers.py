@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from rlprof_ops.backends import names, nsight
 from rlprof_ops.backends import torch as torch_backend
 from rlprof_ops.runtime.errors import CaptureError
+from rlprof_ops.runtime.memory_takers import choose_memory_taker
 from rlprof_ops.runtime.torch_taker import TorchTaker
 
 
@@ -48,6 +49,8 @@ def choose_taker(spec: Any, all_specs: Sequence[Any]) -> tuple[Taker | None, str
     if spec.backend == "torch":
         conflict = _second_cupti_user(all_specs)
         return (None, conflict) if conflict else (TorchTaker(spec), "")
+    if spec.backend == "memory":
+        return choose_memory_taker(spec)
     return None, f"the backend {spec.backend!r} cannot be taken inside a training process"
 
 

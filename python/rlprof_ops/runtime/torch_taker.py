@@ -18,7 +18,7 @@ _GZIP_LEVEL = 3  # a trace shrinks 15-fold at once; the levels above cost second
 
 
 class TorchTaker:
-    """Records from `open` to `close`. With a schedule, the cycles after the first are left in `extra` as (first, last step, file)."""
+    """Records from `open` to `close`. With a schedule, the cycles after the first are left in `extra` as (first, last step, file, phase)."""
 
     suffix = torch_backend.SUFFIX
 
@@ -29,8 +29,8 @@ class TorchTaker:
         self._thread = 0
         self._options = TorchOptions()
         self._steps: list[int] = []
-        self._cycles: list[tuple[int, int, Path]] = []
-        self.extra: list[tuple[int, int, Path]] = []
+        self._cycles: list[tuple[int, int, Path, None]] = []
+        self.extra: list[tuple[int, int, Path, None]] = []
 
     def open(self, target: Path) -> None:
         try:
@@ -87,7 +87,7 @@ class TorchTaker:
         number = len(self._cycles)
         path = self._target.with_name(f"{self._target.name[: -len(self.suffix)]}.cycle{number}{self.suffix}")
         export(profile, path, self._options.max_mb)
-        self._cycles.append((self._steps[-active], self._steps[-1], path))
+        self._cycles.append((self._steps[-active], self._steps[-1], path, None))
 
 
 def make_profile(torch: Any, options: TorchOptions, on_trace: Any = None) -> Any:
