@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,11 +55,16 @@ def _links() -> set[str]:
     return set(os.listdir("/sys/class/net"))
 
 
-def _gone(name: str, within_s: float = 10) -> list[str]:
-    deadline = time.monotonic() + within_s
-    while (left := _traces(name)) and time.monotonic() < deadline:
+def _within(timeout_s: float, holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not (now := holds()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return left
+    return now
+
+
+def _gone(name: str) -> list[str]:
+    _within(10, lambda: not _traces(name))
+    return _traces(name)
 
 
 def _cli(*args: str) -> subprocess.CompletedProcess[str]:
@@ -90,10 +96,7 @@ def test_two_users_share_a_node(slurm: Sandbox) -> None:
 
     slurm.wait(mine, 10, "RUNNING")
     slurm.wait(theirs, 10, "RUNNING")
-    deadline = time.monotonic() + 5
-    while len(users := {p.user for p in slurm.processes("n1") if p.cmdline == "sleep 30"}) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert len(users) == 2
+    assert _within(10, lambda: len({p.user for p in slurm.processes("n1") if p.cmdline == "sleep 30"}) == 2)
 
 
 def test_the_other_user_can_run_the_tests_python(slurm: Sandbox) -> None:
@@ -127,6 +130,7 @@ def test_a_killed_node_takes_its_processes_and_requeues_its_job(slurm: Sandbox) 
     stays = slurm.sbatch(["-w", "n3", "--no-requeue", "--wrap", "sleep 300"])
     slurm.wait(stays, 10, "RUNNING")
 
+    assert _within(10, (slurm.tmp("n2") / "disk").exists)
     slurm.kill_node("n2", noticed=True)
     slurm.kill_node("n3", noticed=True)
 
