@@ -45,6 +45,14 @@ class ReportName:
     ordinal: int | None = None
 
 
+@dataclass(frozen=True)
+class StepsNamed:
+    """The half-open window that a name speaks of; `stop` None for an open end."""
+
+    start: int
+    stop: int | None
+
+
 def safe(text: str) -> str:
     """`text` as one part of a file name: every character outside [A-Za-z0-9.-] becomes "-", no leading dot."""
     return _hide_no_dot(_UNSAFE.sub("-", text))
@@ -80,6 +88,17 @@ def report_name(worker: str, rank: int | None, window: object, phase: str | None
     return "_".join([*parts, safe(host), str(pid)]) + suffix
 
 
+def process_report_stem(worker: str | None, rank: int | None, window: object | None, host: str, pid: str) -> str:
+    """The name, without suffix, of a report that a profiler writes when the process ends; `pid` is the tool's own word for it.
+
+    `window` is None when the tool decides what is recorded.
+    """
+    parts = [safe_worker(worker or NAMELESS), f"rank{rank or 0}"]
+    if window is not None:
+        parts.append(steps_label(window.start, window.stop))  # type: ignore[attr-defined]
+    return "_".join([*parts, safe(host), pid])
+
+
 def report_folder(backend: str, worker: str, rank: int | None) -> PurePosixPath:
     """Where a report belongs, relative to a node folder or a run folder."""
     return PurePosixPath("profiles", backend, safe_worker(worker), f"rank{rank or 0}")
@@ -90,10 +109,15 @@ def process_name(worker: str, rank: int | None, host: str, pid: int) -> str:
     return f"{safe_worker(worker)}_rank{rank or 0}_{safe(host)}_{pid}"
 
 
+# Without steps: a profiler that writes at the end of the process, or one report a range ("….2.nsys-rep").
 _OURS = re.compile(
-    r"(?P<worker>[A-Za-z0-9._-]+)_rank(?P<rank>\d+)_step(?P<start>\d+)-(?P<last>\d+|end)"
-    r"(?:_(?P<phase>[A-Za-z0-9.-]+))?_(?P<host>[A-Za-z0-9.-]+)_(?P<pid>\d+)"
+    r"(?P<worker>[A-Za-z0-9._-]+?)_rank(?P<rank>\d+)(?:_step(?P<start>\d+)-(?P<last>\d+|end)"
+    r"(?:_(?P<phase>[A-Za-z0-9.-]+))?)?_(?P<host>[A-Za-z0-9.-]+)_(?P<pid>\d+)(?:\.(?P<ordinal>\d+))?"
 )
+# rocprof-sys puts our name before its own: "<ours>_perfetto-trace.proto" (with "-<pid>" when USE_PID is on).
+_ROCPROF_TAIL = re.compile(r"_?perfetto-trace(?:-\d+)?$")
+# What a process is called whose worker nobody told.
+NAMELESS = "worker_process"
 # The orders matter: the first that matches the stem wins.
 _FOREIGN: tuple[tuple[str, re.Pattern[str]], ...] = (
     # NeMo RL: '<worker>_<start>:<stop>_%p' (nemo_rl/distributed/worker_group_utils.py); its vLLM inner workers too.
@@ -119,25 +143,32 @@ def parse(filename: str) -> ReportName | None:
     if suffix is None:
         return None
     stem = filename[: -len(suffix)]
+    if suffix == ".proto":
+        stem = _ROCPROF_TAIL.sub("", stem)
     ours = _OURS.fullmatch(stem)
     if ours:
-        last = ours["last"]
-        return ReportName(
-            "rlprof",
-            suffix,
-            worker=ours["worker"],
-            rank=int(ours["rank"]),
-            start=int(ours["start"]),
-            stop=None if last == OPEN_END else int(last) + 1,
-            phase=ours["phase"],
-            host=ours["host"],
-            pid=int(ours["pid"]),
-        )
+        return _own(suffix, ours)
     for kind, pattern in _FOREIGN:
         match = pattern.fullmatch(stem)
         if match:
             return _foreign(kind, suffix, match.groupdict())
     return None
+
+
+def _own(suffix: str, ours: re.Match[str]) -> ReportName:
+    last, nameless = ours["last"], ours["worker"] == NAMELESS
+    return ReportName(
+        "ray" if nameless else "rlprof",
+        suffix,
+        worker=None if nameless else ours["worker"],
+        rank=int(ours["rank"]),
+        start=None if last is None else int(ours["start"]),
+        stop=None if last in (None, OPEN_END) else int(last) + 1,
+        phase=ours["phase"],
+        host=ours["host"],
+        pid=int(ours["pid"]),
+        ordinal=int(ours["ordinal"]) if ours["ordinal"] else None,
+    )
 
 
 def _foreign(kind: str, suffix: str, found: dict[str, str | None]) -> ReportName:

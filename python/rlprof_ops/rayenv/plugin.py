@@ -32,6 +32,7 @@ class RlprofPlugin(RuntimeEnvPlugin):
 
     def __init__(self) -> None:
         _leave_marker()
+        _repair_ray()
 
     @staticmethod
     def validate(runtime_env_dict: dict[str, Any]) -> None:
@@ -67,6 +68,17 @@ def identity(value: Any) -> tuple[str, int | None]:
     if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool) or rank < 0):
         raise ValueError(f"{expected}; rank must be a whole number from 0 on, or null")
     return worker, rank
+
+
+def _repair_ray() -> None:
+    """Make Ray's own profiler plugins usable in this process; never raises, the agent must live."""
+    log = logging.getLogger(__name__)
+    try:
+        from rlprof_ops.rayenv import repair
+
+        repair.install(log)
+    except Exception as error:
+        log.warning("rlprof: Ray's own profiler plugins are left as they are: %s: %s", type(error).__name__, error)
 
 
 def _leave_marker() -> None:

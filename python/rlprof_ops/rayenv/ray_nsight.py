@@ -1,0 +1,125 @@
+"""What Ray's `nsight` runtime-env key means once repaired: the command, the report's name, the trial of its options."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.backends import names, nsight
+from rlprof_ops.rayenv.selection import Identity, Selection, identify, select
+
+# Ray's own meaning of "default" (ray/_private/runtime_env/nsight.py, NSIGHT_DEFAULT_CONFIG), without its output name.
+_DEFAULT = {"t": "cuda,cudnn,cublas,nvtx", "stop-on-exit": "true"}
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """One worker's command, ready for the shell but for the interpreter that follows; `options` identify its trial."""
+
+    identity: Identity
+    nsys: str
+    options: tuple[str, ...]
+    output: str
+    settings: tuple[str, ...]
+
+    def shell(self, py_executable: str) -> str:
+        """Text for `bash -c "exec …"`. Every word is quoted but `py_executable`, which is shell text already."""
+        words = [self.nsys, "profile", *self.options, "-o", self.output]
+        return " ".join(["env", *self.settings, *map(shlex.quote, words), py_executable or shlex.quote(sys.executable)])
+
+    def trial(self) -> list[str]:
+        return [self.nsys, "profile", *self.options, "-o", "{folder}/report", sys.executable, "-c", ""]
+
+
+class ConfigError(ValueError):
+    """The runtime env's `nsight` value makes no nsys command."""
+
+
+def clean_options(config: Any) -> dict[str, str | None]:
+    """Options by name without dashes; None is a bare flag.
+
+    Trainers add quotes for the shell that Ray's stock plugin runs the words through; they mean what is inside.
+    Raises `ConfigError` for a value of another kind and for an option given twice.
+    """
+    if config == "default":
+        return dict(_DEFAULT)
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"the runtime env's \"nsight\" is {config!r}: expected \"default\" or a mapping of nsys options")
+    options: dict[str, str | None] = {}
+    for key, value in config.items():
+        name = str(key).lstrip("-")
+        name = "o" if name == "output" else name
+        if not name or name in options:
+            raise ConfigError(f"the nsys option {key!r} is {'given twice' if name else 'empty'}")
+        options[name] = None if value is None or value == "" else _unquoted(_text(value))
+    return options
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unquoted(value: str) -> str:
+    if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"" and value[0] not in value[1:-1]:
+        return value[1:-1]
+    return value
+
+
+def selection_of(runtime_env: Mapping[str, Any], options: Mapping[str, str | None], request: Any | None) -> tuple[Identity, Selection]:
+    identity = identify(runtime_env, options.get("o"))
+    return identity, select(identity, request, "nsight")
+
+
+def make_wrap(options: Mapping[str, str | None], identity: Identity, spec: Any | None, env: Mapping[str, str], session_folder: Path, nsys: str) -> Wrap:
+    """The wrap of one worker. The folder of its report exists afterwards."""
+    rest = {name: value for name, value in options.items() if name != "o"}
+    words: list[str] = []
+    for name, value in rest.items():
+        words += [nsight.render_flag(name)] if value is None else nsight.render_option(name, value)
+    settings = []
+    if env.get("RLPROF_NODE_DIR"):
+        tmp = os.path.join(env["RLPROF_NODE_DIR"], "tmp")
+        os.makedirs(tmp, mode=0o700, exist_ok=True)
+        settings.append(f"TMPDIR={shlex.quote(tmp)}")
+    output = _output(options.get("o"), identity, _window(identity, spec, rest), env, session_folder)
+    os.makedirs(os.path.dirname(output), mode=0o700, exist_ok=True)
+    return Wrap(identity, nsys, tuple(words), output, tuple(settings))
+
+
+def _window(identity: Identity, spec: Any | None, options: Mapping[str, str | None]) -> Any | None:
+    """The steps to name the report by: of the trainer's own name, or of a request's only window when there is a range."""
+    if identity.window is not None or spec is None:
+        return identity.window
+    windows = spec.windows()
+    ranged = any(name in options for name in ("c", "capture-range"))
+    return windows[0] if ranged and len(windows) == 1 else None
+
+
+def _output(asked: str | None, identity: Identity, window: Any | None, env: Mapping[str, str], session_folder: Path) -> str:
+    """Where nsys writes, without suffix; nsys itself puts the process id for %p.
+
+    An absolute path is somebody's own decision and stays. Everything else is named by worker, rank and host, because
+    Ray's and NeMo RL's names are not unique over nodes.
+    """
+    if asked and os.path.isabs(asked):
+        return asked
+    host = env.get("RLPROF_NODE") or socket.gethostname()
+    worker = identity.worker or _own_name(asked)
+    stem = names.process_report_stem(worker, identity.rank, window, host, "%p")
+    if env.get("RLPROF_NODE_DIR"):
+        folder = Path(env["RLPROF_NODE_DIR"], "inplace", "nsight", names.safe_worker(worker or names.NAMELESS), f"rank{identity.rank or 0}")
+    else:
+        folder = session_folder
+    return str(folder / stem)
+
+
+def _own_name(asked: str | None) -> str | None:
+    """A name that a user chose for the report, as the worker's; None for Ray's and nothing."""
+    stem = (asked or "").rpartition("/")[2].replace("_%p", "").replace("%p", "")
+    return None if stem in ("", names.NAMELESS) or "%" in stem else names.safe_worker(stem)

@@ -1,0 +1,171 @@
+"""Repairs Ray's own nsight and rocprof_sys runtime-env plugins inside the agent's process; nothing is written to disk.
+
+For trainers that set `runtime_env={"nsight": …}` themselves. What is wrong with the stock plugins of Ray 2.49 to 2.60:
+the worker's interpreter is replaced by a bare `python`; options reach the shell unquoted; every environment runs its
+own trial of the options, without a deadline and into one file that all share; report names have no node and no rank.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import socket
+import weakref
+from typing import Any
+
+from rlprof_ops.backends import nsight
+from rlprof_ops.rayenv import ray_nsight
+from rlprof_ops.rayenv.selection import Identity
+from rlprof_ops.rayenv.trial import Trials
+
+_REPAIRED = "_rlprof_repaired"
+_CREATE = ["self", "uri", "runtime_env", "context", "logger"]
+_MODIFY = ["self", "uris", "runtime_env", "context", "logger"]
+# All that the methods we replace may touch: a Ray whose methods do more than these would lose that by our repair.
+_CREATE_NAMES = "sys platform RuntimeEnvSetupError isinstance str warning Path get"
+_MODIFY_NAMES = "info join py_executable executable"
+_KNOWN_NAMES = {
+    "_nsight": f"{_CREATE_NAMES} {_MODIFY_NAMES} nsight NSIGHT_DEFAULT_CONFIG _check_nsight_script _nsight_dir parse_nsight_config nsight_cmd",
+    "_rocprof_sys": f"{_CREATE_NAMES} {_MODIFY_NAMES} rocprof_sys ROCPROFSYS_DEFAULT_CONFIG _check_rocprof_sys_script _rocprof_sys_dir "
+    "parse_rocprof_sys_config rocprof_sys_cmd rocprof_sys_env env_vars update",
+}
+
+
+def install(logger: logging.Logger) -> None:
+    """Repair the plugins that this Ray has and we know; one log line says which were left alone and why."""
+    for name, load, repair in (("_nsight", _load_nsight, _repair_nsight),):
+        try:
+            plugin = load()
+        except ImportError as error:
+            logger.info("rlprof: Ray has no %s plugin to repair (%s)", name, error)
+            continue
+        if plugin.__dict__.get(_REPAIRED):
+            continue
+        unknown = why_unknown(plugin)
+        if unknown:
+            logger.warning("rlprof: Ray's %s plugin is left as it is: %s", name, unknown)
+            continue
+        repair(plugin)
+        setattr(plugin, _REPAIRED, True)
+
+
+def why_unknown(plugin: Any) -> str | None:
+    """Why a stock plugin class is not one we may repair; None when it is."""
+    known = _KNOWN_NAMES.get(getattr(plugin, "name", None) or "")
+    if known is None:
+        return f"its name is {getattr(plugin, 'name', None)!r}"
+    for method, parameters in (("create", _CREATE), ("modify_context", _MODIFY)):
+        function = getattr(plugin, method, None)
+        if not inspect.isfunction(function):
+            return f"it has no method {method}"
+        if list(inspect.signature(function).parameters) != parameters:
+            return f"{method} takes other arguments than in Ray 2.49 to 2.60"
+        more = sorted(set(function.__code__.co_names) - set(known.split()))
+        if more:
+            return f"{method} does more than in Ray 2.49 to 2.60 ({', '.join(more)})"
+    if not inspect.iscoroutinefunction(plugin.create):
+        return "create is no coroutine"
+    return None
+
+
+def _load_nsight() -> Any:
+    from ray._private.runtime_env.nsight import NsightPlugin
+
+    return NsightPlugin
+
+
+def _repair_nsight(plugin: Any) -> None:
+    from ray.exceptions import RuntimeEnvSetupError
+
+    trials = Trials()
+    # By context: environments are set up concurrently, and the plugin is one object for all of them.
+    wraps: weakref.WeakKeyDictionary[Any, ray_nsight.Wrap] = weakref.WeakKeyDictionary()
+
+    async def create(self: Any, uri: str | None, runtime_env: Any, context: Any, logger: logging.Logger) -> int:
+        try:
+            wrap = await _prepare_nsight(runtime_env, context, logger, trials, self._nsight_dir)
+        except ray_nsight.ConfigError as error:
+            raise RuntimeEnvSetupError(f"rlprof: {error}") from None
+        except _CannotProfile as error:
+            raise RuntimeEnvSetupError(str(error)) from None
+        if wrap is not None:
+            wraps[context] = wrap
+        return 0
+
+    def modify_context(self: Any, uris: list[str], runtime_env: Any, context: Any, logger: logging.Logger | None = None) -> None:
+        wrap = wraps.pop(context, None)
+        if wrap is not None:
+            context.py_executable = wrap.shell(context.py_executable)
+
+    plugin.create, plugin.modify_context = create, modify_context
+
+
+class _CannotProfile(Exception):
+    """A selected worker cannot be profiled on this node, and nobody said to go on without."""
+
+
+async def _prepare_nsight(runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials, session_folder: Any) -> ray_nsight.Wrap | None:
+    config = runtime_env.nsight()
+    if not config:
+        return None
+    options = ray_nsight.clean_options(config)
+    request = _request(logger)
+    identity, selection = ray_nsight.selection_of(runtime_env, options, request)
+    if not selection.wanted:
+        logger.info("rlprof: %s is not selected by the request and starts without nsys", identity)
+        return None
+    if selection.spec is not None and runtime_env.get("rlprof"):
+        logger.info("rlprof: %s uses our runtime: its nsight options give way to a session of the request", identity)
+        return None
+    nsys = nsight.find()
+    reason: str | None = "no nsys: it is not on PATH (set RLPROF_NSYS, or install nsight-systems-cli)"
+    if nsys is not None:
+        wrap = ray_nsight.make_wrap(options, identity, selection.spec, os.environ, session_folder, nsys)
+        reason = await trials.reason_against((nsys, *wrap.options), wrap.trial(), nsight.client_env(_trial_env()))
+        if reason is None:
+            return wrap
+        reason = f"`nsys profile {' '.join(wrap.options)}` does not work: {reason}"
+    text = f"rlprof: node {os.environ.get('RLPROF_NODE') or socket.gethostname()}, {identity}: {reason}"
+    if selection.spec is None or selection.spec.on_error == "fail":
+        raise _CannotProfile(text)
+    _go_on_without(identity, selection.spec, context, text, logger)
+    return None
+
+
+def _trial_env() -> dict[str, str]:
+    env = dict(os.environ)
+    if env.get("RLPROF_NODE_DIR"):
+        env["TMPDIR"] = os.path.join(env["RLPROF_NODE_DIR"], "tmp")
+    return env
+
+
+def _request(logger: logging.Logger) -> Any | None:
+    """The job's request; None when there is none, or none that can be read (then nothing may be dropped)."""
+    text = os.environ.get("RLPROF_REQUEST_JSON")
+    if not text:
+        return None
+    try:
+        from rlprof_ops.request import ProfileRequest
+
+        request = ProfileRequest.from_json(text)
+    except Exception as error:
+        logger.warning("rlprof: the job's request cannot be read, so no worker is left out: %s", error)
+        return None
+    return request if request else None
+
+
+def _go_on_without(identity: Identity, spec: Any, context: Any, reason: str, logger: logging.Logger) -> None:
+    """Let the worker start unprofiled, and leave the reason for the manifest: the worker may not know our runtime."""
+    logger.warning("%s; it starts unprofiled", reason)
+    context.env_vars["RLPROF_NOT_WRAPPED"] = reason
+    if identity.worker is None or not os.environ.get("RLPROF_NODE_DIR"):
+        return
+    from rlprof_ops.runtime.events import EventLog
+    from rlprof_ops.runtime.place import find_place
+
+    place = find_place(identity.worker, identity.rank, None, os.environ)
+    log = EventLog(place.events / f"{place.stem}.jsonl")
+    log.write("registered", worker=place.worker, rank=place.rank, world_size=None, pid=place.pid, host=place.host, backends=[spec.backend])
+    for window in spec.windows():
+        log.write("failed", backend=spec.backend, steps=[window.start, window.stop], phase=None, reason=reason)

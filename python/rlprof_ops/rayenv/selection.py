@@ -1,0 +1,77 @@
+"""Who a worker is that a trainer handed to Ray's own profiler plugins, and whether the request wants it profiled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlprof_ops.backends import names
+
+# Variables that trainers put into an actor's runtime env: verl and NeMo RL set RANK, MPI launchers theirs.
+_RANK_VARIABLES = ("RLPROF_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+# A process with neither name nor rank is a trainer's controller, or something that inherited its options.
+_CONTROLLERS = ("controller", "driver", "TaskRunner")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A worker as far as its runtime env tells. `window` is what NeMo RL writes into its output names."""
+
+    worker: str | None
+    rank: int | None
+    window: names.StepsNamed | None = None
+
+    def __str__(self) -> str:
+        worker = "a worker without a name" if self.worker is None else f"worker {self.worker!r}"
+        return worker if self.rank is None else f"{worker} rank {self.rank}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """`spec` is the capture of the request that selects the worker; None when no request speaks of this backend."""
+
+    wanted: bool
+    spec: Any | None = None
+
+
+def identify(runtime_env: Mapping[str, Any], output: str | None = None) -> Identity:
+    """The identity in a runtime env: our own key, the variables of its `env_vars`, then the report name it asks for."""
+    own = runtime_env.get("rlprof") or {}
+    variables = runtime_env.get("env_vars") or {}
+    named = names.parse(_stem(output).replace("%p", "0") + ".nsys-rep") if output else None
+    worker = own.get("worker") or variables.get("RLPROF_WORKER") or (named.worker if named else None)
+    rank = own.get("rank")
+    for name in _RANK_VARIABLES:
+        if rank is None and re.fullmatch(r"\d{1,9}", str(variables.get(name, ""))):
+            rank = int(variables[name])
+    if rank is None and named is not None:
+        rank = named.rank
+    window = names.StepsNamed(named.start, named.stop) if named and named.start is not None else None
+    return Identity(worker, rank, window)
+
+
+def _stem(output: str) -> str:
+    return output.strip("'\"").rpartition("/")[2]
+
+
+def select(identity: Identity, request: Any | None, backend: str) -> Selection:
+    """Whether to keep the profiling that a trainer put on this worker.
+
+    A request that asks nothing of `backend` leaves the trainer's own choice alone. Otherwise the request decides; where
+    the worker's name is not known, its rank does, and a process with neither counts as the controller.
+    """
+    specs = [spec for spec in request.captures if spec.backend == backend and spec] if request else []
+    if not specs:
+        return Selection(True)
+    for spec in specs:
+        if identity.worker is not None:
+            wanted = spec.matches(identity.worker, identity.rank)
+        elif identity.rank is not None:
+            wanted = spec.ranks is None or identity.rank in spec.ranks
+        else:
+            wanted = any(spec.matches(name) for name in _CONTROLLERS)
+        if wanted:
+            return Selection(True, spec)
+    return Selection(False)

@@ -1,0 +1,307 @@
+"""The repair of Ray's nsight plugin, method by method: real plugin classes of the installed Ray, a stand-in for nsys."""
+
+import asyncio
+import json
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray")
+
+from ray._private.runtime_env import nsight as ray_module
+from ray.exceptions import RuntimeEnvSetupError
+
+from rlprof_ops.rayenv import repair
+from rlprof_ops.request import ProfileRequest
+
+LOG = logging.getLogger("test")
+
+# Stands in for nsys: notes each call, fails for an option it does not know, hangs when told, else runs nothing.
+NSYS = """#!/bin/bash
+echo "$*" >> "$CALLS"
+case "$*" in
+  *--bogus*) echo "unrecognised option '--bogus'" >&2; exit 1;;
+  *--hang*) sleep 1000;;
+esac
+"""
+
+
+class RuntimeEnv(dict):
+    """The part of Ray's RuntimeEnv that its nsight plugin uses."""
+
+    def nsight(self):
+        return self.get("_nsight")
+
+
+class Context:
+    """The part of Ray's RuntimeEnvContext that plugins change."""
+
+    def __init__(self, py_executable="/opt/venv/bin/python3"):
+        self.py_executable = py_executable
+        self.env_vars = {}
+
+
+@pytest.fixture
+def plugin(monkeypatch, tmp_path):
+    """A repaired copy of Ray's plugin on a node of a job; its calls of nsys are in `plugin.calls()`."""
+    fake = tmp_path / "bin dir" / "nsys"
+    fake.parent.mkdir()
+    fake.write_text(NSYS)
+    fake.chmod(0o755)
+    calls = tmp_path / "calls"
+    calls.touch()
+    monkeypatch.setenv("CALLS", str(calls))
+    monkeypatch.setenv("RLPROF_NSYS", str(fake))
+    monkeypatch.setenv("RLPROF_NODE", "n1")
+    monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path / "node"))
+    monkeypatch.delenv("RLPROF_REQUEST_JSON", raising=False)
+    copy = type("NsightPlugin", (ray_module.NsightPlugin,), dict(ray_module.NsightPlugin.__dict__))
+    copy.__dict__.get(repair._REPAIRED) or repair._repair_nsight(copy)
+    made = copy(str(tmp_path / "session" / "runtime_resources"))
+    made.calls = lambda: calls.read_text().splitlines()
+    made.node_dir = tmp_path / "node"
+    return made
+
+
+def ask(monkeypatch, **capture):
+    request = ProfileRequest.from_dict({"captures": [{"steps": "3:5", **capture}]})
+    monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())
+
+
+async def set_up(plugin, runtime_env, py_executable="/opt/venv/bin/python3"):
+    context = Context(py_executable)
+    runtime_env = RuntimeEnv(runtime_env)
+    await plugin.create(None, runtime_env, context, LOG)
+    plugin.modify_context([], runtime_env, context, LOG)
+    return context
+
+
+def wrapped(plugin, nsight, py_executable="/opt/venv/bin/python3", **rest):
+    return asyncio.run(set_up(plugin, {"_nsight": nsight, **rest}, py_executable))
+
+
+def words(context):
+    return shlex.split(context.py_executable)
+
+
+def test_the_interpreter_is_kept_whatever_it_is(plugin):
+    assert wrapped(plugin, "default").py_executable.endswith(" /opt/venv/bin/python3")
+    assert wrapped(plugin, "default", "uv run --project '/a b' python").py_executable.endswith(" uv run --project '/a b' python")
+
+
+def test_report_has_worker_rank_steps_and_host_for_nemo_rl(plugin):
+    options = {"t": "cuda,nvtx", "o": "'dtensor_policy_worker_3:5_%p'", "stop-on-exit": "true", "capture-range": "cudaProfilerApi"}
+
+    context = wrapped(plugin, options, env_vars={"RANK": "3"})
+
+    output = words(context)[words(context).index("-o") + 1]
+    assert output == str(plugin.node_dir / "inplace/nsight/dtensor_policy_worker/rank3/dtensor_policy_worker_rank3_step3-4_n1_%p")
+    assert os.path.isdir(os.path.dirname(output))
+    assert options["o"] == "'dtensor_policy_worker_3:5_%p'", "the trainer's own dictionary is not changed"
+
+
+@pytest.mark.parametrize(
+    ("asked", "stem"),
+    [
+        (None, "worker_process_rank5_n1_%p"),
+        ("'worker_process_%p'", "worker_process_rank5_n1_%p"),
+        ("my report_%p", "my-report_rank5_n1_%p"),
+        ("rlinf_profile_ActorGroup_2_%p", "ActorGroup_rank5_n1_%p"),
+    ],
+)
+def test_names_of_others_get_rank_and_host(plugin, asked, stem):
+    context = wrapped(plugin, {"t": "nvtx", **({"o": asked} if asked else {})}, env_vars={"RANK": "5"})
+
+    assert os.path.basename(words(context)[words(context).index("-o") + 1]) == stem
+
+
+def test_an_absolute_output_stays(plugin):
+    assert "-o /lustre/me/x_%p" in wrapped(plugin, {"t": "nvtx", "output": "/lustre/me/x_%p"}).py_executable
+
+
+def test_without_a_job_reports_go_where_ray_has_them(plugin, monkeypatch):
+    monkeypatch.delenv("RLPROF_NODE_DIR")
+
+    context = wrapped(plugin, "default")
+
+    assert words(context)[-2].startswith(str(plugin._nsight_dir) + "/worker_process_rank0_")
+    assert "TMPDIR" not in context.py_executable
+
+
+def test_every_option_reaches_nsys_as_one_word(plugin, tmp_path):
+    hostile = {"t": "cuda,nvtx", "nvtx-capture": "a|b;$(touch pwned) 'c\"", "-s": "none", "python-backtrace": None, "x": True}
+
+    text = wrapped(plugin, hostile).py_executable
+    subprocess.run(["bash", "-c", f"exec {text} default_worker.py"], check=True, cwd=tmp_path, timeout=30)
+
+    assert plugin.calls()[-1].startswith("profile -t cuda,nvtx --nvtx-capture=a|b;$(touch pwned) 'c\" -s none --python-backtrace -x true -o ")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_quotes_for_the_stock_plugins_shell_are_taken_off(plugin):
+    assert "--nvtx-capture=a|b" in words(wrapped(plugin, {"nvtx-capture": "'a|b'"}))
+
+
+def test_same_options_are_tried_once_others_each(plugin):
+    async def many():
+        same = [set_up(plugin, {"_nsight": {"t": "nvtx"}, "env_vars": {"RANK": str(r)}}) for r in range(8)]
+        other = [set_up(plugin, {"_nsight": {"t": "osrt"}})]
+        return await asyncio.gather(*same, *other)
+
+    contexts = asyncio.run(many())
+
+    assert sorted(call.split(" -o ")[0] for call in plugin.calls()) == ["profile -t nvtx", "profile -t osrt"]
+    assert len({context.py_executable for context in contexts}) == 9
+    assert sorted(os.listdir(plugin.node_dir / "tmp")) == [], "the trial's folder is gone"
+
+
+def test_concurrent_environments_keep_their_own_options(plugin):
+    async def both():
+        return await asyncio.gather(set_up(plugin, {"_nsight": {"t": "nvtx"}}), set_up(plugin, {"_nsight": {"t": "osrt"}}, "uv run python"))
+
+    one, two = asyncio.run(both())
+
+    assert " -t nvtx " in one.py_executable and one.py_executable.endswith(" /opt/venv/bin/python3")
+    assert " -t osrt " in two.py_executable and two.py_executable.endswith(" uv run python")
+
+
+def test_a_wrong_option_is_one_error_with_node_and_worker(plugin):
+    with pytest.raises(RuntimeEnvSetupError) as caught:
+        wrapped(plugin, {"bogus": "1", "o": "'dtensor_policy_worker_3:5_%p'"}, env_vars={"RANK": "1"})
+
+    assert "rlprof: node n1, worker 'dtensor_policy_worker' rank 1: `nsys profile --bogus=1` does not work: exit code 1: unrecognised option '--bogus'" in str(caught.value)
+
+
+def test_an_nsys_that_hangs_is_ended_in_time(plugin, monkeypatch):
+    monkeypatch.setenv("RLPROF_CHECK_TIMEOUT_S", "1")
+    begun = time.monotonic()
+
+    with pytest.raises(RuntimeEnvSetupError, match="does not work: did not return within 1 s"):
+        wrapped(plugin, {"hang": "1"})
+
+    assert time.monotonic() - begun < 5
+    assert subprocess.run(["pgrep", "-f", "sleep 1000"], capture_output=True, text=True).stdout == ""
+
+
+def test_no_nsys_is_said(plugin, monkeypatch):
+    monkeypatch.setenv("RLPROF_NSYS", "/nowhere/nsys")
+
+    with pytest.raises(RuntimeEnvSetupError, match="rlprof: node n1, a worker without a name: no nsys"):
+        wrapped(plugin, "default")
+
+
+def test_on_error_continue_starts_the_worker_and_tells_the_manifest(plugin, monkeypatch):
+    ask(monkeypatch, workers="*policy*", on_error="continue")
+
+    context = wrapped(plugin, {"bogus": "1", "o": "'dtensor_policy_worker_3:5_%p'"}, env_vars={"RANK": "1"})
+
+    assert context.py_executable == "/opt/venv/bin/python3"
+    assert "--bogus" in context.env_vars["RLPROF_NOT_WRAPPED"]
+    (log,) = (plugin.node_dir / "events").glob("*.jsonl")
+    registered, failed = map(json.loads, log.read_text().splitlines())
+    assert (registered["worker"], registered["rank"]) == ("dtensor_policy_worker", 1)
+    assert (failed["event"], failed["backend"], failed["steps"]) == ("failed", "nsight", [3, 5])
+    assert "does not work" in failed["reason"]
+
+
+@pytest.mark.parametrize(
+    ("runtime_env", "wanted"),
+    [
+        ({"o": "'dtensor_policy_worker_3:5_%p'", "RANK": "0"}, True),
+        ({"o": "'dtensor_policy_worker_3:5_%p'", "RANK": "1"}, False),
+        ({"o": "'vllm_generation_worker_3:5_%p'", "RANK": "0"}, False),
+        ({"RANK": "0"}, True),  # verl: no name, but a rank
+        ({"RANK": "7"}, False),
+        ({}, False),  # verl's agent loops and servers, which inherit the controller's options
+    ],
+)
+def test_the_request_decides_who_stays_wrapped(plugin, monkeypatch, runtime_env, wanted):
+    ask(monkeypatch, workers="*policy*", ranks=[0])
+    options = {"t": "nvtx", **({"o": runtime_env["o"]} if "o" in runtime_env else {})}
+
+    context = wrapped(plugin, options, env_vars={k: v for k, v in runtime_env.items() if k != "o"})
+
+    assert (context.py_executable != "/opt/venv/bin/python3") is wanted
+
+
+def test_a_request_for_another_backend_leaves_the_trainers_choice(plugin, monkeypatch):
+    ask(monkeypatch, workers="*policy*", backend="torch")
+
+    assert "nsys" in wrapped(plugin, "default").py_executable
+
+
+def test_our_own_key_wins_over_the_trainers_options(plugin, monkeypatch):
+    ask(monkeypatch, workers="*policy*")
+
+    context = wrapped(plugin, "default", rlprof={"worker": "policy_worker", "rank": 0})
+
+    assert context.py_executable == "/opt/venv/bin/python3"
+
+
+@pytest.mark.parametrize("config", ["fast", ["t"], {"o": "a", "output": "b"}, {"": "x"}])
+def test_a_config_that_makes_no_command_is_refused(plugin, config):
+    with pytest.raises(RuntimeEnvSetupError, match="rlprof: the "):
+        wrapped(plugin, config)
+
+
+# -- which plugins may be repaired
+
+
+def test_the_installed_rays_plugins_are_known():
+    from ray._private.runtime_env.rocprof_sys import RocProfSysPlugin
+
+    program = (
+        "from rlprof_ops.rayenv import repair\n"
+        "from ray._private.runtime_env.nsight import NsightPlugin as N\n"
+        "from ray._private.runtime_env.rocprof_sys import RocProfSysPlugin as R\n"
+        "print(repair.why_unknown(N), repair.why_unknown(R))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=60)
+    assert result.stdout == "None None\n", result.stderr
+    assert RocProfSysPlugin.name == "_rocprof_sys"
+
+
+def test_a_plugin_that_does_more_is_left_alone_with_a_message(caplog, monkeypatch):
+    class Newer:
+        name = "_nsight"
+
+        async def create(self, uri, runtime_env, context, logger):
+            await runtime_env.upload_report()
+
+        def modify_context(self, uris, runtime_env, context, logger):
+            context.py_executable = "x"
+
+    monkeypatch.setattr(repair, "_load_nsight", lambda: Newer)
+    before = Newer.create
+
+    repair.install(LOG)
+
+    assert Newer.create is before
+    assert "is left as it is: create does more than in Ray 2.49 to 2.60 (upload_report)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [SimpleNamespace(name="_other"), SimpleNamespace(name="_nsight"), type("P", (), {"name": "_nsight", "create": lambda self: 0})],
+)
+def test_other_shapes_are_left_alone(other):
+    assert repair.why_unknown(other)
+
+
+def test_install_twice_repairs_once(monkeypatch):
+    copy = type("NsightPlugin", (), {"name": "_nsight", "create": ray_module.NsightPlugin.create, "modify_context": ray_module.NsightPlugin.modify_context})
+    if repair.why_unknown(copy):
+        pytest.skip("this process has repaired the plugin already")
+    monkeypatch.setattr(repair, "_load_nsight", lambda: copy)
+    repair.install(LOG)
+    once = copy.create
+
+    repair.install(LOG)
+
+    assert copy.create is once
