@@ -65,3 +65,20 @@ def test_other_tools_names_are_recognised(filename, kind, fields):
 @pytest.mark.parametrize("filename", ["train.log", "x.nsys-rep", "model.safetensors", ""])
 def test_what_is_no_report_is_not_recognised(filename):
     assert names.parse(filename) is None
+
+
+@pytest.mark.parametrize(
+    ("filename", "kind", "worker", "rank", "start", "ordinal"),
+    [
+        ("policy_worker_rank3_n1_12.2.nsys-rep", "rlprof", "policy_worker", 3, None, 2),
+        ("policy_worker_rank3_step3-4_n1_12.1.nsys-rep", "rlprof", "policy_worker", 3, 3, 1),
+        ("worker_process_rank3_n1_12.nsys-rep", "ray", None, 3, None, None),
+        ("policy_rank0_step3-4_n1_12_perfetto-trace.proto", "rlprof", "policy", 0, 3, None),
+        ("policy_rank0_n1_12_perfetto-trace-12.proto", "rlprof", "policy", 0, None, None),
+    ],
+)
+def test_names_of_reports_that_a_tool_writes_itself(filename, kind, worker, rank, start, ordinal):
+    found = names.parse(filename)
+
+    assert (found.kind, found.worker, found.rank, found.start, found.ordinal) == (kind, worker, rank, start, ordinal)
+    assert (found.host, found.pid) == ("n1", 12)

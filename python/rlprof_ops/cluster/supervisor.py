@@ -24,6 +24,7 @@ from rlprof_ops.rayenv import check_import, environment
 from rlprof_ops.request import ProfileRequest
 
 _PLUGIN_SECONDS = 30.0
+_WRITE_SECONDS = 30.0  # for reports that a trainer's own `nsys profile` writes when its worker ends
 _Result = TypeVar("_Result")
 
 
@@ -68,7 +69,7 @@ class Supervisor:
         place = self.place
         env = dict(os.environ)
         env.update({name: self.settings[name] for name in _PASSED_ON if self.settings[name]})
-        env.update(environment(env) if self.request else {})
+        env.update(environment(env))  # without a request too: it repairs Ray's nsight for trainers that use that
         env["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(Path(__file__).parents[2]), env.get("PYTHONPATH")])
         )
@@ -223,6 +224,7 @@ class Supervisor:
         with self.journal.phase("stop_ray"):
             if self.ray is not None:
                 await self.ray.stop(timeout_s=10)
+            await self._bounded(_WRITE_SECONDS, drain.wait_written, place.folder.path, place.job)
             reap = asyncio.to_thread(
                 drain.reap, place.job, place.folder.path, exclude=self._ours(), say=self.journal.note
             )

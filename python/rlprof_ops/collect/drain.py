@@ -128,6 +128,26 @@ def wait_profilers(node_dir: str | os.PathLike[str], job: str, *, deadline_s: fl
     return _phase("wait_profilers", started, [], failed, say)
 
 
+def wait_written(node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 60.0, say: Say = print) -> Phase:
+    """Wait until the profilers have ended that write their report when their worker ends. Call it once Ray has stopped.
+
+    Those are `nsys profile` around a worker (a trainer's own nsight options) and the importers it starts.
+    """
+    started = time.monotonic()
+    failed: list[tuple[str, str]] = []
+    while writing := [process for process in procs.of_job(job, node_dir) if _writes_at_exit(process)]:
+        if time.monotonic() - started >= deadline_s:
+            failed = [(f"{process.name} ({process.pid})", f"still writing after {deadline_s:.0f} s") for process in writing]
+            break
+        time.sleep(0.1)
+    return _phase("wait_written", started, [], failed, say)
+
+
+def _writes_at_exit(process: procs.Process) -> bool:
+    program = process.argv[0].rsplit("/", 1)[-1] if process.argv else ""
+    return program.startswith("QdstrmImporter") or (program == "nsys" and "profile" in process.argv[1:2])
+
+
 def _imports(process: procs.Process) -> bool:
     program = process.argv[0].rsplit("/", 1)[-1] if process.argv else ""
     return program.startswith("QdstrmImporter") or (program == "nsys" and "stop" in process.argv[1:3])

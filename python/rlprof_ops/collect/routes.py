@@ -41,6 +41,7 @@ def routes_of(node: str, sessions: tuple[str, ...]) -> tuple[Route, ...]:
     own = (
         Route("events", f"nodes/{node}/events", Kind.LINES),
         Route("profiles", "profiles", Kind.FINISHED),
+        Route("inplace", "profiles", Kind.STABLE),
         Route("tmp", f"nodes/{node}/tmp", Kind.STABLE, last_pass_only=True),
         Route("logs", f"logs/{node}", Kind.GROWING),
     )
@@ -51,6 +52,10 @@ def routes_of(node: str, sessions: tuple[str, ...]) -> tuple[Route, ...]:
 def kind_of(route: Route, relative: str) -> Kind | None:
     """How to copy the file `relative` (below `route.source`); None when it stays on the node."""
     name = relative.rsplit("/", 1)[-1]
+    if _holds_the_environment(route, relative):
+        return None
+    if route.source == "inplace":
+        return Kind.STABLE if name.endswith(_WRITTEN_IN_PLACE) and not name.startswith(".") else None
     if route.source == "tmp":
         return Kind.STABLE if name.endswith(RAW_CAPTURE) else None
     if route.kind is Kind.FINISHED:
@@ -63,3 +68,10 @@ def kind_of(route: Route, relative: str) -> Kind | None:
         if name.endswith(_WRITTEN_IN_PLACE):
             return Kind.STABLE
     return route.kind
+
+
+def _holds_the_environment(route: Route, relative: str) -> bool:
+    """rocprof-sys writes the process's whole environment, secrets included, into its `metadata*.json`."""
+    folder, _, name = relative.rpartition("/")
+    place = f"{route.source}/{folder}/"
+    return "/rocprof_sys/" in place and "metadata" in name and name.endswith(".json")
