@@ -1,9 +1,11 @@
 """`rlprof harvest` and `scripts/harvest.sh`: what a person types and sees."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tests.collect.runfolder import RunFolder
 from rlprof_ops.collect.locate import run_folder
 from rlprof_ops.collect.progress import bar, line
 from rlprof_ops.collect.table import printable, size_text, steps_text
+from rlprof_ops.collect.watch import watch_job
 from rlprof_ops.errors import UsageError
 
 HOME = Path(__file__).resolve().parents[2]
@@ -101,3 +104,35 @@ def test_the_bar_draws_on_a_terminal_only(tmp_path):
     assert line(2048, 4096, 10.0, 80).endswith("] 2048/4096 reports, 10 s left")
 
 
+
+
+def test_watch_says_what_arrives_and_returns_when_the_job_has_ended(job):
+    job.write(end={"cause": "running"})
+    said, turns = [], []
+
+    def sleep(seconds):
+        turns.append(seconds)
+        if len(turns) == 1:
+            job.report("torch", "policy_worker", 0, 7, 8)
+        else:
+            job.write(end={"cause": "driver_exit"})
+
+    watch_job(job.root, every_s=5, say=said.append, sleep=sleep)
+    assert [line.split(" ", 1)[1] for line in said] == [
+        "ok: torch/policy_worker/rank0/step3-4", "2 captures planned: 1 ok, 1 to come", "ok: torch/policy_worker/rank0/step7-7", "2 captures planned: 2 ok"]
+
+
+def test_archives_hold_each_nodes_files_and_unpack_below_their_folder(job, tmp_path):
+    job.file("ray/n2/session_1/logs/raylet.out", b"log")
+    job.file("nodes/-x/events/y.jsonl", b"")
+    done = call([sys.executable, "-m", "rlprof_ops", "harvest", str(job.root), "--archive"], tmp_path, PYTHONPATH=str(HOME / "python"))
+    assert done.returncode == 3 and "archives/n1.tar.zst (" in done.stdout, done.stderr
+    held = {}
+    for path in (job.root / "archives").iterdir():
+        packed = subprocess.run(["zstd", "-dc", str(path)], check=True, capture_output=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+            held[path.name] = set(tar.getnames())
+    report = str(job.place("torch", "policy_worker", 0, 3, 5, None, "n1", 100))
+    assert held["n1.tar.zst"] >= {report, "nodes/n1.json", "manifest.json", "run.json"}
+    assert "ray/n2/session_1/logs/raylet.out" in held["n2.tar.zst"] and report not in held["n2.tar.zst"]
+    assert held["unknown-node.tar.zst"] >= {"nodes/-x/events/y.jsonl"}

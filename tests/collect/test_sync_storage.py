@@ -162,20 +162,20 @@ def test_a_log_truncated_while_it_is_copied_loses_nothing_that_was_sent(node, ru
     assert b"third\n" in texts and any(text.startswith(b"first\n" * 1000) for text in texts)
 
 
-def test_ten_thousand_files_arrive_and_an_idle_pass_touches_none(node, run):
-    for number in range(10_000):
+def test_thousands_of_files_arrive_and_an_idle_pass_touches_none(node, run):
+    for number in range(3_000):
         folder = node / f"profiles/torch/w/rank{number % 50}"
         if number < 50:
             folder.mkdir(parents=True)
         (folder / f"{number}.json").write_bytes(b"%d" % number)
     syncer = Syncer(node, run, "n1")
-    assert syncer.pass_().copied == 10_000
+    assert syncer.pass_().copied == 3_000
     time.sleep(2.1)  # folders that changed a moment ago are read once more
     syncer.pass_()
     idle = syncer.pass_()
     assert (idle.copied, idle.scanned) == (0, 0)
     again = syncer.pass_(last=True)
-    assert (again.copied, again.unchanged) == (0, 10_000)
+    assert (again.copied, again.unchanged) == (0, 3_000)
 
 
 def test_the_bandwidth_limit_holds_over_all_threads():

@@ -15,19 +15,26 @@ from rlprof_ops.errors import EXIT_INCOMPLETE
 @click.option("--no-recover", is_flag=True, help="Leave raw captures (.qdstrm) as they are.")
 @click.option("--inside", "content_budget_s", default=120.0, show_default=True, metavar="SECONDS",
               help="Time for looking inside reports with nsys; 0 checks only that each is whole.")
-def command(job: str, as_json: bool, no_recover: bool, content_budget_s: float) -> None:
+@click.option("--watch", is_flag=True, help="Repeat while the job runs: print what has changed.")
+@click.option("--every", "every_s", default=30.0, show_default=True, metavar="SECONDS", help="How often --watch looks.")
+@click.option("--archive", is_flag=True, help="Also write archives/<node>.tar.zst, one a node, to take away from a slow file system.")
+def command(job: str, as_json: bool, no_recover: bool, content_budget_s: float, watch: bool, every_s: float, archive: bool) -> None:
     """List every planned capture of JOB (a run folder or a job id) with its report, or why it is missing.
 
     Writes manifest.json into the run folder; safe to repeat. Ends with 3 when a planned report is missing.
 
     Example: rlprof harvest 4711
     """
+    from rlprof_ops.collect.archive import archive_nodes
     from rlprof_ops.collect.harvest import harvest
     from rlprof_ops.collect.locate import run_folder
     from rlprof_ops.collect.progress import bar
-    from rlprof_ops.collect.table import render
+    from rlprof_ops.collect.table import render, size_text
+    from rlprof_ops.collect.watch import watch_job
 
     folder = run_folder(job)
+    if watch:
+        watch_job(folder, every_s=max(1.0, every_s), say=lambda text: click.echo(text, err=as_json))
     with bar(sys.stderr) as progress:
         manifest = harvest(folder, recover=not no_recover, progress=progress, content_budget_s=content_budget_s)
     if as_json:
@@ -35,5 +42,8 @@ def command(job: str, as_json: bool, no_recover: bool, content_budget_s: float) 
     else:
         click.echo(render(manifest))
         click.echo(f"manifest: {folder / 'manifest.json'}")
+    if archive:
+        for path, size_bytes in archive_nodes(folder, manifest):
+            click.echo(f"archive: {folder / path} ({size_text(size_bytes)})", err=as_json)
     if not manifest.complete:
         sys.exit(EXIT_INCOMPLETE)
