@@ -8,7 +8,16 @@ node::fail() {
     printf 'rlprof: node %s: %s\n' "${node}" "$1" >&2
     # The run folder keeps the message too: a job's own output is often looked at last.
     printf 'rlprof: node %s: %s\n' "${node}" "$1" 2> /dev/null >> "${RLPROF_RUN_DIR}/logs/${node}.log" || true
+    node::end_step
     exit 127
+}
+
+# Tell the other nodes to end in order. Without Slurm's commands, as in a container, the head finds this node missing
+# at its deadline.
+node::end_step() {
+    if [[ ${RLPROF_MIN_NODES:-0} == 0 && -n ${SLURM_STEP_ID-} ]] && command -v scancel > /dev/null; then
+        scancel --signal=TERM "${SLURM_JOB_ID}.${SLURM_STEP_ID}" || true
+    fi
 }
 
 node::library_path() {

@@ -61,11 +61,8 @@ slurm::srun_line() {
     else
         SRUN+=(--whole)
     fi
-    if [[ ${RLPROF_MIN_NODES} == 0 ]]; then
-        SRUN+=(--kill-on-bad-exit=1)
-    else
-        SRUN+=(--kill-on-bad-exit=0)
-    fi
+    # A node that fails tells the others; Slurm's own way would kill them before they have drained.
+    SRUN+=(--kill-on-bad-exit=0)
     read -ra extra <<< "${RLPROF_SRUN_ARGS}"
     SRUN+=("${extra[@]}")
     slurm::_container_arguments "${home}" "${run_folder}"

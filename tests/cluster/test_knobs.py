@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlprof_ops.cluster.knobs import Settings, home, read_env_file, read_knobs
+from rlprof_ops.cluster.knobs import Settings, home, read_env_file, read_knobs, reference
 from rlprof_ops.errors import UsageError
 
 
@@ -65,3 +65,8 @@ def test_trainer_files_hold_known_knobs_only():
     knobs = read_knobs()
     for file in (home() / "env").glob("trainer_*.env"):
         assert set(read_env_file(file)) <= set(knobs), file
+
+
+def test_the_reference_in_the_docs_is_the_generated_one():
+    made = "PYTHONPATH=python python -m rlprof_ops.cluster.knobs > docs/knobs.md"
+    assert (home() / "docs" / "knobs.md").read_text() == reference(), f"make it anew: {made}"

@@ -35,7 +35,7 @@ def srun_line(run_folder: str = "/shared/7-logs", **env: str) -> list[str]:
 
 
 def test_without_a_container():
-    assert srun_line() == [*COMMON, "--whole", "--kill-on-bad-exit=1", "bash", f"{HOME}/scripts/node.sh"]
+    assert srun_line() == [*COMMON, "--whole", "--kill-on-bad-exit=0", "bash", f"{HOME}/scripts/node.sh"]
 
 
 def test_cpus_and_extra_arguments_and_spare_nodes():
@@ -50,7 +50,7 @@ def test_pyxis():
     line = srun_line(CONTAINER="registry#nvidia/nemo-rl:v0.4", MOUNTS="/lustre:/lustre,/home/me:/home/me:ro")
 
     assert line == [
-        *COMMON, "--whole", "--kill-on-bad-exit=1",
+        *COMMON, "--whole", "--kill-on-bad-exit=0",
         "--container-image=registry#nvidia/nemo-rl:v0.4",
         "--container-name=rlprof-7",
         f"--container-mounts=/lustre:/lustre,/home/me:/home/me:ro,{HOME}:{HOME},/shared/7-logs:/shared/7-logs",
@@ -71,7 +71,7 @@ def test_apptainer_with_a_space_in_the_run_folder():
 
     binds = f"{HOME}:{HOME},/shared/my runs/7-logs:/shared/my runs/7-logs,/cache/uv:/root/.cache/uv"
     assert line == [
-        *COMMON, "--whole", "--kill-on-bad-exit=1",
+        *COMMON, "--whole", "--kill-on-bad-exit=0",
         "apptainer", "exec", "--nv", "--bind", binds, "--pwd", "/shared/my project", "/images/verl.sif",
         "bash", f"{HOME}/scripts/node.sh",
     ]  # fmt: skip

@@ -18,6 +18,8 @@ from rlprof_ops.errors import EXIT_FAILED, RlprofError
 
 _CAUSE_EXIT = {"signal": 143, "time_limit": 140}  # 128 + SIGTERM, 128 + SIGUSR2, as a shell says it
 
+_LATE_NODES_SECONDS = 15.0
+
 
 class Head(Supervisor):
     """The first node of the job."""
@@ -201,6 +203,8 @@ class Head(Supervisor):
         seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
         self.run_record.ending(cause)
         began = time.monotonic()
+        if cause == "startup_failed" and not (self.told_to_end and self.told_to_end.done()):
+            await self._nodes_join(_LATE_NODES_SECONDS)  # a node that joins later would wait for us in vain
         await self.control.tell({"do": "drain", "seconds": seconds, "cause": cause})
         await self.close_profilers(seconds / 2)
         await self._nodes_reach({"profilers_done", "drained"}, seconds / 2)
@@ -214,6 +218,11 @@ class Head(Supervisor):
         await self.control.close()
         self.run_record.ended(self.journal.phases_s, time.monotonic() - began)
         self.journal.note(f"drained in {time.monotonic() - began:.2f} s")
+
+    async def _nodes_join(self, seconds: float) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while len(self._nodes) < len(self.place.nodes) - 1 and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.1)
 
     async def _nodes_reach(self, states: set[str], seconds: float) -> None:
         """Wait until every node that joined has reached one of `states` or is lost; says who has not."""

@@ -169,3 +169,31 @@ def _combination_problems(values: Mapping[str, str]) -> Iterator[str]:
         yield "MIN_WORKER_PORT and MAX_WORKER_PORT: set both or neither."
     if values["RLPROF_CONTAINER_RUNTIME"] in ("pyxis", "apptainer") and not values["CONTAINER"]:
         yield f"RLPROF_CONTAINER_RUNTIME={values['RLPROF_CONTAINER_RUNTIME']!r} needs an image in CONTAINER."
+
+
+def reference() -> str:
+    """docs/knobs.md: every knob of defaults.env as Markdown tables."""
+    lines = [_INTRODUCTION]
+    section = ""
+    for knob in read_knobs().values():
+        if knob.section != section:
+            section = knob.section
+            lines += ["", f"## {section}", "", "| knob | default | allowed | meaning |", "|---|---|---|---|"]
+        default = f"`{knob.default}`" if knob.default else "empty"
+        cells = (f"`{knob.name}`", default, knob.kind, knob.meaning)
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+_INTRODUCTION = """\
+# The knobs of a job
+
+Set them in the environment of `sbatch`, or once for a site in `env/site.env`. Order of precedence: the environment, then
+`env/site.env` (or the file that `RLPROF_SITE_ENV` names), then `env/trainer_<RLPROF_TRAINER>.env`, then the default. Lines of
+these files are taken literally: nothing is evaluated. A value that is not allowed ends the job before Ray starts, with the
+knob's name, its value and what is allowed. Names that NeMo RL's `ray.sub` has mean the same here.
+
+This page is made from `env/defaults.env` by `python -m rlprof_ops.cluster.knobs`."""
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -74,7 +77,17 @@ def main() -> int:
         return asyncio.run(supervisor.run())  # type: ignore[attr-defined,no-any-return]
     except RlprofError as error:
         print(f"rlprof: {error}", file=sys.stderr, flush=True)
+        end_step(os.environ)
         return error.exit_code
+
+
+def end_step(env: Mapping[str, str]) -> None:
+    """Tell the other nodes to end in order, where Slurm's commands are at hand; see node::end_step in scripts/node.sh."""
+    scancel = shutil.which("scancel")
+    if scancel and env.get("SLURM_STEP_ID") and env.get("RLPROF_MIN_NODES", "0") == "0":
+        step = f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}"
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run([scancel, "--signal=TERM", step], check=False, timeout=20)
 
 
 if __name__ == "__main__":

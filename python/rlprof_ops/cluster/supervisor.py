@@ -172,13 +172,13 @@ class Supervisor:
             " its workers will be missing. The reason stands in runtime_env_agent.log of this node under ray/."
         )
 
-    async def start_sync(self) -> None:
+    async def start_sync(self, *more: str) -> None:
         place = self.place
         with open(place.folder.logs / "sync.log", "ab") as log:
             self.sync = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "rlprof_ops.collect.sync",
                 f"--node-dir={place.folder.path}", f"--run-dir={place.run.path}", f"--node={place.node}",
-                f"--interval={self.settings['RAY_LOG_SYNC_FREQUENCY']}",
+                f"--interval={self.settings['RAY_LOG_SYNC_FREQUENCY']}", *more,
                 env=self.environment(), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -237,24 +237,27 @@ class Supervisor:
     async def last_sync(self, seconds: float) -> bool:
         """The sync's last pass, once more when that process has died. True when everything came over."""
         with self.journal.phase("last_sync"):
-            for _ in range(2):
-                if self.sync is None or self.sync.returncode is not None:
-                    await self.start_sync()
-                assert self.sync is not None
-                self.sync.terminate()
-                try:
-                    code = await asyncio.wait_for(self.sync.wait(), seconds)
-                except asyncio.TimeoutError:
-                    self.sync.kill()
-                    await self.sync.wait()
-                    self.journal.say(
-                        f"node {self.place.node}: the last sync was not done within {seconds:.0f} s"
-                    )
-                    return False
-                if code in (0, EXIT_FAILED):
-                    return code == 0
+            if self.sync is not None and self.sync.returncode is None:
+                self.sync.terminate()  # its order to make the last pass
+            else:
+                await self.start_sync("--last")
+            code = await self._sync_ends(seconds)
+            if code not in (0, EXIT_FAILED, None):
                 self.journal.say(f"node {self.place.node}: sync ended with {code}; once more")
-        return False
+                await self.start_sync("--last")
+                code = await self._sync_ends(seconds)
+        return code == 0
+
+    async def _sync_ends(self, seconds: float) -> int | None:
+        """The exit code of the sync: 0 all copied, 1 something not. None when it had to be killed after `seconds`."""
+        assert self.sync is not None
+        try:
+            return await asyncio.wait_for(self.sync.wait(), seconds)
+        except asyncio.TimeoutError:
+            self.sync.kill()
+            await self.sync.wait()
+            self.journal.say(f"node {self.place.node}: the last sync was not done within {seconds:.0f} s")
+            return None
 
     async def finish(self, seconds: float) -> None:
         """Steps 3 to 5 of the drain: stop Ray, last sync, the node's record; then the node folder goes, if all was copied."""

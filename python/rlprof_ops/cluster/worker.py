@@ -9,6 +9,7 @@ from typing import Any
 
 from rlprof_ops.cluster.control import Node
 from rlprof_ops.cluster.supervisor import Supervisor
+from rlprof_ops.collect import drain
 from rlprof_ops.errors import RlprofError
 
 
@@ -16,34 +17,86 @@ class Worker(Supervisor):
     """One node beside the head."""
 
     async def run(self) -> int:
-        """0 when the node served until the job's end; raises RlprofError when it never got up."""
+        """0 when the node served until the job's end, or has told the head why it cannot; the head decides what follows.
+
+        Raises RlprofError when it did not even reach the head.
+        """
         self.listen_to_signals()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.settings.number("RLPROF_READY_SECONDS")
-        place = self.place
         setup = asyncio.create_task(self.run_setup())
-        hello = {"node": place.node, "ip": place.ip, "pid": os.getpid()}
-        try:
-            head = await Node.join(place.head_ip, place.control_port, place.token, hello, deadline)
-        except TimeoutError as error:
-            raise RlprofError(f"node {place.node}: {error}") from error
+        head = await self._join(deadline)
         try:
             return await self._serve(head, setup, deadline)
         except RlprofError as error:
+            self.journal.note(str(error))
             await head.tell({"state": "failed", "reason": str(error)})
-            raise
+            await self.finish(float(self.settings.number("RLPROF_DRAIN_SECONDS")) / 2)
+            return 0
         finally:
             head.close()
 
+    async def _join(self, deadline: float) -> Node:
+        """The link to the head. Raises RlprofError when the head does not answer, or an order to end comes first."""
+        place = self.place
+        assert self.told_to_end is not None
+        hello = {"node": place.node, "ip": place.ip, "pid": os.getpid()}
+        joining = asyncio.create_task(Node.join(place.head_ip, place.control_port, place.token, hello, deadline))
+        await asyncio.wait({joining, self.told_to_end}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            if not joining.done():
+                joining.cancel()
+                raise RlprofError(f"told to end ({self.told_to_end.result()}) before the head answered")
+            return joining.result()
+        except (TimeoutError, RlprofError) as error:
+            await asyncio.to_thread(drain.clear, place.folder.path, say=self.journal.note)
+            raise RlprofError(f"node {place.node}: {error}") from error
+
     async def _serve(self, head: Node, setup: asyncio.Task[None], deadline: float) -> int:
+        """Everything between joining and the last message. An order to end is heard from the first moment on."""
+        self._may_stop = asyncio.Event()
+        self._told: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._listening = asyncio.create_task(head.listen(self._on_message))
+        starting = asyncio.create_task(self._start(head, setup, deadline))
+        cause = await self._first_of({"up": starting})
+        plugin = asyncio.create_task(self.watch_plugin())
+        if cause == "up":
+            starting.result()
+            assert self.ray is not None
+            cause = await self._first_of({"ray_gone": asyncio.create_task(self.ray.gone.wait())})
+        starting.cancel()
+        plugin.cancel()
+        if cause == "ray_gone" and self.ray is not None:
+            self.journal.say(f"node {self.place.node}: Ray ended here by itself; its last words:\n{self.ray.tail(5)}")
+        await self._end(head, cause)
+        return 0
+
+    async def _start(self, head: Node, setup: asyncio.Task[None], deadline: float) -> None:
         await setup
         await self._wait_for_gcs(deadline)
         await self.start_sync()
         await self.start_ray(deadline)
         await head.tell({"state": "ray_up"})
-        plugin = asyncio.create_task(self.watch_plugin())
-        cause, seconds = await self._until_the_end(head)
-        plugin.cancel()
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if message.get("do") == "drain" and not self._told.done():
+            self._told.set_result(float(message.get("seconds", 60)))
+        elif message.get("do") == "stop_ray":
+            self._may_stop.set()
+
+    async def _first_of(self, more: dict[str, asyncio.Task[Any]]) -> str:
+        """Which came first: one of `more`, the head's order (told), a signal's cause, or the end of the head."""
+        assert self.told_to_end is not None
+        ends: set[asyncio.Future[Any]] = {self._listening, self._told, self.told_to_end}
+        await asyncio.wait({*ends, *more.values()}, return_when=asyncio.FIRST_COMPLETED)
+        if self._told.done():
+            return "told"
+        if self.told_to_end.done():
+            return self.told_to_end.result()
+        return next((name for name, task in more.items() if task.done()), "head_gone")
+
+    async def _end(self, head: Node, cause: str) -> None:
+        seconds = self._told.result() if self._told.done() else float(self.settings.number("RLPROF_DRAIN_SECONDS"))
         await head.tell({"state": "ending", "cause": cause})
         self.journal.note(f"ending: {cause}")
         await self.close_profilers(seconds / 2)
@@ -53,7 +106,6 @@ class Worker(Supervisor):
                 await asyncio.wait_for(self._may_stop.wait(), seconds / 2)
         await self.finish(seconds / 2)
         await head.tell({"state": "drained", "phases_s": self.journal.phases_s})
-        return 0
 
     async def _wait_for_gcs(self, deadline: float) -> None:
         """Wait by connecting to the head's GCS; `ray start` itself gives up early and waits long."""
@@ -72,35 +124,3 @@ class Worker(Supervisor):
         raise RlprofError(
             f"node {place.node}: Ray's head at {place.head_ip}:{place.gcs_port} did not come up in time"
         )
-
-    async def _until_the_end(self, head: Node) -> tuple[str, float]:
-        """What ended the node's service, and the seconds it has for the drain."""
-        assert self.told_to_end is not None
-        assert self.ray is not None
-        self._may_stop = asyncio.Event()
-        told: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-
-        def on_message(message: dict[str, Any]) -> None:
-            if message.get("do") == "drain" and not told.done():
-                told.set_result(float(message.get("seconds", 60)))
-            elif message.get("do") == "stop_ray":
-                self._may_stop.set()
-
-        listening = asyncio.create_task(head.listen(on_message))
-        self._listening = listening
-        ray_gone = asyncio.create_task(self.ray.gone.wait())
-        await asyncio.wait(
-            {listening, ray_gone, told, asyncio.shield(self.told_to_end)}, return_when=asyncio.FIRST_COMPLETED
-        )
-        ray_gone.cancel()
-        full = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
-        if told.done():
-            return "told", told.result()
-        if self.told_to_end.done():
-            return self.told_to_end.result(), full
-        if self.ray.gone.is_set():
-            self.journal.say(
-                f"node {self.place.node}: Ray ended here by itself; its last words:\n{self.ray.tail(5)}"
-            )
-            return "ray_gone", full
-        return "head_gone", full

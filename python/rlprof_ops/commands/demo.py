@@ -44,5 +44,5 @@ def incomplete(run_folder: Path) -> int:
     from rlprof_ops.collect.manifest import Manifest
     from rlprof_ops.errors import EXIT_INCOMPLETE
 
-    manifest = Manifest.load(run_folder / "manifest.json")
+    manifest = Manifest.load(run_folder)
     return 0 if manifest.complete else EXIT_INCOMPLETE

@@ -1,0 +1,93 @@
+"""What the tests of whole jobs share: submit ray.sub on the sandbox as a user would, and read what it left."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.sandbox import JobState, Sandbox, SandboxError
+
+from rlprof_ops.collect.manifest import Manifest
+
+HOME = Path(__file__).parents[2]
+DEMO = "python -m rlprof_ops.demo --steps 8"
+ASKED = {"RLPROF_STEPS": "3:5,7", "RLPROF_WORKERS": "policy_worker,generation_worker", "RLPROF_OPTIONS": '{"t": "nvtx"}'}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job on the sandbox; `folder` is where sbatch was called, with a space in its name."""
+
+    sandbox: Sandbox
+    id: int
+    folder: Path
+
+    @classmethod
+    def submit(cls, sandbox: Sandbox, *arguments: str, nodes: int = 3, user: str | None = None, **knobs: str) -> Job:
+        folder = sandbox.shared / "my project"
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o777)
+        env = {"RLPROF_VENV": sys.prefix} | knobs
+        job = sandbox.sbatch([f"-N{nodes}", *arguments, HOME / "ray.sub"], env=env, cwd=folder, user=user)
+        return cls(sandbox, job, folder)
+
+    def wait(self, timeout: float = 240) -> JobState:
+        try:
+            return self.sandbox.wait(self.id, timeout=timeout)
+        except SandboxError as error:
+            raise SandboxError(f"{self.say()}\n{error}") from None
+
+    @property
+    def run(self) -> Path:
+        return self.folder / f"{self.id}-logs"
+
+    @property
+    def output(self) -> str:
+        """What the batch script said."""
+        return (self.folder / f"slurm-{self.id}.out").read_text(errors="replace")
+
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest.load(self.run)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run / "run.json").read_text())
+        return found
+
+    def states(self) -> dict[str, str]:
+        """Capture id -> state."""
+        return {capture.id: capture.state for capture in self.manifest.captures}
+
+    def leftovers(self) -> list[str]:
+        """Processes of any node that belong to this job, and what it left in their /tmp."""
+        found = []
+        for node in self.sandbox.nodes:
+            found += [f"{node}: {process}" for process in self.sandbox.processes(node)]
+            found += [f"{node}: /tmp/{path.name}" for path in self.sandbox.tmp(node).iterdir()]
+        return found
+
+    def say(self) -> str:
+        """Everything a person would look at after a failure."""
+        texts = [self.output, *(f"{node}: {process}" for node in self.sandbox.nodes for process in self.sandbox.processes(node))]
+        texts += [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in sorted((self.run / "logs").glob("*.log"))]
+        return "\n".join(texts)
+
+
+def nvtx_ranges(report: Path, folder: Path) -> list[str]:
+    """The texts of all NVTX ranges of a report, through nsys's own export."""
+    target = folder / f"{report.name}.sqlite"
+    subprocess.run(
+        ["nsys", "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(target), str(report)],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    with sqlite3.connect(target) as database:
+        rows = database.execute(
+            "SELECT coalesce(text, (SELECT value FROM StringIds WHERE id = textId)) FROM NVTX_EVENTS WHERE eventType IN (59, 60)"
+        ).fetchall()
+    return [row[0] for row in rows]

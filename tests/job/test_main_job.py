@@ -1,0 +1,117 @@
+"""The main job: `sbatch ray.sub` on three real nodes, real Ray, real nsys in the workers, every window home."""
+
+from __future__ import annotations
+
+import pwd
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.job.jobs import ASKED, DEMO, Job, nvtx_ranges
+
+pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(400)]
+
+NOBODY = pwd.getpwnam("nobody").pw_uid
+PHASES = {
+    "policy_worker": {"ref_logprob", "logprob", "train", "weight_sync"},
+    "generation_worker": {"generation", "weight_sync"},
+}
+CAPTURES = {
+    f"nsight/{worker}/rank{rank}/{steps}"
+    for worker, rank in (("policy_worker", 0), ("policy_worker", 1), ("generation_worker", 0))
+    for steps in ("step3-4", "step7-7")
+}
+
+
+@pytest.fixture
+def other_users_ray(slurm):
+    """A Ray that another user has running on the first node, outside the job."""
+    home = slurm.shared / "stranger"
+    home.mkdir(exist_ok=True)
+    home.chmod(0o777)
+    env = {"HOME": str(home), "RAY_AUTH_MODE": "disabled"}
+    # Another uid, which may still read an interpreter that lies in root's home.
+    become = ["setpriv", "--reuid=nobody", "--clear-groups", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    argv = [*become, sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--block",
+            "--port=6399", "--include-dashboard=false", "--disable-usage-stats", f"--node-ip-address={slurm.address('n1')}",
+            "--temp-dir=/tmp/stranger", "--num-cpus=1", "--object-store-memory=100000000"]  # fmt: skip
+    with open(home / "ray.log", "wb") as log:
+        process = slurm.popen("n1", argv, env=env, stdout=log, stderr=log)
+    deadline = time.monotonic() + 60
+    while "Ray runtime started" not in (home / "ray.log").read_text(errors="replace"):
+        assert process.poll() is None and time.monotonic() < deadline, (home / "ray.log").read_text()
+        time.sleep(0.2)
+    yield lambda: {(p.pid, p.name) for p in slurm.processes("n1") if p.user == NOBODY}
+    process.terminate()
+    process.wait(timeout=30)
+
+
+def test_every_window_comes_home(slurm, other_users_ray, tmp_path):
+    strangers = other_users_ray()
+
+    job = Job.submit(slurm, COMMAND=DEMO, RAY_LOG_SYNC_FREQUENCY="2", **ASKED)
+    state = job.wait()
+
+    assert (state.state, state.exit_code) == ("COMPLETED", 0), job.say()
+    assert set(job.states()) == CAPTURES
+    assert set(job.states().values()) == {"ok"}, job.say()
+    assert job.manifest.unplanned == ()
+    check_layout(job)
+    check_contents(job, tmp_path)
+    check_times(job)
+    assert {name for _, name in strangers} >= {"gcs_server", "raylet"}
+    assert strangers <= other_users_ray(), "the other user's Ray did not survive"
+    assert [line for line in job.leftovers() if f"user={NOBODY}" not in line and "stranger" not in line] == []
+
+
+def check_layout(job: Job) -> None:
+    """The run folder as docs/contracts.md says."""
+    for name in ("run.json", "manifest.json", "logs/driver.log", "logs/head.log", "logs/n2.log", "logs/n3.log"):
+        assert (job.run / name).is_file(), name
+    for node in job.sandbox.nodes:
+        assert (job.run / "nodes" / f"{node}.json").is_file()
+        assert list((job.run / "ray" / node).glob("session_*/logs/raylet.out")), node
+    assert (job.run / ".secrets").stat().st_mode & 0o777 == 0o700
+    assert (job.run / ".secrets" / "ray_token").stat().st_mode & 0o777 == 0o600
+    token = (job.run / ".secrets" / "ray_token").read_text()
+    for file in job.run.rglob("*"):
+        if file.is_file() and ".secrets" not in file.parts:
+            assert token.encode() not in file.read_bytes(), f"the token stands in {file}"
+
+
+def check_contents(job: Job, folder: Path) -> None:
+    """Each report holds the phases of exactly its steps, and the workers sat on at least two hosts."""
+    reports = job.manifest.reports
+    assert len({report.host for report in reports}) >= 2
+    for report in reports:
+        texts = nvtx_ranges(job.run / report.path, folder)
+        steps = {text for text in texts if text.startswith("step ")}
+        assert steps == {f"step {n}" for n in range(report.start, report.stop)}, report.path
+        assert set(texts) - steps >= PHASES[report.worker], report.path
+        assert texts.count("weight_sync") == len(steps), report.path
+
+
+def check_times(job: Job) -> None:
+    """The report of the first window was in the run folder while the job still trained."""
+    ended_ns = job.record["driver"]["ended_ns"]
+    for report in job.manifest.reports:
+        if report.start == 3:
+            arrived_ns = (job.run / report.path).stat().st_ctime_ns
+            assert arrived_ns < ended_ns - 1_000_000_000, report.path
+
+
+def test_a_driver_that_fails_after_the_first_window(slurm):
+    job = Job.submit(slurm, COMMAND=f"{DEMO} --fail-at-step 6 --exit-code 7", **ASKED)
+    state = job.wait()
+
+    assert (state.state, state.exit_code) == ("FAILED", 7), job.say()
+    assert set(job.states()) == CAPTURES
+    for capture in job.manifest.captures:
+        if capture.start == 3:
+            assert capture.state == "ok", capture
+        else:
+            assert capture.state == "missing", capture
+            assert "the driver ended with exit code 7 before step 7" in capture.reason, job.say()
+    assert job.record["end"]["cause"] == "driver_exit"
+    assert job.leftovers() == []
