@@ -92,34 +92,39 @@ class _Walker:
 
     def mapping(self, node: yaml.MappingNode, path: Path, parents: tuple[int, ...]) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
+        merges = []
         for key_node, value_node in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
-                self.merge(value_node, path, parents, found)
-                continue
-            if not isinstance(key_node, yaml.ScalarNode):
+                merges.append(value_node)
+            elif not isinstance(key_node, yaml.ScalarNode):
                 self.problems.append(Problem("a key must be a word", self.where(key_node)))
-                continue
-            key = scalar(key_node)
-            if (*path, key) in self.keys:
-                self.problems.append(Problem(f"key {key!r} stands twice in this mapping", self.where(key_node)))
-            here = (*path, key)
-            self.keys[here] = self.where(key_node)
-            found[key] = self.convert(value_node, here, parents)
+            elif scalar(key_node) in found:
+                self.problems.append(Problem(f"key {scalar(key_node)!r} stands twice in this mapping", self.where(key_node)))
+            else:
+                self.entry(key_node, value_node, path, parents, found)
+        for merge in merges:
+            self.merge(merge, path, parents, found)
         return found
 
+    def entry(
+        self, key_node: yaml.Node, value_node: yaml.Node, path: Path, parents: tuple[int, ...], found: dict[Any, Any]
+    ) -> None:
+        here = (*path, scalar(key_node))
+        self.keys[here] = self.where(key_node)
+        found[here[-1]] = self.convert(value_node, here, parents)
 
     def merge(self, node: yaml.Node, path: Path, parents: tuple[int, ...], found: dict[Any, Any]) -> None:
         """`<<: *base` or a list of them: keys that are not there yet."""
-        bases = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        for base in bases:
-            if not isinstance(base, yaml.MappingNode) or id(base) in parents:
+        for base in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            self.budget -= 1
+            if not isinstance(base, yaml.MappingNode) or id(base) in parents or self.budget < 0:
                 self.problems.append(Problem("'<<' takes a mapping, or a list of mappings", self.where(base)))
                 continue
-            keys = self.keys
-            self.keys = {}
-            for key, value in self.mapping(base, path, (*parents, id(base))).items():
-                found.setdefault(key, value)
-            self.keys = self.keys | keys
+            for key_node, value_node in base.value:
+                if key_node.tag == "tag:yaml.org,2002:merge":
+                    self.merge(value_node, path, (*parents, id(base)), found)
+                elif isinstance(key_node, yaml.ScalarNode) and scalar(key_node) not in found:
+                    self.entry(key_node, value_node, path, (*parents, id(base)), found)
 
 
 def scalar(node: yaml.Node) -> Any:
