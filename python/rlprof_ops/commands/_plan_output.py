@@ -36,7 +36,7 @@ def plan_json(request: ProfileRequest, plan: Plan) -> dict[str, Any]:
             for row in plan.rows
         ],
         "captures": [capture.id for capture in plan.captures],
-        "warnings": [*request.notes, *plan.warnings],
+        "warnings": list(plan.warnings),
     }
 
 
@@ -49,7 +49,7 @@ def print_plan(request: ProfileRequest, plan: Plan) -> None:
         click.echo(f"\nreports: {total}    disk: {size} ({SIZE_RULE})")
         where = request.output_dir or "<run folder>/profiles"
         click.echo(f"where:   {where}/<backend>/<worker>/rank<R>/<worker>_rank<R>_step<A>-<B>_<host>_<pid>.*")
-    for text in (*request.notes, *plan.warnings):
+    for text in plan.warnings:
         click.echo(f"warning: {text}", err=True)
 
 
