@@ -53,7 +53,8 @@ def resources(settings: Settings, node: RayNode) -> dict[str, float]:
         found["ray_head"] = 1
     else:
         found |= {"slurm_managed_ray_cluster": 1, **({"worker_units": gpus} if gpus else {})}
-    return found | json.loads(settings["RLPROF_RAY_RESOURCES"] or "{}")
+    more: dict[str, float] = json.loads(settings["RLPROF_RAY_RESOURCES"] or "{}")
+    return found | more
 
 
 def start_argv(settings: Settings, node: RayNode, python: str) -> list[str]:

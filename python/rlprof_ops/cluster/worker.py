@@ -42,7 +42,8 @@ class Worker(Supervisor):
         assert self.told_to_end is not None
         hello = {"node": place.node, "ip": place.ip, "pid": os.getpid()}
         joining = asyncio.create_task(Node.join(place.head_ip, place.control_port, place.token, hello, deadline))
-        await asyncio.wait({joining, self.told_to_end}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {joining, self.told_to_end}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         try:
             if not joining.done():
                 joining.cancel()

@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from rlprof_ops.analyze.page.data import page_data
 
@@ -19,9 +20,9 @@ def render(answer: dict[str, Any]) -> str:
     run = answer["run"]
     return template.render(
         title=" ".join(filter(None, ("rlprof", str(run.get("job_name") or ""), str(run.get("job") or "")))),
-        style=jinja2.utils.markupsafe.Markup((here / "page.css").read_text(encoding="utf-8")),
-        script=jinja2.utils.markupsafe.Markup((here / "page.js").read_text(encoding="utf-8")),
-        data=jinja2.utils.markupsafe.Markup(embedded(page_data(answer))),
+        style=Markup((here / "page.css").read_text(encoding="utf-8")),
+        script=Markup((here / "page.js").read_text(encoding="utf-8")),
+        data=Markup(embedded(page_data(answer))),
     )
 
 
