@@ -1,12 +1,109 @@
-"""rocprof-sys: what its Perfetto traces are called and whether one has bytes."""
+"""rocprof-sys (AMD): how a Python worker is started under it, what its options and variables are, what it writes.
+
+Its front end `rocprof-sys-python` is a bash script that puts a folder on PYTHONPATH and runs `python -m rocprofsys`
+through an unquoted `eval`, with an interpreter of its own choice (rocprofiler-systems, cmake/Templates/console-script.in).
+What follows `--` must be a Python script, and whatever happens in it the exit code is 0
+(source/python/rocprofsys/__main__.py). So workers are started with `<their interpreter> -m rocprofsys … --` here.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.backends.base import OK, Backend, Check, check_not_empty
 
 SUFFIX = ".proto"
+FRONT_END = "rocprof-sys-python"
+# Options that take several values, each a word of its own (argparse nargs="+" or "*").
+_SEVERAL = frozenset(
+    ["label", "I", "E", "R", "MI", "ME", "MR", "function-include", "function-exclude", "function-restrict",
+     "module-include", "module-exclude", "module-restrict"]
+)  # fmt: skip
+# The front end knows two-letter options with one dash.
+_ONE_DASH = frozenset(["MI", "ME", "MR"])
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """An installed front end: the script, and the folder that holds its Python package."""
+
+    script: str
+    package_folder: str
+
+
+class FrontEndError(Exception):
+    """rocprof-sys cannot start a worker on this node; the text says why."""
+
+
+def find(env: Mapping[str, str] | None = None, version: tuple[int, int] = sys.version_info[:2]) -> FrontEnd:
+    """The front end to use: `RLPROF_ROCPROF_SYS` when set, else `rocprof-sys-python` from PATH.
+
+    `version` is the workers' Python, of which Ray allows one in a cluster: the bindings are built for some versions only.
+    Raises `FrontEndError`.
+    """
+    env = os.environ if env is None else env
+    chosen = env.get("RLPROF_ROCPROF_SYS")
+    script = shutil.which(chosen or FRONT_END, path=env.get("PATH"))
+    if script is None:
+        looked = f"RLPROF_ROCPROF_SYS={chosen!r} is no program" if chosen else f"{FRONT_END} is not on PATH"
+        raise FrontEndError(f"no rocprof-sys: {looked}; install rocprofiler-systems, or source its setup-env.sh before Ray starts")
+    folders = sorted(Path(os.path.realpath(script)).parents[1].glob("lib*/python*/site-packages/rocprofsys"))
+    if not folders:
+        raise FrontEndError(f"{script} has no Python package rocprofsys below {Path(script).parents[1]}")
+    tag = f"cpython-{version[0]}{version[1]}-"
+    built: set[str] = set()
+    for folder in folders:
+        bindings = [path.name for path in folder.glob("libpyrocprofsys.*.so")]
+        if not bindings or any(tag in name for name in bindings):
+            return FrontEnd(script, str(folder.parent))
+        built.update(re.findall(r"cpython-(\d)(\d+)-", " ".join(bindings)))
+    versions = ", ".join(sorted(f"{major}.{minor}" for major, minor in built)) or "another Python"
+    raise FrontEndError(f"{script} is built for Python {versions}, but workers run {version[0]}.{version[1]}")
+
+
+def render(options: Mapping[str, str | None], flags: Iterable[str]) -> list[str]:
+    """The front end's words: `F`, `true` -> `-F true`; `trace-c`, `true` -> `--trace-c=true`; `label`, `args line` -> three words."""
+    words: list[str] = []
+    for name in flags:
+        words.append(_dashed(name))
+    for name, value in options.items():
+        if value is None or value == "":
+            words.append(_dashed(name))
+        elif name in _SEVERAL:
+            words += [_dashed(name), *re.split(r"[,\s]+", value.strip())]
+        elif len(name) == 1:
+            words += [_dashed(name), value]
+        else:
+            words.append(f"{_dashed(name)}={value}")
+    return words
+
+
+def _dashed(name: str) -> str:
+    return f"-{name}" if len(name) == 1 or name in _ONE_DASH else f"--{name}"
+
+
+def variables(folder: str, stem: str, user: Mapping[str, str], windowed: bool = False) -> dict[str, str]:
+    """The `ROCPROFSYS_*` variables of one worker; what `user` sets wins.
+
+    `stem` names the trace, with %pid% for the process. Left to itself rocprof-sys adds a time and a pid of its own to the
+    name, and does not record the ranges of torch and ours. `windowed`: nothing is recorded until the step gate says so.
+    """
+    derived = {
+        "ROCPROFSYS_OUTPUT_PATH": folder,
+        "ROCPROFSYS_OUTPUT_PREFIX": f"{stem}_",
+        "ROCPROFSYS_TIME_OUTPUT": "false",
+        "ROCPROFSYS_USE_PID": "false",
+        "ROCPROFSYS_USE_ROCTX": "true",
+    }
+    if windowed:
+        derived["ROCPROFSYS_INIT_ENABLED"] = "false"
+    return {**derived, **user}
 
 
 def check(path: Path) -> Check:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import weakref
 from typing import Any
 
 from rlprof_ops.rayenv import KEY, PRIORITY
@@ -31,6 +32,8 @@ class RlprofPlugin(RuntimeEnvPlugin):
     priority = PRIORITY
 
     def __init__(self) -> None:
+        self._rocprof: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._trials: Any = None
         _leave_marker()
         _repair_ray()
 
@@ -41,6 +44,20 @@ class RlprofPlugin(RuntimeEnvPlugin):
         if value is not None:
             identity(value)
 
+    async def create(self, uri: str | None, runtime_env: Any, context: Any, logger: logging.Logger) -> int:
+        """Try rocprof-sys with this worker's interpreter, where the request asks for it. Raises `RuntimeError` with `on_error: fail`."""
+        worker, rank = identity(runtime_env[KEY])
+        if not os.environ.get("RLPROF_REQUEST_JSON") or "rocprof_sys" not in os.environ["RLPROF_REQUEST_JSON"]:
+            return 0
+        from rlprof_ops.rayenv import own_rocprof
+        from rlprof_ops.rayenv.trial import Trials
+
+        self._trials = self._trials or Trials()
+        wrap = await own_rocprof.prepare(worker, rank, context, self._trials, logger)
+        if wrap is not None:
+            self._rocprof[context] = wrap
+        return 0
+
     def modify_context(self, uris: list[str], runtime_env: Any, context: Any, logger: logging.Logger) -> None:
         """Wrap `context.py_executable` when the request asks for an nsight capture of this worker.
 
@@ -49,7 +66,10 @@ class RlprofPlugin(RuntimeEnvPlugin):
         """
         worker, rank = identity(runtime_env[KEY])
         try:
-            wrap_context(context, worker, rank, os.environ)
+            wrapped = wrap_context(context, worker, rank, os.environ)
+            rocprof = self._rocprof.pop(context, None)
+            if rocprof is not None and not wrapped:
+                rocprof.apply(context)
         except WrapError as error:
             raise RuntimeError(str(error)) from None
         except Exception as error:

@@ -12,11 +12,12 @@ import logging
 import os
 import socket
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
-from rlprof_ops.backends import nsight
-from rlprof_ops.rayenv import ray_nsight
-from rlprof_ops.rayenv.selection import Identity
+from rlprof_ops.backends import nsight, rocprof_sys
+from rlprof_ops.rayenv import ray_nsight, rocprof
+from rlprof_ops.rayenv.selection import Identity, identify, select
 from rlprof_ops.rayenv.trial import Trials
 
 _REPAIRED = "_rlprof_repaired"
@@ -34,7 +35,7 @@ _KNOWN_NAMES = {
 
 def install(logger: logging.Logger) -> None:
     """Repair the plugins that this Ray has and we know; one log line says which were left alone and why."""
-    for name, load, repair in (("_nsight", _load_nsight, _repair_nsight),):
+    for name, load, repair in (("_nsight", _load_nsight, _repair_nsight), ("_rocprof_sys", _load_rocprof, _repair_rocprof)):
         try:
             plugin = load()
         except ImportError as error:
@@ -85,10 +86,8 @@ def _repair_nsight(plugin: Any) -> None:
     async def create(self: Any, uri: str | None, runtime_env: Any, context: Any, logger: logging.Logger) -> int:
         try:
             wrap = await _prepare_nsight(runtime_env, context, logger, trials, self._nsight_dir)
-        except ray_nsight.ConfigError as error:
+        except (CannotProfile, ray_nsight.ConfigError) as error:
             raise RuntimeEnvSetupError(f"rlprof: {error}") from None
-        except _CannotProfile as error:
-            raise RuntimeEnvSetupError(str(error)) from None
         if wrap is not None:
             wraps[context] = wrap
         return 0
@@ -101,7 +100,36 @@ def _repair_nsight(plugin: Any) -> None:
     plugin.create, plugin.modify_context = create, modify_context
 
 
-class _CannotProfile(Exception):
+def _load_rocprof() -> Any:
+    from ray._private.runtime_env.rocprof_sys import RocProfSysPlugin
+
+    return RocProfSysPlugin
+
+
+def _repair_rocprof(plugin: Any) -> None:
+    from ray.exceptions import RuntimeEnvSetupError
+
+    trials = Trials()
+    wraps: weakref.WeakKeyDictionary[Any, rocprof.RocprofWrap] = weakref.WeakKeyDictionary()
+
+    async def create(self: Any, uri: str | None, runtime_env: Any, context: Any, logger: logging.Logger) -> int:
+        try:
+            wrap = await _prepare_rocprof(runtime_env, context, logger, trials, self._rocprof_sys_dir)
+        except (CannotProfile, ray_nsight.ConfigError) as error:
+            raise RuntimeEnvSetupError(f"rlprof: {error}") from None
+        if wrap is not None:
+            wraps[context] = wrap
+        return 0
+
+    def modify_context(self: Any, uris: list[str], runtime_env: Any, context: Any, logger: logging.Logger | None = None) -> None:
+        wrap = wraps.pop(context, None)
+        if wrap is not None:
+            wrap.apply(context)
+
+    plugin.create, plugin.modify_context = create, modify_context
+
+
+class CannotProfile(Exception):
     """A selected worker cannot be profiled on this node, and nobody said to go on without."""
 
 
@@ -126,11 +154,49 @@ async def _prepare_nsight(runtime_env: Any, context: Any, logger: logging.Logger
         if reason is None:
             return wrap
         reason = f"`nsys profile {' '.join(wrap.options)}` does not work: {reason}"
-    text = f"rlprof: node {os.environ.get('RLPROF_NODE') or socket.gethostname()}, {identity}: {reason}"
-    if selection.spec is None or selection.spec.on_error == "fail":
-        raise _CannotProfile(text)
-    _go_on_without(identity, selection.spec, context, text, logger)
+    give_up(identity, selection.spec, context, reason, logger)
     return None
+
+
+async def _prepare_rocprof(runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials, session_folder: Any) -> rocprof.RocprofWrap | None:
+    config = runtime_env.rocprof_sys()
+    if not config:
+        return None
+    if config != "default" and not isinstance(config, Mapping):
+        raise ray_nsight.ConfigError(f"the runtime env's \"_rocprof_sys\" is {config!r}: expected \"default\" or {{\"env\": …, \"args\": …}}")
+    given = {"args": {"F": "true"}} if config == "default" else dict(config)
+    options = ray_nsight.clean_options(given.get("args") or {})
+    identity = identify(runtime_env)
+    selection = select(identity, _request(logger), "rocprof_sys")
+    if not selection.wanted or (selection.spec is not None and runtime_env.get("rlprof")):
+        logger.info("rlprof: %s starts without Ray's rocprof-sys: %s", identity, "the request takes it itself" if selection.wanted else "it is not selected")
+        return None
+    wrap, reason = await try_rocprof(options, (), given.get("env") or {}, identity, selection.spec, False, context, trials, session_folder)
+    if reason is not None:
+        give_up(identity, selection.spec, context, reason, logger)
+    return wrap
+
+
+async def try_rocprof(
+    options: Mapping[str, str | None], flags: tuple[str, ...], variables: Mapping[str, str], identity: Identity, spec: Any | None,
+    windowed: bool, context: Any, trials: Trials, session_folder: Any,
+) -> tuple[rocprof.RocprofWrap | None, str | None]:
+    """A wrap that a trial has shown to work, or the reason why there is none."""
+    windows = spec.windows() if spec is not None else ()
+    try:
+        wrap = rocprof.make_wrap(options, flags, variables, identity, windows[0] if len(windows) == 1 else None, windowed, os.environ, session_folder)
+    except rocprof_sys.FrontEndError as error:
+        return None, str(error)
+    reason = await rocprof.reason_against(wrap, context, trials, _trial_env())
+    return (wrap, None) if reason is None else (None, f"`python -m rocprofsys {' '.join(wrap.words)} --` does not work: {reason}")
+
+
+def give_up(identity: Identity, spec: Any | None, context: Any, reason: str | None, logger: logging.Logger) -> None:
+    """Let the worker start unprofiled where the request allows that; else raise `CannotProfile`."""
+    text = f"node {os.environ.get('RLPROF_NODE') or socket.gethostname()}, {identity}: {reason}"
+    if spec is None or spec.on_error == "fail":
+        raise CannotProfile(text)
+    _go_on_without(identity, spec, context, text, logger)
 
 
 def _trial_env() -> dict[str, str]:

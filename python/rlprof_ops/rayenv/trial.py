@@ -30,11 +30,19 @@ class Trials:
         self._running: dict[tuple[str, ...], asyncio.Task[str | None]] = {}
         self._known: dict[tuple[str, ...], tuple[float, str | None]] = {}
 
-    async def reason_against(self, key: Sequence[str], command: Sequence[str], env: Mapping[str, str], proof: str | None = None) -> str | None:
-        """Run `command` unless that was done; why it must not be used, or None when it works.
+    async def reason_against(
+        self,
+        key: Sequence[str],
+        command: Sequence[str],
+        env: Mapping[str, str],
+        files: Mapping[str, str] | None = None,
+        proof: str | None = None,
+    ) -> str | None:
+        """Run `command` unless that was done for `key`; why it must not be used, or None when it works.
 
-        "{folder}" in `command` and in the values of `env` stands for the trial's own folder, which is removed
-        afterwards. `proof` names a file in it that the command must have written: some tools fail with exit code 0.
+        "{folder}" in `command` and in the values of `env` stands for the trial's own folder, which holds `files` and is
+        removed afterwards. `proof` names a file in it that the command must have written: some tools fail with exit
+        code 0.
         """
         identity = tuple(key)
         when, reason = self._known.get(identity, (0.0, ""))
@@ -42,7 +50,7 @@ class Trials:
             return reason
         task = self._running.get(identity)
         if task is None:
-            task = asyncio.ensure_future(_try(command, env, proof))
+            task = asyncio.ensure_future(_try(command, env, files or {}, proof))
             self._running[identity] = task
             task.add_done_callback(lambda _: self._running.pop(identity, None))
         reason = await asyncio.shield(task)
@@ -50,12 +58,14 @@ class Trials:
         return reason
 
 
-async def _try(command: Sequence[str], env: Mapping[str, str], proof: str | None) -> str | None:
+async def _try(command: Sequence[str], env: Mapping[str, str], files: Mapping[str, str], proof: str | None) -> str | None:
     limit_s = timeout_s(os.environ)
     folder = Path(tempfile.mkdtemp(prefix="rlprof-trial-", dir=_existing(env.get("TMPDIR"))))
     try:
         full = {key: value.replace("{folder}", str(folder)) for key, value in env.items()}
         full["TMPDIR"] = str(folder)
+        for name, text in files.items():
+            (folder / name).write_text(text)
         argv = [word.replace("{folder}", str(folder)) for word in command]
         with (folder / "output.txt").open("wb") as output:  # a file: a pipe would be held open by what outlives the command
             process = await asyncio.create_subprocess_exec(

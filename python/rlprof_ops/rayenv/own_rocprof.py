@@ -1,0 +1,42 @@
+"""rocprof-sys for workers that use our runtime: from the request to a wrap that was tried."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.rayenv import repair
+from rlprof_ops.rayenv.rocprof import RocprofWrap
+from rlprof_ops.rayenv.selection import Identity
+from rlprof_ops.rayenv.trial import Trials
+
+# Without it every Python function is traced from the first line on, which slows training several times.
+_DEFAULT_FLAGS = ("b",)
+
+
+async def prepare(worker: str, rank: int | None, context: Any, trials: Trials, logger: logging.Logger) -> RocprofWrap | None:
+    """The wrap of one worker; None when the request does not select it, or it is to start unprofiled.
+
+    Raises `RuntimeError` when it cannot be profiled and its capture has `on_error: fail`.
+    """
+    from rlprof_ops.request import ProfileRequest
+
+    specs = ProfileRequest.from_json(os.environ["RLPROF_REQUEST_JSON"]).for_worker(worker, rank)
+    spec = next((spec for spec in specs if spec.backend == "rocprof_sys"), None)
+    if spec is None:
+        return None
+    flags = spec.flags if spec.flags or spec.options else _DEFAULT_FLAGS
+    variables = {name: value for name, value in {**context.env_vars, **spec.env}.items() if name.startswith("ROCPROFSYS_")}
+    identity = Identity(worker, rank)
+    folder = Path(os.environ.get("RLPROF_NODE_DIR") or os.environ.get("RLPROF_RUN_DIR") or "rlprof-profiles").absolute()
+    wrap, reason = await repair.try_rocprof(
+        spec.options, flags, variables, identity, spec, True, context, trials, folder / "profiles" / "rocprof_sys" / worker
+    )
+    if reason is not None:
+        try:
+            repair.give_up(identity, spec, context, reason, logger)
+        except repair.CannotProfile as error:
+            raise RuntimeError(f"rlprof: {error}") from None
+    return wrap
