@@ -14,12 +14,13 @@ import pytest
 
 pytest.importorskip("ray")
 
-from ray._private.runtime_env import nsight as ray_module
 from ray.exceptions import RuntimeEnvSetupError
+from tests.rayenv.stock import pristine
 
 from rlprof_ops.rayenv import repair
 from rlprof_ops.request import ProfileRequest
 
+ray_module = pristine("nsight")
 LOG = logging.getLogger("test")
 
 # Stands in for nsys: notes each call, fails for an option it does not know, hangs when told, else runs nothing.
@@ -62,7 +63,7 @@ def plugin(monkeypatch, tmp_path):
     monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path / "node"))
     monkeypatch.delenv("RLPROF_REQUEST_JSON", raising=False)
     copy = type("NsightPlugin", (ray_module.NsightPlugin,), dict(ray_module.NsightPlugin.__dict__))
-    copy.__dict__.get(repair._REPAIRED) or repair._repair_nsight(copy)
+    repair._repair_nsight(copy)
     made = copy(str(tmp_path / "session" / "runtime_resources"))
     made.calls = lambda: calls.read_text().splitlines()
     made.node_dir = tmp_path / "node"
@@ -296,9 +297,8 @@ def test_other_shapes_are_left_alone(other):
 
 def test_install_twice_repairs_once(monkeypatch):
     copy = type("NsightPlugin", (), {"name": "_nsight", "create": ray_module.NsightPlugin.create, "modify_context": ray_module.NsightPlugin.modify_context})
-    if repair.why_unknown(copy):
-        pytest.skip("this process has repaired the plugin already")
     monkeypatch.setattr(repair, "_load_nsight", lambda: copy)
+    assert repair.why_unknown(copy) is None
     repair.install(LOG)
     once = copy.create
 

@@ -62,8 +62,8 @@ def find(env: Mapping[str, str] | None = None, version: tuple[int, int] = sys.ve
         bindings = [path.name for path in folder.glob("libpyrocprofsys.*.so")]
         if not bindings or any(tag in name for name in bindings):
             return FrontEnd(script, str(folder.parent))
-        built.update(re.findall(r"cpython-(\d)(\d+)-", " ".join(bindings)))
-    versions = ", ".join(sorted(f"{major}.{minor}" for major, minor in built)) or "another Python"
+        built.update(re.sub(r".*cpython-(\d)(\d+)-.*", r"\1.\2", name) for name in bindings)
+    versions = ", ".join(sorted(built))
     raise FrontEndError(f"{script} is built for Python {versions}, but workers run {version[0]}.{version[1]}")
 
 

@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.rayenv import repair
-from rlprof_ops.rayenv.rocprof import RocprofWrap
+from rlprof_ops.backends import rocprof_sys
+from rlprof_ops.rayenv import rocprof
+from rlprof_ops.rayenv.rocprof import Asked, RocprofWrap
 from rlprof_ops.rayenv.selection import Identity
 from rlprof_ops.rayenv.trial import Trials
+from rlprof_ops.rayenv.unprofiled import CannotProfile, give_up
 
 # Without it every Python function is traced from the first line on, which slows training several times.
 _DEFAULT_FLAGS = ("b",)
@@ -31,12 +33,12 @@ async def prepare(worker: str, rank: int | None, context: Any, trials: Trials, l
     variables = {name: value for name, value in {**context.env_vars, **spec.env}.items() if name.startswith("ROCPROFSYS_")}
     identity = Identity(worker, rank)
     folder = Path(os.environ.get("RLPROF_NODE_DIR") or os.environ.get("RLPROF_RUN_DIR") or "rlprof-profiles").absolute()
-    wrap, reason = await repair.try_rocprof(
-        spec.options, flags, variables, identity, spec, True, context, trials, folder / "profiles" / "rocprof_sys" / worker
-    )
-    if reason is not None:
+    asked = Asked(spec.options, flags, variables)
+    try:
+        return await rocprof.prepare(asked, identity, spec, True, context, trials, folder / "profiles" / "rocprof_sys" / worker)
+    except rocprof_sys.FrontEndError as error:
         try:
-            repair.give_up(identity, spec, context, reason, logger)
-        except repair.CannotProfile as error:
-            raise RuntimeError(f"rlprof: {error}") from None
-    return wrap
+            give_up(identity, spec, context, str(error), logger)
+        except CannotProfile as refusal:
+            raise RuntimeError(f"rlprof: {refusal}") from None
+    return None

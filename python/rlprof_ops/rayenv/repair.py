@@ -10,15 +10,15 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import socket
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
 from rlprof_ops.backends import nsight, rocprof_sys
 from rlprof_ops.rayenv import ray_nsight, rocprof
-from rlprof_ops.rayenv.selection import Identity, identify, select
-from rlprof_ops.rayenv.trial import Trials
+from rlprof_ops.rayenv.selection import identify, select
+from rlprof_ops.rayenv.trial import Trials, trial_env
+from rlprof_ops.rayenv.unprofiled import CannotProfile, give_up
 
 _REPAIRED = "_rlprof_repaired"
 _CREATE = ["self", "uri", "runtime_env", "context", "logger"]
@@ -129,10 +129,6 @@ def _repair_rocprof(plugin: Any) -> None:
     plugin.create, plugin.modify_context = create, modify_context
 
 
-class CannotProfile(Exception):
-    """A selected worker cannot be profiled on this node, and nobody said to go on without."""
-
-
 async def _prepare_nsight(runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials, session_folder: Any) -> ray_nsight.Wrap | None:
     config = runtime_env.nsight()
     if not config:
@@ -147,15 +143,15 @@ async def _prepare_nsight(runtime_env: Any, context: Any, logger: logging.Logger
         logger.info("rlprof: %s uses our runtime: its nsight options give way to a session of the request", identity)
         return None
     nsys = nsight.find()
-    reason: str | None = "no nsys: it is not on PATH (set RLPROF_NSYS, or install nsight-systems-cli)"
-    if nsys is not None:
-        wrap = ray_nsight.make_wrap(options, identity, selection.spec, os.environ, session_folder, nsys)
-        reason = await trials.reason_against((nsys, *wrap.options), wrap.trial(), nsight.client_env(_trial_env()))
-        if reason is None:
-            return wrap
-        reason = f"`nsys profile {' '.join(wrap.options)}` does not work: {reason}"
-    give_up(identity, selection.spec, context, reason, logger)
-    return None
+    if nsys is None:
+        give_up(identity, selection.spec, context, "no nsys: it is not on PATH (set RLPROF_NSYS, or install nsight-systems-cli)", logger)
+        return None
+    wrap = ray_nsight.make_wrap(options, identity, selection.spec, os.environ, session_folder, nsys)
+    reason = await trials.reason_against((nsys, *wrap.options), wrap.trial(), nsight.client_env(trial_env()))
+    if reason is not None:
+        give_up(identity, selection.spec, context, f"`nsys profile {' '.join(wrap.options)}` does not work: {reason}", logger)
+        return None
+    return wrap
 
 
 async def _prepare_rocprof(runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials, session_folder: Any) -> rocprof.RocprofWrap | None:
@@ -171,39 +167,12 @@ async def _prepare_rocprof(runtime_env: Any, context: Any, logger: logging.Logge
     if not selection.wanted or (selection.spec is not None and runtime_env.get("rlprof")):
         logger.info("rlprof: %s starts without Ray's rocprof-sys: %s", identity, "the request takes it itself" if selection.wanted else "it is not selected")
         return None
-    wrap, reason = await try_rocprof(options, (), given.get("env") or {}, identity, selection.spec, False, context, trials, session_folder)
-    if reason is not None:
-        give_up(identity, selection.spec, context, reason, logger)
-    return wrap
-
-
-async def try_rocprof(
-    options: Mapping[str, str | None], flags: tuple[str, ...], variables: Mapping[str, str], identity: Identity, spec: Any | None,
-    windowed: bool, context: Any, trials: Trials, session_folder: Any,
-) -> tuple[rocprof.RocprofWrap | None, str | None]:
-    """A wrap that a trial has shown to work, or the reason why there is none."""
-    windows = spec.windows() if spec is not None else ()
+    asked = rocprof.Asked(options, (), given.get("env") or {})
     try:
-        wrap = rocprof.make_wrap(options, flags, variables, identity, windows[0] if len(windows) == 1 else None, windowed, os.environ, session_folder)
+        return await rocprof.prepare(asked, identity, selection.spec, False, context, trials, session_folder)
     except rocprof_sys.FrontEndError as error:
-        return None, str(error)
-    reason = await rocprof.reason_against(wrap, context, trials, _trial_env())
-    return (wrap, None) if reason is None else (None, f"`python -m rocprofsys {' '.join(wrap.words)} --` does not work: {reason}")
-
-
-def give_up(identity: Identity, spec: Any | None, context: Any, reason: str | None, logger: logging.Logger) -> None:
-    """Let the worker start unprofiled where the request allows that; else raise `CannotProfile`."""
-    text = f"node {os.environ.get('RLPROF_NODE') or socket.gethostname()}, {identity}: {reason}"
-    if spec is None or spec.on_error == "fail":
-        raise CannotProfile(text)
-    _go_on_without(identity, spec, context, text, logger)
-
-
-def _trial_env() -> dict[str, str]:
-    env = dict(os.environ)
-    if env.get("RLPROF_NODE_DIR"):
-        env["TMPDIR"] = os.path.join(env["RLPROF_NODE_DIR"], "tmp")
-    return env
+        give_up(identity, selection.spec, context, str(error), logger)
+    return None
 
 
 def _request(logger: logging.Logger) -> Any | None:
@@ -219,19 +188,3 @@ def _request(logger: logging.Logger) -> Any | None:
         logger.warning("rlprof: the job's request cannot be read, so no worker is left out: %s", error)
         return None
     return request if request else None
-
-
-def _go_on_without(identity: Identity, spec: Any, context: Any, reason: str, logger: logging.Logger) -> None:
-    """Let the worker start unprofiled, and leave the reason for the manifest: the worker may not know our runtime."""
-    logger.warning("%s; it starts unprofiled", reason)
-    context.env_vars["RLPROF_NOT_WRAPPED"] = reason
-    if identity.worker is None or not os.environ.get("RLPROF_NODE_DIR"):
-        return
-    from rlprof_ops.runtime.events import EventLog
-    from rlprof_ops.runtime.place import find_place
-
-    place = find_place(identity.worker, identity.rank, None, os.environ)
-    log = EventLog(place.events / f"{place.stem}.jsonl")
-    log.write("registered", worker=place.worker, rank=place.rank, world_size=None, pid=place.pid, host=place.host, backends=[spec.backend])
-    for window in spec.windows():
-        log.write("failed", backend=spec.backend, steps=[window.start, window.stop], phase=None, reason=reason)

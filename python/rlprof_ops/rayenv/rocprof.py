@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import names, rocprof_sys
 from rlprof_ops.rayenv.selection import Identity
-from rlprof_ops.rayenv.trial import Trials
+from rlprof_ops.rayenv.trial import Trials, trial_env
 
 # Leaves a file when it really ran: the front end ends with 0 also when it could not start the script.
 _TRIAL_SCRIPT = 'import sys\nopen(sys.argv[0] + ".ran", "w").close()\n'
@@ -36,20 +36,31 @@ class RocprofWrap:
         context.env_vars.update(self.variables)
 
 
-def make_wrap(
-    options: Mapping[str, str | None],
-    flags: Iterable[str],
-    user_variables: Mapping[str, str],
-    identity: Identity,
-    window: Any | None,
-    windowed: bool,
-    env: Mapping[str, str],
-    session_folder: Path,
+@dataclass(frozen=True)
+class Asked:
+    """What somebody asked of rocprof-sys. `variables` are `ROCPROFSYS_*` that were set on purpose; they win over ours."""
+
+    options: Mapping[str, str | None]
+    flags: tuple[str, ...]
+    variables: Mapping[str, str]
+
+
+async def prepare(
+    asked: Asked, identity: Identity, spec: Any | None, windowed: bool, context: Any, trials: Trials, session_folder: Path
 ) -> RocprofWrap:
+    """A wrap that a trial has shown to work; raises `rocprof_sys.FrontEndError` with the reason when there is none."""
+    windows: Any = spec.windows() if spec is not None else ()
+    wrap = make_wrap(asked, identity, windows[0] if windowed and len(windows) == 1 else None, windowed, os.environ, session_folder)
+    reason = await reason_against(wrap, context, trials, trial_env())
+    if reason is not None:
+        raise rocprof_sys.FrontEndError(f"`python -m rocprofsys {' '.join(wrap.words)} --` does not work: {reason}")
+    return wrap
+
+
+def make_wrap(asked: Asked, identity: Identity, window: Any | None, windowed: bool, env: Mapping[str, str], session_folder: Path) -> RocprofWrap:
     """The wrap of one worker; the folder of its trace exists afterwards.
 
     Args:
-        user_variables: `ROCPROFSYS_*` variables that somebody set on purpose; they win over ours.
         window: the steps to name the trace by, None when several or no windows are in it.
         windowed: recording is off until the worker's step gate opens a window.
         session_folder: where traces go outside a job.
@@ -63,10 +74,10 @@ def make_wrap(
     if env.get("RLPROF_NODE_DIR"):
         worker = names.safe_worker(identity.worker or names.NAMELESS)
         folder = Path(env["RLPROF_NODE_DIR"], "inplace", "rocprof_sys", worker, f"rank{identity.rank or 0}")
-    own = {name: str(value) for name, value in user_variables.items()}
+    own = {name: str(value) for name, value in asked.variables.items()}
     variables = rocprof_sys.variables(str(folder), stem, own, windowed)
     os.makedirs(variables["ROCPROFSYS_OUTPUT_PATH"], mode=0o700, exist_ok=True)
-    return RocprofWrap(front_end.package_folder, tuple(rocprof_sys.render(options, flags)), variables)
+    return RocprofWrap(front_end.package_folder, tuple(rocprof_sys.render(asked.options, asked.flags)), variables)
 
 
 async def reason_against(wrap: RocprofWrap, context: Any, trials: Trials, env: Mapping[str, str]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 
 TIMEOUT_S = 20.0
 _REMEMBER_FAILURE_S = 60.0
+_TELLING = re.compile(r"error|unrecogni|unknown|invalid|illegal|not found|no module", re.IGNORECASE)
 
 
 def timeout_s(env: Mapping[str, str]) -> float:
@@ -21,6 +23,14 @@ def timeout_s(env: Mapping[str, str]) -> float:
         return float(env.get("RLPROF_CHECK_TIMEOUT_S") or TIMEOUT_S)
     except ValueError:
         return TIMEOUT_S
+
+
+def trial_env() -> dict[str, str]:
+    """The environment of a trial: the agent's, with the job's folder for what a profiler leaves in TMPDIR."""
+    env = dict(os.environ)
+    if env.get("RLPROF_NODE_DIR"):
+        env["TMPDIR"] = os.path.join(env["RLPROF_NODE_DIR"], "tmp")
+    return env
 
 
 class Trials:
@@ -93,9 +103,11 @@ def _existing(folder: str | None) -> str | None:
 
 
 def _said(folder: Path) -> str:
+    """The lines that speak of an error, else the last ones: tools print their usage before or after."""
     text = (folder / "output.txt").read_text(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " | ".join(lines[:4])[:600]
+    telling = [line for line in lines if _TELLING.search(line)]
+    return " | ".join(telling[:3] or lines[-3:])[:600]
 
 
 def _end(pid: int, folder: str) -> None:

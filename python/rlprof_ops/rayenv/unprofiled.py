@@ -1,0 +1,41 @@
+"""What happens to a selected worker that cannot be profiled on its node: the request says stop, or go on without."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import Any
+
+from rlprof_ops.rayenv.selection import Identity
+
+
+class CannotProfile(Exception):
+    """A selected worker cannot be profiled on this node, and nobody said to go on without."""
+
+
+def give_up(identity: Identity, spec: Any | None, context: Any, reason: str, logger: logging.Logger) -> None:
+    """Let the worker start unprofiled where the request allows that; else raise `CannotProfile`, which fails its creation.
+
+    `spec` is None when only the trainer asked: then going on in silence would be a surprise.
+    """
+    text = f"node {os.environ.get('RLPROF_NODE') or socket.gethostname()}, {identity}: {reason}"
+    if spec is None or spec.on_error == "fail":
+        raise CannotProfile(text)
+    _go_on_without(identity, spec, context, text, logger)
+
+
+def _go_on_without(identity: Identity, spec: Any, context: Any, reason: str, logger: logging.Logger) -> None:
+    """Let the worker start unprofiled, and leave the reason for the manifest: the worker may not know our runtime."""
+    logger.warning("rlprof: %s; it starts unprofiled", reason)
+    context.env_vars["RLPROF_NOT_WRAPPED"] = reason
+    if identity.worker is None or not os.environ.get("RLPROF_NODE_DIR"):
+        return
+    from rlprof_ops.runtime.events import EventLog
+    from rlprof_ops.runtime.place import find_place
+
+    place = find_place(identity.worker, identity.rank, None, os.environ)
+    log = EventLog(place.events / f"{place.stem}.jsonl")
+    log.write("registered", worker=place.worker, rank=place.rank, world_size=None, pid=place.pid, host=place.host, backends=[spec.backend])
+    for window in spec.windows():
+        log.write("failed", backend=spec.backend, steps=[window.start, window.stop], phase=None, reason=reason)
