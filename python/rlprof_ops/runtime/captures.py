@@ -162,6 +162,8 @@ class Captures:
             return
         try:
             finished = capture.taker.close()
+            if getattr(capture.taker, "late", False):  # the tool writes when the process ends; harvest finds it by its name
+                return
             if capture.asked_by is not None:  # named by what it saw, not by what was planned
                 window.window = _steps_window(window.window.start, max(window.seen) + 1)
             self._deliver(capture, window, finished, partial)

@@ -15,6 +15,7 @@ from rlprof_ops.backends import names, nsight
 from rlprof_ops.backends import torch as torch_backend
 from rlprof_ops.runtime.errors import CaptureError
 from rlprof_ops.runtime.memory_takers import choose_memory_taker
+from rlprof_ops.runtime.rocprof_taker import RocprofTaker, is_wrapped
 from rlprof_ops.runtime.torch_taker import TorchTaker
 
 
@@ -51,6 +52,12 @@ def choose_taker(spec: Any, all_specs: Sequence[Any]) -> tuple[Taker | None, str
         return (None, conflict) if conflict else (TorchTaker(spec), "")
     if spec.backend == "memory":
         return choose_memory_taker(spec)
+    if spec.backend == "rocprof_sys":
+        if is_wrapped():
+            return RocprofTaker(), ""
+        return None, os.environ.get("RLPROF_NOT_WRAPPED") or NOT_WRAPPED.replace("nsys launch", "rocprofsys").replace(
+            "RLPROF_NSYS_SESSION is not set", "the module rocprofsys is not loaded"
+        )
     return None, f"the backend {spec.backend!r} cannot be taken inside a training process"
 
 
