@@ -38,6 +38,9 @@ class HostClock:
     def aligned(self, time: int) -> int:
         return time + self.offset_ns + round((time - self.at_ns) * self.drift_ppm / 1e6)
 
+    def all_aligned(self, times: Ints) -> Ints:
+        return times + self.offset_ns + np.round((times - self.at_ns) * self.drift_ppm / 1e6).astype(np.int64)
+
 
 @dataclass(frozen=True)
 class Clocks:

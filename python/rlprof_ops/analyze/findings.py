@@ -32,12 +32,12 @@ def find(
     merged: Merged, spreads: Sequence[PhaseSpread], stragglers: Sequence[Straggler], bubbles: Sequence[Bubble],
     waits: Sequence[Waiting], skews: Sequence[CollectiveSkew], missing: int, unread: int,
 ) -> list[Finding]:  # fmt: skip
-    """All findings worth a sentence, the costliest first; what is missing always leads."""
+    """All findings worth a sentence, the costliest first; what is missing leads, then who is slow: both can be acted on."""
     found = [
         *_phases(spreads), *_straggling(stragglers), *_idle_workers(merged, bubbles), *_gpu(merged), *_unexplained(merged, waits),
         *_skewed(skews, merged),
     ]  # fmt: skip
-    found.sort(key=lambda finding: -finding.cost_ns)
+    found.sort(key=lambda finding: (finding.kind != "straggler", -finding.cost_ns))
     if missing or unread:
         parts = [f"{missing} planned reports are missing"] * bool(missing) + [f"{unread} reports could not be read"] * bool(unread)
         found.insert(0, Finding("coverage", " and ".join(parts) + "; what follows is said without them.", 0))

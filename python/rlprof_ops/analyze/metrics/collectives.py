@@ -65,9 +65,7 @@ def _skew(worker: str, key: str, members: dict[Rank, tuple[Meetings, str]], merg
     for rank in matched:
         meeting, host = members[rank]
         mine = np.array([matched[rank][i] for i in shared])
-        clock = merged.clocks.of(host)
-        drift = np.round((meeting.start[mine] - clock.at_ns) * clock.drift_ppm / 1e6).astype(np.int64)
-        starts.append(meeting.start[mine] + clock.offset_ns + drift)
+        starts.append(merged.clocks.of(host).all_aligned(meeting.start[mine]))
         durations.append(meeting.end[mine] - meeting.start[mine])
     start, duration = np.array(starts), np.array(durations)
     transfer = duration.min(axis=0)

@@ -64,4 +64,8 @@ def _workers(answer: Json) -> list[Json]:
             "waiting": [[other, round(length)] for other, length in sorted(waits.items())],
             "unexplained_ns": round(fmean(row["unexplained_ns"] for row in rows)),
         })  # fmt: skip
-    return sorted(found, key=lambda w: (w["controller"], w["worker"]))
+    first: dict[str, int] = {}
+    for rank, _, _, start, _ in answer["segments"]:
+        worker = answer["ranks"][rank]["worker"]
+        first[worker] = min(first.get(worker, start), start)
+    return sorted(found, key=lambda w: (w["controller"], first.get(w["worker"], 0), w["worker"]))

@@ -114,7 +114,7 @@ function drawGantt() {
   for (let t = Math.ceil(view[0] / tick) * tick; t <= view[1]; t += tick) { g.beginPath(); g.moveTo(x(t) + .5, TOP - 4); g.lineTo(x(t) + .5, height); g.stroke(); g.textAlign = "center"; if (x(t) < width - 20) g.fillText(time(t * 1000), x(t), 9); }
   let last = null; const gap = rowHeight > 8 ? 2 : rowHeight > 5 ? 1 : 0;
   rows.forEach((i, n) => { const y = TOP + n * rowHeight, r = D.ranks[i]; g.textAlign = "left";
-    if (rowHeight >= 11 || r.worker !== last) { g.fillStyle = r.worker !== last ? strong : ink; let name = rowHeight >= 11 ? r.worker + " " + r.rank : r.worker; while (name.length > 3 && g.measureText(name).width > label - 10) name = name.slice(0, -2); g.fillText(name, 6, y + rowHeight / 2); }
+    if (rowHeight >= 11 || r.worker !== last) { g.fillStyle = r.worker !== last ? strong : ink; const end = rowHeight >= 11 ? " " + r.rank : ""; let name = r.worker, fits = () => g.measureText(name + end).width <= label - 10; while (name.length > 2 && !fits()) name = name.replace(/…$/, "").slice(0, -1) + "…"; g.fillText(name + end, 6, y + rowHeight / 2); }
     if (r.worker !== last && n) { g.fillStyle = line; g.fillRect(0, y - .5, width, 1); } last = r.worker;
     g.save(); g.beginPath(); g.rect(label, y, width - label, rowHeight); g.clip();
     for (const s of stepsByRank.get(i) || []) if (inStep(s[1])) { g.fillStyle = pale; g.fillRect(x(s[2]), y + gap, s[3] * scale, rowHeight - 2 * gap); g.fillStyle = strong; g.fillRect(x(s[2]), y, 1, rowHeight); }
@@ -139,8 +139,9 @@ const legend = (box, items) => items.forEach(([name, fill, cls]) => { const s = 
 if (D.steps_of.length) { fillSelects(); resetView(); legend($("gantt-legend"), [...D.phase_names.map((p, i) => [p, color(i)]), ["in no phase", "var(--pale)"]]); drawGantt(); } else hide("gantt");
 
 // ---- anatomy
+const barWidth = () => Math.max(80, document.querySelector("main").clientWidth - (innerWidth < 640 ? 200 : 380));
 function bar(box, name, parts, total, whole, title) { const row = el("div", "row"), b = el("div", "bar"), n = el("div", "name", name); if (title) n.title = title;
-  parts.forEach(([label, length, fill, cls, dark]) => { if (length <= 0) return; const s = el("span", cls || ""); s.style.width = 100 * length / whole + "%"; s.style.background = fill; if (dark) s.style.color = "inherit"; if (length / whole > .09) s.textContent = label; hover(s, `${label}: ${time(length)} (${pct(length / total)})`); b.append(s); });
+  parts.forEach(([label, length, fill, cls, dark]) => { if (length <= 0) return; const s = el("span", cls || ""); s.style.width = 100 * length / whole + "%"; s.style.background = fill; if (dark) s.style.color = "inherit"; if (length / whole * barWidth() > label.length * 6.6 + 6) s.textContent = label; hover(s, `${label}: ${time(length)} (${pct(length / total)})`); b.append(s); });
   row.append(n, b, el("div", "sum", time(total))); box.append(row); }
 if (D.workers.length) { const whole = Math.max(...D.workers.map(w => w.mean_ns), 1);
   D.workers.forEach(w => bar($("anatomy-bars"), `${w.worker} ×${w.ranks}`, [...w.phases.map(([p, l]) => [D.phase_names[p], l, color(p)]), ...w.waiting.map(([o, l]) => ["waiting for " + o, l, "var(--pale)", "hatch", true]), ["nobody in a phase", w.unexplained_ns, "var(--pale)", "", true]], w.mean_ns, whole));
@@ -148,7 +149,7 @@ if (D.workers.length) { const whole = Math.max(...D.workers.map(w => w.mean_ns),
 } else hide("anatomy");
 
 // ---- GPUs
-if (D.gpu.length) { legend($("gpu-legend"), [...GPU.map(g => [g[0], g[2]]), ...IDLE.map(g => [g[0], g[2]])]); const box = $("gpu-bars"), many = D.gpu.length > 24; if (many) box.classList.add("dense");
+if (D.gpu.length) { legend($("gpu-legend"), [...GPU.map(g => [g[0], g[2]]), ...IDLE.map(g => [g[0], g[2]])]); const box = $("gpu-bars"), many = D.gpu.length > 24; if (many) box.classList.add("dense", "tall");
   D.gpu.slice(0, 1024).forEach(g => bar(box, `${rankName(g.rank)}${D.gpu.filter(o => o.rank === g.rank && o.report === g.report).length > 1 ? " gpu " + g.device : ""}`, [...GPU.map(([n, k, f]) => [n, g[k], f]), ...IDLE.map(([n, k, f]) => [n, g.idle[k], f])], g.window_ns, g.window_ns, g.report));
   const share = (name, get, title) => ({name, num: true, title, value: r => get(r) / Math.max(r.window_ns, 1), text: r => pct(get(r) / Math.max(r.window_ns, 1))});
   table($("gpu-table"), "GPUs", [{name: "rank", value: r => rankName(r.rank)}, {name: "host", value: r => D.ranks[r.rank].host}, {name: "gpu", value: r => r.device, text: r => `${r.device} ${r.name}`}, ns("window", "window_ns"), share("compute", r => r.compute_ns), share("comm. exposed", r => r.exposed_communication_ns), share("comm. all", r => r.communication_ns), share("memcpy exposed", r => r.exposed_memcpy_ns), share("idle", r => r.idle_ns), share("idle: host", r => r.idle.host_ns), share("idle: sync", r => r.idle.synchronising_ns), {name: "kernels", num: true, value: r => r.kernels, text: r => count(r.kernels)}], D.gpu);

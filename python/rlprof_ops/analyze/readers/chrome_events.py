@@ -66,25 +66,29 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-_batch = msgspec.json.Decoder(list[Event])
-_single = msgspec.json.Decoder(Event)
+_DECODERS: dict[bool, tuple[Any, Any]] = {
+    False: (msgspec.json.Decoder(list[Event]), msgspec.json.Decoder(Event)),
+    True: (msgspec.json.Decoder(list[dict[str, Any]]), msgspec.json.Decoder(dict[str, Any])),
+}
 _header = msgspec.json.Decoder(dict[str, Any])
 
 
 class ChromeEvents:
     """Iterates over lists of `Event`; afterwards `header`, `truncated` and `damaged` describe the rest of the file.
 
-    Raises `UnreadableReport` when the stream holds no event array at all.
+    `whole`: events are dicts with everything in them instead. Raises `UnreadableReport` when the stream holds no event
+    array at all.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, whole: bool = False) -> None:
         self.path = path
+        self._batch, self._single = _DECODERS[whole]
         self.header: dict[str, Any] = {}
         self.header_text = b""
         self.truncated = ""
         self.damaged = 0
 
-    def __iter__(self) -> Iterator[list[Event]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         stream = Inflated(self.path)
         pieces = iter(stream)
         rest = self._read_header(pieces, stream)
@@ -135,7 +139,7 @@ class ChromeEvents:
             return False
         return True
 
-    def _cut(self, text: bytes, last: bool) -> tuple[list[Event], bytes, bytes | None]:
+    def _cut(self, text: bytes, last: bool) -> tuple[list[Any], bytes, bytes | None]:
         """Events of `text`, the unfinished rest, and what follows the array once its end was met."""
         text = text.lstrip(b", \t\r\n")  # the separator, where the last batch ended just before it
         whole = self._decode_prefix(text, last)
@@ -143,13 +147,13 @@ class ChromeEvents:
             return whole
         return self._salvage(text, last)
 
-    def _decode_prefix(self, text: bytes, last: bool) -> tuple[list[Event], bytes, bytes | None] | None:
+    def _decode_prefix(self, text: bytes, last: bool) -> tuple[list[Any], bytes, bytes | None] | None:
         tail_start = max(0, len(text) - (len(text) if last and len(text) < MAX_EVENT_BYTES else _TAIL_BYTES))
         pattern = _ARRAY_END if last else _BOUNDARY
         cuts = [match.start() + 1 for match in pattern.finditer(text, tail_start)]
         for cut in reversed(cuts[-_TRIES:]):
             try:
-                events = _batch.decode(b"".join((b"[", memoryview(text)[:cut], b"]")))
+                events = self._batch.decode(b"".join((b"[", memoryview(text)[:cut], b"]")))
             except _DAMAGE:
                 continue
             follow = text[cut:].lstrip()
@@ -162,14 +166,14 @@ class ChromeEvents:
             return [], b"", text.lstrip()[1:] if text.strip() else None
         return None
 
-    def _salvage(self, text: bytes, last: bool) -> tuple[list[Event], bytes, bytes | None]:
+    def _salvage(self, text: bytes, last: bool) -> tuple[list[Any], bytes, bytes | None]:
         """Decodes event by event: damaged ones are counted and left out, the array's end is found where it is."""
-        events: list[Event] = []
+        events: list[Any] = []
         bounds = [0, *(match.end() for match in _BOUNDARY.finditer(text)), len(text)]
         begin, joins = 0, 0
         for index in range(1, len(bounds)):
             end = bounds[index]
-            event = _decode_single(_unseparated(text[begin:end]))
+            event = self._decode_single(_unseparated(text[begin:end]))
             if event is not None:
                 events.append(event)
                 begin, joins = end, 0
@@ -182,7 +186,7 @@ class ChromeEvents:
                 break
             joins += 1
             after = text[end : bounds[index + 1]]
-            if joins > _MAX_JOINS or _decode_single(_unseparated(after)) is not None or self._at_array_end(after):
+            if joins > _MAX_JOINS or self._decode_single(_unseparated(after)) is not None or self._at_array_end(after):
                 self.damaged += 1  # what comes next stands on its own, so what came before is no part of it
                 begin, joins = end, 0
         rest = text[begin:]
@@ -197,25 +201,24 @@ class ChromeEvents:
             rest = rest[boundary.end() :] if boundary else rest
         return events, rest, None
 
-    def _at_array_end(self, piece: bytes) -> tuple[Event, int] | None:
+    def _at_array_end(self, piece: bytes) -> tuple[Any, int] | None:
         for number, match in enumerate(_ARRAY_END.finditer(piece)):
-            event = _decode_single(piece[: match.start() + 1])
+            event = self._decode_single(piece[: match.start() + 1])
             if event is not None:
                 return event, match.end()
             if number >= _TRIES:
                 return None
         return None
 
+    def _decode_single(self, text: bytes) -> Any:
+        """One event, None when the text is none; an object in a list inside an event's args has no `ph`."""
+        try:
+            event = self._single.decode(text)
+        except _DAMAGE:
+            return None
+        return event if (event.get("ph") if isinstance(event, dict) else event.ph) else None
+
 
 def _unseparated(text: bytes) -> bytes:
     body = text.rstrip()
     return body[:-1] if body.endswith(b",") else body
-
-
-def _decode_single(text: bytes) -> Event | None:
-    """One event, None when the text is none; an object in a list inside an event's args has no `ph`."""
-    try:
-        event = _single.decode(text)
-    except _DAMAGE:
-        return None
-    return event if event.ph else None

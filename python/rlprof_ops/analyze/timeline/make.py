@@ -1,0 +1,137 @@
+"""From a run folder to its timeline files: reads what must be read, aligns, writes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.analyze.clocks import Clocks, align, probes_of
+from rlprof_ops.analyze.clocks import Member as ClockMember
+from rlprof_ops.analyze.engine import default_workers
+from rlprof_ops.analyze.identity import Report, find_reports, read_json
+from rlprof_ops.analyze.readers.chrome_events import ChromeEvents
+from rlprof_ops.analyze.readers.errors import UnreadableReport
+from rlprof_ops.analyze.summary import Unread
+from rlprof_ops.analyze.timeline import archive, legacy, overview
+from rlprof_ops.errors import RlprofError
+
+OVERVIEW, RANKS, LEGACY = "timeline.overview.pftrace", "timeline.ranks.zip", "timeline.legacy.json.gz"
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was written, and what had to be left out and why."""
+
+    files: tuple[Path, ...]
+    left_out: tuple[tuple[str, str], ...]
+    ranks: int
+    residual_ns: int | None
+
+
+def make(root: Path, output: Path | None = None, jobs: int | None = None, with_legacy: bool = False, cache: bool = True) -> Made:
+    """Writes the overview and the archive of all ranks (and the legacy JSON) beside a run's reports.
+
+    Raises `UsageError` when there are no reports, `RlprofError` when none can be read or the folder cannot be written.
+    """
+    reports = [report for report in find_reports(root) if report.readable]
+    folder = root if root.is_dir() else root.parent
+    target = output or folder
+    parts, left_out = _read(folder, reports, jobs, cache)
+    if not parts:
+        raise RlprofError(f"{root}: none of its {len(reports)} reports can be read: " + "; ".join(f"{a}: {b}" for a, b in left_out[:3]))
+    nodes = {path.stem: read_json(path) for path in sorted((folder / "nodes").glob("*.json"))}
+    members = (ClockMember(p.host, p.report.worker, p.rank, p.meetings) for p in parts if p.on_utc)
+    clocks = align(members, (p.host for p in parts), probes_of(nodes))
+    run = read_json(folder / "run.json")
+    title = " ".join(filter(None, ("ranks of", str(run.get("job_name") or ""), str(run.get("job") or folder.name))))
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        files = [_replace(target / OVERVIEW, lambda path: _write_pieces(path, overview.encode(parts, clocks, title)))]
+        zipped = _members(folder, parts, clocks)
+        attributes = {"rlprof.job": str(run.get("job") or ""), "rlprof.run": folder.name}
+        whole = {folder / p.report.path: p.whole for p in parts}
+        files.append(
+            _replace(target / RANKS, lambda path: left_out.extend(archive.write_archive(path, zipped, attributes, whole.get)))
+        )
+        if with_legacy:
+            traces = [(m.source, m.machine, m.offset_ns) for m in zipped if isinstance(m.source, Path)]
+            zero = min((int(row.start.min()) for p in parts for row in p.rows), default=0)
+            files.append(_replace(target / LEGACY, lambda path: left_out.extend(legacy.write_legacy(path, traces, zero))))
+    except OSError as error:
+        raise RlprofError(f"{target}: cannot write the timeline ({error.strerror}). Give another folder with --output.") from error
+    return Made(tuple(files), tuple(left_out), len({p.label for p in parts}), clocks.residual_ns)
+
+
+def _read(folder: Path, reports: list[Report], jobs: int | None, cache: bool) -> tuple[list[overview.Part], list[tuple[str, str]]]:
+    budget = max(overview.MAX_SLICES // max(len(reports), 1), 64)
+    count = min(jobs or default_workers(), len(reports))
+    arguments = ([folder] * len(reports), reports, [budget] * len(reports), [cache] * len(reports))
+    if count <= 1:
+        found: list[Any] = list(map(overview.part_of, *arguments))
+    else:
+        with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+            found = list(pool.map(overview.part_of, *arguments))
+    parts = [part for part in found if isinstance(part, overview.Part)]
+    return parts, [(part.report.path, part.reason) for part in found if isinstance(part, Unread)]
+
+
+def _members(folder: Path, parts: Sequence[overview.Part], clocks: Clocks) -> list[archive.Member]:
+    """The archive's files in order of worker and rank: torch traces as they are, nsys reports as Perfetto traces."""
+    members = []
+    ordered = sorted(parts, key=lambda p: (p.report.worker, p.rank, p.host, p.report.start or 0, p.report.path))
+    for number, part in enumerate(ordered):
+        path = folder / part.report.path
+        stem = re.sub(r"[^A-Za-z0-9._-]", "-", f"{number:04d}_{part.report.worker}_rank{part.rank}_{part.host}")
+        clock = clocks.of(part.host)
+        middle = int(part.rows[0].start[0]) if part.rows else 0
+        shift = clock.aligned(middle) - middle
+        if part.report.path.endswith((".nsys-rep", ".sqlite")):
+            unaligned = Clocks(())
+            data = b"".join(overview.encode([part], unaligned, part.label))
+            members.append(archive.Member(f"{stem}.pftrace", part.label, shift, data))
+        else:
+            members.append(archive.Member(f"{stem}.json", part.label, base_ns(path) + shift, path))
+    return members
+
+
+def base_ns(path: Path) -> int:
+    """`baseTimeNanoseconds` of a torch trace: from its header, or, where it stands behind the events, from its end."""
+    stream = ChromeEvents(path)
+    events = iter(stream)
+    try:
+        next(events, None)
+        found = stream.header.get("baseTimeNanoseconds")
+        if isinstance(found, int):
+            return found
+        in_text = _BASE.search(stream.header_text)
+        if in_text:
+            return int(in_text.group(1))
+        for _ in events:
+            pass
+    except UnreadableReport:
+        return 0
+    found = stream.header.get("baseTimeNanoseconds")
+    return found if isinstance(found, int) else 0
+
+
+def _write_pieces(path: Path, pieces: list[bytes]) -> None:
+    with open(path, "wb") as file:
+        file.writelines(pieces)
+
+
+def _replace(path: Path, write: Any) -> Path:
+    """Writes under a temporary name first, so that nobody opens half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,168 @@
+"""The overview: steps, phases, collectives, GPU busy and the longest kernels of every rank, in a file of bounded size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlprof_ops.analyze.clocks import Clocks
+from rlprof_ops.analyze.columns import Coder, Codes, Ints, codes_where
+from rlprof_ops.analyze.identity import Report
+from rlprof_ops.analyze.metrics.gpu import communicates, gpu_unions
+from rlprof_ops.analyze.metrics.meetings import Meetings, find_meetings
+from rlprof_ops.analyze.metrics.phases import drawn, find_phases, find_steps
+from rlprof_ops.analyze.readers import UnreadableReport, read_report
+from rlprof_ops.analyze.summary import Unread
+from rlprof_ops.analyze.timeline import packets
+
+MAX_SLICES = 400_000  # of all ranks together: 57 bytes each, 23 MB at most
+MAX_BINS = 1000
+LANES = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """Slices of one track of a rank: non-overlapping within a lane, names as text codes of the part."""
+
+    track: str
+    lane: Codes
+    start: Ints
+    end: Ints
+    name: Codes
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one report adds to the overview."""
+
+    report: Report
+    host: str
+    rank: int
+    pid: int
+    on_utc: bool
+    names: tuple[str, ...]
+    rows: tuple[Row, ...]
+    busy_time: Ints  # starts of the bins
+    busy_permille: Ints
+    meetings: tuple[Meetings, ...]
+    whole: bool = True  # read to its end
+
+    @property
+    def label(self) -> str:
+        return f"{self.host or '?'}/{self.report.worker}/{self.rank}"
+
+
+def part_of(root: Path, report: Report, budget: int, cache: bool = True) -> Part | Unread:
+    """Reads one report for the overview; `budget`: slices it may add besides its steps."""
+    begun = time.perf_counter()
+    try:
+        trace = read_report(root / report.path, cache=cache)
+    except UnreadableReport as error:
+        return Unread(report, error.reason, time.perf_counter() - begun)
+    steps = find_steps(trace, report.start)
+    segments = drawn(find_phases(trace, steps))[:budget]
+    names = Coder()
+    rows = [
+        _row("steps", [(s.start, s.end, names.one(f"step {s.step}" if s.marked else "capture")) for s in steps]),
+        _row("phases", [(s.start, s.end, names.one(s.phase)) for s in segments]),
+    ]
+    gpu = trace.gpu
+    left = max(budget - len(segments), 0)
+    busy_time, busy_permille = np.empty(0, np.int64), np.empty(0, np.int64)
+    if len(gpu):
+        talking = codes_where(trace.names, communicates)[gpu.name]
+        for label, mine, share in (("collectives", talking, left // 3), ("longest kernels", ~talking, left - left // 3)):
+            index = np.flatnonzero(mine & (gpu.duration > 0))
+            if len(index) > share:
+                index = np.sort(index[np.argpartition(-gpu.duration[index], share)[:share]]) if share else index[:0]
+            codes = names.encode([trace.names[n] for n in gpu.name[index].tolist()])
+            rows.append(_lanes(label, gpu.start[index], gpu.end[index], codes))
+        unions = gpu_unions(trace)
+        bins = int(min(MAX_BINS, max(2, budget // 4)))
+        edges = np.linspace(unions.start, unions.end, bins + 1).astype(np.int64)
+        busy = unions.busy.within(edges[:-1], edges[1:])
+        busy_time, busy_permille = edges[:-1], busy * 1000 // np.maximum(np.diff(edges), 1)
+    else:
+        for meeting in find_meetings(trace)[:4]:
+            count = min(len(meeting.start), left // 3)
+            codes = np.full(count, names.one(meeting.key), np.int32)
+            rows.append(_lanes("collectives", meeting.start[:count], meeting.end[:count], codes))
+    return Part(
+        report=report, host=report.host or trace.origin.host, rank=report.rank if report.rank is not None else max(trace.origin.rank, 0),
+        pid=report.pid if report.pid is not None else trace.origin.pid, on_utc=trace.origin.on_utc, names=names.values(),
+        rows=tuple(row for row in rows if len(row.start)), busy_time=busy_time, busy_permille=busy_permille,
+        meetings=find_meetings(trace), whole=not trace.truncated,
+    )  # fmt: skip
+
+
+def _row(track: str, items: list[tuple[int, int, int]]) -> Row:
+    start, end, name = (np.array([item[i] for item in items], np.int64) for i in range(3))
+    return _lanes(track, start, end, name.astype(np.int32))
+
+
+def _lanes(track: str, start: Ints, end: Ints, name: Codes) -> Row:
+    """Overlapping slices go to side lanes, for slices of one track must nest; beyond `LANES` they are left out."""
+    order = np.argsort(start, kind="stable")
+    start, end, name = start[order], np.maximum(end[order], start[order] + 1), name[order]
+    lane = np.zeros(len(start), np.int32)
+    if len(start) > 1 and bool((start[1:] < np.maximum.accumulate(end)[:-1]).any()):
+        free = [np.iinfo(np.int64).min] * LANES
+        for i, (begins, ends) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+            lane[i] = next((n for n in range(LANES) if free[n] <= begins), -1)
+            if lane[i] >= 0:
+                free[lane[i]] = ends
+    keep = lane >= 0
+    return Row(track, lane[keep], start[keep], end[keep], name[keep])
+
+
+def encode(parts: Sequence[Part], clocks: Clocks, title: str) -> list[bytes]:
+    """The overview as pieces of a Perfetto trace, all times aligned by `clocks`; ranks in order of worker, rank, host."""
+    names = Coder()
+    ranks: dict[str, list[Part]] = {}
+    for part in sorted(parts, key=lambda p: (p.report.worker, p.rank, p.host, p.pid, p.report.start or 0)):
+        ranks.setdefault(part.label, []).append(part)
+    descriptors = [packets.track(1, title)]
+    uuid = 1
+    starts, ends, tracks, labels, count_time, count_track, count_value = ([] for _ in range(7))
+    for order, (label, mine) in enumerate(ranks.items()):
+        uuid += 1
+        rank_uuid = uuid
+        descriptors.append(packets.track(rank_uuid, label, parent=1, order=order))
+        known: dict[tuple[str, int], int] = {}
+        for part in mine:
+            clock = clocks.of(part.host)
+
+            codes = np.array([names.one(name) for name in part.names] or [0], np.int64) + 1
+            for row in part.rows:
+                for lane in np.unique(row.lane).tolist():
+                    key = (row.track, int(lane))
+                    if key not in known:
+                        uuid += 1
+                        known[key] = uuid
+                        name = row.track if lane == 0 else f"{row.track} ({lane + 1})"
+                        descriptors.append(packets.track(uuid, name, parent=rank_uuid, order=len(known)))
+                    pick = row.lane == lane
+                    begin = clock.all_aligned(row.start[pick])
+                    starts.append(begin)
+                    ends.append(np.maximum(clock.all_aligned(row.end[pick]), begin + 1))
+                    tracks.append(np.full(int(pick.sum()), known[key], np.int64))
+                    labels.append(codes[row.name[pick]])
+            if len(part.busy_time):
+                key = ("GPU busy", 0)
+                if key not in known:
+                    uuid += 1
+                    known[key] = uuid
+                    descriptors.append(packets.track(uuid, "GPU busy", parent=rank_uuid, order=0, counter_unit="‰"))
+                count_time.append(clock.all_aligned(part.busy_time))
+                count_track.append(np.full(len(part.busy_time), known[key], np.int64))
+                count_value.append(part.busy_permille)
+    out = [packets.first_packet([str(name) for name in names.values()]), *descriptors]
+    if starts:
+        out.append(packets.slices(*(np.concatenate(column) for column in (starts, ends, tracks, labels))).tobytes())
+    if count_time:
+        out.append(packets.counters(*(np.concatenate(column) for column in (count_time, count_track, count_value))).tobytes())
+    return out

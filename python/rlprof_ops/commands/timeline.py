@@ -1,0 +1,33 @@
+"""`rlprof timeline`: all ranks of a run on one timeline, for ui.perfetto.dev or a Perfetto of your own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run_folder", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to. Default: the run folder.")
+@click.option("--legacy-json", is_flag=True, help="Also write one merged JSON for viewers older than Perfetto v58.2.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="How many files are read at once. Default: one a CPU.")
+@click.option("--no-cache", is_flag=True, help="Neither use nor write the Parquet columns beside the reports.")
+def command(run_folder: Path, output: Path | None, legacy_json: bool, jobs: int | None, no_cache: bool) -> None:
+    """Put all ranks on one timeline.
+
+    Writes timeline.overview.pftrace (steps, phases, collectives, GPU busy, longest kernels of all ranks; small at any
+    number of ranks) and timeline.ranks.zip (every full trace, clocks aligned; needs Perfetto v58.2 or later).
+
+    Example: rlprof timeline logs/4711-logs
+    """
+    from rlprof_ops.analyze.text import duration, size
+    from rlprof_ops.analyze.timeline.make import make
+
+    made = make(run_folder, output, jobs, legacy_json, cache=not no_cache)
+    for path in made.files:
+        click.echo(f"{path}  {size(path.stat().st_size)}")
+    for name, reason in made.left_out:
+        click.echo(f"left out: {name}: {reason}", err=True)
+    residual = "unknown between hosts" if made.residual_ns is None else duration(made.residual_ns)
+    click.echo(f"{made.ranks} ranks, clocks aligned with a residual that is {residual}. Open the files in ui.perfetto.dev.")

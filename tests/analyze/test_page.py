@@ -1,0 +1,158 @@
+"""The page in a real browser: drawn, sorted, filtered and hovered, without an error or a request, at 1 rank and at 512."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+webdriver = pytest.importorskip("selenium.webdriver")
+pytest.importorskip("msgspec")
+
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+from tests.analyze.fake_run import make_run  # noqa: E402
+from tests.analyze.simulated import simulated_answer  # noqa: E402
+
+from rlprof_ops.analyze.page.render import render  # noqa: E402
+from rlprof_ops.analyze.reporting import report  # noqa: E402
+
+pytestmark = pytest.mark.chromium
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.binary_location = shutil.which("chromium") or ""
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    driver.set_page_load_timeout(60)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = make_run(tmp_path_factory.mktemp("run"), ranks=4, slow_rank=1)
+    report(run, as_json=True, jobs=1, cache=False)
+    return run / "report.html"
+
+
+def opened(browser: Any, path: Path, width: int = 1400, height: int = 1000) -> None:
+    browser.get_log("browser")
+    browser.get_log("performance")
+    browser.set_window_size(width, height)
+    browser.get(path.as_uri())
+    WebDriverWait(browser, 30).until(lambda b: b.execute_script("return document.documentElement.dataset.ready") == "1")
+
+
+def nothing_wrong(browser: Any) -> None:
+    assert browser.get_log("browser") == []
+    sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
+    assert {url for url in urls if not url.startswith(("file:", "data:"))} == set()
+
+
+def column(browser: Any, table: str, number: int) -> list[str]:
+    cells = browser.find_elements(By.CSS_SELECTOR, f"#{table} tbody tr td:nth-child({number})")
+    return [cell.text for cell in cells]
+
+
+def test_findings_and_straggler_are_on_the_page(browser: Any, page: Path) -> None:
+    opened(browser, page)
+    findings = [e.text for e in browser.find_elements(By.CSS_SELECTOR, "#findings-list li")]
+    assert any("policy_worker rank 1 on n1 is slow in train" in text for text in findings)
+    assert column(browser, "stragglers-table", 1) == ["policy_worker 1"]
+    assert "fake <b>run</b>" in browser.find_element(By.ID, "title").text
+    nothing_wrong(browser)
+
+
+def test_tables_sort_and_filter(browser: Any, page: Path) -> None:
+    opened(browser, page)
+    names = lambda: column(browser, "kernels-table", 1)  # noqa: E731
+    shares = [float(text.split()[0]) for text in column(browser, "kernels-table", 5)]
+    assert len(names()) >= 7 and "ncclDevKernel_AllReduce_Sum_bf16" in names()
+    head = browser.find_elements(By.CSS_SELECTOR, "#kernels-table th")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", head[0])
+    head[0].click()
+    assert names() == sorted(names()) and head[0].get_attribute("aria-sort") == "ascending"
+    head[4].click()
+    sorted_shares = [float(text.split()[0]) for text in column(browser, "kernels-table", 5)]
+    assert sorted_shares == sorted(shares, reverse=True)
+    browser.execute_script("document.querySelector('#reports-table input, #anatomy-table input')")
+    tab = next(t for t in browser.find_elements(By.CSS_SELECTOR, ".tab") if "Operators" in t.text)
+    tab.click()
+    assert all(name.startswith("aten::") for name in names())
+    nothing_wrong(browser)
+
+
+def test_filter_narrows_a_long_table(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(render(simulated_answer(16, 4)))
+    opened(browser, path)
+    search = browser.find_element(By.CSS_SELECTOR, "#kernels-table input[type=search]")
+    before = len(column(browser, "kernels-table", 1))
+    search.send_keys("kernel_7")
+    after = column(browser, "kernels-table", 1)
+    assert 0 < len(after) < before and all("kernel_7" in name for name in after)
+    assert " of " in browser.find_element(By.CSS_SELECTOR, "#kernels-table .tablehead span").text
+    search.send_keys("no such kernel")
+    assert column(browser, "kernels-table", 1) == []
+    nothing_wrong(browser)
+
+
+def test_hover_tells_what_a_bar_is(browser: Any, page: Path) -> None:
+    opened(browser, page)
+    canvas = browser.find_element(By.ID, "gantt-canvas")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    size = canvas.size
+    seen = set()
+    for x in (0.25, 0.3, 0.35, 0.45):
+        ActionChains(browser).move_to_element_with_offset(canvas, int((x - 0.5) * size["width"]), int(32 - size["height"] / 2)).perform()
+        seen.add(browser.find_element(By.ID, "tip").text.split(":")[0])
+    assert seen & {"generation", "weight_sync"}, seen
+    segment = browser.find_element(By.CSS_SELECTOR, "#anatomy-bars .bar span")
+    ActionChains(browser).move_to_element(segment).perform()
+    assert "generation: 40.0 ms" in browser.find_element(By.ID, "tip").text
+    nothing_wrong(browser)
+
+
+@pytest.mark.parametrize("width", [1400, 420])
+def test_nothing_runs_off_the_side(browser: Any, page: Path, width: int) -> None:
+    opened(browser, page, width)
+    wide = browser.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wide <= 1
+    before = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    browser.find_element(By.ID, "theme").click()
+    assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") != before
+    nothing_wrong(browser)
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 1), (512, 8)])
+def test_one_rank_and_512(browser: Any, tmp_path: Path, ranks: int, steps: int) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(render(simulated_answer(ranks, steps)))
+    assert path.stat().st_size < 10_000_000
+    begun = time.monotonic()
+    opened(browser, path)
+    assert time.monotonic() - begun < 20
+    if steps > 1:
+        begun = time.monotonic()
+        Select(browser.find_element(By.ID, "gantt-step")).select_by_visible_text("4")
+        Select(browser.find_element(By.ID, "gantt-worker")).select_by_visible_text("policy_worker")
+        browser.execute_script("return 1")
+        assert time.monotonic() - begun < 5
+    assert browser.execute_script("return document.getElementById('gantt-canvas').width") > 500
+    nothing_wrong(browser)

@@ -1,0 +1,184 @@
+"""The timeline files, read back by independent decoders: the perfetto package's protobuf classes, zipfile, the manifest's rules."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="needs the perfetto package")
+pytest.importorskip("msgspec")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from tests.analyze.fake_run import BASE_NS, make_run  # noqa: E402
+from tests.analyze.shared import kernel, write_trace  # noqa: E402
+
+from rlprof_ops.analyze.timeline import archive, packets  # noqa: E402
+from rlprof_ops.analyze.timeline.make import LEGACY, OVERVIEW, RANKS, make  # noqa: E402
+
+
+def decode(data: bytes) -> tuple[dict[int, Any], dict[int, list[tuple[int, int, str]]], dict[int, list[tuple[int, int]]]]:
+    """Tracks, slices (start, end, name) by track and counters by track; fails on what does not balance."""
+    trace = pb.Trace.FromString(data)
+    tracks, names = {}, {}
+    slices: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
+    open_: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    counters: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    last = 0
+    for number, packet in enumerate(trace.packet):
+        assert packet.trusted_packet_sequence_id == packets.SEQUENCE
+        if number == 0:
+            assert packet.sequence_flags == pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+        for entry in packet.interned_data.event_names:
+            names[entry.iid] = entry.name
+        if packet.HasField("track_descriptor"):
+            tracks[packet.track_descriptor.uuid] = packet.track_descriptor
+        if not packet.HasField("track_event"):
+            continue
+        event = packet.track_event
+        assert packet.sequence_flags == pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+        assert event.track_uuid in tracks
+        if event.type == pb.TrackEvent.TYPE_COUNTER:
+            counters[event.track_uuid].append((packet.timestamp, event.counter_value))
+            continue
+        assert packet.timestamp >= last, "slices come in order of time"
+        last = packet.timestamp
+        if event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
+            open_[event.track_uuid].append((packet.timestamp, names[event.name_iid]))
+        else:
+            start, name = open_[event.track_uuid].pop()
+            assert packet.timestamp > start
+            slices[event.track_uuid].append((start, packet.timestamp, name))
+    assert not any(open_.values()), "every slice ends"
+    return tracks, slices, counters
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10**6), st.integers(0, 5)), max_size=30), st.integers(0, 2**62))
+def test_packets_come_back_as_they_went_in(items: list[tuple[int, int, int]], base: int) -> None:
+    cursor: dict[int, int] = defaultdict(lambda: base)
+    rows = []
+    for track, length, name in items:
+        rows.append((cursor[track], cursor[track] + length, track + 10, name + 1))
+        cursor[track] += length
+    columns = [np.array([row[i] for row in rows], np.int64) for i in range(4)]
+    head = packets.first_packet([f"n{i}" for i in range(6)]) + b"".join(packets.track(10 + t, f"t{t}") for t in range(4))
+    _, slices, _ = decode(head + packets.slices(*columns).tobytes())
+    got = sorted((start, end, track, name) for track, group in slices.items() for start, end, name in group)
+    assert got == sorted((start, end, track, f"n{name - 1}") for start, end, track, name in rows)
+
+
+def test_overview_of_a_run(tmp_path: Path) -> None:
+    make(make_run(tmp_path, ranks=3, offsets_ns={"n1": 5_000_000}), jobs=1, cache=False)
+    data = (tmp_path / OVERVIEW).read_bytes()
+    tracks, slices, counters = decode(data)
+    ranks = sorted((t for t in tracks.values() if t.parent_uuid == 1), key=lambda t: t.sibling_order_rank)
+    assert [t.name for t in ranks] == ["n0/generation_worker/0", "n0/policy_worker/0", "n1/policy_worker/1", "n0/policy_worker/2"]
+    assert len({t.uuid for t in tracks.values()}) == len(tracks)
+    children = {t.name: [c for c in tracks.values() if c.parent_uuid == t.uuid] for t in ranks}
+    assert {c.name for c in children["n1/policy_worker/1"]} == {"steps", "phases", "collectives", "longest kernels", "GPU busy"}
+    starts = []
+    for rank in ("n0/policy_worker/0", "n1/policy_worker/1"):
+        by_name = {c.name: c.uuid for c in children[rank]}
+        assert [name for *_, name in slices[by_name["steps"]]] == ["step 3", "step 4", "step 5"]
+        assert [name for *_, name in slices[by_name["phases"]]] == ["ref_logprob", "train", "weight_sync"] * 3
+        starts.append(slices[by_name["steps"]][0][0])
+        assert all(0 <= value <= 1000 for _, value in counters[by_name["GPU busy"]])
+    assert abs(starts[0] - starts[1]) < 10_000  # one clock, though the hosts' are 5 ms apart
+    assert abs(starts[0] - (BASE_NS + 1_000_000_000)) < 10_000
+
+
+def manifest_of(path: Path) -> tuple[dict[str, Any], zipfile.ZipFile]:
+    archive_file = zipfile.ZipFile(path)
+    assert archive_file.testzip() is None
+    found = [name for name in archive_file.namelist() if archive_file.read(name)[:64].lstrip().startswith(b'{"perfetto_manifest"')]
+    assert found == ["perfetto_manifest.json"]
+    manifest = json.loads(archive_file.read(found[0]))
+    check_rules(manifest["perfetto_manifest"], archive_file)
+    return manifest["perfetto_manifest"], archive_file
+
+
+def check_rules(manifest: dict[str, Any], file: zipfile.ZipFile) -> None:
+    """google/perfetto docs/reference/perfetto-manifest.md, version 1."""
+    assert manifest["version"] == 1
+    paths = [entry["path"] for entry in manifest["files"]]
+    assert set(paths) | {"perfetto_manifest.json"} == set(file.namelist()) and len(set(paths)) == len(paths)
+    for entry in manifest["files"]:
+        assert entry["machine"]["name"] and "machines" not in entry
+        assert not entry["path"].startswith(".") and not entry["path"].endswith((".gz", ".zip", ".tar"))
+        if "clocks" in entry:
+            assert entry["clocks"]["sync_to"]["file"] in paths and isinstance(entry["clocks"]["offset_ns"], int)
+            assert -(2**63) < entry["clocks"]["offset_ns"] < 2**63 and "clock" not in entry["clocks"]
+    for key, value in manifest["attributes"].items():
+        assert key and isinstance(value, (str, int))
+
+
+def test_archive_holds_every_trace_byte_for_byte_on_one_clock(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=3, offsets_ns={"n1": 5_000_000})
+    make(run, jobs=1)
+    manifest, file = manifest_of(tmp_path / RANKS)
+    assert [e["machine"]["name"] for e in manifest["files"]] == ["n0/generation_worker/0", "n0/policy_worker/0", "n1/policy_worker/1", "n0/policy_worker/2"]
+    sources = {f"_{p.parent.parent.name}_{p.parent.name}_": p for p in run.rglob("*.json.gz")}
+    for entry in manifest["files"]:
+        source = next(p for key, p in sources.items() if key in entry["path"])
+        assert file.read(entry["path"]) == gzip.decompress(source.read_bytes())
+    # the same moment of two hosts: n1's clock is 5 ms ahead, and its base says so, so its file moves by nothing
+    assert abs(manifest["files"][2]["clocks"]["offset_ns"]) < 10_000
+    assert manifest["attributes"]["rlprof.job"] == "4711"
+
+
+def test_bytes_are_moved_not_packed_again(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.json.gz", [kernel("k", float(i), 0.5) for i in range(2000)])
+    archive.write_archive(tmp_path / "a.zip", [archive.Member("t.json", "n/w/0", 0, trace)], {})
+    body = trace.read_bytes()[10:-8]
+    assert body in (tmp_path / "a.zip").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["plain", "members", "named", "truncated", "padded"])
+def test_what_cannot_be_moved_is_packed_again(tmp_path: Path, kind: str) -> None:
+    events = [kernel("k", float(i), 0.5) for i in range(500)]
+    plain = write_trace(tmp_path / "p.json", events).read_bytes()
+    path = tmp_path / "t.json.gz"
+    if kind == "plain":
+        path.write_bytes(plain)
+    elif kind == "members":
+        path.write_bytes(gzip.compress(plain[:999]) + gzip.compress(plain[999:]))
+    elif kind == "named":
+        with open(path, "wb") as raw, gzip.GzipFile("a name.json", "wb", fileobj=raw) as packed:
+            packed.write(plain)
+    elif kind == "truncated":
+        path.write_bytes(gzip.compress(plain)[:-300])
+    else:
+        path.write_bytes(gzip.compress(plain) + b"\0" * 64)
+    assert archive.write_archive(tmp_path / "a.zip", [archive.Member("t.json", "n/w/0", 0, path)], {}) == []
+    _, file = manifest_of(tmp_path / "a.zip")
+    got = file.read("t.json")
+    assert got == plain if kind != "truncated" else plain.startswith(got) and len(got) > 100
+
+
+def test_legacy_json_keeps_processes_apart(tmp_path: Path) -> None:
+    make(make_run(tmp_path, ranks=2), jobs=1, with_legacy=True, cache=False)
+    events = json.loads(gzip.decompress((tmp_path / LEGACY).read_bytes()))["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e.get("name") == "process_name"}
+    assert len(set(names.values())) == len(names) == 6  # a CPU and a GPU process for each of three files
+    used = {e["pid"] for e in events if e["ph"] == "X"}
+    assert used == set(names)
+    kernels = [e for e in events if e.get("cat") == "kernel"]
+    assert {names[e["pid"]].split("/")[1] for e in kernels} == {"generation_worker", "policy_worker"}
+    assert all(-1 < e["ts"] < 400_000 for e in kernels)
+
+
+def test_overview_stays_small_with_many_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlprof_ops.analyze.timeline import overview
+
+    monkeypatch.setattr(overview, "MAX_SLICES", 4000)
+    make(make_run(tmp_path, ranks=20, kernels=200), jobs=1, cache=False)
+    _, slices, _ = decode((tmp_path / OVERVIEW).read_bytes())
+    assert sum(map(len, slices.values())) < 4000 + 21 * 3
