@@ -10,6 +10,7 @@ from tests.collect.runfolder import NSYS_FRAME, TRACE, RunFolder
 
 import rlprof_ops.collect
 from rlprof_ops.collect.harvest import harvest
+from rlprof_ops.collect.jobstate import read_state
 from rlprof_ops.collect.manifest import Manifest
 from rlprof_ops.errors import RlprofError
 
@@ -298,3 +299,28 @@ def test_a_folder_that_is_no_run_folder_is_refused(tmp_path):
 def test_nothing_asked_is_complete(tmp_path):
     job = RunFolder(tmp_path / "r", {"captures": []})
     assert run(job.write()).complete
+
+
+def test_a_job_whose_head_died_is_over_when_the_other_nodes_say_so(job):
+    job.records["n1"] = None
+    job.worker("policy_worker", 0, "n2", last_step=5, ended=False)
+    manifest = run(job.write(end={"cause": "running", "detail": ""}, driver={"started_ns": 2, "ended_ns": None, "exit_code": None, "signal": None}))
+    assert reasons(manifest)["nsight/policy_worker/rank0/step7-7"][1] == (
+        "the job lost a node (its head node n1 ended without a word; the other nodes have ended) before step 7 (last step seen: 5)")
+    assert manifest.notes == ("run.json was never finished: its head node n1 ended without a word; the other nodes have ended",)
+
+
+@pytest.mark.parametrize(
+    ("shown", "code", "said", "attempt", "expected"),
+    [
+        ("JobId=7 JobState=RUNNING Restarts=0", 0, "", 0, ""),
+        ("JobId=7 JobState=COMPLETING Restarts=0", 0, "", 0, ""),
+        ("JobId=7 JobState=NODE_FAIL Restarts=0", 0, "", 0, "NODE_FAIL"),
+        ("JobId=7 JobState=RUNNING Restarts=1", 0, "", 0, "REQUEUED"),
+        ("JobId=7 JobState=RUNNING Restarts=1", 0, "", 1, ""),
+        ("", 1, "slurm_load_jobs error: Invalid job id specified", 0, "unknown"),
+        ("", 1, "Unable to contact slurm controller", 0, None),
+    ],
+)
+def test_slurms_word_for_the_end_of_a_job(shown, code, said, attempt, expected):
+    assert read_state(shown, code, said, attempt) == expected

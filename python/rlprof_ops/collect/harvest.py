@@ -16,7 +16,7 @@ from rlprof_ops.collect.inventory import Found, find_reports, identify, worlds_o
 from rlprof_ops.collect.manifest import WHOLE, CaptureResult, Manifest, Report
 from rlprof_ops.collect.observed import Observed, observe
 from rlprof_ops.collect.planned import Planned, planned
-from rlprof_ops.collect.reasons import why_missing
+from rlprof_ops.collect.reasons import ended_because, why_missing
 from rlprof_ops.errors import RlprofError
 
 Progress = Callable[[int, int, str], None]
@@ -154,7 +154,8 @@ def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
     reached = max((log.last_step or 0 for log in observed.logs_of(item.capture.worker, item.capture.rank)), default=0)
     label = f"steps {item.capture.window.start} to {stop - 1}" if stop - item.capture.window.start > 1 else f"step {item.capture.window.start}"
     if report.partial or (report.recovered and 0 < reached < stop - 1):
-        return f"the window ({label}) was cut short" + (f" (last step seen: {reached})" if reached else "")
+        seen = f" (last step seen: {reached})" if reached else ""
+        return f"the window ({label}) was cut short{seen}" + ("" if observed.running else ended_because(observed, ": "))
     return ""
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlprof_ops.collect import events
 from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.events import ProcessLog
+from rlprof_ops.collect.jobstate import ended_as
 from rlprof_ops.collect.sending import reason_of
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.request import ProfileRequest
@@ -114,12 +115,25 @@ def observe(run: Beneath) -> Observed:
                 records[name.removesuffix(".json")] = record
     request = _request(data, notes)
     driver, end = _dict(data.get("driver")), _dict(data.get("end"))
-    return Observed(
+    observed = Observed(
         job=_text(data.get("job")), request=request, nodes=tuple(node for node in _list(data.get("nodes")) if isinstance(node, str)),
         driver=Driver(_int(driver.get("exit_code")), _int(driver.get("signal")), _int(driver.get("started_ns")), _int(driver.get("ended_ns"))),
         cause=_text(end.get("cause")), detail=_text(end.get("detail")), world=_world(data, logs), logs=tuple(logs), records=records,
         notes=tuple(notes),
     )
+    return _without_a_head(observed, _text(data.get("head"))) if observed.running else observed
+
+
+def _without_a_head(observed: Observed, head: str) -> Observed:
+    """The head writes the end of a job into run.json. When it could not, Slurm or the other nodes' records tell that it is over."""
+    state = ended_as(observed.job)
+    others = set(observed.nodes) - {head}
+    alone = head not in observed.records and others and others <= set(observed.records)
+    if state == "" or (state is None and not alone):
+        return observed
+    said = f"Slurm says {state}" if state and state != "unknown" else "Slurm does not know the job any more" if state else "the other nodes have ended"
+    detail = f"its head node {head} ended without a word; {said}"
+    return replace(observed, cause="node_lost", detail=detail, notes=(*observed.notes, f"run.json was never finished: {detail}"))
 
 
 def _world(data: dict[str, Any], logs: list[ProcessLog]) -> dict[str, int]:

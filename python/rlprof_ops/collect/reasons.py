@@ -51,7 +51,7 @@ def _left_open(item: Planned, log: ProcessLog, event: WindowEvent, observed: Obs
     if observed.running:
         return f"the window is open: the job is still running{_last_step(log)}"
     raw = [f"{path}: {reason}" for path, reason in _record_of(log, observed).failed.items() if path.endswith(".qdstrm")]
-    text = f"the worker ended while the window was open{_last_step(log)}"
+    text = f"the worker ended while the window was open{_last_step(log)}{ended_because(observed, ': ')}"
     return text + (f"; its raw capture could not be recovered ({raw[0]})" if raw else "")
 
 
@@ -62,7 +62,7 @@ def _never_registered(item: Planned, observed: Observed) -> str:
         return f"{who} has not registered yet: the job is still running"
     if observed.lost_nodes:
         return f"{who} never registered; it may have been on {_nodes(observed.lost_nodes)}, lost without a record"
-    return f"{who} never registered with the profiler{_ended_because(observed, ' before ')}"
+    return f"{who} never registered with the profiler{ended_because(observed, ' before ')}"
 
 
 def _never_opened(item: Planned, logs: tuple[ProcessLog, ...], observed: Observed) -> str:
@@ -88,13 +88,13 @@ def _stopped_before(item: Planned, log: ProcessLog, reached: int, start: int, ob
     furthest = max((other.last_step or 0 for other in observed.logs), default=0)
     if furthest >= start and furthest > reached:
         return f"the worker ended before step {start} {seen}, while others reached step {furthest}"
-    because = _ended_because(observed, "")
+    because = ended_because(observed, "")
     if because:
         return f"{because} before step {start} {seen}"
     return f"training ended before step {start} {seen}"
 
 
-def _ended_because(observed: Observed, lead: str) -> str:
+def ended_because(observed: Observed, lead: str) -> str:
     """What ended the job, as a clause; empty when it ended in order."""
     driver = observed.driver
     if observed.cause == "time_limit":

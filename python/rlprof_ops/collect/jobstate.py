@@ -1,0 +1,38 @@
+"""Whether a job is over although its run.json says that it runs: the head that would have written it is gone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+_TIMEOUT_S = 10.0
+_SLURM_JOB = re.compile(r"(\d+)(?:\.r(\d+))?")
+_ENDED = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT", "REVOKED"})
+
+
+def ended_as(job: str) -> str | None:
+    """Slurm's word for how `job` (an attempt: `4711`, `4711.r1`) ended; "" while it runs, None when nobody can tell.
+
+    `unknown` when Slurm has forgotten the job, `REQUEUED` when a later attempt has begun.
+    """
+    match = _SLURM_JOB.fullmatch(job)
+    if match is None or shutil.which("scontrol") is None:
+        return None
+    try:
+        done = subprocess.run(["scontrol", "-o", "show", "job", match[1]], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return read_state(done.stdout, done.returncode, done.stderr, int(match[2] or 0))
+
+
+def read_state(shown: str, code: int, said: str, attempt: int) -> str | None:
+    """The same from what `scontrol -o show job` printed."""
+    if code:
+        return "unknown" if "Invalid job id" in said else None
+    words = dict(word.split("=", 1) for word in shown.split() if "=" in word)
+    restarts = words.get("Restarts", "0")
+    if restarts.isdigit() and int(restarts) > attempt:
+        return "REQUEUED"
+    state = words.get("JobState", "")
+    return state if state in _ENDED else ""

@@ -1,0 +1,93 @@
+"""Runs one job of the fault matrix on a sandbox and collects what became of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlprof_ops.collect.manifest import Manifest
+from tests.faults.trainer import FIRST, HOLD, SECOND
+from tests.sandbox import Sandbox
+
+ROOT = Path(__file__).resolve().parents[2]
+REQUEST = {"captures": [{"backend": backend, "workers": ["policy_worker"], "steps": f"{FIRST}, {SECOND}"} for backend in ("nsight", "torch")]}
+
+
+@dataclass
+class Job:
+    """A job that was submitted. `folder` is its run folder."""
+
+    sandbox: Sandbox
+    id: int
+    base: Path
+    submitted: float
+
+    @property
+    def folder(self) -> Path:
+        return self.base / f"{self.id}-logs"
+
+    @property
+    def progress(self) -> Path:
+        return self.base / "progress"
+
+    def step(self) -> int:
+        try:
+            return int(self.progress.read_text().split()[0])
+        except (FileNotFoundError, IndexError):
+            return 0
+
+    def nodes(self) -> tuple[str, str]:
+        """The nodes of rank 0 and rank 1."""
+        _, first, second = self.progress.read_text().split()
+        return first, second
+
+    def wait_step(self, step: int = HOLD, timeout_s: float = 150) -> None:
+        until = time.monotonic() + timeout_s
+        while self.step() < step:
+            state = self.sandbox.job(self.id)
+            assert state.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), f"{state}\n{self.output()}"
+            assert time.monotonic() < until, f"step {self.step()} after {timeout_s} s\n{self.output()}"
+            time.sleep(0.1)
+
+    def go(self) -> None:
+        self.progress.with_suffix(".go").touch()
+
+    def output(self) -> str:
+        parts = [self.base / f"slurm-{self.id}.out", *sorted((self.folder / "logs").glob("*.log"))]
+        return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in parts if path.exists())
+
+    def harvest(self) -> Manifest:
+        """As a person does after the job; also where the job itself could."""
+        subprocess.run([sys.executable, "-m", "rlprof_ops", "harvest", str(self.folder), "--json"], env={"PYTHONPATH": str(ROOT / "python"), "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin"},
+                       capture_output=True, timeout=300)
+        return Manifest.load(self.folder)
+
+    def run_json(self) -> dict:
+        return json.loads((self.folder / "run.json").read_text())
+
+
+def submit(sandbox: Sandbox, base: Path, fault: str = "", args: tuple[str, ...] = (), **knobs: str) -> Job:
+    """Submit ray.sub with the trainer of this folder on two nodes; `base` lies in the shared folder."""
+    base.mkdir(parents=True)
+    (base / "request.json").write_text(json.dumps(REQUEST))
+    command = shlex.join(["python", str(ROOT / "tests/faults/trainer.py"), "--progress", str(base / "progress"), "--fault", fault])
+    env = {"COMMAND": command, "RLPROF_REQUEST": str(base / "request.json"), "RLPROF_VENV": sys.prefix, "BASE_LOG_DIR": str(base),
+           "RAY_LOG_SYNC_FREQUENCY": "2", "GPUS_PER_NODE": "2", "RLPROF_READY_SECONDS": "120", **knobs}
+    job = sandbox.sbatch(["-N2", "--gres=gpu:2", "--no-requeue", *args, ROOT / "ray.sub"], env=env, cwd=base)
+    return Job(sandbox, job, base, time.time())
+
+
+def left_behind(sandbox: Sandbox, user_folders: bool = True) -> dict[str, list[str]]:
+    """Processes and files that are still on the nodes; empty when all is clean."""
+    found: dict[str, list[str]] = {}
+    for node in sandbox.nodes:
+        left = [f"process {process.pid} {process.cmdline[:100]}" for process in sandbox.processes(node)]
+        left += [f"file /tmp/{path.name}" for path in sandbox.tmp(node).iterdir() if path.name.startswith(("rlprof", "ray", "nsys", "nvidia"))]
+        if left:
+            found[node] = left
+    return found

@@ -1,0 +1,88 @@
+"""A trainer that is all profiling and no training: two actors on two nodes, steps, and a fault where it is told.
+
+It holds in the middle of step HOLD, inside the second window, until `<progress>.go` appears or FAULT makes an end.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import ray
+
+from rlprof_ops.runtime import profiler
+
+HOLD = 9
+FIRST, SECOND = "2:4", "9:11"
+
+
+class PolicyWorker:
+    """One rank; its step is a range and a little sleep."""
+
+    def __init__(self, rank: int) -> None:
+        self.prof = profiler.from_env(worker="policy_worker", rank=rank, world_size=2)
+
+    def where(self) -> tuple[str, int]:
+        return os.environ.get("RLPROF_NODE", ""), os.getpid()
+
+    def begin(self, step: int) -> None:
+        self.open = self.prof.step(step)
+        self.open.__enter__()
+
+    def work(self) -> None:
+        with self.prof.range("train"):
+            time.sleep(0.1)
+
+    def end(self) -> None:
+        self.open.__exit__(None, None, None)
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def close(self) -> None:
+        self.prof.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--progress", required=True)
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--steps", type=int, default=12)
+    arguments = parser.parse_args()
+    progress = Path(arguments.progress)
+    ray.init(address="auto")
+    worker = ray.remote(PolicyWorker)
+    workers = [worker.options(num_cpus=1, num_gpus=2, runtime_env=profiler.runtime_env("policy_worker", rank)).remote(rank) for rank in range(2)]
+    places = ray.get([each.where.remote() for each in workers], timeout=120)
+    if len({node for node, _ in places}) != 2:
+        sys.exit(f"the two workers sit on {places}, not on two nodes")
+    total = 0
+    for step in range(1, arguments.steps + 1):
+        ray.get([each.begin.remote(step) for each in workers])
+        ray.get([each.work.remote() for each in workers])
+        progress.write_text(f"{step} {places[0][0]} {places[1][0]}")
+        if step == HOLD:
+            hold(progress, arguments.fault, workers)
+        ray.get([each.end.remote() for each in workers])
+        total += step
+    ray.get([each.close.remote() for each in workers])
+    print(f"result {total}", flush=True)
+
+
+def hold(progress: Path, fault: str, workers: list) -> None:
+    if fault == "exit7":
+        sys.exit(7)
+    if fault == "kill_driver":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "kill_actor":
+        workers[1].die.remote()
+        ray.get(workers[1].where.remote())  # raises: the actor is dead
+    go, until = progress.with_suffix(".go"), time.monotonic() + 120
+    while not go.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()
