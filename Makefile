@@ -17,6 +17,9 @@ demo: $(VENV)/.demo  ## The whole chain on this machine: local Ray, a small GRPO
 test: machine $(VENV)/.test lint  ## Set up what tests need, check the code, run all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+test-faults: machine $(VENV)/.test  ## Every way a job can end, on the sandbox; writes docs/faults.md
+	RLPROF_FAULTS=all RLPROF_FAULTS_TABLE=docs/faults.md $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+
 machine:  ## Slurm, nsys and Chromium for the tests; needs root and apt, else says what is missing
 	@env/setup_test_machine.sh || test "$${RLPROF_TESTS_REQUIRE-}" != all
 

@@ -90,6 +90,7 @@ class Cell:
     args: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     short: bool = False
+    said: str = ""  # what the job's own output must hold
 
 
 CELLS = (
@@ -105,6 +106,6 @@ CELLS = (
     Cell("head lost", "the head node is cut off the power", "NODE_FAIL", None, reason="head node n1|node n1", inject=kill_head_node, gone=("n1",)),
     Cell("Ray's head dies", "the GCS gets SIGKILL", "FAILED", None, reason="Ray|node|exit code", inject=kill_ray_head),
     Cell("drain interrupted", "a node's supervisor gets SIGKILL while it drains", "FAILED", None, reason="n2|time limit", inject=kill_supervisor),
-    Cell("sync killed", "both sync processes get SIGKILL, training goes on", "COMPLETED", 0, ("ok",), "^$", inject=kill_sync),
+    Cell("sync killed", "both sync processes get SIGKILL, training goes on", "COMPLETED", 0, ("ok",), "^$", inject=kill_sync, said="sync ended with -9 while the job runs; starting it again"),
     Cell("agents killed", "the nsys agents of a node get SIGKILL, training goes on", "COMPLETED", 0, ("ok", "missing", "truncated", "recovered"), ".*", inject=kill_agents),
 )

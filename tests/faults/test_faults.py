@@ -78,6 +78,7 @@ def test_what_had_ended_is_home_and_the_rest_is_explained(slurm, cell):
     assert state.state == cell.state, f"{state}\n{job.output()}"
     if cell.exit_code is not None:
         assert state.exit_code == cell.exit_code, f"{state}\n{job.output()}"
+    assert cell.said in job.output()
     assert len(first) == len(second) == 4, f"{shown}\n{job.output()}"
     assert set(first.values()) <= {"ok", "recovered"}, f"{shown}\n{job.output()}"
     for capture in second:

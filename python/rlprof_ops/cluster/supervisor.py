@@ -24,6 +24,7 @@ from rlprof_ops.rayenv import check_import, environment
 from rlprof_ops.request import ProfileRequest
 
 _PLUGIN_SECONDS = 30.0
+_SYNC_RESTARTS = 5
 _WRITE_SECONDS = 30.0  # for reports that a trainer's own `nsys profile` writes when its worker ends
 _Result = TypeVar("_Result")
 
@@ -56,6 +57,7 @@ class Supervisor:
         self.journal = journal
         self.ray: RayProcess | None = None
         self.sync: asyncio.subprocess.Process | None = None
+        self._sync_watch: asyncio.Task[None] | None = None
         self.plugin_loaded = False
         self.told_to_end: asyncio.Future[str] | None = None
         self._started_ns = time.time_ns()
@@ -174,13 +176,26 @@ class Supervisor:
 
     async def start_sync(self, *more: str) -> None:
         place = self.place
+        share = max(2.0, self.settings.number("RLPROF_DRAIN_SECONDS") / 2 - 2)  # so that it can still say what stayed behind
         with open(place.folder.logs / "sync.log", "ab") as log:
             self.sync = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "rlprof_ops.collect.sync",
                 f"--node-dir={place.folder.path}", f"--run-dir={place.run.path}", f"--node={place.node}",
-                f"--interval={self.settings['RAY_LOG_SYNC_FREQUENCY']}", *more,
+                f"--interval={self.settings['RAY_LOG_SYNC_FREQUENCY']}", f"--deadline={share}", *more,
                 env=self.environment(), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
+        if self._sync_watch is None and not more:
+            self._sync_watch = asyncio.create_task(self._keep_syncing())
+
+    async def _keep_syncing(self) -> None:
+        """Start a sync that died before the end again, and say so; it goes on where it was."""
+        for _ in range(_SYNC_RESTARTS):
+            sync = self.sync
+            assert sync is not None
+            code = await sync.wait()
+            self.journal.say(f"node {self.place.node}: sync ended with {code} while the job runs; starting it again")
+            await asyncio.sleep(1)
+            await self.start_sync()
 
     # ---- end ---------------------------------------------------------------------------------------------------
 
@@ -236,6 +251,8 @@ class Supervisor:
 
     async def last_sync(self, seconds: float) -> bool:
         """The sync's last pass, once more when that process has died. True when everything came over."""
+        if self._sync_watch is not None:
+            self._sync_watch.cancel()
         with self.journal.phase("last_sync"):
             if self.sync is not None and self.sync.returncode is None:
                 self.sync.terminate()  # its order to make the last pass
