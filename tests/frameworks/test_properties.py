@@ -133,3 +133,18 @@ def test_text_values_survive_hydra(text: str) -> None:
     assert str(getattr(value, "text", value)) == text
     assert hydra.parse_value(hydra.hydra_value(text, top=True)) == text
     assert hydra.parse_value(hydra.hydra_value([text, 1, None])) == [text, 1, None]
+
+
+WORLD_KEYS = ("cluster", "num_nodes", "gpus_per_node", "num_gpus_per_node", "component_placement", "actor,env", "actor", "policy", "generation",
+              "backend", "colocated", "enabled", "trainer", "nnodes", "n_gpus_per_node", "placement", "vllm_cfg", "tensor_parallel_size")  # fmt: skip
+configurations = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-2, 9), st.sampled_from(("vllm", "all", "0-7", "5-2", "x", ""))),
+    lambda inner: st.dictionaries(st.sampled_from(WORLD_KEYS), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize("name", frameworks.NAMES)
+@given(config=st.dictionaries(st.sampled_from(WORLD_KEYS), configurations, max_size=5))
+def test_any_configuration_has_a_world(name: str, config: dict[str, Any]) -> None:
+    assert all(ranks >= 0 for ranks in frameworks.get(name).world(config).values())

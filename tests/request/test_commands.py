@@ -180,3 +180,22 @@ def test_importing_the_request_is_cheap() -> None:
     modules = out.stdout.split()
     assert not [m for m in modules if m.startswith(("yaml", "click", "json"))]
     assert all(m in ("rlprof_ops", "rlprof_ops.errors", "rlprof_ops.version") or m.startswith("rlprof_ops.request") for m in modules)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"RLPROF_STEPS": "0:10", "RLPROF_WORKERS": "*"}, "RLPROF_STEPS: steps '0:10'"),
+        ({"NRL_NSYS_PROFILE_STEP_RANGE": "1-10", "NRL_NSYS_WORKER_PATTERNS": "*"}, "NRL_NSYS_PROFILE_STEP_RANGE: steps '1-10'"),
+        ({"RLPROF_REQUEST": "/nowhere.yaml"}, "/nowhere.yaml: cannot read the request"),
+    ],
+)
+def test_a_bad_request_ends_the_demo_before_ray(env: dict[str, str], message: str, tmp_path: Path) -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("RLPROF_", "NRL_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "rlprof_ops", "demo", "--output", str(tmp_path)],
+        env={**clean, **env, "PYTHONPATH": str(PYTHON)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert message in done.stdout + done.stderr
+    assert not list(tmp_path.rglob("session_*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 @click.command()
 @click.option("--steps", default=8, show_default=True, type=click.IntRange(1), help="Training steps.")
 @click.option("--output", default="rlprof-demo", show_default=True, type=click.Path(path_type=Path), help="Where the run folder goes.")
-@click.option("--request", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A request of your own instead of the demo's.")
+@click.option("--request", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A request of your own instead of the demo's. Default: RLPROF_REQUEST.")
 @click.argument("trainer_arguments", nargs=-1, type=click.UNPROCESSED)
 def command(steps: int, output: Path, request: Path | None, trainer_arguments: tuple[str, ...]) -> None:
     """Profile a small real GRPO on this machine: local Ray, no Slurm, no GPU.
@@ -26,6 +27,8 @@ def command(steps: int, output: Path, request: Path | None, trainer_arguments: t
     from rlprof_ops.demo.request import write_request
 
     output.mkdir(parents=True, exist_ok=True)
+    if request is None and os.environ.get("RLPROF_REQUEST"):
+        request = Path(os.environ["RLPROF_REQUEST"])
     if request is None:
         request = write_request(output / "profile.yaml", with_nsight=nsight.find() is not None)
     trainer = [sys.executable, "-u", "-m", "rlprof_ops.demo", f"--steps={steps}", *trainer_arguments]

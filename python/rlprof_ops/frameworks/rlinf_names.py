@@ -105,7 +105,7 @@ def _count(text: str) -> int:
     count = 0
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part, re.ASCII)
-        if not match:
+        if not match or int(match[2] or match[1]) < int(match[1]):
             return 0
         count += int(match[2] or match[1]) - int(match[1]) + 1
     return count
