@@ -12,7 +12,7 @@ from typing import Any
 from rlprof_ops.analyze.answer import build
 from rlprof_ops.analyze.engine import Result, summarise_all
 from rlprof_ops.analyze.identity import find_reports
-from rlprof_ops.errors import RlprofError
+from rlprof_ops.errors import RlprofError, UsageError
 
 
 def report(
@@ -79,3 +79,28 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def load_answer(path: Path, jobs: int | None = None) -> dict[str, Any]:
+    """The answer to a run: its report.json (given itself, or in the folder), else read from the reports.
+
+    Raises `UsageError` when the file is no report.json of this version.
+    """
+    from rlprof_ops.analyze.answer import SCHEMA
+
+    file = path / "report.json" if path.is_dir() else path
+    if not (file.is_file() and file.name.endswith(".json") and _is_answer(file)):
+        return answer_of(path, jobs=jobs)
+    try:
+        answer = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: cannot be read as report.json ({error}); make it anew with `rlprof report`") from error
+    if answer.get("schema") != SCHEMA:
+        raise UsageError(f"{file}: its schema is {answer.get('schema')!r}, this is for {SCHEMA}; make it anew with `rlprof report`")
+    found: dict[str, Any] = answer
+    return found
+
+
+def _is_answer(file: Path) -> bool:
+    with open(file, "rb") as opened:
+        return b'"made_by"' in opened.read(4096)

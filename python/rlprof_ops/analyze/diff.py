@@ -1,0 +1,213 @@
+"""What changed between two runs beyond their own step-to-step noise: steps, phases, kernels, stragglers, coverage."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from math import sqrt
+from statistics import fmean, variance
+from typing import Any
+
+from rlprof_ops.analyze.text import duration, percent
+from rlprof_ops.errors import UsageError
+
+STANDARD_ERRORS = 3.0
+MIN_CHANGE = 0.01
+KERNEL_CHANGE = 0.05  # kernels are summed over all steps, so their noise is not known
+KERNEL_SHARE = 0.005
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One quantity in both runs, nanoseconds a step. `noise_ns`: standard error of the difference, None: not known.
+
+    `real`: the difference exceeds three standard errors and 1 %; with a single step in a run there is no noise to hold
+    it against, and nothing is called real.
+    """
+
+    what: str
+    before_ns: int | None
+    after_ns: int | None
+    noise_ns: int | None
+    real: bool
+
+    @property
+    def difference_ns(self) -> int:
+        return (self.after_ns or 0) - (self.before_ns or 0)
+
+    @property
+    def share(self) -> float | None:
+        return self.difference_ns / self.before_ns if self.before_ns else None
+
+    def to_dict(self) -> Json:
+        share = self.share
+        return asdict(self) | {"difference_ns": self.difference_ns, "share": None if share is None else round(share, 5)}
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Everything that was compared."""
+
+    step: Change
+    phases: tuple[Change, ...]
+    kernels: tuple[Change, ...]
+    stragglers_new: tuple[str, ...]
+    stragglers_gone: tuple[str, ...]
+    missing_before: int
+    missing_after: int
+    ranks_before: int
+    ranks_after: int
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> Json:
+        return {
+            "schema": 1, "step": self.step.to_dict(), "phases": [c.to_dict() for c in self.phases],
+            "kernels": [c.to_dict() for c in self.kernels], "stragglers_new": list(self.stragglers_new),
+            "stragglers_gone": list(self.stragglers_gone), "missing": [self.missing_before, self.missing_after],
+            "ranks": [self.ranks_before, self.ranks_after], "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def compare(before: Json, after: Json) -> Diff:
+    """The difference of two answers (`report.json`). Phases are compared by worker and phase, kernels by name as well."""
+    step = _change("step", [s["duration_ns"] for s in before["steps"]], [s["duration_ns"] for s in after["steps"]])
+    one, two = _phase_samples(before), _phase_samples(after)
+    phases = [_change(what, one.get(what, []), two.get(what, [])) for what in dict.fromkeys([*one, *two])]
+    phases.sort(key=lambda c: (not c.real, -abs(c.difference_ns)))
+    slow_before, slow_after = _stragglers(before), _stragglers(after)
+    notes = []
+    if min(len(before["steps"]), len(after["steps"])) < 2:
+        notes.append("A run has a single step, so its noise is not known: capture more steps to tell a change from chance.")
+    if len(before["ranks"]) != len(after["ranks"]):
+        notes.append(f"The runs have {len(before['ranks'])} and {len(after['ranks'])} ranks.")
+    return Diff(
+        step, tuple(phases), _kernels(before, after), tuple(sorted(slow_after - slow_before)), tuple(sorted(slow_before - slow_after)),
+        _missing(before), _missing(after), len(before["ranks"]), len(after["ranks"]), tuple(notes),
+    )  # fmt: skip
+
+
+def _change(what: str, before: Sequence[float], after: Sequence[float]) -> Change:
+    first = round(fmean(before)) if before else None
+    second = round(fmean(after)) if after else None
+    noise = None
+    if len(before) > 1 and len(after) > 1:
+        noise = round(sqrt(variance(before) / len(before) + variance(after) / len(after)))
+    apart = abs((second or 0) - (first or 0))
+    real = noise is not None and apart > STANDARD_ERRORS * noise and apart > MIN_CHANGE * max(first or 0, 1)
+    if (first is None) != (second is None):
+        real = True  # the phase came or went
+    return Change(what, first, second, noise, real)
+
+
+def _phase_samples(answer: Json) -> dict[str, list[float]]:
+    """worker/phase -> its mean over the ranks, one sample a step."""
+    sums: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for row in answer["anatomy"]:
+        rank = answer["ranks"][row["rank"]]
+        if rank["controller"]:
+            continue
+        for phase in row["phases"]:
+            sums[f"{rank['worker']}/{answer['phase_names'][phase['phase']]}"][row["step"]].append(phase["duration_ns"])
+    return {what: [fmean(lengths) for _, lengths in sorted(steps.items())] for what, steps in sums.items()}
+
+
+def _kernels(before: Json, after: Json) -> tuple[Change, ...]:
+    one, two = _kernel_times(before), _kernel_times(after)
+    whole = max(sum(one.values()), sum(two.values()), 1.0)
+    found = []
+    for name in dict.fromkeys([*one, *two]):
+        a, b = one.get(name), two.get(name)
+        apart = (b or 0.0) - (a or 0.0)
+        if abs(apart) >= KERNEL_SHARE * whole and abs(apart) >= KERNEL_CHANGE * max(a or 0.0, b or 0.0):
+            found.append(Change(name, None if a is None else round(a), None if b is None else round(b), None, False))
+    return tuple(sorted(found, key=lambda c: -abs(c.difference_ns))[:20])
+
+
+def _kernel_times(answer: Json) -> dict[str, float]:
+    """worker/phase: kernel -> time a step and rank."""
+    ranks: dict[str, int] = defaultdict(int)
+    for row in {(a["rank"], a["step"]) for a in answer["anatomy"]}:
+        ranks[answer["ranks"][row[0]]["worker"]] += 1
+    return {
+        f"{k['worker']}/{k['phase'] or '-'}: {k['name']}": k["total_ns"] / max(ranks[k["worker"]], 1)
+        for k in answer["kernels"]
+        if k["name"] != "(others)"
+    }
+
+
+def _stragglers(answer: Json) -> set[str]:
+    return {f"{answer['ranks'][s['rank']]['worker']} rank {answer['ranks'][s['rank']]['rank']} in {s['phase']}" for s in answer["stragglers"]}
+
+
+def _missing(answer: Json) -> int:
+    return len(answer["coverage"]["missing"]) + len(answer["coverage"]["unread"])
+
+
+_RULE = re.compile(r"\s*([A-Za-z0-9_./ -]+?)\s*>\s*([0-9.]+)\s*(%|ns|us|µs|ms|s)?\s*")
+_UNITS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
+_COUNTS = ("missing", "stragglers")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition that fails a comparison: `step>5%`, `train>20ms`, `policy_worker/train>3%`, `missing>0`, `stragglers>0`."""
+
+    text: str
+    what: str
+    limit: float  # a share, nanoseconds, or a count
+    relative: bool
+
+
+def parse_rule(text: str, diff: Diff) -> Rule:
+    """Raises `UsageError` for a rule that cannot be read or that names nothing that was compared."""
+    match = _RULE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--fail-if {text!r}: write WHAT>LIMIT, e.g. 'step>5%', 'train>20ms', 'missing>0'")
+    what, number, unit = match.groups()
+    try:
+        limit = float(number)
+    except ValueError:
+        raise UsageError(f"--fail-if {text!r}: {number!r} is no number") from None
+    known = ["step", *_COUNTS, *(c.what for c in diff.phases), *(c.what.partition("/")[2] for c in diff.phases)]
+    if what not in known:
+        near = get_close_matches(what, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"--fail-if {text!r}: {what!r} is in neither run; known are {', '.join(sorted(set(known)))}.{hint}")
+    if (unit is None) != (what in _COUNTS):
+        allowed = "a bare number" if what in _COUNTS else "a limit in %, ns, us, ms or s"
+        raise UsageError(f"--fail-if {text!r}: {what} takes {allowed}")
+    relative = unit == "%"
+    return Rule(text, what, limit / 100 if relative else limit * _UNITS.get(unit or "", 1), relative)
+
+
+def violations(rules: Sequence[Rule], diff: Diff) -> list[str]:
+    """What broke a rule, in words. A change within the noise breaks none."""
+    found = []
+    for rule in rules:
+        if rule.what in _COUNTS:
+            count = diff.missing_after if rule.what == "missing" else len(diff.stragglers_new)
+            if count > rule.limit:
+                found.append(f"{rule.text}: {count} {'reports are missing or unread' if rule.what == 'missing' else 'new stragglers'}")
+            continue
+        changes = [diff.step] if rule.what == "step" else [c for c in diff.phases if rule.what in (c.what, c.what.partition("/")[2])]
+        for change in changes:
+            grown = change.share if rule.relative else float(change.difference_ns)
+            if change.real and grown is not None and grown > rule.limit:
+                found.append(f"{rule.text}: {change.what} {describe(change)}")
+    return found
+
+
+def describe(change: Change) -> str:
+    """"went from 1.20 s to 1.31 s (+9.2 %, noise ±8 ms)"."""
+    if change.before_ns is None:
+        return f"is new, {duration(change.after_ns or 0)} a step"
+    if change.after_ns is None:
+        return f"is gone, it was {duration(change.before_ns)} a step"
+    share = change.share
+    part = "" if share is None else f"{'+' if share >= 0 else '−'}{percent(abs(share))}, "
+    noise = "noise unknown" if change.noise_ns is None else f"noise ±{duration(change.noise_ns)}"
+    return f"went from {duration(change.before_ns)} to {duration(change.after_ns)} ({part}{noise})"

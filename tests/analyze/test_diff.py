@@ -1,0 +1,87 @@
+"""The comparison of two runs: what is a change, what is noise, and the rules that fail a build."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("msgspec")
+pytest.importorskip("rich")
+from click.testing import CliRunner
+from tests.analyze.fake_run import make_run
+from tests.analyze.simulated import simulated_answer
+
+from rlprof_ops.analyze.diff import compare, parse_rule, violations
+from rlprof_ops.commands.diff import command
+from rlprof_ops.errors import UsageError
+
+
+def slower(answer: dict[str, Any], phase: str, factor: float) -> dict[str, Any]:
+    changed: dict[str, Any] = json.loads(json.dumps(answer))
+    number = changed["phase_names"].index(phase)
+    for row in changed["anatomy"]:
+        for part in row["phases"]:
+            if part["phase"] == number:
+                part["duration_ns"] = round(part["duration_ns"] * factor)
+    for kernel in changed["kernels"]:
+        if kernel["name"].startswith("kernel_39"):
+            kernel["total_ns"] *= 2
+    return changed
+
+
+def test_a_phase_that_got_slower_is_found_and_nothing_else() -> None:
+    before = simulated_answer(8, 8)
+    diff = compare(before, slower(before, "train", 1.1))
+    assert [c.what for c in diff.phases if c.real] == ["policy_worker/train"]
+    change = diff.phases[0]
+    assert change.share == pytest.approx(0.1, abs=0.005) and change.noise_ns is not None and change.noise_ns > 0
+    assert not diff.step.real
+    assert {k.what.partition(": ")[2].partition(" ")[0] for k in diff.kernels} == {"kernel_39"}
+
+
+def test_noise_is_no_change() -> None:
+    diff = compare(simulated_answer(8, 8), simulated_answer(8, 8))
+    assert not any(c.real for c in diff.phases) and diff.kernels == ()
+
+
+def test_one_step_tells_nothing_and_says_so() -> None:
+    before = simulated_answer(4, 1)
+    diff = compare(before, slower(before, "train", 2.0))
+    assert not any(c.real for c in diff.phases)
+    assert "noise is not known" in diff.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "broken"),
+    [("train>5%", True), ("train>15%", False), ("policy_worker/train>1ms", True), ("train>1s", False), ("step>0.1%", False),
+     ("ref_logprob>0%", False), ("missing>0", False), ("stragglers>0", False)],
+)  # fmt: skip
+def test_rules(rule: str, broken: bool) -> None:
+    before = simulated_answer(8, 8)
+    diff = compare(before, slower(before, "train", 1.1))
+    assert bool(violations([parse_rule(rule, diff)], diff)) is broken
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [("step", "write WHAT>LIMIT"), ("stpe>5%", "Did you mean 'step'?"), ("step>5", "takes a limit in %"), ("missing>5%", "takes a bare number"), ("step>1.2.3%", "is no number")],
+)
+def test_rules_that_say_nothing_are_refused(rule: str, said: str) -> None:
+    answer = simulated_answer(4, 2)
+    with pytest.raises(UsageError) as error:
+        parse_rule(rule, compare(answer, answer))
+    assert said in str(error.value)
+
+
+def test_command_on_run_folders_and_report_json(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", ranks=3)
+    make_run(tmp_path / "b", ranks=3, slow_rank=1)
+    result = CliRunner().invoke(command, [str(tmp_path / "a"), str(tmp_path / "b"), "-j", "1"])
+    assert result.exit_code == 0, result.output
+    assert "New straggler: policy_worker rank 1 in train" in result.output
+    failed = CliRunner().invoke(command, [str(tmp_path / "a"), str(tmp_path / "b"), "-j", "1", "--fail-if", "stragglers>0", "--json"])
+    assert failed.exit_code == 1
+    assert "failed stragglers>0: 1 new stragglers" in failed.output
