@@ -14,9 +14,6 @@ from rlprof_ops.rayenv.selection import Identity
 from rlprof_ops.rayenv.trial import Trials
 from rlprof_ops.rayenv.unprofiled import CannotProfile, give_up
 
-# Without it every Python function is traced from the first line on, which slows training several times.
-_DEFAULT_FLAGS = ("b",)
-
 
 async def prepare(worker: str, rank: int | None, context: Any, trials: Trials, logger: logging.Logger) -> RocprofWrap | None:
     """The wrap of one worker; None when the request does not select it, or it is to start unprofiled.
@@ -29,7 +26,7 @@ async def prepare(worker: str, rank: int | None, context: Any, trials: Trials, l
     spec = next((spec for spec in specs if spec.backend == "rocprof_sys"), None)
     if spec is None:
         return None
-    flags = spec.flags if spec.flags or spec.options else _DEFAULT_FLAGS
+    flags = spec.flags if spec.flags or spec.options else rocprof.DEFAULT_FLAGS
     variables = {name: value for name, value in {**context.env_vars, **spec.env}.items() if name.startswith("ROCPROFSYS_")}
     identity = Identity(worker, rank)
     folder = Path(os.environ.get("RLPROF_NODE_DIR") or os.environ.get("RLPROF_RUN_DIR") or "rlprof-profiles").absolute()

@@ -14,6 +14,8 @@ from rlprof_ops.backends import names, rocprof_sys
 from rlprof_ops.rayenv.selection import Identity
 from rlprof_ops.rayenv.trial import Trials, trial_env
 
+# Without it every Python function is traced from the first line on, which slows training several times.
+DEFAULT_FLAGS = ("b",)
 # Leaves a file when it really ran: the front end ends with 0 also when it could not start the script.
 _TRIAL_SCRIPT = 'import sys\nopen(sys.argv[0] + ".ran", "w").close()\n'
 
@@ -46,11 +48,18 @@ class Asked:
 
 
 async def prepare(
-    asked: Asked, identity: Identity, spec: Any | None, windowed: bool, context: Any, trials: Trials, session_folder: Path
+    asked: Asked,
+    identity: Identity,
+    spec: Any | None,
+    windowed: bool,
+    context: Any,
+    trials: Trials,
+    session_folder: Path,
+    env: Mapping[str, str] | None = None,
 ) -> RocprofWrap:
     """A wrap that a trial has shown to work; raises `rocprof_sys.FrontEndError` with the reason when there is none."""
     windows: Any = spec.windows() if spec is not None else ()
-    wrap = make_wrap(asked, identity, windows[0] if windowed and len(windows) == 1 else None, windowed, os.environ, session_folder)
+    wrap = make_wrap(asked, identity, windows[0] if windowed and len(windows) == 1 else None, windowed, os.environ if env is None else env, session_folder)
     reason = await reason_against(wrap, context, trials, trial_env())
     if reason is not None:
         raise rocprof_sys.FrontEndError(f"`python -m rocprofsys {' '.join(wrap.words)} --` does not work: {reason}")

@@ -1,0 +1,154 @@
+"""`rlprof wrap`: a process outside Ray under real nsys, under the rocprof-sys stand-in, or as it is."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.rayenv import rocprof_stand_in
+
+from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.rayenv import outside
+from rlprof_ops.request import ProfileRequest
+
+TRAINING = """
+import sys, time
+from rlprof_ops.runtime import profiler
+prof = profiler.from_env()
+for step in range(1, 6):
+    with prof.step(step), prof.range("train"):
+        time.sleep(0.01)
+print(sys.argv[1:], flush=True)
+if "--wait" in sys.argv: time.sleep(60)
+prof.close()
+sys.exit(7)
+"""
+
+
+def request(**capture):
+    return ProfileRequest.from_dict({"captures": [{"workers": "*policy*", "steps": "3:5", **capture}]})
+
+
+def environment(tmp_path, **more):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "NRL_", "SLURM_")) and k not in outside.RANK_VARIABLES}
+    return {**env, "PYTHONPATH": os.pathsep.join(sys.path), "RLPROF_NODE_DIR": str(tmp_path / "node dir"), "RLPROF_NODE": "n1", **more}
+
+
+def start(tmp_path, asked, *words, env=None, **options):
+    script = tmp_path / "my train.py"
+    script.write_text(TRAINING)
+    env = {**environment(tmp_path, RLPROF_REQUEST_JSON=asked.to_json()), **(env or {})}
+    command = [sys.executable, "-m", "rlprof_ops", "wrap", "--worker", "policy_worker", "--", sys.executable, str(script), *words]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+@pytest.mark.nsys
+def test_two_ranks_under_nsys_give_their_windows_and_their_exit_codes(tmp_path):
+    pytest.importorskip("nvtx")
+    processes = [start(tmp_path, request(options={"t": "nvtx"}), "--x=a b|c $(d)", env={"SLURM_PROCID": str(rank)}) for rank in (0, 1)]
+
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 7, err
+        assert "['--x=a b|c $(d)']" in out
+
+    reports = sorted(path.name.rpartition("_")[0] for path in (tmp_path / "node dir").glob("profiles/nsight/policy_worker/*/*.nsys-rep"))
+    assert reports == ["policy_worker_rank0_step3-4_n1", "policy_worker_rank1_step3-4_n1"]
+
+
+def test_an_unselected_rank_runs_as_it_is(tmp_path):
+    made = outside.wrapped_command("policy_worker", 3, ["python", "train.py"], request(ranks=[0]), {"A": "1"})
+
+    assert (made.argv, made.env) == (("python", "train.py"), {"A": "1"})
+
+
+def test_torch_windows_need_no_wrap_but_a_name(tmp_path):
+    made = outside.wrapped_command("policy_worker", 1, ["python", "train.py"], request(backend="torch", env={"B": "2"}), {})
+
+    assert made.argv == ("python", "train.py")
+    assert (made.env["RLPROF_WORKER"], made.env["RLPROF_RANK"], made.env["B"]) == ("policy_worker", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("env", "rank"), [({"RANK": "2", "SLURM_PROCID": "5"}, 2), ({"SLURM_PROCID": "5"}, 5), ({"PMI_RANK": "1"}, 1), ({"RANK": "x"}, None), ({}, None)]
+)
+def test_the_rank_is_the_launchers(env, rank):
+    assert outside.rank_from(env) == rank
+
+
+def test_a_missing_nsys_fails_or_not_as_the_request_says(tmp_path):
+    env = environment(tmp_path, RLPROF_NSYS="/nowhere/nsys")
+
+    with pytest.raises(RlprofError, match="worker 'policy_worker' rank 0 cannot be profiled: no nsys on PATH"):
+        outside.wrapped_command("policy_worker", 0, ["python", "x"], request(on_error="fail"), env)
+    made = outside.wrapped_command("policy_worker", 0, ["python", "x"], request(on_error="continue"), env)
+
+    assert made.argv == ("python", "x")
+    assert "no nsys" in made.env["RLPROF_NOT_WRAPPED"]
+
+
+@pytest.fixture
+def rocm(tmp_path):
+    script = rocprof_stand_in.install(tmp_path / "opt rocm")
+    return {"PATH": f"{script.parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_rocprof_sys_records_the_window_and_the_exit_code_is_the_programs(tmp_path, rocm):
+    process = start(tmp_path, request(backend="rocprof_sys"), "a b", env={"RANK": "4", **rocm})
+    out, err = process.communicate(timeout=120)
+
+    assert process.returncode == 7, err
+    assert "['a b']" in out
+    (trace,) = (tmp_path / "node dir").glob("inplace/rocprof_sys/policy_worker/rank4/policy_worker_rank4_step3-4_n1_*_perfetto-trace.proto")
+    ((begin, end),) = json.loads(trace.read_text())["sections"]
+    assert 0.015e9 < end - begin < 2e9
+
+
+def test_a_signal_reaches_the_program_under_rocprof_sys(tmp_path, rocm):
+    process = start(tmp_path, request(backend="rocprof_sys"), "--wait", env=rocm)
+    assert "--wait" in next(line for line in process.stdout if "--wait" in line and line.startswith("["))
+    begun = time.monotonic()
+
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+
+    assert process.returncode != 0
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize(
+    ("argv", "split"),
+    [
+        (["python3", "-u", "-W", "ignore", "train.py", "-x"], (["python3", "-u", "-W", "ignore"], ["train.py", "-x"])),
+        (["/a b/python3.11", "-m", "pkg.train", "1"], (["/a b/python3.11"], ["-m", "pkg.train", "1"])),
+    ],
+)
+def test_an_interpreter_and_its_script_are_told_apart(argv, split):
+    assert outside.split_python(argv) == split
+
+
+@pytest.mark.parametrize("argv", [["torchrun", "train.py"], ["python3", "-c", "pass"], ["python3"]])
+def test_what_is_no_python_script_is_refused_for_rocprof_sys(argv):
+    with pytest.raises(UsageError, match="rocprof-sys starts Python scripts"):
+        outside.split_python(argv)
+
+
+def test_show_prints_the_command(tmp_path):
+    env = environment(tmp_path, RLPROF_STEPS="3", RLPROF_WORKERS="*", RLPROF_NSYS=sys.executable)
+    command = [sys.executable, "-m", "rlprof_ops", "wrap", "--worker", "w", "--rank", "1", "--show", "--", "python", "a b.py"]
+
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+    assert done.stdout.startswith(f"{sys.executable} launch --session-new=rlprof-local-w-r1-"), done.stderr
+    assert done.stdout.endswith(" python 'a b.py'\n")
+
+
+def test_a_program_that_does_not_exist_is_one_message(tmp_path):
+    command = [sys.executable, "-m", "rlprof_ops", "wrap", "--worker", "w", "--", "/no/such program"]
+
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (1, "rlprof: cannot run '/no/such program': No such file or directory\n")
