@@ -107,6 +107,14 @@ def test_a_report_that_could_not_be_copied_says_why_and_where_it_is(job):
     assert reason == f"its report was complete on node n1, but copying failed: No space left on device (it may still be there as {path!r})"
 
 
+def test_a_report_that_stayed_on_its_node_says_where(job):
+    path = str(job.place("nsight", "policy_worker", 0, 3, 5, None, "n1", 100))
+    job.sent("n1", path, 5, state="left")
+    job.worker("policy_worker", 0, windows=[("opened", "nsight", 3, 5, None)])
+    reason = reasons(run(job.write()))["nsight/policy_worker/rank0/step3-4"][1]
+    assert reason == f"its report was still on node n1 at the end, as {path!r} of the node folder: the last sync did not bring it over"
+
+
 def test_a_pattern_without_a_worker_names_the_nearest(tmp_path):
     job = RunFolder(tmp_path / "r", {"captures": [{"backend": "nsight", "workers": ["policy_wroker"], "steps": "3"}]})
     job.worker("policy_worker", 0)

@@ -18,6 +18,46 @@ HOLD = 9
 FIRST, SECOND = "2:4", "9:11"
 
 
+class RayNsightWorker:
+    """The same rank under Ray's own nsight plugin: a window is a capture range, as in trainers that call the profiler API."""
+
+    def __init__(self, rank: int) -> None:
+        self.capture = None
+
+    def where(self) -> tuple[str, int]:
+        return os.uname().nodename, os.getpid()
+
+    def begin(self, step: int) -> None:
+        import nvtx
+
+        if step in (2, HOLD):
+            self.capture = nvtx.start_range("capture", domain="rlprof")
+        self.step = nvtx.start_range(f"step {step}", domain="rlprof")
+
+    def work(self) -> None:
+        time.sleep(0.1)
+
+    def end(self, last: bool = False) -> None:
+        import nvtx
+
+        nvtx.end_range(self.step)
+        if self.capture and last:
+            nvtx.end_range(self.capture)
+            self.capture = None
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def close(self) -> None:
+        pass
+
+
+# NeMo RL's options (nemo_rl/distributed/worker_group_utils.py) with an NVTX range in place of cudaProfilerApi, for
+# machines without a GPU, and `repeat`, without which there is one window only.
+RAY_NSIGHT = {"t": "nvtx", "o": "'policy_worker_2:11_%p'", "s": "none", "cpuctxsw": "none", "capture-range": "nvtx",
+              "nvtx-capture": "capture@rlprof", "capture-range-end": "repeat", "stop-on-exit": "true"}
+
+
 class PolicyWorker:
     """One rank; its step is a range and a little sleep."""
 
@@ -35,7 +75,7 @@ class PolicyWorker:
         with self.prof.range("train"):
             time.sleep(0.1)
 
-    def end(self) -> None:
+    def end(self, last: bool = False) -> None:
         self.open.__exit__(None, None, None)
 
     def die(self) -> None:
@@ -49,12 +89,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--progress", required=True)
     parser.add_argument("--fault", default="")
+    parser.add_argument("--style", choices=("rlprof", "ray-nsight"), default="rlprof")
     parser.add_argument("--steps", type=int, default=12)
     arguments = parser.parse_args()
     progress = Path(arguments.progress)
     ray.init(address="auto")
-    worker = ray.remote(PolicyWorker)
-    workers = [worker.options(num_cpus=1, num_gpus=2, runtime_env=profiler.runtime_env("policy_worker", rank)).remote(rank) for rank in range(2)]
+    ours = arguments.style == "rlprof"
+    worker = ray.remote(PolicyWorker if ours else RayNsightWorker)
+    theirs = {"nsight": RAY_NSIGHT, "env_vars": {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}}
+    workers = [worker.options(num_cpus=1, num_gpus=2, runtime_env=profiler.runtime_env("policy_worker", rank) if ours else theirs).remote(rank) for rank in range(2)]
     places = ray.get([each.where.remote() for each in workers], timeout=120)
     if len({node for node, _ in places}) != 2:
         sys.exit(f"the two workers sit on {places}, not on two nodes")
@@ -65,7 +108,7 @@ def main() -> None:
         progress.write_text(f"{step} {places[0][0]} {places[1][0]}")
         if step == HOLD:
             hold(progress, arguments.fault, workers)
-        ray.get([each.end.remote() for each in workers])
+        ray.get([each.end.remote(step in (3, HOLD + 1)) for each in workers])
         total += step
     ray.get([each.close.remote() for each in workers])
     print(f"result {total}", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+from rlprof_ops.backends import names
 from rlprof_ops.collect.events import ProcessLog, WindowEvent
 from rlprof_ops.collect.observed import NodeRecord, Observed
 from rlprof_ops.collect.planned import Planned
@@ -15,6 +16,8 @@ def why_missing(item: Planned, observed: Observed) -> str:
     if item.problem:
         return item.problem
     assert capture.rank is not None
+    if left := _left_on_a_node(item, observed):
+        return left
     logs = observed.logs_of(capture.worker, capture.rank)
     if not logs:
         return _never_registered(item, observed)
@@ -25,6 +28,20 @@ def why_missing(item: Planned, observed: Observed) -> str:
             if event.event == wanted:
                 return explain(item, log, event, observed)
     return _never_opened(item, logs, observed)
+
+
+def _left_on_a_node(item: Planned, observed: Observed) -> str:
+    """A report that its node had at the end but could not bring over."""
+    capture = item.capture
+    wanted = (names.safe_worker(capture.worker), capture.rank, capture.window.start, capture.phase and names.safe(capture.phase))
+    for record in observed.records.values():
+        for path, file in record.files.items():
+            parts = path.split("/")
+            found = names.parse(parts[-1]) if file.state == "left" and capture.backend in parts else None
+            if found is not None and (found.worker, found.rank, found.start, found.phase) == wanted:
+                why = record.failed.get(path) or record.failed.get(path.removeprefix("keep/")) or "the last sync did not bring it over"
+                return f"its report was still on node {record.node} at the end, as {path!r} of the node folder: {why}"
+    return ""
 
 
 def _failed(item: Planned, log: ProcessLog, event: WindowEvent, observed: Observed) -> str:
