@@ -84,8 +84,16 @@ def align(members: Iterable[Member], hosts: Iterable[str], probes: dict[str, Hos
     reference = max(names, key=lambda name: count[name])
     clocks = {reference: HostClock(reference, 0, 0.0, 0, 0, 0, "reference")}
     edges = _edges(members)
+    probes = probes or {}
     frontier = [reference]
-    while frontier:  # breadth first: a host is aligned through the fewest others
+    unseen = [name for name in names if name in probes and reference in probes]
+    while frontier or unseen:  # breadth first: a host is aligned through the fewest others
+        if not frontier:  # no collective leads further: go on from a host whose probes do
+            host = unseen.pop(0)
+            if host not in clocks:
+                clocks[host] = _by_probes(host, probes[host], probes[reference])
+                frontier.append(host)
+            continue
         base = frontier.pop(0)
         for host in names:
             if host in clocks or (base, host) not in edges:
@@ -95,9 +103,16 @@ def align(members: Iterable[Member], hosts: Iterable[str], probes: dict[str, Hos
                 clocks[host] = _chained(clocks[base], clock)
                 frontier.append(host)
     for host in names:
-        if host not in clocks:
-            clocks[host] = (probes or {}).get(host) or HostClock(host, 0, 0.0, 0, None, 0, "unaligned")
+        clocks.setdefault(host, HostClock(host, 0, 0.0, 0, None, 0, "unaligned"))
     return Clocks(tuple(clocks[name] for name in names))
+
+
+def _by_probes(host: str, probe: HostClock, reference: HostClock) -> HostClock:
+    """The clock of a host against the reference's, both probed against a third."""
+    back = reference.aligned(probe.at_ns) - probe.at_ns
+    residual = None if probe.residual_ns is None or reference.residual_ns is None else probe.residual_ns + reference.residual_ns
+    drift = probe.drift_ppm - reference.drift_ppm
+    return HostClock(host, probe.offset_ns - back, drift, probe.at_ns, residual, probe.matches, "probe")
 
 
 def _chained(base: HostClock, clock: HostClock) -> HostClock:
@@ -187,20 +202,25 @@ def _fit(host: str, ours: Ints, theirs: Ints) -> HostClock | None:
 
 
 def probes_of(nodes: dict[str, dict[str, Any]]) -> dict[str, HostClock]:
-    """Clocks from `nodes/<node>.json`, key `clock`: a list of {t_ns, offset_ns, error_ns} against the head.
+    """Clocks against the head from `nodes/<node>.json`, key `clock` (written by `rlprof_ops.collect.clock`).
 
-    `offset_ns` is what to add to the node's clock; `error_ns` half the round trip. With probes at start and end the drift
-    between them is taken.
+    An entry is {at_ns, offset_ns, error_ns, reference}: what to add to the node's clock, within half a round trip. With
+    probes at the job's start and end the drift between them is taken.
     """
-    clocks = {}
+    clocks: dict[str, HostClock] = {}
     for host, node in nodes.items():
-        probes = [p for p in node.get("clock") or [] if isinstance(p, dict) and isinstance(p.get("offset_ns"), int)]
+        entries = node.get("clock")
+        keys = ("at_ns", "offset_ns", "error_ns")
+        probes = [p for p in entries if isinstance(p, dict) and all(isinstance(p.get(k), int) for k in keys)] if isinstance(entries, list) else []
         if not probes:
             continue
+        probes.sort(key=lambda p: int(p["at_ns"]))
         first, last = probes[0], probes[-1]
-        start, span = int(first.get("t_ns", 0)), int(last.get("t_ns", 0)) - int(first.get("t_ns", 0))
+        span = last["at_ns"] - first["at_ns"]
         drift = (last["offset_ns"] - first["offset_ns"]) / span * 1e6 if span > DRIFT_AFTER_NS else 0.0
-        errors = [p["error_ns"] for p in probes if isinstance(p.get("error_ns"), int)]
-        residual = max(errors) if errors else None
-        clocks[host] = HostClock(host, first["offset_ns"], drift, start, residual, len(probes), "probe")
+        error = max(p["error_ns"] for p in probes)
+        clocks[host] = HostClock(host, first["offset_ns"], drift, first["at_ns"], error, len(probes), "probe")
+        head = str(first.get("reference") or "")
+        if head and head != host:
+            clocks.setdefault(head, HostClock(head, 0, 0.0, 0, 0, 0, "reference"))
     return clocks

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ def find_reports(root: Path) -> tuple[Report, ...]:
     if not root.is_dir():
         raise UsageError(f"{root}: no such run folder or report file")
     base = root / "profiles" if (root / "profiles").is_dir() else root
-    found = [_describe(root, path) for path in _walk(base)]
+    known = _harvested(root)
+    found = [_as_harvested(_describe(root, path), known) for path in _walk(base)]
     if not found:
         raise UsageError(
             f"{root}: no reports below it (looked for {', '.join(TRACE_SUFFIXES)}). A run folder is "
@@ -89,6 +90,19 @@ def _describe(root: Path, path: Path) -> Report:
         phase=get("phase"),
         size_bytes=path.stat().st_size,
     )
+
+
+def _harvested(root: Path) -> dict[str, dict[str, Any]]:
+    """What the harvest found out about each report (its manifest says more than a trainer's own file names)."""
+    rows = read_json(root / "manifest.json").get("reports")
+    return {str(row.get("path")): row for row in rows if isinstance(row, dict)} if isinstance(rows, list) else {}
+
+
+def _as_harvested(report: Report, known: dict[str, dict[str, Any]]) -> Report:
+    row = known.get(report.path, {})
+    texts = {k: row[k] for k in ("worker", "host", "backend") if isinstance(row.get(k), str) and row[k]}
+    numbers = {k: row[k] for k in ("rank", "pid", "start", "stop") if isinstance(row.get(k), int)}
+    return replace(report, **texts, **numbers)
 
 
 def _parse(name: str) -> dict[str, Any]:
