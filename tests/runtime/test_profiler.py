@@ -20,7 +20,7 @@ def train(prof, steps=6):
 
 
 def test_nothing_asked_costs_nothing(monkeypatch):
-    for name in profiler._ASKING:
+    for name in (*profiler._ASKING, *profiler._LISTENING):
         monkeypatch.delenv(name, raising=False)
 
     prof = profiler.from_env(worker="policy_worker", rank=0)

@@ -296,7 +296,7 @@ def test_a_decorator_older_than_the_profiler(recorder, asked):
 
 
 def test_the_decorator_hands_the_function_back_where_nothing_is_asked(monkeypatch):
-    for name in (*profiler._ASKING, *profiler._MEASURING):
+    for name in (*profiler._ASKING, *profiler._LISTENING):
         monkeypatch.delenv(name, raising=False)
 
     assert profiler.annotate("x")(plain) is plain

@@ -64,6 +64,7 @@ class Head(Supervisor):
         asking = await self._start_asking()
         try:
             await self.start_sync()
+            self.serve_demands()
             await self._racing_failures(self.start_ray(deadline))
             with self.journal.phase("nodes_join"):
                 await self._racing_failures(self._all_joined(asking, deadline))

@@ -36,12 +36,18 @@ class RunFolder:
         return self.path / ".secrets"
 
     @property
+    def control(self) -> Path:
+        return self.path / "control"
+
+    @property
     def token(self) -> Path:
         return self.secrets / "ray_token"
 
     def create(self) -> None:
         for folder in (self.path, self.logs, self.path / "nodes", self.path / "profiles"):
             folder.mkdir(parents=True, exist_ok=True)
+        # Made with the job: whoever may write here can have windows opened in the workers.
+        self.control.mkdir(mode=0o700, exist_ok=True)
         self.secrets.mkdir(mode=0o700, exist_ok=True)
 
 

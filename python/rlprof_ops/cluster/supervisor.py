@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlprof_ops.cluster import ports
+from rlprof_ops.cluster import on_demand, ports
 from rlprof_ops.cluster.journal import Journal
 from rlprof_ops.cluster.knobs import Settings, home
 from rlprof_ops.cluster.layout import NodeFolder, RunFolder
@@ -58,6 +58,7 @@ class Supervisor:
         self.ray: RayProcess | None = None
         self.sync: asyncio.subprocess.Process | None = None
         self._sync_watch: asyncio.Task[None] | None = None
+        self.on_demand: asyncio.Task[None] | None = None
         self.plugin_loaded = False
         self.told_to_end: asyncio.Future[str] | None = None
         self._started_ns = time.time_ns()
@@ -152,7 +153,7 @@ class Supervisor:
 
     async def _test_plugin(self) -> None:
         """Raise RlprofError when this node's Python cannot load the plugin."""
-        if not self.request:
+        if not self._wraps():
             return
         reason = await asyncio.to_thread(check_import, self.environment())
         if reason is not None:
@@ -162,7 +163,7 @@ class Supervisor:
 
     async def watch_plugin(self) -> None:
         """Say so when this node's runtime-env agent did not load our plugin: its windows would be lost in silence."""
-        if not self.request:
+        if not self._wraps():
             return
         for _ in range(int(_PLUGIN_SECONDS / 0.25)):
             if self.place.folder.plugin_marker.exists():
@@ -173,6 +174,17 @@ class Supervisor:
             f"node {self.place.node} did not load the rlprof plugin within {_PLUGIN_SECONDS:.0f} s: nsight windows of"
             " its workers will be missing. The reason stands in runtime_env_agent.log of this node under ray/."
         )
+
+    def _wraps(self) -> bool:
+        """Whether workers may have to be wrapped in nsys, now or for a capture on demand."""
+        return bool(self.request) or self.settings["RLPROF_ON_DEMAND"] == "nsight"
+
+    def serve_demands(self) -> None:
+        """Hand what `rlprof capture` asks to this node's workers, until the windows are closed at the end."""
+        place = self.place
+        if self.on_demand is None and self.settings["RLPROF_ON_DEMAND"] != "0":
+            serve = on_demand.serve(place.run.path, place.folder.path, place.node, self.journal.note)
+            self.on_demand = asyncio.create_task(serve)
 
     async def start_sync(self, *more: str) -> None:
         place = self.place
@@ -202,7 +214,9 @@ class Supervisor:
     async def close_profilers(self, seconds: float) -> None:
         """Steps 1 and 2 of the drain: close this job's windows, wait for its profilers, recover raw captures."""
         path, job, share = self.place.folder.path, self.place.job, seconds / 3
-        if not self.request:
+        if self.on_demand is not None:
+            self.on_demand.cancel()
+        if not self.request and self.settings["RLPROF_ON_DEMAND"] == "0":
             return
         with self.journal.phase("close_windows"):
             await self._bounded(share, drain.close_windows, path, job)
@@ -316,4 +330,6 @@ _PASSED_ON = (
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
     "OMP_NUM_THREADS",
     "RLPROF_NSYS",
+    "RLPROF_ON_DEMAND",
+    "RLPROF_METRICS",
 )

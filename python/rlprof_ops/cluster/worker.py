@@ -76,6 +76,7 @@ class Worker(Supervisor):
         await setup
         await self._wait_for_gcs(deadline)
         await self.start_sync()
+        self.serve_demands()
         await self.start_ray(deadline)
         await head.tell({"state": "ray_up"})
 

@@ -21,11 +21,14 @@ def wrap_context(context: Any, worker: str, rank: int | None, env: Mapping[str, 
     Raises `WrapError` when nsys is missing and a matching capture has `on_error: fail`.
     """
     text = env.get("RLPROF_REQUEST_JSON")
-    if not text:
+    everyone = env.get("RLPROF_ON_DEMAND", "").strip().lower() == "nsight"
+    if not text and not everyone:
         return False
-    from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.request import CaptureSpec, ProfileRequest
 
-    specs = ProfileRequest.from_json(text).for_worker(worker, rank)
+    specs = ProfileRequest.from_json(text).for_worker(worker, rank) if text else ()
+    if everyone and not any(spec.backend == "nsight" for spec in specs):
+        specs = (*specs, CaptureSpec(workers=(worker,)))  # no window planned: `rlprof capture` may ask for one later
     if not specs:
         return False
     for spec in specs:

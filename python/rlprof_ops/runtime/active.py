@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rlprof_ops.runtime import ranges, signals
@@ -31,7 +32,7 @@ class Profiler:
     Threads and coroutines may share it. A forked child has nothing of it: its methods do nothing there.
     """
 
-    def __init__(self, place: Place, specs: Sequence[Any], metrics: bool = False, output_dir: str | None = None) -> None:
+    def __init__(self, place: Place, specs: Sequence[Any], metrics: bool = False, output_dir: str | None = None, on_demand: bool = False) -> None:
         self.place = place
         self._metrics = Metrics() if metrics else None
         self.active = metrics  # ranges are looked at: a window is open, may open at a range, or times are wanted
@@ -48,7 +49,8 @@ class Profiler:
         self._closed = False
         self._working = False
         self._terminated = False
-        self._pending: list[Callable[[], None]] = []
+        self._pending: list[Callable[[int], None]] = []  # to do when the next step begins
+        self._watcher: Any = None
         self._events.write(
             "registered",
             worker=place.worker,
@@ -57,6 +59,8 @@ class Profiler:
             pid=place.pid,
             host=place.host,
             backends=sorted({spec.backend for spec in specs}),
+            on_demand=on_demand,
+            wrapped=bool(os.environ.get("RLPROF_NSYS_SESSION")),
         )
         self._captures = Captures(place, specs, self._events, output_dir)
         self._quiet = self._captures.quiet_around(0)
@@ -107,7 +111,9 @@ class Profiler:
             end_tokens(self._step_tokens)
         self._current_step = step
         self._captures.enter(step)
-        self._do_pending()
+        pending, self._pending = self._pending, []
+        for action in pending:
+            action(step)
         if self._captures.any_armed:
             self._step_times_ns[str(step)] = [time.time_ns(), _RUNNING]
         self._settle()
@@ -136,7 +142,7 @@ class Profiler:
         if self._current_step is not None and emitters and not self._step_tokens:
             self._step_tokens = start_tokens(emitters, f"step {self._current_step}")
         armed = self._captures.any_armed
-        self.active = not self._closed and (armed or self._metrics is not None or bool(self._pending))
+        self.active = not self._closed and (armed or self._metrics is not None)
         if self._closed:
             self._quiet = ALWAYS_QUIET
         elif armed or self._pending or self._current_step is not None:
@@ -144,11 +150,44 @@ class Profiler:
         else:
             self._quiet = self._captures.quiet_around(self._last_step + 1 if next_step is None else next_step)
 
-    def _do_pending(self) -> None:
-        """What another thread left for this one to do, at a step's or a range's beginning."""
-        pending, self._pending = self._pending, []
-        for action in pending:
-            action()
+    # -- captures on demand (rlprof_ops.runtime.demand), called from the watcher's thread
+
+    def watch(self, folder: Path) -> None:
+        """Look for captures on demand in `folder` from now on."""
+        from rlprof_ops.runtime import control, demand
+
+        reference = weakref.ref(self)
+
+        def on_demand(asked: control.Demand) -> None:
+            profiler = reference()
+            if profiler is not None and not profiler._closed:
+                demand.answer(profiler, profiler._watcher, asked)
+
+        self._watcher = control.Watcher(folder, on_demand)
+
+    def _at_next_step(self, action: Callable[[int], None]) -> None:
+        with self._work():
+            self._pending.append(action)
+            self._settle()
+
+    def _open_now(self, spec: Any, asked_by: str) -> Any:
+        """Open a window at once, whatever the training thread does; what `_close_now` needs."""
+        from rlprof_ops.request import Window
+
+        with self._work():
+            step = max(1, self._last_step)
+            capture = self._captures.add(spec, asked_by=asked_by, timed=True)
+            gate: Any = capture.gate
+            gate.begin(Window(step, None), step)
+            self._settle()
+        return capture
+
+    def _close_now(self, capture: Any) -> None:
+        with self._work():
+            end_tokens(self._step_tokens)
+            capture.gate.close(partial=False)
+            self._captures.remove(capture)
+            self._settle()
 
     # -- ranges
 
@@ -171,11 +210,10 @@ class Profiler:
         return self._metrics.read(reset) if self._metrics else {}
 
     def _phase_begins(self, name: str) -> Any:
-        """A range begins: do what was left to do, and open the captures of this phase; what `_phase_ends` needs."""
-        if not self._pending and not self._captures.phases_armed:
+        """A range begins: open the captures of this phase; what `_phase_ends` needs."""
+        if not self._captures.phases_armed:
             return ()
         with self._work():
-            self._do_pending()
             opened = self._captures.begin_phase(name)
             self._settle()
         return opened
@@ -221,6 +259,8 @@ class Profiler:
             if self._closed:
                 return
             self._closed = True
+            if self._watcher is not None:
+                self._watcher.stop()
             end_tokens(self._step_tokens)
             self._captures.close_all()
             self._settle()
@@ -243,7 +283,7 @@ class Profiler:
                 yield
             finally:
                 self._working = outer
-        if self._terminated and not outer:
+        if self._terminated and not outer and threading.current_thread() is threading.main_thread():
             self.close()
             self._signals.deliver()
 

@@ -146,6 +146,7 @@ class TimedGate(Gate):
     """A window from now until it is told to end; it is named by the steps that it saw."""
 
     def begin(self, window: Any, step: int) -> None:
+        """Open it in the middle of `step`."""
         self._open(OpenWindow(window, None, [step]))
 
     def enter(self, step: int) -> None:

@@ -22,7 +22,12 @@ _ASKING = (
     "NRL_TORCH_PROFILE_STEP_RANGE",
     "NRL_TORCH_PROFILE_WORKER_PATTERNS",
 )
-_MEASURING = ("RLPROF_METRICS",)
+# Any of these: there is work for a profiler although no capture is planned.
+_LISTENING = ("RLPROF_METRICS", "RLPROF_ON_DEMAND")
+
+
+def _concerned() -> bool:
+    return any(map(os.environ.get, _ASKING)) or any(os.environ.get(name, "0") not in ("0", "") for name in _LISTENING)
 
 
 def request_from_env(env: Mapping[str, str]) -> Any | None:
@@ -49,7 +54,7 @@ def from_env(worker: str | None = None, rank: int | None = None, world_size: int
 
     Never raises: a request that cannot be read is logged and nothing is profiled.
     """
-    if not any(map(os.environ.get, _ASKING)) and not any(map(os.environ.get, _MEASURING)):
+    if not _concerned():
         return NullProfiler()
     try:
         return _made(request_from_env(os.environ), worker, rank, world_size, reuse=True)
@@ -66,11 +71,12 @@ def from_request(request: Any, worker: str | None = None, rank: int | None = Non
 
 
 def _made(request: Any, worker: str | None, rank: int | None, world_size: int | None, reuse: bool) -> Any:
-    from rlprof_ops.runtime import metrics
+    from rlprof_ops.runtime import control, metrics
     from rlprof_ops.runtime.place import find_place
 
     with_metrics = metrics.asked()
-    if not request and not with_metrics:
+    on_demand = control.asked(os.environ)
+    if not request and not with_metrics and not on_demand:
         return NullProfiler()
     place = find_place(worker, rank, world_size, os.environ)
     before = _CURRENT.profiler
@@ -79,7 +85,9 @@ def _made(request: Any, worker: str | None, rank: int | None, world_size: int | 
     from rlprof_ops.runtime.active import Profiler
 
     specs = request.for_worker(place.worker, place.rank) if request else ()
-    _CURRENT.profiler = Profiler(place, specs, with_metrics, request.output_dir if request else None)
+    _CURRENT.profiler = Profiler(place, specs, with_metrics, request.output_dir if request else None, on_demand)
+    if on_demand:
+        _CURRENT.profiler.watch(place.root / control.FOLDER)
     return _CURRENT.profiler
 
 
@@ -105,7 +113,7 @@ def annotate(name: Any = None) -> Any:
 
     Where nothing is asked in this process's environment the function is handed back unchanged.
     """
-    if not any(map(os.environ.get, _ASKING)) and not any(map(os.environ.get, _MEASURING)):
+    if not _concerned():
         return NullProfiler().annotate(name)
     from rlprof_ops.runtime.annotate import annotated
 
@@ -119,6 +127,6 @@ def runtime_env(worker: str, rank: int | None = None) -> dict[str, Any]:
 
     Example: `Actor.options(runtime_env={**mine, **profiler.runtime_env("policy_worker", rank)})`
     """
-    if not any(os.environ.get(name) for name in _ASKING):
+    if not any(map(os.environ.get, _ASKING)) and os.environ.get("RLPROF_ON_DEMAND") != "nsight":
         return {}
     return {"rlprof": {"worker": worker, "rank": rank}}

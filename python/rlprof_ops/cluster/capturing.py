@@ -1,0 +1,220 @@
+"""`rlprof capture` and `rlprof stacks`: ask a running job's workers for something and wait for what they answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.cluster import on_demand
+from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.request import CaptureSpec
+from rlprof_ops.runtime import control
+
+_POLL_S = 0.25
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A training process that has registered and not ended."""
+
+    worker: str
+    rank: int
+    node: str
+    pid: int
+    events: Path
+    on_demand: bool
+    registered_ns: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.worker} rank {self.rank}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of one worker's capture: `path` of its report in the run folder, or `reason` why there is none."""
+
+    worker: Worker
+    path: Path | None
+    reason: str = ""
+
+
+def capture(
+    run: Path,
+    workers: Sequence[str],
+    ranks: tuple[int, ...] | None,
+    backend: str,
+    steps: str | None,
+    seconds: float | None,
+    options: dict[str, str],
+    timeout_s: float,
+    progress: Callable[[int, int, str], None],
+) -> list[Answer]:
+    """Open a window in each matching worker of the running job `run`, and wait until every report is in the run folder.
+
+    Raises:
+        UsageError: nothing matches, or `steps` is not `next:N`.
+        RlprofError: the job has ended, or its workers do not listen.
+    """
+    next_steps = parse_next(steps) if steps else None
+    meant = _meant(run, workers, ranks)
+    deaf = [worker.name for worker in meant if not worker.on_demand]
+    if deaf:
+        raise RlprofError(f"{', '.join(deaf)} do not listen: the job was started with {control.VARIABLE}=0; set it to 1 at sbatch")
+    demand = control.Demand(_new_id(), tuple(workers), ranks, backend, options, next_steps, seconds)
+    control.leave(run / control.FOLDER, demand)
+    deadline = time.monotonic() + timeout_s + (seconds or 0)
+    found: dict[Worker, Answer] = {}
+    while len(found) < len(meant):
+        for worker in meant:
+            answer = None if worker in found else _answer(run, worker, demand.id)
+            if answer:
+                found[worker] = answer
+        progress(len(found), len(meant), demand.id)
+        ended = _ended(run)
+        if len(found) == len(meant) or ended or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    why = _ended(run) or f"nothing came within {timeout_s:.0f} s; it may still: see {run / 'profiles'}"
+    return [found.get(worker, Answer(worker, None, why)) for worker in meant]
+
+
+def stacks(run: Path, workers: Sequence[str], ranks: tuple[int, ...] | None, timeout_s: float) -> Iterator[tuple[Worker, str]]:
+    """The Python stacks of each matching worker, as they come; directly when it runs on this machine."""
+    meant = _meant(run, workers, ranks)
+    here = {worker for worker in meant if worker.node == _this_node() and os.path.isdir(f"/proc/{worker.pid}")}
+    for worker in sorted(here, key=_place):
+        yield worker, on_demand.stacks_of(worker.pid)
+    waiting = {(worker.node, worker.pid): worker for worker in meant if worker not in here}
+    if not waiting:
+        return
+    demand = control.Demand(_new_id(), tuple(workers), ranks, on_demand.STACKS, {}, 1, None)
+    control.leave(run / control.FOLDER, demand)
+    folder = run / control.FOLDER / f"{demand.id}.{on_demand.STACKS}"
+    deadline = time.monotonic() + timeout_s
+    while waiting and time.monotonic() < deadline and not _ended(run):
+        time.sleep(_POLL_S)
+        for (node, pid), worker in list(waiting.items()):
+            data = _json(folder / f"{node}_{pid}.json")
+            if data is not None:
+                del waiting[node, pid]
+                yield worker, str(data.get("text", ""))
+    for worker in sorted(waiting.values(), key=_place):
+        yield worker, _ended(run) or f"node {worker.node} did not answer within {timeout_s:.0f} s"
+
+
+def parse_next(text: str) -> int:
+    """`next:2` -> 2; raises `UsageError` for anything else."""
+    match = re.fullmatch(r"next:([1-9][0-9]{0,5})", text.strip())
+    if not match:
+        raise UsageError(f"--steps is {text!r}: expected next:N, e.g. next:2 for the next two steps; plan other steps before the job")
+    return int(match[1])
+
+
+def _meant(run: Path, patterns: Sequence[str], ranks: tuple[int, ...] | None) -> list[Worker]:
+    ended = _ended(run)
+    if ended:
+        raise RlprofError(f"{ended}: there is nothing to capture")
+    there = registered(run)
+    if not there:
+        raise RlprofError(
+            f"no worker of {run.name} has registered yet: workers do when they call profiler.from_env, and the log sync brings it "
+            "here every RAY_LOG_SYNC_FREQUENCY seconds"
+        )
+    spec = CaptureSpec(workers=tuple(patterns), ranks=ranks)
+    meant = sorted((worker for worker in there if spec.matches(worker.worker, worker.rank)), key=_place)
+    if not meant:
+        kinds: dict[str, list[int]] = {}
+        for worker in there:
+            kinds.setdefault(worker.worker, []).append(worker.rank)
+        running = "; ".join(f"{kind} rank {', '.join(map(str, sorted(found)))}" for kind, found in sorted(kinds.items()))
+        asked = f"{', '.join(patterns)}" + ("" if ranks is None else f" rank {', '.join(map(str, ranks))}")
+        raise UsageError(f"no running worker matches {asked}: there are {running}")
+    return meant
+
+
+def registered(run: Path) -> list[Worker]:
+    """The processes that registered and have not ended; of one worker and rank the latest (a restarted actor)."""
+    latest: dict[tuple[str, int], tuple[Worker, bool]] = {}
+    for path in [*run.glob("nodes/*/events/*.jsonl"), *run.glob("events/*.jsonl")]:
+        rows = _rows(path)
+        first = next((row for row in rows if row.get("event") == "registered"), None)
+        if first is None:
+            continue
+        node = path.parents[1].name if path.parents[2].name == "nodes" else str(first.get("host", ""))
+        worker = Worker(
+            str(first["worker"]), int(first.get("rank") or 0), node, int(first.get("pid") or 0), path,
+            first.get("on_demand") is True, int(first.get("t_ns") or 0),
+        )  # fmt: skip
+        ended = any(row.get("event") == "ended" for row in rows)
+        before = latest.get((worker.worker, worker.rank))
+        if before is None or before[0].registered_ns < worker.registered_ns:
+            latest[worker.worker, worker.rank] = worker, ended
+    return [worker for worker, ended in latest.values() if not ended]
+
+
+def _answer(run: Path, worker: Worker, asked_by: str) -> Answer | None:
+    for row in _rows(worker.events):
+        if row.get("asked_by") != asked_by:
+            continue
+        if row.get("event") == "failed":
+            return Answer(worker, None, str(row.get("reason", "")))
+        path = str(row.get("path", ""))
+        if row.get("event") == "closed" and path and (run / path).is_file():
+            return Answer(worker, run / path)
+    return None
+
+
+def _ended(run: Path) -> str:
+    """Why the job of this run folder does not run any more; "" while it does (or nobody supervises it)."""
+    data = _json(run / "run.json") or {}
+    end, driver = data.get("end") or {}, data.get("driver") or {}
+    cause = end.get("cause", "running")
+    if cause == "running" and driver.get("ended_ns") is None:
+        return ""
+    code = driver.get("exit_code")
+    return f"job {data.get('job', run.name)} has ended ({cause if cause != 'running' else 'driver_exit'}{'' if code is None else f', exit code {code}'})"
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            found.append(row)
+    return found
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _place(worker: Worker) -> tuple[str, int]:
+    return worker.worker, worker.rank
+
+
+def _new_id() -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+
+
+def _this_node() -> str:
+    return os.environ.get("RLPROF_NODE") or socket.gethostname()

@@ -1,0 +1,89 @@
+"""A node's part in captures on demand: hands requests from the run folder to the node's workers, and takes their stacks.
+
+`rlprof capture` and `rlprof stacks` reach only shared storage. One process a node reads it, once a second, so that the
+number of workers does not matter to the file system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rlprof_ops.collect.events import ProcessLog, read_node
+from rlprof_ops.request import CaptureSpec
+from rlprof_ops.runtime import control
+
+STACKS = "stacks"
+_PY_SPY_SECONDS = 20.0
+
+
+async def serve(run_dir: Path, node_dir: Path, node: str, say: Callable[[str], None]) -> None:
+    """Until cancelled: forward each new request, answer those for stacks."""
+    source, target = run_dir / control.FOLDER, node_dir / control.FOLDER
+    known = {entry.name for entry in source.glob("*.json")} if source.is_dir() else set()
+    while True:
+        with contextlib.suppress(OSError):
+            before = set(known)
+            await asyncio.to_thread(control.forward, source, target, known)
+            for name in sorted(known - before):
+                await asyncio.to_thread(_answer_stacks, source, target / name, node_dir, node, say)
+        await asyncio.sleep(control.POLL_S)
+
+
+def _answer_stacks(run_control: Path, path: Path, node_dir: Path, node: str, say: Callable[[str], None]) -> None:
+    try:
+        demand = control.Demand.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    say(f"on demand {demand.id}: {demand.backend} of {', '.join(demand.workers)}")
+    if demand.backend != STACKS:
+        return
+    for log in living(read_node(node_dir / "events", node)):
+        if CaptureSpec(workers=demand.workers, ranks=demand.ranks).matches(log.worker, log.rank):
+            answer = {"worker": log.worker, "rank": log.rank, "node": node, "pid": log.pid, "text": stacks_of(log.pid)}
+            write_answer(run_control / f"{demand.id}.{STACKS}", answer)
+
+
+def write_answer(folder: Path, answer: dict[str, object]) -> None:
+    """One process's stacks, whole or not at all, where the waiting command looks."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    name = f"{answer['node']}_{answer['pid']}.json"
+    partial = folder / f".{name}"
+    partial.write_text(json.dumps(answer), encoding="utf-8")
+    os.replace(partial, folder / name)
+
+
+def living(logs: list[ProcessLog]) -> list[ProcessLog]:
+    """Those of this machine's processes that have neither ended nor died."""
+    return [log for log in logs if not log.ended and log.pid > 1 and os.path.isdir(f"/proc/{log.pid}")]
+
+
+def stacks_of(pid: int) -> str:
+    """The Python stacks of a process of this machine, by py-spy from outside: it need not answer. Else why there are none."""
+    tool = _py_spy()
+    if tool is None:
+        return "no py-spy on this node: pip install py-spy there (or in the container)"
+    try:
+        done = subprocess.run(
+            [tool, "dump", "--pid", str(pid)], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=_PY_SPY_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"py-spy: {error}"
+    if done.returncode:
+        reason = (done.stderr or done.stdout).strip()
+        hint = "; reading another process needs CAP_SYS_PTRACE (or kernel.yama.ptrace_scope=0)" if "ermission" in reason else ""
+        return f"py-spy: {reason}{hint}"
+    return done.stdout
+
+
+def _py_spy() -> str | None:
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.is_file() else shutil.which("py-spy")

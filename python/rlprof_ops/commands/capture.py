@@ -1,0 +1,67 @@
+"""`rlprof capture`: open windows in a running job."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from rlprof_ops.errors import EXIT_INCOMPLETE, UsageError
+
+
+@click.command()
+@click.argument("job")
+@click.option("--workers", required=True, help="Patterns of worker names, with commas: '*policy*,controller'.")
+@click.option("--ranks", default="all", show_default=True, help="Ranks with commas, or all.")
+@click.option("--steps", metavar="next:N", help="The next N steps of each worker.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="From now on for so long.")
+@click.option("--backend", type=click.Choice(["auto", "nsight", "torch", "memory"]), default="auto", show_default=True,
+              help="auto: nsight for workers that run under nsys, else torch.")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the backend, e.g. with_stack=true.")
+@click.option("--timeout", "timeout_s", default=600.0, show_default=True, metavar="SECONDS", help="Wait no longer for reports.")
+def command(job: str, workers: str, ranks: str, steps: str | None, seconds: float | None, backend: str, options: tuple[str, ...], timeout_s: float) -> None:
+    """Open windows in the running JOB (a job id or a run folder) and wait until their reports are in its run folder.
+
+    The job goes on meanwhile. Ends with 3 when a report did not come.
+
+    Example: rlprof capture 4711 --workers '*policy*' --ranks 0 --steps next:2
+    """
+    from rlprof_ops.cluster.capturing import capture
+    from rlprof_ops.collect.locate import run_folder
+    from rlprof_ops.collect.progress import bar
+
+    if (steps is None) == (seconds is None):
+        raise UsageError("give one of --steps next:N and --seconds S")
+    run = run_folder(job)
+    with bar(sys.stderr) as progress:
+        answers = capture(run, split(workers), ranks_of(ranks), backend, steps, seconds, pairs(options), timeout_s, progress)
+    for answer in answers:
+        click.echo(f"{answer.worker.name} on {answer.worker.node}: {answer.path or 'missing: ' + answer.reason}")
+    if any(answer.path is None for answer in answers):
+        sys.exit(EXIT_INCOMPLETE)
+
+
+def split(text: str) -> tuple[str, ...]:
+    """`"a, b"` -> `("a", "b")`; raises `UsageError` when nothing is named."""
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise UsageError("--workers names no worker")
+    return found
+
+
+def ranks_of(text: str) -> tuple[int, ...] | None:
+    """`"0,2"` -> `(0, 2)`, `"all"` -> None."""
+    if text.strip().lower() == "all":
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--ranks is {text!r}: expected whole numbers with commas, or all")
+    return tuple(map(int, parts))
+
+
+def pairs(options: tuple[str, ...]) -> dict[str, str]:
+    """`("a=b",)` -> `{"a": "b"}`."""
+    wrong = [option for option in options if "=" not in option or option.startswith("=")]
+    if wrong:
+        raise UsageError(f"--option is {wrong[0]!r}: expected NAME=VALUE")
+    return dict(option.split("=", 1) for option in options)

@@ -1,0 +1,24 @@
+"""`rlprof stacks`: what the workers of a running job are doing now."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("job")
+@click.option("--workers", default="*", show_default=True, help="Patterns of worker names, with commas.")
+@click.option("--ranks", default="all", show_default=True, help="Ranks with commas, or all.")
+@click.option("--timeout", "timeout_s", default=60.0, show_default=True, metavar="SECONDS", help="Wait no longer for nodes.")
+def command(job: str, workers: str, ranks: str, timeout_s: float) -> None:
+    """Print the Python stacks of the workers of the running JOB, read from outside by py-spy: they need not answer.
+
+    Example: rlprof stacks 4711 --workers '*policy*'
+    """
+    from rlprof_ops.cluster.capturing import stacks
+    from rlprof_ops.collect.locate import run_folder
+    from rlprof_ops.commands.capture import ranks_of, split
+
+    for worker, text in stacks(run_folder(job), split(workers), ranks_of(ranks), timeout_s):
+        click.echo(click.style(f"== {worker.name} on {worker.node}, pid {worker.pid}", bold=True))
+        click.echo(text.rstrip() + "\n")

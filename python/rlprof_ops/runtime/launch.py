@@ -1,0 +1,72 @@
+"""`python -m rlprof_ops.runtime.launch [--worker NAME] PROGRAM …`: run a training process under nsys where the request wants it.
+
+What the Ray plugin does for actors, for processes that another launcher starts (torchrun, srun, mpirun). A process that no
+capture selects is started as it is. Example:
+
+    torchrun --no-python --nproc-per-node 8 python -m rlprof_ops.runtime.launch --worker trainer python train.py
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import MutableMapping
+from typing import NoReturn
+
+from rlprof_ops.backends import names, nsight
+
+_USAGE = "usage: python -m rlprof_ops.runtime.launch [--worker NAME] PROGRAM [ARGUMENT …]"
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Replace this process by the program, wrapped or not; exit code 2 for a wrong command line, 127 for no such program."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    worker = "worker"
+    if words[:1] == ["--worker"] and len(words) > 1:
+        worker = words[1]
+        words = words[2:]
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words or words[0].startswith("-"):
+        sys.exit(_USAGE)
+    command = wrapped(words, worker, os.environ)
+    program = shutil.which(command[0])
+    if program is None:
+        print(f"rlprof: no program {command[0]!r}", file=sys.stderr)
+        sys.exit(127)
+    os.execv(program, [program, *command[1:]])
+
+
+def wrapped(words: list[str], worker: str, env: MutableMapping[str, str]) -> list[str]:
+    """The command line to run instead of `words`; `env` gets what the runtime in the program needs."""
+    from rlprof_ops.runtime import profiler
+    from rlprof_ops.runtime.events import log
+    from rlprof_ops.runtime.place import find_place
+
+    try:
+        request = profiler.request_from_env(env)
+    except Exception as error:
+        log(f"nothing is profiled: {error}")
+        return words
+    place = find_place(worker, None, None, env)
+    specs = request.for_worker(place.worker, place.rank) if request else ()
+    env["RLPROF_WORKER"], env["RLPROF_RANK"] = place.worker, str(place.rank)
+    spec = next((spec for spec in specs if spec.backend == "nsight"), None)
+    if spec is None and env.get("RLPROF_ON_DEMAND") != "nsight":
+        return words
+    if nsight.find(env) is None:
+        env["RLPROF_NOT_WRAPPED"] = f"no nsys on {place.host}: it is not on PATH and RLPROF_NSYS is not set"
+        if spec is not None and spec.on_error == "fail":
+            sys.exit(f"rlprof: {env['RLPROF_NOT_WRAPPED']}; install nsight-systems-cli or set `on_error: continue`")
+        return words
+    job = names.safe(env.get("RLPROF_JOB") or "local")
+    session = f"rlprof-{job}-{names.safe_worker(place.worker)}-r{place.rank}-{place.pid}"  # exec keeps the pid
+    env["RLPROF_NSYS_SESSION"] = session
+    place.tmp.mkdir(mode=0o700, parents=True, exist_ok=True)
+    env["TMPDIR"] = str(place.tmp)
+    return [*nsight.launch_argv(session, spec), *words]
+
+
+if __name__ == "__main__":
+    main()
