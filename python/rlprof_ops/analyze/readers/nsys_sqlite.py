@@ -39,6 +39,8 @@ _COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "Peer"}
 _SMALL = 1 << 31
 _BIG = 1 << 62
 _BATCH_ROWS = 250_000  # rows joined to one text: 4 MB a column
+# sqlite3 raises UnicodeDecodeError where it builds a message of a damaged schema
+_DAMAGE = (sqlite3.Error, OSError, ValueError, OverflowError)
 Columns = dict[str, npt.NDArray[Any]]
 
 
@@ -119,11 +121,11 @@ def read_nsys_sqlite(path: Path, report: Path | None = None) -> Trace:
         export = _Export(path)
         if not export.tables & {"NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "TARGET_INFO_SESSION_START_TIME", "StringIds"}:
             raise UnreadableReport(report or path, "is a SQLite file but no nsys export: it has none of nsys's tables")
-    except (sqlite3.Error, OSError) as error:
+    except _DAMAGE as error:
         raise UnreadableReport(report or path, f"is no SQLite file that can be opened ({error})") from error
     try:
         return _read(export)
-    except sqlite3.Error as error:
+    except _DAMAGE as error:
         raise UnreadableReport(report or path, f"the nsys export is damaged ({error})") from error
     finally:
         export.connection.close()
