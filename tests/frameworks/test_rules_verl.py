@@ -135,6 +135,15 @@ def test_capture_range_end_is_computed_from_the_plan() -> None:
     assert end.search(render(legacy=True).text)[1] == "repeat-shutdown:3", "the old scheme has a range a step"
 
 
+def test_the_controller_has_options_of_its_own() -> None:
+    """verl hands them to Ray as they are, for the controller's whole life; there are no steps in it."""
+    rendered = render(workers="controller,actor", options={"trace": "nvtx"})
+    for whose in ("controller", "worker"):
+        assert f"++global_profiler.global_tool_config.nsys.{whose}_nsight_options.trace=nvtx" in rendered.text
+    assert "controller_nsight_options" not in render(options={"trace": "nvtx"}).text
+    assert any("verl also records its controller" in note for note in verl.FRAMEWORK.import_(NSYS, "test").notes)
+
+
 def test_discrete_is_the_same_for_every_role_of_the_old_scheme() -> None:
     text = render(legacy=True, each="phase").text
     assert re.findall(r"profile_discrete=(\w+)", text) == ["True"] * 4

@@ -120,6 +120,8 @@ def import_(text: str, name: str) -> Imported:
         off = "global_profiler.tool is null" + (", so the steps have no effect" if steps else "") + ": nothing is profiled"
         return Imported(ProfileRequest(), (*scheme.notes, off))
     _mode_notes(scheme, steps, discrete)
+    if backend == "nsight" and steps:
+        scheme.notes.append("verl also records its controller, from its start to its end; ask for it with workers: [controller]")
     if not roles:
         scheme.notes.append("no role has profiler.enable=True: nothing is profiled")
     common: dict[str, Any] = {"backend": backend, "steps": steps, "each": "phase" if discrete else "step"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from rlprof_ops.frameworks import hydra
@@ -31,6 +32,7 @@ class Chosen:
     discrete: bool = False
     options: dict[str, str] = field(default_factory=dict)
     roles: dict[str, CaptureSpec] = field(default_factory=dict)
+    controller: dict[str, str] = field(default_factory=dict)
 
 
 def render(request: ProfileRequest, fmt: str = "hydra") -> Rendered:
@@ -73,6 +75,8 @@ def _choose(request: ProfileRequest, remarks: Remarks, legacy: bool) -> Chosen:
             chosen.backend, chosen.steps, chosen.discrete = mode
             chosen.options = options if shared else {}
         common_losses(number, spec, name, remarks)
+        if chosen.backend == "nsight" and any(fnmatchcase(CONTROLLER, pattern) for pattern in spec.workers):
+            chosen.controller = options
         for role in _roles(number, spec, remarks):
             if role in chosen.roles:
                 remarks.lose(f"capture {number}: {role} is already taken by an earlier capture")
@@ -163,7 +167,8 @@ def _today(request: ProfileRequest, chosen: Chosen, remarks: Remarks) -> list[Se
     if chosen.backend == "nsight":
         settings.append(Setting((*NSYS, "discrete"), chosen.discrete))
         end = _capture_range_end(chosen, remarks)
-        worker = (*NSYS, "worker_nsight_options")
+        controller, worker = (*NSYS, "controller_nsight_options"), (*NSYS, "worker_nsight_options")
+        settings += [Setting((*controller, name), value, new=True) for name, value in chosen.controller.items()]
         settings += [Setting((*worker, name), value, new=True) for name, value in chosen.options.items()]
         if end:
             settings.append(Setting((*worker, "capture-range-end"), end))
@@ -220,6 +225,8 @@ def _legacy(request: ProfileRequest, chosen: Chosen, remarks: Remarks) -> list[S
         remarks.lose("output_dir; verl's nsys reports stay in /tmp/ray/session_latest/logs/nsight of each node")
     settings = [Setting(("trainer", "profile_steps"), _numbers(chosen.steps) or None)]
     worker = ("trainer", "worker_nsight_options")
+    controller = ("trainer", "controller_nsight_options")
+    settings += [Setting((*controller, name), value, new=True) for name, value in chosen.controller.items()]
     settings += [Setting((*worker, name), value, new=True) for name, value in chosen.options.items()]
     end = _capture_range_end(chosen, remarks)
     if end:
