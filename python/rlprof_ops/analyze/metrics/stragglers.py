@@ -97,6 +97,7 @@ def stragglers(rows: Sequence[RankStep], residual_ns: int | None) -> tuple[Strag
     for (worker, phase), times in _grouped(rows).items():
         if len(times) < 2 or any(rank.is_controller for rank in times):
             continue
+        times = _where_collectives_were_seen(times)
         step_ns = median(row.duration_ns for row in rows if row.rank.worker == worker)
         for rank, mine in times.items():
             named = _judge(rank, phase, mine, {r: t for r, t in times.items() if r != rank}, step_ns, residual_ns or 0)
@@ -132,6 +133,15 @@ def _judge(rank: Rank, phase: str, mine: Times, others: dict[Rank, Times], step_
         return None
     share = mean / base if base else 0.0
     return Straggler(rank, phase, round(mean), share, len(excess), slower, round(noise), len(others))
+
+
+def _where_collectives_were_seen(times: dict[Rank, Times]) -> dict[Rank, Times]:
+    """Leaves out the steps whose reports show no collective, where other reports of the same phase do: in those steps a
+    rank's own time cannot be told from its waiting."""
+    seen = {step for mine in times.values() for step, (duration, own) in mine.items() if own < duration}
+    if not seen:
+        return times
+    return {rank: kept for rank, mine in times.items() if (kept := {step: t for step, t in mine.items() if step in seen})}
 
 
 def _grouped(rows: Sequence[RankStep]) -> dict[tuple[str, str], dict[Rank, Times]]:
