@@ -37,13 +37,29 @@ harvest::_python() {
     harvest::err "no Python with click and PyYAML found (tried ${RLPROF_PYTHON:+${RLPROF_PYTHON}, }python3, python); set RLPROF_PYTHON"
 }
 
+# The run folder that the first argument names, as `rlprof harvest` understands it.
+harvest::_folder() {
+    "$1" -c 'import sys; from rlprof_ops.collect.locate import run_folder; print(run_folder(sys.argv[1]))' "$2" 2>/dev/null || true
+}
+
 harvest::main() {
     [[ $# -ge 1 ]] || harvest::err "usage: harvest.sh <run folder | job id> [options of rlprof harvest]"
     local home python
     home="$(harvest::_home)"
     [[ -d "${home}/python/rlprof_ops" ]] || harvest::err "rlprof-ops is not in ${home}; set RLPROF_HOME to its checkout"
     python="$(harvest::_python)"
-    PYTHONPATH="${home}/python${PYTHONPATH:+:${PYTHONPATH}}" exec "${python}" -m rlprof_ops harvest "$@"
+    export PYTHONPATH="${home}/python${PYTHONPATH:+:${PYTHONPATH}}"
+    if [[ "${RLPROF_REPORT_SECONDS:-120}" == 0 ]] || ! "${python}" -c 'import msgspec, numpy, pyarrow, rich, jinja2' 2>/dev/null; then
+        exec "${python}" -m rlprof_ops harvest "$@"
+    fi
+    local status=0 folder
+    "${python}" -m rlprof_ops harvest "$@" || status=$?
+    folder="$(harvest::_folder "${python}" "$1")"
+    # A report that cannot be made takes nothing from the harvest: its exit code is the one that counts.
+    if [[ -n "${folder}" ]] && compgen -G "${folder}/profiles/*/*/*/*" >/dev/null; then
+        timeout "${RLPROF_REPORT_SECONDS:-120}" "${python}" -m rlprof_ops report "${folder}" >&2 || true
+    fi
+    exit "${status}"
 }
 
 harvest::main "$@"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import sys
 import time
@@ -46,6 +47,7 @@ class Head(Supervisor):
                 plugin.cancel()
         await self._drain(cause)
         await self._harvest()
+        await self._report()
         return code
 
     # ---- start -------------------------------------------------------------------------------------------------
@@ -248,11 +250,22 @@ class Head(Supervisor):
 
     async def _harvest(self) -> None:
         """Make the manifest in a process of its own, bounded: the job's end must not hang on it."""
-        seconds = self.settings.number("RLPROF_HARVEST_SECONDS")
+        await self._bounded("harvest", "RLPROF_HARVEST_SECONDS", f"scripts/harvest.sh {self.place.run.path}")
+
+    async def _report(self) -> None:
+        """Explain the run where this node can, bounded as well: anyone can make the report later, anywhere."""
+        run = self.place.run.path
+        reports = any((run / "profiles").glob("*/*/*/*"))
+        if reports and all(importlib.util.find_spec(name) for name in ("msgspec", "numpy", "pyarrow", "rich", "jinja2")):
+            await self._bounded("report", "RLPROF_REPORT_SECONDS", f"rlprof report {run}")
+
+    async def _bounded(self, command: str, knob: str, later: str) -> None:
+        """Run one of our commands on the run folder for at most the knob's seconds; `later` is what to run by hand then."""
+        seconds = self.settings.number(knob)
         if not seconds:
             return
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rlprof_ops", "harvest", str(self.place.run.path),
+            sys.executable, "-m", "rlprof_ops", command, str(self.place.run.path),
             env=self.environment(), stdin=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         try:
@@ -260,6 +273,4 @@ class Head(Supervisor):
         except asyncio.TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            self.journal.say(
-                f"harvest not done within {seconds} s; run scripts/harvest.sh {self.place.run.path}"
-            )
+            self.journal.say(f"{command} not done within {seconds} s; run {later}")
