@@ -1,6 +1,7 @@
 """Sync against storage that is full, read-only, gone or slow, and sources that change under its hands."""
 
 import contextlib
+import hashlib
 import os
 import shutil
 import subprocess
@@ -213,6 +214,26 @@ def test_nothing_is_removed_while_there_is_room(node, run):
     syncer = Syncer(node, run, "n1")
     syncer.pass_()
     assert list(make_room(node, run, syncer.journal, 10, free_bytes=lambda folder: 10)) == []
+
+
+def test_a_large_report_has_the_digest_of_its_bytes_and_one_that_changes_does_not_arrive(node, run, monkeypatch):
+    path = report(node, "large", (16 << 20) + 5)
+    syncer = Syncer(node, run, "n1")
+    real = sending.copy_in_kernel
+
+    def changing(source, target, **more):
+        size = real(source, target, **more)
+        with open(path, "ab") as stream:
+            stream.write(b"more")
+        return size
+
+    monkeypatch.setattr(sending, "copy_in_kernel", changing)
+    assert not syncer.pass_().complete and arrived(run) == {}
+    monkeypatch.setattr(sending, "copy_in_kernel", real)
+    assert syncer.pass_().complete
+    assert syncer.journal.sent["profiles/nsight/large"].sha256 == hashlib.sha256((run / "profiles/nsight/large").read_bytes()).hexdigest()
+    (node / "sync/state.jsonl").unlink()
+    assert Syncer(node, run, "n1").pass_().copied == 0  # the same file is there already
 
 
 def test_readers_never_see_a_half_written_file(node, run):

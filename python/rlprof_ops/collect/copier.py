@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 CHUNK = 1 << 20
-_PIPELINE_FROM = 16 << 20  # below this a second thread costs more than it saves
+LARGE = 16 << 20  # from here on a second thread for the digest costs less than it saves
+_KERNEL_CHUNK = 8 << 20
 _ZEROS = bytes(CHUNK)
 
 
@@ -52,19 +52,81 @@ class Limiter:
 
 def copy(source: int, target: int, *, size_hint: int, length: int | None = None, sparse: bool = False, limiter: Limiter | None = None,
          stop: Callable[[], bool] = lambda: False) -> Copied:
-    """Copy from `source`'s position to its end, or `length` bytes of it, into `target`.
+    """Copy from `source`'s position to its end, or `length` bytes of it, into `target`; the digest is of what was written.
 
-    `size_hint` (bytes) chooses how; a source that grows or shrinks is the caller's to notice. With `sparse` blocks of
+    `size_hint` (bytes) sizes the buffer; a source that grows or shrinks is the caller's to notice. With `sparse` blocks of
     zeros become holes. Raises OSError as the kernel gives it, and `Stopped`.
     """
-    if size_hint < _PIPELINE_FROM:
-        digest = hashlib.sha256()
-        buffer = memoryview(bytearray(min(CHUNK, max(size_hint, 4096))))
-        size = _pump(source, target, length, sparse, limiter, stop, digest.update, lambda: buffer)
-        return Copied(size, digest.hexdigest())
-    with _HashThread() as hasher:
-        size = _pump(source, target, length, sparse, limiter, stop, hasher.add, hasher.buffer)
-    return Copied(size, hasher.hexdigest())
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(min(CHUNK, max(size_hint, 4096))))
+    size = 0
+    while True:
+        if stop():
+            raise Stopped
+        wanted = buffer if length is None else buffer[: length - size]
+        count = os.readv(source, [wanted]) if wanted else 0
+        if count == 0:
+            break
+        block = buffer[:count]
+        if limiter is not None:
+            limiter.take(count, stop)
+        if sparse and block == _ZEROS[:count]:
+            os.lseek(target, count, os.SEEK_CUR)
+        else:
+            _write_all(target, block)
+        digest.update(block)
+        size += count
+    if sparse:
+        os.ftruncate(target, size)
+    return Copied(size, digest.hexdigest())
+
+
+def copy_in_kernel(source: int, target: int, *, limiter: Limiter | None = None, stop: Callable[[], bool] = lambda: False) -> int:
+    """Copy from `source`'s position to its end without passing through this process; returns the bytes. As fast as `cp`."""
+    size = 0
+    while True:
+        if stop():
+            raise Stopped
+        count = os.sendfile(target, source, None, _KERNEL_CHUNK)
+        if count == 0:
+            return size
+        size += count
+        if limiter is not None:
+            limiter.take(count, stop)
+
+
+class Digesting:
+    """The digest of a whole file, taken by a thread of its own while others copy it; `result()` waits for it."""
+
+    def __init__(self, fd: int, stop: Callable[[], bool] = lambda: False) -> None:
+        self._fd, self._stop = os.dup(fd), stop
+        self._copied: Copied | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="sha256", daemon=True)
+        self._thread.start()
+
+    def result(self) -> Copied:
+        """Raises what reading raised: OSError, `Stopped`."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._copied is not None
+        return self._copied
+
+    def _run(self) -> None:
+        digest, size = hashlib.sha256(), 0
+        buffer = memoryview(bytearray(CHUNK))
+        try:
+            while count := os.preadv(self._fd, [buffer], size):  # its own position: the copy moves the file's
+                if self._stop():
+                    raise Stopped
+                digest.update(buffer[:count])
+                size += count
+            self._copied = Copied(size, digest.hexdigest())
+        except BaseException as error:
+            self._error = error
+        finally:
+            os.close(self._fd)
 
 
 def digest_of(fd: int, stop: Callable[[], bool] = lambda: False) -> Copied:
@@ -80,67 +142,6 @@ def digest_of(fd: int, stop: Callable[[], bool] = lambda: False) -> Copied:
     return Copied(size, digest.hexdigest())
 
 
-def _pump(source: int, target: int, length: int | None, sparse: bool, limiter: Limiter | None, stop: Callable[[], bool],
-          add: Callable[[memoryview], None], buffer_of: Callable[[], memoryview]) -> int:
-    size = 0
-    while True:
-        if stop():
-            raise Stopped
-        buffer = buffer_of()
-        if length is not None:
-            buffer = buffer[:length - size]
-        count = os.readv(source, [buffer]) if buffer else 0
-        if count == 0:
-            break
-        block = buffer[:count]
-        if limiter is not None:
-            limiter.take(count, stop)
-        if sparse and block == _ZEROS[:count]:
-            os.lseek(target, count, os.SEEK_CUR)
-        else:
-            _write_all(target, block)
-        add(block)
-        size += count
-    if sparse:
-        os.ftruncate(target, size)
-    return size
-
-
 def _write_all(fd: int, block: memoryview) -> None:
     while block:
         block = block[os.write(fd, block):]
-
-
-class _HashThread:
-    """Hashes blocks while the next ones are read and written; four buffers go round."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-        self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-        self._full: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
-        for _ in range(4):
-            self._free.put(memoryview(bytearray(CHUNK)))
-        self._thread = threading.Thread(target=self._run, name="sha256", daemon=True)
-
-    def __enter__(self) -> _HashThread:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._full.put(None)
-        self._thread.join()
-
-    def buffer(self) -> memoryview:
-        return self._free.get()
-
-    def add(self, block: memoryview) -> None:
-        self._full.put(block)
-
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
-
-    def _run(self) -> None:
-        while (block := self._full.get()) is not None:
-            self._digest.update(block)
-            whole = block.obj
-            self._free.put(memoryview(whole))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlprof_ops.collect.beneath import Beneath
-from rlprof_ops.collect.copier import Copied, Limiter, copy, digest_of
+from rlprof_ops.collect.copier import LARGE, Copied, Digesting, Limiter, copy, copy_in_kernel, digest_of
 from rlprof_ops.collect.routes import Kind
 from rlprof_ops.collect.syncstate import Journal, Sent
 
@@ -122,19 +122,25 @@ class Sender:
         before = os.fstat(fd)
         sent = self._journal.sent.get(item.source)
         place = sent.target if sent is not None else item.target
-        temporary, copied = self._to_temporary(fd, target, before, durable=True)
+        # The digest of a large file is taken meanwhile and may end after the file has arrived; `sent` is what has a digest.
+        digesting = Digesting(fd, self._stop) if before.st_size >= LARGE and not _has_holes(before) else None
         try:
-            after = os.fstat(fd)
-            if (after.st_size, after.st_mtime_ns, copied.size_bytes) != (before.st_size, before.st_mtime_ns, before.st_size):
-                raise SourceError("it changed while it was copied; the next pass tries again")
-            put = self._put(target, temporary, place, copied, replace=sent is not None)
-        except BaseException:
-            target.unlink(temporary)
-            raise
-        self._journal.add(item.source, Sent(put or place, before.st_size, before.st_mtime_ns, before.st_ino, copied.sha256))
+            temporary, copied = self._to_temporary(fd, target, before, durable=True, in_kernel=digesting is not None)
+            try:
+                after = os.fstat(fd)
+                if (after.st_size, after.st_mtime_ns, copied.size_bytes) != (before.st_size, before.st_mtime_ns, before.st_size):
+                    raise SourceError("it changed while it was copied; the next pass tries again")
+                put = self._put(target, temporary, place, lambda: digesting.result() if digesting else copied, replace=sent is not None)
+            except BaseException:
+                target.unlink(temporary)
+                raise
+        finally:
+            digest = digesting.result() if digesting else None
+        sha256 = (digest or copied).sha256
+        self._journal.add(item.source, Sent(put or place, before.st_size, before.st_mtime_ns, before.st_ino, sha256))
         return copied.size_bytes if put else None
 
-    def _put(self, target: Beneath, temporary: str, place: str, copied: Copied, *, replace: bool) -> str | None:
+    def _put(self, target: Beneath, temporary: str, place: str, copied: Callable[[], Copied], *, replace: bool) -> str | None:
         """Rename into place and return the name; None when the very file is there already (the journal was lost).
 
         A file that another node put there under the same name is never overwritten.
@@ -143,7 +149,7 @@ class Sender:
             target.rename(temporary, place, replace=replace)
             return place
         except FileExistsError:
-            if self._holds(target, place, copied):
+            if self._holds(target, place, copied()):
                 target.unlink(temporary)
                 return None
         folder, _, name = place.rpartition("/")
@@ -163,14 +169,16 @@ class Sender:
             os.close(fd)
 
     def _to_temporary(self, fd: int, target: Beneath, before: os.stat_result, *, durable: bool,
-                      length: int | None = None) -> tuple[str, Copied]:
-        """Copy all of `fd` to a new temporary file; removed again when that fails."""
+                      length: int | None = None, in_kernel: bool = False) -> tuple[str, Copied]:
+        """Copy all of `fd` to a new temporary file; removed again when that fails. `in_kernel` leaves the digest empty."""
         temporary = f"{self._temporaries}/{os.getpid()}-{next(self._numbers)}"
         out = target.open_write(temporary)
         try:
             try:
-                sparse = before.st_blocks * 512 < before.st_size
-                copied = copy(fd, out, size_hint=before.st_size, length=length, sparse=sparse, limiter=self._limiter, stop=self._stop)
+                if in_kernel:
+                    copied = Copied(copy_in_kernel(fd, out, limiter=self._limiter, stop=self._stop), "")
+                else:
+                    copied = copy(fd, out, size_hint=before.st_size, length=length, sparse=_has_holes(before), limiter=self._limiter, stop=self._stop)
                 os.utime(out, ns=(before.st_mtime_ns, before.st_mtime_ns))
                 if durable:
                     os.fsync(out)
@@ -267,6 +275,10 @@ class Sender:
                 return
             except FileExistsError:
                 continue
+
+
+def _has_holes(found: os.stat_result) -> bool:
+    return found.st_blocks * 512 < found.st_size
 
 
 def _end_of_lines(fd: int, size: int) -> int:
