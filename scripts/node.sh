@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Starts one node's supervisor, inside the container where there is one: finds Python, sets library paths.
+# With arguments: another module of ours and its arguments, in the same surroundings.
 set -euo pipefail
 
 readonly node="${SLURMD_NODENAME:-$(hostname)}"
@@ -49,4 +50,4 @@ ulimit -Sn "$(ulimit -Hn)" 2> /dev/null || true
 node::library_path
 node::python
 export PYTHONPATH="${RLPROF_HOME}/python${PYTHONPATH:+:${PYTHONPATH}}" PYTHONUNBUFFERED=1
-exec "${PYTHON}" -m rlprof_ops.cluster.node
+exec "${PYTHON}" -m "${@:-rlprof_ops.cluster.node}"

@@ -57,6 +57,43 @@ job::_pass_on() {
     scancel "--signal=${signal}" "${SLURM_JOB_ID}.0" || true
 }
 
+# Nodes whose supervisor was killed left no record: bring home what lies there. A node that is dead costs the deadline.
+job::salvage() {
+    local -r code="$1"
+    local node
+    local -a behind=()
+
+    [[ -e ${RLPROF_RUN_DIR}/run.json ]] || return 0
+    for node in ${RLPROF_NODES}; do
+        [[ -e ${RLPROF_RUN_DIR}/nodes/${node}.json ]] || behind+=("${node}")
+    done
+    (( ${#behind[@]} )) || return 0
+    common::log "no record from ${behind[*]}: bringing home what is left there (logs/salvage.log)"
+    for node in "${behind[@]}"; do
+        RLPROF_STEP_CODE="${code}" job::_again "${node}" "$(( RLPROF_DRAIN_SECONDS + 10 ))" rlprof_ops.cluster.salvage &
+    done
+    wait || true
+    if (( RLPROF_HARVEST_SECONDS )); then
+        job::_again "${SLURMD_NODENAME:-${behind[0]}}" "${RLPROF_HARVEST_SECONDS}" rlprof_ops harvest "${RLPROF_RUN_DIR}" || true
+    fi
+}
+
+# Run a module of ours on one node as its supervisor was run.
+job::_again() {
+    local -r node="$1" seconds="$2"
+    local -a line=(srun --overlap "--nodelist=${node}")
+    local word
+
+    for word in "${SRUN[@]:1}"; do
+        case "${word}" in
+            --nodes=*) line+=(--nodes=1) ;;
+            --ntasks=*) line+=(--ntasks=1) ;;
+            *) line+=("${word}") ;;
+        esac
+    done
+    timeout --kill-after=5 "${seconds}" "${line[@]}" "${@:3}" >> "${RLPROF_RUN_DIR}/logs/salvage.log" 2>&1
+}
+
 job::run() {
     local code client signalled=""
 
@@ -71,6 +108,7 @@ job::run() {
         wait "${client}" || code="$?"
         [[ -n ${signalled} ]] || break
     done
+    job::salvage "${code}"
     common::log "ended with exit code ${code}; everything of this job: ${RLPROF_RUN_DIR}"
     exit "${code}"
 }

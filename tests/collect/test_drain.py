@@ -72,7 +72,9 @@ def start(node):
 
 def event_log(node, pid, start=3, stop=5):
     rows = [{"event": "registered", "t_ns": 1, "worker": "policy_worker", "rank": 1, "pid": pid, "host": "n1"},
-            {"event": "opened", "t_ns": 2, "backend": "nsight", "steps": [start, stop], "phase": None, "report": "r"}]
+            {"event": "opened", "t_ns": 2, "backend": "nsight", "steps": [start, stop], "phase": None, "report": "r"},
+            # Slurm signals every process of a step: nsys may have ended by itself when the gate wanted to stop it.
+            {"event": "failed", "t_ns": 3, "backend": "nsight", "steps": [start, stop], "phase": None, "reason": "`nsys stop` failed"}]
     (node / "events/policy_worker_rank1_n1_9.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

@@ -332,3 +332,13 @@ def test_a_job_whose_head_died_is_over_when_the_other_nodes_say_so(job):
 )
 def test_slurms_word_for_the_end_of_a_job(shown, code, said, attempt, expected):
     assert read_state(shown, code, said, attempt) == expected
+
+
+def test_a_failed_window_whose_report_was_found_after_all_is_not_missing(job):
+    path = job.report("nsight", "policy_worker", 0, 3, 5)
+    job.records["n1"]["recovered"].append(str(path.relative_to(job.root)))
+    windows = [("opened", "nsight", 3, 5, None), ("failed", "nsight", 3, 5, None, {"reason": "`nsys stop` failed"})]
+    job.worker("policy_worker", 0, windows=windows, last_step=3, ended=False)
+    manifest = run(job.write(end={"cause": "signal", "detail": "SIGTERM"}))
+    assert reasons(manifest)["nsight/policy_worker/rank0/step3-4"] == (
+        "truncated", "the window (steps 3 to 4) was cut short (last step seen: 3): the job was stopped (SIGTERM)")

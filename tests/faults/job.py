@@ -46,7 +46,7 @@ class Job:
         _, first, second = self.progress.read_text().split()
         return first, second
 
-    def wait_step(self, step: int = HOLD, timeout_s: float = 150) -> None:
+    def wait_step(self, step: int = HOLD, timeout_s: float = 300) -> None:
         until = time.monotonic() + timeout_s
         while self.step() < step:
             state = self.sandbox.job(self.id)

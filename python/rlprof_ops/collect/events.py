@@ -48,15 +48,14 @@ class ProcessLog:
     last_step: int | None = None
     ended: bool = False
 
-    def opened_and_left(self) -> tuple[WindowEvent, ...]:
-        """Windows that opened and neither closed nor failed."""
-        over = {event.key for event in self.windows if event.event != "opened"}
-        return tuple(event for event in self.windows if event.event == "opened" and event.key not in over)
-
 
 def unclosed(logs: Iterable[ProcessLog]) -> list[tuple[ProcessLog, WindowEvent]]:
-    """Every window that was open when its process ended."""
-    return [(log, event) for log in logs for event in log.opened_and_left()]
+    """Every window that opened and whose report is not there: open when its process ended, or closed in vain."""
+    found = []
+    for log in logs:
+        closed = {event.key for event in log.windows if event.event == "closed"}
+        found += [(log, event) for event in log.windows if event.event == "opened" and event.key not in closed]
+    return found
 
 
 def read_node(folder: str | os.PathLike[str], node: str = "") -> list[ProcessLog]:

@@ -67,7 +67,7 @@ def _left_open(item: Planned, log: ProcessLog, event: WindowEvent, observed: Obs
         return f"node {log.node} was lost while the window was open{_last_step(log)}"
     if observed.running:
         return f"the window is open: the job is still running{_last_step(log)}"
-    raw = [f"{path}: {reason}" for path, reason in _record_of(log, observed).failed.items() if path.endswith(".qdstrm")]
+    raw = [] if item.capture.backend != "nsight" else [f"{path}: {reason}" for path, reason in _record_of(log, observed).failed.items() if path.endswith(".qdstrm")]
     text = f"the worker ended while the window was open{_last_step(log)}{ended_because(observed, ': ')}"
     return text + (f"; its raw capture could not be recovered ({raw[0]})" if raw else "")
 

@@ -1,0 +1,79 @@
+"""`python -m rlprof_ops.cluster.salvage`: ends a node whose supervisor was killed, from the batch script, after the step.
+
+Slurm kills a step outright when one cancels the step, and an out-of-memory killer picks whom it likes. The node's folder
+is still there then: its raw captures are recovered, its processes ended, its files brought home, its record written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.cluster import layout
+from rlprof_ops.cluster.knobs import Settings
+from rlprof_ops.collect import drain
+from rlprof_ops.collect.beneath import Beneath
+from rlprof_ops.collect.sync import Syncer, last_pass
+from rlprof_ops.errors import EXIT_FAILED, RlprofError
+
+
+def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> bool:
+    """Drain what is left of `job` in `folder`; True when all of it is in the run folder (or nothing was left).
+
+    Raises OSError when the run folder cannot be written.
+    """
+    if not folder.is_dir() or folder.is_symlink() or folder.lstat().st_uid != os.getuid():
+        return True
+    started_ns = time.time_ns()
+    share = seconds / 5
+    drain.close_windows(folder, job, deadline_s=share, gate_first_s=0)
+    drain.wait_profilers(folder, job, deadline_s=share)
+    drain.reap(job, folder, grace_s=2)
+    recovered = drain.recover(folder, node, deadline_s=share)
+    syncer = Syncer(folder, run, node, log=print)
+    report = last_pass(syncer, share)
+    syncer.close()
+    facts = {"job": job, "started_ns": started_ns, "ended_ns": time.time_ns(), "clean": report.complete, "salvaged": True,
+             "plugin_loaded": layout.NodeFolder(folder).plugin_marker.exists()}
+    drain.write_node_record(folder, run, node, facts, recovered=recovered.done, failed=(*recovered.failed, *report.failed))
+    if report.complete:
+        drain.clear(folder)
+    return report.complete
+
+
+def finish_run_record(run: Path, code: str) -> None:
+    """Write into run.json that the job is over, where the head's supervisor could not."""
+    with Beneath(run) as tree:
+        try:
+            data: dict[str, Any] = json.loads(tree.read("run.json"))
+            if data["end"]["cause"] != "running":
+                return
+            data["end"] |= {"cause": "signal", "detail": f"the step that held the cluster was killed, exit code {code}"}
+            data["ended_ns"] = time.time_ns()
+            tree.write_atomic("run.json", (json.dumps(data, indent=1) + "\n").encode())
+        except (ValueError, KeyError, TypeError, FileNotFoundError):
+            return
+
+
+def main(env: Mapping[str, str]) -> int:
+    """The exit code: 0 when everything came home."""
+    settings = Settings.load(env)
+    job, run = env["RLPROF_JOB"], Path(env["RLPROF_RUN_DIR"])
+    node = env.get("SLURMD_NODENAME") or os.uname().nodename
+    folder = layout.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, "").path
+    whole = salvage(folder, run, node, job, seconds=float(settings.number("RLPROF_DRAIN_SECONDS")))
+    finish_run_record(run, env.get("RLPROF_STEP_CODE", "?"))
+    return 0 if whole else EXIT_FAILED
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(os.environ))
+    except (RlprofError, OSError) as error:
+        print(f"rlprof: salvage: {error}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
