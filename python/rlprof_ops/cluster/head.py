@@ -250,16 +250,16 @@ class Head(Supervisor):
 
     async def _harvest(self) -> None:
         """Make the manifest in a process of its own, bounded: the job's end must not hang on it."""
-        await self._bounded("harvest", "RLPROF_HARVEST_SECONDS", f"scripts/harvest.sh {self.place.run.path}")
+        await self._own_command("harvest", "RLPROF_HARVEST_SECONDS", f"scripts/harvest.sh {self.place.run.path}")
 
     async def _report(self) -> None:
         """Explain the run where this node can, bounded as well: anyone can make the report later, anywhere."""
         run = self.place.run.path
         reports = any((run / "profiles").glob("*/*/*/*"))
         if reports and all(importlib.util.find_spec(name) for name in ("msgspec", "numpy", "pyarrow", "rich", "jinja2")):
-            await self._bounded("report", "RLPROF_REPORT_SECONDS", f"rlprof report {run}")
+            await self._own_command("report", "RLPROF_REPORT_SECONDS", f"rlprof report {run}")
 
-    async def _bounded(self, command: str, knob: str, later: str) -> None:
+    async def _own_command(self, command: str, knob: str, later: str) -> None:
         """Run one of our commands on the run folder for at most the knob's seconds; `later` is what to run by hand then."""
         seconds = self.settings.number(knob)
         if not seconds:
