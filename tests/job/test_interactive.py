@@ -6,7 +6,6 @@ import sys
 import time
 
 import pytest
-
 from tests.job.jobs import HOME, Job
 from tests.sandbox import SandboxError
 

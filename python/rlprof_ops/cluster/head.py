@@ -14,7 +14,7 @@ from typing import Any
 from rlprof_ops.cluster import attach, record
 from rlprof_ops.cluster.control import Head as ControlHead
 from rlprof_ops.cluster.driver import Driver
-from rlprof_ops.cluster.supervisor import Supervisor
+from rlprof_ops.cluster.supervisor import Supervisor, plugin_message
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 
 _CAUSE_EXIT = {"signal": 143, "time_limit": 140}  # 128 + SIGTERM, 128 + SIGUSR2, as a shell says it
@@ -81,6 +81,13 @@ class Head(Supervisor):
             env=self.environment(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
+
+    async def _plugin_loads(self, asking: asyncio.subprocess.Process) -> None:
+        """The first line of the process that asks: whether Ray here can load our plugin. Raises RlprofError if not."""
+        assert asking.stdout is not None
+        reason = json.loads(await asking.stdout.readline() or '{"plugin": "the test died"}')["plugin"]
+        if reason is not None:
+            raise RlprofError(plugin_message(self.place.node, reason))
 
     async def _racing_failures(self, work: Any) -> None:
         """Wait for `work`; a node that reports a failed start, or an order to end, ends the wait with an RlprofError."""

@@ -1,12 +1,15 @@
 """`python -m rlprof_ops.cluster.ready IP:PORT`: asks Ray's GCS which nodes are alive, prints each change.
 
 A process of its own, because it imports ray, which the supervisor must not: a supervisor has to outlive a broken Ray.
-Each line is a JSON list of the addresses of the nodes that are alive. It ends when its standard input closes.
+The first line is a JSON object, `{"plugin": why it does not load, or null}`: the test wants ray too, so it is made here,
+while Ray is starting. Each further line is a JSON list of the addresses of the nodes that are alive. It ends when its
+standard input closes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -53,8 +56,10 @@ def _watch(address: str) -> None:
 
 
 def main() -> None:
-    import ray  # noqa: F401  imported while the head is still starting
+    from rlprof_ops.rayenv import load_problem
 
+    asked = "RLPROF_REQUEST_JSON" in os.environ
+    print(json.dumps({"plugin": load_problem() if asked else None}), flush=True)
     threading.Thread(target=_watch, args=(sys.argv[1],), daemon=True).start()
     sys.stdin.read()
 

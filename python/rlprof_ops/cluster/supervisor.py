@@ -47,6 +47,10 @@ class Place:
     token: str
 
 
+def plugin_message(node: str, reason: str) -> str:
+    return f"node {node}: Ray under {sys.executable} cannot load the rlprof plugin: {reason}"
+
+
 class Supervisor:
     """One node of a job. Subclasses say what the head and what the others do in between."""
 
@@ -142,24 +146,19 @@ class Supervisor:
             self.ray = await RayProcess.start(
                 argv, stripped(self.environment()), place.folder.logs / "ray_start.log"
             )
-            # Beside the start, not before it: the test imports ray, and a plugin that does not import shows in Ray
-            # only after half a minute, as a node that timed out.
             left = max(0.0, deadline - asyncio.get_running_loop().time())
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(asyncio.gather(self._test_plugin(), self.ray.settled.wait()), left)
+                await asyncio.wait_for(self.ray.settled.wait(), left)
         if not self.ray.up.is_set():
             what = "ended" if self.ray.gone.is_set() else "did not come up in time"
+            await self._blame_plugin()
             raise RlprofError(f"node {place.node}: `ray start` {what}; its last words:\n{self.ray.tail()}")
 
-    async def _test_plugin(self) -> None:
-        """Raise RlprofError when this node's Python cannot load the plugin."""
-        if not self._wraps():
-            return
-        reason = await asyncio.to_thread(check_import, self.environment())
+    async def _blame_plugin(self) -> None:
+        """Raise RlprofError when the plugin is why Ray did not start: Ray itself only says that a node timed out."""
+        reason = await asyncio.to_thread(check_import, self.environment()) if self.request else None
         if reason is not None:
-            raise RlprofError(
-                f"node {self.place.node}: the rlprof plugin cannot be loaded by {sys.executable}: {reason}"
-            )
+            raise RlprofError(plugin_message(self.place.node, reason))
 
     async def watch_plugin(self) -> None:
         """Say so when this node's runtime-env agent did not load our plugin: its windows would be lost in silence."""

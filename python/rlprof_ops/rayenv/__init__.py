@@ -48,6 +48,7 @@ def check_import(env: Mapping[str, str] | None = None, python: str | None = None
     )
     full = dict(os.environ if env is None else env)
     full.update(environment(full))
+    full.pop("RLPROF_NODE_DIR", None)  # the marker in it is for the node's agent to leave, not for a test
     try:
         done = subprocess.run(
             [python or sys.executable, "-c", code],
@@ -66,3 +67,22 @@ def check_import(env: Mapping[str, str] | None = None, python: str | None = None
         return None
     lines = (done.stderr or done.stdout).strip().splitlines()
     return lines[-1] if lines else f"exit code {done.returncode}"
+
+
+def load_problem() -> str | None:
+    """Why Ray in this very process does not load our plugin as `RAY_RUNTIME_ENV_PLUGINS` says; None when it does.
+
+    Imports ray. The test leaves no marker: that is for the agent of a node to leave.
+    """
+    import os
+
+    folder = os.environ.pop("RLPROF_NODE_DIR", None)
+    try:
+        from ray._private.runtime_env.plugin import RuntimeEnvPluginManager
+
+        return None if KEY in RuntimeEnvPluginManager().plugins else "Ray knows nothing of it"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        if folder is not None:
+            os.environ["RLPROF_NODE_DIR"] = folder
