@@ -211,8 +211,9 @@ class Captures:
         capture.target = None
         capture.gate.drop()
         self._events.write("failed", **_of(capture, window), reason=reason)
-        # A profiler that fails at every window is told of once.
-        log_once(f"{capture.spec.backend} capture of {self._place.worker} rank {self._place.rank} failed, training goes on: {reason}")
+        # A profiler that fails at every window is told of once; the events have every reason.
+        who = f"{capture.spec.backend} capture of {self._place.worker} rank {self._place.rank}"
+        log_once(f"{who} failed, training goes on: {reason}", key=f"{who} {capture.asked_by}")
 
 
 def _of(capture: Capture, window: OpenWindow) -> dict[str, Any]:

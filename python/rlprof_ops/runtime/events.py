@@ -26,10 +26,10 @@ def log(message: str) -> None:
 _said: set[str] = set()
 
 
-def log_once(message: str) -> None:
-    """`log`, but a process says the same thing only once."""
-    if message not in _said:
-        _said.add(message)
+def log_once(message: str, key: str = "") -> None:
+    """`log`, but a process says the same thing (all messages of one `key`, when there is one) only once."""
+    if (key or message) not in _said:
+        _said.add(key or message)
         log(message)
 
 

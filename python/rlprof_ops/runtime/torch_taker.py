@@ -115,6 +115,7 @@ def export(profile: Any, target: Path, max_mb: float) -> None:
     """
     plain = target.with_name(f"{target.name}.{os.getpid()}.json")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         profile.export_chrome_trace(str(plain))
         size_mb = plain.stat().st_size / 1e6
         if size_mb > max_mb:
