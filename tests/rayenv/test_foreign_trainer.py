@@ -23,7 +23,7 @@ import os, sys, time
 import ray
 
 NEMO_RL = {"t": "nvtx", "s": "none", "cpuctxsw": "none", "o": "'dtensor_policy_worker_3:5_%p'", "stop-on-exit": "true"}
-VERL = {"trace": "nvtx", "sample": "none", "cpuctxsw": "none"}
+VERL = {"trace": "nvtx", "sample": "none", "cpuctxsw": "none", "nvtx-domain-exclude": "a|b; $(touch pwned) 'c' \"d\""}
 
 @ray.remote(num_cpus=0)
 class Worker:

@@ -39,8 +39,15 @@ def node(monkeypatch, tmp_path):
     return set_up
 
 
+class Context:
+    """The part of Ray's RuntimeEnvContext that plugins change."""
+
+    def __init__(self, py_executable):
+        self.py_executable, self.env_vars = py_executable, {"MINE": "1"}
+
+
 def context(py_executable=sys.executable):
-    return SimpleNamespace(py_executable=py_executable, env_vars={"MINE": "1"})
+    return Context(py_executable)
 
 
 def modify(value, py_executable=sys.executable):
@@ -109,7 +116,7 @@ def test_a_missing_nsys_fails_the_worker_when_asked_to(node, monkeypatch):
         modify({"worker": "policy_worker", "rank": 0})
 
     assert str(caught.value) == (
-        "no nsys on node gpu012 for worker 'policy_worker' rank 0: RLPROF_NSYS='/nowhere/nsys' is no program. Install "
+        "rlprof: no nsys on node gpu012 for worker 'policy_worker' rank 0: RLPROF_NSYS='/nowhere/nsys' is no program. Install "
         "nsight-systems-cli there (or in the container), set RLPROF_NSYS to it, or set `on_error: continue` in the "
         "request to train unprofiled"
     )

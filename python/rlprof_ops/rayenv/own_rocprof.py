@@ -15,17 +15,11 @@ from rlprof_ops.rayenv.trial import Trials
 from rlprof_ops.rayenv.unprofiled import CannotProfile, give_up
 
 
-async def prepare(worker: str, rank: int | None, context: Any, trials: Trials, logger: logging.Logger) -> RocprofWrap | None:
-    """The wrap of one worker; None when the request does not select it, or it is to start unprofiled.
+async def prepare(spec: Any, worker: str, rank: int | None, context: Any, trials: Trials, logger: logging.Logger) -> RocprofWrap | None:
+    """The wrap of one worker that `spec` selects; None when it is to start unprofiled.
 
     Raises `RuntimeError` when it cannot be profiled and its capture has `on_error: fail`.
     """
-    from rlprof_ops.request import ProfileRequest
-
-    specs = ProfileRequest.from_json(os.environ["RLPROF_REQUEST_JSON"]).for_worker(worker, rank)
-    spec = next((spec for spec in specs if spec.backend == "rocprof_sys"), None)
-    if spec is None:
-        return None
     flags = spec.flags if spec.flags or spec.options else rocprof.DEFAULT_FLAGS
     variables = {name: value for name, value in {**context.env_vars, **spec.env}.items() if name.startswith("ROCPROFSYS_")}
     identity = Identity(worker, rank)
@@ -35,7 +29,7 @@ async def prepare(worker: str, rank: int | None, context: Any, trials: Trials, l
         return await rocprof.prepare(asked, identity, spec, True, context, trials, folder / "profiles" / "rocprof_sys" / worker)
     except rocprof_sys.FrontEndError as error:
         try:
-            give_up(identity, spec, context, str(error), logger)
+            give_up(identity, spec, context, str(error), logger, tell=False)
         except CannotProfile as refusal:
             raise RuntimeError(f"rlprof: {refusal}") from None
     return None

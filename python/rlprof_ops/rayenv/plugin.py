@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import sys
 import weakref
 from typing import Any
 
 from rlprof_ops.rayenv import KEY, PRIORITY
+from rlprof_ops.rayenv.trial import Trials
 from rlprof_ops.rayenv.wrap import WrapError, wrap_context
 
 try:
@@ -33,7 +35,8 @@ class RlprofPlugin(RuntimeEnvPlugin):
 
     def __init__(self) -> None:
         self._rocprof: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._trials: Any = None
+        self._refused: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._trials = Trials()
         _leave_marker()
         _repair_ray()
 
@@ -45,17 +48,30 @@ class RlprofPlugin(RuntimeEnvPlugin):
             identity(value)
 
     async def create(self, uri: str | None, runtime_env: Any, context: Any, logger: logging.Logger) -> int:
-        """Try rocprof-sys with this worker's interpreter, where the request asks for it. Raises `RuntimeError` with `on_error: fail`."""
-        worker, rank = identity(runtime_env[KEY])
-        if not os.environ.get("RLPROF_REQUEST_JSON") or "rocprof_sys" not in os.environ["RLPROF_REQUEST_JSON"]:
-            return 0
-        from rlprof_ops.rayenv import own_rocprof
-        from rlprof_ops.rayenv.trial import Trials
+        """Try the tool and the options that the request wants for this worker, once on this node for the same options.
 
-        self._trials = self._trials or Trials()
-        wrap = await own_rocprof.prepare(worker, rank, context, self._trials, logger)
-        if wrap is not None:
-            self._rocprof[context] = wrap
+        Raises `RuntimeError`, which fails the actor's creation, when rocprof-sys does not work and `on_error` is fail.
+        """
+        worker, rank = identity(runtime_env[KEY])
+        try:
+            specs = _specs(worker, rank)
+            wanted = {spec.backend: spec for spec in reversed(specs)}
+            if "nsight" in wanted:
+                from rlprof_ops.rayenv import own_nsight
+
+                reason = await own_nsight.reason_against(wanted["nsight"], self._trials, os.environ)
+                if reason is not None:
+                    self._refused[context] = f"node {_node()}, worker {worker!r} rank {rank}: {reason}"
+            elif "rocprof_sys" in wanted:
+                from rlprof_ops.rayenv import own_rocprof
+
+                wrap = await own_rocprof.prepare(wanted["rocprof_sys"], worker, rank, context, self._trials, logger)
+                if wrap is not None:
+                    self._rocprof[context] = wrap
+        except RuntimeError:
+            raise
+        except Exception as error:
+            logger.warning("rlprof: %s rank %s: options not tried: %s: %s", worker, rank, type(error).__name__, error)
         return 0
 
     def modify_context(self, uris: list[str], runtime_env: Any, context: Any, logger: logging.Logger) -> None:
@@ -66,14 +82,27 @@ class RlprofPlugin(RuntimeEnvPlugin):
         """
         worker, rank = identity(runtime_env[KEY])
         try:
-            wrapped = wrap_context(context, worker, rank, os.environ)
+            wrapped = wrap_context(context, worker, rank, os.environ, self._refused.pop(context, None))
             rocprof = self._rocprof.pop(context, None)
             if rocprof is not None and not wrapped:
                 rocprof.apply(context)
         except WrapError as error:
-            raise RuntimeError(str(error)) from None
+            raise RuntimeError(f"rlprof: {error}") from None
         except Exception as error:
             logger.warning("rlprof: %s rank %s starts unprofiled: %s: %s", worker, rank, type(error).__name__, error)
+
+
+def _specs(worker: str, rank: int | None) -> tuple[Any, ...]:
+    text = os.environ.get("RLPROF_REQUEST_JSON")
+    if not text:
+        return ()
+    from rlprof_ops.request import ProfileRequest
+
+    return tuple(ProfileRequest.from_json(text).for_worker(worker, rank))
+
+
+def _node() -> str:
+    return os.environ.get("RLPROF_NODE") or socket.gethostname()
 
 
 def identity(value: Any) -> tuple[str, int | None]:

@@ -84,7 +84,7 @@ async def _try(command: Sequence[str], env: Mapping[str, str], files: Mapping[st
             try:
                 code = await asyncio.wait_for(process.wait(), limit_s)
             except asyncio.TimeoutError:
-                _end(process.pid, str(folder))
+                _kill_group(process.pid)
                 await process.wait()
                 return f"did not return within {limit_s:.0f} s: {_said(folder) or 'it said nothing'}"
         if code != 0:
@@ -95,6 +95,7 @@ async def _try(command: Sequence[str], env: Mapping[str, str], files: Mapping[st
     except OSError as error:
         return f"{error.strerror or error}: {error.filename or command[0]}"
     finally:
+        _kill_left_behind(str(folder))
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -110,12 +111,15 @@ def _said(folder: Path) -> str:
     return " | ".join(telling[:3] or lines[-3:])[:600]
 
 
-def _end(pid: int, folder: str) -> None:
-    """Kill the trial's process group, and what left it: a profiler's agent is known by the trial's TMPDIR."""
+def _kill_group(pid: int) -> None:
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
+
+
+def _kill_left_behind(folder: str) -> None:
+    """A profiler's agent outlives its command in a session of its own; it is known by the trial's TMPDIR."""
     mark = f"TMPDIR={folder}".encode()
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():

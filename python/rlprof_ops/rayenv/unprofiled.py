@@ -14,23 +14,22 @@ class CannotProfile(Exception):
     """A selected worker cannot be profiled on this node, and nobody said to go on without."""
 
 
-def give_up(identity: Identity, spec: Any | None, context: Any, reason: str, logger: logging.Logger) -> None:
+def give_up(identity: Identity, spec: Any | None, context: Any, reason: str, logger: logging.Logger, tell: bool = True) -> None:
     """Let the worker start unprofiled where the request allows that; else raise `CannotProfile`, which fails its creation.
 
-    `spec` is None when only the trainer asked: then going on in silence would be a surprise.
+    `spec` is None when only the trainer asked: then going on in silence would be a surprise. `tell` leaves the reason
+    for the manifest; not needed for workers with our runtime, which do it themselves.
     """
     text = f"node {os.environ.get('RLPROF_NODE') or socket.gethostname()}, {identity}: {reason}"
     if spec is None or spec.on_error == "fail":
         raise CannotProfile(text)
-    _go_on_without(identity, spec, context, text, logger)
+    logger.warning("rlprof: %s; it starts unprofiled", text)
+    context.env_vars["RLPROF_NOT_WRAPPED"] = text
+    if tell and identity.worker is not None and os.environ.get("RLPROF_NODE_DIR"):
+        _tell_the_manifest(identity, spec, text)
 
 
-def _go_on_without(identity: Identity, spec: Any, context: Any, reason: str, logger: logging.Logger) -> None:
-    """Let the worker start unprofiled, and leave the reason for the manifest: the worker may not know our runtime."""
-    logger.warning("rlprof: %s; it starts unprofiled", reason)
-    context.env_vars["RLPROF_NOT_WRAPPED"] = reason
-    if identity.worker is None or not os.environ.get("RLPROF_NODE_DIR"):
-        return
+def _tell_the_manifest(identity: Identity, spec: Any, reason: str) -> None:
     from rlprof_ops.runtime.events import EventLog
     from rlprof_ops.runtime.place import find_place
 

@@ -15,10 +15,11 @@ class WrapError(Exception):
     """A selected worker cannot be profiled on this node and the request says to fail then."""
 
 
-def wrap_context(context: Any, worker: str, rank: int | None, env: Mapping[str, str]) -> bool:
+def wrap_context(context: Any, worker: str, rank: int | None, env: Mapping[str, str], refused: str | None = None) -> bool:
     """Change `context` (py_executable, env_vars) for one worker by the request in `env`; whether nsys was wrapped around it.
 
-    Raises `WrapError` when nsys is missing and a matching capture has `on_error: fail`.
+    `refused` is why nsys cannot be used although it is there. Raises `WrapError` when nsys is missing or refused and a
+    matching capture has `on_error: fail`.
     """
     text = env.get("RLPROF_REQUEST_JSON")
     everyone = env.get("RLPROF_ON_DEMAND", "").strip().lower() == "nsight"
@@ -38,8 +39,8 @@ def wrap_context(context: Any, worker: str, rank: int | None, env: Mapping[str, 
     if not wanted:
         return False
     nsys = nsight.find(env)
-    if nsys is None:
-        reason = _nsys_is_missing(worker, rank, env)
+    if nsys is None or refused:
+        reason = refused or _nsys_is_missing(worker, rank, env)
         if any(spec.on_error == "fail" for spec in wanted):
             raise WrapError(reason)
         context.env_vars["RLPROF_NOT_WRAPPED"] = reason  # the worker's runtime writes the `failed` event

@@ -1,0 +1,31 @@
+"""Tries the options of an nsys session before a worker is launched with them: a wrong one would restart it for ever."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rlprof_ops.backends import nsight
+from rlprof_ops.rayenv.trial import Trials, trial_env
+
+# launch, start and shutdown, as a worker and its step gate would; a session of its own for each, as nothing runs in them.
+_SCRIPT = (
+    'nsys=$1 session=$2 count=$3; shift 3; "$nsys" launch --session-new="$session-l" "${@:1:count}" true && '
+    '"$nsys" start --session-new="$session-s" "${@:count+1}" -o "$TMPDIR/report" && "$nsys" shutdown --kill=none --session="$session-s"'
+)
+_numbers = itertools.count()
+
+
+async def reason_against(spec: Any, trials: Trials, env: Mapping[str, str]) -> str | None:
+    """Why a session with the options of `spec` cannot be had on this node; None when it can, or when there is no nsys to ask."""
+    nsys = nsight.find(env)
+    if nsys is None:
+        return None
+    split = nsight.split_options(spec)
+    session = f"rlprof-trial-{os.getpid()}-{next(_numbers)}"
+    command = ["bash", "-c", _SCRIPT, "trial", nsys, session, str(len(split.launch)), *split.launch, *split.start]
+    reason = await trials.reason_against((nsys, *split.launch, "", *split.start), command, nsight.client_env(trial_env()))
+    options = " ".join([*split.launch, *split.start])
+    return None if reason is None else f"nsys does not take the options {options!r}: {reason}"

@@ -1,0 +1,196 @@
+"""Real Ray and real nsys: every way to start a worker, all at once, with two sets of options, on read-only site-packages."""
+
+import json
+import os
+import shlex
+import shutil
+import sqlite3
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from rlprof_ops import rayenv
+from rlprof_ops.request import ProfileRequest
+
+pytestmark = [pytest.mark.ray, pytest.mark.nsys]
+
+DRIVER = r'''
+import json, os, sys, time
+import ray
+from rlprof_ops.runtime import profiler
+
+ray_dir, ways = sys.argv[1], json.loads(sys.argv[2])
+ray.init(num_cpus=2, include_dashboard=False, _temp_dir=ray_dir, logging_level="error", log_to_driver=False)
+
+def command_line():
+    pid = os.getpid()
+    while pid > 1:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().decode().split("\0")
+        if words[1:2] == ["launch"]:
+            return words
+        with open(f"/proc/{pid}/stat") as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+    return []
+
+def work(name, rank):
+    prof = profiler.from_env(worker=name, rank=rank)
+    with prof.step(1), prof.range("train"):
+        time.sleep(0.01)
+    prof.close()
+    import importlib.util
+    return {"python": sys.executable, "prefix": sys.prefix, "utf8": sys.flags.utf8_mode, "cwd": os.getcwd(),
+            "probe": bool(importlib.util.find_spec("rlprof_probe")), "nsys": command_line()}
+
+@ray.remote(num_cpus=0)
+class Actor:
+    def work(self, name, rank):
+        return work(name, rank)
+
+begun = time.monotonic()
+refs = {}
+actors = []
+for key, (worker, rank, rest) in ways.items():
+    runtime_env = {**rest, **profiler.runtime_env(worker, rank)}
+    if key.startswith("task"):
+        refs[key] = ray.remote(num_cpus=0)(work).options(runtime_env=runtime_env).remote(worker, rank)
+    else:
+        actors.append(Actor.options(runtime_env=runtime_env).remote())
+        refs[key] = actors[-1].work.remote(worker, rank)
+for key, ref in refs.items():
+    try:
+        result = ray.get(ref, timeout=100)
+    except Exception as error:
+        result = {"error": f"{type(error).__name__}: {error}"[:2000]}
+    print(json.dumps([key, round(time.monotonic() - begun, 1), result]), flush=True)
+'''
+
+def a_wheel(folder: Path) -> Path:
+    """The smallest package that pip installs without an index."""
+    path = folder / "rlprof_probe-1.0-py3-none-any.whl"
+    info = "rlprof_probe-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("rlprof_probe.py", "")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: rlprof_probe\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def ranges(report, output):
+    subprocess.run(["nsys", "export", "--type", "sqlite", "-o", output, report], check=True, capture_output=True, timeout=60)
+    with sqlite3.connect(output) as database:
+        query = "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId where e.eventType in (59, 60)"
+        return sorted(name for (name,) in database.execute(query))
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    """Start them all in one cluster; returns (what each said, the node folder)."""
+    tmp = tmp_path_factory.mktemp("workers")
+    project = tmp / "project.zip"
+    with zipfile.ZipFile(project, "w") as archive:
+        archive.writestr("project/rlprof_probe.py", "")
+    policy, generation = "policy_worker", "generation_worker"
+    ways = {
+        "plain": (policy, 0, {}),
+        "options": (generation, 0, {}),
+        "py_executable": (policy, 1, {"py_executable": f"env -u NOTHING {shlex.quote(sys.executable)} -X utf8"}),
+        "working_dir": (policy, 2, {"working_dir": f"file://{project}"}),
+        "task": (generation, 1, {}),
+        "unselected": ("reward", 0, {}),
+    }
+    if shutil.which("virtualenv") or _has("virtualenv"):
+        ways["pip"] = (policy, 3, {"pip": {"packages": [str(a_wheel(tmp))], "pip_check": False}})
+    uv = shutil.which("uv", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]]))
+    if uv:
+        ways["uv run"] = (policy, 4, {"py_executable": f"{shlex.quote(uv)} run --no-project --offline --python {shlex.quote(sys.executable)} python"})
+    request = ProfileRequest.from_dict({"captures": [
+        {"workers": [policy], "steps": "1:2", "options": {"t": "nvtx"}},
+        {"workers": [generation], "steps": "1:2", "options": {"t": "nvtx,osrt", "osrt-threshold": "5000"}},
+    ]})  # fmt: skip
+    node_dir = tmp / "node"
+    ray_dir = f"/tmp/rlprof-w{os.getpid()}"
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "RAY_", "NRL_"))}
+    env |= rayenv.environment() | {
+        "PYTHONPATH": os.pathsep.join(sys.path), "RLPROF_JOB": "77", "RLPROF_NODE": "n1", "RLPROF_NODE_DIR": str(node_dir),
+        "RLPROF_REQUEST_JSON": request.to_json(), "RAY_AUTH_MODE": "disabled",
+    }  # fmt: skip
+    command = [sys.executable, "-c", DRIVER, ray_dir, json.dumps(ways)]
+    if os.geteuid() == 0:  # as in a container image: Ray's own files cannot be patched
+        import ray
+
+        site = Path(ray.__file__).parents[1]
+        text = f'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && ! touch "$0/rlprof-probe" 2>/dev/null && exec {shlex.join(command)}'
+        command = ["unshare", "-m", "bash", "-c", text, str(site)]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    finally:
+        shutil.rmtree(ray_dir, ignore_errors=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = {key: result for key, _, result in map(json.loads, done.stdout.splitlines())}
+    assert set(said) == set(ways), done.stdout
+    return said, node_dir, ways
+
+
+def _has(module):
+    import importlib.util
+
+    return importlib.util.find_spec(module) is not None
+
+
+def test_each_worker_has_its_own_interpreter(workers):
+    said, _, _ = workers
+
+    assert not [one for one in said.values() if "error" in one], said
+    own = {key: result["python"] for key, result in said.items()}
+    assert {own[key] for key in ("plain", "options", "py_executable", "working_dir", "task", "unselected")} == {sys.executable}
+    assert said["py_executable"]["utf8"] == 1 and said["plain"]["utf8"] == 0
+    assert "working_dir_files" in said["working_dir"]["cwd"] and said["working_dir"]["probe"] and not said["plain"]["probe"]
+
+
+def test_a_pip_environment_keeps_its_interpreter(workers):
+    said, _, ways = workers
+    if "pip" not in ways:
+        pytest.skip("virtualenv is not installed, which Ray makes pip environments with")
+
+    assert "/runtime_resources/pip/" in said["pip"]["prefix"]
+    assert said["pip"]["probe"]
+
+
+def test_uv_run_starts_the_worker(workers):
+    said, _, ways = workers
+    if "uv run" not in ways:
+        pytest.skip("uv is not installed")
+
+    assert os.path.realpath(said["uv run"]["python"]) == os.path.realpath(sys.executable)
+    assert "uv" in [word.rpartition("/")[2] for word in said["uv run"]["nsys"]]
+
+
+def test_each_kind_of_worker_has_its_own_options(workers):
+    said, _, _ = workers
+
+    for key, result in said.items():
+        if key in ("options", "task"):
+            assert "nvtx,osrt" in result["nsys"] and "--osrt-threshold=5000" in result["nsys"]
+        elif key == "unselected":
+            assert result["nsys"] == []
+        else:
+            assert "nvtx" in result["nsys"] and not any("osrt" in word for word in result["nsys"])
+
+
+def test_each_selected_worker_left_its_report(workers, tmp_path):
+    _, node_dir, ways = workers
+    wanted = sorted(f"{worker}_rank{rank}_step1-1_n1" for worker, rank, _ in ways.values() if worker != "reward")
+
+    reports = sorted(node_dir.glob("profiles/nsight/*/*/*.nsys-rep"))
+
+    assert [path.name.rpartition("_")[0] for path in reports] == wanted
+    for number, report in enumerate(reports):
+        assert ranges(report, tmp_path / f"{number}.sqlite") == ["step 1", "train"]
