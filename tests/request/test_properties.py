@@ -88,7 +88,11 @@ def test_plan_counts_what_a_naive_enumeration_counts(request: ProfileRequest, wo
     found = {(c.backend, c.worker, c.rank, c.window.start, c.window.stop) for c in made.captures}
     assert len({c.id for c in made.captures}) == len(made.captures)
     assert found == wanted
-    assert made.reports == len(wanted) == len(made.captures)
+    assert len(wanted) == len(made.captures)
+    if all(row.each == "step" for row in made.rows):
+        assert made.reports == len(wanted)
+    else:
+        assert made.reports is None and not made.exact, "which phases run is not known here"
 
 
 @given(requests(max_rank=3, live=True), st.fixed_dictionaries({w: st.integers(4, 5) for w in WORKERS}))

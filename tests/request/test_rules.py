@@ -274,6 +274,14 @@ def test_plan_warns(rule: Rule) -> None:
         assert any(rule.expected in warning for warning in plan(request, world, total, resume).warnings)
 
 
+def test_phases_are_counted_when_they_are_known() -> None:
+    request = ProfileRequest.from_dict({"captures": [{"workers": "w", "steps": "3:5", "each": "phase"}]})
+    symbolic = plan(request, {"w": 4})
+    assert (symbolic.reports, symbolic.rows[0].formula, symbolic.captures[0].id) == (None, "4 x 2 x phases", "nsight/w/rank0/step3-3/*")
+    known = plan(request, {"w": 4}, phases={"w": ("logprob", "train")})
+    assert (known.reports, known.exact, known.captures[1].id) == (16, True, "nsight/w/rank0/step3-3/train")
+
+
 def test_a_rank_that_does_not_exist_is_named() -> None:
     request = ProfileRequest.from_dict({"captures": [{"workers": "w", "steps": 3, "ranks": [0, 9]}]})
     with pytest.raises(RequestError, match="'w' has ranks 0 to 3, so 9 cannot be profiled"):

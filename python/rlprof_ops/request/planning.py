@@ -137,14 +137,23 @@ def _rows(
                 captures += new
                 old = found.get((index, worker)) or _row(index, spec, worker, 0, total, 0)
                 open_phases = spec.each == "phase" and any(window.stop is None for window in windows)
-                reports = None if open_phases or old.reports is None else old.reports + len(new)
+                unknown = open_phases or names == (ANY_PHASE,) or old.reports is None
+                reports = None if unknown else (old.reports or 0) + len(new)
                 found[index, worker] = replace(
                     old,
                     ranks=(old.ranks or 0) + 1,
                     reports=reports,
                     size_bytes=_plus(old.size_bytes, _size(spec.backend, windows)),
                 )
-    return [found[index, worker] for index, _ in asked for worker in world if (index, worker) in found]
+    rows = [found[index, worker] for index, _ in asked for worker in world if (index, worker) in found]
+    return [replace(row, formula=_formula(row.ranks, row.windows, row.each)) for row in rows]
+
+
+def _formula(ranks: int | None, windows: Sequence[Window], each: str) -> str:
+    """What the number of reports is the product of."""
+    unknown_steps = each == "phase" and any(window.stop is None for window in windows)
+    factors = ["ranks" if ranks is None else str(ranks), "steps" if unknown_steps else str(len(windows))]
+    return " x ".join([*factors, "phases"] if each == "phase" else factors)
 
 
 def _plus(one: int | None, other: int | None) -> int | None:
@@ -248,13 +257,10 @@ def _row(index: int, spec: CaptureSpec, worker: str, ranks: int | None, total: i
         ranks = len(spec.ranks)
         if spec.each == "step":
             reports = ranks * len(windows)
-    unknown_steps = spec.each == "phase" and any(window.stop is None for window in windows)
-    factors = [str(ranks) if ranks else "ranks", "steps" if unknown_steps else str(len(windows))]
-    formula = " x ".join([*factors, "phases"] if spec.each == "phase" else factors)
     each_size = _size(spec.backend, windows)
     size = None if ranks is None or each_size is None else ranks * each_size
     text = "all" if spec.ranks is None else ",".join(map(str, spec.ranks))
-    return PlanRow(index, spec.backend, worker, ranks, text, windows, spec.each, reports, formula, size)
+    return PlanRow(index, spec.backend, worker, ranks, text, windows, spec.each, reports, _formula(ranks, windows, spec.each), size)
 
 
 def _sizes(rows: Sequence[PlanRow], world: Mapping[str, int] | None) -> list[str]:
