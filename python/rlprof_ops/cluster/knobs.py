@@ -28,6 +28,13 @@ def home() -> Path:
     return here.parents[1] / "job"
 
 
+def import_path() -> str:
+    """A folder for PYTHONPATH that gives this package and nothing else; see setup.py for the installed one."""
+    package = Path(__file__).resolve().parents[1]
+    door = package / "job" / "python"
+    return str(door if door.is_dir() else package.parent)
+
+
 @dataclass(frozen=True)
 class Knob:
     """One line of defaults.env: `kind` is text, path, flag, port, `int A..B`, `float A..B` or `choice a|b`."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops.cluster.knobs import import_path
 from rlprof_ops.cluster.layout import RunFolder
 from rlprof_ops.cluster.ports import free_port
 
@@ -47,7 +48,7 @@ def run_local(base: Path, settings: Mapping[str, str], on_line: Callable[[str], 
         "RLPROF_GCS_PORT": str(free_port()),
         "RLPROF_CONTROL_PORT_CHOSEN": str(free_port()),
         "RLPROF_BEGAN": str(time.time()),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), env.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH")])),
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "rlprof_ops.cluster.node"], env=env, stdin=subprocess.DEVNULL

@@ -10,12 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rlprof_ops.cluster import on_demand, ports
 from rlprof_ops.cluster.journal import Journal
-from rlprof_ops.cluster.knobs import Settings, home
+from rlprof_ops.cluster.knobs import Settings, home, import_path
 from rlprof_ops.cluster.layout import NodeFolder, RunFolder
 from rlprof_ops.cluster.ray_process import RayNode, RayProcess, port_knobs, start_argv, stripped
 from rlprof_ops.collect import drain
@@ -77,9 +76,7 @@ class Supervisor:
         env = dict(os.environ)
         env.update({name: self.settings[name] for name in _PASSED_ON if self.settings[name]})
         env.update(environment(env))  # without a request too: it repairs Ray's nsight for trainers that use that
-        env["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(Path(__file__).parents[2]), env.get("PYTHONPATH")])
-        )
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH")]))
         env["RAY_ADDRESS"] = f"{place.head_ip}:{place.gcs_port}"
         env["RAY_AUTH_MODE"] = self.settings["RAY_AUTH_MODE"]
         env.pop("RAY_AUTH_TOKEN", None)
