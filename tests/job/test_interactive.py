@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 
@@ -32,6 +33,10 @@ def test_attach_and_cancel(slurm):
     job.wait(timeout=60)
     assert job.record["end"]["cause"] == "signal"
     assert sorted(path.name for path in (job.run / "nodes").glob("*.json")) == ["n1.json", "n2.json", "n3.json"]
+    for node in ("n2", "n3"):
+        probes = json.loads((job.run / "nodes" / f"{node}.json").read_text())["clock"]
+        assert [probe["moment"] for probe in probes] == ["start", "end"]
+        assert all(abs(probe["offset_ns"]) <= probe["error_ns"] for probe in probes), "one machine has one clock"
     assert job.leftovers() == []
 
 

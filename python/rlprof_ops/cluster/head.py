@@ -15,6 +15,7 @@ from rlprof_ops.cluster import attach, record
 from rlprof_ops.cluster.control import Head as ControlHead
 from rlprof_ops.cluster.driver import Driver
 from rlprof_ops.cluster.supervisor import Supervisor, plugin_message
+from rlprof_ops.collect.clock import ClockServer
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 
 _CAUSE_EXIT = {"signal": 143, "time_limit": 140}  # 128 + SIGTERM, 128 + SIGUSR2, as a shell says it
@@ -31,6 +32,7 @@ class Head(Supervisor):
         self._nodes: dict[str, dict[str, Any]] = {}
         self._changed = asyncio.Event()
         self._driver: Driver | None = None
+        self._clock_server: ClockServer | None = None
         self.run_record = record.RunRecord.begin(self.place, self.settings, self.request, self._started_ns)
         self.control = ControlHead(self.place.token, self._on_message)
         plugin: asyncio.Task[None] | None = None
@@ -58,12 +60,14 @@ class Head(Supervisor):
         deadline = loop.time() + self.settings.number("RLPROF_READY_SECONDS")
         try:
             await self.control.listen(place.ip, place.control_port)
+            self._clock_server = ClockServer(place.ip, place.token.encode(), place.control_port)
         except OSError as error:
             raise RlprofError(
                 f"RLPROF_CONTROL_PORT: node {place.node} cannot listen on {place.ip}:{place.control_port}: {error}"
             ) from error
         await self.run_setup()
         asking = await self._start_asking()
+        self.helpers.add(asking.pid)
         try:
             await self.start_sync()
             self.serve_demands()
@@ -226,6 +230,8 @@ class Head(Supervisor):
         await self.finish(seconds / 2)
         await others
         await self.control.close()
+        if self._clock_server is not None:
+            await asyncio.to_thread(self._clock_server.close)
         self.run_record.ended(self.journal.phases_s, time.monotonic() - began)
         self.journal.note(f"drained in {time.monotonic() - began:.2f} s")
 

@@ -65,6 +65,8 @@ class Supervisor:
         self.plugin_loaded = False
         self.told_to_end: asyncio.Future[str] | None = None
         self._started_ns = time.time_ns()
+        self.clock: list[dict[str, Any]] = []  # what the probes of the node's clock found, see collect/clock.py
+        self.helpers: set[int] = set()
         self._recovered: tuple[str, ...] = ()
         self._failed: tuple[tuple[str, str], ...] = ()
 
@@ -127,7 +129,10 @@ class Supervisor:
             )
 
     async def start_ray(self, deadline: float) -> None:
-        """Start Ray and wait until it says that it runs. Raises RlprofError with Ray's own last words."""
+        """Start Ray and wait until it says that it runs; again when it gives up, which it does after 30 s by itself.
+
+        Raises RlprofError with Ray's own last words.
+        """
         place = self.place
         ports.check_free(port_knobs(self.settings, place.is_head), place.node)
         node = RayNode(
@@ -138,18 +143,26 @@ class Supervisor:
             place.gpus,
             place.folder.ray,
         )
-        argv = start_argv(self.settings, node, sys.executable)
         with self.journal.phase("ray_start"):
-            self.ray = await RayProcess.start(
-                argv, stripped(self.environment()), place.folder.logs / "ray_start.log"
-            )
-            left = max(0.0, deadline - asyncio.get_running_loop().time())
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.ray.settled.wait(), left)
-        if not self.ray.up.is_set():
-            what = "ended" if self.ray.gone.is_set() else "did not come up in time"
-            await self._blame_plugin()
-            raise RlprofError(f"node {place.node}: `ray start` {what}; its last words:\n{self.ray.tail()}")
+            for left in reversed(range(self.settings.number("RLPROF_RAY_START_TRIES"))):
+                ray = await self._try_to_start(start_argv(self.settings, node, sys.executable), deadline)
+                if ray.up.is_set():
+                    return
+                await self._blame_plugin()
+                what = "ended" if ray.gone.is_set() else "did not come up in time"
+                words = f"node {place.node}: `ray start` {what}; its last words:\n{ray.tail()}"
+                if not left or asyncio.get_running_loop().time() > deadline:
+                    raise RlprofError(words)
+                self.journal.say(f"{words}\nnode {place.node}: trying again, {left} more")
+                await self.stop_ray()
+
+    async def _try_to_start(self, argv: list[str], deadline: float) -> RayProcess:
+        self.ray = await RayProcess.start(
+            argv, stripped(self.environment()), self.place.folder.logs / "ray_start.log"
+        )
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.ray.settled.wait(), max(0.0, deadline - asyncio.get_running_loop().time()))
+        return self.ray
 
     async def _blame_plugin(self) -> None:
         """Raise RlprofError when the plugin is why Ray did not start: Ray itself only says that a node timed out."""
@@ -256,8 +269,8 @@ class Supervisor:
             await self._survived(reap, 15, "reap")
 
     def _ours(self) -> frozenset[int]:
-        """Pids that the reaper leaves alone: the supervisor and its sync."""
-        return frozenset({os.getpid(), os.getppid(), *([self.sync.pid] if self.sync else [])})
+        """Pids that the reaper leaves alone: the supervisor, its sync, and what else it has started."""
+        return frozenset({os.getpid(), os.getppid(), *self.helpers, *([self.sync.pid] if self.sync else [])})
 
     async def last_sync(self, seconds: float) -> bool:
         """The sync's last pass, once more when that process has died. True when everything came over."""
@@ -308,6 +321,7 @@ class Supervisor:
             "ended_ns": time.time_ns(),
             "plugin_loaded": self.plugin_loaded or place.folder.plugin_marker.exists(),
             "clean": clean,
+            "clock": self.clock,
             "phases_s": self.journal.phases_s,
         }
         drain.write_node_record(

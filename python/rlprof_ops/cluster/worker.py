@@ -9,7 +9,7 @@ from typing import Any
 
 from rlprof_ops.cluster.control import Node
 from rlprof_ops.cluster.supervisor import Supervisor
-from rlprof_ops.collect import drain
+from rlprof_ops.collect import clock, drain
 from rlprof_ops.errors import RlprofError
 
 
@@ -58,6 +58,7 @@ class Worker(Supervisor):
         self._may_stop = asyncio.Event()
         self._told: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._listening = asyncio.create_task(head.listen(self._on_message))
+        probing = asyncio.create_task(self._probe_clock("start"))
         starting = asyncio.create_task(self._start(head, setup, deadline))
         cause = await self._first_of({"up": starting})
         plugin = asyncio.create_task(self.watch_plugin())
@@ -69,6 +70,7 @@ class Worker(Supervisor):
         plugin.cancel()
         if cause == "ray_gone" and self.ray is not None:
             self.journal.say(f"node {self.place.node}: Ray ended here by itself; its last words:\n{self.ray.tail(5)}")
+        await probing
         await self._end(head, cause)
         return 0
 
@@ -106,8 +108,16 @@ class Worker(Supervisor):
         if cause == "told":  # the others' windows must be closed too before any Ray goes
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._may_stop.wait(), seconds / 2)
+        await self._probe_clock("end")
         await self.finish(seconds / 2)
         await head.tell({"state": "drained", "phases_s": self.journal.phases_s})
+
+    async def _probe_clock(self, moment: str) -> None:
+        """How far this node's clock is from the head's, for the one timeline; a head that does not answer costs little."""
+        place = self.place
+        found = await asyncio.to_thread(clock.measure, place.head_ip, place.control_port, place.token.encode())
+        if found is not None:
+            self.clock.append(found.to_dict(moment, place.nodes[0]))
 
     async def _wait_for_gcs(self, deadline: float) -> None:
         """Wait by connecting to the head's GCS; `ray start` itself gives up early and waits long."""

@@ -1,0 +1,68 @@
+"""A node whose Ray gives up at the start tries again; one that never comes up ends with Ray's own words."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.cluster import supervisor
+from rlprof_ops.cluster.journal import Journal
+from rlprof_ops.cluster.knobs import Settings
+from rlprof_ops.cluster.layout import NodeFolder, RunFolder
+from rlprof_ops.errors import RlprofError
+from rlprof_ops.request import ProfileRequest
+
+# Stands for `ray start`: fails until a file counts enough tries, then says what Ray says and stays.
+RAY = """
+import sys, time, pathlib
+tries = pathlib.Path(sys.argv[1])
+tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+if len(tries.read_text()) < int(sys.argv[2]):
+    sys.exit("The current node timed out during startup.")
+print("Ray runtime started.", flush=True)
+time.sleep(60)
+"""
+
+
+def node(tmp_path: Path, **knobs: str) -> supervisor.Supervisor:
+    run, folder = RunFolder(tmp_path / "run"), NodeFolder(tmp_path / "node")
+    run.create()
+    folder.create()
+    place = supervisor.Place("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, False, ("n0", "n1"), run, folder, 0, "token")
+    return supervisor.Supervisor(
+        Settings.load(knobs), ProfileRequest(captures=()), place, Journal(run.logs / "n1.log", "n1", time.time())
+    )
+
+
+def start(one: supervisor.Supervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comes_up_at: int) -> str:
+    """Start the stand-in and give back what it was told, one x a try."""
+    tries = tmp_path / "tries"
+    monkeypatch.setattr(supervisor, "start_argv", lambda *_: [sys.executable, "-c", RAY, str(tries), str(comes_up_at)])
+
+    async def scene() -> None:
+        try:
+            await one.start_ray(asyncio.get_running_loop().time() + 30)
+        finally:
+            await one.stop_ray()
+
+    try:
+        asyncio.run(scene())
+    finally:
+        done = tries.read_text()
+    return done
+
+
+def test_it_tries_again(tmp_path, monkeypatch, capsys):
+    assert start(node(tmp_path), monkeypatch, tmp_path, comes_up_at=3) == "xxx"
+    assert "node n1: trying again, 1 more" in capsys.readouterr().err
+
+
+def test_it_gives_up_with_rays_words(tmp_path, monkeypatch):
+    one = node(tmp_path, RLPROF_RAY_START_TRIES="2")
+    with pytest.raises(RlprofError, match="node n1: `ray start` ended; its last words:\nThe current node timed out"):
+        start(one, monkeypatch, tmp_path, comes_up_at=9)
+    assert (tmp_path / "tries").read_text() == "xx"
