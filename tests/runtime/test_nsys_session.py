@@ -15,11 +15,38 @@ from rlprof_ops.request import ProfileRequest
 pytestmark = pytest.mark.nsys
 
 TRAINING = """
-import sys, time
+import asyncio, sys, threading, time
 from rlprof_ops.runtime import profiler
 prof = profiler.from_env(worker="policy_worker", rank=0)
+async def reply(seconds):
+    await asyncio.sleep(seconds)
+
+async def replies():
+    await asyncio.gather(*(prof.annotate("reply")(reply)(seconds) for seconds in (0.03, 0.02, 0.01)))
+
+@prof.annotate("failing")
+def failing():
+    raise ValueError
+
+def hard_step():
+    with prof.range("generation"), prof.range("inner"):
+        asyncio.run(replies())
+    try:
+        failing()
+    except ValueError:
+        pass
+    for _ in prof.annotate("pieces")(lambda: (yield 1))():
+        pass
+    with prof.range("train"):
+        thread = threading.Thread(target=prof.annotate("thread")(time.sleep), args=(0.01,))
+        thread.start()
+        thread.join()
+
 for step in range(1, 8):
     with prof.step(step):
+        if sys.argv[1] == "hard":
+            hard_step()
+            continue
         with prof.range("generation"): time.sleep(0.01)
         with prof.range("train"):
             print(step, flush=True)
@@ -84,6 +111,16 @@ def test_windows_hold_the_ranges_of_their_steps(wrapped, tmp_path):
     assert ranges(reports[0], tmp_path) == ["generation"] * 2 + ["step 3", "step 4"] + ["train"] * 2
     assert ranges(reports[1], tmp_path) == ["generation", "step 7", "train"]
     assert [event["partial"] for event in events(node_dir, "closed")] == [False, False]
+
+
+def test_ranges_are_balanced_with_nested_async_failing_and_threads(wrapped, tmp_path):
+    process, node_dir = wrapped("hard", "0", steps="3")
+    _, stderr = process.communicate(timeout=60)
+
+    assert process.returncode == 0, stderr
+    (report,) = (node_dir / "profiles/nsight/policy_worker/rank0").iterdir()
+    expected = ["failing", "generation", "inner", "pieces", "reply", "reply", "reply", "step 3", "thread", "train"]
+    assert ranges(report, tmp_path) == expected  # `ranges` takes only those that have an end
 
 
 @pytest.mark.parametrize("how", ["raise", "SIGTERM"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,35 @@ class TorchNvtxRanges:
         self._nvtx.range_end(token)
 
 
+class RoctxRanges:
+    """Ranges for AMD's profilers, by ROCm's own library. `roctxRangeStartA` gives an id, so awaits are no trouble."""
+
+    kind = "roctx"
+    LIBRARIES = ("librocprofiler-sdk-roctx.so.1", "libroctx64.so.4", "libroctx64.so")
+
+    def __init__(self, libraries: tuple[str, ...] = LIBRARIES) -> None:
+        import ctypes
+
+        for name in libraries:
+            try:
+                library = ctypes.CDLL(name)
+                break
+            except OSError:
+                continue
+        else:
+            raise ImportError(f"none of {', '.join(libraries)} is there")
+        library.roctxRangeStartA.argtypes = [ctypes.c_char_p]
+        library.roctxRangeStartA.restype = ctypes.c_uint64
+        library.roctxRangeStop.argtypes = [ctypes.c_uint64]
+        self._library = library
+
+    def start(self, name: str) -> Any:
+        return self._library.roctxRangeStartA(name.encode())
+
+    def end(self, token: Any) -> None:
+        self._library.roctxRangeStop(token)
+
+
 class RecordFunctionRanges:
     """torch's own ranges; only useful while torch.profiler runs."""
 
@@ -83,8 +113,10 @@ def record_function_ranges() -> RecordFunctionRanges:
 
 
 def nvtx_ranges() -> Any | None:
-    """The best way to NVTX here, None when there is none."""
+    """The best way to NVTX here, to roctx on an AMD machine; None when there is none."""
     makers: tuple[Callable[[], Any], ...] = (NvtxRanges, TorchNvtxRanges)
+    if os.path.exists("/dev/kfd"):
+        makers = (RoctxRanges, *makers)
     for maker in makers:
         try:
             return maker()
