@@ -1,9 +1,10 @@
-"""What a window costs the demo's steps: nothing asked, ranges timed only, torch, nsys. One table, all sides in turns.
+"""What an open window costs the demo's work: torch and nsys, each against the steps between its windows in the same run.
 
-    python tests/bench/windows/run.py [--rounds 3] [--json FILE]
+    python tests/bench/windows/run.py [--steps 24] [--rounds 1] [--json FILE]
 
-Steps 4 to 8 of ten are compared, all inside the window 3:10, so that neither its opening nor its closing counts; those are
-the differences of steps 3 and 9. The fastest of the rounds' medians counts. Needs ray and torch; nsys where it is.
+Every other step is a window, so that both sides of a ratio see the same machine at the same time. "work" is the sum of a
+policy worker's phases in a step, by the demo's own clock; "step" is the controller's whole step, in which the window's
+opening and closing are. The rows without windows compare whole runs. Needs ray and torch; nsys where it is.
 """
 
 from __future__ import annotations
@@ -11,79 +12,99 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[3] / "python"
 sys.path.insert(0, str(PACKAGE))
-LINE = re.compile(r"step\s+(\d+)\s.*\s([0-9.]+) s$")
-WINDOW = {"RLPROF_STEPS": "3:10", "RLPROF_WORKERS": "*_worker"}
+FIRST = 4  # the steps before are warm-up
+TORCH = {"RLPROF_BACKEND": "torch"}
+NSYS = {"RLPROF_BACKEND": "nsight", "RLPROF_OPTIONS": '{"t": "nvtx"}'}
 MODES = {
-    "nothing asked": {"RLPROF_ON_DEMAND": "0"},
-    "armed, window far away": {**WINDOW, "RLPROF_STEPS": "1000:1001", "RLPROF_BACKEND": "torch"},
-    "ranges timed, nothing recorded": {"RLPROF_METRICS": "1"},
-    "torch": {**WINDOW, "RLPROF_BACKEND": "torch"},
-    "torch, with_stack": {**WINDOW, "RLPROF_BACKEND": "torch", "RLPROF_FLAGS": "with_stack"},
-    "nsys, t=nvtx": {**WINDOW, "RLPROF_BACKEND": "nsight", "RLPROF_OPTIONS": '{"t": "nvtx"}'},
-    "nsys, t=nvtx,osrt": {**WINDOW, "RLPROF_BACKEND": "nsight", "RLPROF_OPTIONS": '{"t": "nvtx,osrt"}'},
+    "nothing asked": {},
+    "ranges timed, no window": {"RLPROF_METRICS": "1"},
+    "torch": TORCH,
+    "torch, record_shapes + with_stack": {**TORCH, "RLPROF_FLAGS": "record_shapes,with_stack"},
+    "nsys, t=nvtx": NSYS,
+    "nsys, t=nvtx,osrt": {**NSYS, "RLPROF_OPTIONS": '{"t": "nvtx,osrt"}'},
 }
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--steps", type=int, default=24)
+    arguments.add_argument("--rounds", type=int, default=1)
     arguments.add_argument("--json", type=Path)
     options = arguments.parse_args()
     modes = [mode for mode in MODES if "nsys" not in mode or shutil.which("nsys")]
-    times: dict[str, list[dict[int, float]]] = {mode: [] for mode in modes}
-    for number in range(options.rounds):
+    inside: dict[str, tuple[list[float], list[float]]] = {mode: ([], []) for mode in modes}
+    outside: dict[str, tuple[list[float], list[float]]] = {mode: ([], []) for mode in modes}
+    for _ in range(options.rounds):
         for mode in modes:
-            times[mode].append(run(MODES[mode]))
-            print(f"round {number + 1}: {mode}: {median(times[mode][-1]) * 1e3:.0f} ms", file=sys.stderr, flush=True)
-    found = {mode: summary(rounds) for mode, rounds in times.items()}
-    base = found["nothing asked"]
-    print(f"{'':32} {'step':>8} {'over off':>9} {'opening':>9} {'closing':>9}")
-    for mode, (step, opening, closing) in found.items():
-        print(f"{mode:32} {step * 1e3:5.0f} ms {step / base[0]:8.2f}x {max(0, opening - base[1]):7.2f} s {max(0, closing - base[2]):7.2f} s")
+            for step, (work_s, step_s) in run(MODES[mode], options.steps).items():
+                if step >= FIRST:
+                    side = inside if "RLPROF_BACKEND" in MODES[mode] and step % 2 == 0 else outside
+                    side[mode][0].append(work_s)
+                    side[mode][1].append(step_s)
+            print(f"{mode}: done", file=sys.stderr, flush=True)
+    rows = {mode: row(mode, inside[mode], outside[mode], outside["nothing asked"]) for mode in modes}
+    print(f"{'':34} {'work':>9} {'against':>9} {'ratio':>7} {'opening and closing':>20}")
+    for mode, (work_s, base_s, extra_s) in rows.items():
+        extra = f"{extra_s:17.2f} s" if inside[mode][0] else f"{'':>19}"
+        print(f"{mode:34} {work_s * 1e3:6.0f} ms {base_s * 1e3:6.0f} ms {work_s / base_s:6.2f}x {extra}")
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+        options.json.write_text(json.dumps(rows, indent=1))
     return 0
 
 
-def run(mode: dict[str, str]) -> dict[int, float]:
-    """Seconds of each step of one run of the demo."""
+def row(mode: str, inside: tuple[list[float], list[float]], outside: tuple[list[float], list[float]], off: tuple[list[float], list[float]]) -> tuple[float, float, float]:
+    """Work a step in windows, work without, and what a window adds to a step beside its work; seconds."""
+    if not inside[0]:
+        return statistics.median(outside[0]), statistics.median(off[0]), 0.0
+    work, base = statistics.median(inside[0]), statistics.median(outside[0])
+    return work, base, statistics.median(inside[1]) - statistics.median(outside[1]) - max(0.0, work - base)
+
+
+def run(mode: dict[str, str], steps: int) -> dict[int, tuple[float, float]]:
+    """One run of the demo: step -> (mean of the policy workers' phases, the step by the wall clock), in seconds."""
     from rlprof_ops import rayenv
     from rlprof_ops.request import ProfileRequest
 
     with tempfile.TemporaryDirectory(prefix="rlb", dir="/tmp") as folder:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("RLPROF_", "NRL_"))}
         env |= {"PYTHONPATH": str(PACKAGE), "RLPROF_NODE_DIR": folder, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder, **mode}
+        if "RLPROF_BACKEND" in mode:
+            env |= {"RLPROF_STEPS": f"{FIRST}:{steps + 1}:2", "RLPROF_WORKERS": "policy_worker"}
         env |= rayenv.environment(env)
         request = ProfileRequest.load(env=env)
         if request:
             env["RLPROF_REQUEST_JSON"] = request.to_json()
-        command = [sys.executable, "-m", "rlprof_ops.demo", "--steps", "10", "--address", "local"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        times = Path(folder, "times.json")
+        command = [sys.executable, "-m", "rlprof_ops.demo", "--steps", str(steps), "--address", "local", "--json", str(times)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=580)
         if done.returncode:
             sys.exit(f"the demo failed: {done.stderr[-2000:]}")
-        if "RLPROF_STEPS" in mode and mode["RLPROF_STEPS"] == "3:10":
-            reports = [path for path in Path(folder, "profiles").rglob("*") if path.is_file()]
-            assert len(reports) == 3, f"{len(reports)} reports instead of 3"
-    return {int(match[1]): float(match[2]) for match in map(LINE.search, done.stdout.splitlines()) if match}
+        reports = [path for path in Path(folder, "profiles").rglob("*") if path.is_file()]
+        windows = len(range(FIRST, steps + 1, 2)) if request else 0
+        assert len(reports) == 2 * windows, f"{len(reports)} reports instead of {2 * windows}"
+        return read(json.loads(times.read_text()))
 
 
-def median(times: dict[int, float]) -> float:
-    return statistics.median(times[step] for step in range(4, 9))
-
-
-def summary(rounds: list[dict[int, float]]) -> tuple[float, float, float]:
-    """The fastest median of the steps inside, and the fastest steps 3 and 9."""
-    return min(map(median, rounds)), min(times[3] for times in rounds), min(times[9] for times in rounds)
+def read(record: dict) -> dict[int, tuple[float, float]]:
+    work: dict[int, list[float]] = defaultdict(list)
+    for worker in record["workers"]:
+        own: dict[int, float] = defaultdict(float)
+        for entry in worker["times"]:
+            if entry["phase"] != "step" and worker["worker"] == "policy_worker":
+                own[entry["step"]] += (entry["end_ns"] - entry["start_ns"]) / 1e9
+        for step, seconds in own.items():
+            work[step].append(seconds)
+    return {entry["step"]: (statistics.mean(work[entry["step"]]), entry["seconds"]) for entry in record["steps"]}
 
 
 if __name__ == "__main__":
