@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ import time
 import pytest
 from tests.rayenv import rocprof_stand_in
 
+from rlprof_ops.backends import names
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.rayenv import outside
 from rlprof_ops.request import ProfileRequest
@@ -57,6 +59,60 @@ def test_two_ranks_under_nsys_give_their_windows_and_their_exit_codes(tmp_path):
 
     reports = sorted(path.name.rpartition("_")[0] for path in (tmp_path / "node dir").glob("profiles/nsight/policy_worker/*/*.nsys-rep"))
     assert reports == ["policy_worker_rank0_step3-4_n1", "policy_worker_rank1_step3-4_n1"]
+
+
+@pytest.mark.nsys
+def test_a_capture_range_gives_one_report_a_window_when_the_process_ends(tmp_path):
+    pytest.importorskip("nvtx")
+    process = start(tmp_path, request(steps="1:3,4", options={"t": "nvtx", "capture-range": "nvtx"}), env={"RANK": "0"})
+    out, err = process.communicate(timeout=120)
+
+    assert process.returncode == 7, out + err
+    reports = sorted((tmp_path / "node dir").glob("inplace/nsight/policy_worker/rank0/*.nsys-rep"))
+    assert [names.parse(path.name).ordinal for path in reports] == [1, 2]
+    found = [ranges(path, tmp_path / f"{number}.sqlite") for number, path in enumerate(reports)]
+    assert found == [["capture", "step 1", "step 2", "train", "train"], ["capture", "step 4", "train"]]
+    (events,) = (tmp_path / "node dir" / "events").glob("*.jsonl")
+    assert [json.loads(line)["steps"] for line in events.read_text().splitlines() if '"opened"' in line] == [[1, 3], [4, 5]]
+
+
+def ranges(report, output):
+    subprocess.run(["nsys", "export", "--type", "sqlite", "-o", output, report], check=True, capture_output=True, timeout=60)
+    with sqlite3.connect(output) as database:
+        query = "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId where e.eventType in (59, 60)"
+        return sorted(name for (name,) in database.execute(query))
+
+
+@pytest.mark.parametrize(
+    ("capture", "stem", "words"),
+    [
+        ({"options": {"c": "cudaProfilerApi"}}, "policy_worker_rank1_step3-4_n1_%p", ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]),
+        ({"options": {"capture-range": "none"}}, "policy_worker_rank1_step3-4_n1_%p", []),
+        ({"options": {"c": "nvtx", "nvtx-capture": "x@y"}, "steps": "3,5,7"}, "policy_worker_rank1_n1_%p",
+         ["--capture-range=nvtx", "--capture-range-end=repeat:3", "--nvtx-capture=x@y"]),
+        ({"options": {"c": "nvtx"}, "each": "phase"}, "policy_worker_rank1_n1_%p",
+         ["--capture-range=nvtx", "--capture-range-end=repeat", "--nvtx-capture=capture@rlprof"]),
+        ({"options": {"c": "cudaProfilerApi", "capture-range-end": "repeat-shutdown:2", "sample": "cpu"}, "flags": ["python-backtrace"]},
+         "policy_worker_rank1_step3-4_n1_%p", ["--capture-range=cudaProfilerApi", "--capture-range-end=repeat-shutdown:2", "--sample=cpu", "--python-backtrace"]),
+    ],
+)  # fmt: skip
+def test_a_capture_ranges_options_follow_from_the_plan(tmp_path, capture, stem, words):
+    env = environment(tmp_path, RLPROF_NSYS=sys.executable)
+
+    made = outside.wrapped_command("policy_worker", 1, ["python", "x"], request(**capture), env)
+
+    *options, o, output, program, _ = made.argv[2:]
+    assert (o, os.path.basename(output), program) == ("-o", stem, "python")
+    defaults = ["-t", options[1], *(["--sample=none"] if "--sample=cpu" not in words else []), "--cpuctxsw=none"]
+    assert options == [*defaults, *words]
+    assert made.env["RLPROF_NSYS_RANGE"] in ("cudaProfilerApi", "nvtx", "none")
+
+
+def test_an_unknown_capture_range_is_named(tmp_path):
+    env = environment(tmp_path, RLPROF_NSYS=sys.executable)
+
+    with pytest.raises(UsageError, match="capture-range 'hotkey': allowed are cudaProfilerApi, nvtx, none; without it windows are sessions"):
+        outside.wrapped_command("policy_worker", 1, ["python"], request(options={"c": "hotkey"}), env)
 
 
 def test_an_unselected_rank_runs_as_it_is(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlprof_ops.backends.base import OK, TRUNCATED, Backend, Check, check_not_empty
+from rlprof_ops.errors import UsageError
 
 SUFFIX = ".nsys-rep"
 RAW_SUFFIX = ".qdstrm"
@@ -95,6 +96,45 @@ def split_options(spec: NsightSpec | None) -> SplitOptions:
         else:
             launch += tokens
     return SplitOptions(tuple(launch), tuple(start), tuple(left_out))
+
+
+# How a window may be opened from inside instead, by the words of nsys; "none" records the whole life of the process.
+_RANGES = {"cudaprofilerapi": "cudaProfilerApi", "nvtx": "nvtx", "none": "none"}
+NVTX_RANGE = "capture"  # in the domain "rlprof": what opens a window with `capture-range: nvtx`
+
+
+def capture_range(spec: NsightSpec) -> str | None:
+    """What opens windows when the request asks for `nsys profile` instead of a session; None for a session.
+
+    Raises `UsageError` for a word that nsys has not, or that only a person can give (hotkey).
+    """
+    word = next((str(spec.options[name]) for name in ("c", "capture-range") if name in spec.options), None)
+    if word is None:
+        return None
+    if word.lower() not in _RANGES:
+        raise UsageError(f"capture-range {word!r}: allowed are {', '.join(_RANGES.values())}; without it windows are sessions")
+    return _RANGES[word.lower()]
+
+
+def profile_words(spec: NsightSpec, windows: int | None) -> list[str]:
+    """The options of `nsys profile` for `windows` windows of one process (None: not known), but for its output.
+
+    Sampling and context switches are off unless asked for, as in sessions. `stop` closes for good after one window, so
+    more than one need `repeat` (nsys user guide, --capture-range-end).
+    """
+    opened_by = capture_range(spec)
+    options = {name: str(value) for name, value in spec.options.items() if name not in OURS}
+    named = {_SAME.get(name, name) for name in [*options, *spec.flags]}
+    words = [] if "trace" in named else ["-t", "cuda,nvtx" if has_gpu() else "nvtx"]
+    words += [f"--{name}=none" for name in ("sample", "cpuctxsw") if name not in named]
+    if opened_by in ("cudaProfilerApi", "nvtx"):
+        end = "repeat" if windows is None else "stop" if windows == 1 else f"repeat:{windows}"
+        words += [f"--capture-range={opened_by}", f"--capture-range-end={spec.options.get('capture-range-end', end)}"]
+    if opened_by == "nvtx" and "nvtx-capture" not in named:
+        words.append(f"--nvtx-capture={NVTX_RANGE}@rlprof")
+    for name, value in options.items():
+        words += render_option(name, value)
+    return words + [render_flag(name) for name in spec.flags if name not in OURS]
 
 
 def launch_argv(session: str, spec: NsightSpec | None) -> list[str]:

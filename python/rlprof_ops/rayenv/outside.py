@@ -19,7 +19,7 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.rayenv import rocprof
 from rlprof_ops.rayenv.selection import Identity
 from rlprof_ops.rayenv.trial import Trials
-from rlprof_ops.rayenv.wrap import session_prefix
+from rlprof_ops.rayenv.wrap import profile_settings_and_words, session_prefix
 
 # In the order of trust: torchrun's, Slurm's, MPI's. The first that is set counts.
 RANK_VARIABLES = ("RLPROF_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -82,6 +82,9 @@ def _under_nsys(worker: str, rank: int | None, argv: Sequence[str], spec: Any, e
     nsys = nsight.find(env)
     if nsys is None:
         raise _NotHere("no nsys on PATH; install nsight-systems-cli or set RLPROF_NSYS")
+    if nsight.capture_range(spec):
+        settings, words = profile_settings_and_words(Identity(worker, rank), spec, env)
+        return Command((nsys, "profile", *words, *argv), {**env, **settings})
     # Our pid is nsys's after exec, and nobody else's on this node.
     session = f"{session_prefix(worker, rank, env)}{os.getpid()}"
     own = {"RLPROF_NSYS_SESSION": session}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,9 +24,16 @@ async def reason_against(spec: Any, trials: Trials, env: Mapping[str, str]) -> s
     nsys = nsight.find(env)
     if nsys is None:
         return None
+    if nsight.capture_range(spec):
+        words = nsight.profile_words(spec, None)
+        command = [nsys, "profile", *words, "-o", "{folder}/report", sys.executable, "-c", ""]
+        return _said(words, await trials.reason_against((nsys, "profile", *words), command, nsight.client_env(trial_env())))
     split = nsight.split_options(spec)
     session = f"rlprof-trial-{os.getpid()}-{next(_numbers)}"
     command = ["bash", "-c", _SCRIPT, "trial", nsys, session, str(len(split.launch)), *split.launch, *split.start]
     reason = await trials.reason_against((nsys, *split.launch, "", *split.start), command, nsight.client_env(trial_env()))
-    options = " ".join([*split.launch, *split.start])
-    return None if reason is None else f"nsys does not take the options {options!r}: {reason}"
+    return _said([*split.launch, *split.start], reason)
+
+
+def _said(words: list[str], reason: str | None) -> str | None:
+    return None if reason is None else f"nsys does not take the options {' '.join(words)!r}: {reason}"

@@ -87,7 +87,7 @@ def make_wrap(options: Mapping[str, str | None], identity: Identity, spec: Any |
         tmp = os.path.join(env["RLPROF_NODE_DIR"], "tmp")
         os.makedirs(tmp, mode=0o700, exist_ok=True)
         settings.append(f"TMPDIR={shlex.quote(tmp)}")
-    output = _output(options.get("o"), identity, _window(identity, spec, rest), env, session_folder)
+    output = report_output(options.get("o"), identity, _window(identity, spec, rest), env, session_folder)
     os.makedirs(os.path.dirname(output), mode=0o700, exist_ok=True)
     return Wrap(identity, nsys, tuple(words), output, tuple(settings))
 
@@ -101,7 +101,7 @@ def _window(identity: Identity, spec: Any | None, options: Mapping[str, str | No
     return windows[0] if ranged and len(windows) == 1 else None
 
 
-def _output(asked: str | None, identity: Identity, window: Any | None, env: Mapping[str, str], session_folder: Path) -> str:
+def report_output(asked: str | None, identity: Identity, window: Any | None, env: Mapping[str, str], session_folder: Path) -> str:
     """Where nsys writes, without suffix; nsys itself puts the process id for %p.
 
     An absolute path is somebody's own decision and stays. Everything else is named by worker, rank and host, because

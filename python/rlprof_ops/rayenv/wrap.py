@@ -6,9 +6,12 @@ import os
 import shlex
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import names, nsight
+from rlprof_ops.rayenv.ray_nsight import report_output
+from rlprof_ops.rayenv.selection import Identity
 
 
 class WrapError(Exception):
@@ -45,7 +48,10 @@ def wrap_context(context: Any, worker: str, rank: int | None, env: Mapping[str, 
             raise WrapError(reason)
         context.env_vars["RLPROF_NOT_WRAPPED"] = reason  # the worker's runtime writes the `failed` event
         return False
-    context.py_executable = wrapped(context.py_executable, session_prefix(worker, rank, env), wanted[0], env, nsys)
+    if nsight.capture_range(wanted[0]):
+        context.py_executable = profiled(context.py_executable, Identity(worker, rank), wanted[0], env, nsys)
+    else:
+        context.py_executable = wrapped(context.py_executable, session_prefix(worker, rank, env), wanted[0], env, nsys)
     return True
 
 
@@ -61,16 +67,48 @@ def wrapped(py_executable: str, session: str, spec: Any, env: Mapping[str, str],
     and after `exec` that of nsys, makes the session's name unique where Ray reuses one context for many workers.
     """
     unique = f"{shlex.quote(session)}$$"
-    settings = [f"RLPROF_NSYS_SESSION={unique}"]
-    node_dir = env.get("RLPROF_NODE_DIR")
-    if node_dir:
-        tmp = os.path.join(node_dir, "tmp")
-        os.makedirs(tmp, mode=0o700, exist_ok=True)
-        settings.append(f"TMPDIR={shlex.quote(tmp)}")
+    settings = [f"RLPROF_NSYS_SESSION={unique}", *_tmpdir(env)]
     options = [shlex.quote(token) for token in nsight.split_options(spec).launch]
     return " ".join(
         ["env", *settings, shlex.quote(nsys), "launch", f"--session-new={unique}", *options, py_executable]
     )
+
+
+def profiled(py_executable: str, identity: Identity, spec: Any, env: Mapping[str, str], nsys: str) -> str:
+    """`env … nsys profile --capture-range=… <py_executable>`: the report comes when the worker ends, one for each window.
+
+    The name has the steps when there is one window; nsys numbers the reports of several.
+    """
+    settings, words = profile_settings_and_words(identity, spec, env)
+    quoted = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
+    return " ".join(["env", *quoted, *map(shlex.quote, [nsys, "profile", *words]), py_executable])
+
+
+def profile_settings_and_words(identity: Identity, spec: Any, env: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The variables and the words of `nsys profile` for one process; the folder of its report exists afterwards."""
+    opened_by = nsight.capture_range(spec) or "none"
+    windows = spec.windows()
+    counted = None if spec.each == "phase" or any(window.stop is None for window in windows) else len(windows)
+    named = windows[0] if counted == 1 else None
+    folder = Path(env.get("RLPROF_RUN_DIR") or "rlprof-profiles").absolute() / names.report_folder("nsight", identity.worker or "", identity.rank)
+    output = report_output(None, identity, named, env, folder)
+    os.makedirs(os.path.dirname(output), mode=0o700, exist_ok=True)
+    settings = {"RLPROF_NSYS_RANGE": opened_by}
+    if env.get("RLPROF_NODE_DIR"):
+        settings["TMPDIR"] = os.path.join(env["RLPROF_NODE_DIR"], "tmp")
+        os.makedirs(settings["TMPDIR"], mode=0o700, exist_ok=True)
+    if opened_by == "nvtx":
+        settings["NSYS_NVTX_PROFILER_REGISTER_ONLY"] = "0"  # else only registered strings open a range
+    return settings, [*nsight.profile_words(spec, counted), "-o", output]
+
+
+def _tmpdir(env: Mapping[str, str]) -> list[str]:
+    node_dir = env.get("RLPROF_NODE_DIR")
+    if not node_dir:
+        return []
+    tmp = os.path.join(node_dir, "tmp")
+    os.makedirs(tmp, mode=0o700, exist_ok=True)
+    return [f"TMPDIR={shlex.quote(tmp)}"]
 
 
 def _nsys_is_missing(worker: str, rank: int | None, env: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ from rlprof_ops.backends import names, nsight
 from rlprof_ops.backends import torch as torch_backend
 from rlprof_ops.runtime.errors import CaptureError
 from rlprof_ops.runtime.memory_takers import choose_memory_taker
+from rlprof_ops.runtime.range_taker import RangeTaker
 from rlprof_ops.runtime.rocprof_taker import RocprofTaker, is_wrapped
 from rlprof_ops.runtime.torch_taker import TorchTaker
 
@@ -46,6 +47,8 @@ def choose_taker(spec: Any, all_specs: Sequence[Any]) -> tuple[Taker | None, str
         session = os.environ.get("RLPROF_NSYS_SESSION")
         if session:
             return NsightTaker(session, spec), ""
+        if os.environ.get("RLPROF_NSYS_RANGE"):
+            return RangeTaker(os.environ["RLPROF_NSYS_RANGE"]), ""
         return None, os.environ.get("RLPROF_NOT_WRAPPED") or NOT_WRAPPED
     if spec.backend == "torch":
         conflict = _second_cupti_user(all_specs)
