@@ -225,6 +225,20 @@ def test_nemo_rl_names_are_dealt_to_ranks_and_said_to_be_a_guess(tmp_path):
     assert "taken from the reports themselves" in manifest.notes[0]
 
 
+def test_numbered_reports_are_the_windows_that_the_process_opened(tmp_path):
+    """`nsys profile` with `repeat`: the second planned window never opened, so the second report is of the third."""
+    windows = [("opened", "nsight", 3, 5, None), ("opened", "nsight", 9, 10, None)]
+    job = RunFolder(tmp_path / "r", {"captures": [{"workers": ["policy"], "steps": "3:5,7,9"}]}, nodes=("n1",))
+    job.worker("policy", 0, pid=55, windows=windows, world_size=1)
+    for number in (1, 2):
+        job.file(f"profiles/nsight/policy/rank0/policy_rank0_n1_55.{number}.nsys-rep", NSYS_FRAME)
+
+    manifest = run(job.write(world={"policy": 1}))
+
+    assert [(report.start, report.stop, report.mapped_by) for report in manifest.reports] == [(3, 5, "event"), (9, 10, "event")]
+    assert [capture.state for capture in manifest.captures] == ["ok", "missing", "ok"]
+
+
 def test_rays_names_are_mapped_by_the_process_that_registered(job):
     job.worker("policy_worker", 0, pid=77)
     for ordinal in (1, 2):

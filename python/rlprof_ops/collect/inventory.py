@@ -97,11 +97,24 @@ def identify(found: list[Found], plan: list[Planned], observed: Observed) -> lis
     result: list[Found] = []
     for entry in found:
         report = entry.report
-        log = by_pid.get((report.node or "", report.pid or -1))
+        log = by_pid.get((report.node or report.host or "", report.pid or -1))
         if report.mapped_by == "name" and report.rank is None and log is not None and report.worker in (None, log.worker):
             report = replace(report, worker=log.worker, rank=log.rank, host=report.host or log.host, mapped_by="record")
+        if report.start is None and log is not None:
+            report = _by_opening(report, log)
         result.append(replace(entry, report=report))
     return _guess_ranks(_count_windows(result, plan), plan)
+
+
+def _by_opening(report: Report, log: ProcessLog) -> Report:
+    """A tool that numbers the ranges of a process counts what the process opened, in that order."""
+    opened = [event for event in log.windows if event.event == "opened" and event.backend == report.backend]
+    name = names.parse(report.path.rsplit("/", 1)[-1])
+    number = name.ordinal if name and name.ordinal else 1 if len(opened) == 1 else 0
+    if not 1 <= number <= len(opened):
+        return report
+    event = opened[number - 1]
+    return replace(report, worker=log.worker, rank=log.rank, start=event.start, stop=event.stop, phase=event.phase, mapped_by="event")
 
 
 def _count_windows(found: list[Found], plan: list[Planned]) -> list[Found]:
