@@ -49,12 +49,33 @@ job::addresses() {
     export RLPROF_HEAD_IP RLPROF_NODES="${nodes[*]}" RLPROF_GCS_PORT="${gcs}" RLPROF_CONTROL_PORT_CHOSEN="${control}"
 }
 
-# Slurm's signals go to the step by its id, never to the local srun: Slurm kills a step whose srun was signalled.
+# Tell the head's supervisor, which tells the other nodes. A signal through Slurm would reach every process of the step,
+# Ray's workers among them, which would die with their windows open. Where the supervisor is not visible from here, in a
+# container with processes of its own, Slurm has to do it: by the step's id, never to the local srun, because Slurm kills
+# a step whose srun was signalled.
 job::_pass_on() {
     local -r signal="$1"
+    local pid
     signalled=1
+    pid="$(job::_supervisor)"
+    if [[ -n ${pid} ]] && kill -s "${signal}" -- "${pid}" 2> /dev/null; then
+        common::log "got ${signal}: told the head's supervisor to drain"
+        return 0
+    fi
     common::log "got ${signal}: telling step ${SLURM_JOB_ID}.0 to drain"
     scancel "--signal=${signal}" "${SLURM_JOB_ID}.0" || true
+}
+
+# The pid of this job's supervisor on this node, found by its environment.
+job::_supervisor() {
+    local folder
+    for folder in /proc/[0-9]*; do
+        if grep -qsa "rlprof_ops[.]cluster[.]node" "${folder}/cmdline" \
+            && grep -qsazx "RLPROF_RUN_DIR=${RLPROF_RUN_DIR}" "${folder}/environ" && grep -qsazx "SLURM_NODEID=0" "${folder}/environ"; then
+            printf '%s\n' "${folder#/proc/}"
+            return 0
+        fi
+    done
 }
 
 # Nodes whose supervisor was killed left no record: bring home what lies there. A node that is dead costs the deadline.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.copier import LARGE, Copied, Digesting, Limiter, copy, copy_in_kernel, digest_of
+from rlprof_ops.collect.mask import MASKED_SUFFIXES, mask_file, secret_values
 from rlprof_ops.collect.routes import Kind
 from rlprof_ops.collect.syncstate import Journal, Sent
 
@@ -52,6 +53,7 @@ class Sender:
 
     def __init__(self, journal: Journal, node: str, limiter: Limiter, stop: Callable[[], bool], log: Callable[[str], None]) -> None:
         self._journal, self._node, self._limiter, self._stop, self._log = journal, node, limiter, stop, log
+        self._secrets = secret_values(os.environ)
         self._growing: dict[str, _Growing] = {}
         self._small: dict[str, bytes] = {}
         self._numbers = itertools.count()
@@ -101,12 +103,32 @@ class Sender:
             raise
         except OSError as error:
             raise SourceError(reason_of(error)) from error
+        if item.source.endswith(MASKED_SUFFIXES):
+            self._mask(fd, item)
         try:
             if item.kind in (Kind.GROWING, Kind.LINES):
                 return self._send_log(fd, target, item, live, last)
             return self._send_finished(fd, target, item)
         finally:
             os.close(fd)
+
+    def _mask(self, fd: int, item: Item) -> None:
+        """Take secrets out of the node's own file, which is finished, before anything of it goes to shared storage."""
+        sent = self._journal.sent.get(item.source)
+        if sent is not None and sent.same_source(os.fstat(fd)):
+            return
+        try:
+            # Through the open file: the name may have become another file's.
+            writable = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            self._log(f"{item.source!r} cannot be searched for secrets: {reason_of(error)}")
+            return
+        try:
+            before = os.fstat(writable)
+            if mask_file(writable, self._secrets, self._stop):
+                os.utime(writable, ns=(before.st_atime_ns, before.st_mtime_ns))
+        finally:
+            os.close(writable)
 
     def _send_small(self, source: Beneath, target: Beneath, item: Item) -> int | None:
         data = source.read(item.source, _SMALL)

@@ -63,6 +63,9 @@ class _Control:
         self.parent = os.getppid()
         self.ending = False
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        # Slurm gives the notice of a time limit to every process of a step.
+        for number in (signal.SIGUSR2, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         """Wait for a signal at most `timeout_s`; True when a pass was asked for or the end has come."""
