@@ -20,7 +20,7 @@ from rlprof_ops.runtime.gate import ALWAYS_QUIET
 from rlprof_ops.runtime.metrics import Metrics, RangeTimes
 from rlprof_ops.runtime.null import NULL_CONTEXT
 from rlprof_ops.runtime.place import Place
-from rlprof_ops.runtime.span import Span, end_tokens, start_tokens
+from rlprof_ops.runtime.span import Span, Step, end_tokens, start_tokens
 
 _LOCK_TIMEOUT_S = 5.0
 _RUNNING = -1
@@ -64,16 +64,16 @@ class Profiler:
         )
         self._captures = Captures(place, specs, self._events, output_dir)
         self._quiet = self._captures.quiet_around(0)
-        self._at_exit = functools.partial(_close_weakly, weakref.ref(self))
+        self._at_exit = functools.partial(signals.close_weakly, weakref.ref(self))
         atexit.register(self._at_exit)
         self._signals = signals.on_terminate(self._on_terminate)
-        _forget_in_children(self)
+        signals.forget_in_children(self)
 
     # -- steps
 
-    def step(self, step: int) -> _Step:
+    def step(self, step: int) -> Step:
         """`with prof.step(n):` around training step `n`, counted from 1. An exception in it ends the open windows."""
-        return _Step(self, step)
+        return Step(self, step)
 
     def start_step(self, step: int) -> bool:
         """Step `step` begins; for trainers with callbacks. False, and nothing changes, when it has begun already."""
@@ -199,11 +199,12 @@ class Profiler:
 
     def annotate(self, name: Any = None) -> Any:
         """`@prof.annotate("train")`, or bare for the function's own name. The function runs exactly once, its exceptions are its own."""
-        from rlprof_ops.runtime.annotate import annotated
+        from rlprof_ops.runtime.annotate import Holder, annotated
 
+        holder = Holder(self)
         if callable(name):
-            return annotated(self, name, name.__qualname__)
-        return lambda function: annotated(self, function, name or getattr(function, "__qualname__", "range"))
+            return annotated(holder, name, name.__qualname__)
+        return lambda function: annotated(holder, function, name or getattr(function, "__qualname__", "range"))
 
     def metrics(self, reset: bool = False) -> dict[str, RangeTimes]:
         """Count, total and longest time of each range so far, in seconds; {} unless asked (`RLPROF_METRICS=1`)."""
@@ -303,7 +304,7 @@ class Profiler:
         self._pending = []
         self._emitters = ()
         self._step_tokens = []
-        self._step_file = _NoStepFile()
+        self._step_file = StepFile(None)
         self._captures = Captures.none()
         self._quiet = ALWAYS_QUIET
         self._signals.remove()
@@ -313,44 +314,3 @@ class Profiler:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         self.close()
-
-
-class _NoStepFile:
-    def store(self, step: int) -> None:
-        return None
-
-
-class _Step:
-    """One step as a context manager; a second one of the same step inside it changes nothing."""
-
-    __slots__ = ("_begun", "_profiler", "_step")
-
-    def __init__(self, profiler: Profiler, step: int) -> None:
-        self._profiler = profiler
-        self._step = step
-
-    def __enter__(self) -> None:
-        self._begun = self._profiler.start_step(self._step)
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if self._begun:
-            if kind is not None:
-                self._profiler.abort_step()
-            self._profiler.stop_step(self._step)
-
-
-def _close_weakly(reference: weakref.ref[Profiler]) -> None:
-    profiler = reference()
-    if profiler is not None:
-        profiler.close()
-
-
-def _forget_in_children(profiler: Profiler) -> None:
-    reference = weakref.ref(profiler)
-
-    def forget() -> None:
-        found = reference()
-        if found is not None:
-            found._forget()
-
-    os.register_at_fork(after_in_child=forget)

@@ -66,8 +66,11 @@ class EventLog:
 class StepFile:
     """The last step begun, in a mapped file: storing it costs no system call, and the kernel keeps it when we die."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
+        """`path` None: a file that is not there, for a process that has nothing to tell."""
         self._map: mmap.mmap | None = None
+        if path is None:
+            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)

@@ -27,6 +27,7 @@ class NullProfiler:
 
     __slots__ = ()
     active = False
+    closed = True
 
     def step(self, step: int) -> NullContext:
         return NULL_CONTEXT

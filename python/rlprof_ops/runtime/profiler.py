@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from rlprof_ops.runtime.null import NULL_CONTEXT, NullProfiler
+from rlprof_ops.runtime.null import NullProfiler
 
 # Any of these set: somebody may have asked for something, and the request is worth parsing.
 _ASKING = (
@@ -80,7 +80,7 @@ def _made(request: Any, worker: str | None, rank: int | None, world_size: int | 
         return NullProfiler()
     place = find_place(worker, rank, world_size, os.environ)
     before = _CURRENT.profiler
-    if reuse and before is not None and before.place == place and not before.closed:
+    if reuse and not before.closed and before.place == place:
         return before
     from rlprof_ops.runtime.active import Profiler
 
@@ -94,15 +94,10 @@ def _made(request: Any, worker: str | None, rank: int | None, world_size: int | 
 class _Current:
     """The profiler that `from_env` made last in this process, for decorators that were applied before it was there."""
 
+    __slots__ = ("profiler",)
+
     def __init__(self) -> None:
-        self.profiler: Any = None
-
-    @property
-    def active(self) -> bool:
-        return self.profiler is not None and self.profiler.active
-
-    def range(self, name: str) -> Any:
-        return NULL_CONTEXT if self.profiler is None else self.profiler.range(name)
+        self.profiler: Any = NullProfiler()
 
 
 _CURRENT = _Current()

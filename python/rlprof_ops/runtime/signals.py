@@ -1,10 +1,11 @@
-"""SIGTERM: what must be done before the process dies, then whatever would have happened without us."""
+"""The ends of a process: SIGTERM, interpreter exit, and the fork that must not end what is its parent's."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -57,3 +58,22 @@ class Hook:
 def on_terminate(action: Callable[[], bool]) -> Hook:
     """Run `action` on SIGTERM, then the handler that was there."""
     return Hook(action).install()
+
+
+def close_weakly(reference: weakref.ref[Any]) -> None:
+    """Close a profiler at interpreter exit, if it still lives."""
+    profiler = reference()
+    if profiler is not None:
+        profiler.close()
+
+
+def forget_in_children(profiler: Any) -> None:
+    """Tell `profiler` when this process has become a forked child."""
+    reference = weakref.ref(profiler)
+
+    def forget() -> None:
+        found = reference()
+        if found is not None:
+            found._forget()
+
+    os.register_at_fork(after_in_child=forget)

@@ -54,3 +54,22 @@ def end_tokens(tokens: list[tuple[Any, Any]]) -> None:
             emitter.end(token)
         except Exception as error:
             log_once(f"a {emitter.kind} range did not end: {error}")
+
+
+class Step:
+    """One step as a context manager; a second one of the same step inside it changes nothing."""
+
+    __slots__ = ("_begun", "_profiler", "_step")
+
+    def __init__(self, profiler: Any, step: int) -> None:
+        self._profiler = profiler
+        self._step = step
+
+    def __enter__(self) -> None:
+        self._begun = self._profiler.start_step(self._step)
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if self._begun:
+            if kind is not None:
+                self._profiler.abort_step()
+            self._profiler.stop_step(self._step)

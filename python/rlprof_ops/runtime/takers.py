@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlprof_ops.backends import names, nsight
+from rlprof_ops.backends import OK, names, nsight
 from rlprof_ops.backends import torch as torch_backend
 from rlprof_ops.runtime.errors import CaptureError
 from rlprof_ops.runtime.memory_takers import choose_memory_taker
@@ -93,7 +93,13 @@ class NsightTaker:
         target, self._target = self._target, None
         if target is None:
             raise CaptureError("the nsys window was not open")
-        stdout = _nsys(nsight.stop_argv(self._session), nsight.STOP_TIMEOUT_S)
+        try:
+            stdout = _nsys(nsight.stop_argv(self._session), nsight.STOP_TIMEOUT_S)
+        except CaptureError:
+            # The node's drain may have closed the session before us: then the report is there.
+            if nsight.check(target).state == OK:
+                return target
+            raise
         if target.is_file():
             return target
         elsewhere = nsight.generated_path(stdout)

@@ -62,6 +62,7 @@ def build(folder: str):
     armed = profiler.from_env(worker="policy_worker", rank=0)
     assert armed is not off and not armed.active
     armed_work = armed.annotate("train")(work)
+    early_work = profiler.annotate("train")(work)
 
     import nvtx
     import torch
@@ -105,6 +106,7 @@ def build(folder: str):
     return {"call": work, "with": empty, "step": empty}, {
         "nothing asked, decorator": ("call", handed_back),
         "armed, decorator": ("call", armed_work),
+        "armed, profiler.annotate, decorator": ("call", early_work),
         "nvtx.annotate, decorator": ("call", nvtx_work),
         "record_function, decorator": ("call", record_work),
         "nothing asked, with": ("with", with_off),
@@ -157,6 +159,7 @@ def aims(costs: dict[str, float], imported_ms: float, torch_loaded: bool) -> lis
     limits = [
         ("nothing asked, decorator", 5.0, "5 ns"),
         ("armed, decorator", costs["nvtx.annotate, decorator"], "nvtx.annotate as decorator"),
+        ("armed, profiler.annotate, decorator", costs["nvtx.annotate, decorator"], "nvtx.annotate as decorator"),
         ("armed, decorator", costs["record_function, decorator"] / 20, "1/20 of record_function as decorator"),
         ("armed, with", costs["nvtx.annotate, with"], "nvtx.annotate as with"),
         ("armed, with", costs["record_function, with"] / 20, "1/20 of record_function as with"),
