@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from importlib.resources import files
@@ -157,3 +158,18 @@ def test_analysis_is_not_imported_by_the_command_line() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
+
+
+def test_a_step_whose_range_was_lost_is_told_from_the_others(tmp_path: Path) -> None:
+    """nsys begins to record a moment after `nsys start` returns: the range of the window's first step may be missing."""
+    make_run(tmp_path, ranks=3, kernels=1)
+    for path in tmp_path.rglob("policy_worker_rank1_*.json.gz"):
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        events = [e for e in trace["traceEvents"] if e["name"] != "step 3" and e["cat"] in ("user_annotation", "cpu_op")]
+        path.write_bytes(gzip.compress(json.dumps(trace | {"traceEvents": events}).encode()))
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    check_sums(answer)
+    rows = {(answer["ranks"][r["rank"]]["rank"], r["step"]): r for r in rows_of(answer, "policy_worker")}
+    lost, whole = rows[1, 3], rows[2, 3]
+    assert lost["phases"][0]["duration_ns"] == whole["phases"][0]["duration_ns"]
+    assert not lost["marked"] and abs(lost["duration_ns"] - whole["duration_ns"]) < 2 * MS

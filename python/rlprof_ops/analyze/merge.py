@@ -113,11 +113,22 @@ def _begun_together(rows: list[RankStep]) -> list[RankStep]:
         if phases:
             begin[step] = min(max(row.start for row in group), min(phases))
     cut = []
+    rows = [_as_long_as_others(row, rows) for row in rows]
     for row in rows:
         late = begin.get(row.step, row.start) - row.start
         can = row.marked and row.gpu is None and 0 < late < row.duration_ns
         cut.append(replace(row, start=row.start + late, opening_ns=late) if can else row)
     return cut
+
+
+def _as_long_as_others(row: RankStep, rows: list[RankStep]) -> RankStep:
+    """A step without a mark lasts as long as the other ranks say; its own ranges tell only when it did something."""
+    if row.marked or row.gpu is not None:
+        return row
+    marked = [other for other in rows if other.step == row.step and other.marked]
+    if not marked:
+        return row
+    return replace(row, start=min(row.start, min(m.start for m in marked)), end=max(row.end, max(m.end for m in marked)))
 
 
 def _row(rank: Rank, summary: Summary, step: StepTime, clock: HostClock) -> RankStep:

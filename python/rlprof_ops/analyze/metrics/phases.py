@@ -97,7 +97,7 @@ def find_steps(trace: Trace, first: int | None = None) -> tuple[Step, ...]:
     for pattern in (_OUR_STEP, _OTHER_STEP):
         numbers = {code: int(match.group(1)) for code, name in labels.items() if (match := pattern.fullmatch(name.strip()))}
         if numbers:
-            return _numbered(trace.ranges, numbers)
+            return _with_first(trace, _numbered(trace.ranges, numbers), first)
     plain = [code for code, name in labels.items() if name.strip() == "step"]
     if plain:
         rows = np.flatnonzero(np.isin(trace.ranges.name, plain))
@@ -106,6 +106,15 @@ def find_steps(trace: Trace, first: int | None = None) -> tuple[Step, ...]:
         )
     start, end = trace.origin.window_start, trace.origin.window_end
     return (Step(first or 0, start, end, marked=False),) if end > start else ()
+
+
+def _with_first(trace: Trace, steps: tuple[Step, ...], first: int | None) -> tuple[Step, ...]:
+    """The steps, and before them the one that opened the window where its range was lost (nsys begins to record a moment
+    after it says so): then phases lie before the first step that is marked."""
+    if first is None or not steps or steps[0].step != first + 1 or len(trace.ranges) == 0:
+        return steps
+    begin = int(trace.ranges.start[0])
+    return (Step(first, begin, steps[0].start, marked=False), *steps) if begin < steps[0].start else steps
 
 
 def _numbered(ranges: Spans, numbers: dict[int, int]) -> tuple[Step, ...]:
