@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlprof_ops.request import CaptureSpec, ProfileRequest, RequestError, Steps, first_match, plan
+from rlprof_ops.request.environ import REQUEST_VARIABLES
 
 DOC = "NeMo RL docs/nsys-profiling.md"
 TORCH_DOC = "NeMo RL torch profiler document"
@@ -331,8 +332,26 @@ def test_anchors_and_merges_work() -> None:
     assert values[("more", "steps")] == "f:2:23"
 
 
+def test_any_kind_of_integer_is_a_step() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert numpy.int64(3) in Steps.parse("3:5") and numpy.int32(5) not in Steps.parse("3:5")
+
+
 def test_a_request_error_crosses_processes() -> None:
     import pickle
 
     error = RequestError(["one", "two"])
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_no_variable_of_ours_counts_as_misspelt() -> None:
+    """All that any room reads or sets, from the sources and the knobs."""
+    import re
+    from pathlib import Path
+
+    root = Path(__file__).parents[2]
+    files = [*root.glob("python/**/*.py"), *root.glob("scripts/**/*.sh"), root / "env" / "defaults.env", root / "ray.sub", *root.glob("docs/*.md")]
+    names = {name for file in files for name in re.findall(r"\bRLPROF_[A-Z_]+[A-Z]\b", file.read_text())}
+    assert len(names) > 40
+    for name in sorted(names - set(REQUEST_VARIABLES) - {"RLPROF_STEP", "RLPROF_OPTION"}):  # in the docs as slips
+        assert not ProfileRequest.load(env={name: "1"}).captures

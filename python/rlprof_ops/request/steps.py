@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from rlprof_ops.request.problems import RequestError, shown
 
@@ -92,8 +93,9 @@ class Steps:
     def __bool__(self) -> bool:
         return bool(self.runs)
 
-    def __contains__(self, step: object) -> bool:
-        return isinstance(step, int) and any(step in run for run in self.runs)
+    def __contains__(self, step: SupportsIndex) -> bool:
+        number = index(step)  # numpy's and torch's integers are steps too
+        return any(number in run for run in self.runs)
 
     def __str__(self) -> str:
         return ",".join(str(run) for run in self.runs)
