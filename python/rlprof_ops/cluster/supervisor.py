@@ -76,7 +76,10 @@ class Supervisor:
         """What every process of the job on this node gets: the driver this, Ray's processes this without SLURM_*."""
         place = self.place
         env = dict(os.environ)
-        env.update({name: self.settings[name] for name in _PASSED_ON if self.settings[name]})
+        for name in _PASSED_ON:  # an empty OMP_NUM_THREADS is a value to OpenMP, and a wrong one
+            env.pop(name, None)
+            if self.settings[name]:
+                env[name] = self.settings[name]
         env.update(environment(env))  # without a request too: it repairs Ray's nsight for trainers that use that
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH")]))
         env["RAY_ADDRESS"] = f"{place.head_ip}:{place.gcs_port}"
