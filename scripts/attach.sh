@@ -18,25 +18,54 @@ attach::run_folder() {
     common::fail 2 "${what}: neither a run folder nor a job with ${BASE_LOG_DIR:-.}/${what}-logs that you may attach to."
 }
 
+# A variable of the job as its nodes have it.
+attach::_of_job() {
+    local -r folder="$1" name="$2"
+    # shellcheck source=/dev/null
+    (source "${folder}/.secrets/attach.env" && printf '%s' "${!name-}")
+}
+
+# Fill the array INTO with what leads into the job's container; empty without one.
+attach::_container() {
+    local -r folder="$1"
+    local image runtime mounts home
+    local -a extra=()
+
+    INTO=()
+    image="$(attach::_of_job "${folder}" CONTAINER)"
+    runtime="$(attach::_of_job "${folder}" RLPROF_CONTAINER_RUNTIME)"
+    case "${runtime:-${image:+pyxis}}" in
+        pyxis) INTO=("--container-name=rlprof-$(attach::_of_job "${folder}" RLPROF_JOB)") ;;
+        apptainer)
+            mounts="$(attach::_of_job "${folder}" MOUNTS)"
+            home="$(attach::_of_job "${folder}" RLPROF_HOME)"
+            read -ra extra <<< "$(attach::_of_job "${folder}" RLPROF_APPTAINER_ARGS)"
+            INTO=(apptainer exec "${extra[@]}" --bind "${mounts:+${mounts},}${home}:${home},${folder}:${folder}" "${image}")
+            ;;
+    esac
+}
+
 attach::main() {
     (( $# >= 1 )) || common::fail 2 "usage: attach.sh <job id | run folder> [node name | node index]"
     local folder job node="${2:-0}"
     local -a nodes=() line=()
 
     folder="$(attach::run_folder "$1")"
-    # shellcheck source=/dev/null
-    job="$(source "${folder}/.secrets/attach.env" && printf '%s' "${RLPROF_JOB%%.*}")"
+    job="$(attach::_of_job "${folder}" RLPROF_JOB)"
+    job="${job%%.*}"
     mapfile -t nodes < <(scontrol show hostnames "$(squeue -h -j "${job}" -o %N)")
     (( ${#nodes[@]} > 0 )) || common::fail 1 "job ${job} is not running."
     if [[ ${node} =~ ^[0-9]+$ ]]; then
         (( node < ${#nodes[@]} )) || common::fail 2 "node ${node}: the job has nodes 0 to $(( ${#nodes[@]} - 1 )): ${nodes[*]}."
         node="${nodes[${node}]}"
     fi
+    [[ " ${nodes[*]} " == *" ${node} "* ]] || common::fail 2 "node ${node}: the job has ${nodes[*]}."
     line=(srun "--jobid=${job}" --overlap --nodes=1 --ntasks=1 "--nodelist=${node}" --mpi=none)
-    [[ -n ${COMMAND-} ]] || line+=(--pty)
-    if [[ -n ${CONTAINER-} && ${RLPROF_CONTAINER_RUNTIME:-pyxis} == pyxis ]]; then
-        line+=("--container-name=rlprof-${job}")
+    if [[ -z ${COMMAND-} && -t 0 ]]; then
+        line+=(--pty)
     fi
+    attach::_container "${folder}"
+    line+=("${INTO[@]}")
     # shellcheck disable=SC2016 # expanded by the shell on the node
     exec "${line[@]}" bash -c 'source "$0" && if [[ -n $1 ]]; then exec bash -c "$1"; else exec bash -i; fi' \
         "${folder}/.secrets/attach.env" "${COMMAND-}"

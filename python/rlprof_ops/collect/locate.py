@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rlprof_ops.collect import remembered
 from rlprof_ops.errors import UsageError
 
 _JOB = re.compile(r"(\d+(?:_\d+)?|local-\d+)(\.r\d+)?")
@@ -18,8 +19,8 @@ _SCONTROL_TIMEOUT_S = 10.0
 def run_folder(text: str, env: Mapping[str, str] | None = None) -> Path:
     """The run folder that `text` names: a folder, its manifest.json or run.json, or a job id.
 
-    A job id is looked for in BASE_LOG_DIR, then here, then where Slurm says that the job's output is; the newest attempt
-    of a requeued job wins. Raises `UsageError` with the places that were tried.
+    A job id is looked for in BASE_LOG_DIR, then here, then where `rlprof submit` remembers it, then where Slurm says that
+    the job's output is; the newest attempt of a requeued job wins. Raises `UsageError` with the places that were tried.
     """
     env = os.environ if env is None else env
     path = Path(text)
@@ -50,6 +51,8 @@ def _bases(job: str, env: Mapping[str, str]) -> Iterator[Path]:
     if env.get("BASE_LOG_DIR"):
         yield Path(env["BASE_LOG_DIR"])
     yield Path.cwd()
+    for known in remembered.folders(job.partition(".")[0], env):
+        yield known.parent
     for folder in _slurm_folders(job.partition(".")[0]):
         yield from (folder, folder.parent)
 

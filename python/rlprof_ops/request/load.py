@@ -1,4 +1,4 @@
-"""One loader for every way to ask: file < NeMo RL's variables < `RLPROF_*` < flags, each value with its origin."""
+"""One loader for every way to ask: file (or RLPROF_REQUEST_JSON where no file is named) < NeMo RL's variables < `RLPROF_*` < flags, each value with its origin."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rlprof_ops.request.build import CAPTURE_KEYS, Path, Reader, read_request
 from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, words
 
+CARRIED = "RLPROF_REQUEST_JSON"
 FLAG_KEYS = (*CAPTURE_KEYS, "output_dir", "enabled")
 
 
@@ -52,7 +53,7 @@ def _file_layer(
 ) -> tuple[dict[str, Any], dict[Path, str], dict[Path, str]]:
     name = path or env.get("RLPROF_REQUEST", "").strip()
     if not name:
-        return {}, {}, {}
+        return _carried_layer(env, reader), {(): CARRIED} if env.get(CARRIED) else {}, {}
     from rlprof_ops.request.yaml_file import parse_yaml, read_file  # PyYAML takes 15 ms: only for a file
 
     try:
@@ -64,6 +65,17 @@ def _file_layer(
         reader.problems.extend(Problem(p.message + source, p.origin) for p in error.problems)
         return {}, {}, {}
     return data or {}, values | {(): name}, keys
+
+
+def _carried_layer(env: Mapping[str, str], reader: Reader) -> dict[str, Any]:
+    """What `rlprof submit` has checked already and hands to the job whole: no file that may change or not be mounted."""
+    if not env.get(CARRIED):
+        return {}
+    try:
+        return ProfileRequest.from_json(env[CARRIED]).to_dict()
+    except RequestError as error:
+        reader.problems.extend(error.problems)
+        return {}
 
 
 def _nrl_folder(

@@ -1,0 +1,45 @@
+"""All jobs of a user: those in Slurm's queue that a ray.sub started, and those that are remembered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rlprof_ops.cluster import slurm
+from rlprof_ops.cluster.find import Job, find, with_site
+from rlprof_ops.cluster.slurm import SlurmJob
+from rlprof_ops.cluster.status import View, look
+from rlprof_ops.collect import locate
+from rlprof_ops.collect.remembered import recall
+from rlprof_ops.errors import UsageError
+
+COLUMNS = ("job", "name", "state", "time", "nodes", "step", "captures", "run folder")
+_ENDED_MOST = 20
+
+
+def views(ended_too: bool = False) -> list[View]:
+    """Oldest first. Jobs that have ended are those that `rlprof submit` remembers, the newest twenty."""
+    queued = [job for job in slurm.mine() if job.is_ours] if slurm.available() else []
+    found = [look(Job(job.id, _folder(job), job)) for job in queued]
+    if not ended_too:
+        return found
+    here = {job.id for job in queued}
+    past = []
+    for known in recall()[-_ENDED_MOST:]:
+        if known.job not in here and Path(known.run).is_dir():
+            past.append(look(find(known.run)))
+    return [*past, *found]
+
+
+def _folder(job: SlurmJob) -> Path | None:
+    try:
+        return locate.run_folder(job.id, with_site(os.environ))
+    except UsageError:
+        return None
+
+
+def row(view: View) -> tuple[str, ...]:
+    state = view.state if view.exit_code is None else f"{view.state} ({view.exit_code})"
+    up = "" if view.nodes_up is None or view.over else f"{view.nodes_up}/"
+    return (view.job, view.name, state, view.elapsed, f"{up}{view.node_count}", "" if view.step is None else str(view.step),
+            str(view.captures) if view.run_dir else "", view.run_dir or "")  # fmt: skip

@@ -1,0 +1,151 @@
+"""Slurm's commands as functions: ask for a job, list mine, signal, cancel. No sacct; argument lists, never a shell."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlprof_ops.errors import RlprofError
+
+TIMEOUT_S = 30.0
+ENDED = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"})
+WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+_WHOLE_LINE = ("Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment")
+_SEPARATOR = "\x1f"  # in no job's name that a shell could type
+_FIELDS = ("%i", "%T", "%M", "%l", "%D", "%N", "%r", "%j", "%Z", "%o")  # man squeue, --format
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """What Slurm knows of a job now. `exit_code` is a shell's view (143 for SIGTERM), None while the job runs."""
+
+    id: str
+    name: str
+    state: str
+    reason: str = ""
+    elapsed: str = ""
+    time_limit: str = ""
+    node_count: int = 0
+    nodes: str = ""
+    work_dir: str = ""
+    command: str = ""
+    output: str = ""
+    user: str = ""
+    exit_code: int | None = None
+    restarts: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def waiting(self) -> bool:
+        return self.state in WAITING
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it was started from a ray.sub."""
+        return os.path.basename(self.command) == "ray.sub"
+
+
+def available() -> bool:
+    return shutil.which("scontrol") is not None and shutil.which("squeue") is not None
+
+
+def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """One of Slurm's commands. Raises RlprofError when it is not installed or does not answer in time."""
+    if shutil.which(argv[0]) is None:
+        raise RlprofError(f"{argv[0]} is not on PATH: this is no login node of a Slurm cluster, or its module is not loaded")
+    try:
+        return subprocess.run(list(argv), env=None if env is None else dict(env), stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, errors="replace", timeout=timeout_s, check=False)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise RlprofError(f"{argv[0]} did not answer within {timeout_s:.0f} s; Slurm's controller may be busy: try again") from None
+
+
+def show(job: str) -> SlurmJob | None:
+    """The job, or None without Slurm, when Slurm has forgotten it, or cannot be asked."""
+    number = job.partition(".")[0]
+    if not number.isdigit() or not available():
+        return None
+    try:
+        done = run(["scontrol", "show", "job", number])
+    except RlprofError:
+        return None
+    return parse_shown(done.stdout) if done.returncode == 0 else None
+
+
+def parse_shown(text: str) -> SlurmJob | None:
+    """The first job that `scontrol show job` printed. Names and paths may hold spaces and equals signs."""
+    lines = [line.strip() for line in text.strip().split("\n")]
+    first = re.match(r"JobId=(?P<id>\S+)(?: ArrayJobId=\S+)?(?: ArrayTaskId=\S+)?(?: HetJobId=\S+)?(?: HetJobOffset=\S+)? JobName=(?P<name>.*)", lines[0])
+    if first is None:
+        return None
+    fields: dict[str, str] = {}
+    for line in lines[1:]:
+        if not line:
+            break
+        key, _, value = line.partition("=")
+        if key in _WHOLE_LINE:
+            fields.setdefault(key, value)
+            continue
+        for word in line.split():
+            key, _, value = word.partition("=")
+            fields.setdefault(key, value)
+    state = fields.get("JobState", "")
+    return SlurmJob(
+        id=first["id"], name=first["name"], state=state, reason=_known(fields.get("Reason", "")), elapsed=fields.get("RunTime", ""),
+        time_limit=fields.get("TimeLimit", ""), node_count=_number(fields.get("NumNodes", "")), nodes=_known(fields.get("NodeList", "")),
+        work_dir=fields.get("WorkDir", ""), command=fields.get("Command", ""), output=fields.get("StdOut", ""),
+        user=fields.get("UserId", "").partition("(")[0], exit_code=_exit_code(fields.get("ExitCode", ""), state),
+        restarts=_number(fields.get("Restarts", "")),
+    )  # fmt: skip
+
+
+def _exit_code(text: str, state: str) -> int | None:
+    """`7:0` -> 7, `0:15` -> 143; a state that is a failure never gives 0."""
+    if state not in ENDED:
+        return None
+    code, _, number = text.partition(":")
+    found = 128 + _number(number) if _number(number) else _number(code)
+    if found or state == "COMPLETED":
+        return found
+    return {"CANCELLED": 143, "TIMEOUT": 140}.get(state, 1)
+
+
+def _number(text: str) -> int:
+    digits = re.match(r"\d+", text)
+    return int(digits[0]) if digits else 0
+
+
+def _known(text: str) -> str:
+    return "" if text in ("None", "(null)", "N/A") else text
+
+
+def mine() -> list[SlurmJob]:
+    """My jobs that wait or run, oldest first. Raises RlprofError without squeue."""
+    done = run(["squeue", "--noheader", f"--user={os.getuid()}", "--sort=i", f"--format={_SEPARATOR.join(_FIELDS)}"])
+    if done.returncode:
+        raise RlprofError(f"squeue failed: {done.stderr.strip()}")
+    rows = (line.split(_SEPARATOR) for line in done.stdout.splitlines())
+    return [
+        SlurmJob(id=row[0], state=row[1], elapsed=row[2], time_limit=row[3], node_count=_number(row[4]), nodes=row[5],
+                 reason=_known(row[6]), name=row[7], work_dir=row[8], command=row[9])
+        for row in rows if len(row) == len(_FIELDS)
+    ]  # fmt: skip
+
+
+def signal_step(job: str, signal: str) -> bool:
+    """Signal the tasks of the job's one step; False when there is no such step (not begun, or over)."""
+    return run(["scancel", f"--signal={signal}", f"{job}.0"]).returncode == 0
+
+
+def cancel(job: str) -> None:
+    """Raises RlprofError with scancel's own words."""
+    done = run(["scancel", job])
+    if done.returncode:
+        raise RlprofError(f"scancel {job} failed: {done.stderr.strip()}")

@@ -1,0 +1,197 @@
+"""How a job stands: Slurm's word, the run folder's records and the workers' events as one `View`."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.cluster.find import Job
+from rlprof_ops.collect.beneath import Beneath
+from rlprof_ops.collect.manifest import WHOLE, Manifest
+from rlprof_ops.collect.observed import Observed, observe
+from rlprof_ops.collect.planned import planned
+from rlprof_ops.collect.table import printable
+from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, RlprofError
+
+_CAUSE_EXIT = {"signal": 143, "time_limit": 140, "node_lost": EXIT_FAILED, "startup_failed": EXIT_FAILED}
+_UP = re.compile(r"\] (\d+) of (\d+) nodes are up")
+_LOG_TAIL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Captures:
+    """Counts of captures. `planned` is None while no worker has registered, so that nobody knows how many there will be."""
+
+    planned: int | None = None
+    done: int = 0
+    open: int = 0
+    failed: int = 0
+    missing: int = 0
+
+    def __str__(self) -> str:
+        text = f"{self.done} of {'?' if self.planned is None else self.planned} captures"
+        more = [f"{count} {word}" for count, word in ((self.open, "open"), (self.failed, "failed"), (self.missing, "missing")) if count]
+        return text + (f" ({', '.join(more)})" if more else "")
+
+
+@dataclass(frozen=True)
+class View:
+    """One look at a job.
+
+    `state`: waiting, starting, running, ending, ended, or unknown (no Slurm to ask, no word in the run folder).
+    `slurm_state` is Slurm's own. `step` is the last one that any profiled worker entered; times are UTC nanoseconds.
+    """
+
+    job: str
+    state: str
+    slurm_state: str = ""
+    reason: str = ""
+    run_dir: str | None = None
+    name: str = ""
+    cause: str = ""
+    detail: str = ""
+    command: str = ""
+    nodes: tuple[str, ...] = ()
+    node_count: int = 0
+    nodes_up: int | None = None
+    elapsed: str = ""
+    time_limit: str = ""
+    step: int | None = None
+    captures: Captures = field(default_factory=Captures)
+    exit_code: int | None = None
+    complete: bool | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.state == "ended"
+
+    def exit_status(self) -> int:
+        """For a command that reports on the job: 0 while it goes on or is whole, 1 failed, 3 a report is missing."""
+        if not self.over:
+            return 0
+        if self.complete is False:
+            return EXIT_INCOMPLETE
+        return EXIT_FAILED if self.exit_code else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def line(self) -> str:
+        """`running 3/3 nodes, step 5, 4 of 9 captures`."""
+        parts = [self.state if not self.over else f"ended with exit code {self.exit_code}" if self.exit_code is not None else "ended"]
+        if self.state == "waiting":
+            parts[0] += f" in Slurm's queue ({self.reason or 'no reason given'})"
+        if self.nodes_up is not None and not self.over:
+            parts.append(f"{self.nodes_up} of {self.node_count or len(self.nodes)} nodes up")
+        if self.step is not None:
+            parts.append(f"step {self.step}")
+        if self.run_dir and self.captures != Captures():
+            parts.append(str(self.captures))
+        return printable(", ".join(parts))
+
+
+def look(job: Job) -> View:
+    """How `job` stands now. Nothing is changed."""
+    known = job.slurm
+    view: dict[str, Any] = {
+        "job": job.id, "run_dir": str(job.run) if job.run else None, "slurm_state": known.state if known else "",
+        "reason": known.reason if known else "", "name": known.name if known else "", "node_count": known.node_count if known else 0,
+        "elapsed": known.elapsed if known else "", "time_limit": known.time_limit if known else "",
+    }  # fmt: skip
+    observed = _observe(job.run)
+    if observed is not None:
+        view |= _told(job, observed)
+    view["state"] = _state(job, observed)
+    if view["state"] == "ended":
+        view["exit_code"] = known.exit_code if known and known.exit_code is not None else _told_code(observed)
+    return View(**view)
+
+
+def _observe(folder: Path | None) -> Observed | None:
+    if folder is None:
+        return None
+    with contextlib.suppress(RlprofError, OSError), Beneath(folder) as run:
+        return observe(run)
+    return None
+
+
+def _told(job: Job, observed: Observed) -> dict[str, Any]:
+    assert job.run is not None
+    steps = [log.last_step for log in observed.logs if log.last_step]
+    found: dict[str, Any] = {
+        "cause": observed.cause, "detail": printable(observed.detail), "nodes": observed.nodes, "node_count": len(observed.nodes),
+        "nodes_up": nodes_up(job.run), "step": max(steps, default=None), "captures": count_captures(observed),
+    }  # fmt: skip
+    with contextlib.suppress(RlprofError, OSError):
+        manifest = None if observed.running else Manifest.load(job.run)
+        if manifest is not None:
+            found["captures"] = _from_manifest(manifest)
+            found["complete"] = manifest.complete
+    return found
+
+
+def _from_manifest(manifest: Manifest) -> Captures:
+    whole = sum(capture.state in WHOLE for capture in manifest.captures)
+    missing = sum(capture.state == "missing" for capture in manifest.captures)
+    return Captures(len(manifest.captures), whole, 0, len(manifest.captures) - whole - missing, missing)
+
+
+def count_captures(observed: Observed) -> Captures:
+    """From the events that have come home so far: which windows of the plan have closed, are open, or failed."""
+    states = {(log.worker, log.rank, event.backend, event.start): event.event for log in observed.logs for event in log.windows}
+    if not observed.world or not observed.request:
+        return Captures()
+    wanted = {_key(item.capture) for item in planned(observed) if not item.problem}
+    found = [states[key] for key in wanted if key in states]
+    return Captures(len(wanted) or None, found.count("closed"), found.count("opened"), found.count("failed"))
+
+
+def _key(capture: Any) -> tuple[str, int | None, str, int]:
+    return capture.worker, capture.rank, capture.backend, capture.window.start
+
+
+def _state(job: Job, observed: Observed | None) -> str:
+    if job.slurm is not None:
+        if job.slurm.ended:
+            return "ended"
+        if job.slurm.waiting:
+            return "waiting"
+    if observed is None:
+        return "starting" if job.slurm is not None else "unknown"
+    if not observed.running:
+        return "ending" if job.slurm is not None else "ended"
+    return "running" if observed.driver.started_ns or _has_attach(job) else "starting"
+
+
+def _has_attach(job: Job) -> bool:
+    """A cluster without a COMMAND is ready when one may attach to it."""
+    return job.run is not None and (job.run / ".secrets" / "attach.env").exists()
+
+
+def _told_code(observed: Observed | None) -> int | None:
+    if observed is None:
+        return None
+    if observed.cause == "driver_exit":
+        return observed.driver.exit_code
+    return _CAUSE_EXIT.get(observed.cause)
+
+
+def nodes_up(folder: Path) -> int | None:
+    """The last count in the head's log; None before the first."""
+    found = None
+    for line in _tail(folder / "logs" / "head.log"):
+        match = _UP.search(line)
+        if match:
+            found = int(match[1])
+    return found
+
+
+def _tail(path: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _LOG_TAIL_BYTES))
+        yield from file.read().decode(errors="replace").splitlines()

@@ -1,0 +1,286 @@
+"""From what a person asks to one sbatch line and its environment: checked, shown, sent, and remembered for `rlprof retry`."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.cluster import sbatch_options, slurm
+from rlprof_ops.cluster.knobs import Settings, home, read_knobs
+from rlprof_ops.cluster.site import Site, read_site
+from rlprof_ops.collect.remembered import Remembered, remember
+from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.redact import MASK, is_secret_name, redact_text
+from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request.environ import REQUEST_VARIABLES
+
+RECORD = "submit.json"  # in .secrets of the run folder
+# What a job is given of the shell it was submitted from. Anything else is asked for by name, with --set.
+FROM_SHELL = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SLURM_CONF", "SLURM_CONF_SERVER")
+_LOCALE = re.compile(r"LC_[A-Z]+")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OFTEN_MEANT = ("LD_LIBRARY_PATH", "PYTHONPATH", "WANDB_API_KEY", "HF_TOKEN", "HF_HOME", "CUDA_HOME")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says.
+
+    `sbatch`: words for sbatch; `command`: a line for bash, None for an interactive cluster; `knobs`: knobs and further
+    variables by name; `from_shell`: those of them whose value came from this shell; `overrides`: of the request.
+    """
+
+    sbatch: tuple[str, ...] = ()
+    command: str | None = None
+    knobs: Mapping[str, str] = field(default_factory=dict)
+    from_shell: frozenset[str] = frozenset()
+    overrides: Mapping[str, str | None] = field(default_factory=dict)
+    request: ProfileRequest | None = None
+    framework: str | None = None
+    retry_of: str = ""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What will be run. `argv` is the sbatch line, `env` its whole environment, `base` the folder of the run folder."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    settings: Settings
+    request: ProfileRequest
+    base: Path
+    asked: Asked
+    explicit: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    def run_folder(self, job: str) -> Path:
+        return self.base / f"{job}-logs"
+
+    def shown_env(self) -> dict[str, str]:
+        """The environment without secrets."""
+        return {name: MASK if is_secret_name(name) and value else redact_text(value, self.env) for name, value in sorted(self.env.items())}
+
+    def shown_argv(self) -> list[str]:
+        return [redact_text(word, self.env) for word in self.argv]
+
+    def shown(self) -> str:
+        """One line for bash that does the same; secrets are masked."""
+        variables = " \\\n    ".join(shlex.quote(f"{name}={value}") for name, value in self.shown_env().items())
+        return f"env -i \\\n    {variables} \\\n    {shlex.join(self.shown_argv())}"
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """The words after `--` as a line for bash, each as it was given.
+
+    Raises UsageError for one word that is a whole shell line: bash would look for a program of that name.
+    """
+    if len(argv) == 1 and re.search(r"[\s;&|]", argv[0]) and not os.path.exists(argv[0]):
+        raise UsageError(
+            f"{argv[0]!r} is one word, so it would be the name of a program. Give the words of the command without quotes"
+            f" around them, or a line for a shell: -- bash -c {shlex.quote(argv[0])}"
+        )
+    return shlex.join(argv)
+
+
+def parse_settings(words: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, str], frozenset[str]]:
+    """`NAME=value`, or `NAME` alone for its value in `env`. Gives the values and the names that came from `env`.
+
+    Raises UsageError for a name that no shell has, one that is not set, and a misspelt RLPROF_ knob.
+    """
+    knobs = read_knobs()
+    found: dict[str, str] = {}
+    taken = set()
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"--set {word}: {name!r} is no name of a variable; write --set NAME=value")
+        if name.startswith(("SLURM_", "SBATCH_")):
+            raise UsageError(f"--set {name}: give sbatch's own option instead, or the line {name}=… in the site's file")
+        if name.startswith("RLPROF_") and name not in knobs:
+            near = difflib.get_close_matches(name, knobs, n=1)
+            raise UsageError(f"--set {name}: no such knob.{f' Did you mean {near[0]}?' if near else ''} All knobs: docs/knobs.md")
+        if not equals:
+            if name not in env:
+                raise UsageError(f"--set {name}: not set in this shell; write --set {name}=value")
+            value = env[name]
+            taken.add(name)
+        found[name] = value
+    return found, frozenset(taken)
+
+
+def prepare(asked: Asked, env: Mapping[str, str], cwd: Path) -> Submission:
+    """Check everything that can be checked here. Raises UsageError (RequestError) with all mistakes of a kind."""
+    site = read_site(env)
+    explicit = dict(asked.knobs)
+    if site.named:
+        explicit["RLPROF_SITE_ENV"] = str(site.path)
+    if asked.framework and "RLPROF_TRAINER" not in explicit and not site.values.get("RLPROF_TRAINER"):
+        explicit["RLPROF_TRAINER"] = asked.framework.partition("-")[0]
+    notes = [*site.warnings, *_python(explicit, site)]
+    for name in ("BASE_LOG_DIR", "RLPROF_REQUEST", "RLPROF_OUTPUT_DIR"):
+        if explicit.get(name):
+            explicit[name] = str(cwd / explicit[name])
+    settings = Settings.load(explicit)
+    request = asked.request or _request(asked, explicit, settings)
+    notes += request.notes
+    command = asked.command if asked.command is not None else settings["COMMAND"]
+    if asked.framework:
+        command, remarks = in_trainers_words(asked.framework, request, command)
+        notes += remarks
+    job_env = {**explicit, **_carried(request, explicit, settings)}
+    job_env["COMMAND"] = command
+    job_env["RLPROF_HOME"] = str(home())
+    argv = _argv(asked.sbatch, site)
+    notes += _left_behind(env, job_env)
+    return Submission(
+        argv=argv, env={**_base_env(env), **site.sbatch_env, **job_env}, settings=settings, request=request,
+        base=Path(settings["BASE_LOG_DIR"] or cwd), asked=asked, explicit=explicit, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _base_env(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name in FROM_SHELL or _LOCALE.fullmatch(name)}
+
+
+def _python(explicit: dict[str, str], site: Site) -> Iterator[str]:
+    """Without another choice a job uses the virtual environment that rlprof itself runs in; said, since it is a guess."""
+    chosen = ("RLPROF_VENV", "RLPROF_PYTHON", "CONTAINER")
+    if any(name in explicit or site.values.get(name) for name in chosen) or sys.prefix == sys.base_prefix:
+        return
+    explicit["RLPROF_VENV"] = sys.prefix
+    yield f"the job uses the virtual environment of this rlprof, {sys.prefix}; every node has to see it (--set RLPROF_VENV=… for another)"
+
+
+def _request(asked: Asked, explicit: Mapping[str, str], settings: Settings) -> ProfileRequest:
+    asks = {name: settings[name] for name in REQUEST_VARIABLES if settings.values.get(name)}
+    others = {name: value for name, value in explicit.items() if name.startswith("NRL_")}
+    return ProfileRequest.load(None, {**others, **asks}, asked.overrides)
+
+
+def _carried(request: ProfileRequest, explicit: dict[str, str], settings: Settings) -> dict[str, str]:
+    """The checked request as one variable, and every other way to ask closed: the job gets what was shown here."""
+    closed = {name: "" for name in REQUEST_VARIABLES if settings.values.get(name)}
+    for name in list(explicit):
+        if name.startswith("NRL_") and ("PROFILE" in name or "NSYS" in name):
+            del explicit[name]
+    if not request.captures:
+        return closed
+    return {**closed, "RLPROF_REQUEST_JSON": request.to_json()}
+
+
+def _argv(words: tuple[str, ...], site: Site) -> tuple[str, ...]:
+    named = sbatch_options.names_of([*site.sbatch_args, *words])
+    name = [] if named & {"-J", "--job-name"} or "SBATCH_JOB_NAME" in site.sbatch_env else ["--job-name=rlprof"]
+    return ("sbatch", "--parsable", "--export=ALL", *name, *site.sbatch_args, *words, str(home() / "ray.sub"))
+
+
+def _left_behind(env: Mapping[str, str], job_env: Mapping[str, str]) -> Iterator[str]:
+    """Variables of this shell that a person may believe to count."""
+    ways = {*read_knobs(), *_OFTEN_MEANT} - {"RLPROF_HOME", "RLPROF_SITE_ENV", "RLPROF_VENV"}
+    names = sorted(name for name in env if (name in ways or name.startswith(("NRL_", "SBATCH_"))) and env[name] and name not in job_env)
+    if names:
+        yield f"set in this shell and not given to the job: {', '.join(names)} (--set NAME gives one)"
+
+
+def in_trainers_words(framework: str, request: ProfileRequest, command: str) -> tuple[str, list[str]]:
+    """`command` with the trainer's own settings for `request`: exports before it, or Hydra overrides after it.
+
+    Gives the line and remarks: what the trainer cannot do, what to know. Raises UsageError without a command.
+    """
+    from rlprof_ops import frameworks
+
+    if not command:
+        raise UsageError(f"--framework {framework} adds the trainer's settings to its command; give it after `--`")
+    dialect = frameworks.get(framework)
+    rendered = dialect.render(request, "env" if "env" in dialect.formats else "hydra")
+    words = shlex.split(rendered.text.replace("\\\n", " "), comments=True)
+    remarks = [f"{dialect.title} cannot do this: {loss}" for loss in rendered.losses]
+    if "env" in dialect.formats:
+        exports = [word for word in words if word.startswith("NRL_")]
+        line = "".join(f"export {name}={shlex.quote(value)}\n" for name, _, value in (word.partition("=") for word in exports))
+        return line + command, remarks
+    return (f"{command} {shlex.join(words)}" if words else command), remarks
+
+
+# ---- sending ---------------------------------------------------------------------------------------------------
+
+
+def send(submission: Submission, cwd: Path, env: Mapping[str, str]) -> str:
+    """Run sbatch; the job's id. Raises RlprofError with sbatch's own words, and the option it may have meant."""
+    if not (home() / "ray.sub").is_file():
+        raise RlprofError(f"{home()}/ray.sub does not exist; set RLPROF_HOME to the folder that holds it")
+    done = slurm.run(submission.argv, env=submission.env, timeout_s=120)
+    if done.returncode:
+        raise _refused(done.stderr.strip())
+    lines = [line for line in done.stdout.splitlines() if re.match(r"\d+(;|$)", line.strip())]
+    if not lines:
+        raise RlprofError(f"sbatch said no job id: {(done.stdout + done.stderr).strip()}")
+    job = lines[-1].strip().partition(";")[0]
+    write_record(submission, job, cwd)
+    remember(Remembered(job, str(submission.run_folder(job)), _job_name(submission), time.time_ns()), env)
+    return job
+
+
+def _refused(said: str) -> RlprofError:
+    unknown = re.search(r"unrecognized option '?(--[\w-]+)", said)
+    if unknown is None:
+        return RlprofError(f"sbatch refused the job: {said}")
+    near = sbatch_options.nearest(unknown[1], ())
+    return UsageError(f"sbatch refused the job: {said}" + (f"\nDid you mean {near}?" if near else ""))
+
+
+def _job_name(submission: Submission) -> str:
+    words = submission.argv
+    for index, word in enumerate(words):
+        if word.startswith("--job-name="):
+            return word.partition("=")[2]
+        if word in ("-J", "--job-name") and index + 1 < len(words):
+            return words[index + 1]
+    return submission.env.get("SBATCH_JOB_NAME", "rlprof")
+
+
+def write_record(submission: Submission, job: str, cwd: Path) -> None:
+    """What `rlprof retry` needs, beside the job's token, readable by the user alone. No secret that has a name is in it."""
+    asked = submission.asked
+    kept = {name: value for name, value in submission.explicit.items() if not is_secret_name(name) and name not in asked.from_shell}
+    record: dict[str, Any] = {
+        "schema": 1, "job": job, "sbatch": list(asked.sbatch), "command": asked.command, "knobs": kept,
+        "from_shell": sorted(asked.from_shell | {name for name in submission.explicit if is_secret_name(name)}),
+        "framework": asked.framework, "cwd": str(cwd), "retry_of": asked.retry_of,
+    }  # fmt: skip
+    folder = submission.run_folder(job)
+    with contextlib.suppress(OSError):  # a folder that only compute nodes can write; the job makes it too
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        secrets = folder / ".secrets"
+        secrets.mkdir(mode=0o700, exist_ok=True)
+        temporary = secrets / f".{RECORD}.{os.getpid()}"
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(json.dumps(record, indent=1) + "\n")
+        os.replace(temporary, secrets / RECORD)
+
+
+def read_record(folder: Path, env: Mapping[str, str]) -> Asked | None:
+    """How the job of a run folder was submitted; None when not by `rlprof submit`, or by somebody else.
+
+    Variables that came from a shell are taken from `env` now. Raises UsageError naming those that are not set.
+    """
+    try:
+        data = json.loads((folder / ".secrets" / RECORD).read_bytes())
+        knobs, names = dict(data["knobs"]), list(data["from_shell"])
+        asked = Asked(tuple(data["sbatch"]), data["command"], knobs, frozenset(names), framework=data["framework"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    missing = [name for name in names if name not in env]
+    if missing:
+        raise UsageError(f"the job was given {', '.join(missing)} from the shell; set {'it' if len(missing) == 1 else 'them'} here too")
+    return replace(asked, knobs={**knobs, **{name: env[name] for name in names}})

@@ -1,0 +1,62 @@
+"""Which run folder belongs to which job, kept in the user's own state folder: Slurm forgets jobs after minutes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_KEPT = 1000
+_MOST_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """One submitted job. `run` is its run folder, which may not exist yet; times are UTC nanoseconds."""
+
+    job: str
+    run: str
+    name: str
+    submitted_ns: int
+
+
+def path(env: Mapping[str, str] | None = None) -> Path:
+    """`$XDG_STATE_HOME/rlprof/jobs.jsonl`, or below ~/.local/state."""
+    env = os.environ if env is None else env
+    state = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    return Path(state) / "rlprof" / "jobs.jsonl"
+
+
+def remember(entry: Remembered, env: Mapping[str, str] | None = None) -> None:
+    """Append, and cut the file at its last thousand jobs. A home that cannot be written is no error."""
+    file = path(env)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lines = [json.dumps(asdict(known)) + "\n" for known in recall(env)][-_KEPT + 1 :]
+        temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+            out.writelines([*lines, json.dumps(asdict(entry)) + "\n"])
+        os.replace(temporary, file)
+
+
+def recall(env: Mapping[str, str] | None = None) -> list[Remembered]:
+    """All that are remembered, oldest first; lines that make no sense are left out."""
+    try:
+        with open(path(env), encoding="utf-8", errors="replace") as file:
+            lines = file.read(_MOST_BYTES).splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            row = json.loads(line)
+            found.append(Remembered(str(row["job"]), str(row["run"]), str(row["name"]), int(row["submitted_ns"])))
+    return found
+
+
+def folders(job: str, env: Mapping[str, str] | None = None) -> list[Path]:
+    """The run folders of a job id, newest first: another cluster may have had the same number."""
+    return [Path(known.run) for known in reversed(recall(env)) if known.job == job]

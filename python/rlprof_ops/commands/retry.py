@@ -1,0 +1,54 @@
+"""`rlprof retry`: the same job again, for the captures that are missing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import click
+
+from rlprof_ops.commands._jobs import complete
+from rlprof_ops.commands._sbatch_command import RetryCommand, forwarded_options, words_of
+
+
+@click.command(cls=RetryCommand, options_metavar="JOB [OPTIONS] [ANY SBATCH OPTION] [-- COMMAND ...]")
+@click.argument("job", shell_complete=complete, metavar="")
+@forwarded_options
+@click.option("--set", "settings", metavar="NAME[=VALUE]", multiple=True, help="A knob or any variable for the job, over what it had.")
+@click.option("--dry-run", is_flag=True, help="Show the sbatch line and its environment, and submit nothing.")
+@click.option("--wait", is_flag=True, help="Follow the job to its end, as rlprof submit does.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, the rest on stderr.")
+@click.pass_context
+def command(ctx: click.Context, job: str, settings: tuple[str, ...], dry_run: bool, wait: bool, as_json: bool) -> None:
+    """Submit JOB again, asking only for the captures that did not end in a whole report.
+
+    Flags of sbatch and a COMMAND given here come after, or instead of, those it had. Nothing to do ends with 0.
+
+    Example: rlprof retry 4711 --time=2:00:00 --wait
+    """
+    from rlprof_ops.cluster import retry, submit
+    from rlprof_ops.cluster.find import find
+    from rlprof_ops.collect.manifest import Manifest
+    from rlprof_ops.commands import _submitting
+    from rlprof_ops.errors import RlprofError
+
+    known = find(job)
+    if known.run is None:
+        raise RlprofError(f"job {known.id} has no run folder, so there is no manifest of it: nothing to retry")
+    manifest = Manifest.load(known.run)
+    request = retry.missing_request(manifest, retry.request_of(known.run))
+    if not request:
+        click.echo(f"job {known.id}: no capture is missing")
+        return
+    asked, notes = retry.asked_again(known.run, os.environ)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    knobs, from_shell = submit.parse_settings(settings, os.environ)
+    words = words_of(ctx)
+    asked = replace(
+        asked, sbatch=(*asked.sbatch, *words.sbatch), knobs={**asked.knobs, **knobs}, request=request, retry_of=known.id,
+        from_shell=(asked.from_shell - set(knobs)) | from_shell, overrides={},
+        command=submit.command_line(words.command) if words.command else asked.command,
+    )  # fmt: skip
+    world = ",".join(f"{name}={ranks}" for name, ranks in manifest.world.items()) or None
+    _submitting.go(asked, retry.home_of(known.run), _submitting.Wishes(world, dry_run, wait, as_json))

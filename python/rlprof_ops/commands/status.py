@@ -1,0 +1,34 @@
+"""`rlprof status`: how a job stands."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from rlprof_ops.commands._jobs import job_argument
+
+
+@click.command()
+@job_argument
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def command(job: str, as_json: bool) -> None:
+    """Print where JOB (a job id or a run folder) stands: nodes up, step, captures done of planned, how it ended.
+
+    Ends with 0 while the job goes on or when all is well, 1 when it failed, 3 when a planned report is missing.
+
+    Example: rlprof status 4711
+    """
+    from rlprof_ops.cluster.find import find
+    from rlprof_ops.cluster.follow import rows
+    from rlprof_ops.cluster.status import look
+
+    view = look(find(job))
+    if as_json:
+        click.echo(json.dumps(view.to_dict()))
+    else:
+        click.echo(f"job {view.job}")
+        for name, value in rows(view):
+            click.echo(f"  {name:<10}  {value}")
+    sys.exit(view.exit_status())

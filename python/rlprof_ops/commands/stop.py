@@ -1,0 +1,33 @@
+"""`rlprof stop`: ends a job in order, with its reports brought home."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from rlprof_ops.commands._jobs import job_argument
+
+
+@click.command()
+@job_argument
+@click.option("--patience", default=300.0, show_default=True, metavar="SECONDS", help="Time to drain and harvest; then the job is cancelled.")
+def command(job: str, patience: float) -> None:
+    """Tell JOB to drain, wait until it has ended, and cancel it when it does not; then print its captures.
+
+    Ends with 0, or with 3 when a planned report is missing.
+
+    Example: rlprof stop 4711
+    """
+    from rlprof_ops.cluster.find import find
+    from rlprof_ops.cluster.stop import stop
+    from rlprof_ops.commands._waiting import show_end
+    from rlprof_ops.errors import EXIT_INCOMPLETE
+
+    known = find(job)
+    how = stop(known, patience, click.echo)
+    if how == "cancelled":
+        return
+    after = find(str(known.run) if known.run else job)
+    if show_end(after.run) is False:
+        sys.exit(EXIT_INCOMPLETE)

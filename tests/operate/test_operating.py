@@ -1,0 +1,290 @@
+"""`ps`, `status`, `logs`, `attach`, `dashboard`, `stop`, `retry` against a fake Slurm and run folders written by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.cluster import logs, slurm
+from rlprof_ops.cluster.find import find
+from rlprof_ops.cluster.follow import Lines, follow
+from rlprof_ops.cluster.stop import stop
+from rlprof_ops.errors import UsageError
+from rlprof_ops.request import ProfileRequest
+from tests.operate.test_submit import run, sent
+
+CLOSED = {"event": "closed", "steps": [3, 5], "size_bytes": 1, "path": "p", "partial": False}
+OPEN = {"event": "opened", "steps": [7, 8]}
+
+
+def status(capsys, job: str = "4711") -> dict[str, object]:
+    capsys.readouterr()
+    run("status", job, "--json")
+    return json.loads(capsys.readouterr().out)
+
+
+def test_what_scontrol_says_is_read_with_spaces_and_equals_signs(fake):
+    fake.show("4711", "FAILED", ExitCode="7:0", WorkDir="/a b/c=d", JobName="x JobState=RUNNING Restarts=9", Command="/x y/ray.sub")
+    job = slurm.show("4711.r2")
+    assert job is not None
+    assert (job.id, job.name, job.state, job.work_dir, job.exit_code) == ("4711", "x JobState=RUNNING Restarts=9", "FAILED", "/a b/c=d", 7)
+    assert job.restarts == 0 and job.is_ours and job.ended
+
+
+@pytest.mark.parametrize(("state", "said", "code"), [
+    ("COMPLETED", "0:0", 0), ("FAILED", "7:0", 7), ("FAILED", "0:15", 143), ("CANCELLED", "0:0", 143), ("TIMEOUT", "0:0", 140),
+    ("NODE_FAIL", "0:0", 1), ("RUNNING", "0:0", None),
+])  # fmt: skip
+def test_the_exit_code_is_a_shells_and_a_failure_is_never_0(fake, state, said, code):
+    fake.show("4711", state, ExitCode=said)
+    assert slurm.show("4711").exit_code == code
+
+
+def test_a_jobs_way_from_the_queue_to_its_end(fake, run_folder, capsys):
+    fake.show("4711", "PENDING", Reason="Priority")
+    assert status(capsys)["state"] == "waiting"
+    fake.show("4711", "RUNNING")
+    assert status(capsys)["state"] == "starting"
+    run_folder.record()
+    (run_folder.path / "logs" / "head.log").write_text("[rlprof +  1.00s n1] 1 of 2 nodes are up\n[rlprof +  2.00s n1] 2 of 2 nodes are up\n")
+    run_folder.worker(0, CLOSED, OPEN, last_step=7)
+    view = status(capsys)
+    assert (view["state"], view["nodes_up"], view["step"]) == ("running", 2, 7)
+    assert view["captures"] == {"planned": 4, "done": 1, "open": 1, "failed": 0, "missing": 0}
+    run_folder.record(cause="driver_exit", exit_code=7)
+    assert status(capsys)["state"] == "ending"
+    fake.show("4711", "FAILED", ExitCode="7:0")
+    run_folder.manifest(("policy_worker", 0, 3, 5, "ok"), ("policy_worker", 0, 7, 8, "missing"))
+    view = status(capsys)
+    assert (view["state"], view["exit_code"], view["complete"]) == ("ended", 7, False)
+
+
+@pytest.mark.parametrize(("exit_code", "last", "code"), [(0, "ok", 0), (7, "ok", 1), (0, "missing", 3), (7, "missing", 3)])
+def test_status_ends_as_documented(fake, run_folder, exit_code, last, code):
+    run_folder.record(cause="driver_exit", exit_code=exit_code)
+    run_folder.manifest(("policy_worker", 0, 3, 5, "ok"), ("policy_worker", 0, 7, 8, last))
+    assert run("status", "4711") == code
+
+
+def test_a_job_is_found_without_slurm_and_from_any_folder(fake, run_folder, monkeypatch, tmp_path, capsys):
+    run_folder.record(cause="driver_exit", exit_code=0)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin" if not Path("/usr/bin/scontrol").exists() else "/nowhere")
+    monkeypatch.chdir("/")
+    assert run("status", str(run_folder.path)) == 0
+    assert run("status", "4711") == 2
+    assert "no run folder for job 4711" in capsys.readouterr().err
+    site = tmp_path / "site.env"
+    site.write_text(f"BASE_LOG_DIR={run_folder.path.parent}\n")
+    monkeypatch.setenv("RLPROF_SITE_ENV", str(site))
+    assert run("status", "4711") == 0
+
+
+def test_a_job_id_is_found_by_what_slurm_knows(fake, run_folder, monkeypatch):
+    run_folder.record()
+    fake.show("4711", "RUNNING", WorkDir=str(run_folder.path.parent))
+    monkeypatch.chdir("/")
+    assert find("4711").run == run_folder.path
+
+
+def test_ps_lists_ours_alone(fake, run_folder, capsys):
+    run_folder.record()
+    run_folder.worker(0, CLOSED, last_step=5)
+    row = ["4711", "RUNNING", "1:02", "4:00:00", "2", "n[1-2]", "None", "a|name", "/w", "/opt/rlprof/ray.sub"]
+    other = ["4712", "RUNNING", "1:02", "4:00:00", "2", "n[1-2]", "None", "other", "/w", "/home/ann/train.sh"]
+    (fake.folder / "queue").write_text("\x1f".join(row) + "\n" + "\x1f".join(other) + "\n")
+    assert run("ps") == 0
+    out = capsys.readouterr().out
+    assert "4711" in out and "a|name" in out and "1 of 4 captures" in out
+    assert "4712" not in out
+    assert run("ps", "--json") == 0
+    assert [view["job"] for view in json.loads(capsys.readouterr().out)] == ["4711"]
+
+
+@pytest.mark.parametrize(("text", "lines", "expected"), [
+    (b"a\nb\nc\n", 2, b"b\nc\n"), (b"a\nb\nc", 2, b"b\nc"), (b"a\n", 5, b"a\n"), (b"", 3, b""), (b"\n\n", 1, b"\n"), (b"a\nb\n", 0, b""),
+    (b"x" * 200_000 + b"\nlast\n", 1, b"last\n"),
+])  # fmt: skip
+def test_the_last_lines_of_a_log(text, lines, expected):
+    file = io.BytesIO(text)
+    file.seek(logs.start_of(file, lines))
+    assert file.read() == expected
+
+
+def test_logs_follow_a_file_that_comes_late_and_grows(tmp_path, monkeypatch):
+    path, said, clock = tmp_path / "driver.log", [], [0.0]
+    turns = iter(["", "one\n", "two\n", "", "end\n", "", "", ""])
+
+    def sleep(seconds: float) -> None:
+        clock[0] += 3
+        text = next(turns, "")
+        if text:
+            with open(path, "a") as file:
+                file.write(text)
+
+    looks = iter([(None, False), (None, False), (path, False), (path, False), (path, False), (path, True)])
+    source = logs.Source("4711", "driver")
+    monkeypatch.setattr(logs.Source, "look", lambda self: next(looks))
+    logs.follow(source, said.append, sleep=sleep, clock=lambda: clock[0])
+    assert b"".join(said) == b"one\ntwo\nend\n"
+
+
+def test_logs_of_a_node_and_of_the_driver(fake, run_folder, capfdbinary):
+    run_folder.record()
+    for name in ("driver", "head", "n2"):
+        (run_folder.path / "logs" / f"{name}.log").write_text(f"{name} 1\n{name} 2\n")
+    assert run("logs", "4711") == 0
+    assert run("logs", "4711", "--node", "0", "-n", "1") == 0
+    assert run("logs", str(run_folder.path), "--node", "n2") == 0
+    assert capfdbinary.readouterr().out == b"driver 1\ndriver 2\nhead 2\nn2 1\nn2 2\n"
+    assert run("logs", "4711", "--node", "n7") == 2
+    assert b"--node n7: the job has n1, n2, and 0 is the head. Did you mean 'n2'?" in capfdbinary.readouterr().err
+
+
+def test_stop_drains_and_does_not_cancel_what_ends_by_itself(fake, run_folder, capsys):
+    run_folder.record(cause="signal", exit_code=None)
+    run_folder.manifest(("policy_worker", 0, 3, 5, "ok"))
+    fake.show("4711", "RUNNING")
+    fake.after_scancel("4711", "FAILED", ExitCode="143:0")
+    assert run("stop", "4711") == 0
+    assert fake.called("scancel") == [["scancel", "--signal=TERM", "4711.0"]]
+    assert "1 capture planned: 1 ok" in capsys.readouterr().out
+
+
+def test_stop_cancels_what_does_not_end_and_what_has_not_begun(fake, run_folder):
+    said: list[str] = []
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += 10
+        if clock[0] > 100:
+            fake.show("4711", "CANCELLED")
+
+    fake.show("4711", "RUNNING")
+    assert stop(find("4711"), 60, said.append, sleep, lambda: clock[0]) == "killed"
+    assert fake.called("scancel") == [["scancel", "--signal=TERM", "4711.0"], ["scancel", "4711"]]
+    assert any("has not ended within 60 s" in line for line in said)
+    fake.show("4711", "PENDING")
+    assert stop(find("4711"), 60, said.append) == "cancelled"
+    assert fake.called("scancel")[-1] == ["scancel", "4711"]
+    fake.show("4711", "COMPLETED")
+    assert stop(find("4711"), 60, said.append) == "ended"
+
+
+def test_stop_of_a_forgotten_job_says_so(fake, run_folder, capsys):
+    run_folder.record(cause="driver_exit", exit_code=0)
+    assert run("stop", "4711") == 2
+    assert "is not known to Slurm any more" in capsys.readouterr().err
+
+
+def test_retry_asks_for_what_is_missing_with_the_flags_of_the_first(fake, run_folder, capsys):
+    assert run("submit", "-N", "2", "--gres=gpu:8", "--steps", "3:5,7", "--workers", "policy_worker", "--", "python", "a b.py") == 0
+    run_folder.record(cause="driver_exit", exit_code=1)
+    run_folder.manifest(
+        ("policy_worker", 0, 3, 5, "ok"), ("policy_worker", 1, 3, 5, "missing"),
+        ("policy_worker", 0, 7, 8, "truncated"), ("policy_worker", 1, 7, 8, "recovered"), ("policy_worker", 2, 7, 8, "empty"),
+    )  # fmt: skip
+    (fake.folder / "calls.jsonl").unlink()
+    assert run("retry", "4711", "--time=1:00:00") == 0
+    argv, env = sent(fake)
+
+    assert argv[4:-1] == ["-N", "2", "--gres=gpu:8", "--time=1:00:00"]
+    assert env["COMMAND"] == "python 'a b.py'"
+    asked = [(spec.ranks, str(spec.steps), spec.options) for spec in ProfileRequest.load(env=env).captures]
+    assert sorted(asked) == [((0, 2), "7", {"t": "nvtx"}), ((1,), "3:5", {"t": "nvtx"})]
+
+
+def test_retry_of_a_whole_job_and_of_one_without_a_folder(fake, run_folder, capsys):
+    run_folder.record(cause="driver_exit", exit_code=0)
+    run_folder.manifest(("policy_worker", 0, 3, 5, "ok"))
+    assert run("retry", "4711") == 0
+    assert "no capture is missing" in capsys.readouterr().out
+    assert fake.called("sbatch") == []
+    fake.show("5", "PENDING")
+    assert run("retry", "5") == 1
+
+
+def test_retry_of_a_job_that_sbatch_started(fake, run_folder, capsys):
+    (run_folder.path / ".secrets" / "attach.env").write_text("export CONTAINER='my image'\nexport RLPROF_NODE_ROOT=/tmp\nexport RLPROF_DRAIN_SECONDS=30\n")
+    run_folder.record(cause="driver_exit", exit_code=1)
+    run_folder.manifest(("policy_worker", 0, 7, 8, "missing"))
+    assert run("retry", "4711") == 0
+    argv, env = sent(fake)
+    assert argv[4:-1] == ["--nodes=2"]
+    assert (env["CONTAINER"], env["RLPROF_DRAIN_SECONDS"], env["COMMAND"]) == ("my image", "30", "python train.py")
+    assert "RLPROF_NODE_ROOT" not in env
+    assert "was not submitted by `rlprof submit`" in capsys.readouterr().err
+    (run_folder.path / ".secrets" / "submit.json").unlink()  # the fake gives every job the same number
+    run_folder.record(cause="driver_exit", exit_code=1, command="TOKEN=*** python train.py")
+    assert run("retry", "4711") == 1
+    assert "give the command again after `--`" in capsys.readouterr().err
+
+
+def test_attach_leads_into_the_container_of_the_job(fake, run_folder, tmp_path):
+    """The srun line, word for word, through the real scripts/attach.sh with an srun that shows its arguments."""
+    (fake.folder / "queue").write_text("n[1-2]\n")
+    (fake.folder / "bin" / "scontrol").write_text('#!/bin/sh\n[ "$1 $2" = "show hostnames" ] && printf "n1\\nn2\\n"\n')
+    srun = fake.folder / "bin" / "srun"
+    srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    srun.chmod(0o755)
+    from rlprof_ops.cluster.attach import into, node_and_command
+    from rlprof_ops.cluster.find import Job
+
+    file = run_folder.path / ".secrets" / "attach.env"
+    tail = ["bash", "-c", 'source "$0" && if [[ -n $1 ]]; then exec bash -c "$1"; else exec bash -i; fi', str(file), "nvidia-smi 'a b'"]
+    start = ["--jobid=4711", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=n2", "--mpi=none"]
+    apptainer = ["apptainer", "exec", "--nv", "--bind", f"/d:/d,/opt/r:/opt/r,{run_folder.path}:{run_folder.path}", "i.sif"]
+    node, argv = node_and_command(["1", "--", "nvidia-smi", "a b"])
+    for variables, middle in (
+        ("export CONTAINER=", []),
+        ("export CONTAINER=img", ["--container-name=rlprof-4711.r1"]),
+        ("export CONTAINER=i.sif RLPROF_CONTAINER_RUNTIME=apptainer MOUNTS=/d:/d RLPROF_APPTAINER_ARGS=--nv RLPROF_HOME=/opt/r", apptainer),
+    ):
+        file.write_text(f"export RLPROF_JOB=4711.r1\n{variables}\n")
+        line, env = into(Job("4711.r1", run_folder.path, None), node, argv, os.environ)
+        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL)
+        assert done.stdout.splitlines() == [*start, *middle, *tail]
+    with pytest.raises(UsageError, match="a command goes after `--`"):
+        node_and_command(["n1", "nvidia-smi"])
+
+
+def test_the_dashboard_is_found_in_what_ray_said(fake, run_folder, capsys):
+    run_folder.record()
+    assert run("dashboard", "4711") == 1
+    (run_folder.path / ".secrets" / "attach.env").write_text("export RLPROF_DASHBOARD=0\n")
+    assert run("dashboard", "4711") == 2
+    assert "--set RLPROF_DASHBOARD=1" in capsys.readouterr().err
+    (run_folder.path / "logs" / "n1").mkdir()
+    (run_folder.path / "logs" / "n1" / "ray_start.log").write_text("To monitor and debug Ray, view the dashboard at \n    \x1b[1m127.0.0.1:33271\x1b[22m\n")
+    assert run("dashboard", "4711", "--port", "9000") == 0
+    assert "ssh -N -L 127.0.0.1:9000:127.0.0.1:33271 n1" in capsys.readouterr().out
+    run_folder.record(head="n1; rm -rf /")
+    assert run("dashboard", "4711") == 1
+
+
+def test_following_says_each_change_once_and_ends_with_the_job(fake, run_folder):
+    said: list[str] = []
+    steps = iter([lambda: run_folder.record(), lambda: None, lambda: run_folder.record(cause="driver_exit", exit_code=7),
+                  lambda: fake.show("4711", "FAILED", ExitCode="7:0")])  # fmt: skip
+    fake.show("4711", "PENDING", Reason="Resources")
+    turns = [lambda: fake.show("4711", "RUNNING"), *steps]
+    view = follow("4711", run_folder.path, Lines(said.append), sleep=lambda seconds: turns.pop(0)())
+    assert (view.exit_code, view.over) == (7, True)
+    assert [line.split(": ", 1)[1].split(",")[0] for line in said] == [
+        "waiting in Slurm's queue (Resources)", "starting", "running", "ending", "ended with exit code 7",
+    ]  # fmt: skip
+
+
+def test_the_next_run_of_a_requeued_job_is_followed(fake, run_folder):
+    fake.show("4711", "RUNNING", Restarts="1")
+    run_folder.record()
+    from rlprof_ops.cluster.follow import current
+
+    assert current("4711", run_folder.path).id == "4711.r1"
+    second = run_folder.path.with_name("4711.r1-logs")
+    second.mkdir()
+    assert current("4711", run_folder.path).run == second
