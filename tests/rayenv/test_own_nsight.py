@@ -81,6 +81,23 @@ def test_a_wrong_option_is_one_clear_error(node, options):
     assert "exit code 1: unrecognised option '--bogus=1'" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"preset": "verll"}, "unknown nsys preset 'verll': there are nemo_rl, verl, rlinf; did you mean 'verl'?"),
+        ({"t": "nvtx", "trace": "cuda"}, "the nsys options 't' and 'trace' are the same one; keep one"),
+        ({"capture-range": "hotkey"}, "capture-range 'hotkey': allowed are cudaProfilerApi, nvtx, none"),
+    ],
+)
+def test_options_that_make_no_command_are_one_clear_error(node, options, said):
+    node(options=options, on_error="fail")
+
+    with pytest.raises(RuntimeError) as caught:
+        asyncio.run(set_up(RlprofPlugin(), 2))
+
+    assert str(caught.value).startswith(f"rlprof: node n1, worker 'policy_worker' rank 2: {said}")
+
+
 def test_or_the_worker_starts_unprofiled_and_knows_why(node):
     node(options={"bogus": "1"}, on_error="continue")
 

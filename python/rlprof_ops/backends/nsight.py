@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from rlprof_ops.backends.base import OK, TRUNCATED, Backend, Check, check_not_empty
+from rlprof_ops.backends.nsight_presets import LONG as _SAME
+from rlprof_ops.backends.nsight_presets import resolve
 from rlprof_ops.errors import UsageError
 
 SUFFIX = ".nsys-rep"
@@ -30,7 +32,6 @@ START_OPTIONS = frozenset(
 OURS = frozenset(
     ["o", "output", "c", "capture-range", "capture-range-end", "session", "session-new", "kill", "d", "duration", "y", "delay", "Y", "start-later", "duration-frames", "start-frame-index"]
 )
-_SAME = {"t": "trace", "s": "sample", "b": "backtrace", "x": "stop-on-exit", "f": "force-overwrite", "w": "show-output"}
 
 
 class NsightSpec(Protocol):
@@ -70,10 +71,11 @@ def has_gpu() -> bool:
 def split_options(spec: NsightSpec | None) -> SplitOptions:
     """Deal the options and flags of `spec` to `nsys launch` and `nsys start`, with defaults for what it leaves open.
 
-    An option in neither list goes to `nsys launch`, whose own message then names it.
+    An option in neither list goes to `nsys launch`, whose own message then names it. Raises `UsageError` for options
+    that contradict each other.
     """
-    options = dict(spec.options) if spec else {}
     flags = tuple(spec.flags) if spec else ()
+    options = resolve(spec.options, flags) if spec else {}
     named = {_SAME.get(name, name) for name in [*options, *flags]}
     launch: list[str] = []
     start: list[str] = []
@@ -123,7 +125,7 @@ def profile_words(spec: NsightSpec, windows: int | None) -> list[str]:
     more than one need `repeat` (nsys user guide, --capture-range-end).
     """
     opened_by = capture_range(spec)
-    options = {name: str(value) for name, value in spec.options.items() if name not in OURS}
+    options = {name: value for name, value in resolve(spec.options, tuple(spec.flags)).items() if name not in OURS}
     named = {_SAME.get(name, name) for name in [*options, *spec.flags]}
     words = [] if "trace" in named else ["-t", "cuda,nvtx" if has_gpu() else "nvtx"]
     words += [f"--{name}=none" for name in ("sample", "cpuctxsw") if name not in named]

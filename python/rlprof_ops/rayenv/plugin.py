@@ -15,6 +15,7 @@ import sys
 import weakref
 from typing import Any
 
+from rlprof_ops.errors import UsageError
 from rlprof_ops.rayenv import KEY, PRIORITY
 from rlprof_ops.rayenv.trial import Trials
 from rlprof_ops.rayenv.wrap import WrapError, wrap_context
@@ -68,6 +69,8 @@ class RlprofPlugin(RuntimeEnvPlugin):
                 wrap = await own_rocprof.prepare(wanted["rocprof_sys"], worker, rank, context, self._trials, logger)
                 if wrap is not None:
                     self._rocprof[context] = wrap
+        except UsageError as error:  # options that make no command line
+            self._refused[context] = f"node {_node()}, worker {worker!r} rank {rank}: {error}"
         except RuntimeError:
             raise
         except Exception as error:
