@@ -182,3 +182,13 @@ def test_overview_stays_small_with_many_ranks(tmp_path: Path, monkeypatch: pytes
     make(make_run(tmp_path, ranks=20, kernels=200), jobs=1, cache=False)
     _, slices, _ = decode((tmp_path / OVERVIEW).read_bytes())
     assert sum(map(len, slices.values())) < 4000 + 21 * 3
+
+
+@pytest.mark.parametrize("where", ["before", "behind", "nowhere"])
+def test_base_time_is_found_wherever_it_stands(tmp_path: Path, where: str) -> None:
+    events = json.dumps([kernel("k", float(i), 0.5, x="y" * 100) for i in range(6000)])
+    before = f'"baseTimeNanoseconds": {BASE_NS}, ' if where == "before" else ""
+    behind = f', "baseTimeNanoseconds": {BASE_NS}' if where == "behind" else ""
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(f'{{{before}"traceEvents": {events}{behind}}}'.encode()))
+    assert archive.base_ns(path) == (0 if where == "nowhere" else BASE_NS)

@@ -48,8 +48,7 @@ if len(sys.argv) < 3:
 ZIP = """
 import sys
 from pathlib import Path
-from rlprof_ops.analyze.timeline.archive import Member, write_archive
-from rlprof_ops.analyze.timeline.make import base_ns
+from rlprof_ops.analyze.timeline.archive import Member, base_ns, write_archive
 files = [Path(p) for p in sys.argv[2:]]
 members = [Member(f"{i:04d}_policy_worker_rank{i}.json", f"n0/policy_worker/{i}", base_ns(p), p) for i, p in enumerate(files)]
 assert not write_archive(Path(sys.argv[1]), members, {}, lambda _: True)

@@ -23,8 +23,9 @@ _GZIP_WINDOW = 31  # zlib's code for "a gzip header, 32 KiB window"
 class Inflated:
     """Iterates over the plain bytes of a file, gzip or not; after the end `.truncated` says what was missing."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, piece_bytes: int | None = None) -> None:
         self.path = path
+        self.piece_bytes = piece_bytes or PIECE_BYTES
         self.truncated = ""
 
     def __iter__(self) -> Iterator[bytes]:
@@ -34,7 +35,7 @@ class Inflated:
             yield from self._members(file) if magic == _GZIP_MAGIC else self._plain(file)
 
     def _plain(self, file: BinaryIO) -> Iterator[bytes]:
-        while piece := file.read(PIECE_BYTES):
+        while piece := file.read(self.piece_bytes):
             yield piece
 
     def _members(self, file: BinaryIO) -> Iterator[bytes]:
@@ -42,7 +43,7 @@ class Inflated:
         inflater: Any = _zlib.decompressobj(_GZIP_WINDOW)
         while True:
             try:
-                piece = inflater.decompress(pending, PIECE_BYTES)
+                piece = inflater.decompress(pending, self.piece_bytes)
             except _ERRORS as error:
                 self.truncated = f"the gzip stream is damaged near byte {file.tell()} ({error})"
                 return
@@ -57,7 +58,7 @@ class Inflated:
                     return
                 inflater = _zlib.decompressobj(_GZIP_WINDOW)
             elif not pending:
-                if len(piece) == PIECE_BYTES:
+                if len(piece) == self.piece_bytes:
                     continue  # output limit reached: the inflater may hold more without new input
                 pending = file.read(_READ_BYTES)
                 if not pending:

@@ -22,7 +22,9 @@ _LIMIT = (1 << 32) - 1  # ZIP without its 64-bit extension, which Perfetto does 
 _COPY_BYTES = 4 << 20
 _MAY_WRAP_BYTES = 32 << 20  # from here on a trace (packed 14 to 20 times, 100 at most) may be larger than 4 GiB
 _DEFLATED = 8
-_PLAUSIBLE_MEMBER = re.compile(rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04][\x00-\x0d\xff]", re.DOTALL)
+_MEMBER = b"\x1f\x8b\x08"
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
+_HEAD_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -163,10 +165,39 @@ def _may_have_members(path: Path, begin: int) -> bool:
         file.seek(begin)
         tail = b""
         while piece := file.read(_COPY_BYTES):
-            if _PLAUSIBLE_MEMBER.search(tail + piece):
-                return True
+            text = tail + piece
+            at = text.find(_MEMBER)
+            while at >= 0:
+                if _plausible(text[at : at + 10]):
+                    return True
+                at = text.find(_MEMBER, at + 1)
             tail = piece[-16:]
     return False
+
+
+def _plausible(head: bytes) -> bool:
+    """Whether ten bytes can be a gzip header: no reserved flag, a known compression level and operating system."""
+    return len(head) < 10 or (head[3] < 32 and head[8] in (0, 2, 4) and (head[9] < 14 or head[9] == 255))
+
+
+def base_ns(path: Path) -> int:
+    """`baseTimeNanoseconds` of a torch trace, 0 where it has none: from its head, or, where it stands behind the events,
+    from the whole of it."""
+    head, rest = b"", iter(Inflated(path, _HEAD_BYTES))
+    for piece in rest:
+        head += piece
+        if len(head) >= _HEAD_BYTES:
+            break
+    begin = head.find(b'"traceEvents"')
+    found = _BASE.search(head[: begin if begin >= 0 else len(head)])
+    tail = head[-64:]
+    while found is None:
+        piece = next(rest, b"")
+        found = _BASE.search(tail + piece) if piece else _BASE.search(head)
+        if not piece:
+            break
+        tail = piece[-64:]
+    return int(found.group(1)) if found else 0
 
 
 def _inflates_to(path: Path, plain: int) -> bool:

@@ -15,14 +15,11 @@ from rlprof_ops.analyze.clocks import Clocks, align, probes_of
 from rlprof_ops.analyze.clocks import Member as ClockMember
 from rlprof_ops.analyze.engine import default_workers
 from rlprof_ops.analyze.identity import Report, find_reports, read_json
-from rlprof_ops.analyze.readers.chrome_events import ChromeEvents
-from rlprof_ops.analyze.readers.errors import UnreadableReport
 from rlprof_ops.analyze.summary import Unread
 from rlprof_ops.analyze.timeline import archive, legacy, overview
 from rlprof_ops.errors import RlprofError
 
 OVERVIEW, RANKS, LEGACY = "timeline.overview.pftrace", "timeline.ranks.zip", "timeline.legacy.json.gz"
-_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
 
 
 @dataclass(frozen=True)
@@ -97,28 +94,8 @@ def _members(folder: Path, parts: Sequence[overview.Part], clocks: Clocks) -> li
             data = b"".join(overview.encode([part], unaligned, part.label))
             members.append(archive.Member(f"{stem}.pftrace", part.label, shift, data))
         else:
-            members.append(archive.Member(f"{stem}.json", part.label, base_ns(path) + shift, path))
+            members.append(archive.Member(f"{stem}.json", part.label, archive.base_ns(path) + shift, path))
     return members
-
-
-def base_ns(path: Path) -> int:
-    """`baseTimeNanoseconds` of a torch trace: from its header, or, where it stands behind the events, from its end."""
-    stream = ChromeEvents(path)
-    events = iter(stream)
-    try:
-        next(events, None)
-        found = stream.header.get("baseTimeNanoseconds")
-        if isinstance(found, int):
-            return found
-        in_text = _BASE.search(stream.header_text)
-        if in_text:
-            return int(in_text.group(1))
-        for _ in events:
-            pass
-    except UnreadableReport:
-        return 0
-    found = stream.header.get("baseTimeNanoseconds")
-    return found if isinstance(found, int) else 0
 
 
 def _write_pieces(path: Path, pieces: list[bytes]) -> None:

@@ -1,0 +1,65 @@
+"""A job ends with its report: the anatomy agrees with the demo's own clock, the slow rank is named, Ray gives the same."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+from tests.job.jobs import ASKED, DEMO, Job
+
+pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(500)]
+LONG_NS = 20_000_000  # a phase that lasts this long is compared by share; opening a range takes some 0.1 ms of any phase
+
+
+def test_the_report_of_a_job(slurm):
+    pytest.importorskip("msgspec")
+    pytest.importorskip("rich")
+    times = slurm.shared / "demo times.json"
+    command = f"{DEMO} --slow-rank 1 --slow-ms 400 --json {shlex.quote(str(times))}"
+
+    job = Job.submit(slurm, COMMAND=command, RAY_LOG_SYNC_FREQUENCY="2", **ASKED)
+    assert job.wait().exit_code == 0, job.say()
+
+    answer = json.loads((job.run / "report.json").read_text())
+    assert (job.run / "report.html").is_file()
+    agrees_with_the_demo(answer, json.loads(times.read_text()))
+    named = {(answer["ranks"][s["rank"]]["worker"], answer["ranks"][s["rank"]]["rank"], s["phase"]) for s in answer["stragglers"]}
+    assert named == {("policy_worker", 1, "train")}
+    assert answer["coverage"]["planned"] == answer["coverage"]["arrived"] == 6
+
+    again = job.folder / "by ray"
+    report = f"python -m rlprof_ops report {shlex.quote(str(job.run))} --engine ray --no-cache -o {shlex.quote(str(again))}"
+    second = Job.submit(slurm, COMMAND=report)
+    assert second.wait().exit_code == 0, second.say()
+    assert numbers(json.loads((again / "report.json").read_text())) == numbers(answer)
+
+
+def agrees_with_the_demo(answer: dict[str, Any], demo: dict[str, Any]) -> None:
+    """Every phase of every captured step and rank within 2 % of what the demo measured itself."""
+    own: dict[tuple[str, int, int, str], int] = {}
+    for worker in demo["workers"]:
+        for t in worker["times"]:
+            key = (worker["worker"], worker["rank"], t["step"], t["phase"])
+            own[key] = own.get(key, 0) + t["end_ns"] - t["start_ns"]
+    compared = 0
+    for row in answer["anatomy"]:
+        rank = answer["ranks"][row["rank"]]
+        for phase in row["phases"]:
+            truth = own[rank["worker"], rank["rank"], row["step"], answer["phase_names"][phase["phase"]]]
+            if truth >= LONG_NS:
+                assert phase["duration_ns"] == pytest.approx(truth, rel=0.02)
+                compared += 1
+    assert compared >= 9  # generation of one worker and train of two, three steps each
+    assert {(r["step"], answer["ranks"][r["rank"]]["worker"]) for r in answer["anatomy"]} >= {(s, w) for s in (3, 4, 7) for w in ("policy_worker", "generation_worker")}
+
+
+def numbers(answer: dict[str, Any]) -> dict[str, Any]:
+    """All of an answer but when and how fast it was made, and where the run folder is mounted."""
+    kept = {key: value for key, value in answer.items() if key not in ("made_ns", "run")}
+    for report in kept["coverage"]["reports"]:
+        report.pop("seconds", None)
+    return kept
+
+
