@@ -182,6 +182,25 @@ def test_reap_ends_exactly_this_jobs_processes(node, start, tmp_path):
         process.kill()
 
 
+def test_reap_knows_a_process_that_wrote_its_title_over_its_environment_by_its_log(node, start, tmp_path):
+    log = f"open({str(node / 'logs/agent.log')!r}, 'a')"
+    agent = start([sys.executable, "-c", f"import time; log = {log}; time.sleep(60)"], env={"RLPROF_JOB": "", "RLPROF_NODE_DIR": ""})
+    for name in ("RLPROF_JOB", "RLPROF_NODE_DIR"):
+        os.environ.pop(name, None)
+    nameless = subprocess.Popen([sys.executable, "-c", f"import time; log = {log}; print('up', flush=True); time.sleep(60)"], stdout=subprocess.PIPE)
+    reader = subprocess.Popen([sys.executable, "-c", f"import time; log = open({str(node / 'logs/agent.log')!r}); time.sleep(60)"])
+    try:
+        lines_until(nameless, b"up")
+        drain.reap(JOB, node, grace_s=1, say=quiet)
+        assert nameless.wait(5) == -signal.SIGTERM
+        assert (reader.poll(), agent.poll()) == (None, None)  # who only looks, and who says that it is another job's
+    finally:
+        for process in (nameless, reader, agent):
+            process.kill()
+            process.wait()
+        nameless.stdout.close()
+
+
 def test_reap_does_not_end_itself_or_its_parents(node):
     code = ("import sys; from rlprof_ops.collect import drain; phase = drain.reap(sys.argv[1], sys.argv[2], grace_s=0.2, say=print); "
             "print('alive', phase.done)")

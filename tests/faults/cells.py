@@ -102,7 +102,7 @@ CELLS = (
     Cell("scancel step", "scancel of the step that holds the cluster: Slurm kills it outright", "FAILED", 137, reason="step that held the cluster was killed", inject=cancel_step),
     Cell("time limit", "the time limit of two minutes, with 30 s of notice", "FAILED", 140, reason="time limit", args=("--time=2", "--signal=B:USR2@30")),
     Cell("two signals", "notice of the time limit, then scancel at once", "CANCELLED", None, reason="time limit|stopped", inject=two_signals),
-    Cell("node lost", "a node is cut off the power", "NODE_FAIL", None, reason="n2|lost|node", inject=kill_worker_node, gone=("n2",)),
+    Cell("node lost", "a node is cut off the power", "NODE_FAIL", None, reason="n2|lost|node|stopped", inject=kill_worker_node, gone=("n2",)),
     Cell("head lost", "the head node is cut off the power", "NODE_FAIL", None, reason="head node n1|node n1", inject=kill_head_node, gone=("n1",)),
     Cell("Ray's head dies", "the GCS gets SIGKILL", "FAILED", None, reason="Ray|node|exit code", inject=kill_ray_head),
     Cell("drain interrupted", "a node's supervisor gets SIGKILL while it drains", "FAILED", None, reason="n2|time limit", inject=kill_supervisor),

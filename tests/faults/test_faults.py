@@ -104,17 +104,25 @@ def test_a_requeued_job_gets_a_folder_of_its_own(slurm):
     while slurm.job(job.id).restarts < 1:
         assert time.monotonic() < until
         time.sleep(0.2)
-    first = {path: path.stat().st_mtime_ns for path in (job.folder / "profiles").rglob("*") if path.is_file()}
+    until = time.monotonic() + 240
+    while not (job.base / f"{job.id}.r1-logs/run.json").exists():  # the first attempt drains until the second begins
+        assert time.monotonic() < until
+        slurm.run(["scontrol", "update", f"jobid={job.id}", "starttime=now"], check=False)  # a requeued job waits two minutes by default
+        time.sleep(0.5)
+    first = files(job)
     job.progress.unlink()
     second = Job(slurm, job.id, job.base, time.time())
-    slurm.run(["scontrol", "update", f"jobid={job.id}", "starttime=now"], check=False)  # a requeued job waits two minutes by default
-    second.wait_step(timeout_s=240)
+    second.wait_step()
     finish(second)
     assert slurm.wait(job.id, timeout=200).state == "COMPLETED"
-    assert {path: path.stat().st_mtime_ns for path in (job.folder / "profiles").rglob("*") if path.is_file()} == first
+    assert files(job) == first
     assert (job.base / f"{job.id}.r1-logs/manifest.json").exists()
     states = {(capture.start, capture.state) for capture in job.harvest().captures}
     assert states <= {(2, "ok"), (2, "recovered"), (9, "truncated"), (9, "missing")}
+
+
+def files(job: Job) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in (job.folder / "profiles").rglob("*") if path.is_file()}
 
 
 def words(states: list[str]) -> str:

@@ -29,11 +29,32 @@ class Process:
 def of_job(job: str, node_dir: str | os.PathLike[str], *, exclude: frozenset[int] = frozenset()) -> list[Process]:
     """This user's processes whose start environment has RLPROF_JOB=`job` and RLPROF_NODE_DIR=`node_dir`.
 
-    Never the caller, its parents or `exclude`. A process that cannot be read is not ours to end.
+    Ray's workers and agents write their title over their environment (setproctitle): those are known by a file of the
+    job's private folder that they have open for writing. Never the caller, its parents or `exclude`.
     """
     wanted = {f"RLPROF_JOB={job}".encode(), b"RLPROF_NODE_DIR=" + os.fsencode(node_dir)}
+    below = os.path.realpath(node_dir) + "/"
     spare = exclude | _ancestors()
-    return [process for process in _mine() if process.pid not in spare and wanted <= _environment(process.pid)]
+    return [process for process in _mine()
+            if process.pid not in spare and (wanted <= (found := _environment(process.pid)) or (not _is_other_job(found) and _writes_below(process.pid, below)))]
+
+
+def _is_other_job(environment: set[bytes]) -> bool:
+    return any(entry.startswith((b"RLPROF_JOB=", b"RLPROF_NODE_DIR=")) for entry in environment)
+
+
+def _writes_below(pid: int, folder: str) -> bool:
+    try:
+        names = os.listdir(_PROC / str(pid) / "fd")
+    except OSError:
+        return False
+    for name in names:
+        try:
+            if os.readlink(_PROC / str(pid) / "fd" / name).startswith(folder) and _opened_for_writing(pid, name):
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def environment_has(pid: int, **variables: str) -> bool:
