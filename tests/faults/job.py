@@ -46,7 +46,7 @@ class Job:
         _, first, second = self.progress.read_text().split()
         return first, second
 
-    def wait_step(self, step: int = HOLD, timeout_s: float = 300) -> None:
+    def wait_step(self, step: int = HOLD, timeout_s: float = 600) -> None:
         until = time.monotonic() + timeout_s
         while self.step() < step:
             state = self.sandbox.job(self.id)
@@ -77,7 +77,7 @@ def submit(sandbox: Sandbox, base: Path, fault: str = "", args: tuple[str, ...] 
     (base / "request.json").write_text(json.dumps(REQUEST))
     command = shlex.join(["python", str(ROOT / "tests/faults/trainer.py"), "--progress", str(base / "progress"), "--fault", fault])
     env = {"COMMAND": command, "RLPROF_REQUEST": str(base / "request.json"), "RLPROF_VENV": sys.prefix, "BASE_LOG_DIR": str(base),
-           "RAY_LOG_SYNC_FREQUENCY": "2", "GPUS_PER_NODE": "2", "RLPROF_READY_SECONDS": "120", **knobs}
+           "RAY_LOG_SYNC_FREQUENCY": "2", "GPUS_PER_NODE": "2", "RLPROF_READY_SECONDS": "400", **knobs}
     job = sandbox.sbatch(["-N2", "--gres=gpu:2", "--no-requeue", *args, ROOT / "ray.sub"], env=env, cwd=base)
     return Job(sandbox, job, base, time.time())
 

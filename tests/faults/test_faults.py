@@ -55,7 +55,7 @@ def slurm(box):
     return box
 
 
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.short or ALL], ids=lambda cell: cell.name.replace(" ", "-"))
 def test_what_had_ended_is_home_and_the_rest_is_explained(slurm, cell):
     job = submit(slurm, slurm.shared / cell.name.replace(" ", "_").replace("'", ""), cell.fault, cell.args)
@@ -63,7 +63,7 @@ def test_what_had_ended_is_home_and_the_rest_is_explained(slurm, cell):
         job.wait_step()
     injected = time.time()
     cell.inject(job)
-    state = slurm.wait(job.id, timeout=240)
+    state = slurm.wait(job.id, timeout=400)
     seconds = time.time() - injected
 
     clean(slurm, cell)
@@ -94,7 +94,7 @@ def clean(slurm: Sandbox, cell: Cell, timeout_s: float = 20) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(1500)
 @pytest.mark.skipif(not ALL, reason="part of make test-faults")
 def test_a_requeued_job_gets_a_folder_of_its_own(slurm):
     job = submit(slurm, slurm.shared / "requeue", args=("--requeue",))
