@@ -1,24 +1,20 @@
 """Takes secrets out of nsys reports before they leave a node.
 
-nsys writes the environment of every process that it can read on the node into each report (seen with 2023.4: as
-`NAME=value` strings and as name and value of a protobuf message), tokens and passwords included. Values are overwritten
-with as many asterisks, so that lengths and offsets stay and the report stays readable.
+nsys writes the environment of every process that it can read on the node into each report (seen with 2023.4), tokens and
+passwords included, partly inside LZ4 blocks. So the exact values are looked for and overwritten with as many asterisks:
+lengths and offsets stay, and a literal of LZ4 stays a literal. A value whose beginning LZ4 found elsewhere is not seen.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from rlprof_ops.redact import is_secret_name
 
 MASKED_SUFFIXES = (".nsys-rep", ".qdstrm")
 _CHUNK = 8 << 20
-_HEAD, _TAIL = 1 << 20, 32 << 20  # where the environments stand
 _SHORTEST = 6
-_STRING = re.compile(rb"(?<![A-Za-z0-9_])([A-Za-z_][A-Za-z0-9_]{1,80})=\"?([^\x00\n;\"]{6,4096})")
-_MESSAGE = re.compile(rb"\n([\x02-\x7f])([A-Za-z_][A-Za-z0-9_]{1,125})\x12([\x06-\x7f]|[\x80-\xff][\x01-\x1f])")
 
 
 def secret_values(env: Mapping[str, str]) -> frozenset[bytes]:
@@ -26,54 +22,45 @@ def secret_values(env: Mapping[str, str]) -> frozenset[bytes]:
     return frozenset(os.fsencode(value) for name, value in env.items() if is_secret_name(name) and len(value) >= _SHORTEST)
 
 
-def mask_file(fd: int, values: Iterable[bytes], stop: Callable[[], bool] = lambda: False) -> int:
-    """Overwrite secrets in the file open for reading and writing at `fd`; returns how many places were overwritten.
+def secrets_of_processes() -> frozenset[bytes]:
+    """The same of every process whose environment this one may read, as nsys does."""
+    found: set[bytes] = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as stream:
+                entries = stream.read().split(b"\0")
+        except OSError:
+            continue
+        for entry in entries:
+            name, _, value = entry.partition(b"=")
+            # A process that wrote its title over its environment leaves anything there: names must look like names.
+            if len(value) >= _SHORTEST and name.replace(b"_", b"").isalnum() and is_secret_name(os.fsdecode(name)):
+                found.add(value)
+    return frozenset(found)
 
-    `values` are looked for everywhere; further variables with secret names in the file's first and last part.
+
+def mask_file(fd: int, values: Collection[bytes], stop: Callable[[], bool] = lambda: False) -> int:
+    """Overwrite `values` wherever they stand in the file open for reading and writing at `fd`; returns how many places.
+
     Stops between two blocks when `stop()` turns true; what was masked stays masked.
     """
     size = os.fstat(fd).st_size
-    wanted = set(values)
-    for start in {0, max(0, size - _TAIL)}:
-        length = min(size, _HEAD if start == 0 and size > _TAIL else _TAIL)
-        wanted |= found_secrets(os.pread(fd, length, start))
-    return _overwrite(fd, size, sorted(wanted, key=len, reverse=True), stop)
-
-
-def found_secrets(block: bytes) -> set[bytes]:
-    """Values of secret variables in a part of a report, in both forms."""
-    found: set[bytes] = set()
-    for match in _STRING.finditer(block):
-        if is_secret_name(match[1].decode()) and not _is_path(match[2]):
-            found.add(match[2])
-    for match in _MESSAGE.finditer(block):
-        name, prefix = match[2], match[3]
-        if match[1][0] != len(name) or not is_secret_name(name.decode()):
-            continue
-        length = prefix[0] if len(prefix) == 1 else (prefix[0] & 0x7F) | prefix[1] << 7
-        value = block[match.end() : match.end() + length]
-        if len(value) >= _SHORTEST and not _is_path(value):
-            found.add(value)
-    return {value for value in found if value.strip(b"*")}
-
-
-def _is_path(value: bytes) -> bool:
-    return value.startswith(b"/") and b" " not in value
-
-
-def _overwrite(fd: int, size: int, values: list[bytes], stop: Callable[[], bool]) -> int:
     if not values:
         return 0
-    overlap = max(map(len, values)) - 1
+    # Longer ones first, or a shorter one that is their beginning would hide them.
+    ordered = sorted(values, key=len, reverse=True)
+    overlap = len(ordered[0]) - 1
     count = 0
     for start in range(0, size, _CHUNK):
         if stop():
             return count
-        block = os.pread(fd, _CHUNK + overlap, start)
-        for value in values:
+        block = bytearray(os.pread(fd, _CHUNK + overlap, start))
+        for value in ordered:
             at = block.find(value)
             while at >= 0:
-                os.pwrite(fd, b"*" * len(value), start + at)
+                stars = b"*" * len(value)
+                os.pwrite(fd, stars, start + at)
+                block[at : at + len(value)] = stars
                 count += 1
                 at = block.find(value, at + len(value))
     return count

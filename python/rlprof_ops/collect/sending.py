@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.copier import LARGE, Copied, Digesting, Limiter, copy, copy_in_kernel, digest_of
-from rlprof_ops.collect.mask import MASKED_SUFFIXES, mask_file, secret_values
+from rlprof_ops.collect.mask import MASKED_SUFFIXES, mask_file, secret_values, secrets_of_processes
 from rlprof_ops.collect.routes import Kind
 from rlprof_ops.collect.syncstate import Journal, Sent
 
@@ -125,6 +125,7 @@ class Sender:
             return
         try:
             before = os.fstat(writable)
+            self._secrets |= secrets_of_processes()
             if mask_file(writable, self._secrets, self._stop):
                 os.utime(writable, ns=(before.st_atime_ns, before.st_mtime_ns))
         finally:
