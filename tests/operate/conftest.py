@@ -27,7 +27,8 @@ def fake(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", slurm.path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(work)
-    return slurm
+    yield slurm
+    assert slurm.called("sacct") == []
 
 
 class RunFolder:

@@ -17,7 +17,7 @@ from pathlib import Path
 here = Path({folder!r})
 name = os.path.basename(sys.argv[0])
 with open(here / "calls.jsonl", "a") as calls:
-    calls.write(json.dumps({{"argv": [name, *sys.argv[1:]], "env": dict(os.environ)}}) + "\\n")
+    calls.write(json.dumps({{"argv": [name, *sys.argv[1:]], "env": dict(os.environ), "cwd": os.getcwd()}}) + "\\n")
 if name == "sbatch":
     refused = here / "refused"
     if refused.exists():
@@ -49,7 +49,7 @@ class FakeSlurm:
     def make(cls, folder: Path) -> FakeSlurm:
         binaries = folder / "bin"
         binaries.mkdir(parents=True)
-        for name in ("sbatch", "scontrol", "squeue", "scancel"):
+        for name in ("sbatch", "scontrol", "squeue", "scancel", "sacct"):
             program = binaries / name
             program.write_text(_PROGRAM.format(python=sys.executable, folder=str(folder)))
             program.chmod(0o755)

@@ -181,7 +181,7 @@ def test_stop_of_a_forgotten_job_says_so(fake, run_folder, capsys):
     assert "is not known to Slurm any more" in capsys.readouterr().err
 
 
-def test_retry_asks_for_what_is_missing_with_the_flags_of_the_first(fake, run_folder, capsys):
+def test_retry_asks_for_what_is_missing_with_the_flags_of_the_first(fake, run_folder, capsys, monkeypatch):
     assert run("submit", "-N", "2", "--gres=gpu:8", "--steps", "3:5,7", "--workers", "policy_worker", "--", "python", "a b.py") == 0
     run_folder.record(cause="driver_exit", exit_code=1)
     run_folder.manifest(
@@ -189,8 +189,10 @@ def test_retry_asks_for_what_is_missing_with_the_flags_of_the_first(fake, run_fo
         ("policy_worker", 0, 7, 8, "truncated"), ("policy_worker", 1, 7, 8, "recovered"), ("policy_worker", 2, 7, 8, "empty"),
     )  # fmt: skip
     (fake.folder / "calls.jsonl").unlink()
+    monkeypatch.chdir("/")
     assert run("retry", "4711", "--time=1:00:00") == 0
     argv, env = sent(fake)
+    assert [call["cwd"] for call in fake.calls if call["argv"][0] == "sbatch"] == [str(run_folder.path.parent)]
 
     assert argv[4:-1] == ["-N", "2", "--gres=gpu:8", "--time=1:00:00"]
     assert env["COMMAND"] == "python 'a b.py'"
@@ -259,7 +261,11 @@ def test_the_dashboard_is_found_in_what_ray_said(fake, run_folder, capsys):
     assert run("dashboard", "4711") == 2
     assert "--set RLPROF_DASHBOARD=1" in capsys.readouterr().err
     (run_folder.path / "logs" / "n1").mkdir()
-    (run_folder.path / "logs" / "n1" / "ray_start.log").write_text("To monitor and debug Ray, view the dashboard at \n    \x1b[1m127.0.0.1:33271\x1b[22m\n")
+    (run_folder.path / "logs" / "n1" / "ray_start.log").write_text(
+        "2026-11-21 03:46:38,939\tINFO scripts.py:1151 -- To monitor and debug Ray, view the dashboard at \n"
+        "2026-11-21 03:46:38,939\tINFO scripts.py:1152 --   \x1b[1m127.0.0.1:33271\x1b[22m\x1b[26m\n"
+        "2026-11-21 03:46:38,939\tINFO scripts.py:1159 -- If connection to the dashboard fails\n"
+    )
     assert run("dashboard", "4711", "--port", "9000") == 0
     assert "ssh -N -L 127.0.0.1:9000:127.0.0.1:33271 n1" in capsys.readouterr().out
     run_folder.record(head="n1; rm -rf /")
@@ -288,3 +294,34 @@ def test_the_next_run_of_a_requeued_job_is_followed(fake, run_folder):
     second = run_folder.path.with_name("4711.r1-logs")
     second.mkdir()
     assert current("4711", run_folder.path).run == second
+
+
+@pytest.mark.parametrize(("line", "word", "expected"), [
+    ("rlprof st", "1", {"status", "stop", "stacks"}), ("rlprof submit -N 2 --partition x --dr", "6", {"--dry-run"}), ("rlprof status 47", "2", {"4711"}),
+])  # fmt: skip
+def test_a_shell_completes_commands_options_and_jobs(fake, capsys, monkeypatch, line, word, expected):
+    run("submit", "--", "true")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", word)
+    monkeypatch.setenv("_RLPROF_COMPLETE", "bash_complete")
+    capsys.readouterr()
+    run()
+    found = {text.split(",")[1] for text in capsys.readouterr().out.split()}
+    assert found and found <= expected
+
+
+def test_the_live_view_is_a_table_that_stands_still(fake, run_folder):
+    rich_console = pytest.importorskip("rich.console")
+    from rich.live import Live
+
+    from rlprof_ops.cluster.follow import Panel
+    from rlprof_ops.cluster.status import look
+
+    run_folder.record()
+    run_folder.worker(0, CLOSED, last_step=5)
+    fake.show("4711", "RUNNING", JobName="[red]x")
+    out = io.StringIO()
+    console = rich_console.Console(file=out, force_terminal=True, width=100)
+    with Panel(Live(console=console, auto_refresh=False, transient=True)) as show:
+        show(look(find("4711")))
+    assert "1 of 4 captures" in out.getvalue() and "running (RUNNING)" in out.getvalue()

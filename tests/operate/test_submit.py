@@ -13,7 +13,7 @@ from rlprof_ops.cli import main
 from rlprof_ops.cluster import sbatch_options, submit
 from rlprof_ops.cluster.knobs import home
 from rlprof_ops.collect.locate import run_folder as locate
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import ProfileRequest, RequestError
 
 ASKED = ["--steps", "3:5,7", "--workers", "policy_worker"]
 
@@ -242,3 +242,14 @@ def test_words_before_the_dashes():
     assert words.ours == ("--wait", "--request=a", "--request", "b")
     assert words.sbatch == ("-N", "3", "-Jname", "--nice", "--foo-bar", "x")
     assert words.command == ("--wait",)
+
+
+def test_the_carried_request_is_the_lowest_layer(tmp_path):
+    carried = ProfileRequest.from_dict({"captures": [{"workers": "a", "steps": "3"}]}).to_json()
+    file = tmp_path / "profile.yaml"
+    file.write_text("captures: [{workers: b, steps: '4'}]")
+    env = {"RLPROF_REQUEST_JSON": carried}
+    for more, worker in (({}, "a"), ({"RLPROF_REQUEST": str(file)}, "b"), ({"RLPROF_STEPS": "5", "RLPROF_WORKERS": "c"}, "c")):
+        assert ProfileRequest.load(env=env | more).captures[0].workers == (worker,)
+    with pytest.raises(RequestError, match="RLPROF_REQUEST_JSON"):
+        ProfileRequest.load(env={"RLPROF_REQUEST_JSON": "{"})

@@ -15,7 +15,7 @@ from rlprof_ops.cluster.find import Job
 from rlprof_ops.errors import RlprofError, UsageError
 
 # What `ray start --head` prints; colours are taken out before.
-_SAID = re.compile(r"dashboard at\s+(?:https?://)?(?P<host>[\w.:\[\]-]+):(?P<port>\d+)")
+_SAID = re.compile(r"dashboard at\s*\n[^\n]*?(?P<host>[\w.\[\]-]+):(?P<port>\d+)\s*$", re.MULTILINE)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _HEAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlprof_ops.errors import RlprofError
 
@@ -56,12 +57,13 @@ def available() -> bool:
     return shutil.which("scontrol") is not None and shutil.which("squeue") is not None
 
 
-def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None,
+        timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """One of Slurm's commands. Raises RlprofError when it is not installed or does not answer in time."""
     if shutil.which(argv[0]) is None:
         raise RlprofError(f"{argv[0]} is not on PATH: this is no login node of a Slurm cluster, or its module is not loaded")
     try:
-        return subprocess.run(list(argv), env=None if env is None else dict(env), stdin=subprocess.DEVNULL, capture_output=True,
+        return subprocess.run(list(argv), env=None if env is None else dict(env), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True,
                               text=True, errors="replace", timeout=timeout_s, check=False)  # fmt: skip
     except subprocess.TimeoutExpired:
         raise RlprofError(f"{argv[0]} did not answer within {timeout_s:.0f} s; Slurm's controller may be busy: try again") from None

@@ -216,10 +216,10 @@ def in_trainers_words(framework: str, request: ProfileRequest, command: str) -> 
 
 
 def send(submission: Submission, cwd: Path, env: Mapping[str, str]) -> str:
-    """Run sbatch; the job's id. Raises RlprofError with sbatch's own words, and the option it may have meant."""
+    """Run sbatch in `cwd`, which becomes the job's own folder; the job's id. Raises RlprofError with sbatch's own words, and the option it may have meant."""
     if not (home() / "ray.sub").is_file():
         raise RlprofError(f"{home()}/ray.sub does not exist; set RLPROF_HOME to the folder that holds it")
-    done = slurm.run(submission.argv, env=submission.env, timeout_s=120)
+    done = slurm.run(submission.argv, env=submission.env, cwd=cwd, timeout_s=120)
     if done.returncode:
         raise _refused(done.stderr.strip())
     lines = [line for line in done.stdout.splitlines() if re.match(r"\d+(;|$)", line.strip())]

@@ -25,6 +25,8 @@ class SbatchCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         from rlprof_ops.cluster.sbatch_options import split
 
+        if ctx.resilient_parsing:  # a shell completes a line that is not whole yet
+            return super().parse_args(ctx, args)
         first = [word for word in args[: self.leading] if not word.startswith("-")]
         words = split(args[len(first) :], self._options(ctx))
         ctx.meta[_META] = words
