@@ -89,6 +89,21 @@ def lines_until(process, text, deadline_s=30):
 
 
 @pytest.mark.nsys
+def test_a_worker_under_nsys_profile_is_ended_and_its_report_is_whole_when_that_returns(nsys, node, start):
+    report = node / "inplace/nsight/policy_worker/rank0/policy_worker_rank0_n1_7.nsys-rep"
+    report.parent.mkdir(parents=True)
+    command = [sys.executable, "-c", "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit())\n" + TRAINER, "", "3"]
+    worker = start(["nsys", "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-o", str(report), *command])
+    assert b"done" in worker.stdout.readline()
+
+    phase = drain.end_wrapped(node, JOB, deadline_s=60, say=quiet)
+
+    assert worker.poll() is not None or worker.wait(timeout=5) is not None
+    assert (len(phase.done), phase.failed) == (1, ())
+    assert look(report, timeout_s=60).steps == {1, 2, 3}
+
+
+@pytest.mark.nsys
 def test_an_open_session_window_is_closed_and_its_report_found(nsys, node, start):
     session = f"rlprof-{JOB}-w"
     worker = start(["nsys", "launch", f"--session-new={session}", "-t", "nvtx", sys.executable, "-c", TRAINER, "", "30"])

@@ -44,9 +44,8 @@ for worker in workers:
     print(*(ray.get(ready)[0] if ready else ["never", "started", ""]), sep="|", flush=True)
     if not ready:
         sys.exit()
-# An orderly end, as trainers have it: what a killed process had not handed to nsys yet is lost.
+# An orderly end, as trainers have it: what a killed process had not handed to nsys yet is lost. nsys still writes then.
 ray.wait([worker.__ray_terminate__.remote() for worker in workers], num_returns=3, timeout=30)
-time.sleep(2)
 '''
 
 

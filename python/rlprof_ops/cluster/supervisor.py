@@ -24,7 +24,6 @@ from rlprof_ops.request import ProfileRequest
 
 _PLUGIN_SECONDS = 30.0
 _SYNC_RESTARTS = 5
-_WRITE_SECONDS = 30.0  # for reports that a trainer's own `nsys profile` writes when its worker ends
 _Result = TypeVar("_Result")
 
 
@@ -225,13 +224,17 @@ class Supervisor:
 
     async def close_profilers(self, seconds: float) -> None:
         """Steps 1 and 2 of the drain: close this job's windows, wait for its profilers, recover raw captures."""
-        path, job, share = self.place.folder.path, self.place.job, seconds / 3
+        path, job, share = self.place.folder.path, self.place.job, seconds / 4
         if self.on_demand is not None:
             self.on_demand.cancel()
-        if not self.request and self.settings["RLPROF_ON_DEMAND"] == "0":
+        asked = bool(self.request) or self.settings["RLPROF_ON_DEMAND"] != "0"
+        if asked:
+            with self.journal.phase("close_windows"):
+                await self._bounded(share, drain.close_windows, path, job)
+        with self.journal.phase("end_wrapped"):  # without a request too: a trainer may have its own nsight options
+            await self._bounded(share, drain.end_wrapped, path, job)
+        if not asked:
             return
-        with self.journal.phase("close_windows"):
-            await self._bounded(share, drain.close_windows, path, job)
         with self.journal.phase("wait_profilers"):
             await self._bounded(share, drain.wait_profilers, path, job)
         with self.journal.phase("recover"):
@@ -265,7 +268,6 @@ class Supervisor:
         with self.journal.phase("stop_ray"):
             if self.ray is not None:
                 await self.ray.stop(timeout_s=10)
-            await self._bounded(_WRITE_SECONDS, drain.wait_written, place.folder.path, place.job)
             reap = asyncio.to_thread(
                 drain.reap, place.job, place.folder.path, exclude=self._ours(), say=self.journal.note
             )

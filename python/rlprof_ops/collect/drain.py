@@ -128,19 +128,33 @@ def wait_profilers(node_dir: str | os.PathLike[str], job: str, *, deadline_s: fl
     return _phase("wait_profilers", started, [], failed, say)
 
 
-def wait_written(node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 60.0, say: Say = print) -> Phase:
-    """Wait until the profilers have ended that write their report when their worker ends. Call it once Ray has stopped.
+def end_wrapped(node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 60.0, say: Say = print) -> Phase:
+    """End the workers under `nsys profile` (a trainer's own nsight options, or a capture range) and wait for their reports.
 
-    Those are `nsys profile` around a worker (a trainer's own nsight options) and the importers it starts.
+    Such a report is written when its worker ends. Call it while Ray still runs: `ray stop` and the raylet's end kill an
+    nsys that writes, and leave a report that nobody can read (seen with Ray 2.60 and nsys 2023.4).
     """
     started = time.monotonic()
     failed: list[tuple[str, str]] = []
-    while writing := [process for process in procs.of_job(job, node_dir) if _writes_at_exit(process)]:
-        if time.monotonic() - started >= deadline_s:
-            failed = [(f"{process.name} ({process.pid})", f"still writing after {deadline_s:.0f} s") for process in writing]
+    asked: set[tuple[int, int]] = set()
+    ended: list[str] = []
+    while True:
+        everyone = procs.of_job(job, node_dir)
+        wrappers = {process.pid for process in everyone if _writes_at_exit(process)}
+        if not wrappers:
             break
+        if time.monotonic() - started >= deadline_s:
+            failed = [(f"{process.name} ({process.pid})", f"still writing after {deadline_s:.0f} s") for process in everyone if process.pid in wrappers]
+            break
+        profilers = {process.pid for process in everyone if procs.is_profiler(process)}
+        for process in everyone:
+            top = process.pid not in profilers and procs.parent(process.pid) in profilers and procs.descends(process.pid, wrappers)
+            if top and (process.pid, process.started) not in asked:
+                asked.add((process.pid, process.started))
+                ended.append(f"{process.name} ({process.pid})")
+                procs.terminate(process)
         time.sleep(0.1)
-    return _phase("wait_written", started, [], failed, say)
+    return _phase("end_wrapped", started, ended, failed, say)
 
 
 def _writes_at_exit(process: procs.Process) -> bool:

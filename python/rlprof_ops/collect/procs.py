@@ -68,6 +68,27 @@ def is_profiler(process: Process) -> bool:
     return program.startswith(("nsys", "QdstrmImporter")) or process.name.startswith(("nsys", "QdstrmImporter"))
 
 
+def parent(pid: int) -> int | None:
+    """The parent's pid; None when the process is gone."""
+    stat = _stat(pid)
+    return stat[3] if stat else None
+
+
+def descends(pid: int, ancestors: set[int]) -> bool:
+    """Whether one of `ancestors` is above the process."""
+    above = parent(pid)
+    while above is not None and above > 1:
+        if above in ancestors:
+            return True
+        above = parent(above)
+    return False
+
+
+def terminate(process: Process) -> None:
+    """SIGTERM to one process, never to a stranger with its pid."""
+    _signal([process], signal.SIGTERM)
+
+
 def writers(paths: frozenset[str]) -> set[str]:
     """Those of `paths` (absolute, real) that a process of this user has open for writing."""
     busy: set[str] = set()
