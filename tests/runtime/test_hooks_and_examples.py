@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.runtime.test_nsys_session import ranges
 
 from rlprof_ops.runtime import launch
 from rlprof_ops.runtime.nemo_rl_hooks import PolicyProfiler, RolloutProfiler, step_number
@@ -102,6 +103,32 @@ def test_the_launcher_says_how_it_is_used():
         launch.main(["--worker"])
 
 
+def launch_with(nsys, tmp_path, code):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RLPROF_NODE_DIR": str(tmp_path), "RLPROF_NSYS": str(nsys),
+           "RLPROF_REQUEST_JSON": '{"captures": [{"workers": ["*"], "steps": "3:5"}]}'}  # fmt: skip
+    command = [sys.executable, "-m", "rlprof_ops.runtime.launch", sys.executable, "-c", code]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_a_program_is_started_though_nsys_is_not(tmp_path):
+    nsys = tmp_path / "nsys"
+    nsys.write_text("#!/bin/sh\necho Local Endpoint is not available >&2\nexit 1\n")
+    nsys.chmod(0o755)
+
+    done = launch_with(nsys, tmp_path, "import os, sys; print(os.environ['RLPROF_NOT_WRAPPED']); sys.exit(7)")
+
+    assert done.returncode == 7 and "ended before the program began" in done.stdout
+    assert "training goes on unprofiled" in done.stderr
+
+
+@pytest.mark.nsys
+def test_a_programs_own_exit_code_and_signals_are_its_own(tmp_path):
+    done = launch_with(shutil.which("nsys"), tmp_path, "import os, sys; print(os.environ['RLPROF_NSYS_SESSION']); sys.exit(7)")
+
+    assert done.returncode == 7 and done.stdout.startswith("rlprof-local-worker-r0-"), done.stderr
+    assert not list((tmp_path / "tmp").glob("began-*"))
+
+
 def run_example(name, tmp_path, *prefix, **variables):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RLPROF_STEPS": "3:5", "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": "", **variables}
     done = subprocess.run([*prefix, sys.executable, str(EXAMPLES / name)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -124,6 +151,8 @@ def test_the_torchrun_example_under_its_launcher(tmp_path):
     )  # fmt: skip
 
     assert reports == ["trainer_rank1_step3-4"]
+    (report,) = (tmp_path / "rlprof-profiles").rglob("*.nsys-rep")
+    assert ranges(report, tmp_path) == ["step 3", "step 4", "train", "train"]
 
 
 @pytest.mark.ray

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import MutableMapping
 from typing import NoReturn
 
 from rlprof_ops.backends import names, nsight
 
+_HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _USAGE = "usage: python -m rlprof_ops.runtime.launch [--worker NAME] PROGRAM [ARGUMENT …]"
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Replace this process by the program, wrapped or not; exit code 2 for a wrong command line, 127 for no such program."""
+    """Become the program, or run it under nsys and end with its exit code; exit code 1 for a wrong command line, 127 for no such program."""
     words = list(sys.argv[1:] if argv is None else argv)
     worker = "worker"
     if words[:1] == ["--worker"] and len(words) > 1:
@@ -30,12 +33,42 @@ def main(argv: list[str] | None = None) -> NoReturn:
         words = words[1:]
     if not words or words[0].startswith("-"):
         sys.exit(_USAGE)
-    command = wrapped(words, worker, os.environ)
-    program = shutil.which(command[0])
+    program = shutil.which(words[0])
     if program is None:
-        print(f"rlprof: no program {command[0]!r}", file=sys.stderr)
+        print(f"rlprof: no program {words[0]!r}", file=sys.stderr)
         sys.exit(127)
-    os.execv(program, [program, *command[1:]])
+    command = wrapped(words, worker, os.environ)
+    if command != words:
+        status = _run_under_nsys(command[: -len(words)], words)
+        if status is not None:
+            sys.exit(status)
+        os.environ.pop("RLPROF_NSYS_SESSION", None)
+        os.environ["RLPROF_NOT_WRAPPED"] = "`nsys launch` ended before the program began; its own words are in the log"
+    os.execv(program, [program, *words[1:]])
+
+
+def _run_under_nsys(launch: list[str], words: list[str]) -> int | None:
+    """The program's exit code, None when nsys failed before the program began.
+
+    nsys 2023.4 does that once in a while on a busy machine ("Local Endpoint is not available"), and no training should
+    end of it. Signals are handed on.
+    """
+    from rlprof_ops.runtime.events import log
+
+    began = os.path.join(os.environ["TMPDIR"], f"began-{os.getpid()}")
+    shell = ["/bin/sh", "-c", ': > "$1"; shift; exec "$@"', "rlprof", began, *words]
+    child = subprocess.Popen([*launch, *shell])
+    for number in _HANDED_ON:
+        signal.signal(number, lambda number, _: child.send_signal(number))
+    status = child.wait()
+    for number in _HANDED_ON:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.unlink(began)
+    except OSError:
+        log(f"`nsys launch` ended with {status} before the program began; training goes on unprofiled")
+        return None
+    return status if status >= 0 else 128 - status
 
 
 def wrapped(words: list[str], worker: str, env: MutableMapping[str, str]) -> list[str]:
@@ -61,7 +94,7 @@ def wrapped(words: list[str], worker: str, env: MutableMapping[str, str]) -> lis
             sys.exit(f"rlprof: {env['RLPROF_NOT_WRAPPED']}; install nsight-systems-cli or set `on_error: continue`")
         return words
     job = names.safe(env.get("RLPROF_JOB") or "local")
-    session = f"rlprof-{job}-{names.safe_worker(place.worker)}-r{place.rank}-{place.pid}"  # exec keeps the pid
+    session = f"rlprof-{job}-{names.safe_worker(place.worker)}-r{place.rank}-{place.pid}"
     env["RLPROF_NSYS_SESSION"] = session
     place.tmp.mkdir(mode=0o700, parents=True, exist_ok=True)
     env["TMPDIR"] = str(place.tmp)
