@@ -71,11 +71,11 @@ class Job:
         return json.loads((self.folder / "run.json").read_text())
 
 
-def submit(sandbox: Sandbox, base: Path, fault: str = "", args: tuple[str, ...] = (), **knobs: str) -> Job:
+def submit(sandbox: Sandbox, base: Path, fault: str = "", args: tuple[str, ...] = (), trainer: tuple[str, ...] = (), **knobs: str) -> Job:
     """Submit ray.sub with the trainer of this folder on two nodes; `base` lies in the shared folder."""
     base.mkdir(parents=True)
     (base / "request.json").write_text(json.dumps(REQUEST))
-    command = shlex.join(["python", str(ROOT / "tests/faults/trainer.py"), "--progress", str(base / "progress"), "--fault", fault])
+    command = shlex.join(["python", str(ROOT / "tests/faults/trainer.py"), "--progress", str(base / "progress"), "--fault", fault, *trainer])
     env = {"COMMAND": command, "RLPROF_REQUEST": str(base / "request.json"), "RLPROF_VENV": sys.prefix, "BASE_LOG_DIR": str(base),
            "RAY_LOG_SYNC_FREQUENCY": "2", "GPUS_PER_NODE": "2", "RLPROF_READY_SECONDS": "400", **knobs}
     job = sandbox.sbatch(["-N2", "--gres=gpu:2", "--no-requeue", *args, ROOT / "ray.sub"], env=env, cwd=base)

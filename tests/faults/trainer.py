@@ -34,8 +34,8 @@ class RayNsightWorker:
             self.capture = nvtx.start_range("capture", domain="rlprof")
         self.step = nvtx.start_range(f"step {step}", domain="rlprof")
 
-    def work(self) -> None:
-        time.sleep(0.1)
+    def work(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def end(self, last: bool = False) -> None:
         import nvtx
@@ -71,9 +71,9 @@ class PolicyWorker:
         self.open = self.prof.step(step)
         self.open.__enter__()
 
-    def work(self) -> None:
+    def work(self, seconds: float) -> None:
         with self.prof.range("train"):
-            time.sleep(0.1)
+            time.sleep(seconds)
 
     def end(self, last: bool = False) -> None:
         self.open.__exit__(None, None, None)
@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--fault", default="")
     parser.add_argument("--style", choices=("rlprof", "ray-nsight"), default="rlprof")
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=0.1, help="of work in a step")
     arguments = parser.parse_args()
     progress = Path(arguments.progress)
     ray.init(address="auto")
@@ -104,7 +105,7 @@ def main() -> None:
     total = 0
     for step in range(1, arguments.steps + 1):
         ray.get([each.begin.remote(step) for each in workers])
-        ray.get([each.work.remote() for each in workers])
+        ray.get([each.work.remote(arguments.seconds) for each in workers])
         progress.write_text(f"{step} {places[0][0]} {places[1][0]}")
         if step == HOLD:
             hold(progress, arguments.fault, workers)
