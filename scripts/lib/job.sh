@@ -71,7 +71,7 @@ job::_supervisor() {
     local folder
     for folder in /proc/[0-9]*; do
         if grep -qsa "rlprof_ops[.]cluster[.]node" "${folder}/cmdline" \
-            && grep -qsazx "RLPROF_RUN_DIR=${RLPROF_RUN_DIR}" "${folder}/environ" && grep -qsazx "SLURM_NODEID=0" "${folder}/environ"; then
+            && grep -qsazFx -- "RLPROF_RUN_DIR=${RLPROF_RUN_DIR}" "${folder}/environ" && grep -qsazFx -- "SLURM_NODEID=0" "${folder}/environ"; then
             printf '%s\n' "${folder#/proc/}"
             return 0
         fi
