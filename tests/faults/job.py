@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 REQUEST = {"captures": [{"backend": backend, "workers": ["policy_worker"], "steps": f"{FIRST}, {SECOND}"} for backend in ("nsight", "torch")]}
 
 
+class AgentLost(Exception):
+    """nsys 2023.4 on a busy machine: `nsys launch` sometimes ends with "Connection to Agent lost" and the worker never starts."""
+
+
 @dataclass
 class Job:
     """A job that was submitted. `folder` is its run folder."""
@@ -52,7 +56,14 @@ class Job:
             state = self.sandbox.job(self.id)
             assert state.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), f"{state}\n{self.output()}"
             assert time.monotonic() < until, f"step {self.step()} after {timeout_s} s\n{self.output()}"
+            if self.agent_lost():
+                raise AgentLost
             time.sleep(0.1)
+
+    def agent_lost(self) -> bool:
+        """Whether the job could not begin for a reason that is no part of the fault under test."""
+        log = self.folder / "logs/driver.log"
+        return self.step() == 0 and log.exists() and "Connection to Agent lost" in log.read_text(errors="replace")
 
     def go(self) -> None:
         self.progress.with_suffix(".go").touch()
