@@ -91,7 +91,7 @@ def ranges(report, output):
         ({"options": {"c": "nvtx", "nvtx-capture": "x@y"}, "steps": "3,5,7"}, "policy_worker_rank1_n1_%p",
          ["--capture-range=nvtx", "--capture-range-end=repeat:3", "--nvtx-capture=x@y"]),
         ({"options": {"c": "nvtx"}, "each": "phase"}, "policy_worker_rank1_n1_%p",
-         ["--capture-range=nvtx", "--capture-range-end=repeat", "--nvtx-capture=capture@rlprof"]),
+         ["--capture-range=nvtx", "--capture-range-end=repeat", "--nvtx-capture=capture@rlprof-window"]),
         ({"options": {"c": "cudaProfilerApi", "capture-range-end": "repeat-shutdown:2", "sample": "cpu"}, "flags": ["python-backtrace"]},
          "policy_worker_rank1_step3-4_n1_%p", ["--capture-range=cudaProfilerApi", "--capture-range-end=repeat-shutdown:2", "--sample=cpu", "--python-backtrace"]),
     ],

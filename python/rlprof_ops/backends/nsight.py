@@ -102,7 +102,8 @@ def split_options(spec: NsightSpec | None) -> SplitOptions:
 
 # How a window may be opened from inside instead, by the words of nsys; "none" records the whole life of the process.
 _RANGES = {"cudaprofilerapi": "cudaProfilerApi", "nvtx": "nvtx", "none": "none"}
-NVTX_RANGE = "capture"  # in the domain "rlprof": what opens a window with `capture-range: nvtx`
+# What opens a window with `capture-range: nvtx`. Not in the domain of the phases, or it would be read as one.
+NVTX_RANGE, NVTX_DOMAIN = "capture", "rlprof-window"
 
 
 def capture_range(spec: NsightSpec) -> str | None:
@@ -133,7 +134,7 @@ def profile_words(spec: NsightSpec, windows: int | None) -> list[str]:
         end = "repeat" if windows is None else "stop" if windows == 1 else f"repeat:{windows}"
         words += [f"--capture-range={opened_by}", f"--capture-range-end={spec.options.get('capture-range-end', end)}"]
     if opened_by == "nvtx" and "nvtx-capture" not in named:
-        words.append(f"--nvtx-capture={NVTX_RANGE}@rlprof")
+        words.append(f"--nvtx-capture={NVTX_RANGE}@{NVTX_DOMAIN}")
     for name, value in options.items():
         words += render_option(name, value)
     return words + [render_flag(name) for name in spec.flags if name not in OURS]

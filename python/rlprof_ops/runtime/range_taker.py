@@ -31,7 +31,7 @@ class RangeTaker:
                 import nvtx
             except ImportError as error:
                 raise CaptureError(f"nvtx cannot be imported, which opens the window: {error}") from None
-            self._range = nvtx.start_range(nsight.NVTX_RANGE, domain="rlprof")
+            self._range = nvtx.start_range(nsight.NVTX_RANGE, domain=nsight.NVTX_DOMAIN)
 
     def entered(self, step: int) -> None:
         return None
