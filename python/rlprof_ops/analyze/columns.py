@@ -119,21 +119,16 @@ class Trace:
     def name_of(self, code: int) -> str:
         return self.names[code]
 
-    def shifted(self, offset_ns: int) -> Trace:
-        """The same trace, all times later by `offset_ns`."""
-        if offset_ns == 0:
-            return self
+    def shift(self, offset_ns: int) -> Trace:
+        """The same trace, all times later by `offset_ns`; the columns are changed in place, so the old trace is void."""
         origin = replace(
             self.origin,
             window_start=self.origin.window_start + offset_ns,
             window_end=self.origin.window_end + offset_ns,
         )
-        moved = {
-            part: replace(getattr(self, part), start=getattr(self, part).start + offset_ns)
-            for part in ("ranges", "ops", "launches", "gpu")
-        }
-        memory = replace(self.memory, time=self.memory.time + offset_ns)
-        return replace(self, origin=origin, memory=memory, **moved)
+        for times in (self.ranges.start, self.ops.start, self.launches.start, self.gpu.start, self.memory.time):
+            times += offset_ns
+        return replace(self, origin=origin)
 
 
 T = TypeVar("T")
@@ -153,6 +148,40 @@ def join(table: type[T], parts: list[dict[str, npt.NDArray[Any]]]) -> T:
         dtype = _DTYPES[column]
         columns[column] = np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.empty(0, dtype)
     return table(**columns)
+
+
+_BLOCK_ROWS = 1 << 18
+
+
+class Parts:
+    """The pieces of one table as they are read, put together to blocks on the way.
+
+    Thousands of small arrays would leave the heap in pieces that are of no use to the large ones; blocks of this size
+    come from the system and go back to it.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[dict[str, npt.NDArray[Any]]] = []
+        self._pending: list[dict[str, npt.NDArray[Any]]] = []
+        self._rows = 0
+
+    def append(self, part: dict[str, npt.NDArray[Any]]) -> None:
+        self._pending.append(part)
+        self._rows += len(next(iter(part.values())))
+        if self._rows >= _BLOCK_ROWS:
+            self._close_block()
+
+    def _close_block(self) -> None:
+        if self._pending:
+            columns = self._pending[0].keys()
+            self._blocks.append({c: np.concatenate([part[c] for part in self._pending]) for c in columns})
+        self._pending, self._rows = [], 0
+
+    def table(self, kind: type[T]) -> T:
+        """The whole table; the pieces are given away."""
+        self._close_block()
+        blocks, self._blocks = self._blocks, []
+        return join(kind, blocks)
 
 
 def take(table: T, index: npt.NDArray[Any] | slice) -> T:

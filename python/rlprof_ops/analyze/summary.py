@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from rlprof_ops.analyze.columns import Trace
+from rlprof_ops.analyze.columns import Spans, Trace, join
 from rlprof_ops.analyze.identity import Report
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, GpuUnions, IdleCauses, IdleSplit, gpu_unions, idle_causes
 from rlprof_ops.analyze.metrics.host import host_communication
@@ -107,12 +107,12 @@ def summarise_file(root: Path, report: Report, cache: bool = True) -> Summary | 
     """Reads one report of a run folder and sums it up; never raises for what is in the file."""
     begun = time.perf_counter()
     try:
-        trace = read_report(root / report.path, cache=cache)
+        held = [read_report(root / report.path, cache=cache)]
     except UnreadableReport as error:
         return Unread(report, error.reason, time.perf_counter() - begun)
     except (MemoryError, ArithmeticError, LookupError, ValueError, TypeError) as error:  # a shape no reader foresaw
         return Unread(report, f"{type(error).__name__} while reading: {error}"[:300], time.perf_counter() - begun)
-    return summarise(trace, report, begun)
+    return summarise(held.pop(), report, begun)  # given away: what is used up may go while the rest is computed
 
 
 def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summary:
@@ -120,10 +120,11 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
     begun = time.perf_counter() if begun is None else begun
     steps = find_steps(trace, report.start)
     segments = find_phases(trace, steps)
-    gpus = _gpus(trace, phase_union(segments) if segments else None)
-    talking = host_communication(trace)
-    step_times = tuple(_step_time(step, gpus) for step in steps)
+    talking, meetings = host_communication(trace), find_meetings(trace)
     kernels, ops = top_kernels(trace, segments), top_ops(trace, segments)
+    trace = replace(trace, ops=join(Spans, []))  # the unions come next, and ops are no longer needed: a lower peak
+    gpus = _gpus(trace, phase_union(segments) if segments else None)
+    step_times = tuple(_step_time(step, gpus) for step in steps)
     return Summary(
         report=report,
         kind=trace.origin.kind,
@@ -147,7 +148,7 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
         ops=ops,
         collectives=collective_totals(trace),
         memory=memory_peaks(trace, segments),
-        meetings=find_meetings(trace),
+        meetings=meetings,
         collectives_seen=len(talking) > 0 or any(len(unions.communication) for _, unions, _ in gpus),
     )
 

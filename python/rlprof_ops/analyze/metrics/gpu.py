@@ -151,15 +151,18 @@ class IdleSplit:
 
 @dataclass(frozen=True)
 class IdleCauses:
-    """The idle time of a GPU as disjoint unions by cause, from which any window's split is read."""
+    """The idle time of a GPU in [start, end), what `busy` leaves free, as disjoint unions by cause."""
 
-    idle: Union
+    busy: Union
+    start: int
+    end: int
     queued: Union
     synchronising: Union
     waiting: Union
 
     def split(self, start: int, end: int) -> IdleSplit:
-        idle = self.idle.inside(start, end)
+        first, last = max(start, self.start), min(end, self.end)
+        idle = max(last - first, 0) - self.busy.inside(first, max(last, first)) if last > first else 0
         queued, synchronising, waiting = (u.inside(start, end) for u in (self.queued, self.synchronising, self.waiting))
         return IdleSplit(queued, synchronising, waiting, host_ns=idle - queued - synchronising - waiting)
 
@@ -183,4 +186,4 @@ def idle_causes(
     rest = without(late, synchronising)
     nothing = union(np.empty(0, np.int64), np.empty(0, np.int64))
     waiting = nothing if in_phase is None else without(rest, in_phase)
-    return IdleCauses(gaps, queued, synchronising, waiting)
+    return IdleCauses(busy, start, end, queued, synchronising, waiting)

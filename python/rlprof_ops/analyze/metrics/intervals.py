@@ -18,15 +18,19 @@ class Union:
     """
 
     start: Ints  # (n,)
-    end: Ints  # (n,), end[i] < start[i+1]
-    before: Ints  # (n,) length of the union before start[i]
+    before: Ints  # (n + 1,) length of the union before start[i], and at last of all of it
 
     def __len__(self) -> int:
         return len(self.start)
 
     @property
     def length(self) -> int:
-        return int(self.before[-1] + self.end[-1] - self.start[-1]) if len(self.start) else 0
+        return int(self.before[-1])
+
+    @property
+    def end(self) -> Ints:
+        """(n,), end[i] < start[i+1]; made when asked for, since a decode-like trace has millions of intervals."""
+        return self.start + np.diff(self.before)
 
     def covered(self, time: Ints) -> Ints:
         """(k,) length of the union before each of k times."""
@@ -34,8 +38,9 @@ class Union:
             return np.zeros(len(time), np.int64)
         index = np.searchsorted(self.start, time, side="right") - 1
         safe = np.maximum(index, 0)
-        inside = np.minimum(time, self.end[safe]) - self.start[safe]
-        return np.where(index < 0, 0, self.before[safe] + inside)
+        before = self.before[safe]
+        inside = np.minimum(time - self.start[safe], self.before[safe + 1] - before)
+        return np.where(index < 0, 0, before + inside)
 
     def within(self, start: Ints | int, end: Ints | int) -> Ints:
         """(k,) length of the union inside each of k windows [start, end)."""
@@ -47,8 +52,9 @@ class Union:
 
     def clipped(self, start: int, end: int) -> Union:
         """The part of the union inside one window."""
-        keep = (self.end > start) & (self.start < end)
-        return _disjoint(np.maximum(self.start[keep], start), np.minimum(self.end[keep], end))
+        ends = self.end
+        keep = (ends > start) & (self.start < end)
+        return _disjoint(np.maximum(self.start[keep], start), np.minimum(ends[keep], end))
 
     def gaps(self, start: int, end: int) -> Union:
         """What of the window [start, end) the union leaves free."""
@@ -85,13 +91,14 @@ def common(a: Union, b: Union) -> Union:
     """What lies in both."""
     if len(a) == 0 or len(b) == 0:
         return _disjoint(np.empty(0, np.int64), np.empty(0, np.int64))
-    first = np.searchsorted(b.end, a.start, side="right")
-    last = np.searchsorted(b.start, a.end, side="left")
+    a_end, b_end = a.end, b.end
+    first = np.searchsorted(b_end, a.start, side="right")
+    last = np.searchsorted(b.start, a_end, side="left")
     count = np.maximum(last - first, 0)
     row = np.repeat(np.arange(len(a)), count)
     within = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     other = np.repeat(first, count) + within
-    return _disjoint(np.maximum(a.start[row], b.start[other]), np.minimum(a.end[row], b.end[other]))
+    return _disjoint(np.maximum(a.start[row], b.start[other]), np.minimum(a_end[row], b_end[other]))
 
 
 def without(a: Union, b: Union) -> Union:
@@ -102,5 +109,6 @@ def without(a: Union, b: Union) -> Union:
 
 
 def _disjoint(start: Ints, end: Ints) -> Union:
-    lengths = end - start
-    return Union(start, end, np.cumsum(lengths) - lengths)
+    before = np.zeros(len(start) + 1, np.int64)
+    np.cumsum(end - start, out=before[1:])
+    return Union(start, before)

@@ -314,7 +314,7 @@ def _placed(export: _Export, trace: Trace) -> Trace:
     # from 2025 on times may be the target's own clock; before, they count from the session's start
     zero = max(int(began["systemClockNs"][0]), 0)
     trace = replace(trace, origin=replace(origin, on_utc=True))
-    return trace.shifted(int(began["utcEpochNs"][0]) - zero)
+    return trace.shift(int(began["utcEpochNs"][0]) - zero)
 
 
 def _main_process(trace: Trace) -> int:

@@ -25,10 +25,10 @@ from rlprof_ops.analyze.columns import (
     Launches,
     MemorySamples,
     Origin,
+    Parts,
     Spans,
     Trace,
     in_order,
-    join,
 )  # fmt: skip
 from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event
 from rlprof_ops.analyze.readers.decimal_time import INVALID, nanoseconds
@@ -52,11 +52,11 @@ class _Columns:
 
     def __init__(self) -> None:
         self.names, self.tracks, self.collectives = Coder(), Coder(), Coder()
-        self.ranges: list[Part] = []
-        self.ops: list[Part] = []
-        self.launches: list[Part] = []
-        self.gpu: list[Part] = []
-        self.memory: list[Part] = []
+        self.ranges = Parts()
+        self.ops = Parts()
+        self.launches = Parts()
+        self.gpu = Parts()
+        self.memory = Parts()
         self.events = 0
         self.damaged = 0
         self.pids: dict[Any, int] = {}
@@ -219,18 +219,18 @@ def _assemble(stream: ChromeEvents, columns: _Columns) -> Trace:
         origin=_origin(stream, columns),
         names=tuple(_text(name) for name in columns.names.values()),
         tracks=tuple((str(pid), str(tid)) for pid, tid in columns.tracks.values()),
-        ranges=in_order(join(Spans, columns.ranges)),
-        ops=join(Spans, columns.ops),
-        launches=join(Launches, columns.launches),
-        gpu=in_order(join(GpuSpans, columns.gpu)),
-        memory=join(MemorySamples, columns.memory),
+        ranges=in_order(columns.ranges.table(Spans)),
+        ops=columns.ops.table(Spans),
+        launches=columns.launches.table(Launches),
+        gpu=in_order(columns.gpu.table(GpuSpans)),
+        memory=columns.memory.table(MemorySamples),
         collectives=columns.collectives.values(),
         events=columns.events,
         damaged=columns.damaged + stream.damaged,
         truncated=stream.truncated,
     )
     trace = _with_window(trace, columns.span)
-    return trace.shifted(_base_ns(stream))
+    return trace.shift(_base_ns(stream))
 
 
 def _with_window(trace: Trace, span: tuple[int, int] | None) -> Trace:
