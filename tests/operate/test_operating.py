@@ -208,6 +208,19 @@ def test_retry_of_a_whole_job_and_of_one_without_a_folder(fake, run_folder, caps
     assert fake.called("sbatch") == []
     fake.show("5", "PENDING")
     assert run("retry", "5") == 1
+    fake.show("4711", "RUNNING")
+    run_folder.manifest(("policy_worker", 0, 3, 5, "missing"))
+    assert run("retry", "4711") == 1
+    assert "still runs" in capsys.readouterr().err
+    assert fake.called("sbatch") == []
+
+
+def test_what_is_another_users_is_not_run_as_me(fake, run_folder, monkeypatch, capsys):
+    run_folder.record(cause="driver_exit", exit_code=1)
+    run_folder.manifest(("policy_worker", 0, 7, 8, "missing"))
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert run("retry", "4711") == 2
+    assert "is another user's: its command would run as you" in capsys.readouterr().err
 
 
 def test_retry_of_a_job_that_sbatch_started(fake, run_folder, capsys):

@@ -11,6 +11,7 @@ import pytest
 
 from rlprof_ops.cli import main
 from rlprof_ops.cluster import sbatch_options, submit
+from rlprof_ops.cluster.find import find
 from rlprof_ops.cluster.knobs import home
 from rlprof_ops.collect.locate import run_folder as locate
 from rlprof_ops.request import ProfileRequest, RequestError
@@ -203,6 +204,31 @@ def test_nemo_rl_gets_its_variables_and_what_it_cannot_do_is_said(fake, capsys):
     err = capsys.readouterr().err
     assert "NeMo RL cannot do this: capture 1: ranks" in err
     assert "NeMo RL takes one range" in err
+
+
+@pytest.mark.parametrize(("framework", "workers", "trainer"), [
+    ("nemo_rl", "dtensor_policy_worker", "nemo_rl"), ("nemo_rl", "megatron_policy_worker", "nemo_rl_megatron"),
+    ("nemo_rl", "*policy*", "nemo_rl"), ("verl-legacy", "actor", "verl"), ("rlinf", "ActorGroup", "rlinf"),
+])  # fmt: skip
+def test_a_framework_chooses_its_trainers_settings(fake, framework, workers, trainer):
+    assert run("submit", "--steps", "3:5", "--workers", workers, "--framework", framework, "--", "python", "x.py") == 0
+    assert sent(fake)[1]["RLPROF_TRAINER"] == trainer
+    (fake.folder / "calls.jsonl").unlink()
+    given = ("--set", "RLPROF_TRAINER=verl", "--steps", "3:5", "--workers", workers)
+    assert run("submit", *given, "--framework", framework, "--", "python", "x.py") == 0
+    assert sent(fake)[1]["RLPROF_TRAINER"] == "verl"
+
+
+def test_two_clusters_side_by_side(fake, tmp_path, monkeypatch):
+    for name in ("east", "west"):
+        (tmp_path / f"{name}.env").write_text(f"SBATCH_PARTITION={name}\nBASE_LOG_DIR={tmp_path}/{name}\n")
+        monkeypatch.setenv("RLPROF_SITE_ENV", str(tmp_path / f"{name}.env"))
+        assert run("submit", "--", "true") == 0
+        assert [call["env"]["SBATCH_PARTITION"] for call in fake.calls if call["argv"][0] == "sbatch"][-1] == name
+    # Both have a job 4711: the site that is chosen now says which is meant.
+    for name in ("east", "west"):
+        monkeypatch.setenv("RLPROF_SITE_ENV", str(tmp_path / f"{name}.env"))
+        assert find("4711").run == tmp_path / name / "4711-logs"
 
 
 def test_the_job_is_remembered_and_its_secrets_are_not(fake, monkeypatch, tmp_path, capsys):

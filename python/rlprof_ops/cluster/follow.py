@@ -15,6 +15,7 @@ from rlprof_ops.cluster.status import View, look
 RUNNING_S = 2.0
 WAITING_MOST_S = 15.0
 _GONE_LOOKS = 3
+_NAMES_MOST = 8
 
 
 def follow(job: str, folder: Path, show: Callable[[View], None], *, sleep: Callable[[float], None] = time.sleep,
@@ -100,7 +101,7 @@ def rows(view: View) -> list[tuple[str, str]]:
     ended = f"{view.cause}{': ' if view.detail else ''}{view.detail}" if view.cause != "running" else ""
     found = [
         ("state", state), ("reason", view.reason if view.state == "waiting" else ""), ("nodes", nodes if view.node_count else ""),
-        ("names", ", ".join(view.nodes)), ("time", f"{view.elapsed}{limit}" if view.elapsed else ""),
+        ("names", ", ".join(view.nodes[:_NAMES_MOST]) + (", …" if len(view.nodes) > _NAMES_MOST else "")), ("time", f"{view.elapsed}{limit}" if view.elapsed else ""),
         ("step", "" if view.step is None else str(view.step)), ("captures", str(view.captures) if view.run_dir else ""),
         ("end", ended), ("exit code", exit_code), ("run folder", view.run_dir or "none yet"),
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 from rlprof_ops.cluster.knobs import read_knobs
 from rlprof_ops.cluster.submit import Asked, read_record
 from rlprof_ops.collect.manifest import WHOLE, CaptureResult, Manifest
-from rlprof_ops.errors import RlprofError
+from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.redact import MASK, is_secret_name
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 from rlprof_ops.request.environ import REQUEST_VARIABLES
@@ -68,8 +68,10 @@ def request_of(folder: Path) -> ProfileRequest:
 def asked_again(folder: Path, env: Mapping[str, str]) -> tuple[Asked, list[str]]:
     """How to submit the job of a run folder once more, and what had to be guessed about it.
 
-    Raises RlprofError when the run folder does not tell its command.
+    Raises RlprofError when the run folder does not tell its command, UsageError when it is somebody else's.
     """
+    if folder.stat().st_uid != os.getuid():
+        raise UsageError(f"{folder} is another user's: its command would run as you; submit your own with rlprof submit")
     found = read_record(folder, env)
     if found is not None:
         return found, []

@@ -33,6 +33,8 @@ class Captures:
     missing: int = 0
 
     def __str__(self) -> str:
+        if self.planned == 0:
+            return "none planned"
         text = f"{self.done} of {'?' if self.planned is None else self.planned} captures"
         more = [f"{count} {word}" for count, word in ((self.open, "open"), (self.failed, "failed"), (self.missing, "missing")) if count]
         return text + (f" ({', '.join(more)})" if more else "")
@@ -143,7 +145,9 @@ def _from_manifest(manifest: Manifest) -> Captures:
 def count_captures(observed: Observed) -> Captures:
     """From the events that have come home so far: which windows of the plan have closed, are open, or failed."""
     states = {(log.worker, log.rank, event.backend, event.start): event.event for log in observed.logs for event in log.windows}
-    if not observed.world or not observed.request:
+    if not observed.request:
+        return Captures(0)
+    if not observed.world:
         return Captures()
     wanted = {_key(item.capture) for item in planned(observed) if not item.problem}
     found = [states[key] for key in wanted if key in states]

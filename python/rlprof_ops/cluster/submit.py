@@ -26,7 +26,7 @@ from rlprof_ops.request.environ import REQUEST_VARIABLES
 
 RECORD = "submit.json"  # in .secrets of the run folder
 # What a job is given of the shell it was submitted from. Anything else is asked for by name, with --set.
-FROM_SHELL = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SLURM_CONF", "SLURM_CONF_SERVER")
+FROM_SHELL = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LANGUAGE", "TZ", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
 _LOCALE = re.compile(r"LC_[A-Z]+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OFTEN_MEANT = ("LD_LIBRARY_PATH", "PYTHONPATH", "WANDB_API_KEY", "HF_TOKEN", "HF_HOME", "CUDA_HOME")
@@ -124,8 +124,6 @@ def prepare(asked: Asked, env: Mapping[str, str], cwd: Path) -> Submission:
     explicit = dict(asked.knobs)
     if site.named:
         explicit["RLPROF_SITE_ENV"] = str(site.path)
-    if asked.framework and "RLPROF_TRAINER" not in explicit and not site.values.get("RLPROF_TRAINER"):
-        explicit["RLPROF_TRAINER"] = asked.framework.partition("-")[0]
     notes = [*site.warnings, *_python(explicit, site)]
     for name in ("BASE_LOG_DIR", "RLPROF_REQUEST", "RLPROF_OUTPUT_DIR"):
         if explicit.get(name):
@@ -133,6 +131,9 @@ def prepare(asked: Asked, env: Mapping[str, str], cwd: Path) -> Submission:
     settings = Settings.load(explicit)
     request = asked.request or _request(asked, explicit, settings)
     notes += request.notes
+    if asked.framework and not settings["RLPROF_TRAINER"]:
+        explicit["RLPROF_TRAINER"] = trainer_file(asked.framework, request)
+        settings = Settings.load(explicit)
     command = asked.command if asked.command is not None else settings["COMMAND"]
     if asked.framework:
         command, remarks = in_trainers_words(asked.framework, request, command)
@@ -190,6 +191,16 @@ def _left_behind(env: Mapping[str, str], job_env: Mapping[str, str]) -> Iterator
     names = sorted(name for name in env if (name in ways or name.startswith(("NRL_", "SBATCH_"))) and env[name] and name not in job_env)
     if names:
         yield f"set in this shell and not given to the job: {', '.join(names)} (--set NAME gives one)"
+
+
+def trainer_file(framework: str, request: ProfileRequest) -> str:
+    """The env/trainer_*.env of a dialect; NeMo RL's Megatron workers need library folders that the others do not."""
+    if framework != "nemo_rl":
+        return framework.partition("-")[0]
+    from rlprof_ops import frameworks
+
+    megatron = "\nexport LD_LIBRARY_PATH=" in frameworks.get(framework).render(request, "env").text
+    return "nemo_rl_megatron" if megatron else framework
 
 
 def in_trainers_words(framework: str, request: ProfileRequest, command: str) -> tuple[str, list[str]]:
