@@ -64,7 +64,7 @@ def test_stock_ray_never_starts_it_where_there_is_no_python_command(trainer, tmp
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "RAY_"))}
     env |= {"PATH": path, "RAY_AUTH_MODE": "disabled"}
     try:
-        done = subprocess.run([sys.executable, trainer, repr(options), "15"], env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, trainer, repr(options), "10"], env=env, capture_output=True, text=True, timeout=120)
     finally:
         shutil.rmtree(options["_temp_dir"], ignore_errors=True)
 
