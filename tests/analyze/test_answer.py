@@ -122,15 +122,15 @@ def test_a_report_that_cannot_be_read_is_a_line_and_not_the_end(tmp_path: Path, 
     place = tmp_path / "profiles" / "nsight" / "policy_worker" / "rank0"
     place.mkdir(parents=True)
     (place / "policy_worker_rank0_step3-5_n0_1000.nsys-rep").write_bytes(b"")
-    (tmp_path / "profiles" / "memory").mkdir()
-    (tmp_path / "profiles" / "memory" / "snap.pickle").write_bytes(b"\x80\x04.")
+    (tmp_path / "profiles" / "rocprof_sys").mkdir()
+    (tmp_path / "profiles" / "rocprof_sys" / "perfetto-trace.proto").write_bytes(b"x" * 2048)
     traces = list(tmp_path.rglob("generation_worker*.gz"))
     traces[0].write_bytes(traces[0].read_bytes()[:-200])
     answer = report(tmp_path, jobs=1, cache=False)
     said = capsys.readouterr().out
     assert "is empty: the profiler was killed" in answer["coverage"]["unread"][0]["reason"]
     assert [r for r in answer["coverage"]["reports"] if r["truncated"]]
-    assert "not read" in said and "truncated" in said and "snap.pickle" in said
+    assert "not read" in said and "truncated" in said and "perfetto-trace.proto (2.0 KiB)" in said
     assert "1 reports could not be read" in answer["findings"][0]["text"]
     assert (tmp_path / "report.html").stat().st_size > 10_000 and json.loads((tmp_path / "report.json").read_text())["schema"] == 1
 
@@ -173,3 +173,23 @@ def test_a_step_whose_range_was_lost_is_told_from_the_others(tmp_path: Path) -> 
     lost, whole = rows[1, 3], rows[2, 3]
     assert lost["phases"][0]["duration_ns"] == whole["phases"][0]["duration_ns"]
     assert not lost["marked"] and abs(lost["duration_ns"] - whole["duration_ns"]) < 2 * MS
+
+
+def test_memory_reports_are_summed_up_and_run_nothing(tmp_path: Path) -> None:
+    import pickle
+
+    make_run(tmp_path)
+    place = tmp_path / "profiles" / "memory" / "policy_worker" / "rank0"
+    place.mkdir(parents=True)
+    history = [{"action": "alloc", "size": 700}, {"action": "free_completed", "size": 700}, {"action": "alloc", "size": 100}]
+    snapshot = {"segments": [{"device": 0, "allocated_size": 400, "total_size": 1000}], "device_traces": [history]}
+    (place / "policy_worker_rank0_step3-3_n0_1000.pickle").write_bytes(pickle.dumps(snapshot))
+    (place / "policy_worker_rank0_step4-4_n0_1000.pickle").write_bytes(pickle.dumps(Path("/")))
+    host = {"schema": 1, "pid": 1000, "samples": [[1790857026000000000, 50], [1790857027000000000, 90]]}
+    (place / "policy_worker_rank0_step5-5_n0_1000.host-memory.json.gz").write_bytes(gzip.compress(json.dumps(host).encode()))
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    validate(answer)
+    peaks = {(m["device"], m["allocated_bytes"], m["reserved_bytes"]) for m in answer["memory"]}
+    assert {(0, 1000, 1000), (-1, 90, -1)} <= peaks  # 400 at the end, 300 before the last, 1000 before the free
+    assert ["it asks for pathlib" in u["reason"] for u in answer["coverage"]["unread"]] == [True]
+    assert {s["step"] for s in answer["steps"]} == {3, 4, 5} and len(answer["ranks"]) == 3

@@ -12,8 +12,9 @@ from typing import Any
 
 from rlprof_ops.errors import UsageError
 
-TRACE_SUFFIXES = (".nsys-rep", ".pt.trace.json.gz", ".pt.trace.json", ".json.gz")
-_LISTED_ONLY = (".proto", ".pftrace", ".pickle")
+TRACE_SUFFIXES = (".nsys-rep", ".pt.trace.json.gz", ".pt.trace.json", ".json.gz", ".pickle")
+_LISTED_ONLY = (".proto", ".pftrace")
+_MEMORY = (".pickle", ".host-memory.json.gz")
 _RANK_FOLDER = re.compile(r"rank(\d+)")
 _SKIP = {"ray", "logs", "nodes", ".secrets"}
 
@@ -36,6 +37,11 @@ class Report:
     @property
     def readable(self) -> bool:
         return self.path.endswith(TRACE_SUFFIXES) or self.path.endswith((".json", ".sqlite"))
+
+    @property
+    def is_trace(self) -> bool:
+        """Whether it has times to draw; a memory report has none."""
+        return self.readable and not self.path.endswith(_MEMORY)
 
 
 def find_reports(root: Path) -> tuple[Report, ...]:
@@ -119,7 +125,7 @@ def _backend_of(name: str) -> str:
         return "nsight"
     if name.endswith((".proto", ".pftrace")):
         return "rocprof_sys"
-    return "memory" if name.endswith(".pickle") else "torch"
+    return "memory" if name.endswith(_MEMORY) else "torch"
 
 
 def _worker_of(path: Path) -> str:

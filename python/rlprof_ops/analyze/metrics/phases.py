@@ -93,6 +93,8 @@ def find_steps(trace: Trace, first: int | None = None) -> tuple[Step, ...]:
     `step <n>` of our runtime wins over `ProfilerStep#<n>` and the like; a range just called "step" (verl's controller)
     counts from `first`. Without any, the whole capture is one step, numbered `first` (what its file name said) or 0.
     """
+    if trace.origin.kind == "memory":
+        return ()  # samples of memory tell nothing of steps
     labels = {code: trace.names[code] for code in np.unique(trace.ranges.name).tolist()}
     for pattern in (_OUR_STEP, _OTHER_STEP):
         numbers = {code: int(match.group(1)) for code, name in labels.items() if (match := pattern.fullmatch(name.strip()))}

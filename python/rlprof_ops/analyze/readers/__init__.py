@@ -47,6 +47,10 @@ def _read(path: Path) -> Trace:
         from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite
 
         return read_nsys_sqlite(path)
+    if path.name.endswith((".pickle", ".host-memory.json.gz")):
+        from rlprof_ops.analyze.readers.memory_report import read_memory
+
+        return read_memory(path)
     if path.name.endswith(".nsys-rep"):
         from rlprof_ops.analyze.readers.nsys_export import exported
         from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite

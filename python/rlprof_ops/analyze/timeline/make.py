@@ -37,7 +37,7 @@ def make(root: Path, output: Path | None = None, jobs: int | None = None, with_l
 
     Raises `UsageError` when there are no reports, `RlprofError` when none can be read or the folder cannot be written.
     """
-    reports = [report for report in find_reports(root) if report.readable]
+    reports = [report for report in find_reports(root) if report.is_trace]
     folder = root if root.is_dir() else root.parent
     target = output or folder
     parts, left_out = _read(folder, reports, jobs, cache)
