@@ -102,7 +102,8 @@ def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unre
         ],
         "unread": [{"path": u.report.path, "reason": u.reason} for u in unread],
         "listed": [
-            {"path": r.path, "backend": r.backend, "worker": r.worker, "size_bytes": r.size_bytes} for r in reports if not r.readable
+            {"path": r.path, "backend": r.backend, "worker": r.worker, "size_bytes": r.size_bytes, "modified_ns": r.modified_ns}
+            for r in reports if not r.readable
         ],
     }  # fmt: skip
 

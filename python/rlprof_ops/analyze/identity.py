@@ -33,6 +33,7 @@ class Report:
     stop: int | None  # half-open; None: open or untold
     phase: str | None
     size_bytes: int
+    modified_ns: int = 0
 
     @property
     def readable(self) -> bool:
@@ -95,6 +96,7 @@ def _describe(root: Path, path: Path) -> Report:
         stop=get("stop"),
         phase=get("phase"),
         size_bytes=path.stat().st_size,
+        modified_ns=path.stat().st_mtime_ns,
     )
 
 
