@@ -215,6 +215,14 @@ def test_retry_of_a_whole_job_and_of_one_without_a_folder(fake, run_folder, caps
     assert fake.called("sbatch") == []
 
 
+def test_retry_wants_its_job_first(fake, capsys):
+    assert run("retry", "--wait", "4711") == 2
+    assert "the job comes first, as in: rlprof retry 4711" in capsys.readouterr().err
+    assert run("retry") == 2
+    assert run("retry", "--help") == 0
+    assert "Usage: rlprof retry JOB [OPTIONS] [ANY SBATCH OPTION]" in capsys.readouterr().out
+
+
 def test_what_is_another_users_is_not_run_as_me(fake, run_folder, monkeypatch, capsys):
     run_folder.record(cause="driver_exit", exit_code=1)
     run_folder.manifest(("policy_worker", 0, 7, 8, "missing"))

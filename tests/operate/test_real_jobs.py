@@ -18,7 +18,7 @@ import pytest
 
 from tests.sandbox import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(700)]
 
 REQUEST = """\
 captures:
@@ -28,7 +28,7 @@ captures:
 """
 DEMO = ("python", "-m", "rlprof_ops.demo", "--steps", "8")
 # A trainer that dies between its two windows, in a job that goes on until somebody stops it.
-HANGS = ("bash", "-c", "python -m rlprof_ops.demo --steps 8 --fail-at-step 6; sleep 600")
+HANGS = ("bash", "-c", "env > env.txt; python -m rlprof_ops.demo --steps 8 --fail-at-step 6; sleep 600")
 MARK = "<!-- transcript -->"
 
 
@@ -47,7 +47,7 @@ class Login:
             (tools / name).chmod(0o755)
         self.env = {
             "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[2] / "python"),
-            "XDG_STATE_HOME": str(sandbox.shared / "state"),
+            "XDG_STATE_HOME": str(sandbox.shared / "state"), "LEFT_OVER": "1", "NRL_NSYS_WORKER_PATTERNS": "left over", "SEED": "7",
         }  # fmt: skip
         self.text: list[str] = []
 
@@ -87,7 +87,7 @@ class Login:
 def test_a_session_at_the_login_node(slurm):
     me = Login(slurm)
     submit = ("submit", "-N", "3", "--gres=gpu:2", "--request", "profile.yaml", "--world", "policy_worker=2,generation_worker=1",
-              "--set", "RAY_LOG_SYNC_FREQUENCY=2", "--set", f"RLPROF_VENV={sys.prefix}", "--wait", "--")  # fmt: skip
+              "--set", "RAY_LOG_SYNC_FREQUENCY=2", "--set", f"RLPROF_VENV={sys.prefix}", "--set", "SEED", "--wait", "--")  # fmt: skip
     shown = me.type("submit", "--dry-run", *submit[1:], *HANGS, show=False)
     assert "sbatch --parsable --export=ALL --job-name=rlprof -N 3 --gres=gpu:2" in shown
 
@@ -106,6 +106,8 @@ def test_a_session_at_the_login_node(slurm):
         assert "3 of 3 nodes are up" in me.type("logs", job, "--node", "n1", show=False)
         assert "driver runs" in me.type("logs", job, "--job-output", show=False)
         me.type("dashboard", job, code=2, show=False)
+        env = (me.folder / "env.txt").read_text().splitlines()
+        assert "SEED=7" in env and not [line for line in env if line.startswith(("LEFT_OVER=", "NRL_"))]
         stopped = me.type("stop", job, code=3, cwd=Path("/"))
     except BaseException:
         slurm.run(["scancel", "--signal=KILL", job], check=False)
@@ -122,13 +124,36 @@ def test_a_session_at_the_login_node(slurm):
     me.text[0] = me.text.pop()
     me.type("status", job, code=3, cwd=Path("/"))
 
-    again = me.type("retry", job, "--wait", "--", *DEMO, cwd=Path("/"), timeout=300)
+    again = me.type("retry", job, "--wait", "--", *DEMO, cwd=Path("/"), timeout=400)
     assert "3 captures planned: 3 ok" in again
     assert "reports: 3 " in again
     assert me.type("ps", "--all").count("-logs") == 2
     assert not (slurm.shared / "used").exists(), (slurm.shared / "used").read_text()
     assert [line for node in slurm.nodes for line in slurm.processes(node)] == []
     write_transcript(me)
+
+
+def test_a_sites_defaults_reach_slurm(slurm):
+    me = Login(slurm)
+    site = slurm.shared / "site.env"
+    site.write_text(
+        "SBATCH_JOB_NAME=a | b $c = \"d\"\nSBATCH_TIMELIMIT=30\nRLPROF_SBATCH_ARGS=--comment='{\"reaper\": {\"exempt\": \"60 min\"}}' -N1\n"
+        f"BASE_LOG_DIR={slurm.shared}/runs of all\n"
+    )
+    me.env |= {"RLPROF_SITE_ENV": str(site), "SBATCH_TIMELIMIT": "99", "SBATCH_PARTITION": "moon"}
+    said = json.loads(me.type("submit", "--json", "--hold", "--time=10", "--", "true").splitlines()[-1])
+    fields = slurm.run(["scontrol", "show", "job", said["job"]]).stdout
+
+    assert "TimeLimit=00:10:00" in fields and "NumNodes=1" in fields
+    assert 'Comment={"reaper": {"exempt": "60 min"}}' in fields
+    view = me.status(said["job"])
+    assert (view["state"], view["reason"], view["name"]) == ("waiting", "JobHeldUser", 'a | b $c = "d"')
+    assert view["run_dir"] == f"{slurm.shared}/runs of all/{said['job']}-logs"
+    assert [job["name"] for job in json.loads(me.type("ps", "--json", cwd=Path("/")))] == ['a | b $c = "d"']
+    assert "is cancelled" in me.type("stop", said["job"], cwd=Path("/"))
+    assert me.status(said["job"])["exit_code"] == 143
+    me.type("submit", "--partition=moon", "--", "true", code=1)
+    assert "Did you mean --partition?" in me.type("submit", "--partiton=x", "--", "true", code=2)
 
 
 def wait_for_job(me: Login) -> str:

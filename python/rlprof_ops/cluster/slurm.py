@@ -102,7 +102,7 @@ def parse_shown(text: str) -> SlurmJob | None:
     return SlurmJob(
         id=first["id"], name=first["name"], state=state, reason=_known(fields.get("Reason", "")), elapsed=fields.get("RunTime", ""),
         time_limit=fields.get("TimeLimit", ""), node_count=_number(fields.get("NumNodes", "")), nodes=_known(fields.get("NodeList", "")),
-        work_dir=fields.get("WorkDir", ""), command=fields.get("Command", ""), output=fields.get("StdOut", ""),
+        work_dir=fields.get("WorkDir", ""), command=fields.get("Command", ""), output=fields.get("StdOut", "").replace("%j", first["id"]),
         user=fields.get("UserId", "").partition("(")[0], exit_code=_exit_code(fields.get("ExitCode", ""), state),
         restarts=_number(fields.get("Restarts", "")),
     )  # fmt: skip

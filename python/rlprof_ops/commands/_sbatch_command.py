@@ -28,6 +28,8 @@ class SbatchCommand(click.Command):
         if ctx.resilient_parsing:  # a shell completes a line that is not whole yet
             return super().parse_args(ctx, args)
         first = [word for word in args[: self.leading] if not word.startswith("-")]
+        if len(first) < self.leading and not {"-h", "--help"} & set(args):
+            raise click.UsageError(f"the job comes first, as in: {ctx.command_path} 4711 --time=2:00:00", ctx)
         words = split(args[len(first) :], self._options(ctx))
         ctx.meta[_META] = words
         ctx.ignore_unknown_options = False
@@ -42,7 +44,12 @@ class SbatchCommand(click.Command):
 
 
 class RetryCommand(SbatchCommand):
+    """Its job comes first, since sbatch's options may take the word after them."""
+
     leading = 1
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return list(reversed(super().collect_usage_pieces(ctx)))
 
 
 def words_of(ctx: click.Context) -> Any:

@@ -11,8 +11,8 @@ from rlprof_ops.commands._jobs import complete
 from rlprof_ops.commands._sbatch_command import RetryCommand, forwarded_options, words_of
 
 
-@click.command(cls=RetryCommand, options_metavar="JOB [OPTIONS] [ANY SBATCH OPTION] [-- COMMAND ...]")
-@click.argument("job", shell_complete=complete, metavar="")
+@click.command(cls=RetryCommand, options_metavar="[OPTIONS] [ANY SBATCH OPTION] [-- COMMAND ...]")
+@click.argument("job", shell_complete=complete)
 @forwarded_options
 @click.option("--set", "settings", metavar="NAME[=VALUE]", multiple=True, help="A knob or any variable for the job, over what it had.")
 @click.option("--dry-run", is_flag=True, help="Show the sbatch line and its environment, and submit nothing.")
