@@ -13,6 +13,7 @@ from rlprof_ops.cli import main
 from rlprof_ops.cluster import sbatch_options, submit
 from rlprof_ops.cluster.find import find
 from rlprof_ops.cluster.knobs import home
+from rlprof_ops.collect import remembered
 from rlprof_ops.collect.locate import run_folder as locate
 from rlprof_ops.request import ProfileRequest, RequestError
 
@@ -279,3 +280,25 @@ def test_the_carried_request_is_the_lowest_layer(tmp_path):
         assert ProfileRequest.load(env=env | more).captures[0].workers == (worker,)
     with pytest.raises(RequestError, match="RLPROF_REQUEST_JSON"):
         ProfileRequest.load(env={"RLPROF_REQUEST_JSON": "{"})
+
+
+def test_what_is_remembered_stays_small_and_survives_rubbish(tmp_path, monkeypatch):
+    monkeypatch.setattr(remembered, "_KEPT", 3)
+    env = {"XDG_STATE_HOME": str(tmp_path)}
+    for number in range(20):
+        remembered.remember(remembered.Remembered(str(number), f"/runs/{number}-logs", "x", number), env)
+        assert remembered.recall(env)[-1].job == str(number)
+    assert 3 <= len(remembered.recall(env)) <= 6
+    file = remembered.path(env)
+    file.write_bytes(b"\xff{not json\n[]\n" + file.read_bytes())
+    assert remembered.folders("19", env) == [Path("/runs/19-logs")]
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_somebody_else_made_gets_no_record(fake, tmp_path, capsys):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (Path.cwd() / "4711-logs").mkdir()
+    (Path.cwd() / "4711-logs" / ".secrets").symlink_to(elsewhere)
+    assert run("submit", "--", "true") == 0
+    assert list(elsewhere.iterdir()) == []

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -274,6 +275,9 @@ def write_record(submission: Submission, job: str, cwd: Path) -> None:
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         secrets = folder / ".secrets"
         secrets.mkdir(mode=0o700, exist_ok=True)
+        owner = secrets.lstat()
+        if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode):
+            return  # job numbers can be guessed, and somebody who may write in the base has been here before
         temporary = secrets / f".{RECORD}.{os.getpid()}"
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(json.dumps(record, indent=1) + "\n")

@@ -31,14 +31,23 @@ def path(env: Mapping[str, str] | None = None) -> Path:
 
 
 def remember(entry: Remembered, env: Mapping[str, str] | None = None) -> None:
-    """Append, and cut the file at its last thousand jobs. A home that cannot be written is no error."""
+    """Append a line; two at once do not meet. A home that cannot be written is no error."""
     file = path(env)
+    line = json.dumps(asdict(entry)) + "\n"
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lines = [json.dumps(asdict(known)) + "\n" for known in recall(env)][-_KEPT + 1 :]
-        temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0) as out:
+            out.write(line.encode())
+    known = recall(env)
+    if len(known) > 2 * _KEPT:
+        _rewrite(file, known[-_KEPT:])
+
+
+def _rewrite(file: Path, entries: list[Remembered]) -> None:
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
-            out.writelines([*lines, json.dumps(asdict(entry)) + "\n"])
+            out.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
         os.replace(temporary, file)
 
 
