@@ -1,0 +1,55 @@
+"""One line of the doctor's answer."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+STATES = (OK, WARN, FAIL)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`place`: login, or a node's name; `said`: what was found; `fix`: what to do, empty when ok."""
+
+    check: str
+    state: str
+    said: str
+    fix: str = ""
+    place: str = "login"
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+Check = Callable[[], Iterable[Finding]]
+
+
+def run_all(checks: Mapping[str, Check], place: str) -> list[Finding]:
+    """Every check's findings; one that breaks is itself a finding, so that a doctor never ends half way."""
+    found = []
+    for name, check in checks.items():
+        try:
+            found += [replace(finding, place=place) for finding in check()]
+        except Exception as error:  # whatever a strange machine makes a check raise
+            found.append(Finding(name, WARN, f"the check itself failed: {type(error).__name__}: {error}", "report this", place))
+    return found
+
+
+def output(argv: Sequence[str], seconds: float = 20, **options: object) -> tuple[int, str]:
+    """Exit code and both outputs of a command; (127, reason) when it cannot run or is not done in time."""
+    try:
+        done = subprocess.run(list(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds, check=False, **options)  # type: ignore[call-overload]
+    except subprocess.TimeoutExpired:
+        return 127, f"not done after {seconds:.0f} s"
+    except OSError as error:
+        return 127, str(error)
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def last_line(text: str) -> str:
+    """The last line with something in it, at most 200 characters."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else ""

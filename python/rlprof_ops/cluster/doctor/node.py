@@ -1,0 +1,51 @@
+"""`python -m rlprof_ops.cluster.doctor.node`: all checks of one node, as one line of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rlprof_ops.cluster.doctor import machine, profilers, shared, software
+from rlprof_ops.cluster.doctor.finding import Finding, run_all
+from rlprof_ops.cluster.knobs import Settings
+
+MARK = "rlprof-doctor:"
+
+
+def here(settings: Settings, folder: Path | None, *, quick: bool, place: str) -> list[Finding]:
+    """What can be told of this machine alone. `quick` leaves out what takes seconds: the trial capture, torch."""
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "python": software.python,
+        "ray": software.ray,
+        "nvtx": software.nvtx,
+        **({} if quick else {"torch": software.torch, "nsys": profilers.nsys}),
+        "rocprof-sys": profilers.rocprof,
+        "perf_event_paranoid": profilers.perf_event_paranoid,
+        "GPU counters": profilers.cupti,
+        "other profilers": profilers.other_users,
+        "room": lambda: machine.room(settings, folder),
+        "ports": lambda: machine.port_check(settings),
+    }
+    return run_all(checks, place)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=70)
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args()
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    rank, tasks = int(os.environ.get("SLURM_PROCID", 0)), int(os.environ.get("SLURM_NTASKS", 1))
+    # The shared folder first: all tasks have to be at it at the same time.
+    found = run_all({"shared folder": lambda: shared.together(asked.folder, rank, tasks, asked.seconds, node)}, node)
+    found += here(Settings.load(os.environ), asked.folder.parent, quick=asked.quick, place=node)
+    sys.stdout.write(MARK + json.dumps([finding.to_dict() for finding in found]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""nsys and rocprof-sys: there, in a usable version, allowed to record, and really writing a report."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rlprof_ops.backends import nsight, rocprof_sys
+from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
+
+_HANGS = "2022."
+_BOUND_S = 60.0
+_PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
+_NVIDIA_PARAMETERS = Path("/proc/driver/nvidia/params")
+# Processes that hold a GPU's profiling counters, or record others: a second user of CUPTI gets nothing or an error.
+_OTHER_USERS = {
+    "nv-hostengine": "dcgmi profile --pause while you profile, and --resume after",
+    "dcgm-exporter": "dcgmi profile --pause while you profile, and --resume after",
+    "ncu": "end it: Nsight Compute takes the counters for itself",
+    "nvprof": "end it",
+}
+
+
+def nsys() -> Iterator[Finding]:
+    path = nsight.find()
+    if path is None:
+        named = os.environ.get("RLPROF_NSYS")
+        yield Finding("nsys", WARN, f"RLPROF_NSYS={named!r} is not there" if named else "not on PATH",
+                      "needed for nsight captures: module load, install Nsight Systems, or set RLPROF_NSYS; torch captures work without")
+        return
+    code, text = output([path, "--version"], seconds=30)
+    found = re.search(r"(\d{4}\.\S+)", text)
+    version = found[1] if found else ""
+    if code or not version:
+        yield Finding("nsys", FAIL, f"{path} --version: {last_line(text)}", "install Nsight Systems again, or set RLPROF_NSYS to another")
+        return
+    if version.startswith(_HANGS):
+        yield Finding("nsys", FAIL, f"{version} ({path}) hangs in most runs of short programs", "use 2023.1 or newer; set RLPROF_NSYS")
+        return
+    yield Finding("nsys", OK, f"{version} ({path})")
+    yield trial(path)
+
+
+def trial(path: str) -> Finding:
+    """One second in a session, as a job takes it: the report must be there when `nsys stop` returns."""
+    folder = Path(tempfile.mkdtemp(prefix="rlprof-doctor-"))
+    session = f"rlprof-doctor-{os.getpid()}"
+    report = folder / "trial.nsys-rep"
+    program = "import sys; sys.stdin.read()"
+    env = nsight.client_env(os.environ) | {"TMPDIR": str(folder)}  # nsys finds a session through TMPDIR
+    # Its input is a pipe of ours, so it ends with us whatever happens.
+    launched = subprocess.Popen(
+        [path, "launch", f"--session-new={session}", "-t", "nvtx", sys.executable, "-c", program],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        env=env,
+    )  # fmt: skip
+    try:
+        began = time.monotonic()
+        problem = _window(path, session, report, env)
+        took = time.monotonic() - began
+        found = nsight.check(report) if not problem else None
+        if found is None or found.state != "ok":
+            why = problem or (f"the report is {found.state}: {found.reason}" if found else "")
+            return Finding("nsys capture", FAIL, f"a 1 s window gave no report: {why}", "run the same by hand: nsys launch, start, stop; nsys status -e names missing permissions")
+        return Finding("nsys capture", OK, f"a 1 s window gave a report of {report.stat().st_size / 1024:.0f} KiB ({took:.1f} s with start and stop)")
+    finally:
+        output([path, "shutdown", "--kill=sigkill", f"--session={session}"], seconds=20, env=env)
+        launched.kill()
+        launched.wait(timeout=10)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _window(path: str, session: str, report: Path, env: Mapping[str, str]) -> str:
+    """Why the window was not taken, or nothing."""
+    deadline = time.monotonic() + _BOUND_S
+    # `nsys start` of a session that is not there yet succeeds too, and records nothing.
+    while session not in output([path, "sessions", "list"], seconds=30, env=env)[1]:
+        if time.monotonic() > deadline:
+            return f"nsys launch opened no session within {_BOUND_S:.0f} s"
+        time.sleep(0.3)
+    code, text = output([path, "start", f"--session={session}", "-o", str(report), "-s", "none", "--cpuctxsw=none"], seconds=_BOUND_S, env=env)
+    if code:
+        return f"nsys start: {last_line(text)}"
+    time.sleep(1)
+    code, text = output([path, "stop", f"--session={session}"], seconds=_BOUND_S, env=env)
+    return f"nsys stop: {last_line(text)}" if code else ""
+
+
+def rocprof() -> Iterator[Finding]:
+    """Only where there is an AMD GPU: elsewhere nobody misses it."""
+    try:
+        front_end = rocprof_sys.find()
+    except rocprof_sys.FrontEndError as error:
+        needed = os.path.exists("/dev/kfd") or os.environ.get("RLPROF_ROCPROF_SYS")
+        yield Finding("rocprof-sys", WARN if needed else OK, str(error) if needed else "not here, and no AMD GPU that would need it",
+                      "load ROCm's module, or set RLPROF_ROCPROF_SYS" if needed else "")
+        return
+    yield Finding("rocprof-sys", OK, str(front_end)[:200])
+
+
+def perf_event_paranoid() -> Iterator[Finding]:
+    """2 allows a user to sample own processes, 1 the kernel's side too (kernel documentation, perf-security)."""
+    try:
+        value = int(_PARANOID.read_text())
+    except (OSError, ValueError):
+        yield Finding("perf_event_paranoid", WARN, "cannot be read", "CPU samples (nsys -s process-tree) may be missing")
+        return
+    fine = value <= 2 or os.getuid() == 0
+    yield Finding("perf_event_paranoid", OK if fine else WARN, str(value), "" if fine else "above 2 nsys takes no CPU samples: sysctl kernel.perf_event_paranoid=2, or leave the option s off")
+
+
+def cupti() -> Iterator[Finding]:
+    """NVIDIA's rule: RmProfilingAdminOnly=1 keeps GPU counters to root (developer.nvidia.com/ERR_NVGPUCTRPERM)."""
+    if not nsight.has_gpu():
+        yield Finding("GPU counters", OK, "no NVIDIA driver here, so nothing to permit")
+        return
+    try:
+        found = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", _NVIDIA_PARAMETERS.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    if found is None:
+        yield Finding("GPU counters", WARN, f"{_NVIDIA_PARAMETERS} does not tell", "CUDA traces need no counters; gpu-metrics-* do")
+        return
+    closed = found[1] == "1" and os.getuid() != 0
+    yield Finding("GPU counters", WARN if closed else OK, "for administrators only" if closed else "allowed",
+                  "CUDA and NVTX traces work; for gpu-metrics-* the operator sets NVreg_RestrictProfilingToAdminUsers=0" if closed else "")
+
+
+def other_users(proc: Path = Path("/proc")) -> Iterator[Finding]:
+    """Processes that share a GPU's profiling interface with us."""
+    names: dict[str, str] = {}
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            try:
+                names[entry.name] = (entry / "comm").read_text().strip()
+            except OSError:
+                continue  # it has ended
+    found = sorted({name for name in names.values() if name in _OTHER_USERS})
+    if not found:
+        yield Finding("other profilers", OK, "no DCGM, ncu or nvprof runs here (as far as this user sees)")
+    for name in found:
+        pids = [pid for pid, other in names.items() if other == name]
+        yield Finding("other profilers", WARN, f"{name} runs (pid {', '.join(pids[:3])}) and may hold the GPU's counters", _OTHER_USERS[name])

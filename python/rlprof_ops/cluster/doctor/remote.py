@@ -1,0 +1,85 @@
+"""The doctor on compute nodes: one short srun step, one task a node, its answers read from its output."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlprof_ops.cluster.doctor.finding import FAIL, Finding, last_line
+from rlprof_ops.cluster.doctor.node import MARK
+from rlprof_ops.cluster.knobs import home, import_path
+from rlprof_ops.errors import RlprofError
+
+
+@dataclass(frozen=True)
+class Where:
+    """`nodes` compute nodes of a new short job, or all nodes of `job`; inside `container` when set."""
+
+    nodes: int = 0
+    job: str = ""
+    container: str = ""
+    mounts: str = ""
+    python: str = ""
+    srun_args: tuple[str, ...] = ()
+    seconds: float = 300
+
+    def argv(self, folder: Path, quick: bool) -> list[str]:
+        """The srun line. `folder` is the canary's."""
+        line = ["srun", "--mpi=none", "--unbuffered", "--kill-on-bad-exit=0", "--ntasks-per-node=1"]
+        if self.job:
+            line += [f"--jobid={self.job}", "--overlap"]
+        else:
+            line += [f"--nodes={self.nodes}", f"--ntasks={self.nodes}", "--job-name=rlprof-doctor", f"--time={max(1, int(self.seconds // 60))}"]
+        line += self.srun_args
+        if self.container:
+            mounts = ",".join(filter(None, [self.mounts, f"{home()}:{home()}", f"{import_path()}:{import_path()}", f"{folder}:{folder}"]))
+            line += [f"--container-image={self.container}", f"--container-mounts={mounts}", "--container-workdir=/", "--no-container-mount-home"]
+        python = self.python or ("python3" if self.container else sys.executable)
+        program = [python, "-m", "rlprof_ops.cluster.doctor.node", f"--folder={folder}", *(["--quick"] if quick else [])]
+        # Not srun's --export: it would drop the rest of the environment, or be lost in a container.
+        path = f"export PYTHONPATH={shlex.quote(import_path())}${{PYTHONPATH:+:$PYTHONPATH}}"
+        return [*line, "bash", "-c", f"{path}; exec {shlex.join(program)}"]
+
+
+def examine(where: Where, shared: Path, quick: bool) -> list[Finding]:
+    """The findings of all nodes. Raises RlprofError when srun cannot be run or no node answered."""
+    if shutil.which("srun") is None:
+        raise RlprofError("no srun on PATH: compute nodes cannot be asked from here; run it on a login node")
+    folder = shared / f".rlprof-doctor-{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise RlprofError(f"--shared {shared}: {error.strerror}; give a folder that you may write, on storage that all nodes mount") from error
+    try:
+        return _run(where.argv(folder, quick), where.seconds)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(argv: list[str], seconds: float) -> list[Finding]:
+    # The variables of a job that we may be in ourselves would bend the new one.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "PYXIS_")) or name == "SLURM_CONF"}
+    process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # srun cancels what it asked for
+        try:
+            out, err = process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+        err += f"\nnot done after {seconds:.0f} s (--wait): the nodes are busy, or a check hangs"
+    found = [Finding(**entry) for line in out.splitlines() if line.startswith(MARK) for entry in json.loads(line[len(MARK):])]
+    if not found:
+        raise RlprofError(f"no node answered: {last_line(err) or 'srun said nothing'}\nThe line was: {shlex.join(argv)}")
+    if process.returncode:
+        found.append(Finding("srun", FAIL, f"exit code {process.returncode}: {last_line(err)}", "see the nodes that are missing above", "compute"))
+    return found

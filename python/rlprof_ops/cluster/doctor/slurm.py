@@ -1,0 +1,100 @@
+"""The Slurm options that decide how a job can end, and whether its last reports come home."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+
+from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
+from rlprof_ops.cluster.knobs import Settings
+
+_OLDEST = (22, 5)
+_TEN = 10  # seconds that closing windows and the last sync take at least
+
+
+def checks(settings: Settings) -> Iterator[Finding]:
+    """Ask `scontrol show config`; nothing to say about Slurm where there is none."""
+    if shutil.which("scontrol") is None:
+        yield Finding("slurm", WARN, "no scontrol on PATH", "run this on a login node, or use rlprof demo and submitit's local executor without Slurm")
+        return
+    code, text = output(["scontrol", "show", "config"])
+    if code:
+        yield Finding("slurm", FAIL, f"scontrol show config: {last_line(text.splitlines()[0])}", "ask the operator: slurmctld does not answer this machine")
+        return
+    yield from judge(parse(text), settings)
+    yield from _commands()
+
+
+def parse(text: str) -> dict[str, str]:
+    """`Name = value` lines as a dict."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def judge(config: Mapping[str, str], settings: Settings) -> Iterator[Finding]:
+    """What each option means for a profiled job. Pure."""
+    yield _version(config.get("SLURM_VERSION", ""))
+    yield _kill_wait(_seconds(config.get("KillWait", "")), settings.number("RLPROF_DRAIN_SECONDS"))
+    yield _private_tmp(config)
+    yield _signals(config)
+    yield _requeue(config)
+    accounting = config.get("AccountingStorageType", "")
+    none = "none" in accounting or accounting in ("", "(null)")
+    yield Finding("accounting", OK, "no accounting, so sacct is empty: nothing here needs it" if none else accounting)
+
+
+def _version(text: str) -> Finding:
+    found = re.match(r"(\d+)\.(\d+)", text)
+    if not found:
+        return Finding("slurm version", WARN, f"not understood: {text!r}", "22.05 or newer is needed")
+    fine = (int(found[1]), int(found[2])) >= _OLDEST
+    return Finding("slurm version", OK if fine else FAIL, text, "" if fine else "22.05 or newer is needed: older ones lack --signal for steps as ray.sub uses it")
+
+
+def _kill_wait(seconds: int | None, drain: int) -> Finding:
+    """KillWait: seconds between SIGTERM and SIGKILL after scancel, man slurm.conf."""
+    if seconds is None:
+        return Finding("KillWait", WARN, "not told", "30 s is assumed")
+    if seconds < _TEN:
+        return Finding("KillWait", FAIL, f"{seconds} s from scancel to SIGKILL", "end jobs with `scancel --signal=TERM <job>.0`, or have KillWait raised to 30")
+    if seconds < drain:
+        fix = "enough for small reports; for large ones end jobs with `scancel --signal=TERM <job>.0`, which has no limit but RLPROF_DRAIN_SECONDS"
+        return Finding("KillWait", OK, f"{seconds} s from scancel to SIGKILL, below RLPROF_DRAIN_SECONDS={drain}", fix)
+    return Finding("KillWait", OK, f"{seconds} s")
+
+
+def _private_tmp(config: Mapping[str, str]) -> Finding:
+    """job_container/tmpfs gives each job its own /tmp, gone with it: what is synced is safe, a node's leftovers are not."""
+    if "tmpfs" in config.get("JobContainerType", ""):
+        return Finding("private /tmp", OK, "each job has a /tmp of its own, deleted with it",
+                       "what could not be copied cannot be looked for afterwards; RLPROF_NODE_ROOT on a local disk outside of /tmp keeps it")
+    return Finding("private /tmp", OK, "jobs on a node share /tmp; our folder in it is mode 0700")
+
+
+def _signals(config: Mapping[str, str]) -> Finding:
+    tracker = config.get("ProctrackType", "")
+    if "cgroup" in tracker:
+        return Finding("signals", OK, f"{tracker}: signals reach a step's own processes, and nothing survives a job")
+    return Finding("signals", WARN, f"{tracker or 'unknown'}: a signal to a step reaches Ray's processes too",
+                   "ask the operator for ProctrackType=proctrack/cgroup; until then windows that are open at the time limit may be lost")
+
+
+def _requeue(config: Mapping[str, str]) -> Finding:
+    preempt = config.get("PreemptMode", "OFF")
+    if "REQUEUE" not in preempt:
+        return Finding("preemption", OK, f"PreemptMode={preempt}")
+    if "send_user_signal" in config.get("PreemptParameters", ""):
+        return Finding("preemption", OK, "requeues, after the job's own signal")
+    return Finding("preemption", WARN, "requeues with SIGTERM and GraceTime only", "set RLPROF_DRAIN_SECONDS below the partition's GraceTime; PreemptParameters=send_user_signal would help")
+
+
+def _seconds(text: str) -> int | None:
+    found = re.match(r"(\d+)", text)
+    return int(found[1]) if found else None
+
+
+def _commands() -> Iterator[Finding]:
+    missing = [name for name in ("sbatch", "srun", "scancel", "squeue") if shutil.which(name) is None]
+    yield Finding("slurm commands", FAIL if missing else OK, f"missing: {', '.join(missing)}" if missing else "sbatch, srun, scancel, squeue",
+                  "install Slurm's client commands here" if missing else "")

@@ -1,0 +1,98 @@
+"""The Python of a node: Ray, our plugin in it, the state of Ray's own nsight plugin, nvtx, torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlprof_ops import rayenv
+from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
+from rlprof_ops.version import __version__
+
+_OLDEST_RAY = (2, 49)
+_TORCH = """
+import json, torch
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
+                  "devices": torch.cuda.device_count(), "kineto": torch.profiler.kineto_available()}))
+"""
+
+
+def python() -> Iterator[Finding]:
+    text = f"{platform.python_version()} ({sys.executable}), rlprof-ops {__version__}"
+    fine = sys.version_info >= (3, 10)
+    yield Finding("python", OK if fine else FAIL, text, "" if fine else "3.10 or newer is needed: set RLPROF_VENV or RLPROF_PYTHON")
+    if _version("pyyaml") is None:
+        yield Finding("python", FAIL, f"{sys.executable} lacks PyYAML", "pip install pyyaml there")
+
+
+def ray() -> Iterator[Finding]:
+    version = _version("ray")
+    if version is None:
+        yield Finding("ray", FAIL, f"not installed for {sys.executable}", "set RLPROF_VENV to the trainer's environment, or install ray there")
+        return
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    fine = numbers >= _OLDEST_RAY
+    yield Finding("ray", OK if fine else WARN, version, "" if fine else "2.49 or newer is tested; older ones may lack what the plugin needs")
+    reason = rayenv.check_import(dict(os.environ))
+    yield Finding("ray plugin", FAIL if reason else OK, last_line(reason) if reason else "loads in Ray's runtime-env agent",
+                  "nsight windows need it: put rlprof-ops (python/ of the checkout) on the nodes' PYTHONPATH" if reason else "")
+    yield _patch_state()
+
+
+def _patch_state() -> Finding:
+    """Exit codes of scripts/patch_ray_nsight.sh --check: 0 repaired, 1 needs it, 2 unknown."""
+    script = Path(rayenv.__file__).parent / "patch_ray_nsight.sh"
+    code, text = output(["bash", str(script), "--python", sys.executable, "--check"])
+    said = last_line(text).removeprefix("patch_ray_nsight: ")
+    if code == 0:
+        return Finding("ray's nsight", OK, said)
+    if code == 1:
+        return Finding("ray's nsight", OK, "has the bare-python fault in its file; our plugin repairs it in memory",
+                       "where the plugin cannot be registered: rlprof patch-ray")
+    return Finding("ray's nsight", WARN, said, "its file is of no known shape; captures through our plugin do not use it")
+
+
+def nvtx() -> Iterator[Finding]:
+    version = _version("nvtx")
+    if version is not None:
+        yield Finding("nvtx", OK, version)
+    elif _version("torch") is not None:
+        yield Finding("nvtx", WARN, "not installed", "pip install nvtx==0.2.10: without it only CUDA builds of torch write ranges")
+    else:
+        yield Finding("nvtx", WARN, "neither nvtx nor torch is installed: reports will have no ranges", "pip install nvtx==0.2.10")
+
+
+def torch() -> Iterator[Finding]:
+    version = _version("torch")
+    if version is None:
+        yield Finding("torch", WARN, "not installed", "needed for torch and memory captures only")
+        return
+    code, text = output([sys.executable, "-c", _TORCH], seconds=120)
+    try:
+        facts = json.loads(last_line(text)) if code == 0 else None
+    except ValueError:
+        facts = None
+    if facts is None:
+        yield Finding("torch", FAIL, f"{version} does not import: {last_line(text)}", "repair the environment of RLPROF_VENV")
+        return
+    build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU only"
+    said = f"{facts['version']}, {build}, {facts['devices']} GPUs seen"
+    wrong = (facts["cuda"] or facts["hip"]) and not facts["devices"] and _has_gpu()
+    yield Finding("torch", WARN if wrong else OK, said, "this node has a GPU that torch does not see: compare driver and build" if wrong else "")
+
+
+def _has_gpu() -> bool:
+    return os.path.exists("/dev/nvidia0") or os.path.exists("/dev/kfd")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,124 @@
+"""After a `RayJob` was submitted: wait for its summary without sacct; harvest and report as jobs of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.cluster import seat
+from rlprof_ops.cluster.summary import RunSummary
+from rlprof_ops.errors import RlprofError
+
+_ASK_EVERY_S = 5.0
+_GRACE_S = 60.0  # for the result's file to come over from the node that wrote it
+
+
+def wait_for(job: Any, seconds: float | None = None) -> RunSummary:
+    """The first task's summary of a submitted RayJob; submitit's `job.results()[0]`, but it ends when the job does.
+
+    submitit asks sacct alone: without accounting it waits for ever for a job that was killed. This asks squeue.
+    Raises RlprofError when the job ended without a result, or is not done after `seconds`.
+    """
+    first = job.task(0)
+    if type(job).__name__ != "SlurmJob":
+        return _result(first)
+    began = time.monotonic()
+    gone_since: float | None = None
+    while not first.paths.result_pickle.exists():
+        now = time.monotonic()
+        if seconds is not None and now - began > seconds:
+            raise RlprofError(f"job {job.job_id} is not done after {seconds:.0f} s")
+        if _in_queue(str(job.job_id)):
+            gone_since = None
+        elif gone_since is None:
+            gone_since = now
+        elif now - gone_since > _GRACE_S:
+            raise RlprofError(f"job {job.job_id} ended without a result: it was killed, or never started. Its last words:\n{_tail(first.paths.stderr)}")
+        _sleep_until(first.paths.result_pickle, _ASK_EVERY_S)
+    return _result(first)
+
+
+def _result(task: Any) -> RunSummary:
+    found = task.result()
+    if not isinstance(found, RunSummary):
+        raise RlprofError(f"job {task.job_id} is no RayJob: its result is {type(found).__name__}")
+    return found
+
+
+def _sleep_until(path: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def _in_queue(job: str) -> bool:
+    """Whether Slurm has it waiting or running. True also when Slurm does not answer: that is no reason to give up."""
+    try:
+        done = subprocess.run(["squeue", "-h", "-j", job, "-o", "%T"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    if done.returncode:
+        return "Invalid job id" not in done.stderr
+    return bool(done.stdout.strip())
+
+
+def _tail(path: Path, lines: int = 10) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return f"(no {path})"
+
+
+def run_folder_of(job: Any) -> Path:
+    """The newest run folder of a submitit job whose RayJob has no log_dir of its own."""
+    cluster = "slurm" if type(job).__name__ == "SlurmJob" else "local"
+    name = seat.job_name(cluster, str(job.job_id))
+    base = Path(job.paths.folder)
+    attempts = sorted(base.glob(f"{name}.r*-logs"), key=lambda path: int(path.name.rpartition(".r")[2].removesuffix("-logs")))
+    return attempts[-1] if attempts else base / f"{name}-logs"
+
+
+@dataclass(frozen=True)
+class HarvestRun:
+    """A follow-up job: makes the manifest of a run folder, and returns it.
+
+    `HarvestRun.of(job)` for a job that was just submitted, with `slurm_additional_parameters={"dependency":
+    f"afterany:{job.job_id}"}`. Raises RlprofError when there is no such run.
+    """
+
+    folder: str
+
+    @classmethod
+    def of(cls, job: Any) -> HarvestRun:
+        return cls(str(run_folder_of(job)))
+
+    def __call__(self) -> Any:
+        from rlprof_ops.collect.harvest import harvest
+
+        return harvest(newest(Path(self.folder)))
+
+
+@dataclass(frozen=True)
+class ReportRun:
+    """A follow-up job: writes report.json and report.html of a run folder, and returns the answer (what report.json holds)."""
+
+    folder: str
+
+    @classmethod
+    def of(cls, job: Any) -> ReportRun:
+        return cls(str(run_folder_of(job)))
+
+    def __call__(self) -> dict[str, Any]:
+        from rlprof_ops.analyze.reporting import report
+
+        return report(newest(Path(self.folder)))
+
+
+def newest(folder: Path) -> Path:
+    """The last attempt's folder: the job may have been requeued after the follow-up was submitted."""
+    name = folder.name.removesuffix("-logs").partition(".r")[0]
+    found = [path for path in folder.parent.glob(f"{name}.r*-logs") if path.is_dir()]
+    return max(found, key=lambda path: int(path.name.rpartition(".r")[2].removesuffix("-logs")), default=folder)

@@ -1,0 +1,56 @@
+"""`rlprof doctor`: what a profiled job will meet, before it is submitted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Also on N compute nodes, by a short srun job.")
+@click.option("--job", metavar="J", help="Also on the nodes of a running job of yours.")
+@click.option("--container", metavar="IMG", help="The compute nodes' part inside this image (pyxis); one node unless --nodes or --job.")
+@click.option("--shared", type=click.Path(path_type=Path), metavar="DIR", help="Where run folders will be. Default: BASE_LOG_DIR, else here.")
+@click.option("--python", metavar="PY", help="The nodes' Python. Default: of RLPROF_VENV, else this one; python3 in a container.")
+@click.option("--srun-args", default="", metavar="WORDS", help="More for srun, e.g. '--partition=gpu --gres=gpu:1'.")
+@click.option("--wait", "seconds", default=300, show_default=True, metavar="SECONDS", help="For the compute nodes, queueing included.")
+@click.option("--quick", is_flag=True, help="Without the trial capture and without importing torch.")
+@click.option("--json", "as_json", is_flag=True, help="A list of {place, check, state, said, fix}.")
+def command(nodes: int | None, job: str | None, container: str | None, shared: Path | None, python: str | None, srun_args: str,
+            seconds: int, quick: bool, as_json: bool) -> None:  # fmt: skip
+    """Check Slurm, the shared folder, profilers, Ray and clocks, each with a fix; exits with 1 when a job would fail.
+
+    Without --nodes, --job or --container only this machine is looked at.
+
+    Example: rlprof doctor --nodes 2 --srun-args '--partition=gpu --gres=gpu:1'
+    """
+    import json
+    import shlex
+
+    from rlprof_ops.cluster.doctor import node, remote, slurm
+    from rlprof_ops.cluster.doctor.finding import FAIL, run_all
+    from rlprof_ops.cluster.doctor.table import render
+    from rlprof_ops.cluster.knobs import Settings
+    from rlprof_ops.errors import EXIT_FAILED, UsageError
+
+    if nodes and job:
+        raise UsageError("--nodes and --job: give one; a running job has its own nodes")
+    settings = Settings.load(os.environ)
+    base = (shared or settings.path("BASE_LOG_DIR") or Path.cwd()).absolute()
+    found = run_all({"slurm": lambda: slurm.checks(settings)}, "login")
+    found += node.here(settings, base, quick=quick, place="login")
+    if nodes or job or container:
+        venv = settings.path("RLPROF_VENV")
+        python = python or settings["RLPROF_PYTHON"] or (str(venv / "bin" / "python") if venv else "")
+        where = remote.Where(nodes=nodes or 1, job=job or "", container=container or "", mounts=settings["MOUNTS"], python=python,
+                             srun_args=tuple(shlex.split(srun_args)), seconds=seconds)  # fmt: skip
+        found += remote.examine(where, base, quick)
+    if as_json:
+        click.echo(json.dumps([finding.to_dict() for finding in found], indent=1))
+    else:
+        click.echo(render(found))
+    if any(finding.state == FAIL for finding in found):
+        sys.exit(EXIT_FAILED)

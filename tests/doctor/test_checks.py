@@ -1,0 +1,158 @@
+"""What the doctor makes of a machine: rules in tables, and the real parts where they are here."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.cluster.doctor import machine, profilers, remote, shared, slurm
+from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding, output, run_all
+from rlprof_ops.cluster.doctor.table import merged, render
+from rlprof_ops.cluster.knobs import Settings
+
+SETTINGS = Settings.load({})
+HEALTHY = {"SLURM_VERSION": "23.11.4", "KillWait": "120 sec", "JobContainerType": "(null)", "ProctrackType": "proctrack/cgroup",
+           "PreemptMode": "OFF", "AccountingStorageType": "accounting_storage/slurmdbd"}  # fmt: skip
+
+
+def states(config: dict[str, str]) -> dict[str, str]:
+    return {found.check: found.state for found in slurm.judge(config, SETTINGS)}
+
+
+def test_a_healthy_slurm():
+    assert set(states(HEALTHY).values()) == {OK}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "check", "state"),
+    [
+        ("SLURM_VERSION", "21.08.8", "slurm version", FAIL),
+        ("SLURM_VERSION", "22.05.9-1", "slurm version", OK),
+        ("SLURM_VERSION", "", "slurm version", WARN),
+        ("KillWait", "5 sec", "KillWait", FAIL),
+        ("KillWait", "30 sec", "KillWait", OK),
+        ("ProctrackType", "proctrack/linuxproc", "signals", WARN),
+        ("JobContainerType", "job_container/tmpfs", "private /tmp", OK),
+        ("PreemptMode", "REQUEUE", "preemption", WARN),
+        ("AccountingStorageType", "accounting_storage/none", "accounting", OK),
+    ],
+)
+def test_slurm_options(option, value, check, state):
+    assert states({**HEALTHY, option: value})[check] == state
+
+
+def test_every_problem_has_a_fix():
+    for option, value in (("SLURM_VERSION", "20.02"), ("KillWait", "1 sec"), ("ProctrackType", "proctrack/pgid"), ("PreemptMode", "REQUEUE")):
+        for found in slurm.judge({**HEALTHY, option: value}, SETTINGS):
+            assert found.state == OK or found.fix, found
+
+
+def test_a_check_that_breaks_is_a_finding():
+    def broken():
+        raise ValueError("strange machine")
+
+    [found] = run_all({"thing": broken}, "n1")
+    assert (found.check, found.state, found.place) == ("thing", WARN, "n1") and "strange machine" in found.said
+
+
+def test_a_command_that_hangs_is_bounded():
+    assert output(["sleep", "30"], seconds=0.2) == (127, "not done after 0 s")
+
+
+def test_dcgm_is_named(tmp_path):
+    for pid, name in (("12", "nv-hostengine"), ("13", "python"), ("14", "ncu")):
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "comm").write_text(name + "\n")
+    found = list(profilers.other_users(tmp_path))
+    assert [(entry.state, entry.said.split()[0]) for entry in found] == [(WARN, "ncu"), (WARN, "nv-hostengine")]
+    assert "dcgmi profile --pause" in found[1].fix
+
+
+def test_a_long_node_root_is_told(tmp_path):
+    deep = "/tmp/" + "x" * 40
+    found = {entry.check: entry for entry in machine.room(Settings.load({"RLPROF_NODE_ROOT": deep}), None)}
+    assert found["socket paths"].state == FAIL
+    assert found["space: RLPROF_NODE_ROOT"].state == FAIL, "the folder is not there"
+
+
+def test_three_tasks_on_a_shared_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    found: dict[int, list[Finding]] = {}
+
+    def task(rank: int) -> None:
+        found[rank] = list(shared.together(tmp_path, rank, 3, 20, f"n{rank}"))
+
+    threads = [threading.Thread(target=task, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert {entry.state for entries in found.values() for entry in entries} == {OK}, found
+    assert all(any(entry.check == "clock" and "ms to n0" in entry.said for entry in found[rank]) for rank in (1, 2))
+
+
+def test_a_folder_that_is_not_shared(tmp_path):
+    [found] = shared.together(tmp_path, 1, 2, 0.5, "n1")
+    assert found.state == FAIL and "BASE_LOG_DIR" in found.fix
+
+
+def test_the_table_joins_equal_nodes():
+    findings = [Finding("ray", OK, "2.60", place=place) for place in ("login", "n1", "n2", "n3", "n4")] + [Finding("nsys", FAIL, "no", "install it", "n1")]
+    assert [places for _, places in merged(findings)] == [("login",), ("n1", "n2", "n3", "n4"), ("n1",)]
+    text = render(findings)
+    assert "n1 and 3 more" in text and "-> install it" in text and text.endswith("5 ok, 0 to look at, 1 that a job would fail on")
+
+
+def test_srun_lines():
+    plain = remote.Where(nodes=2, srun_args=("--partition=gpu",), python="/venv/bin/python").argv(Path("/shared/x y"), True)
+    assert plain[:1] == ["srun"] and "--nodes=2" in plain and "--partition=gpu" in plain and "'--folder=/shared/x y'" in plain[-1]
+    joined = remote.Where(job="4711").argv(Path("/s"), False)
+    assert "--jobid=4711" in joined and "--overlap" in joined and not any(word.startswith("--nodes") for word in joined)
+    boxed = remote.Where(nodes=1, container="img#x", mounts="/a:/a").argv(Path("/s"), False)
+    assert "--container-image=img#x" in boxed and any(word.startswith("--container-mounts=/a:/a,") and word.endswith(",/s:/s") for word in boxed)
+    assert "exec python3 -m rlprof_ops" in boxed[-1]
+
+
+@pytest.mark.nsys
+def test_a_real_second():
+    path = profilers.nsight.find()
+    found = profilers.trial(path)
+    assert found.state == OK, found
+    assert "KiB" in found.said
+
+
+def test_a_profiler_that_writes_nothing(tmp_path):
+    fake = tmp_path / "nsys"
+    fake.write_text('#!/bin/sh\ncase "$1" in launch) read x;; sessions) ps ax -o args | grep session-new;; esac\n')
+    fake.chmod(0o755)
+    found = profilers.trial(str(fake))
+    assert found.state == FAIL and found.fix
+
+
+@pytest.mark.slurm
+@pytest.mark.ray
+@pytest.mark.timeout(280)
+def test_on_the_sandbox(slurm):
+    import sys
+
+    from tests.job.jobs import HOME
+
+    env = {"PYTHONPATH": f"{HOME}/python"}
+    argv = [sys.executable, "-m", "rlprof_ops", "doctor", "--nodes", "3", "--shared", slurm.shared, "--quick", "--json"]
+    done = slurm.run(argv, env=env, timeout=240, check=False)
+    found = [Finding(**entry) for entry in json.loads(done.stdout)]
+    by = {(entry.place, entry.check): entry for entry in found}
+    assert {entry.place for entry in found} == {"login", *slurm.nodes}
+    for node in slurm.nodes:
+        assert by[node, "shared folder"].state == OK, done.stdout
+        assert by[node, "ray plugin"].state == OK, done.stdout
+        assert by[node, "clock"].state == OK
+    assert by["login", "KillWait"].state == FAIL and by["login", "signals"].state == WARN  # the sandbox's own settings
+    assert done.returncode == 1
+    assert not list(slurm.shared.glob(".rlprof-doctor-*"))
+
+    apart = slurm.run([*argv[:-1], "--json", "--shared", "/tmp"], env=env, timeout=240, check=False)
+    assert "/tmp/.rlprof-doctor" in apart.stdout + apart.stderr

@@ -1,0 +1,173 @@
+"""RayJob's parts without Ray: what it refuses, how it travels, how tasks find each other, what is left to capture."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from rlprof_ops.cluster import RayJob, RunSummary, follow_up, rendezvous, seat
+from rlprof_ops.cluster.layout import RunFolder
+from rlprof_ops.cluster.remaining import missing_request
+from rlprof_ops.cluster.task_process import TaskProcess, python_environment
+from rlprof_ops.collect.manifest import CaptureResult, Manifest
+from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.request import ProfileRequest
+
+ASKED = ProfileRequest.from_dict({"captures": [
+    {"backend": "nsight", "workers": ["*policy*"], "steps": "3:5,10", "options": {"t": "nvtx"}},
+    {"backend": "torch", "workers": ["generation_worker"], "ranks": [0], "steps": "3"},
+]})  # fmt: skip
+
+
+def manifest(*rows: tuple[str, str, int | None, int, int, str]) -> Manifest:
+    captures = tuple(
+        CaptureResult(f"{backend}/{worker}/{rank}/{start}", backend, worker, rank, start, stop, None, state) for backend, worker, rank, start, stop, state in rows
+    )
+    return Manifest("1", captures, ())
+
+
+def test_what_is_missing_is_asked_again():
+    left = missing_request(manifest(
+        ("nsight", "policy_worker", 0, 3, 5, "ok"), ("nsight", "policy_worker", 0, 10, 11, "missing"),
+        ("nsight", "policy_worker", 1, 3, 5, "recovered"), ("nsight", "policy_worker", 1, 10, 11, "truncated"),
+        ("torch", "generation_worker", 0, 3, 4, "ok"),
+    ), ASKED)  # fmt: skip
+    [spec] = left.captures
+    assert (spec.backend, spec.workers, spec.ranks, str(spec.steps), spec.options) == ("nsight", ("policy_worker",), (0, 1), "10", {"t": "nvtx"})
+    again = missing_request(manifest(("nsight", "policy_worker", 0, 10, 11, "ok"), ("nsight", "policy_worker", 1, 10, 11, "missing")), left)
+    assert again.captures[0].ranks == (1,)
+    assert not missing_request(manifest(("nsight", "policy_worker", 1, 10, 11, "ok")), again)
+
+
+def test_nothing_known_asks_for_everything():
+    assert missing_request(manifest(), ASKED) == ASKED
+    nobody = missing_request(manifest(("torch", "generation_worker", None, 3, 4, "missing")), ASKED)
+    assert nobody.captures[0].ranks == (0,)
+
+
+def test_mistakes_are_told_before_submitting():
+    with pytest.raises(UsageError) as told:
+        RayJob("x", settings={"RLPROF_READY_SECOND": "1", "COMMAND": "y"})
+    assert "Did you mean 'RLPROF_READY_SECONDS'?" in str(told.value) and "command=" in str(told.value)
+    with pytest.raises(UsageError, match="RLPROF_READY_SECONDS='soon'"):
+        RayJob("x", settings={"RLPROF_READY_SECONDS": "soon"})
+    with pytest.raises(UsageError, match="counted from 1"):
+        RayJob("x", {"captures": [{"workers": ["w"], "steps": "0"}]})
+
+
+def test_it_travels():
+    job = RayJob(["python", "a b.py"], ASKED, {"PORT": 6379}, requeue=True)
+    assert job.command == "python 'a b.py'" and job.settings == {"PORT": "6379"}
+    other = pickle.loads(pickle.dumps(job))
+    assert other == job and other.request == ASKED
+
+
+def test_checkpoint_without_requeue_is_none():
+    pytest.importorskip("submitit")
+    assert RayJob("x").checkpoint() is None
+    assert RayJob("x", ASKED, requeue=True).checkpoint().function == RayJob("x", ASKED, requeue=True)
+
+
+def test_rendezvous(tmp_path):
+    run = RunFolder(tmp_path / "1-logs")
+    run.create()
+    found: list[rendezvous.Rendezvous] = []
+    waiting = threading.Thread(target=lambda: found.append(rendezvous.wait(run, 10)))
+    waiting.start()
+    rendezvous.publish(run, rendezvous.Rendezvous("10.0.0.1", 1, 2))
+    waiting.join(10)
+    assert found == [rendezvous.Rendezvous("10.0.0.1", 1, 2)]
+    assert (run.secrets / "rendezvous.json").stat().st_mode & 0o077 == 0
+    rendezvous.publish(run, rendezvous.Rendezvous(failed="no port"))
+    with pytest.raises(RlprofError, match="the first node could not start: no port"):
+        rendezvous.wait(run, 10)
+    with pytest.raises(RlprofError, match="RLPROF_READY_SECONDS"):
+        rendezvous.wait(RunFolder(tmp_path / "2-logs"), 0.3)
+
+
+def test_ports_are_free_and_differ_by_job():
+    pairs = {rendezvous.free_pair(seed) for seed in range(1, 200, 7)}
+    assert len(pairs) > 20 and all(10000 <= low < high == low + 1 < 65536 for low, high in pairs)
+
+
+def test_seats_of_local_attempts(tmp_path, monkeypatch):
+    for name in ("SUBMITIT_EXECUTOR", "SUBMITIT_FOLDER"):
+        monkeypatch.delenv(name, raising=False)
+    first = seat.take(str(tmp_path))
+    assert first.job == f"local-{os.getpid()}" and first.earlier == ()
+    first.run_dir.mkdir()
+    (first.run_dir / "run.json").write_text("{}")
+    second = seat.take(str(tmp_path))
+    assert second.job == f"{first.job}.r1" and second.earlier == (first.run_dir,)
+    second.run_dir.mkdir()
+    assert follow_up.newest(first.run_dir) == second.run_dir
+
+
+def test_seats_on_slurm(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    env = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "3", "SLURM_JOB_NUM_NODES": "3", "SLURM_NODEID": "2",
+           "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_RESTART_COUNT": "1", "SLURMD_NODENAME": "n3", "SUBMITIT_FOLDER": str(tmp_path)}  # fmt: skip
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    taken = seat.take(None)
+    assert (taken.job, taken.rank, taken.node, taken.nodes, taken.run_dir) == ("7.r1", 2, "n3", ("n1", "n2", "n3"), tmp_path / "7.r1-logs")
+    monkeypatch.setenv("SLURM_NTASKS", "6")
+    with pytest.raises(UsageError, match="tasks_per_node=1"):
+        seat.take(None)
+
+
+def test_the_environment_names_this_python():
+    assert python_environment({})["RLPROF_PYTHON"] == sys.executable
+    assert "RLPROF_PYTHON" not in python_environment({"RLPROF_VENV": "/venv"})
+
+
+def test_a_task_process_has_its_own_session_and_dies_with_its_task(tmp_path, monkeypatch):
+    script = tmp_path / "scripts" / "node.sh"
+    script.parent.mkdir()
+    script.write_text(f'trap "echo told > {tmp_path}/told; exit 5" TERM\nps -o sid= -p $$ > {tmp_path}/sid\ntouch {tmp_path}/up\nwhile sleep 0.1; do :; done\n')
+    monkeypatch.setenv("RLPROF_HOME", str(tmp_path))
+    process = TaskProcess(os.environ)
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "up").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert int((tmp_path / "sid").read_text()) != os.getsid(0)
+    assert not process.wait(0.2)
+    process.tell(signal.SIGTERM)
+    assert process.wait(20) and process.exit_code() == 5 and process.ended
+
+
+def test_waiting_ends_when_the_job_is_gone(tmp_path, monkeypatch):
+    """No sacct, a job that was killed: squeue knows it no more and there is no result."""
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(follow_up, "_GRACE_S", 0.2)
+    monkeypatch.setattr(follow_up, "_ASK_EVERY_S", 0.2)
+    (tmp_path / "err").write_text("slurmstepd: error: *** STEP 9.0 ON n1 CANCELLED ***\n")
+
+    class SlurmJob:
+        job_id = "9"
+
+        def task(self, number):
+            return SimpleNamespace(paths=SimpleNamespace(result_pickle=tmp_path / "none", stderr=tmp_path / "err"), job_id="9")
+
+    with pytest.raises(RlprofError, match=r"ended without a result(.|\n)*CANCELLED"):
+        follow_up.wait_for(SlurmJob())
+
+
+def test_a_summary_joins_attempts(tmp_path):
+    earlier = tmp_path / "1-logs"
+    earlier.mkdir()
+    (earlier / "manifest.json").write_text(manifest(("torch", "w", 0, 1, 2, "ok"), ("torch", "w", 0, 3, 4, "missing")).to_json())
+    last = manifest(("torch", "w", 0, 3, 4, "ok"))
+    summary = RunSummary(0, str(tmp_path / "1.r1-logs"), "driver_exit", manifest=last, earlier=(str(earlier),))
+    assert summary.captures() == {"torch/w/0/1": "ok", "torch/w/0/3": "ok"} and summary.ok
