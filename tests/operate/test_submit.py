@@ -302,3 +302,20 @@ def test_a_folder_that_somebody_else_made_gets_no_record(fake, tmp_path, capsys)
     (Path.cwd() / "4711-logs" / ".secrets").symlink_to(elsewhere)
     assert run("submit", "--", "true") == 0
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [
+    ("2", 120), ("2:30", 150), ("1:00:00", 3600), ("1-0", 86400), ("1-2:3", 93780), ("0-0:0:7", 7), ("INFINITE", None), ("1:2:3:4", None), ("", None),
+])  # fmt: skip
+def test_a_time_limit_in_seconds(limit, seconds):
+    assert sbatch_options.seconds_of(limit) == seconds
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["-t2"], "--time=2 leaves 0 s"), (["--time", "3:30"], "--time=3:30 leaves 90 s"), (["--time=2", "--signal=B:USR2@30"], "leaves 90 s"),
+    (["--time=4:00:00"], None), (["--time=2", "-t", "60"], None), ([], None),
+])  # fmt: skip
+def test_a_limit_that_is_over_at_once_is_told(fake, capsys, words, said):
+    assert run("submit", "--dry-run", *words, "--", "true") == 0
+    err = capsys.readouterr().err
+    assert (said in err) if said else ("leaves" not in err)

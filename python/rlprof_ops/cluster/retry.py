@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.cluster.knobs import read_knobs
-from rlprof_ops.cluster.submit import Asked, read_record
+from rlprof_ops.cluster.send import read_record
+from rlprof_ops.cluster.submit import Asked
 from rlprof_ops.collect.manifest import WHOLE, CaptureResult, Manifest
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.redact import MASK, is_secret_name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -122,3 +123,32 @@ def nearest(name: str, options: Collection[str]) -> str | None:
 def names_of(words: Sequence[str]) -> set[str]:
     """The options that stand in sbatch's words, e.g. {"--time", "-p"}."""
     return {word.partition("=")[0] if word.startswith("--") else word[:2] for word in words if word.startswith("-")}
+
+
+def value_of(words: Sequence[str], long: str, short: str = "") -> str | None:
+    """The last value that an option has in sbatch's words; None when it is not there."""
+    found = None
+    for index, word in enumerate(words):
+        follows = words[index + 1] if index + 1 < len(words) else None
+        if word == long or (short and word == short):
+            found = follows
+        elif word.startswith(long + "="):
+            found = word.partition("=")[2]
+        elif short and word.startswith(short) and not word.startswith("--"):
+            found = word[len(short) :].removeprefix("=")
+    return found
+
+
+def seconds_of(limit: str) -> int | None:
+    """A time limit of sbatch in seconds: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S (man sbatch, --time). None for anything else."""
+    match = re.fullmatch(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})", limit)
+    if match is None:
+        return None
+    parts = [int(part) for part in match["rest"].split(":")]
+    if match["days"] is not None:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
+    return ((int(match["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -1,31 +1,24 @@
-"""From what a person asks to one sbatch line and its environment: checked, shown, sent, and remembered for `rlprof retry`."""
+"""From what a person asks to one sbatch line and its environment, checked and shown; nothing is sent here."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import json
 import os
 import re
 import shlex
-import stat
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from rlprof_ops.cluster import sbatch_options, slurm
+from rlprof_ops.cluster import sbatch_options
 from rlprof_ops.cluster.knobs import Settings, home, read_knobs
 from rlprof_ops.cluster.site import Site, read_site
-from rlprof_ops.collect.remembered import Remembered, remember
-from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.errors import UsageError
 from rlprof_ops.redact import MASK, is_secret_name, redact_text
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.request.environ import REQUEST_VARIABLES
 
-RECORD = "submit.json"  # in .secrets of the run folder
 # What a job is given of the shell it was submitted from. Anything else is asked for by name, with --set.
 FROM_SHELL = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LANGUAGE", "TZ", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
 _LOCALE = re.compile(r"LC_[A-Z]+")
@@ -143,7 +136,7 @@ def prepare(asked: Asked, env: Mapping[str, str], cwd: Path) -> Submission:
     job_env["COMMAND"] = command
     job_env["RLPROF_HOME"] = str(home())
     argv = _argv(asked.sbatch, site)
-    notes += _left_behind(env, job_env)
+    notes += [*_short_limit(argv, site), *_left_behind(env, job_env)]
     return Submission(
         argv=argv, env={**_base_env(env), **site.sbatch_env, **job_env}, settings=settings, request=request,
         base=Path(settings["BASE_LOG_DIR"] or cwd), asked=asked, explicit=explicit, notes=tuple(notes),
@@ -186,6 +179,16 @@ def _argv(words: tuple[str, ...], site: Site) -> tuple[str, ...]:
     return ("sbatch", "--parsable", "--export=ALL", *name, *site.sbatch_args, *words, str(home() / "ray.sub"))
 
 
+def _short_limit(argv: Sequence[str], site: Site) -> Iterator[str]:
+    """Slurm signals a job whose limit is no longer than the signal's lead as soon as it starts."""
+    limit = sbatch_options.value_of(argv, "--time", "-t") or site.sbatch_env.get("SBATCH_TIMELIMIT", "")
+    seconds = sbatch_options.seconds_of(limit)
+    lead = re.search(r"@(\d+)$", sbatch_options.value_of(argv, "--signal") or site.sbatch_env.get("SBATCH_SIGNAL", "@120"))
+    if seconds and lead and seconds - int(lead[1]) < 120:
+        left = max(0, seconds - int(lead[1]))
+        yield f"--time={limit} leaves {left} s until the job is told to drain, {lead[1]} s before its limit (--signal); give it more"
+
+
 def _left_behind(env: Mapping[str, str], job_env: Mapping[str, str]) -> Iterator[str]:
     """Variables of this shell that a person may believe to count."""
     ways = {*read_knobs(), *_OFTEN_MEANT} - {"RLPROF_HOME", "RLPROF_SITE_ENV", "RLPROF_VENV"}
@@ -222,80 +225,3 @@ def in_trainers_words(framework: str, request: ProfileRequest, command: str) -> 
         line = "".join(f"export {name}={shlex.quote(value)}\n" for name, _, value in (word.partition("=") for word in exports))
         return line + command, remarks
     return (f"{command} {shlex.join(words)}" if words else command), remarks
-
-
-# ---- sending ---------------------------------------------------------------------------------------------------
-
-
-def send(submission: Submission, cwd: Path, env: Mapping[str, str]) -> str:
-    """Run sbatch in `cwd`, which becomes the job's own folder; the job's id. Raises RlprofError with sbatch's own words, and the option it may have meant."""
-    if not (home() / "ray.sub").is_file():
-        raise RlprofError(f"{home()}/ray.sub does not exist; set RLPROF_HOME to the folder that holds it")
-    done = slurm.run(submission.argv, env=submission.env, cwd=cwd, timeout_s=120)
-    if done.returncode:
-        raise _refused(done.stderr.strip())
-    lines = [line for line in done.stdout.splitlines() if re.match(r"\d+(;|$)", line.strip())]
-    if not lines:
-        raise RlprofError(f"sbatch said no job id: {(done.stdout + done.stderr).strip()}")
-    job = lines[-1].strip().partition(";")[0]
-    write_record(submission, job, cwd)
-    remember(Remembered(job, str(submission.run_folder(job)), _job_name(submission), time.time_ns()), env)
-    return job
-
-
-def _refused(said: str) -> RlprofError:
-    unknown = re.search(r"unrecognized option '?(--[\w-]+)", said)
-    if unknown is None:
-        return RlprofError(f"sbatch refused the job: {said}")
-    near = sbatch_options.nearest(unknown[1], ())
-    return UsageError(f"sbatch refused the job: {said}" + (f"\nDid you mean {near}?" if near else ""))
-
-
-def _job_name(submission: Submission) -> str:
-    words = submission.argv
-    for index, word in enumerate(words):
-        if word.startswith("--job-name="):
-            return word.partition("=")[2]
-        if word in ("-J", "--job-name") and index + 1 < len(words):
-            return words[index + 1]
-    return submission.env.get("SBATCH_JOB_NAME", "rlprof")
-
-
-def write_record(submission: Submission, job: str, cwd: Path) -> None:
-    """What `rlprof retry` needs, beside the job's token, readable by the user alone. No secret that has a name is in it."""
-    asked = submission.asked
-    kept = {name: value for name, value in submission.explicit.items() if not is_secret_name(name) and name not in asked.from_shell}
-    record: dict[str, Any] = {
-        "schema": 1, "job": job, "sbatch": list(asked.sbatch), "command": asked.command, "knobs": kept,
-        "from_shell": sorted(asked.from_shell | {name for name in submission.explicit if is_secret_name(name)}),
-        "framework": asked.framework, "cwd": str(cwd), "retry_of": asked.retry_of,
-    }  # fmt: skip
-    folder = submission.run_folder(job)
-    with contextlib.suppress(OSError):  # a folder that only compute nodes can write; the job makes it too
-        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-        secrets = folder / ".secrets"
-        secrets.mkdir(mode=0o700, exist_ok=True)
-        owner = secrets.lstat()
-        if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode):
-            return  # job numbers can be guessed, and somebody who may write in the base has been here before
-        temporary = secrets / f".{RECORD}.{os.getpid()}"
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(json.dumps(record, indent=1) + "\n")
-        os.replace(temporary, secrets / RECORD)
-
-
-def read_record(folder: Path, env: Mapping[str, str]) -> Asked | None:
-    """How the job of a run folder was submitted; None when not by `rlprof submit`, or by somebody else.
-
-    Variables that came from a shell are taken from `env` now. Raises UsageError naming those that are not set.
-    """
-    try:
-        data = json.loads((folder / ".secrets" / RECORD).read_bytes())
-        knobs, names = dict(data["knobs"]), list(data["from_shell"])
-        asked = Asked(tuple(data["sbatch"]), data["command"], knobs, frozenset(names), framework=data["framework"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    missing = [name for name in names if name not in env]
-    if missing:
-        raise UsageError(f"the job was given {', '.join(missing)} from the shell; set {'it' if len(missing) == 1 else 'them'} here too")
-    return replace(asked, knobs={**knobs, **{name: env[name] for name in names}})

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from rlprof_ops.cluster.submit import Asked, Submission, prepare, send
+from rlprof_ops.cluster.send import send
+from rlprof_ops.cluster.submit import Asked, Submission, prepare
 
 
 @dataclass(frozen=True)

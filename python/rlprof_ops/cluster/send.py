@@ -1,0 +1,97 @@
+"""Gives a submission to sbatch, and keeps what `rlprof retry` and the other commands need to know of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.cluster import sbatch_options, slurm
+from rlprof_ops.cluster.knobs import home
+from rlprof_ops.cluster.submit import Asked, Submission
+from rlprof_ops.collect.remembered import Remembered, remember
+from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.redact import is_secret_name
+
+RECORD = "submit.json"  # in .secrets of the run folder
+
+
+def send(submission: Submission, cwd: Path, env: Mapping[str, str]) -> str:
+    """Run sbatch in `cwd`, which becomes the job's own folder; the job's id. Raises RlprofError with sbatch's own words, and the option it may have meant."""
+    if not (home() / "ray.sub").is_file():
+        raise RlprofError(f"{home()}/ray.sub does not exist; set RLPROF_HOME to the folder that holds it")
+    done = slurm.run(submission.argv, env=submission.env, cwd=cwd, timeout_s=120)
+    if done.returncode:
+        raise _refused(done.stderr.strip())
+    lines = [line for line in done.stdout.splitlines() if re.match(r"\d+(;|$)", line.strip())]
+    if not lines:
+        raise RlprofError(f"sbatch said no job id: {(done.stdout + done.stderr).strip()}")
+    job = lines[-1].strip().partition(";")[0]
+    write_record(submission, job, cwd)
+    remember(Remembered(job, str(submission.run_folder(job)), _job_name(submission), time.time_ns()), env)
+    return job
+
+
+def _refused(said: str) -> RlprofError:
+    unknown = re.search(r"unrecognized option '?(--[\w-]+)", said)
+    if unknown is None:
+        return RlprofError(f"sbatch refused the job: {said}")
+    near = sbatch_options.nearest(unknown[1], ())
+    return UsageError(f"sbatch refused the job: {said}" + (f"\nDid you mean {near}?" if near else ""))
+
+
+def _job_name(submission: Submission) -> str:
+    words = submission.argv
+    for index, word in enumerate(words):
+        if word.startswith("--job-name="):
+            return word.partition("=")[2]
+        if word in ("-J", "--job-name") and index + 1 < len(words):
+            return words[index + 1]
+    return submission.env.get("SBATCH_JOB_NAME", "rlprof")
+
+
+def write_record(submission: Submission, job: str, cwd: Path) -> None:
+    """What `rlprof retry` needs, beside the job's token, readable by the user alone. No secret that has a name is in it."""
+    asked = submission.asked
+    kept = {name: value for name, value in submission.explicit.items() if not is_secret_name(name) and name not in asked.from_shell}
+    record: dict[str, Any] = {
+        "schema": 1, "job": job, "sbatch": list(asked.sbatch), "command": asked.command, "knobs": kept,
+        "from_shell": sorted(asked.from_shell | {name for name in submission.explicit if is_secret_name(name)}),
+        "framework": asked.framework, "cwd": str(cwd), "retry_of": asked.retry_of,
+    }  # fmt: skip
+    folder = submission.run_folder(job)
+    with contextlib.suppress(OSError):  # a folder that only compute nodes can write; the job makes it too
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        secrets = folder / ".secrets"
+        secrets.mkdir(mode=0o700, exist_ok=True)
+        owner = secrets.lstat()
+        if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode):
+            return  # job numbers can be guessed, and somebody who may write in the base has been here before
+        temporary = secrets / f".{RECORD}.{os.getpid()}"
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(json.dumps(record, indent=1) + "\n")
+        os.replace(temporary, secrets / RECORD)
+
+
+def read_record(folder: Path, env: Mapping[str, str]) -> Asked | None:
+    """How the job of a run folder was submitted; None when not by `rlprof submit`, or by somebody else.
+
+    Variables that came from a shell are taken from `env` now. Raises UsageError naming those that are not set.
+    """
+    try:
+        data = json.loads((folder / ".secrets" / RECORD).read_bytes())
+        knobs, names = dict(data["knobs"]), list(data["from_shell"])
+        asked = Asked(tuple(data["sbatch"]), data["command"], knobs, frozenset(names), framework=data["framework"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    missing = [name for name in names if name not in env]
+    if missing:
+        raise UsageError(f"the job was given {', '.join(missing)} from the shell; set {'it' if len(missing) == 1 else 'them'} here too")
+    return replace(asked, knobs={**knobs, **{name: env[name] for name in names}})
