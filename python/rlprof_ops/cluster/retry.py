@@ -1,4 +1,4 @@
-"""The same job again with only what is missing: a request made of the captures that did not end in a whole report."""
+"""The same job again with only what is missing: its command, its flags and its knobs, from what its run folder tells."""
 
 from __future__ import annotations
 
@@ -6,59 +6,19 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlprof_ops.cluster.knobs import read_knobs
 from rlprof_ops.cluster.send import read_record
 from rlprof_ops.cluster.submit import Asked
-from rlprof_ops.collect.manifest import WHOLE, CaptureResult, Manifest
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.redact import MASK, is_secret_name
-from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
+from rlprof_ops.request import ProfileRequest
 from rlprof_ops.request.environ import REQUEST_VARIABLES
 
 _NOT_AGAIN = frozenset({*REQUEST_VARIABLES, "RLPROF_HOME", "RLPROF_JOB", "COMMAND"})
-
-
-def missing_request(manifest: Manifest, asked: ProfileRequest) -> ProfileRequest:
-    """Ask again for each capture that is not whole, with the options it was asked with. Falsy when all are whole.
-
-    Ranks that miss the same steps of a worker become one capture. In phase mode a step is asked again whole, since a
-    phase cannot be asked alone. A pattern that no worker matched is asked again as it was.
-    """
-    steps: dict[tuple[int, str, int | None], set[tuple[int, int | None]]] = {}
-    for capture in manifest.captures:
-        if capture.state in WHOLE:
-            continue
-        for number in _specs_of(capture, asked):
-            steps.setdefault((number, capture.worker, capture.rank), set()).add((capture.start, capture.stop))
-    ranks: dict[tuple[int, str, Steps], list[int | None]] = {}
-    for (number, worker, rank), windows in steps.items():
-        runs = Steps.of(tuple(Window(start, stop) for start, stop in sorted(windows, key=lambda window: window[0])))
-        ranks.setdefault((number, worker, runs), []).append(rank)
-    specs = []
-    for (number, worker, runs), found in sorted(ranks.items(), key=lambda item: (item[0][0], item[0][1], str(item[0][2]))):
-        spec = asked.captures[number]
-        numbers = spec.ranks if None in found else tuple(sorted(rank for rank in found if rank is not None))
-        specs.append(replace(spec, workers=(worker,), ranks=numbers, steps=runs, origins={}))
-    return ProfileRequest(tuple(specs), output_dir=asked.output_dir)
-
-
-def _specs_of(capture: CaptureResult, asked: ProfileRequest) -> Iterable[int]:
-    """The entry of the request that the capture came from: the first that matches, as for a worker itself."""
-    for number, spec in enumerate(asked.captures):
-        if spec.backend == capture.backend and _is_of(capture, spec):
-            return (number,)
-    return ()
-
-
-def _is_of(capture: CaptureResult, spec: CaptureSpec) -> bool:
-    if capture.start not in spec.steps:
-        return False
-    return spec.matches(capture.worker, capture.rank) or capture.worker in spec.workers
 
 
 def request_of(folder: Path) -> ProfileRequest:

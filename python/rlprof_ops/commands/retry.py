@@ -28,6 +28,7 @@ def command(ctx: click.Context, job: str, settings: tuple[str, ...], dry_run: bo
     """
     from rlprof_ops.cluster import retry, submit
     from rlprof_ops.cluster.find import find
+    from rlprof_ops.cluster.remaining import missing_request
     from rlprof_ops.cluster.status import look
     from rlprof_ops.collect.manifest import Manifest
     from rlprof_ops.commands import _submitting
@@ -39,7 +40,7 @@ def command(ctx: click.Context, job: str, settings: tuple[str, ...], dry_run: bo
     if look(known).state in ("waiting", "starting", "running", "ending"):
         raise RlprofError(f"job {known.id} still runs; what is missing is known when it has ended (rlprof stop {known.id})")
     manifest = Manifest.load(known.run)
-    request = retry.missing_request(manifest, retry.request_of(known.run))
+    request = missing_request(manifest, retry.request_of(known.run))
     if not request:
         click.echo(f"job {known.id}: no capture is missing")
         return
