@@ -10,6 +10,7 @@ import pytest
 
 from rlprof_ops.cluster.doctor import machine, profilers, remote, shared, slurm
 from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding, output, run_all
+from rlprof_ops.cluster.doctor.node import joined, pieces
 from rlprof_ops.cluster.doctor.table import merged, render
 from rlprof_ops.cluster.knobs import Settings
 
@@ -116,6 +117,14 @@ def test_srun_lines():
     assert "exec python3 -m rlprof_ops" in boxed[-1]
 
 
+def test_answers_survive_mixed_lines():
+    tasks = [[Finding("check", OK, "said " * 400, place=f"n{rank}")] for rank in range(3)]
+    lines = [line for number in range(9) for rank in range(3) for line in pieces(rank, tasks[rank])[number : number + 1]]
+    assert joined("srun: noise\n" + "\n".join(lines)) == [finding for task in tasks for finding in task]
+    assert max(map(len, lines)) < 1000
+    assert joined("\n".join(lines[:-1])) == tasks[0] + tasks[1]
+
+
 @pytest.mark.nsys
 def test_a_real_second():
     path = profilers.nsight.find()
@@ -154,5 +163,8 @@ def test_on_the_sandbox(slurm):
     assert done.returncode == 1
     assert not list(slurm.shared.glob(".rlprof-doctor-*"))
 
-    apart = slurm.run([*argv[:-1], "--json", "--shared", "/tmp"], env=env, timeout=240, check=False)
-    assert "/tmp/.rlprof-doctor" in apart.stdout + apart.stderr
+    # The nodes' own /tmp: each has one, so the folder made on the login node is not there.
+    apart = slurm.run([*argv, "--shared", "/tmp"], env=env, timeout=240, check=False)
+    folders = [entry for entry in json.loads(apart.stdout) if entry["check"] == "shared folder"]
+    assert [entry["state"] for entry in folders] == [FAIL] * 3, apart.stdout
+    assert all("cannot be written" in entry["said"] for entry in folders)

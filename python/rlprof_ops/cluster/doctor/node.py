@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from rlprof_ops.cluster.doctor.finding import Finding, run_all
 from rlprof_ops.cluster.knobs import Settings
 
 MARK = "rlprof-doctor:"
+_PIECE = 600  # srun passes a line on whole up to about a kilobyte; longer ones of several tasks are mixed
 
 
 def here(settings: Settings, folder: Path | None, *, quick: bool, place: str) -> list[Finding]:
@@ -44,7 +46,28 @@ def main() -> None:
     # The shared folder first: all tasks have to be at it at the same time.
     found = run_all({"shared folder": lambda: shared.together(asked.folder, rank, tasks, asked.seconds, node)}, node)
     found += here(Settings.load(os.environ), asked.folder.parent, quick=asked.quick, place=node)
-    sys.stdout.write(MARK + json.dumps([finding.to_dict() for finding in found]) + "\n")
+    sys.stdout.write("".join(line + "\n" for line in pieces(rank, found)))
+
+
+def pieces(rank: int, found: list[Finding]) -> list[str]:
+    """The answer of one task in lines that are short enough to stay whole."""
+    text = base64.b64encode(json.dumps([finding.to_dict() for finding in found]).encode()).decode()
+    parts = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
+    return [f"{MARK}{rank}:{number}:{len(parts)}:{part}" for number, part in enumerate(parts)]
+
+
+def joined(output: str) -> list[Finding]:
+    """The inverse, over all tasks. A task whose pieces did not all come is left out."""
+    tasks: dict[int, dict[int, str]] = {}
+    totals: dict[int, int] = {}
+    for line in output.splitlines():
+        if line.startswith(MARK):
+            rank, number, total, part = line[len(MARK) :].split(":", 3)
+            tasks.setdefault(int(rank), {})[int(number)] = part
+            totals[int(rank)] = int(total)
+    whole = [parts for rank, parts in sorted(tasks.items()) if len(parts) == totals[rank]]
+    texts = ("".join(parts[number] for number in sorted(parts)) for parts in whole)
+    return [Finding(**entry) for text in texts for entry in json.loads(base64.b64decode(text))]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shlex
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.cluster.doctor.finding import FAIL, Finding, last_line
-from rlprof_ops.cluster.doctor.node import MARK
+from rlprof_ops.cluster.doctor.node import joined
 from rlprof_ops.cluster.knobs import home, import_path
 from rlprof_ops.errors import RlprofError
 
@@ -32,7 +31,7 @@ class Where:
 
     def argv(self, folder: Path, quick: bool) -> list[str]:
         """The srun line. `folder` is the canary's."""
-        line = ["srun", "--mpi=none", "--unbuffered", "--kill-on-bad-exit=0", "--ntasks-per-node=1"]
+        line = ["srun", "--mpi=none", "--kill-on-bad-exit=0", "--ntasks-per-node=1"]
         if self.job:
             line += [f"--jobid={self.job}", "--overlap"]
         else:
@@ -77,7 +76,7 @@ def _run(argv: list[str], seconds: float) -> list[Finding]:
             process.kill()
             out, err = process.communicate()
         err += f"\nnot done after {seconds:.0f} s (--wait): the nodes are busy, or a check hangs"
-    found = [Finding(**entry) for line in out.splitlines() if line.startswith(MARK) for entry in json.loads(line[len(MARK):])]
+    found = joined(out)
     if not found:
         raise RlprofError(f"no node answered: {last_line(err) or 'srun said nothing'}\nThe line was: {shlex.join(argv)}")
     if process.returncode:
