@@ -27,12 +27,16 @@ job::run_folder() {
     [[ ${restart} == 0 ]] || RLPROF_JOB="${SLURM_JOB_ID}.r${restart}"
     export RLPROF_RUN_DIR="${BASE_LOG_DIR:-${SLURM_SUBMIT_DIR}}/${RLPROF_JOB}-logs"
     (
+        # Before `||` bash ignores errexit, so each command says itself that it must not fail.
         umask 0027
-        mkdir -p -- "${RLPROF_RUN_DIR}/logs"
+        mkdir -p -- "${RLPROF_RUN_DIR}/logs" || exit 1
         umask 0077
-        mkdir -p -- "${RLPROF_RUN_DIR}/.secrets"
+        mkdir -p -- "${RLPROF_RUN_DIR}/.secrets" || exit 1
+        # Where everybody may write, somebody else could have made the folder first, to read the token from it.
+        [[ -O ${RLPROF_RUN_DIR}/.secrets && ! -L ${RLPROF_RUN_DIR}/.secrets ]] || exit 1
+        chmod 0700 -- "${RLPROF_RUN_DIR}/.secrets" || exit 1
         head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' > "${RLPROF_RUN_DIR}/.secrets/ray_token"
-    ) || common::fail 1 "BASE_LOG_DIR: the run folder ${RLPROF_RUN_DIR} cannot be written."
+    ) || common::fail 1 "BASE_LOG_DIR: the run folder ${RLPROF_RUN_DIR} cannot be written, or belongs to somebody else."
     common::log "run folder: ${RLPROF_RUN_DIR}"
 }
 
