@@ -21,6 +21,7 @@ from rlprof_ops.errors import EXIT_FAILED, RlprofError
 _CAUSE_EXIT = {"signal": 143, "time_limit": 140}  # 128 + SIGTERM, 128 + SIGUSR2, as a shell says it
 
 _LATE_NODES_SECONDS = 15.0
+_LATE_SIGNAL_SECONDS = 1.0
 
 
 class Head(Supervisor):
@@ -187,12 +188,19 @@ class Head(Supervisor):
         else:
             self.journal.say(f"no COMMAND: the cluster waits. Attach with: {attach.command_line(place)}")
         await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
+        if "driver" in waiting and waiting["driver"].done() and waiting["driver"].result() in _CAUSE_EXIT.values():
+            # Slurm may signal the driver and us at once, and the driver can be the faster one to end.
+            await asyncio.wait({waiting["told"]}, timeout=_LATE_SIGNAL_SECONDS)
         return self._cause(waiting)
 
     def _cause(self, waiting: dict[str, asyncio.Future[Any]]) -> tuple[str, int]:
         if "driver" in waiting and waiting["driver"].done():
             code = waiting["driver"].result()
             self.run_record.driver_ended(code)
+            if waiting["told"].done() and code in _CAUSE_EXIT.values():
+                cause = waiting["told"].result()
+                self.journal.say(f"told to end: {cause}; the driver ended with it")
+                return cause, _CAUSE_EXIT.get(cause, 143)
             self.journal.say(f"the driver ended with exit code {code}")
             return "driver_exit", code
         if waiting["told"].done():

@@ -19,6 +19,10 @@ from rlprof_ops.runtime.range_taker import RangeTaker
 from rlprof_ops.runtime.rocprof_taker import RocprofTaker, is_wrapped
 from rlprof_ops.runtime.torch_taker import TorchTaker
 
+# `nsys start` (2023.4) can return before the library it has put into this process collects: the first range of a
+# window was lost on a busy machine, and once all of a window of 10 ms.
+_SETTLE_S = 0.2
+
 
 class Taker(Protocol):
     """One backend in this process. `open` and `close` raise `CaptureError`."""
@@ -85,6 +89,7 @@ class NsightTaker:
     def open(self, target: Path) -> None:
         _nsys(nsight.start_argv(self._session, target, self._spec), nsight.START_TIMEOUT_S)
         self._target = target
+        time.sleep(_SETTLE_S)
 
     def entered(self, step: int) -> None:
         pass
