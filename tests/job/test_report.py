@@ -10,7 +10,8 @@ import pytest
 from tests.job.jobs import ASKED, DEMO, Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(500)]
-LONG_NS = 200_000_000  # a phase that lasts this long is compared by itself, the others together with it
+LONG_NS = 100_000_000  # a phase that lasts this long is compared by itself, the others together with it
+SLOW = {("policy_worker", 1, step, "train") for step in (3, 4, 7)}  # these last long on any machine, they are told to
 PREEMPTED_NS = 5_000_000  # on a busy machine, between a range and the demo's own clock beside it
 
 
@@ -44,16 +45,17 @@ def agrees_with_the_demo(answer: dict[str, Any], demo: dict[str, Any]) -> None:
         for t in worker["times"]:
             key = (worker["worker"], worker["rank"], t["step"], t["phase"])
             own[key] = own.get(key, 0) + t["end_ns"] - t["start_ns"]
-    compared, together, truths = 0, 0, 0
+    compared, together, truths = set(), 0, 0
     for row in answer["anatomy"]:
         rank = answer["ranks"][row["rank"]]
         for phase in row["phases"]:
-            truth = own[rank["worker"], rank["rank"], row["step"], answer["phase_names"][phase["phase"]]]
+            key = (rank["worker"], rank["rank"], row["step"], answer["phase_names"][phase["phase"]])
+            truth = own[key]
             together, truths = together + phase["duration_ns"], truths + truth
             if truth >= LONG_NS:
-                assert phase["duration_ns"] == pytest.approx(truth, rel=0.02, abs=PREEMPTED_NS)
-                compared += 1
-    assert compared >= 9  # generation of one worker and train of two, three steps each
+                assert phase["duration_ns"] == pytest.approx(truth, rel=0.02, abs=PREEMPTED_NS), key
+                compared.add(key)
+    assert compared >= SLOW
     assert together == pytest.approx(truths, rel=0.02)
     assert {(r["step"], answer["ranks"][r["rank"]]["worker"]) for r in answer["anatomy"]} >= {(s, w) for s in (3, 4, 7) for w in ("policy_worker", "generation_worker")}
 
