@@ -24,7 +24,8 @@ WORKERS = (
 CHANNELS = ("Actor", "Rollout", "Env", "Reward")
 STEPPED = ("ActorGroup", "RolloutGroup", "EnvGroup")  # the groups whose windows the embodied runners open
 PHASES = {
-    "generation": ("rollout/generate", "rollout/generate_epoch", "rollout/predict", "env/interact", "env/step"),
+    "generation": ("rollout/generate", "rollout/generate_epoch", "rollout/predict", "env/interact", "env/interact_once",
+                   "env/step", "env/bootstrap_step"),
     "advantage": ("actor/compute_adv",),
     "train": ("actor/run_training", "run_training"),
     "weight_sync": ("actor/sync_model_to_rollout", "rollout/request_weight_sync", "rollout/poll_weight_sync"),

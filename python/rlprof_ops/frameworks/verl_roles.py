@@ -38,8 +38,10 @@ PHASES = {
     "reward": ("reward", "compute_rm_score"),
     "logprob": ("old_log_prob", "compute_log_prob"),
     "ref_logprob": ("ref", "compute_ref_log_prob"),
-    "advantage": ("adv", "values", "compute_values"),
-    "train": ("update_actor", "update_critic"),
+    "values": ("values", "compute_values"),
+    "advantage": ("adv",),
+    "train": ("update_actor",),
+    "critic_train": ("update_critic",),
     "weight_sync": ("update_weights",),
 }
 REPORTS = (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlprof_ops import frameworks
 from rlprof_ops.analyze.columns import Spans, Trace
 from rlprof_ops.analyze.metrics.intervals import Union, union
 
@@ -41,7 +42,16 @@ _SAME_PHASE: dict[str, tuple[str, ...]] = {
     "checkpoint": ("checkpoint", "save_checkpoint", "checkpointing"),
     "validation": ("validation", "testing", "evaluate"),
 }  # fmt: skip
-_CANONICAL = {name: phase for phase, names in _SAME_PHASE.items() for name in names}
+
+
+def _vocabulary() -> dict[str, str]:
+    """Label -> phase: the trainers' own labels as `frameworks` has them, then the words above."""
+    trainers = (frameworks.get(name).phase_names for name in frameworks.NAMES)
+    labels = {label.lower(): phase for named in trainers for phase, found in named.items() for label in found}
+    return labels | {name: phase for phase, names in _SAME_PHASE.items() for name in names}
+
+
+_CANONICAL = _vocabulary()
 PHASE_ORDER = tuple(_SAME_PHASE)
 
 _OUR_STEP = re.compile(r"step (\d{1,9})")
