@@ -159,8 +159,8 @@ def test_on_the_sandbox(slurm):
         assert by[node, "shared folder"].state == OK, done.stdout
         assert by[node, "ray plugin"].state == OK, done.stdout
         assert by[node, "clock"].state == OK
-    assert by["login", "KillWait"].state == FAIL and by["login", "signals"].state == WARN  # the sandbox's own settings
-    assert done.returncode == 1
+    assert by["login", "KillWait"].state == OK and by["login", "signals"].state == WARN  # the sandbox's own settings
+    assert done.returncode == 0, done.stdout
     assert not list(slurm.shared.glob(".rlprof-doctor-*"))
 
     # The nodes' own /tmp: each has one, so the folder made on the login node is not there.
