@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SHELL_FILES := ray.sub .ci/run $(wildcard scripts/*.sh scripts/lib/*.sh env/*.sh tests/sandbox/*.sh)
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-faults bench lint machine docs clean help
+.PHONY: demo test test-faults bench lint machine docs screenshot clean help
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -31,6 +31,15 @@ lint: $(VENV)/.test  ## ruff, mypy, shellcheck, bash -n
 	elif [ "$${RLPROF_TESTS_REQUIRE-}" = all ]; then echo 'shellcheck is missing' >&2; exit 1; \
 	else echo 'shellcheck is missing: shell files were not checked'; fi
 
+docs: $(VENV)/.test  ## The documentation site, into site/; a warning is an error
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+screenshot: $(VENV)/.test  ## The picture of the report in the documentation, from a fresh demo
+	$(BIN)/rlprof demo --output rlprof-demo/screenshot
+	$(BIN)/python docs/screenshot.py "$$(ls -td rlprof-demo/screenshot/*-logs | head -n 1)"
+
 bench: $(VENV)/.test  ## The measured comparisons of tests/bench, both sides in one run
 	@for part in tests/bench/*/run.py; do echo "== $$part"; $(BIN)/python "$$part" || exit 1; done
 
@@ -46,4 +55,4 @@ $(VENV)/.test: pyproject.toml env/constraints.txt | $(VENV)/bin/pip
 	@touch $@ $(VENV)/.demo
 
 clean:  ## Remove what this Makefile made
-	rm -rf $(VENV) build dist rlprof-demo
+	rm -rf $(VENV) build dist site rlprof-demo

@@ -1,18 +1,37 @@
-"""`rlprof schema`: the JSON Schema of the request's YAML, for editors."""
+"""`rlprof schema`: the JSON Schemas of the documents that people write and programs read."""
 
 from __future__ import annotations
 
 import json
+from importlib import resources
+from typing import Any
 
 import click
 
+SCHEMAS = {
+    "request": "What to profile, as YAML: [the request](request.md).",
+    "manifest": "What was planned and what came home: `manifest.json`, written by `rlprof harvest`, see [harvest](collect.md#harvest).",
+    "report": "The answer as numbers: `report.json`, written by `rlprof report`, see [definitions](report.md#definitions).",
+}
+_FILES = {"manifest": ("rlprof_ops.collect", "manifest.schema.json"), "report": ("rlprof_ops.analyze", "report.schema.json")}
+
+
+def load(name: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of `request`, `manifest` or `report`."""
+    if name == "request":
+        from rlprof_ops.request.schema import schema
+
+        return schema()
+    package, file = _FILES[name]
+    found: dict[str, Any] = json.loads(resources.files(package).joinpath(file).read_text(encoding="utf-8"))
+    return found
+
 
 @click.command()
-def command() -> None:
-    """Print the JSON Schema of a request, so that an editor completes and checks profile.yaml.
+@click.argument("document", type=click.Choice(list(SCHEMAS)), default="request")
+def command(document: str) -> None:
+    """Print the JSON Schema of a request (default), a manifest or a report, for editors and programs.
 
     Example: rlprof schema > rlprof.schema.json   (then: # yaml-language-server: $schema=rlprof.schema.json)
     """
-    from rlprof_ops.request.schema import schema
-
-    click.echo(json.dumps(schema(), indent=2))
+    click.echo(json.dumps(load(document), indent=2))

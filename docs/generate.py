@@ -1,0 +1,159 @@
+"""Writes the pages that are made from the code: docs/cli.md, docs/knobs.md, docs/schemas.md. `make docs` runs it, a test compares.
+
+    python docs/generate.py [folder]
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlprof_ops.cli import cli
+from rlprof_ops.cluster.knobs import reference
+from rlprof_ops.commands.schema import SCHEMAS, load
+
+
+def pages() -> dict[str, str]:
+    """File name -> text of every generated page."""
+    return {"cli.md": command_page(), "knobs.md": reference(), "schemas.md": schema_page()}
+
+
+def command_page() -> str:
+    """Every command's help and options; made from click's objects, since its own layout differs from version to version."""
+    lines = [
+        "# Commands", "",
+        "`rlprof COMMAND --help` says the same. `python3 -m rlprof_ops COMMAND` works with only PyYAML and click installed, for all "
+        "but `report`, `timeline` and `diff`, which need the extra `analyze`. Made by `docs/generate.py`.", "",
+        "| exit code | means |", "|---|---|", "| 0 | fine |", "| 1 | failed |", "| 2 | a wrong option, request, knob or site's file |",
+        "| 3 | a planned report is missing |", "",
+        "`submit --wait`, `retry --wait` and `attach` end with the job's or the command's own code, see "
+        "[exit codes](operators.md#exit-codes-of-rlprof).",
+    ]  # fmt: skip
+    parent = click.Context(cli, info_name="rlprof")
+    for name in cli.list_commands(parent):
+        command = cli.get_command(parent, name)
+        assert command is not None
+        words = " ".join(argument(p) for p in command.params if isinstance(p, click.Argument))
+        lines += ["", f"## rlprof {name}", "", "```text", f"rlprof {name} [OPTIONS] {words}".rstrip(), "```", "", help_text(command)]
+        options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+        if options:
+            lines += ["", "| option | meaning |", "|---|---|"]
+            lines += [f"| {option_name(p)} | {cell(p.help or '')} |" for p in options]
+    return "\n".join(lines) + "\n"
+
+
+def argument(param: click.Argument) -> str:
+    """`JOB`, `[NODE]`, `WORD...`"""
+    word = (param.metavar or param.name or "").upper() if not isinstance(param.type, click.Choice) else "|".join(param.type.choices)
+    if word.startswith("["):
+        return word
+    word = word.removesuffix("...") + ("..." if param.nargs == -1 else "")
+    return word if param.required else f"[{word}]"
+
+
+def option_name(param: click.Option) -> str:
+    """Its names, and what kind of value follows."""
+    names = ", ".join(f"`{name}`" for name in (*param.opts, *param.secondary_opts))
+    if param.is_flag or param.count:
+        return names
+    kind = "\\|".join(param.type.choices) if isinstance(param.type, click.Choice) else (param.metavar or param.type.name.upper())
+    return f"{names} {cell(kind)}" + (" (several)" if param.multiple else "")
+
+
+def help_text(command: click.Command) -> str:
+    """The command's help as paragraphs; blocks that click leaves as they are (after a backspace) stay blocks."""
+    paragraphs = []
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        if paragraph.startswith("\b\n"):
+            paragraphs.append(f"```text\n{paragraph[2:]}\n```")
+        elif paragraph.lstrip().startswith("Example"):
+            paragraphs.append(f"```text\n{paragraph}\n```")
+        else:
+            paragraphs.append(paragraph.replace("<", "&lt;").replace("*", r"\*"))
+    return "\n\n".join(paragraphs)
+
+
+def cell(text: str) -> str:
+    return " ".join(text.split()).replace("<", "&lt;").replace("*", r"\*") if "`" not in text else " ".join(text.split())
+
+
+def schema_page() -> str:
+    """The fields of each JSON document, from its JSON Schema."""
+    lines = [
+        "# Schemas", "",
+        "The documents that programs may read, and their JSON Schemas (draft 2020-12): `rlprof schema request`, `manifest` or "
+        "`report` prints the whole schema. Made from them by `docs/generate.py`.",
+    ]  # fmt: skip
+    for name, meaning in SCHEMAS.items():
+        schema = load(name)
+        lines += ["", f"## {name}", "", f"{meaning}", ""]
+        if about := schema.get("description"):
+            lines += [about, ""]
+        lines += ["| field | type | meaning |", "|---|---|---|"]
+        lines += [f"| `{path}` | {kind} | {text} |" for path, kind, text in fields(schema, schema)]
+    return "\n".join(lines) + "\n"
+
+
+def fields(node: Mapping[str, Any], root: Mapping[str, Any], path: str = "", depth: int = 0) -> Iterator[tuple[str, str, str]]:
+    """`path, type, meaning` of every property below a node; lists add `[]`, open mappings `.*`."""
+    node = resolved(node, root)
+    for name, child in node.get("properties", {}).items():
+        yield from field(child, root, f"{path}.{name}" if path else name, depth)
+    extra = node.get("additionalProperties")
+    if isinstance(extra, Mapping) and path:
+        yield from fields(extra, root, f"{path}.*", depth + 1)
+
+
+def field(child: Mapping[str, Any], root: Mapping[str, Any], path: str, depth: int) -> Iterator[tuple[str, str, str]]:
+    inner = resolved(child, root)
+    text = child.get("description") or inner.get("description") or ""
+    yield path, kind_of(child, root), " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
+    if depth > 4:
+        return
+    yield from fields(inner, root, path, depth + 1)
+    if isinstance(inner.get("items"), Mapping):
+        yield from fields(inner["items"], root, f"{path}[]", depth + 1)
+
+
+def resolved(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The node that a `$ref` inside the same schema means."""
+    while "$ref" in node:
+        found: Any = root
+        for part in node["$ref"].removeprefix("#/").split("/"):
+            found = found[part]
+        node = found
+    return node
+
+
+def kind_of(node: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """A type in a few words: `string`, `list of integer`, `one of a, b`, `string or null`."""
+    node = resolved(node, root)
+    if "const" in node:
+        return f"`{json.dumps(node['const'])}`"
+    if "enum" in node:
+        return "one of " + ", ".join(f"`{value}`" if value is not None else "null" for value in node["enum"])
+    for word in ("anyOf", "oneOf"):
+        if word in node:
+            return " or ".join(dict.fromkeys(kind_of(choice, root) for choice in node[word]))
+    kind = node.get("type", "anything")
+    if isinstance(kind, list):
+        return " or ".join(kind)
+    if kind == "array" and isinstance(node.get("items"), Mapping):
+        return f"list of {kind_of(node['items'], root)}"
+    return str(kind)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
