@@ -16,12 +16,14 @@ import msgspec
 
 from rlprof_ops.analyze.readers.errors import UnreadableReport
 from rlprof_ops.analyze.readers.inflate import Inflated
+from rlprof_ops.analyze.readers.typed_events import decoder as typed_decoder
 
 MAX_HEADER_BYTES = 16 << 20
 MAX_EVENT_BYTES = 16 << 20
 _TRIES = 6  # candidates tried from the end of a batch before its events are decoded one at a time
 _MAX_JOINS = 512  # pieces that one event may be made of: objects in lists inside its args
 _TAIL_BYTES = 1 << 16
+_REFUSALS = 8  # typed batches that a file may refuse before all are read without types
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -76,13 +78,17 @@ _header = msgspec.json.Decoder(dict[str, Any])
 class ChromeEvents:
     """Iterates over lists of `Event`; afterwards `header`, `truncated` and `damaged` describe the rest of the file.
 
-    `whole`: events are dicts with everything in them instead. Raises `UnreadableReport` when the stream holds no event
-    array at all.
+    `whole`: events are dicts with everything in them instead. `typed`: batches that hold nothing unusual come as lists of
+    the structs of `typed_events`, the others as `Event`. Raises `UnreadableReport` when the stream holds no event array
+    at all.
     """
 
-    def __init__(self, path: Path, whole: bool = False) -> None:
+    def __init__(self, path: Path, whole: bool = False, typed: bool = False) -> None:
         self.path = path
         self._batch, self._single = _DECODERS[whole]
+        self._typed = typed
+        self._refused = 0
+        self._text = b""
         self.header: dict[str, Any] = {}
         self.header_text = b""
         self.truncated = ""
@@ -153,7 +159,7 @@ class ChromeEvents:
         cuts = [match.start() + 1 for match in pattern.finditer(text, tail_start)]
         for cut in reversed(cuts[-_TRIES:]):
             try:
-                events = self._batch.decode(b"".join((b"[", memoryview(text)[:cut], b"]")))
+                events = self._decode_batch(b"".join((b"[", memoryview(text)[:cut], b"]")), last)
             except _DAMAGE:
                 continue
             follow = text[cut:].lstrip()
@@ -165,6 +171,29 @@ class ChromeEvents:
         if text.strip() in (b"", b"]") or text.lstrip()[:1] == b"]":
             return [], b"", text.lstrip()[1:] if text.strip() else None
         return None
+
+    def _decode_batch(self, text: bytes, last: bool) -> list[Any]:
+        if self._typed and not last:
+            try:
+                typed: list[Any] = typed_decoder.decode(text)
+            except msgspec.ValidationError:
+                self._refuse()  # sound JSON perhaps, of another shape
+            else:
+                self._text = text
+                return typed
+        events: list[Any] = self._batch.decode(text)
+        return events
+
+    def untyped(self) -> list[Any]:
+        """The batch that was just given out, decoded with types that take everything and keep the text of times."""
+        self._refuse()
+        events: list[Any] = self._batch.decode(self._text)
+        return events
+
+    def _refuse(self) -> None:
+        """Counts a batch that was decoded in vain; a file of such batches is not tried for ever."""
+        self._refused += 1
+        self._typed = self._refused < _REFUSALS
 
     def _salvage(self, text: bytes, last: bool) -> tuple[list[Any], bytes, bytes | None]:
         """Decodes event by event: damaged ones are counted and left out, the array's end is found where it is."""

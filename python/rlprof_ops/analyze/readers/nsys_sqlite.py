@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sqlite3
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,9 @@ _OPERATOR = re.compile(r", (?:op_id|seq|sizes) = .*$")
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "Peer"}
 _SMALL = 1 << 31
 _BIG = 1 << 62
-_BATCH_ROWS = 250_000  # rows joined to one text: 4 MB a column
+_BATCH_ROWS = 125_000  # rows joined to one text: 2 MB a column
+_OFTEN_ONE_VALUE = ("deviceId", "globalTid", "nameId", "memoryOperationType", "copyKind")
+_THREADS = min(4, os.cpu_count() or 1)
 # sqlite3 raises UnicodeDecodeError where it builds a message of a damaged schema
 _DAMAGE = (sqlite3.Error, OSError, ValueError, OverflowError)
 Columns = dict[str, npt.NDArray[Any]]
@@ -49,8 +54,8 @@ class _Export:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        uri = f"file:{_quoted(path)}?mode=ro&immutable=1"
-        self.connection = sqlite3.connect(uri, uri=True)
+        self.uri = f"file:{_quoted(path)}?mode=ro&immutable=1"
+        self.connection = sqlite3.connect(self.uri, uri=True)
         self.connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         self.tables = {row[0] for row in self.connection.execute("select name from sqlite_master where type='table'")}
         self.damage: list[str] = []
@@ -71,20 +76,27 @@ class _Export:
         return dict(zip(columns, np.ascontiguousarray(rows.T), strict=True))
 
     def _read_as_text(self, table: str, columns: Sequence[str], values: list[str], where: str) -> Columns:
-        """Columns as one text each, joined by SQLite and split by NumPy: twice as fast as a Python tuple for each row."""
+        """Columns as one text each, joined by SQLite and split by NumPy: twice as fast as a Python tuple for each row.
+
+        SQLite lets go of the interpreter while it joins, so a few threads share the rows.
+        """
         low, high = self.connection.execute(f'select min(rowid), max(rowid) from "{table}"').fetchone()
-        pieces: list[list[Ints]] = [[np.empty(0, np.int64)] for _ in columns]
-        joined = ", ".join(f"group_concat({value}, ' ')" for value in values)
-        for first in range(low, high + 1, _BATCH_ROWS) if low is not None else ():
-            bound = f"{where} and" if where else "where"
-            query = f'select count(*), {joined} from "{table}" {bound} rowid between ? and ?'
-            count, *texts = self.connection.execute(query, (first, first + _BATCH_ROWS - 1)).fetchone()
-            for piece, text in zip(pieces, texts, strict=True):
-                numbers: Ints = np.fromstring(text or "", np.int64, sep=" ")
-                if len(numbers) != count:
-                    raise ValueError("a value is no whole number")
-                piece.append(numbers)
-        return {column: np.concatenate(piece) for column, piece in zip(columns, pieces, strict=True)}
+        if low is None:
+            return {column: np.empty(0, np.int64) for column in columns}
+        bound = f"{where} and" if where else "where"
+        part = f'from "{table}" {bound} rowid between ? and ?'
+        starts = range(low, high + 1, _BATCH_ROWS)
+
+        def batch(first: int) -> list[Ints]:
+            with contextlib.closing(sqlite3.connect(self.uri, uri=True)) as connection:
+                connection.text_factory = bytes
+                return _batch(connection, part, values, (first, first + _BATCH_ROWS - 1))
+
+        with ThreadPoolExecutor(_THREADS if len(starts) > 1 else 1) as pool:
+            pieces = list(pool.map(batch, starts))
+        # the pieces of a column go as soon as it is whole: the peak is one column above the table
+        whole = {column: np.concatenate([piece.pop() for piece in pieces]) for column in reversed(columns)}
+        return {column: whole[column] for column in columns}
 
     def _read_slowly(self, query: str, width: int, why: str) -> Ints:
         """Row by row, keeping what is whole: the page of a damaged file, or a value of the wrong type, costs only itself."""
@@ -106,6 +118,23 @@ class _Export:
         except sqlite3.Error as error:
             self.damage.append(f"table {table}: {error}")
             return {}
+
+
+def _batch(connection: sqlite3.Connection, part: str, values: list[str], rows: tuple[int, int]) -> list[Ints]:
+    """The columns of some rows. One that holds a single value (device, thread) is not spelt out row by row."""
+    asked = [i for i, value in enumerate(values) if any(f'"{column}"' in value for column in _OFTEN_ONE_VALUE)]
+    ends = "".join(f", min({values[i]}), max({values[i]})" for i in asked)
+    count, *bounds = connection.execute(f"select count(*){ends} {part}", rows).fetchone()
+    pairs = zip(asked, bounds[::2], bounds[1::2], strict=True)
+    same = {i: low for i, low, high in pairs if count and low == high}
+    varied = [i for i in range(len(values)) if i not in same]
+    joined = ", ".join(f"group_concat({values[i]}, ' ')" for i in varied)
+    texts = connection.execute(f"select {joined} {part}", rows).fetchone() if varied else ()
+    columns = {i: np.fromstring(text or b"", np.int64, sep=" ") for i, text in zip(varied, texts, strict=True)}
+    if any(not isinstance(value, int) for value in same.values()) or any(len(c) != count for c in columns.values()):
+        raise ValueError("a value is no whole number")
+    columns |= {i: np.full(count, value, np.int64) for i, value in same.items()}
+    return [columns[i] for i in range(len(values))]
 
 
 def read_nsys_sqlite(path: Path, report: Path | None = None) -> Trace:
@@ -174,7 +203,7 @@ _GPU_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId")
 def _gpu(export: _Export, strings: dict[int, str], names: Coder) -> GpuSpans:
     parts = []
     kernels = export.read("CUPTI_ACTIVITY_KIND_KERNEL", (*_GPU_COLUMNS, "demangledName"))
-    parts.append(_gpu_part(kernels, KERNEL, _coded(kernels["demangledName"], strings, names, "kernel")))
+    parts.append(_gpu_part(kernels, KERNEL, _coded(kernels.pop("demangledName"), strings, names, "kernel")))
     graphs = export.read("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_COLUMNS)
     parts.append(_gpu_part(graphs, KERNEL, np.full(len(graphs["start"]), names.one("CUDA graph"), np.int32)))
     copies = export.read("CUPTI_ACTIVITY_KIND_MEMCPY", (*_GPU_COLUMNS, "bytes", "copyKind"))
@@ -190,16 +219,23 @@ def _gpu_part(rows: Columns, kind: int, name: Any, size_bytes: Ints | None = Non
     count = len(rows["start"])
     return {
         "start": rows["start"],
-        "duration": np.maximum(rows["end"] - rows["start"], 0),
+        "duration": _durations(rows),
         "name": name,
         "track": np.full(count, NO_VALUE, np.int32),
         "kind": np.full(count, kind, np.uint8),
-        "device": _small(rows["deviceId"]),
-        "stream": _small(rows["streamId"]),
+        "device": _small(rows.pop("deviceId")),
+        "stream": _small(rows.pop("streamId")),
         "correlation": rows["correlationId"],
         "size_bytes": np.full(count, NO_VALUE) if size_bytes is None else size_bytes,
         "collective": np.full(count, NO_VALUE, np.int32),
     }
+
+
+def _durations(rows: Columns) -> Ints:
+    """(n,) end - start, never negative, in the place of the ends."""
+    ends: Ints = rows.pop("end")
+    ends -= rows["start"]
+    return np.maximum(ends, 0, out=ends)
 
 
 def _launches(export: _Export, strings: dict[int, str], names: Coder, tracks: Coder) -> Launches:
@@ -208,9 +244,9 @@ def _launches(export: _Export, strings: dict[int, str], names: Coder, tracks: Co
         rows = export.read(table, ("start", "end", "globalTid", "correlationId", "nameId"))
         parts.append({
             "start": rows["start"],
-            "duration": np.maximum(rows["end"] - rows["start"], 0),
-            "name": _coded(rows["nameId"], strings, names, "CUDA call"),
-            "track": _threads(rows["globalTid"], tracks),
+            "duration": _durations(rows),
+            "name": _coded(rows.pop("nameId"), strings, names, "CUDA call"),
+            "track": _threads(rows.pop("globalTid"), tracks),
             "correlation": rows["correlationId"],
         })  # fmt: skip
     return join(Launches, parts)

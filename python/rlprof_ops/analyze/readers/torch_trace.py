@@ -30,11 +30,15 @@ from rlprof_ops.analyze.columns import (
     Trace,
     in_order,
 )  # fmt: skip
+from rlprof_ops.analyze.readers import typed_events
 from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event
-from rlprof_ops.analyze.readers.decimal_time import INVALID, nanoseconds
+from rlprof_ops.analyze.readers.decimal_time import INVALID, exact_nanoseconds, nanoseconds
 from rlprof_ops.analyze.readers.errors import UnreadableReport
 
 _GPU_KINDS = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
+_TYPED_GPU_KINDS: dict[type, int] = {
+    typed_events.Kernel: KERNEL, typed_events.Memcpy: MEMCPY, typed_events.Memset: MEMSET,
+}  # fmt: skip
 _ELEMENT_BYTES = {
     "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4, "double": 8, "float64": 8, "long": 8, "int64": 8,
     "bfloat16": 2, "half": 2, "float16": 2, "short": 2, "char": 1, "byte": 1, "int8": 1, "uint8": 1, "bool": 1,
@@ -62,6 +66,63 @@ class _Columns:
         self.pids: dict[Any, int] = {}
         self.span: tuple[int, int] | None = None
         self.said: dict[tuple[Any, ...], int] = {}
+
+    def add_typed(self, batch: list[Any]) -> bool:
+        """Takes a batch of `typed_events`; False, and nothing taken, where the text of its times is needed."""
+        groups: dict[type, list[Any]] = {}
+        get = groups.get
+        for event in batch:
+            kind = type(event)
+            group = get(kind)
+            if group is None:
+                groups[kind] = [event]
+            else:
+                group.append(event)
+        parts: list[tuple[type, list[Any], Part]] = []
+        for kind, events in groups.items():
+            if not issubclass(kind, typed_events.HostEvent):
+                continue
+            start = exact_nanoseconds([event.ts for event in events])
+            duration = exact_nanoseconds([event.dur for event in events])
+            if start is None or duration is None:
+                return False
+            parts.append((kind, events, {"start": start, "duration": np.maximum(duration, 0)}))
+        self.events += len(batch)
+        for kind, events, part in parts:
+            part["name"] = self.names.encode([event.name for event in events])
+            if issubclass(kind, typed_events.Kernel):
+                self._typed_gpu(_TYPED_GPU_KINDS[kind], events, part)
+                continue
+            part["track"] = _encode(self.tracks, list(zip([e.pid for e in events], [e.tid for e in events], strict=True)))
+            if kind is typed_events.Op:
+                self.pids[str(events[0].pid)] = self.pids.get(str(events[0].pid), 0) + len(events)
+                self.ops.append(part)
+            elif kind is typed_events.Range:
+                self.ranges.append(part)
+            else:
+                part["correlation"] = _ints([event.args.correlation for event in events])
+                self.launches.append(part)
+        return True
+
+    def _typed_gpu(self, kind: int, events: list[Any], part: Part) -> None:
+        count, args = len(events), [event.args for event in events]
+        part["kind"] = np.full(count, kind, np.uint8)
+        for column, values, instead in (
+            ("device", [a.device for a in args], "pid"),
+            ("stream", [a.stream for a in args], "tid"),
+        ):
+            if typed_events.ABSENT in values:
+                values = [getattr(e, instead) if v == typed_events.ABSENT else v for e, v in zip(events, values, strict=True)]
+            part[column] = _codes(values)
+        part["correlation"] = _ints([a.correlation for a in args])
+        part["size_bytes"] = np.full(count, NO_VALUE) if kind == KERNEL else _ints([a.bytes for a in args])
+        said = [a.collective for a in args]
+        part["collective"] = np.full(count, NO_VALUE, np.int32)
+        if said.count(None) < count:
+            rows = [row for row, op in enumerate(said) if op is not None]
+            part["collective"][rows] = [self._collective(args[row]) for row in rows]
+        part["track"] = np.full(count, NO_VALUE, np.int32)
+        self.gpu.append(part)
 
     def add(self, batch: list[Event]) -> None:
         self.events += len(batch)
@@ -196,12 +257,15 @@ def read_torch(path: Path) -> Trace:
         when the file has no event that can be used. A file that ends early, or holds damaged events, is read as far
         as it goes: see `Trace.truncated` and `Trace.damaged`.
     """
-    stream, columns = ChromeEvents(path), _Columns()
+    stream, columns = ChromeEvents(path, typed=True), _Columns()
     collecting = gc.isenabled()
     gc.disable()  # events are freed by their count alone; the cyclic collector would walk each batch for nothing
     try:
         for batch in stream:
-            columns.add(batch)
+            if not (batch and isinstance(batch[0], Event)) and not columns.add_typed(batch):
+                batch = stream.untyped()
+            if batch and isinstance(batch[0], Event):
+                columns.add(batch)
             del batch
     except OSError as error:
         raise UnreadableReport(path, str(error)) from error
