@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
 from rlprof_ops.analyze.merge import Rank, RankStep
+from rlprof_ops.analyze.metrics.student import quantile
 
+# What GPUs of one model differ by anyway, on average over five clusters: Sinha et al., "Not All GPUs Are Created Equal",
+# arXiv 2208.11035. A smaller excess may be real and is no fault of a node.
 MIN_SHARE_OF_PHASE = 0.08
-MIN_SHARE_OF_STEP = 0.01
+MIN_SHARE_OF_STEP = 0.01  # what the step would gain; below it nobody would look
 ONE_STEP_SHARE = 0.30  # what it takes when a single step gives no noise to hold it against
-# standard errors to exceed: about Student's t at 99 % for so many steps, 3 from five steps on
-MIN_STANDARD_ERRORS = {2: 8.0, 3: 5.0, 4: 4.0}
-ENOUGH_STANDARD_ERRORS = 3.0
+FALSE_NAMES = 0.05  # the chance that noise alone passes the test below for any rank of a worker in one phase
+MIN_STANDARD_ERRORS = 3.0  # of the rank's own excess over the steps: one bad step makes no straggler
 MIN_STEPS_SLOWER = 0.75
 
 
@@ -89,50 +92,83 @@ def spreads(rows: Sequence[RankStep]) -> tuple[PhaseSpread, ...]:
 def stragglers(rows: Sequence[RankStep], residual_ns: int | None) -> tuple[Straggler, ...]:
     """Ranks to name, the costliest first.
 
-    A rank is named for a phase when its own time exceeds the median of the others by 8 % of the phase and 1 % of the
-    step, by more than three standard errors over the steps (more when the steps are few), in three quarters of the
-    steps, and by more than the residual of the clocks where it is known. With a single step it must be 30 % of the phase.
+    A rank's excess in a step is its own time less the median of the others'. It is named for a phase when its mean excess
+
+    - is at least 8 % of the phase and 1 % of the step, so that it matters,
+    - exceeds what the noise of the run explains: Student's t at `FALSE_NAMES` shared among the ranks, on the noise of all
+      ranks together, with (ranks - 1)(steps - 1) degrees of freedom; and three standard errors of its own,
+    - shows in three quarters of the steps, and exceeds the residual of the clocks where that is known.
+
+    With a single step there is no noise to hold it against, and it must be 30 % of the phase.
     """
     found = []
     for (worker, phase), times in _grouped(rows).items():
         if len(times) < 2 or any(rank.is_controller for rank in times):
             continue
-        times = _where_collectives_were_seen(times)
+        excesses = _excesses(_where_collectives_were_seen(times))
+        noise = _noise(excesses)
         step_ns = median(row.duration_ns for row in rows if row.rank.worker == worker)
-        for rank, mine in times.items():
-            named = _judge(rank, phase, mine, {r: t for r, t in times.items() if r != rank}, step_ns, residual_ns or 0)
-            if named is not None:
+        for rank, excess in excesses.items():
+            duration = fmean(times[rank][step][0] for step in excess)
+            named = _judge(rank, phase, list(excess.values()), duration, noise, len(excesses))
+            if named and named.excess_ns >= MIN_SHARE_OF_STEP * step_ns and named.excess_ns > (residual_ns or 0):
                 found.append(named)
     return tuple(sorted(found, key=lambda s: -s.cost_ns))
 
 
 Times = dict[int, tuple[int, int]]  # step -> (duration, own)
+Excess = dict[int, float]  # step -> own time less the median of the others'
 
 
-def _judge(rank: Rank, phase: str, mine: Times, others: dict[Rank, Times], step_ns: float, residual_ns: int) -> Straggler | None:
-    excess, usual = [], []
-    for step, (_, own) in mine.items():
-        beside = [times[step][1] for times in others.values() if step in times]
-        if beside:
-            usual.append(median(beside))
-            excess.append(own - median(beside))
-    if not excess:
-        return None
+def _excesses(times: dict[Rank, Times]) -> dict[Rank, Excess]:
+    found: dict[Rank, Excess] = {}
+    for step in {step for mine in times.values() for step in mine}:
+        owns = {rank: mine[step][1] for rank, mine in times.items() if step in mine}
+        ordered = sorted(owns.values())
+        for rank, own in owns.items() if len(owns) > 1 else ():
+            found.setdefault(rank, {})[step] = own - _median_without(ordered, own)
+    return found
+
+
+def _median_without(ordered: list[int], left_out: int) -> float:
+    """The median of sorted values when one that equals `left_out` is not among them."""
+    count = len(ordered) - 1
+    high, low = count // 2, (count - 1) // 2
+    at = bisect_left(ordered, left_out)
+    return (ordered[low + (low >= at)] + ordered[high + (high >= at)]) / 2
+
+
+def _noise(excesses: dict[Rank, Excess]) -> tuple[float, int]:
+    """Standard deviation of an excess from step to step, over all ranks, and its degrees of freedom.
+
+    Ranks that differ for good do not add to it, for each is held against its own mean.
+    """
+    squares, left = 0.0, 0
+    for excess in excesses.values():
+        mean = fmean(excess.values())
+        squares += sum((e - mean) ** 2 for e in excess.values())
+        left += len(excess) - 1
+    if left == 0:
+        return 0.0, 0
+    # the excesses of a step are one number fewer than the ranks: with two, one is the other's negative
+    return (squares / left) ** 0.5, max(round(left * (1 - 1 / len(excesses))), 1)
+
+
+def _judge(rank: Rank, phase: str, excess: list[float], duration: float, noise: tuple[float, int], ranks: int) -> Straggler | None:
     mean = fmean(excess)
-    base = fmean(duration for duration, _ in mine.values())
-    noise = stdev(excess) / len(excess) ** 0.5 if len(excess) > 1 else 0.0
     slower = sum(e > 0 for e in excess)
     floor = ONE_STEP_SHARE if len(excess) == 1 else MIN_SHARE_OF_PHASE
+    error = stdev(excess) / len(excess) ** 0.5 if len(excess) > 1 else 0.0
+    spread, freedom = noise
+    pooled = quantile(1 - FALSE_NAMES / ranks, freedom) * spread / len(excess) ** 0.5 if freedom else 0.0
     if (
-        mean < floor * base
-        or mean < MIN_SHARE_OF_STEP * step_ns
-        or mean < MIN_STANDARD_ERRORS.get(len(excess), ENOUGH_STANDARD_ERRORS) * noise
-        or mean <= residual_ns
+        mean <= 0
+        or mean < floor * duration
+        or mean < max(MIN_STANDARD_ERRORS * error, pooled)
         or slower < MIN_STEPS_SLOWER * len(excess)
     ):
         return None
-    share = mean / base if base else 0.0
-    return Straggler(rank, phase, round(mean), share, len(excess), slower, round(noise), len(others))
+    return Straggler(rank, phase, round(mean), mean / duration, len(excess), slower, round(error), ranks - 1)
 
 
 def _where_collectives_were_seen(times: dict[Rank, Times]) -> dict[Rank, Times]:

@@ -1,0 +1,74 @@
+"""Who is called a straggler: the rule against noise, against few steps, and against many ranks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("numpy")
+pytest.importorskip("msgspec")
+
+from rlprof_ops.analyze.merge import Rank, RankStep
+from rlprof_ops.analyze.metrics.stragglers import Straggler, stragglers
+from rlprof_ops.analyze.metrics.student import quantile
+from rlprof_ops.analyze.summary import PhaseTime
+
+MS = 1_000_000
+
+
+def run(own_ms: list[list[float]]) -> list[RankStep]:
+    """One row a rank and step; `own_ms[rank][step]`. All ranks leave the phase together, as collectives make them."""
+    rows = []
+    for step in range(len(own_ms[0])):
+        duration = round(max(mine[step] for mine in own_ms) * MS) + MS
+        for number, mine in enumerate(own_ms):
+            phase = PhaseTime(step, "train", duration, 1, duration - round(mine[step] * MS), None, None)
+            rank = Rank("policy_worker", number, f"n{number}", 100 + number)
+            rows.append(RankStep(rank, step, 0, 2 * duration, True, (phase,), (), None, None, "r", True))
+    return rows
+
+
+def noisy(seed: int, ranks: int, steps: int, spread: float, slow: dict[int, float] | None = None) -> list[RankStep]:
+    rng = random.Random(seed)
+    return run([[100 + (slow or {}).get(rank, 0.0) + rng.gauss(0, spread) for _ in range(steps)] for rank in range(ranks)])
+
+
+def named(rows: list[RankStep], residual_ns: int | None = 0) -> list[int]:
+    found: tuple[Straggler, ...] = stragglers(rows, residual_ns)
+    return [s.rank.rank for s in found]
+
+
+@pytest.mark.parametrize(
+    ("probability", "freedom", "expected"),
+    [(0.975, 1, 12.7062), (0.975, 2, 4.3027), (0.99, 3, 4.5407), (0.95, 10, 1.8125), (0.9999, 2, 70.7001), (0.999, 1000, 3.0984)],
+)
+def test_the_quantiles_are_those_of_the_tables(probability: float, freedom: int, expected: float) -> None:
+    assert quantile(probability, freedom) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 2), (2, 3), (2, 8), (8, 3), (64, 3)])
+def test_noise_alone_names_somebody_in_at_most_one_run_of_twenty(ranks: int, steps: int) -> None:
+    runs = 200 if ranks < 64 else 40
+    false = sum(bool(named(noisy(seed, ranks, steps, spread=30))) for seed in range(runs))
+    assert false <= runs / 20 + 3 * (runs / 20) ** 0.5 - 1
+
+
+@pytest.mark.parametrize(("ranks", "steps", "spread"), [(2, 3, 2), (2, 8, 5), (8, 3, 4), (64, 3, 4), (512, 2, 2)])
+def test_one_slow_rank_and_nobody_else_is_named(ranks: int, steps: int, spread: float) -> None:
+    found = [named(noisy(seed, ranks, steps, spread, {1: 25.0})) for seed in range(5)]
+    assert found == [[1]] * 5
+
+
+def test_one_bad_step_is_no_straggler() -> None:
+    assert named(run([[100.0] * 8, [100.0] * 7 + [400.0]])) == []
+
+
+def test_what_does_not_matter_is_not_named() -> None:
+    assert named(run([[100.0] * 6, [105.0, 105.1, 104.9, 105.0, 105.1, 104.9]])) == []
+
+
+def test_a_clock_that_is_not_known_well_enough_keeps_silent() -> None:
+    rows = noisy(1, 2, 6, 1.0, {1: 25.0})
+    assert named(rows, residual_ns=20 * MS) == [1]
+    assert named(rows, residual_ns=30 * MS) == []
