@@ -36,6 +36,7 @@ RENDERED = [
     (f"{DOC}: vLLM with model parallelism", {"workers": "*vllm*"}, "its own report is empty; the inner workers write worker_process_<PID>"),
     (TORCH, {"backend": "torch"}, "export NRL_TORCH_PROFILE_WORKER_PATTERNS='*policy*'"),
     (TORCH, {"backend": "torch"}, "export NRL_TORCH_PROFILE_STEP_RANGE=3:5"),
+    (f"{TORCH}: known issue", {"backend": "torch", "workers": "*vllm*"}, "vLLM's own profiler records no CUDA events"),
     (f"{CODE}: the torch profiler is on a branch", {"backend": "torch"}, "exist on NeMo RL's branch"),
     ("own: our neutral names", {"workers": "generation_worker"}, "'generation_worker' is vllm_generation_worker, vllm_async_generation_worker"),
 ]

@@ -49,6 +49,7 @@ LEGACY = [
     (f"{RST}: second example; ref is not profiled, so its mode does not count", EXAMPLE.format("True"), [("actor", (0, 1), "1:3,5", "phase"), ("critic", (0,), "1:3,5", "phase")]),
     (f"{RST}: [] is no ranks", "trainer.profile_steps=[3] actor_rollout_ref.actor.profile_ranks=[]", []),
     (f"{RST}: profile_ranks_all", "trainer.profile_steps=[3] actor_rollout_ref.actor.profile_ranks_all=True", [("actor", None, "3", "step")]),
+    (f"{RST}: lists hybrid_engine among the rank settings; it is none", "trainer.profile_steps=[3] actor_rollout_ref.hybrid_engine=True actor_rollout_ref.actor.profile_ranks=[0]", [("actor", (0,), "3", "step")]),
     (f"{RST}: names critic and rm below actor_rollout_ref", "trainer.profile_steps=[3] actor_rollout_ref.rm.profile_ranks=[0]", [("reward_model", (0,), "3", "step")]),
 ]  # fmt: skip
 

@@ -118,6 +118,8 @@ def _lines(number: int, spec: CaptureSpec, request: ProfileRequest, remarks: Rem
     common_losses(number, spec, "NeMo RL", remarks)
     if spec.backend == "torch":
         remarks.note("NRL_TORCH_PROFILE_* exist on NeMo RL's branch guyueh/torch_profiler only, not on main")
+        if any(fnmatchcase("vllm_generation_worker", p) for p in patterns):
+            remarks.note("vLLM's own profiler records no CUDA events (NeMo RL's torch profiler document): take nsight for those, and not both at once")
         if spec.options:
             remarks.lose(f"capture {number}: options {', '.join(spec.options)}; NeMo RL's torch profiler has none")
     elif spec.options:
