@@ -1,6 +1,6 @@
-"""One session at a login node of a real Slurm: submit, watch, enter, stop, retry. Writes the transcript of docs/operate.md.
+"""A new user at a login node of a real Slurm, with an installed rlprof: the story of docs/tutorial.md, which has its transcript.
 
-RLPROF_TRANSCRIPT=docs/operate.md pytest tests/operate/test_real_jobs.py   puts this run's transcript into the document.
+RLPROF_TRANSCRIPT=docs/tutorial.md pytest tests/operate/test_real_jobs.py   puts this run's transcript into the document.
 """
 
 from __future__ import annotations
@@ -8,133 +8,123 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
-import time
+import sysconfig
+import venv
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.sandbox import Sandbox
+from tests.operate.login import Login, in_document, put_into, shape
+from tests.packaging.conftest import run, wheel
+
+__all__ = ["wheel"]  # a fixture
 
 pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(700)]
-
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 REQUEST = """\
 captures:
-  - workers: policy_worker,generation_worker
+  - backend: nsight
+    workers: policy_worker
     steps: 3:5,7
     options: {t: nvtx}
+  - backend: torch
+    workers: generation_worker
+    steps: 3:5
 """
-DEMO = ("python", "-m", "rlprof_ops.demo", "--steps", "8")
-# A trainer that dies between its two windows, in a job that goes on until somebody stops it.
-HANGS = ("bash", "-c", "env > env.txt; python -m rlprof_ops.demo --steps 8 --fail-at-step 6; sleep 600")
-MARK = "<!-- transcript -->"
+LATER = REQUEST.replace("3:5,7", "3:5,30")
+DEMO = ("python", "-m", "rlprof_ops.demo", "--steps")
+WORLD = ("--world", "policy_worker=2,generation_worker=1")
 
 
-class Login:
-    """A person at the login node, in an own folder, without sacct, pyxis and rsync. Keeps what was typed and said."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
-        self.folder = sandbox.shared / "my project"
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / "profile.yaml").write_text(REQUEST)
-        tools = sandbox.shared / "tools"
-        tools.mkdir(exist_ok=True)
-        for name in ("sacct", "rsync", "enroot"):
-            (tools / name).write_text(f"#!/bin/sh\necho {name} >> {sandbox.shared}/used\nexit 127\n")
-            (tools / name).chmod(0o755)
-        self.env = {
-            "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[2] / "python"),
-            "XDG_STATE_HOME": str(sandbox.shared / "state"), "LEFT_OVER": "1", "NRL_NSYS_WORKER_PATTERNS": "left over", "SEED": "7",
-        }  # fmt: skip
-        self.text: list[str] = []
-
-    def start(self, *words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-m", "rlprof_ops", *words]
-        return self.sandbox.popen("login", argv, env=self.env, cwd=cwd or self.folder, text=True, stdin=subprocess.DEVNULL,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
-
-    def type(self, *words: str, cwd: Path | None = None, code: int = 0, show: bool = True, timeout: float = 120) -> str:
-        """Run one command to its end, hold it to its exit code, and give what it said."""
-        process = self.start(*words, cwd=cwd)
-        out, _ = process.communicate(timeout=timeout)
-        assert process.returncode == code, out
-        if show:
-            self.note(words, out, code)
-        return out
-
-    def note(self, words: tuple[str, ...], out: str, code: int = 0) -> None:
-        line = " ".join(f"'{word}'" if " " in word or ";" in word else word for word in words)
-        self.text.append(f"$ rlprof {line}\n{out.rstrip()}\n" + (f"(exit code {code})\n" if code else ""))
-
-    def status(self, job: str) -> dict[str, Any]:
-        process = self.start("status", job, "--json", cwd=Path("/"))
-        out, _ = process.communicate(timeout=60)
-        found: dict[str, Any] = json.loads(out)
-        return found
-
-    def until(self, job: str, what: Any, seconds: float = 200) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        while not what(view := self.status(job)):
-            assert time.monotonic() < deadline, view
-            assert view["state"] != "ended", view
-            time.sleep(1)
-        return view
+@pytest.fixture
+def user(slurm, wheel):
+    """A new user: an empty folder on shared storage, and a virtual environment with Ray and the wheel."""
+    place = slurm.shared / "venv"
+    venv.create(place, with_pip=False, symlinks=True)
+    run(sys.executable, "-m", "pip", "--python", place / "bin/python", "install", "--no-deps", "--no-index", "--quiet", wheel)
+    packages = next((place / "lib").glob("python*/site-packages"))
+    (packages / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")  # Ray and the rest, from where the tests have them
+    (place / "bin" / "ray").symlink_to(Path(sysconfig.get_path("scripts")) / "ray")
+    me = Login(slurm, slurm.shared / "me", f"{place}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", ["rlprof"])
+    me.env["HOME"] = str(me.folder)
+    return me
 
 
-def test_a_session_at_the_login_node(slurm):
-    me = Login(slurm)
-    submit = ("submit", "-N", "3", "--gres=gpu:2", "--request", "profile.yaml", "--world", "policy_worker=2,generation_worker=1",
-              "--set", "RAY_LOG_SYNC_FREQUENCY=2", "--set", f"RLPROF_VENV={sys.prefix}", "--set", "SEED", "--wait", "--")  # fmt: skip
-    shown = me.type("submit", "--dry-run", *submit[1:], *HANGS, show=False)
+def test_a_new_users_first_day(slurm, user):
+    me = user
+    assert "nsys capture" in me.type("doctor", "--nodes", "3", "--shared", ".", timeout=200)
+    me.type("init", "project")
+    (me.folder / "profile.yaml").write_text(REQUEST)
+    me.type("plan", "profile.yaml", *WORLD)
+    me.env |= {"LEFT_OVER": "1", "NRL_NSYS_WORKER_PATTERNS": "left over", "SEED": "7"}  # of which a job gets what it is given
+    common = ("-N", "3", "--gres=gpu:2", "--request", "profile.yaml", *WORLD, "--set", "RAY_LOG_SYNC_FREQUENCY=2")
+    first = me.type("submit", *common, "--wait", "--", *DEMO, "8", timeout=240)
+    assert "5 captures planned: 5 ok" in first
+    assert re.search(r"(?m)^report: .*/\d+-logs/report.html$", first)
+
+    (me.folder / "profile.yaml").write_text(LATER)
+    long = ("bash", "-c", "env > env.txt; python -m rlprof_ops.demo --steps 60 --step-seconds 2")
+    shown = me.type("submit", "--dry-run", *common, "--set", "SEED", "--", *long, show=False)
     assert "sbatch --parsable --export=ALL --job-name=rlprof -N 3 --gres=gpu:2" in shown
-
-    waiting = me.start(*submit, *HANGS)
-    job = wait_for_job(me)
+    me.type("submit", *common, "--set", "SEED", "--", *long)
+    job = str(max(int(row["job"]) for row in json.loads(me.type("ps", "--json", show=False))))
     following = me.start("logs", "-f", job, cwd=Path("/"))
     try:
-        me.until(job, lambda view: view["captures"]["done"] == 3 and view["step"] == 6)
-        me.type("ps")
-        assert "3 of 6 captures" in me.type("status", job, cwd=Path("/"))
-        assert me.type("attach", job, "n2", "--", "hostname", cwd=Path("/")).strip().endswith("n2")
-        assert "Active" in me.type("attach", job, "--", "ray", "status", show=False)
-        me.type("attach", job, "--", "bash", "-c", "exit 5", code=5, show=False)
-        me.type("attach", job, "n9", code=2, show=False)
-        assert "step   1" in me.type("logs", job, show=False)
-        assert "3 of 3 nodes are up" in me.type("logs", job, "--node", "n1", show=False)
-        assert "driver runs" in me.type("logs", job, "--job-output", show=False)
-        me.type("dashboard", job, code=2, show=False)
-        env = (me.folder / "env.txt").read_text().splitlines()
-        assert "SEED=7" in env and not [line for line in env if line.startswith(("LEFT_OVER=", "NRL_"))]
-        stopped = me.type("stop", job, code=3, cwd=Path("/"))
+        stopped = step_in(me, job)
     except BaseException:
         slurm.run(["scancel", "--signal=KILL", job], check=False)
         raise
     finally:
-        out, _ = waiting.communicate(timeout=120)
         log, _ = following.communicate(timeout=60)
-
-    assert waiting.returncode == 143, out
     assert following.returncode == 0 and "step   5" in log
-    assert "6 captures planned: 3 ok, 3 missing" in stopped and "6 captures planned: 3 ok, 3 missing" in out
-    me.text.insert(0, "")
-    me.note((*submit, *HANGS), out, 143)
-    me.text[0] = me.text.pop()
+    assert "5 captures planned: 3 ok, 2 missing" in stopped
+    me.note(("logs", "-f", job), first_and_last_steps(log))
     me.type("status", job, code=3, cwd=Path("/"))
 
-    again = me.type("retry", job, "--wait", "--", *DEMO, cwd=Path("/"), timeout=400)
-    assert "3 captures planned: 3 ok" in again
-    assert "reports: 3 " in again
-    assert me.type("ps", "--all").count("-logs") == 2
-    assert not (slurm.shared / "used").exists(), (slurm.shared / "used").read_text()
+    again = me.type("retry", job, "--wait", "--", *DEMO, "30", cwd=Path("/"), timeout=400)
+    assert "2 captures planned: 2 ok" in again and "reports: 2 " in again
+    assert me.type("ps", "--all").count("-logs") == 3
+    assert me.used() == "", "sacct, rsync or enroot were asked for"
     assert [line for node in slurm.nodes for line in slurm.processes(node)] == []
-    write_transcript(me)
+    compare_with_tutorial(me)
+
+
+def step_in(me: Login, job: str) -> str:
+    """Look at a running job, enter it, take a window that nobody planned, stop it; what `stop` said."""
+    me.until(job, lambda view: view["captures"]["done"] == 3 and view["step"] >= 6)
+    me.type("ps")
+    assert "3 of 5 captures" in me.type("status", job, cwd=Path("/"))
+    assert me.type("attach", job, "n2", "--", "hostname", cwd=Path("/")).strip().endswith("n2")
+    assert "Active" in me.type("attach", job, "--", "ray", "status", show=False)
+    me.type("attach", job, "--", "bash", "-c", "exit 5", code=5, show=False)
+    me.type("attach", job, "n9", code=2, show=False)
+    me.type("capture", job, "--workers", "policy_worker", "--ranks", "0", "--seconds", "3", cwd=Path("/"))
+    assert "step   1" in me.type("logs", job, show=False)
+    assert "3 of 3 nodes are up" in me.type("logs", job, "--node", "n1", show=False)
+    assert "driver runs" in me.type("logs", job, "--job-output", show=False)
+    me.type("dashboard", job, code=2, show=False)
+    env = (me.folder / "env.txt").read_text().splitlines()
+    assert "SEED=7" in env and not [line for line in env if line.startswith(("LEFT_OVER=", "NRL_"))]
+    return me.type("stop", job, code=3, cwd=Path("/"))
+
+
+def first_and_last_steps(log: str) -> str:
+    lines = [line for line in log.splitlines() if line.startswith("step ")]
+    return "\n".join([*lines[:3], "…"])
+
+
+def compare_with_tutorial(me: Login) -> None:
+    """The tutorial tells this story: the same commands, the same captures, the same exit codes."""
+    text = me.transcript((str(me.sandbox.shared / "venv"), "/shared/venv"))
+    if target := os.environ.get("RLPROF_TRANSCRIPT"):
+        put_into(Path(target), text)
+    assert shape(text) == shape(in_document(TUTORIAL))
 
 
 def test_a_sites_defaults_reach_slurm(slurm):
-    me = Login(slurm)
+    me = Login(slurm, slurm.shared / "my project")
+    me.env["PYTHONPATH"] = str(Path(__file__).parents[2] / "python")
     site = slurm.shared / "site.env"
     site.write_text(
         "SBATCH_JOB_NAME=a | b $c = \"d\"\nSBATCH_TIMELIMIT=30\nRLPROF_SBATCH_ARGS=--comment='{\"reaper\": {\"exempt\": \"60 min\"}}' -N1\n"
@@ -154,27 +144,3 @@ def test_a_sites_defaults_reach_slurm(slurm):
     assert me.status(said["job"])["exit_code"] == 143
     me.type("submit", "--partition=moon", "--", "true", code=1)
     assert "Did you mean --partition?" in me.type("submit", "--partiton=x", "--", "true", code=2)
-
-
-def wait_for_job(me: Login) -> str:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        process = me.start("ps", "--json")
-        out, _ = process.communicate(timeout=60)
-        if jobs := json.loads(out):
-            return str(jobs[-1]["job"])
-        time.sleep(0.5)
-    raise AssertionError("the job never came into the queue")
-
-
-def write_transcript(me: Login) -> None:
-    target = os.environ.get("RLPROF_TRANSCRIPT")
-    if not target:
-        return
-    text = "\n".join(me.text)
-    for real, shown in ((str(me.folder), "/shared/my project"), (str(me.sandbox.shared), "/shared"), (sys.prefix, "/shared/venv")):
-        text = text.replace(real, shown)
-    text = re.sub(r"(?m)^note: .*PYTHONPATH.*\n", "", text)
-    document = Path(target)
-    kept = document.read_text().partition(MARK)[0]
-    document.write_text(f"{kept}{MARK}\n\n```console\n{text.rstrip()}\n```\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -53,4 +54,6 @@ def show_end(run: Path | None) -> bool | None:
         return None
     click.echo(render(manifest))
     click.echo(f"manifest: {run / 'manifest.json'}")
+    made = (run / "report.html").is_file()
+    click.echo(f"report:   {run / 'report.html'}" if made else f"report:   not made by the job; rlprof report {shlex.quote(str(run))}")
     return manifest.complete

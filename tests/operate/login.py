@@ -1,0 +1,101 @@
+"""A person at the login node of the sandbox: types `rlprof`, reads what it says, keeps a transcript."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.sandbox import Sandbox
+
+MARK = "<!-- transcript -->"
+ABSENT = ("sacct", "rsync", "enroot")  # each job and each command has to do without
+
+
+class Login:
+    """In an own folder, without sacct, pyxis and rsync. `rlprof` is how the program is called there."""
+
+    def __init__(self, sandbox: Sandbox, folder: Path, path: str = "", rlprof: Sequence[str] = (sys.executable, "-m", "rlprof_ops")) -> None:
+        self.sandbox, self.folder, self.rlprof = sandbox, folder, list(rlprof)
+        folder.mkdir(parents=True, exist_ok=True)
+        tools = sandbox.shared / "tools"
+        tools.mkdir(exist_ok=True)
+        for name in ABSENT:
+            (tools / name).write_text(f"#!/bin/sh\necho {name} >> {shlex.quote(str(sandbox.shared))}/used\nexit 127\n")
+            (tools / name).chmod(0o755)
+        self.env = {"PATH": f"{tools}:{path or os.environ['PATH']}", "XDG_STATE_HOME": str(sandbox.shared / "state")}
+        self.text: list[str] = []
+
+    def start(self, *words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+        return self.sandbox.popen("login", [*self.rlprof, *words], env=self.env, cwd=cwd or self.folder, text=True,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+
+    def type(self, *words: str, cwd: Path | None = None, code: int = 0, show: bool = True, timeout: float = 120) -> str:
+        """Run one command to its end, hold it to its exit code, and give what it said."""
+        process = self.start(*words, cwd=cwd)
+        try:
+            out, _ = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+        assert process.returncode == code, out
+        if show:
+            self.note(words, out, code)
+        return out
+
+    def note(self, words: tuple[str, ...], out: str, code: int = 0) -> None:
+        line = " ".join(word if re.fullmatch(r"[\w@%+=:,./-]+", word) else f"'{word}'" for word in words)
+        self.text.append(f"$ rlprof {line}\n{out.rstrip()}\n" + (f"(exit code {code})\n" if code else ""))
+
+    def status(self, job: str) -> dict[str, Any]:
+        process = self.start("status", job, "--json", cwd=Path("/"))
+        out, _ = process.communicate(timeout=60)
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    def until(self, job: str, what: Callable[[dict[str, Any]], bool], seconds: float = 200) -> dict[str, Any]:
+        """Wait until the job's status is so; a job that ends meanwhile fails the test."""
+        deadline = time.monotonic() + seconds
+        while not what(view := self.status(job)):
+            assert time.monotonic() < deadline, view
+            assert view["state"] != "ended", view
+            time.sleep(1)
+        return view
+
+    def used(self) -> str:
+        """Which of the absent programs somebody called after all."""
+        log = self.sandbox.shared / "used"
+        return log.read_text() if log.exists() else ""
+
+    def transcript(self, *places: tuple[str, str]) -> str:
+        """What was typed and said, with this machine's paths as everybody's."""
+        text = "\n".join(self.text)
+        for real, shown in (*places, (str(self.folder), "/shared/me"), (str(self.sandbox.shared), "/shared")):
+            text = text.replace(real, shown)
+        return re.sub(r"(?m)^note: .*PYTHONPATH.*\n", "", text).rstrip()
+
+
+def in_document(document: Path) -> str:
+    """The transcript that stands in a page."""
+    return document.read_text().partition(MARK)[2].partition("```console\n")[2].partition("\n```")[0]
+
+
+def put_into(document: Path, transcript: str) -> None:
+    kept, _, after = document.read_text().partition(MARK)
+    rest = after.partition("\n```\n")[2]
+    document.write_text(f"{kept}{MARK}\n\n```console\n{transcript}\n```\n{rest}")
+
+
+def shape(transcript: str) -> list[str]:
+    """The lines that every run of the same story has: what was typed, how much came home, how it ended."""
+    jobs = {number: f"J{i}" for i, number in enumerate(re.findall(r"(?m)^job (\d+) submitted$", transcript), start=1)}
+    wanted = r"\$ rlprof .*|\d+ captures planned: .*|\(exit code \d+\)|n\d|reports: .*"
+    lines = [line for line in transcript.splitlines() if re.fullmatch(wanted, line)]
+    return [" ".join(jobs.get(word, word) for word in line.split()) if line.startswith("$") else line for line in lines]
