@@ -16,7 +16,10 @@ np = pytest.importorskip("numpy")
 
 from tests.analyze.shared import TORCH_FILES, real  # noqa: E402
 
+from rlprof_ops.analyze import spill  # noqa: E402
+from rlprof_ops.analyze.columns import take  # noqa: E402
 from rlprof_ops.analyze.identity import Report  # noqa: E402
+from rlprof_ops.analyze.metrics import kernels, windows  # noqa: E402
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, gpu_unions, launch_index  # noqa: E402
 from rlprof_ops.analyze.readers import read_report  # noqa: E402
 from rlprof_ops.analyze.summary import summarise  # noqa: E402
@@ -42,9 +45,9 @@ def test_equals_tracelens_on_real_traces(name: str) -> None:
     if expected["all"] is None:
         assert len(trace.gpu) == 0
         return
-    assert_as_expected(gpu_unions(trace).whole(), expected["all"])
+    assert_as_expected(gpu_unions(trace.gpu, trace.names).whole(), expected["all"])
     linked = launch_index(trace.launches, trace.gpu.correlation) >= 0
-    assert_as_expected(gpu_unions(trace, linked).whole(), expected["linked"])
+    assert_as_expected(gpu_unions(take(trace.gpu, linked), trace.names).whole(), expected["linked"])
 
 
 def naive(path: Path) -> dict[str, int]:
@@ -79,7 +82,8 @@ def naive(path: Path) -> dict[str, int]:
 @pytest.mark.parametrize("name", [n for n in TORCH_FILES if n != "rank_not_found"])
 def test_equals_the_naive_sweep_to_the_nanosecond(name: str) -> None:
     path = real(f"torch/{name}.json.gz")
-    times = gpu_unions(read_report(path, cache=False)).whole().to_dict()
+    trace = read_report(path, cache=False)
+    times = gpu_unions(trace.gpu, trace.names).whole().to_dict()
     truth = naive(path)
     assert {key: times[key] for key in truth} == truth
 
@@ -100,12 +104,29 @@ def test_time_is_conserved(name: str) -> None:
     assert sum(k.count for k in summary.kernels) == sum(d.kernels for d in summary.devices)
 
 
+WITH_GPU = [n for n in TORCH_FILES if n != "rank_not_found"]
+
+
+@pytest.mark.parametrize(("name", "rows"), [("sglang_qwen3_8b_decode", 1), *((n, r) for n in WITH_GPU for r in (23, 500))])
+def test_a_stretch_at_a_time_gives_the_same(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from columns that were spilled to files."""
+    path = real(f"torch/{name}.json.gz")
+    whole = summarise(read_report(path, cache=False), _report(path), 0.0)
+    monkeypatch.setattr(windows, "STRETCH_ROWS", rows)
+    monkeypatch.setattr(windows, "_LOOK_AHEAD", 3)
+    monkeypatch.setattr(kernels, "_ROWS", rows * 50)
+    monkeypatch.setattr(spill, "BLOCK_ROWS", 100)
+    parts = summarise(read_report(path, cache=False), _report(path), 0.0)
+    for field in ("steps", "phases", "devices", "kernels", "ops", "collectives"):
+        assert getattr(parts, field) == getattr(whole, field), field
+
+
 def test_hta_differs_because_it_rounds_to_microseconds(tmp_path: Path) -> None:
     """HTA takes ceil(start) and floor(end) in µs (trace_parser.py): reproduced here, its idle time of decode-like work is
     several times the true one, and kernels below 1 µs count for nothing or less."""
     path = real("torch/sglang_qwen3_8b_decode.json.gz")
     trace = read_report(path, cache=False)
-    true = gpu_unions(trace).whole()
+    true = gpu_unions(trace.gpu, trace.names).whole()
     start = -(-trace.gpu.start // 1000)
     end = trace.gpu.end // 1000
     rounded_busy = sum(max(0, int(e) - int(s)) for s, e in _joined(start, end)) * 1000

@@ -16,6 +16,7 @@ pytest.importorskip("msgspec")
 
 from tests.analyze.shared import real  # noqa: E402
 
+from rlprof_ops.analyze.columns import take  # noqa: E402
 from rlprof_ops.analyze.identity import Report  # noqa: E402
 from rlprof_ops.analyze.metrics.gpu import gpu_unions  # noqa: E402
 from rlprof_ops.analyze.metrics.phases import find_phases, find_steps  # noqa: E402
@@ -90,7 +91,7 @@ def test_real_export_of_two_h100() -> None:
         ours[trace.names[code]] += length
     assert {name: ours[name] for name in top} == top
     for device in (0, 1):
-        times = gpu_unions(trace, trace.gpu.device == device).whole()
+        times = gpu_unions(take(trace.gpu, trace.gpu.device == device), trace.names).whole()
         rows = [(a, b) for k in ("KERNEL", "MEMCPY", "MEMSET") for a, b in c.execute(f"select start, end from CUPTI_ACTIVITY_KIND_{k} where deviceId={device}")]
         assert times.busy_ns == _covered(rows)
         assert times.window_ns == max(b for _, b in rows) - min(a for a, _ in rows)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import resource
+import signal
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
@@ -87,3 +89,40 @@ def test_types_name_every_category_of_the_columns() -> None:
     known = {kind.__struct_config__.tag for kind in (typed_events.Op, typed_events.Range, typed_events.Kernel, typed_events.Memcpy, typed_events.Memset)}
     assert known == {"cpu_op", "user_annotation", *torch_trace._GPU_KINDS}
     assert not known & set(typed_events.SKIPPED)
+
+
+def test_the_cache_gives_back_every_row_of_several_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlprof_ops.analyze import spill
+    from rlprof_ops.analyze.readers import cache
+
+    path = real("torch/vllm_prefill_decode_piecewise.json.gz")
+    trace = torch_trace.read_torch(path)
+    report = tmp_path / path.name
+    report.write_bytes(path.read_bytes())
+    monkeypatch.setattr(cache, "_GROUP_ROWS", 1000)
+    monkeypatch.setattr(spill, "BLOCK_ROWS", 700)
+    assert cache.store(trace, report, "digest")
+    again = cache.load(report, "digest")
+    assert again is not None and rows(again) == rows(trace)
+
+
+def test_a_full_disk_costs_memory_and_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlprof_ops.analyze import spill
+    from rlprof_ops.analyze.columns import MemorySamples
+
+    monkeypatch.setattr(spill, "BLOCK_ROWS", 10)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, unlimited[1]))  # a file may take 300 bytes, then writing fails
+    try:
+        parts = spill.Parts()
+        for first in range(0, 100, 4):
+            part = np.arange(first, first + 4)
+            parts.append({"time": part, "device": part.astype(np.int32), "allocated_bytes": part * 2, "reserved_bytes": part * 3})
+        spilled, held = parts._spilled_rows, len(parts._held)
+        table = parts.table(MemorySamples)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert spilled and held
+    assert table.time.tolist() == list(range(100)) and table.reserved_bytes.tolist() == [3 * i for i in range(100)]

@@ -150,51 +150,9 @@ def join(table: type[T], parts: list[dict[str, npt.NDArray[Any]]]) -> T:
     return table(**columns)
 
 
-_BLOCK_ROWS = 1 << 18
-
-
-class Parts:
-    """The pieces of one table as they are read, put together to blocks on the way.
-
-    Thousands of small arrays would leave the heap in pieces that are of no use to the large ones; blocks of this size
-    come from the system and go back to it.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: list[dict[str, npt.NDArray[Any]]] = []
-        self._pending: list[dict[str, npt.NDArray[Any]]] = []
-        self._rows = 0
-
-    def append(self, part: dict[str, npt.NDArray[Any]]) -> None:
-        self._pending.append(part)
-        self._rows += len(next(iter(part.values())))
-        if self._rows >= _BLOCK_ROWS:
-            self._close_block()
-
-    def _close_block(self) -> None:
-        if self._pending:
-            columns = self._pending[0].keys()
-            self._blocks.append({c: np.concatenate([part[c] for part in self._pending]) for c in columns})
-        self._pending, self._rows = [], 0
-
-    def table(self, kind: type[T]) -> T:
-        """The whole table; the pieces are given away."""
-        self._close_block()
-        blocks, self._blocks = self._blocks, []
-        return join(kind, blocks)
-
-
 def take(table: T, index: npt.NDArray[Any] | slice) -> T:
     """The rows of a table that `index` (positions or a mask) selects."""
     return type(table)(**{f.name: getattr(table, f.name)[index] for f in fields(table)})  # type: ignore[arg-type]
-
-
-def in_order(table: T) -> T:
-    """The table with its rows in order of their start."""
-    start: Ints = table.start  # type: ignore[attr-defined]
-    if len(start) < 2 or bool((np.diff(start) >= 0).all()):
-        return table
-    return take(table, np.argsort(start, kind="stable"))
 
 
 class _Codes(dict[Any, int]):

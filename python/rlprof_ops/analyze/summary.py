@@ -10,7 +10,7 @@ import numpy as np
 
 from rlprof_ops.analyze.columns import Spans, Trace, join
 from rlprof_ops.analyze.identity import Report
-from rlprof_ops.analyze.metrics.gpu import GpuTimes, GpuUnions, IdleCauses, IdleSplit, gpu_unions, idle_causes
+from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit, host_of
 from rlprof_ops.analyze.metrics.host import host_communication
 from rlprof_ops.analyze.metrics.intervals import Union
 from rlprof_ops.analyze.metrics.kernels import (
@@ -23,7 +23,9 @@ from rlprof_ops.analyze.metrics.kernels import (
 from rlprof_ops.analyze.metrics.meetings import Meetings, find_meetings
 from rlprof_ops.analyze.metrics.memory import MemoryPeak, memory_peaks
 from rlprof_ops.analyze.metrics.phases import Segment, Step, drawn, find_phases, find_steps, phase_union
+from rlprof_ops.analyze.metrics.windows import GpuWindows, gpu_windows
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
+from rlprof_ops.analyze.spill import release
 
 
 @dataclass(frozen=True)
@@ -121,10 +123,14 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
     steps = find_steps(trace, report.start)
     segments = find_phases(trace, steps)
     talking, meetings = host_communication(trace), find_meetings(trace)
-    kernels, ops = top_kernels(trace, segments), top_ops(trace, segments)
-    trace = replace(trace, ops=join(Spans, []))  # the unions come next, and ops are no longer needed: a lower peak
-    gpus = _gpus(trace, phase_union(segments) if segments else None)
-    step_times = tuple(_step_time(step, gpus) for step in steps)
+    ops = top_ops(trace, segments)
+    trace = replace(trace, ops=join(Spans, []))  # the unions come later, and ops are no longer needed: a lower peak
+    kernels = top_kernels(trace, segments)
+    release(trace.launches, trace.gpu)
+    in_phase = phase_union(segments) if segments else None
+    windows = [(step.start, step.end) for step in steps] + [(s.start, s.end) for s in segments]
+    gpus = _gpus(trace, in_phase, windows)
+    step_times = tuple(_step_time(step, gpus, number) for number, step in enumerate(steps))
     return Summary(
         report=report,
         kind=trace.origin.kind,
@@ -141,49 +147,42 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
         device_names=trace.origin.devices,
         details=trace.origin.details,
         steps=step_times,
-        phases=_phase_times(segments, gpus, talking),
+        phases=_phase_times(segments, gpus, talking, len(steps)),
         segments=drawn(segments),
-        devices=tuple(_device_times(trace, device, unions, causes) for device, unions, causes in gpus),
+        devices=tuple(_device_times(trace, gpu) for gpu in gpus),
         kernels=kernels,
         ops=ops,
         collectives=collective_totals(trace),
         memory=memory_peaks(trace, segments),
         meetings=meetings,
-        collectives_seen=len(talking) > 0 or any(len(unions.communication) for _, unions, _ in gpus),
+        collectives_seen=len(talking) > 0 or any(gpu.times[0].communication_ns for gpu in gpus),
     )
 
 
-Gpu = tuple[int, GpuUnions, IdleCauses]
+def _gpus(trace: Trace, in_phase: Union | None, windows: list[tuple[int, int]]) -> list[GpuWindows]:
+    if len(trace.gpu) == 0:
+        return []
+    devices = np.unique(trace.gpu.device).tolist()
+    host = host_of(trace, in_phase)
+    return [gpu_windows(trace, int(device), host, windows) for device in devices]
 
 
-def _gpus(trace: Trace, in_phase: Union | None) -> list[Gpu]:
-    gpus = []
-    devices = np.unique(trace.gpu.device).tolist() if len(trace.gpu) else []
-    for device in devices:
-        rows = None if len(devices) == 1 else trace.gpu.device == device
-        unions = gpu_unions(trace, rows)
-        start, end = min(trace.origin.window_start, unions.start), max(trace.origin.window_end, unions.end)
-        gpus.append((int(device), unions, idle_causes(trace, rows, unions.busy, start, end, in_phase)))
-    return gpus
-
-
-def _device_times(trace: Trace, device: int, unions: GpuUnions, causes: IdleCauses) -> DeviceTimes:
-    names = trace.origin.devices
+def _device_times(trace: Trace, gpu: GpuWindows) -> DeviceTimes:
+    names, device = trace.origin.devices, gpu.device
     return DeviceTimes(
         device=device,
         name=names[device] if 0 <= device < len(names) else names[0] if len(set(names)) == 1 else "",
-        start=unions.start,
-        end=unions.end,
-        times=unions.whole(),
-        idle=causes.split(unions.start, unions.end),
-        kernels=int((trace.gpu.device == device).sum()),
+        start=gpu.start,
+        end=gpu.end,
+        times=gpu.times[0],
+        idle=gpu.idle[0],
+        kernels=gpu.kernels,
     )
 
 
-def _in_window(gpus: list[Gpu], start: int, end: int) -> tuple[GpuTimes | None, IdleSplit | None]:
-    times = [unions.times(start, end) for _, unions, _ in gpus]
-    idle = [causes.split(start, end) for _, _, causes in gpus]
-    return sum_gpu(times), sum_idle(idle)
+def _in_window(gpus: list[GpuWindows], number: int) -> tuple[GpuTimes | None, IdleSplit | None]:
+    """All GPUs in the window of that number; the first of a GPU's is its whole time."""
+    return sum_gpu([gpu.times[1 + number] for gpu in gpus]), sum_idle([gpu.idle[1 + number] for gpu in gpus])
 
 
 def sum_gpu(times: list[GpuTimes]) -> GpuTimes | None:
@@ -194,18 +193,20 @@ def sum_idle(splits: list[IdleSplit]) -> IdleSplit | None:
     return IdleSplit(*(sum(getattr(s, f) for s in splits) for f in IdleSplit.__dataclass_fields__)) if splits else None
 
 
-def _step_time(step: Step, gpus: list[Gpu]) -> StepTime:
-    gpu, idle = _in_window(gpus, step.start, step.end)
+def _step_time(step: Step, gpus: list[GpuWindows], number: int) -> StepTime:
+    gpu, idle = _in_window(gpus, number)
     return StepTime(step.step, step.start, step.end, step.marked, gpu, idle)
 
 
-def _phase_times(segments: tuple[Segment, ...], gpus: list[Gpu], talking: Union) -> tuple[PhaseTime, ...]:
-    grouped: dict[tuple[int, str], list[Segment]] = {}
-    for segment in segments:
-        grouped.setdefault((segment.step, segment.phase), []).append(segment)
+def _phase_times(segments: tuple[Segment, ...], gpus: list[GpuWindows], talking: Union, first: int) -> tuple[PhaseTime, ...]:
+    """`first` is the number of the first segment's window."""
+    grouped: dict[tuple[int, str], list[int]] = {}
+    for number, segment in enumerate(segments):
+        grouped.setdefault((segment.step, segment.phase), []).append(number)
     rows = []
-    for (step, phase), parts in grouped.items():
-        inside = [_in_window(gpus, part.start, part.end) for part in parts]
+    for (step, phase), numbers in grouped.items():
+        inside = [_in_window(gpus, first + number) for number in numbers]
+        parts = [segments[number] for number in numbers]
         gpu = sum_gpu([g for g, _ in inside if g is not None])
         idle = sum_idle([i for _, i in inside if i is not None])
         on_host = sum(talking.inside(part.start, part.end) for part in parts)

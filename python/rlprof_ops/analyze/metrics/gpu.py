@@ -26,9 +26,9 @@ from rlprof_ops.analyze.columns import (
     Launches,
     Trace,
     codes_where,
-    take,
 )
 from rlprof_ops.analyze.metrics.intervals import Union, common, merged, union, without
+from rlprof_ops.analyze.spill import rows_named
 
 _COMMUNICATES = re.compile(r"nccl|rccl|cross_device_reduce", re.IGNORECASE)
 # ROCm before 7.2 reports copies as kernels with these names
@@ -97,11 +97,10 @@ class GpuUnions:
         return self.times(self.start, self.end)
 
 
-def gpu_unions(trace: Trace, rows: Flags | None = None) -> GpuUnions:
-    """Unions of a trace's GPU work, of the given rows or of all of them."""
-    gpu: GpuSpans = trace.gpu if rows is None else take(trace.gpu, rows)
-    communicating = codes_where(trace.names, communicates)[gpu.name] & (gpu.kind != MEMCPY)
-    copying = (gpu.kind == MEMCPY) | (codes_where(trace.names, copies)[gpu.name] & (gpu.kind == KERNEL))
+def gpu_unions(gpu: GpuSpans, names: tuple[str, ...]) -> GpuUnions:
+    """Unions of some work of one GPU; `names` is the dictionary of its trace."""
+    communicating = codes_where(names, communicates)[gpu.name] & (gpu.kind != MEMCPY)
+    copying = (gpu.kind == MEMCPY) | (codes_where(names, copies)[gpu.name] & (gpu.kind == KERNEL))
     communicating &= ~copying
     end = gpu.end
     compute = _of(gpu.start, end, ~(communicating | copying))
@@ -118,16 +117,26 @@ def _of(start: Ints, end: Ints, rows: Flags) -> Union:
     return union(start[rows], end[rows])
 
 
+class LaunchIndex:
+    """Finds the call that launched a piece of GPU work, by its correlation."""
+
+    def __init__(self, launches: Launches) -> None:
+        known = launches.correlation
+        self.order = None if bool((known[1:] >= known[:-1]).all()) else np.argsort(known, kind="stable")
+        self.known = known if self.order is None else known[self.order]
+
+    def rows(self, correlation: Ints) -> Ints:
+        """(n,) row of the call for each of n correlations, -1 where none is in the trace."""
+        if len(self.known) == 0 or len(correlation) == 0:
+            return np.full(len(correlation), -1, np.int64)
+        place = np.minimum(np.searchsorted(self.known, correlation), len(self.known) - 1)
+        found = (self.known[place] == correlation) & (correlation > 0)
+        return np.where(found, place if self.order is None else self.order[place], -1)
+
+
 def launch_index(launches: Launches, correlation: Ints) -> Ints:
     """(n,) row of the call that launched each of n pieces of GPU work, -1 where none is in the trace."""
-    if len(launches) == 0 or len(correlation) == 0:
-        return np.full(len(correlation), -1, np.int64)
-    known = launches.correlation
-    order = None if bool((np.diff(known) >= 0).all()) else np.argsort(known, kind="stable")
-    ordered = known if order is None else known[order]
-    place = np.minimum(np.searchsorted(ordered, correlation), len(ordered) - 1)
-    found = (ordered[place] == correlation) & (correlation > 0)
-    return np.where(found, place if order is None else order[place], -1)
+    return LaunchIndex(launches).rows(correlation)
 
 
 @dataclass(frozen=True)
@@ -167,23 +176,36 @@ class IdleCauses:
         return IdleSplit(queued, synchronising, waiting, host_ns=idle - queued - synchronising - waiting)
 
 
-def idle_causes(
-    trace: Trace, rows: Flags | None, busy: Union, start: int, end: int, in_phase: Union | None
-) -> IdleCauses:
-    """Splits the gaps of `busy` in [start, end) by cause; `in_phase` is when the process was in a phase (None: always)."""
+@dataclass(frozen=True)
+class Host:
+    """What the host side of a trace says of the gaps on its GPUs: made once a trace."""
+
+    launches: LaunchIndex
+    launch_start: Ints
+    synchronising: Union
+    in_phase: Union | None  # when the process was in a phase; None: always
+
+
+def host_of(trace: Trace, in_phase: Union | None) -> Host:
+    rows = rows_named(trace.launches, codes_where(trace.names, synchronises))
+    start = trace.launches.start[rows]
+    calls = union(start, start + trace.launches.duration[rows])
+    return Host(LaunchIndex(trace.launches), trace.launches.start, calls, in_phase)
+
+
+def idle_causes(gpu: GpuSpans, host: Host, busy: Union, start: int, end: int) -> IdleCauses:
+    """Splits the gaps of `busy` in [start, end) by cause; `gpu` is the work of one GPU in order of its start."""
     gaps = busy.gaps(start, end)
-    gpu = trace.gpu if rows is None else take(trace.gpu, rows)
-    order = np.searchsorted(gpu.start, gaps.end, side="left")  # gpu is sorted: the first work at or after the gap's end
+    order = np.searchsorted(gpu.start, gaps.end, side="left")  # the first work at or after the gap's end
     ended = order < len(gpu)
     next_row = np.minimum(order, max(len(gpu) - 1, 0))
-    launched = launch_index(trace.launches, gpu.correlation[next_row]) if len(gpu) else np.full(len(gaps), -1)
-    launch_start = trace.launches.start[np.maximum(launched, 0)] if len(trace.launches) else np.zeros(len(gaps), np.int64)
+    launched = host.launches.rows(gpu.correlation[next_row]) if len(gpu) else np.full(len(gaps), -1)
+    launch_start = host.launch_start[np.maximum(launched, 0)] if len(host.launch_start) else np.zeros(len(gaps), np.int64)
     early = ended & (launched >= 0) & (launch_start <= gaps.start)
     queued = union(gaps.start[early], gaps.end[early])
     late = union(gaps.start[~early], gaps.end[~early])
-    calls = codes_where(trace.names, synchronises)[trace.launches.name]
-    synchronising = common(late, union(trace.launches.start[calls], trace.launches.end[calls]))
+    synchronising = common(late, host.synchronising)
     rest = without(late, synchronising)
     nothing = union(np.empty(0, np.int64), np.empty(0, np.int64))
-    waiting = nothing if in_phase is None else without(rest, in_phase)
+    waiting = nothing if host.in_phase is None else without(rest, host.in_phase)
     return IdleCauses(busy, start, end, queued, synchronising, waiting)

@@ -7,6 +7,7 @@ import re
 from rlprof_ops.analyze.columns import Trace, codes_where
 from rlprof_ops.analyze.metrics.intervals import Union, merged, union
 from rlprof_ops.analyze.metrics.phases import PHASE_ORDER, canonical
+from rlprof_ops.analyze.spill import release, rows_named
 
 # Ranges and operators in which a process meets the others: gloo and NCCL as torch names them, NCCL's own NVTX domain,
 # and ranges that a trainer calls after the collective.
@@ -25,7 +26,10 @@ def meets(name: str) -> bool:
 def host_communication(trace: Trace) -> Union:
     """When the host was in a collective: CPU backends block there; of a GPU backend it is only the call."""
     chosen = codes_where(trace.names, meets)
-    ranges, ops = chosen[trace.ranges.name], chosen[trace.ops.name]
-    return merged(
-        union(trace.ranges.start[ranges], trace.ranges.end[ranges]), union(trace.ops.start[ops], trace.ops.end[ops])
-    )
+    found = []
+    for table in (trace.ranges, trace.ops):
+        rows = rows_named(table, chosen)
+        start = table.start[rows]
+        found.append(union(start, start + table.duration[rows]))
+        release(table)
+    return merged(*found)

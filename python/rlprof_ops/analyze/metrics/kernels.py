@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from rlprof_ops.analyze.columns import NO_VALUE, Codes, Ints, Trace, codes_where
-from rlprof_ops.analyze.metrics.gpu import communicates, launch_index
+from rlprof_ops.analyze.metrics.gpu import LaunchIndex, communicates
 from rlprof_ops.analyze.metrics.phases import Segment
+from rlprof_ops.analyze.spill import release, rows_named
 
 NO_PHASE = ""
 TOP = 40
+_ROWS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -40,57 +43,69 @@ def phase_codes(times: Ints, segments: tuple[Segment, ...]) -> tuple[npt.NDArray
     return np.where((index >= 0) & (times < ends[safe]), codes[safe], 0).astype(np.int32), phases
 
 
-def kernel_moments(trace: Trace) -> Ints:
-    """(n,) when each piece of GPU work was asked for: its launch's start, or its own start when no launch is known.
+def totals(
+    name: Codes, duration: Ints, moments: Callable[[slice], Ints], names: tuple[str, ...], segments: tuple[Segment, ...]
+) -> tuple[NameTotal, ...]:
+    """Count, sum and maximum by (phase, name); the `TOP` longest of each phase, the others as one line "(others)".
 
-    The launch decides the phase, for a kernel may run long after the host has gone on to the next phase.
+    `moments` says of some rows when they happened, which decides their phase. Rows are taken `_ROWS` at a time.
     """
-    launched = launch_index(trace.launches, trace.gpu.correlation)
-    own = trace.gpu.start
-    if len(trace.launches) == 0:
-        return own
-    return np.where(launched >= 0, trace.launches.start[np.maximum(launched, 0)], own)
-
-
-def totals(name: Codes, duration: Ints, phase: npt.NDArray[np.int32], names: tuple[str, ...], phases: tuple[str, ...]) -> tuple[NameTotal, ...]:
-    """Count, sum and maximum by (phase, name); the `TOP` longest of each phase, the others as one line "(others)"."""
     if len(name) == 0:
         return ()
-    key = phase.astype(np.int64) * len(names) + name
-    count = np.bincount(key)
-    used = np.flatnonzero(count)
-    total = np.zeros(len(count), np.int64)
-    order = np.argsort(key, kind="stable")
-    bounds = np.concatenate(([0], np.cumsum(count[used])[:-1]))
-    ordered = duration[order]
-    total[used] = np.add.reduceat(ordered, bounds)
-    longest = np.maximum.reduceat(ordered, bounds)
+    phases: tuple[str, ...] = ()
+    tables: list[Ints] = []
+    for first in range(0, len(name), _ROWS):
+        part = slice(first, first + _ROWS)
+        phase, phases = phase_codes(moments(part), segments)
+        tables.append(_summed(phase.astype(np.int64) * len(names) + name[part], duration[part]))
+    keys, inverse = np.unique(np.concatenate([table[0] for table in tables]), return_inverse=True)
+    count, total, longest = (np.zeros(len(keys), np.int64) for _ in range(3))
+    np.add.at(count, inverse, np.concatenate([table[1] for table in tables]))
+    np.add.at(total, inverse, np.concatenate([table[2] for table in tables]))
+    np.maximum.at(longest, inverse, np.concatenate([table[3] for table in tables]))
     rows: list[NameTotal] = []
     for code, phase_name in enumerate(phases):
-        mine = np.flatnonzero(used // len(names) == code)
-        ranked = mine[np.argsort(-total[used[mine]], kind="stable")]
+        mine = np.flatnonzero(keys // len(names) == code)
+        ranked = mine[np.argsort(-total[mine], kind="stable")]
         for i in ranked[:TOP]:
-            k = int(used[i])
-            rows.append(NameTotal(phase_name, names[k % len(names)], int(count[k]), int(total[k]), int(longest[i])))
+            rows.append(NameTotal(phase_name, names[int(keys[i]) % len(names)], int(count[i]), int(total[i]), int(longest[i])))
         rest = ranked[TOP:]
         if len(rest):
-            keys = used[rest]
-            rows.append(
-                NameTotal(phase_name, "(others)", int(count[keys].sum()), int(total[keys].sum()), int(longest[rest].max()))
-            )
+            rows.append(NameTotal(phase_name, "(others)", int(count[rest].sum()), int(total[rest].sum()), int(longest[rest].max())))
     return tuple(rows)
 
 
+def _summed(key: Ints, duration: Ints) -> Ints:
+    """(4, k) distinct keys, and the count, sum and maximum of the durations of each."""
+    order = np.argsort(key, kind="stable")
+    ordered, lengths = key[order], duration[order]
+    bounds = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    count = np.diff(np.concatenate((bounds, [len(key)])))
+    return np.stack((ordered[bounds], count, np.add.reduceat(lengths, bounds), np.maximum.reduceat(lengths, bounds)))
+
+
 def top_kernels(trace: Trace, segments: tuple[Segment, ...]) -> tuple[NameTotal, ...]:
-    """GPU work by phase and name; the phase is where its launch was called."""
-    phase, phases = phase_codes(kernel_moments(trace), segments)
-    return totals(trace.gpu.name, trace.gpu.duration, phase, trace.names, phases)
+    """GPU work by phase and name. The phase is where its launch was called, for a kernel may run long after the host has
+    gone on to the next phase; where no launch is known, where it ran."""
+    index = LaunchIndex(trace.launches)
+
+    def asked_for(part: slice) -> Ints:
+        release(trace.gpu, trace.launches)
+        row = index.rows(trace.gpu.correlation[part])
+        own = trace.gpu.start[part]
+        return np.where(row >= 0, trace.launches.start[np.maximum(row, 0)], own) if len(trace.launches) else own
+
+    return totals(trace.gpu.name, trace.gpu.duration, asked_for, trace.names, segments)
 
 
 def top_ops(trace: Trace, segments: tuple[Segment, ...]) -> tuple[NameTotal, ...]:
     """Framework operators by phase and name, host time, nested operators counted in both."""
-    phase, phases = phase_codes(trace.ops.start, segments)
-    return totals(trace.ops.name, trace.ops.duration, phase, trace.names, phases)
+
+    def began(part: slice) -> Ints:
+        release(trace.ops)
+        return trace.ops.start[part]
+
+    return totals(trace.ops.name, trace.ops.duration, began, trace.names, segments)
 
 
 @dataclass(frozen=True)
@@ -115,8 +130,8 @@ class CollectiveTotal:
 def collective_totals(trace: Trace) -> tuple[CollectiveTotal, ...]:
     """Communication kernels by what they say of themselves; those that say nothing go by their kernel's name."""
     gpu = trace.gpu
-    talking = codes_where(trace.names, communicates)[gpu.name] & (gpu.duration > 0)
-    rows = np.flatnonzero(talking)
+    rows = rows_named(gpu, codes_where(trace.names, communicates))
+    rows = rows[gpu.duration[rows] > 0]
     if len(rows) == 0:
         return ()
     grouped: dict[tuple[str, str, int, str], list[int]] = {}

@@ -9,6 +9,7 @@ import numpy as np
 from rlprof_ops.analyze.columns import Ints, Trace, codes_where
 from rlprof_ops.analyze.metrics.gpu import communicates
 from rlprof_ops.analyze.metrics.host import meets
+from rlprof_ops.analyze.spill import release, rows_named
 
 MAX_MEETINGS = 20_000  # a trace: enough for any fit, small enough to pass between processes
 _POINT_TO_POINT = ("send", "recv", "coalesced")
@@ -28,6 +29,7 @@ class Meetings:
 def find_meetings(trace: Trace) -> tuple[Meetings, ...]:
     """The meetings of a trace, in order of time; empty where nothing communicates or each rank is alone."""
     found = _kernels(trace) or _host(trace)
+    release(trace.ranges, trace.ops, trace.gpu)
     budget, kept = MAX_MEETINGS, []
     for meeting in sorted(found, key=lambda m: -len(m.start)):
         if budget <= 0:
@@ -40,7 +42,8 @@ def find_meetings(trace: Trace) -> tuple[Meetings, ...]:
 
 def _kernels(trace: Trace) -> list[Meetings]:
     gpu = trace.gpu
-    rows = np.flatnonzero(codes_where(trace.names, communicates)[gpu.name] & (gpu.collective >= 0))
+    rows = rows_named(gpu, codes_where(trace.names, communicates))
+    rows = rows[gpu.collective[rows] >= 0]
     found: dict[tuple[str, str], list[int]] = {}
     for code in np.unique(gpu.collective[rows]).tolist():
         said = trace.collectives[code]
@@ -58,7 +61,7 @@ def _host(trace: Trace) -> list[Meetings]:
     """Outermost host collectives by name. Operators are taken only where no range names the collective."""
     chosen = codes_where(trace.names, lambda name: meets(name) and not any(w in name.lower() for w in _POINT_TO_POINT))
     for table in (trace.ranges, trace.ops):
-        rows = np.flatnonzero(chosen[table.name])
+        rows = rows_named(table, chosen)
         if len(rows):
             meetings = []
             for code in np.unique(table.name[rows]).tolist():

@@ -1,6 +1,6 @@
 """Keeps the columns of a report as Parquet beside it, so that a second look costs a fraction of the first.
 
-One file, one row group a table; the rest of the trace and the digest of its source are in the schema's metadata.
+One file, row groups of at most `_GROUP_ROWS` rows of one table; the rest of the trace and the digest of its source are in the schema's metadata.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from rlprof_ops.analyze.columns import (
     Spans,
     Trace,
 )
+from rlprof_ops.analyze.spill import Parts, release
 
-VERSION = 1  # of the columns and of what the readers put in them; a cache of another version is not read
+VERSION = 2  # of the columns and of what the readers put in them; a cache of another version is not read
+_GROUP_ROWS = 1 << 18
 _KEY = b"rlprof_ops.columns"
 _TABLES: dict[str, type[Any]] = {
     "ranges": Spans, "ops": Spans, "launches": Launches, "gpu": GpuSpans, "memory": MemorySamples,
@@ -71,9 +73,13 @@ def store(trace: Trace, report: Path, source_digest: str) -> bool:
                 table = getattr(trace, name)
                 if not len(table):
                     continue
-                absent = {c: np.zeros(len(table), _DTYPES[c]) for c in _COLUMNS if not hasattr(table, c) or c == "end"}
-                columns = [pa.array(absent[c] if c in absent else getattr(table, c)) for c in _COLUMNS]
-                writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=max(len(table), 1))
+                for first in range(0, len(table), _GROUP_ROWS):
+                    rows = slice(first, first + _GROUP_ROWS)
+                    absent = np.zeros(min(_GROUP_ROWS, len(table) - first), np.int64)
+                    has = {f.name for f in fields(table)}
+                    columns = [pa.array(getattr(table, c)[rows] if c in has else absent.astype(_DTYPES[c])) for c in _COLUMNS]
+                    writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=_GROUP_ROWS)
+                    release(table)
         os.chmod(temporary, 0o644)
         os.replace(temporary, cache_path(report))
     except OSError:
@@ -101,9 +107,12 @@ def load(report: Path, source_digest: str) -> Trace | None:
             if rest["rows"][name] == 0:
                 tables[name] = kind(**{c: np.empty(0, _DTYPES[c]) for c in wanted})
                 continue
-            read = file.read_row_group(group, columns=wanted)
-            group += 1
-            tables[name] = kind(**{c: read.column(c).to_numpy() for c in wanted})
+            parts = Parts()
+            for _ in range(0, rest["rows"][name], _GROUP_ROWS):
+                read = file.read_row_group(group, columns=wanted)
+                group += 1
+                parts.append({c: read.column(c).to_numpy() for c in wanted})
+            tables[name] = parts.table(kind)
             if len(tables[name]) != rest["rows"][name]:
                 return None
         origin = Origin(**(rest["origin"] | {"devices": tuple(rest["origin"]["devices"])}))

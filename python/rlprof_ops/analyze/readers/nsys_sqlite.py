@@ -6,8 +6,9 @@ import contextlib
 import os
 import re
 import sqlite3
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,10 @@ from rlprof_ops.analyze.columns import (
     Origin,
     Spans,
     Trace,
-    in_order,
     join,
 )  # fmt: skip
 from rlprof_ops.analyze.readers.errors import UnreadableReport
+from rlprof_ops.analyze.spill import Parts, in_order, release
 
 # NVTX_EVENTS.eventType, from ENUM_NSYS_EVENT_TYPE of the export itself
 _PUSH_POP, _START_END, _PUSH_POP_GRAPH, _START_END_GRAPH, _DOMAIN = 59, 60, 70, 71, 75
@@ -42,6 +43,7 @@ _COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "Peer"}
 _SMALL = 1 << 31
 _BIG = 1 << 62
 _BATCH_ROWS = 125_000  # rows joined to one text: 2 MB a column
+_MOST_BATCHES = 10_000  # 1.25e9 rows
 _OFTEN_ONE_VALUE = ("deviceId", "globalTid", "nameId", "memoryOperationType", "copyKind")
 _THREADS = min(4, os.cpu_count() or 1)
 # sqlite3 raises UnicodeDecodeError where it builds a message of a damaged schema
@@ -63,44 +65,62 @@ class _Export:
     def columns_of(self, table: str) -> set[str]:
         return {row[1] for row in self.connection.execute(f'pragma table_info("{table}")')}
 
-    def read(self, table: str, columns: Sequence[str], where: str = "") -> Columns:
+    def read(self, table: str, columns: Sequence[str]) -> Columns:
         """int64 columns of a table, `NO_VALUE` for NULL and for columns this nsys did not write."""
+        batches = list(self.batches(table, columns))
+        return {c: np.concatenate([np.empty(0, np.int64), *(batch[c] for batch in batches)]) for c in columns}
+
+    def batches(self, table: str, columns: Sequence[str]) -> Iterator[Columns]:
+        """The same, some rows at a time in the order of the table.
+
+        Columns come as one text each, joined by SQLite and split by NumPy: twice as fast as a Python tuple for each row.
+        SQLite lets go of the interpreter while it joins, so a few threads share the rows.
+        """
         if table not in self.tables:
-            return {column: np.empty(0, np.int64) for column in columns}
+            return
         present = self.columns_of(table)
         values = [f'coalesce("{c}", {NO_VALUE})' if c in present else str(NO_VALUE) for c in columns]
         try:
-            return self._read_as_text(table, columns, values, where)
-        except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-            rows = self._read_slowly(f'select {", ".join(values)} from "{table}" {where}', len(columns), f"{table}: {error}")
-        return dict(zip(columns, np.ascontiguousarray(rows.T), strict=True))
-
-    def _read_as_text(self, table: str, columns: Sequence[str], values: list[str], where: str) -> Columns:
-        """Columns as one text each, joined by SQLite and split by NumPy: twice as fast as a Python tuple for each row.
-
-        SQLite lets go of the interpreter while it joins, so a few threads share the rows.
-        """
-        low, high = self.connection.execute(f'select min(rowid), max(rowid) from "{table}"').fetchone()
+            low, high = self.connection.execute(f'select min(rowid), max(rowid) from "{table}"').fetchone()
+        except sqlite3.Error as error:  # no way to go by rowid
+            rows = self._read_slowly(f'select {", ".join(values)} from "{table}"', len(columns), f"{table}: {error}")
+            yield dict(zip(columns, np.ascontiguousarray(rows.T), strict=True))
+            return
         if low is None:
-            return {column: np.empty(0, np.int64) for column in columns}
-        bound = f"{where} and" if where else "where"
-        part = f'from "{table}" {bound} rowid between ? and ?'
+            return
+        part = f'from "{table}" where rowid between ? and ?'
+
+        def batch(first: int) -> list[Ints] | Exception:
+            try:
+                with contextlib.closing(sqlite3.connect(self.uri, uri=True)) as connection:
+                    connection.text_factory = bytes
+                    return _batch(connection, part, values, (first, first + _BATCH_ROWS - 1))
+            except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+                return error
+
         starts = range(low, high + 1, _BATCH_ROWS)
-
-        def batch(first: int) -> list[Ints]:
-            with contextlib.closing(sqlite3.connect(self.uri, uri=True)) as connection:
-                connection.text_factory = bytes
-                return _batch(connection, part, values, (first, first + _BATCH_ROWS - 1))
-
-        with ThreadPoolExecutor(_THREADS if len(starts) > 1 else 1) as pool:
-            pieces = list(pool.map(batch, starts))
-        # the pieces of a column go as soon as it is whole: the peak is one column above the table
-        whole = {column: np.concatenate([piece.pop() for piece in pieces]) for column in reversed(columns)}
-        return {column: whole[column] for column in columns}
+        if len(starts) > _MOST_BATCHES:  # rowids far apart: of a damaged file, for nsys counts them up
+            rows = self._read_slowly(f'select {", ".join(values)} from "{table}"', len(columns), f"{table}: rowids up to {high}")
+            yield dict(zip(columns, np.ascontiguousarray(rows.T), strict=True))
+            return
+        with ThreadPoolExecutor(_THREADS) as pool:
+            ahead: deque[tuple[int, Future[list[Ints] | Exception]]] = deque()
+            for first in (*starts, *[None] * _THREADS):
+                if first is not None:
+                    ahead.append((first, pool.submit(batch, first)))
+                if len(ahead) > _THREADS or (first is None and ahead):
+                    began, future = ahead.popleft()
+                    found = future.result()
+                    if isinstance(found, Exception):
+                        bounds = f"where rowid between {began} and {began + _BATCH_ROWS - 1}"
+                        query = f'select {", ".join(values)} from "{table}" {bounds}'
+                        found = list(np.ascontiguousarray(self._read_slowly(query, len(columns), f"{table}: {found}").T))
+                    yield dict(zip(columns, found, strict=True))
 
     def _read_slowly(self, query: str, width: int, why: str) -> Ints:
         """Row by row, keeping what is whole: the page of a damaged file, or a value of the wrong type, costs only itself."""
-        self.damage.append(why)
+        if why not in self.damage:
+            self.damage.append(why)
         good: list[tuple[int, ...]] = []
         try:
             for row in self.connection.execute(query):
@@ -201,18 +221,18 @@ _GPU_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId")
 
 
 def _gpu(export: _Export, strings: dict[int, str], names: Coder) -> GpuSpans:
-    parts = []
-    kernels = export.read("CUPTI_ACTIVITY_KIND_KERNEL", (*_GPU_COLUMNS, "demangledName"))
-    parts.append(_gpu_part(kernels, KERNEL, _coded(kernels.pop("demangledName"), strings, names, "kernel")))
-    graphs = export.read("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_COLUMNS)
-    parts.append(_gpu_part(graphs, KERNEL, np.full(len(graphs["start"]), names.one("CUDA graph"), np.int32)))
-    copies = export.read("CUPTI_ACTIVITY_KIND_MEMCPY", (*_GPU_COLUMNS, "bytes", "copyKind"))
-    kinds = {kind: names.one(f"Memcpy {_COPY_KINDS.get(kind, '?')}") for kind in np.unique(copies["copyKind"]).tolist()}
-    labels = np.array([kinds[kind] for kind in copies["copyKind"].tolist()], np.int32)
-    parts.append(_gpu_part(copies, MEMCPY, labels, copies["bytes"]))
-    sets = export.read("CUPTI_ACTIVITY_KIND_MEMSET", (*_GPU_COLUMNS, "bytes"))
-    parts.append(_gpu_part(sets, MEMSET, np.full(len(sets["start"]), names.one("Memset"), np.int32), sets["bytes"]))
-    return in_order(join(GpuSpans, [part for part in parts if len(part["start"])]))
+    parts = Parts()
+    for kernels in export.batches("CUPTI_ACTIVITY_KIND_KERNEL", (*_GPU_COLUMNS, "demangledName")):
+        parts.append(_gpu_part(kernels, KERNEL, _coded(kernels.pop("demangledName"), strings, names, "kernel")))
+    for graphs in export.batches("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_COLUMNS):
+        parts.append(_gpu_part(graphs, KERNEL, np.full(len(graphs["start"]), names.one("CUDA graph"), np.int32)))
+    for copies in export.batches("CUPTI_ACTIVITY_KIND_MEMCPY", (*_GPU_COLUMNS, "bytes", "copyKind")):
+        distinct, kinds = np.unique(copies["copyKind"], return_inverse=True)
+        labels = np.array([names.one(f"Memcpy {_COPY_KINDS.get(kind, '?')}") for kind in distinct.tolist()], np.int32)
+        parts.append(_gpu_part(copies, MEMCPY, labels[kinds], copies["bytes"]))
+    for sets in export.batches("CUPTI_ACTIVITY_KIND_MEMSET", (*_GPU_COLUMNS, "bytes")):
+        parts.append(_gpu_part(sets, MEMSET, np.full(len(sets["start"]), names.one("Memset"), np.int32), sets["bytes"]))
+    return in_order(parts.table(GpuSpans))
 
 
 def _gpu_part(rows: Columns, kind: int, name: Any, size_bytes: Ints | None = None) -> Columns:
@@ -239,17 +259,17 @@ def _durations(rows: Columns) -> Ints:
 
 
 def _launches(export: _Export, strings: dict[int, str], names: Coder, tracks: Coder) -> Launches:
-    parts = []
+    parts = Parts()
     for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER"):
-        rows = export.read(table, ("start", "end", "globalTid", "correlationId", "nameId"))
-        parts.append({
-            "start": rows["start"],
-            "duration": _durations(rows),
-            "name": _coded(rows.pop("nameId"), strings, names, "CUDA call"),
-            "track": _threads(rows.pop("globalTid"), tracks),
-            "correlation": rows["correlationId"],
-        })  # fmt: skip
-    return join(Launches, parts)
+        for rows in export.batches(table, ("start", "end", "globalTid", "correlationId", "nameId")):
+            parts.append({
+                "start": rows["start"],
+                "duration": _durations(rows),
+                "name": _coded(rows.pop("nameId"), strings, names, "CUDA call"),
+                "track": _threads(rows.pop("globalTid"), tracks),
+                "correlation": rows["correlationId"],
+            })  # fmt: skip
+    return parts.table(Launches)
 
 
 def _threads(ids: Ints, tracks: Coder) -> npt.NDArray[np.int32]:
@@ -350,7 +370,9 @@ def _placed(export: _Export, trace: Trace) -> Trace:
     # from 2025 on times may be the target's own clock; before, they count from the session's start
     zero = max(int(began["systemClockNs"][0]), 0)
     trace = replace(trace, origin=replace(origin, on_utc=True))
-    return trace.shift(int(began["utcEpochNs"][0]) - zero)
+    trace = trace.shift(int(began["utcEpochNs"][0]) - zero)
+    release(trace.launches, trace.gpu)
+    return trace
 
 
 def _main_process(trace: Trace) -> int:

@@ -25,15 +25,14 @@ from rlprof_ops.analyze.columns import (
     Launches,
     MemorySamples,
     Origin,
-    Parts,
     Spans,
     Trace,
-    in_order,
 )  # fmt: skip
 from rlprof_ops.analyze.readers import typed_events
 from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event
 from rlprof_ops.analyze.readers.decimal_time import INVALID, exact_nanoseconds, nanoseconds
 from rlprof_ops.analyze.readers.errors import UnreadableReport
+from rlprof_ops.analyze.spill import Parts, in_order, release
 
 _GPU_KINDS = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
 _TYPED_GPU_KINDS: dict[type, int] = {
@@ -293,8 +292,9 @@ def _assemble(stream: ChromeEvents, columns: _Columns) -> Trace:
         damaged=columns.damaged + stream.damaged,
         truncated=stream.truncated,
     )
-    trace = _with_window(trace, columns.span)
-    return trace.shift(_base_ns(stream))
+    trace = _with_window(trace, columns.span).shift(_base_ns(stream))
+    release(trace.ranges, trace.ops, trace.launches, trace.gpu, trace.memory)
+    return trace
 
 
 def _with_window(trace: Trace, span: tuple[int, int] | None) -> Trace:

@@ -81,7 +81,7 @@ def part_of(root: Path, report: Report, budget: int, cache: bool = True) -> Part
                 index = np.sort(index[np.argpartition(-gpu.duration[index], share)[:share]]) if share else index[:0]
             codes = names.encode([trace.names[n] for n in gpu.name[index].tolist()])
             rows.append(_lanes(label, gpu.start[index], gpu.end[index], codes))
-        unions = gpu_unions(trace)
+        unions = gpu_unions(trace.gpu, trace.names)
         bins = int(min(MAX_BINS, max(2, budget // 4)))
         edges = np.linspace(unions.start, unions.end, bins + 1).astype(np.int64)
         busy = unions.busy.within(edges[:-1], edges[1:])

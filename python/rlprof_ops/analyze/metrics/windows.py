@@ -1,0 +1,113 @@
+"""What a GPU did in many windows of time at once, from its work a stretch at a time: memory does not grow with the trace.
+
+Times are sums over disjoint stretches of time, so they may be taken one after the other. A stretch ends where the GPU is
+busy, so that no gap is cut in two and every gap is judged with the work that ended it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+
+from rlprof_ops.analyze.columns import Flags, GpuSpans, Ints, Trace, take
+from rlprof_ops.analyze.metrics.gpu import GpuTimes, Host, IdleSplit, gpu_unions, idle_causes
+from rlprof_ops.analyze.spill import release
+
+STRETCH_ROWS = 1 << 17
+_LOOK_AHEAD = 1024  # rows in which a piece of work is sought that is long enough to end a stretch inside of
+_EARLIEST, _LATEST = -(1 << 62), 1 << 62
+Window = tuple[int, int]  # [start, end)
+N = TypeVar("N", GpuTimes, IdleSplit)
+
+
+@dataclass(frozen=True)
+class GpuWindows:
+    """One GPU: its whole time, first work to last, and then each window that was asked for."""
+
+    device: int
+    start: int
+    end: int
+    kernels: int
+    times: tuple[GpuTimes, ...]
+    idle: tuple[IdleSplit, ...]
+
+
+def gpu_windows(trace: Trace, device: int | None, host: Host, windows: Sequence[Window]) -> GpuWindows:
+    """Times of one GPU (None: of all work, as one GPU's) in its whole time and in each of the windows."""
+    rows = None if device is None else trace.gpu.device == device
+    chosen = np.flatnonzero(rows) if rows is not None and not rows.all() else None
+    del rows
+    count = len(trace.gpu) if chosen is None else len(chosen)
+    first, last = _reach(trace.gpu, chosen, count)
+    asked = [(first, last), *windows]
+    times: list[GpuTimes | None] = [None] * len(asked)
+    idle: list[IdleSplit | None] = [None] * len(asked)
+    capture = min(trace.origin.window_start, first), max(trace.origin.window_end, last)
+    starts, ends = (np.array(bounds, np.int64) for bounds in zip(*asked, strict=True))
+    for gpu, begin, until in _stretches(trace.gpu, chosen, count):
+        unions = gpu_unions(gpu, trace.names)
+        seen_from = max(capture[0], begin)
+        causes = idle_causes(gpu, host, unions.busy, seen_from, max(min(capture[1], until), seen_from))
+        touched = (starts < until) & (ends > begin) | (begin == _EARLIEST) & (starts == ends)  # an empty one counts once
+        for i in np.flatnonzero(touched).tolist():
+            low = max(asked[i][0], begin)
+            high = max(min(asked[i][1], until), low)
+            times[i] = _sum(times[i], unions.times(low, high))
+            idle[i] = _sum(idle[i], causes.split(low, high))
+        release(trace.gpu, trace.launches)
+    return GpuWindows(
+        device or 0, first, last, count, tuple(t for t in times if t is not None), tuple(i for i in idle if i is not None)
+    )
+
+
+def _sum(before: N | None, more: N) -> N:
+    if before is None:
+        return more
+    return type(before)(*(getattr(before, f.name) + getattr(more, f.name) for f in fields(before)))
+
+
+def _reach(gpu: GpuSpans, chosen: Ints | None, count: int) -> Window:
+    """First start and last end of the work; (0, 0) where there is none."""
+    last = 0
+    for low in range(0, count, STRETCH_ROWS):
+        index = _index(chosen, low, min(low + STRETCH_ROWS, count))
+        last = max(last, int((gpu.start[index] + gpu.duration[index]).max()))
+        release(gpu)
+    return (int(gpu.start[0 if chosen is None else chosen[0]]), last) if count else (0, 0)
+
+
+def _index(chosen: Ints | None, low: int, high: int) -> Ints | slice:
+    return slice(low, high) if chosen is None else chosen[low:high]
+
+
+def _stretches(gpu: GpuSpans, chosen: Ints | None, count: int) -> Iterator[tuple[GpuSpans, int, int]]:
+    """(work, begin, end) of stretches that follow each other without a gap; work that reaches into several is in each."""
+    begin, low = _EARLIEST, 0
+    carried: GpuSpans | None = None
+    while True:
+        high = min(low + STRETCH_ROWS, count)
+        until = _LATEST
+        if high < count:
+            ahead = _index(chosen, high, min(high + _LOOK_AHEAD, count))
+            start, duration = gpu.start[ahead], gpu.duration[ahead]
+            inside = np.flatnonzero(duration >= 2)
+            pick = int(inside[0]) if len(inside) else 0
+            until = int(start[pick]) + 1
+            high += int(np.searchsorted(start, until, side="left"))
+            while high < count and int(gpu.start[_index(chosen, high, high + 1)][0]) < until:
+                high += 1
+        work = take(gpu, _index(chosen, low, high))
+        if carried is not None and len(carried):
+            work = _joined(carried, work)
+        yield work, begin, until
+        if until == _LATEST:
+            return
+        reaching: Flags = work.start + work.duration > until
+        carried, begin, low = take(work, reaching), until, high
+
+
+def _joined(a: GpuSpans, b: GpuSpans) -> GpuSpans:
+    return GpuSpans(**{f.name: np.concatenate((getattr(a, f.name), getattr(b, f.name))) for f in fields(GpuSpans)})
