@@ -45,6 +45,9 @@ job::addresses() {
     local -a nodes=()
     local gcs control
 
+    # After scancel the drain has to end within it.
+    RLPROF_KILL_WAIT="$(scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p' || true)"
+    export RLPROF_KILL_WAIT
     mapfile -t nodes < <(scontrol show hostnames "${SLURM_JOB_NODELIST}")
     read -r gcs control < <(slurm::free_ports "${SLURM_JOB_ID}")
     [[ ${PORT} == 0 ]] || gcs="${PORT}"
@@ -82,7 +85,8 @@ job::_supervisor() {
     done
 }
 
-# Nodes whose supervisor was killed left no record: bring home what lies there. A node that is dead costs the deadline.
+# Nodes whose supervisor was killed left no record, and nodes that the storage failed a bad one: bring home what lies
+# there. A node that is dead costs the deadline.
 job::salvage() {
     local -r code="$1"
     local node
@@ -90,10 +94,10 @@ job::salvage() {
 
     [[ -e ${RLPROF_RUN_DIR}/run.json ]] || return 0
     for node in ${RLPROF_NODES}; do
-        [[ -e ${RLPROF_RUN_DIR}/nodes/${node}.json ]] || behind+=("${node}")
+        grep -qs '"clean": true' "${RLPROF_RUN_DIR}/nodes/${node}.json" || behind+=("${node}")
     done
     (( ${#behind[@]} )) || return 0
-    common::log "no record from ${behind[*]}: bringing home what is left there (logs/salvage.log)"
+    common::log "no record of a clean end from ${behind[*]}: bringing home what is left there (logs/salvage.log)"
     for node in "${behind[@]}"; do
         RLPROF_STEP_CODE="${code}" job::_again "${node}" "$(( RLPROF_DRAIN_SECONDS + 10 ))" rlprof_ops.cluster.salvage &
     done

@@ -13,6 +13,7 @@ from rlprof_ops.cluster import supervisor
 from rlprof_ops.cluster.journal import Journal
 from rlprof_ops.cluster.knobs import Settings
 from rlprof_ops.cluster.layout import NodeFolder, RunFolder
+from rlprof_ops.cluster.place import Place
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.request import ProfileRequest
 
@@ -32,7 +33,7 @@ def node(tmp_path: Path, **knobs: str) -> supervisor.Supervisor:
     run, folder = RunFolder(tmp_path / "run"), NodeFolder(tmp_path / "node")
     run.create()
     folder.create()
-    place = supervisor.Place("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, False, ("n0", "n1"), run, folder, 0, "token")
+    place = Place("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, False, ("n0", "n1"), run, folder, 0, "token")
     return supervisor.Supervisor(
         Settings.load(knobs), ProfileRequest(captures=()), place, Journal(run.logs / "n1.log", "n1", time.time())
     )

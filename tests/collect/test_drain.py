@@ -182,6 +182,16 @@ def test_only_collecting_sessions_of_the_job_are_seen():
     assert drain.sessions_of(listing, "9") == ["rlprof-9-a"]
 
 
+def test_a_report_that_is_still_being_written_is_not_called_finished(node):
+    report = node / "tmp/policy_worker_rank0_step3-4_n1_7.nsys-rep"
+    with open(report, "wb") as stream:
+        stream.write(b"half")
+        stream.flush()
+        phase = drain.recover(node, "n1", say=quiet)
+        assert (phase.done, phase.failed) == ((), (("tmp/" + report.name, "it is still being written"),))
+    assert drain.recover(node, "n1", say=quiet).done == (f"profiles/nsight/policy_worker/rank0/{report.name}",)
+
+
 def test_reap_ends_exactly_this_jobs_processes(node, start, tmp_path):
     stubborn = start([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"])
     mine = start(["sleep", "60"])
@@ -195,6 +205,19 @@ def test_reap_ends_exactly_this_jobs_processes(node, start, tmp_path):
     assert [process.poll() for process in (other_job, other_folder, spared)] == [None, None, None]
     for process in (other_folder, spared):
         process.kill()
+
+
+def test_reap_knows_a_process_of_whose_environment_only_half_is_left(node, start):
+    env = {name: value for name, value in os.environ.items() if name != "RLPROF_JOB"}
+    half = subprocess.Popen(["sleep", "60"], env={**env, "RLPROF_NODE_DIR": str(node)})
+    other = subprocess.Popen(["sleep", "60"], env={**env, "RLPROF_JOB": JOB})  # of the same job, of another node perhaps
+    try:
+        drain.reap(JOB, node, grace_s=1, say=quiet)
+        assert (half.wait(5), other.poll()) == (-signal.SIGTERM, None)
+    finally:
+        for process in (half, other):
+            process.kill()
+            process.wait()
 
 
 def test_reap_knows_a_process_that_wrote_its_title_over_its_environment_by_its_log(node, start, tmp_path):
@@ -261,10 +284,11 @@ def test_a_record_without_a_run_folder_is_kept_on_the_node(node, tmp_path):
 
 def test_clear_spares_what_was_kept(node):
     (node / "profiles/a").write_bytes(b"1")
-    assert drain.keep(node, ["profiles/a", "profiles/none"], say=quiet).failed == (("profiles/none", "No such file or directory"),)
+    with pytest.raises(OSError):
+        drain.write_node_record(node, node / "no such run folder", "n1", {})
     drain.clear(node, say=quiet)
-    assert [str(path.relative_to(node)) for path in node.rglob("*") if path.is_file()] == ["keep/profiles/a"]
-    (node / "keep/profiles/a").unlink()
+    assert [str(path.relative_to(node)) for path in node.rglob("*") if path.is_file()] == ["keep/n1.json"]
+    (node / "keep/n1.json").unlink()
     drain.clear(node, say=quiet)
     assert not node.exists()
 

@@ -92,6 +92,13 @@ def test_a_lost_node_is_named(job):
     assert found["nsight/policy_worker/rank0/step7-7"][1] == "node n2 was lost before step 7 (last step seen: 4)"
 
 
+def test_events_that_did_not_all_come_over_are_no_proof_that_a_window_was_not_opened(job):
+    job.records["n2"] = None
+    job.worker("policy_worker", 0, "n2", last_step=4, ended=False)
+    reason = reasons(run(job.write()))["nsight/policy_worker/rank0/step3-4"][1]
+    assert reason == "node n2 left no record, and what came over of its events does not speak of the window (last step seen: 4)"
+
+
 def test_a_report_that_was_complete_on_a_lost_node(job):
     job.records["n2"] = None
     job.worker("policy_worker", 0, "n2", windows=[("closed", "nsight", 3, 5, None)], ended=False)
@@ -165,6 +172,16 @@ def test_a_window_that_was_cut_short_is_truncated(job):
     job.worker("policy_worker", 0, windows=[("closed", "nsight", 3, 5, None, {"partial": True})], last_step=3)
     state, reason = reasons(run(job.write()))["nsight/policy_worker/rank0/step3-4"]
     assert (state, reason) == ("truncated", "the window (steps 3 to 4) was cut short (last step seen: 3)")
+
+
+def test_a_report_that_nobody_said_was_closed_is_not_taken_for_the_whole_window(job):
+    job.report("nsight", "policy_worker", 0, 3, 5)
+    job.report("nsight", "policy_worker", 1, 3, 5, pid=101)
+    job.worker("policy_worker", 0, windows=[("opened", "nsight", 3, 5, None)], last_step=3, ended=False)
+    job.worker("policy_worker", 1, pid=101, windows=[("opened", "nsight", 3, 5, None)], last_step=4, ended=False)
+    found = reasons(run(job.write()))
+    assert found["nsight/policy_worker/rank0/step3-4"] == ("truncated", "the window (steps 3 to 4) was cut short (last step seen: 3)")
+    assert found["nsight/policy_worker/rank1/step3-4"][0] == "ok"  # its last step was entered
 
 
 def test_a_recovered_report_says_so(job):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops.collect import sending
+from rlprof_ops.collect import sending, tails
 from rlprof_ops.collect.copier import Limiter
 from rlprof_ops.collect.room import make_room
 from rlprof_ops.collect.syncer import Syncer
@@ -112,7 +112,8 @@ class Changing:
 
     def __init__(self, monkeypatch, change):
         self.real, self.change, self.done = sending.copy, change, False
-        monkeypatch.setattr(sending, "copy", self)
+        for module in (sending, tails):
+            monkeypatch.setattr(module, "copy", self)
 
     def __call__(self, source, target, **more):
         if not self.done:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -15,29 +14,28 @@ from tests.faults.trainer import FIRST, HOLD, SECOND
 from tests.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
-REQUEST = {"captures": [{"backend": backend, "workers": ["policy_worker"], "steps": f"{FIRST}, {SECOND}"} for backend in ("nsight", "torch")]}
 
 
 class AgentLost(Exception):
-    """nsys 2023.4 on a busy machine: `nsys launch` sometimes ends with "Connection to Agent lost" and the worker never starts."""
+    """nsys 2023.4 on a busy machine: `nsys launch` sometimes does not find its agent, and the worker never starts."""
 
 
 @dataclass
 class Job:
-    """A job that was submitted. `folder` is its run folder."""
+    """A job that was submitted. `folder` is its run folder, `progress` the file where its trainer says how far it is.
+
+    `stand_in`: not ray.sub but what tests/bench/losses compares it with.
+    """
 
     sandbox: Sandbox
     id: int
     base: Path
-    submitted: float
+    progress: Path
+    stand_in: bool = False
 
     @property
     def folder(self) -> Path:
         return self.base / f"{self.id}-logs"
-
-    @property
-    def progress(self) -> Path:
-        return self.base / "progress"
 
     def step(self) -> int:
         try:
@@ -54,16 +52,17 @@ class Job:
         until = time.monotonic() + timeout_s
         while self.step() < step:
             state = self.sandbox.job(self.id)
-            assert state.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), f"{state}\n{self.output()}"
-            assert time.monotonic() < until, f"step {self.step()} after {timeout_s} s\n{self.output()}"
             if self.agent_lost():
                 raise AgentLost
-            time.sleep(0.1)
+            assert state.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), f"{state}\n{self.output()}"
+            assert time.monotonic() < until, f"step {self.step()} after {timeout_s} s\n{self.output()}"
+            time.sleep(0.2)
 
     def agent_lost(self) -> bool:
         """Whether the job could not begin for a reason that is no part of the fault under test."""
-        log = self.folder / "logs/driver.log"
-        return self.step() == 0 and log.exists() and "Connection to Agent lost" in log.read_text(errors="replace")
+        log = self.folder / ("driver.log" if self.stand_in else "logs/driver.log")
+        said = log.read_text(errors="replace") if self.step() == 0 and log.exists() else ""
+        return any(words in said for words in ("Connection to Agent lost", "Local Endpoint is not available", "The proxy is not started"))
 
     def go(self) -> None:
         self.progress.with_suffix(".go").touch()
@@ -73,24 +72,37 @@ class Job:
         return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in parts if path.exists())
 
     def harvest(self) -> Manifest:
-        """As a person does after the job; also where the job itself could."""
-        subprocess.run([sys.executable, "-m", "rlprof_ops", "harvest", str(self.folder), "--json"], env={"PYTHONPATH": str(ROOT / "python"), "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin"},
-                       capture_output=True, timeout=300)
+        """As a person does after the job, on the login node; also where the job itself could."""
+        self.sandbox.run([sys.executable, "-m", "rlprof_ops", "harvest", str(self.folder), "--json"], env={"PYTHONPATH": str(ROOT / "python")}, timeout=300, check=False)
         return Manifest.load(self.folder)
 
-    def run_json(self) -> dict:
-        return json.loads((self.folder / "run.json").read_text())
+    def node_log(self, node: str, name: str) -> str:
+        """One of the supervisor's own logs in the node folder; empty when it is not there (any more)."""
+        log = self.sandbox.tmp(node) / f"rlprof-0-{self.id}/logs/{name}"
+        return log.read_text(errors="replace") if log.exists() else ""
 
 
-def submit(sandbox: Sandbox, base: Path, fault: str = "", args: tuple[str, ...] = (), trainer: tuple[str, ...] = (), **knobs: str) -> Job:
-    """Submit ray.sub with the trainer of this folder on two nodes; `base` lies in the shared folder."""
+def submit(sandbox: Sandbox, base: Path, fault: str = "", args: tuple[str, ...] = (), trainer: tuple[str, ...] = (), *,
+           steps: str = f"{FIRST}, {SECOND}", local: bool = False, **knobs: str) -> Job:
+    """Submit ray.sub with the trainer of this folder on two nodes; `base` lies in the shared folder.
+
+    `local`: the trainer says how far it is in the /tmp of node n1, because the shared folder is going to fail.
+    """
     base.mkdir(parents=True)
-    (base / "request.json").write_text(json.dumps(REQUEST))
-    command = shlex.join(["python", str(ROOT / "tests/faults/trainer.py"), "--progress", str(base / "progress"), "--fault", fault, *trainer])
+    captures = [{"backend": backend, "workers": ["policy_worker"], "steps": steps} for backend in ("nsight", "torch")]
+    (base / "request.json").write_text(json.dumps({"captures": captures}))
+    command, progress = trainer_command(sandbox, base, local, "--fault", fault, *trainer)
     env = {"COMMAND": command, "RLPROF_REQUEST": str(base / "request.json"), "RLPROF_VENV": sys.prefix, "BASE_LOG_DIR": str(base),
            "RAY_LOG_SYNC_FREQUENCY": "2", "GPUS_PER_NODE": "2", "RLPROF_READY_SECONDS": "400", **knobs}
     job = sandbox.sbatch(["-N2", "--gres=gpu:2", "--no-requeue", *args, ROOT / "ray.sub"], env=env, cwd=base)
-    return Job(sandbox, job, base, time.time())
+    return Job(sandbox, job, base, progress)
+
+
+def trainer_command(sandbox: Sandbox, base: Path, local: bool, *words: str) -> tuple[str, Path]:
+    """The command of the trainer with `words`, and where this machine sees its progress."""
+    name = f"progress-{base.name}"
+    inside, seen = (Path("/tmp") / name, sandbox.tmp("n1") / name) if local else (base / "progress", base / "progress")
+    return shlex.join(["python", str(ROOT / "tests/faults/trainer.py"), "--progress", str(inside), *words]), seen
 
 
 def left_behind(sandbox: Sandbox, user_folders: bool = True) -> dict[str, list[str]]:

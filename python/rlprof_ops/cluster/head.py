@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import json
 import sys
 import time
 from pathlib import Path
@@ -14,8 +13,10 @@ from typing import Any
 from rlprof_ops.cluster import attach, record
 from rlprof_ops.cluster.control import Head as ControlHead
 from rlprof_ops.cluster.driver import Driver
+from rlprof_ops.cluster.readiness import Asking
 from rlprof_ops.cluster.supervisor import Supervisor, plugin_message
 from rlprof_ops.collect.clock import ClockServer
+from rlprof_ops.collect.jobstate import is_cancelled
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 
 _CAUSE_EXIT = {"signal": 143, "time_limit": 140}  # 128 + SIGTERM, 128 + SIGUSR2, as a shell says it
@@ -67,8 +68,8 @@ class Head(Supervisor):
                 f"RLPROF_CONTROL_PORT: node {place.node} cannot listen on {place.ip}:{place.control_port}: {error}"
             ) from error
         await self.run_setup()
-        asking = await self._start_asking()
-        self.helpers.add(asking.pid)
+        asking = Asking(f"{place.head_ip}:{place.gcs_port}", self.environment(), self.helpers, self.journal.say)
+        await asking.start()
         try:
             await self.start_sync()
             self.serve_demands()
@@ -76,23 +77,7 @@ class Head(Supervisor):
             with self.journal.phase("nodes_join"):
                 await self._racing_failures(self._all_joined(asking, deadline))
         finally:
-            if asking.returncode is None:
-                asking.kill()
-                await asking.wait()
-
-    async def _start_asking(self) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rlprof_ops.cluster.ready", f"{self.place.head_ip}:{self.place.gcs_port}",
-            env=self.environment(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
-
-    async def _plugin_loads(self, asking: asyncio.subprocess.Process) -> None:
-        """The first line of the process that asks: whether Ray here can load our plugin. Raises RlprofError if not."""
-        assert asking.stdout is not None
-        reason = json.loads(await asking.stdout.readline() or '{"plugin": "the test died"}')["plugin"]
-        if reason is not None:
-            raise RlprofError(plugin_message(self.place.node, reason))
+            await asking.stop()
 
     async def _racing_failures(self, work: Any) -> None:
         """Wait for `work`; a node that reports a failed start, or an order to end, ends the wait with an RlprofError."""
@@ -120,20 +105,18 @@ class Head(Supervisor):
             if state.get("state") == "failed":
                 raise RlprofError(str(state.get("reason")))
 
-    async def _all_joined(self, asking: asyncio.subprocess.Process, deadline: float) -> None:
-        """Read the GCS's answers until enough nodes are alive. Raises RlprofError naming those that are missing."""
-        assert asking.stdout is not None
+    async def _all_joined(self, asking: Asking, deadline: float) -> None:
+        """Wait until enough nodes are alive. Raises RlprofError naming those that are missing, or the plugin's fault."""
         wanted = self.settings.number("RLPROF_MIN_NODES") or len(self.place.nodes)
-        loop = asyncio.get_running_loop()
         alive: list[str] = []
         while len(alive) < wanted:
             try:
-                line = await asyncio.wait_for(asking.stdout.readline(), max(0.1, deadline - loop.time()))
+                problem, answer = await asking.answers(deadline)
             except asyncio.TimeoutError:
-                line = b""
-            if not line:
-                raise RlprofError(self._missing_nodes(alive, wanted))
-            alive = json.loads(line)
+                raise RlprofError(self._missing_nodes(alive, wanted)) from None
+            if problem is not None:
+                raise RlprofError(plugin_message(self.place.node, problem))
+            alive = answer or []
             self.journal.note(f"{len(alive)} of {len(self.place.nodes)} nodes are up")
         self.journal.say(f"{len(alive)} of {len(self.place.nodes)} nodes are up")
 
@@ -222,9 +205,12 @@ class Head(Supervisor):
 
     async def _drain(self, cause: str) -> None:
         """The ordered end on all nodes: windows and profilers everywhere, then the driver, then Ray, then the last sync."""
-        seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
         self.run_record.ending(cause)
         began = time.monotonic()
+        seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
+        if cause == "signal" and self.patience() < seconds and await asyncio.to_thread(is_cancelled, self.place.job):
+            seconds = self.patience()
+            self.journal.note(f"the job is being cancelled: {seconds:.0f} s are left")
         if cause == "startup_failed" and not (self.told_to_end and self.told_to_end.done()):
             await self._nodes_join(_LATE_NODES_SECONDS)  # a node that joins later would wait for us in vain
         await self.control.tell({"do": "drain", "seconds": seconds, "cause": cause})
@@ -290,8 +276,11 @@ class Head(Supervisor):
             env=self.environment(), stdin=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            await asyncio.wait_for(process.wait(), seconds)
+            code = await asyncio.wait_for(process.wait(), seconds)
         except asyncio.TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             self.journal.say(f"{command} not done within {seconds} s; run {later}")
+            return
+        if code < 0:
+            self.journal.say(f"{command} ended with {code}; run {later}")

@@ -70,6 +70,11 @@ class NodeFolder:
         return self.path / "logs"
 
     @property
+    def keep(self) -> Path:
+        """Records that the run folder did not take; drain.clear spares it."""
+        return self.path / "keep"
+
+    @property
     def plugin_marker(self) -> Path:
         return self.path / "plugin_loaded"
 

@@ -10,6 +10,7 @@ import os
 import platform
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.redact import redact_text
@@ -17,7 +18,7 @@ from rlprof_ops.version import __version__
 
 if TYPE_CHECKING:
     from rlprof_ops.cluster.knobs import Settings
-    from rlprof_ops.cluster.supervisor import Place
+    from rlprof_ops.cluster.place import Place
     from rlprof_ops.request import ProfileRequest
 
 
@@ -79,12 +80,27 @@ class RunRecord:
         self.save()
 
     def save(self) -> None:
-        """Atomic; a full or vanished run folder is not worth the job."""
-        path = self.place.run.run_json
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        """Atomic; a full or vanished run folder is not worth the job. The node folder keeps the record then, see salvage.py."""
+        path, kept = self.place.run.run_json, self.place.folder.keep / "run.json"
+        text = json.dumps(self.data, indent=1) + "\n"
+        try:
+            _write(path, text)
+            kept.unlink(missing_ok=True)
+        except OSError:
+            with contextlib.suppress(OSError):
+                kept.parent.mkdir(exist_ok=True)
+                _write(kept, text)
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
-            os.replace(temporary, path)
+            temporary.unlink()
+        raise
 
 
 def _user() -> str:

@@ -1,25 +1,40 @@
 """`python -m rlprof_ops.cluster.salvage`: ends a node whose supervisor was killed, from the batch script, after the step.
 
 Slurm kills a step outright when one cancels the step, and an out-of-memory killer picks whom it likes. The node's folder
-is still there then: its raw captures are recovered, its processes ended, its files brought home, its record written.
+is still there then: its raw captures are recovered, its processes ended, its files brought home, its record written. A
+person runs the same later, on a node whose files the storage did not take; the job's output has the command.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.cluster import layout
-from rlprof_ops.cluster.knobs import Settings
+from rlprof_ops.cluster.knobs import Settings, import_path
 from rlprof_ops.collect import drain
 from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.sync import Syncer, last_pass
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
+
+if TYPE_CHECKING:
+    from rlprof_ops.cluster.place import Place
+
+
+_KNOWN_THEN = ("role", "started_ns", "plugin_loaded", "clock", "phases_s")
+
+
+def command_line(place: Place, root: str) -> str:
+    """What a person types on the node, once the storage takes files again."""
+    env = {"RLPROF_JOB": place.job, "RLPROF_RUN_DIR": str(place.run.path), "SLURMD_NODENAME": place.node, "RLPROF_NODE_ROOT": root, "PYTHONPATH": import_path()}
+    return shlex.join(["env", *(f"{name}={value}" for name, value in env.items()), sys.executable, "-m", "rlprof_ops.cluster.salvage"])
 
 
 def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> bool:
@@ -40,10 +55,26 @@ def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> 
     syncer.close()
     facts = {"job": job, "started_ns": started_ns, "ended_ns": time.time_ns(), "clean": report.complete, "salvaged": True,
              "plugin_loaded": layout.NodeFolder(folder).plugin_marker.exists()}
+    _put_kept(folder, run, node, facts)
     drain.write_node_record(folder, run, node, facts, recovered=recovered.done, failed=(*recovered.failed, *report.failed))
     if report.complete:
+        shutil.rmtree(layout.NodeFolder(folder).keep, ignore_errors=True)
         drain.clear(folder)
     return report.complete
+
+
+def _put_kept(folder: Path, run: Path, node: str, facts: dict[str, Any]) -> None:
+    """Take what the supervisor could not write into the run folder: the end of the job, and into `facts` what it knew of the node."""
+    with Beneath(folder) as home, Beneath(run) as tree:
+        try:
+            tree.write_atomic("run.json", home.read("keep/run.json"))
+        except FileNotFoundError:
+            pass
+        try:
+            kept = json.loads(home.read(f"keep/{node}.json"))
+            facts |= {key: kept[key] for key in _KNOWN_THEN if key in kept}
+        except (FileNotFoundError, ValueError, TypeError):
+            pass
 
 
 def finish_run_record(run: Path, code: str) -> None:

@@ -12,6 +12,8 @@ from rlprof_ops.cluster.supervisor import Supervisor
 from rlprof_ops.collect import clock, drain
 from rlprof_ops.errors import RlprofError
 
+_HEAR_SECONDS = 1.0
+
 
 class Worker(Supervisor):
     """One node beside the head."""
@@ -100,8 +102,13 @@ class Worker(Supervisor):
         return next((name for name, task in more.items() if task.done()), "head_gone")
 
     async def _end(self, head: Node, cause: str) -> None:
-        seconds = self._told.result() if self._told.done() else float(self.settings.number("RLPROF_DRAIN_SECONDS"))
         await head.tell({"state": "ending", "cause": cause})
+        seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
+        if cause == "signal":  # the head gets it too, and finds out how much time there is
+            await asyncio.wait({self._told}, timeout=_HEAR_SECONDS)
+            seconds = self.patience()
+        if self._told.done():
+            seconds = self._told.result()
         self.journal.note(f"ending: {cause}")
         await self.close_profilers(seconds / 2)
         await head.tell({"state": "profilers_done", "phases_s": self.journal.phases_s})

@@ -58,7 +58,7 @@ class Checker:
     def check(self, found: Found) -> Verdict:
         """The verdict on one report; never raises for a bad file."""
         report = found.report
-        known = self._known.get(report.path)
+        known = self._known.pop(report.path, None)  # each report is checked once
         if known is not None and known[:2] == (report.size_bytes, report.mtime_ns):
             verdict = known[2]
             if verdict.looked_inside or not self._can_look(found):
@@ -113,7 +113,6 @@ class Checker:
                 continue
 
     def _remember(self, path: str, size: int, mtime: int, verdict: Verdict) -> None:
-        self._known[path] = (size, mtime, verdict)
         if self._stream is not None:
             try:
                 self._stream.write((json.dumps([path, size, mtime, asdict(verdict)]) + "\n").encode())

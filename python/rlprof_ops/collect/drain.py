@@ -205,28 +205,13 @@ def reap(job: str, node_dir: str | os.PathLike[str], *, grace_s: float = 5.0, ex
     return _phase("reap", started, [f"{process.name} ({process.pid})" for process in found + late], failed, say)
 
 
-def keep(node_dir: str | os.PathLike[str], paths: Iterable[str], *, say: Say = print) -> Phase:
-    """Set aside, in `keep/`, finished files that could not be copied, so that clearing the node folder spares them."""
-    started = time.monotonic()
-    done: list[str] = []
-    failed: list[tuple[str, str]] = []
-    with Beneath(node_dir) as tree:
-        for path in paths:
-            try:
-                tree.rename(path, f"keep/{path}")
-                done.append(f"keep/{path}")
-            except OSError as error:
-                failed.append((path, reason_of(error)))
-    return _phase("keep", started, done, failed, say)
-
-
 def write_node_record(node_dir: str | os.PathLike[str], run_dir: str | os.PathLike[str], node: str,
                       facts: Mapping[str, Any], *, recovered: Iterable[str] = (), failed: Iterable[tuple[str, str]] = ()) -> dict[str, Any]:
     """Write `nodes/<node>.json` of docs/contracts.md and return it.
 
     `facts`: what the supervisor knows (role, job, pid, times, plugin_loaded, nsys, clean, clock …). Files and their digests
     come from the sync's journal; what it could not copy is in `failed`. When the run folder does not answer, the record
-    goes to the node folder's `keep/` and the error is raised.
+    goes to the node folder's `keep/`, from where salvage.py takes it, and the error is raised.
     """
     from rlprof_ops.collect.noderecord import build_node_record
 

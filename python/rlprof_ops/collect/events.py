@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,6 @@ class WindowEvent:
     start: int
     stop: int | None
     phase: str | None
-    report: str = ""
     path: str = ""
     reason: str = ""
     partial: bool = False
@@ -123,8 +123,9 @@ def _window(row: dict[str, Any]) -> WindowEvent | None:
         return None
     phase = row.get("phase")
     return WindowEvent(
-        event=row["event"], t_ns=_number(row.get("t_ns")) or 0, backend=row["backend"], start=steps[0], stop=_number(steps[1]),
-        phase=phase if isinstance(phase, str) and phase else None, report=_text(row.get("report")), path=_text(row.get("path")),
+        # A job has thousands of these: the few words that they repeat are kept once.
+        event=sys.intern(row["event"]), t_ns=_number(row.get("t_ns")) or 0, backend=sys.intern(row["backend"]), start=steps[0], stop=_number(steps[1]),
+        phase=sys.intern(phase) if isinstance(phase, str) and phase else None, path=_text(row.get("path")),
         reason=_text(row.get("reason")), partial=row.get("partial") is True,
     )
 

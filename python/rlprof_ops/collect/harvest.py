@@ -42,25 +42,25 @@ def harvest(run_dir: str | os.PathLike[str], *, recover: bool = True, progress: 
             if recover and not observed.running:
                 notes += _recover(run, observed)
             found = find_reports(run, observed)
-            observed, plan = _plan(observed, found, notes)
-            found = identify(found, plan, observed)
+            observed = _whole_world(observed, found, notes)
+            found = identify(found, lambda: planned(observed), observed)
             reports = _check_all(run, found, content_budget_s, say)
-            manifest = _join(plan, reports, observed, notes, os.fspath(run_dir))
+            manifest = _join(reports, observed, notes, os.fspath(run_dir))
             manifest.write(run)
     except OSError as error:
         raise RlprofError(f"{os.fspath(run_dir)}: {error.strerror or error}") from error
     return manifest
 
 
-def _plan(observed: Observed, found: list[Found], notes: list[str]) -> tuple[Observed, list[Planned]]:
-    """The plan over the world; workers that only their reports name (other trainers) are added to it."""
+def _whole_world(observed: Observed, found: list[Found], notes: list[str]) -> Observed:
+    """With the workers that only their reports name (other trainers), over which the plan is expanded too."""
     shown = {worker: count for worker, count in worlds_of(found).items() if observed.request.for_worker(worker, None)}
     extra = {worker: count for worker, count in shown.items() if worker not in observed.world}
     if extra:
         told = ", ".join(f"{worker} ({count})" for worker, count in sorted(extra.items()))
         notes.append(f"the number of ranks is taken from the reports themselves, so a missing rank would not be noticed: {told}")
-        observed = replace(observed, world=dict(sorted({**observed.world, **extra}.items())))
-    return observed, list(planned(observed))
+        return replace(observed, world=dict(sorted({**observed.world, **extra}.items())))
+    return observed
 
 
 def _recover(run: Beneath, observed: Observed) -> list[str]:
@@ -87,14 +87,18 @@ def _check_all(run: Beneath, found: list[Found], budget_s: float, say: Progress)
     checker = Checker(run, budget_left=lambda: until - time.monotonic(), inside=budget_s > 0)
     recovered = {run.read(path).decode("utf-8", "surrogateescape") for path, _ in list(run.files(".harvest/recovered"))}
     reports: list[Report] = []
+    total = len(found)
+    found.reverse()
     try:
-        for number, entry in enumerate(found, 1):
+        while found:  # taken away one by one, so that thousands of reports are not in memory twice
+            entry = found.pop()
             report = _apply(entry.report, checker.check(entry))
-            reports.append(replace(report, recovered=report.recovered or report.path in recovered))
-            say(number, len(found), report.path)
+            reports.append(replace(report, recovered=True) if report.path in recovered else report)
+            say(len(reports), total, report.path)
     finally:
         checker.close()
-    return sorted(reports, key=lambda report: report.path)
+    reports.sort(key=lambda report: report.path)
+    return reports
 
 
 def _apply(report: Report, verdict: Verdict) -> Report:
@@ -103,21 +107,22 @@ def _apply(report: Report, verdict: Verdict) -> Report:
                    opened_ns=report.opened_ns or verdict.started_ns)
 
 
-def _join(plan: list[Planned], reports: list[Report], observed: Observed, notes: list[str], run_dir: str) -> Manifest:
+def _join(reports: list[Report], observed: Observed, notes: list[str], run_dir: str) -> Manifest:
+    """Each planned capture with its reports, which are marked with it in their list."""
     by_key: dict[_Key, list[int]] = defaultdict(list)
     for index, report in enumerate(reports):
         if report.start is not None and report.worker is not None:
             by_key[report.backend, names.safe_worker(report.worker), report.rank, report.start, report.phase].append(index)
-    named = list(reports)
     results: list[CaptureResult] = []
-    for item in plan:
+    for item in planned(observed):
         capture = item.capture
         key = (capture.backend, _safe(capture.worker), capture.rank, capture.window.start, capture.phase and _safe_phase(capture.phase))
         indices = by_key.get(key) or by_key.get((*key[:4], capture.phase), [])
+        result = _result(item, [reports[index] for index in indices], observed)
         for index in indices:
-            named[index] = replace(named[index], capture=capture.id)
-        results.append(_result(item, [named[index] for index in indices], observed))
-    return Manifest(observed.job, tuple(results), tuple(named), observed.world, tuple(notes), run_dir)
+            reports[index] = replace(reports[index], capture=result.id)
+        results.append(result)
+    return Manifest(observed.job, tuple(results), tuple(reports), observed.world, tuple(notes), run_dir)
 
 
 def _safe(worker: str) -> str:
@@ -153,7 +158,9 @@ def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
         return ""
     reached = max((log.last_step or 0 for log in observed.logs_of(item.capture.worker, item.capture.rank)), default=0)
     label = f"steps {item.capture.window.start} to {stop - 1}" if stop - item.capture.window.start > 1 else f"step {item.capture.window.start}"
-    if report.partial or (report.recovered and 0 < reached < stop - 1):
+    # A worker that closes a window says so; a report of ours without that word was closed for it, or by its end.
+    unsaid = report.recovered or (report.kind == "rlprof" and report.mapped_by == "name")
+    if report.partial or (unsaid and 0 < reached < stop - 1):
         seen = f" (last step seen: {reached})" if reached else ""
         return f"the window ({label}) was cut short{seen}" + ("" if observed.running else ended_because(observed, ": "))
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from rlprof_ops import backends
@@ -35,6 +35,7 @@ def find_reports(run: Beneath, observed: Observed) -> list[Found]:
     workers = {names.safe_worker(worker): worker for worker in observed.world if worker}
     found: list[Found] = []
     for path, size, mtime, backend, node in _files(run):
+        path = by_path[path][1].path if path in by_path else path  # the same text, once in memory
         name = names.parse(path.rsplit("/", 1)[-1].partition("~")[2] or path.rsplit("/", 1)[-1])
         report = Report(path=path, state="ok", size_bytes=size, mtime_ns=mtime, backend=backend or _backend_of(path), node=node, recovered=path in recovered)
         expected = None
@@ -88,10 +89,11 @@ def _backend_of(path: str) -> str | None:
     return None
 
 
-def identify(found: list[Found], plan: list[Planned], observed: Observed) -> list[Found]:
+def identify(found: list[Found], plan: Callable[[], Iterable[Planned]], observed: Observed) -> list[Found]:
     """Give reports of other trainers the worker, rank and steps that the plan and the records allow.
 
-    What cannot be told for certain is marked `mapped_by="guess"` with a warning that says on what it rests.
+    What cannot be told for certain is marked `mapped_by="guess"` with a warning that says on what it rests. `plan` is
+    asked only where something is left to guess.
     """
     by_pid: dict[tuple[str, int], ProcessLog] = {(log.node, log.pid): log for log in observed.logs}
     result: list[Found] = []
@@ -102,7 +104,7 @@ def identify(found: list[Found], plan: list[Planned], observed: Observed) -> lis
             report = replace(report, worker=log.worker, rank=log.rank, host=report.host or log.host, mapped_by="record")
         if report.start is None and log is not None:
             report = _by_opening(report, log)
-        result.append(replace(entry, report=report))
+        result.append(entry if report is entry.report else replace(entry, report=report))
     return _guess_ranks(_count_windows(result, plan), plan)
 
 
@@ -117,16 +119,18 @@ def _by_opening(report: Report, log: ProcessLog) -> Report:
     return replace(report, worker=log.worker, rank=log.rank, start=event.start, stop=event.stop, phase=event.phase, mapped_by="event")
 
 
-def _count_windows(found: list[Found], plan: list[Planned]) -> list[Found]:
+def _count_windows(found: list[Found], plan: Callable[[], Iterable[Planned]]) -> list[Found]:
     """Ray and verl number the ranges of a process; the n-th report is the n-th window when there are as many."""
     windows: dict[tuple[str | None, str | None, int | None], set[tuple[int, int | None]]] = defaultdict(set)
-    for item in plan:
-        capture = item.capture
-        windows[capture.backend, capture.worker, capture.rank].add((capture.window.start, capture.window.stop))
     groups: dict[tuple[str | None, int | None], list[int]] = defaultdict(list)
     for index, entry in enumerate(found):
         if entry.report.start is None and entry.report.worker is not None and entry.report.pid is not None:
             groups[entry.report.node, entry.report.pid].append(index)
+    if not groups:
+        return found
+    for item in plan():
+        capture = item.capture
+        windows[capture.backend, capture.worker, capture.rank].add((capture.window.start, capture.window.stop))
     result = list(found)
     for indices in groups.values():
         first = found[indices[0]].report
@@ -144,12 +148,9 @@ def _ordinal(report: Report) -> tuple[int, str]:
     return (name.ordinal or 0 if name else 0), report.path
 
 
-def _guess_ranks(found: list[Found], plan: list[Planned]) -> list[Found]:
+def _guess_ranks(found: list[Found], plan: Callable[[], Iterable[Planned]]) -> list[Found]:
     """NeMo RL's names have no rank: reports of one worker and window are dealt to its ranks by node and pid."""
     ranks: dict[tuple[str, str, int], list[int]] = defaultdict(list)
-    for item in plan:
-        if item.capture.rank is not None:
-            ranks[item.capture.backend, item.capture.worker, item.capture.window.start].append(item.capture.rank)
     taken: dict[tuple[str, str, int], set[int]] = defaultdict(set)
     open_: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for index, entry in enumerate(found):
@@ -161,6 +162,11 @@ def _guess_ranks(found: list[Found], plan: list[Planned]) -> list[Found]:
             taken[key].add(report.rank)
         elif report.kind in ("nemo_rl", "vllm", "ray"):
             open_[key].append(index)
+    if not open_:
+        return found
+    for item in plan():
+        if item.capture.rank is not None:
+            ranks[item.capture.backend, item.capture.worker, item.capture.window.start].append(item.capture.rank)
     result = list(found)
     for key, indices in open_.items():
         free = sorted(set(ranks.get(key, ())) - taken[key])

@@ -11,6 +11,21 @@ _SLURM_JOB = re.compile(r"(\d+)(?:\.r(\d+))?")
 _ENDED = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT", "REVOKED"})
 
 
+def is_cancelled(job: str) -> bool:
+    """Whether Slurm has begun to end `job`, so that what still runs is killed KillWait seconds after its SIGTERM.
+
+    A signal to a step alone (`scancel --signal=TERM 4711.0`) looks the same to a process, but has no such limit.
+    """
+    match = _SLURM_JOB.fullmatch(job)
+    if match is None or shutil.which("scontrol") is None:
+        return False
+    try:
+        done = subprocess.run(["scontrol", "-o", "show", "job", match[1]], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S / 2, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return any(f"JobState={state} " in done.stdout for state in ("COMPLETING", "CANCELLED", "PREEMPTED"))
+
+
 def ended_as(job: str) -> str | None:
     """Slurm's word for how `job` (an attempt: `4711`, `4711.r1`) ended; "" while it runs, None when nobody can tell.
 

@@ -44,9 +44,8 @@ def _left(node_dir: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     try:
         with Beneath(node_dir) as tree:
-            for folder in ("profiles", "keep/profiles"):
-                for path, stat in tree.files(folder):
-                    found.append({"path": path, "size_bytes": stat.st_size, "sha256": None, "mtime_ns": stat.st_mtime_ns, "state": "left"})
+            for path, stat in tree.files("profiles"):
+                found.append({"path": path, "size_bytes": stat.st_size, "sha256": None, "mtime_ns": stat.st_mtime_ns, "state": "left"})
     except OSError:
         pass
     return found

@@ -29,18 +29,19 @@ class Process:
 def of_job(job: str, node_dir: str | os.PathLike[str], *, exclude: frozenset[int] = frozenset()) -> list[Process]:
     """This user's processes whose start environment has RLPROF_JOB=`job` and RLPROF_NODE_DIR=`node_dir`.
 
-    Ray's workers and agents write their title over their environment (setproctitle): those are known by a file of the
-    job's private folder that they have open for writing. Never the caller, its parents or `exclude`.
+    Ray's workers and agents write their title over some or all of their environment (setproctitle): those are known by
+    what is left of it, or by a file of the job's private folder that they have open for writing. Never the caller, its
+    parents or `exclude`.
     """
     wanted = {f"RLPROF_JOB={job}".encode(), b"RLPROF_NODE_DIR=" + os.fsencode(node_dir)}
     below = os.path.realpath(node_dir) + "/"
     spare = exclude | _ancestors()
-    return [process for process in _mine()
-            if process.pid not in spare and (wanted <= (found := _environment(process.pid)) or (not _is_other_job(found) and _writes_below(process.pid, below)))]
+    return [process for process in _mine() if process.pid not in spare and _is_ours(process.pid, wanted, below)]
 
 
-def _is_other_job(environment: set[bytes]) -> bool:
-    return any(entry.startswith((b"RLPROF_JOB=", b"RLPROF_NODE_DIR=")) for entry in environment)
+def _is_ours(pid: int, wanted: set[bytes], below: str) -> bool:
+    told = {entry for entry in _environment(pid) if entry.startswith((b"RLPROF_JOB=", b"RLPROF_NODE_DIR="))}
+    return told <= wanted and (any(entry.startswith(b"RLPROF_NODE_DIR=") for entry in told) or _writes_below(pid, below))
 
 
 def _writes_below(pid: int, folder: str) -> bool:

@@ -39,7 +39,7 @@ def _left_on_a_node(item: Planned, observed: Observed) -> str:
             parts = path.split("/")
             found = names.parse(parts[-1]) if file.state == "left" and capture.backend in parts else None
             if found is not None and (found.worker, found.rank, found.start, found.phase) == wanted:
-                why = record.failed.get(path) or record.failed.get(path.removeprefix("keep/")) or "the last sync did not bring it over"
+                why = record.failed.get(path) or "the last sync did not bring it over"
                 return f"its report was still on node {record.node} at the end, as {path!r} of the node folder: {why}"
     return ""
 
@@ -53,9 +53,8 @@ def _lost_after_close(item: Planned, log: ProcessLog, event: WindowEvent, observ
     where = f"its report was complete on node {log.node}"
     if record is None:
         return f"{where}, but node {log.node} was lost before it was copied" if log.node in observed.lost_nodes else f"{where} and is not copied yet"
-    for path in (event.path, f"keep/{event.path}"):
-        if path in record.failed:
-            return f"{where}, but copying failed: {record.failed[path]} (it may still be there as {path!r})"
+    if event.path in record.failed:
+        return f"{where}, but copying failed: {record.failed[event.path]} (it may still be there as {event.path!r})"
     sent = record.files.get(event.path)
     if sent is not None and sent.state in ("copied", "removed"):
         return f"{where} and was copied to {sent.place!r}, but it is not in the run folder any more"
@@ -68,7 +67,7 @@ def _left_open(item: Planned, log: ProcessLog, event: WindowEvent, observed: Obs
     if observed.running:
         return f"the window is open: the job is still running{_last_step(log)}"
     raw = [] if item.capture.backend != "nsight" else [f"{path}: {reason}" for path, reason in _record_of(log, observed).failed.items() if path.endswith(".qdstrm")]
-    text = f"the worker ended while the window was open{_last_step(log)}{ended_because(observed, ': ')}"
+    text = f"the worker ended while the window was open{_last_step(log)}{ended_because(observed, '; ')}"
     return text + (f"; its raw capture could not be recovered ({raw[0]})" if raw else "")
 
 
@@ -89,6 +88,8 @@ def _never_opened(item: Planned, logs: tuple[ProcessLog, ...], observed: Observe
     if reached < start:
         return _stopped_before(item, log, reached, start, observed)
     resumed = log.last_step is not None and not any(event.start < start for event in log.windows)
+    if log.node in observed.lost_nodes:
+        return f"node {log.node} left no record, and what came over of its events does not speak of the window{_last_step(log)}"
     record = _record_of(log, observed)
     if record.plugin_loaded is False and item.capture.backend in ("nsight", "rocprof_sys"):
         return f"the worker ran without the profiler: node {log.node} did not load the runtime-env plugin"

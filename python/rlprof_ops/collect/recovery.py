@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.backends import names, nsight
+from rlprof_ops.collect import procs
 from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.contents import Contents, ExportFailed, look, run_bounded
 from rlprof_ops.collect.events import ProcessLog, WindowEvent
@@ -41,7 +43,13 @@ def recover_tree(root: Path, folder: str, *, until: float, unclosed: _Unclosed) 
     try:
         with Beneath(root) as tree:
             left = list(unclosed)
-            for path in sorted(path for path, found in tree.files(folder) if found.st_size and path.endswith((nsight.RAW_SUFFIX, nsight.SUFFIX))):
+            paths = sorted(path for path, found in tree.files(folder) if found.st_size and path.endswith((nsight.RAW_SUFFIX, nsight.SUFFIX)))
+            real = os.path.realpath(root)
+            busy = procs.writers(frozenset(f"{real}/{path}" for path in paths))
+            for path in paths:
+                if f"{real}/{path}" in busy:  # under its final name it would count as finished
+                    failed.append((path, "it is still being written"))
+                    continue
                 budget = until - time.monotonic()
                 if budget <= 0:
                     failed.append((path, "the deadline came before its turn"))

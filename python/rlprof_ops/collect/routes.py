@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import re
 from dataclasses import dataclass
 
@@ -33,6 +34,16 @@ class Route:
     target: str
     kind: Kind
     last_pass_only: bool = False
+
+
+@dataclass(frozen=True)
+class Item:
+    """A file to look at: where it is below the node folder, where it goes below the run folder, its stat."""
+
+    source: str
+    target: str
+    kind: Kind
+    found: os.stat_result
 
 
 def routes_of(node: str, sessions: tuple[str, ...]) -> tuple[Route, ...]:

@@ -5,27 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.copier import LARGE, Copied, Digesting, Limiter, copy, copy_in_kernel, digest_of
 from rlprof_ops.collect.mask import MASKED_SUFFIXES, mask_file, secret_values, secrets_of_processes
-from rlprof_ops.collect.routes import Kind
+from rlprof_ops.collect.routes import Item, Kind
 from rlprof_ops.collect.syncstate import Journal, Sent
+from rlprof_ops.collect.tails import Tails
 
-_OVERLAP = 64 << 10  # bytes compared before a log is continued after a restart
-_ASIDES = 5  # earlier contents of one log that are kept
 _SMALL = 64 << 10  # the most a file that is rewritten in place may hold
-
-
-@dataclass(frozen=True)
-class Item:
-    """A file to look at: where it is below the node folder, where it goes below the run folder, its stat."""
-
-    source: str
-    target: str
-    kind: Kind
-    found: os.stat_result
 
 
 class SourceError(Exception):
@@ -39,22 +27,13 @@ def reason_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-@dataclass
-class _Growing:
-    """A log as far as it has been sent."""
-
-    inode: int
-    offset: int
-    mtime_ns: int
-
-
 class Sender:
     """Knows what has been sent and sends what has not; `stop()` turning true ends a copy between two blocks."""
 
     def __init__(self, journal: Journal, node: str, limiter: Limiter, stop: Callable[[], bool], log: Callable[[str], None]) -> None:
         self._journal, self._node, self._limiter, self._stop, self._log = journal, node, limiter, stop, log
         self._secrets = secret_values(os.environ)
-        self._growing: dict[str, _Growing] = {}
+        self._tails = Tails(self.to_temporary, limiter, stop)
         self._small: dict[str, bytes] = {}
         self._numbers = itertools.count()
         self._temporaries = f".sync/{node}"
@@ -62,7 +41,7 @@ class Sender:
     def forget(self) -> None:
         """The run folder is another one: nothing has been sent to it."""
         self._journal.forget()
-        self._growing.clear()
+        self._tails.forget()
         self._small.clear()
 
     def sweep(self, target: Beneath) -> None:
@@ -76,9 +55,7 @@ class Sender:
         if item.kind is Kind.REWRITTEN:
             return False
         if item.kind in (Kind.GROWING, Kind.LINES):
-            known = self._growing.get(item.source)
-            same = known is not None and (known.inode, known.offset, known.mtime_ns) == (found.st_ino, found.st_size, found.st_mtime_ns)
-            return same and not thorough  # a thorough look compares the beginning and the end of both
+            return self._tails.is_sent(item) and not thorough  # a thorough look compares the beginning and the end of both
         else:
             sent = self._journal.sent.get(item.source)
             if sent is None or not sent.same_source(found):
@@ -97,20 +74,29 @@ class Sender:
         """
         if item.kind is Kind.REWRITTEN:
             return self._send_small(source, target, item)
+        fd = self.open(source, item)
+        try:
+            if item.kind in (Kind.GROWING, Kind.LINES):
+                return self._tails.send(fd, target, item, live, last)
+            return self._send_finished(fd, target, item)
+        finally:
+            os.close(fd)
+
+    def open(self, source: Beneath, item: Item) -> int:
+        """A descriptor of the node's own file, secrets taken out of it. Raises FileNotFoundError, `SourceError`."""
         try:
             fd = source.open_read(item.source)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise SourceError(reason_of(error)) from error
-        if item.source.endswith(MASKED_SUFFIXES):
-            self._mask(fd, item)
         try:
-            if item.kind in (Kind.GROWING, Kind.LINES):
-                return self._send_log(fd, target, item, live, last)
-            return self._send_finished(fd, target, item)
-        finally:
+            if item.source.endswith(MASKED_SUFFIXES):
+                self._mask(fd, item)
+        except BaseException:
             os.close(fd)
+            raise
+        return fd
 
     def _mask(self, fd: int, item: Item) -> None:
         """Take secrets out of the node's own file, which is finished, before anything of it goes to shared storage."""
@@ -143,25 +129,33 @@ class Sender:
 
     def _send_finished(self, fd: int, target: Beneath, item: Item) -> int | None:
         before = os.fstat(fd)
-        sent = self._journal.sent.get(item.source)
-        place = sent.target if sent is not None else item.target
         # The digest of a large file is taken meanwhile and may end after the file has arrived; `sent` is what has a digest.
         digesting = Digesting(fd, self._stop) if before.st_size >= LARGE and not _has_holes(before) else None
         try:
-            temporary, copied = self._to_temporary(fd, target, before, durable=True, in_kernel=digesting is not None)
-            try:
-                after = os.fstat(fd)
-                if (after.st_size, after.st_mtime_ns, copied.size_bytes) != (before.st_size, before.st_mtime_ns, before.st_size):
-                    raise SourceError("it changed while it was copied; the next pass tries again")
-                put = self._put(target, temporary, place, lambda: digesting.result() if digesting else copied, replace=sent is not None)
-            except BaseException:
-                target.unlink(temporary)
-                raise
+            temporary, copied = self.to_temporary(fd, target, before, durable=True, in_kernel=digesting is not None)
+            put = self.put(fd, target, item, temporary, before, copied.size_bytes, lambda: digesting.result() if digesting else copied)
         finally:
             digest = digesting.result() if digesting else None
-        sha256 = (digest or copied).sha256
-        self._journal.add(item.source, Sent(put or place, before.st_size, before.st_mtime_ns, before.st_ino, sha256))
-        return copied.size_bytes if put else None
+        return self.sent(item, put, before, digest or copied)
+
+    def put(self, fd: int, target: Beneath, item: Item, temporary: str, before: os.stat_result, size: int, copied: Callable[[], Copied]) -> str | None:
+        """Give a flushed copy of `size` bytes its name, if its source is still what it was; else the copy is removed. See `_put`."""
+        sent = self._journal.sent.get(item.source)
+        try:
+            after = os.fstat(fd)
+            if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or size != before.st_size:
+                raise SourceError("it changed while it was copied; the next pass tries again")
+            return self._put(target, temporary, sent.target if sent else item.target, copied, replace=sent is not None)
+        except BaseException:
+            target.unlink(temporary)
+            raise
+
+    def sent(self, item: Item, put: str | None, before: os.stat_result, copied: Copied) -> int | None:
+        """Note that the file arrived as `put` (None: it was there already); the bytes that went over."""
+        known = self._journal.sent.get(item.source)
+        place = put or (known.target if known else item.target)
+        self._journal.add(item.source, Sent(place, before.st_size, before.st_mtime_ns, before.st_ino, copied.sha256))
+        return before.st_size if put else None
 
     def _put(self, target: Beneath, temporary: str, place: str, copied: Callable[[], Copied], *, replace: bool) -> str | None:
         """Rename into place and return the name; None when the very file is there already (the journal was lost).
@@ -191,123 +185,47 @@ class Sender:
         finally:
             os.close(fd)
 
-    def _to_temporary(self, fd: int, target: Beneath, before: os.stat_result, *, durable: bool,
-                      length: int | None = None, in_kernel: bool = False) -> tuple[str, Copied]:
+    def to_temporary(self, fd: int, target: Beneath, before: os.stat_result, *, durable: bool,
+                     length: int | None = None, in_kernel: bool = False) -> tuple[str, Copied]:
         """Copy all of `fd` to a new temporary file; removed again when that fails. `in_kernel` leaves the digest empty."""
-        temporary = f"{self._temporaries}/{os.getpid()}-{next(self._numbers)}"
-        out = target.open_write(temporary)
+        temporary, out = self.new_temporary(target)
         try:
             try:
-                if in_kernel:
-                    copied = Copied(copy_in_kernel(fd, out, limiter=self._limiter, stop=self._stop), "")
-                else:
-                    copied = copy(fd, out, size_hint=before.st_size, length=length, sparse=_has_holes(before), limiter=self._limiter, stop=self._stop)
-                os.utime(out, ns=(before.st_mtime_ns, before.st_mtime_ns))
+                copied = self.write(fd, out, before, length=length, in_kernel=in_kernel)
                 if durable:
                     os.fsync(out)
-                written = os.fstat(out).st_size
             finally:
                 os.close(out)
-            if written != copied.size_bytes:
-                raise OSError(5, f"the storage holds {written} of {copied.size_bytes} bytes")
         except BaseException:
-            try:
-                target.unlink(temporary)
-            except OSError:
-                pass  # a storage that fails now; the next start sweeps
+            discard(target, temporary)
             raise
         return temporary, copied
 
-    # -- logs ----------------------------------------------------------------------------------------------------
+    def new_temporary(self, target: Beneath) -> tuple[str, int]:
+        """A new file on its way: its name in the run folder and a descriptor to write it."""
+        temporary = f"{self._temporaries}/{os.getpid()}-{next(self._numbers)}"
+        return temporary, target.open_write(temporary)
 
-    def _send_log(self, fd: int, target: Beneath, item: Item, live: frozenset[int], last: bool) -> int | None:
-        now = os.fstat(fd)
-        end = now.st_size if last or item.kind is Kind.GROWING else _end_of_lines(fd, now.st_size)
-        known = self._growing.get(item.source)
-        if known is None:
-            known = self._continue_after_restart(fd, target, item, now)
-        elif not self._is_continued(fd, target, item, known, now):
-            if known.inode not in live or known.inode == now.st_ino:
-                self._set_aside(target, item.target)
-            known = None
-        if known is None:
-            temporary, copied = self._to_temporary(fd, target, now, durable=last, length=end)
-            target.rename(temporary, item.target)
-            self._growing[item.source] = _Growing(now.st_ino, copied.size_bytes, now.st_mtime_ns)
-            return copied.size_bytes
-        before = known.offset
-        try:
-            self._append(fd, target, item.target, known, end, durable=last)
-        finally:
-            self._growing[item.source] = known
-        known.mtime_ns = now.st_mtime_ns
-        return known.offset - before or None
+    def write(self, fd: int, out: int, before: os.stat_result, *, length: int | None = None, in_kernel: bool = False) -> Copied:
+        """Copy all of `fd`, or `length` bytes, with its time; not flushed. Raises OSError, `copier.Stopped`."""
+        if in_kernel:
+            copied = Copied(copy_in_kernel(fd, out, limiter=self._limiter, stop=self._stop), "")
+        else:
+            copied = copy(fd, out, size_hint=before.st_size, length=length, sparse=_has_holes(before), limiter=self._limiter, stop=self._stop)
+        os.utime(out, ns=(before.st_mtime_ns, before.st_mtime_ns))
+        written = os.fstat(out).st_size
+        if written != copied.size_bytes:
+            raise OSError(5, f"the storage holds {written} of {copied.size_bytes} bytes")
+        return copied
 
-    def _append(self, fd: int, target: Beneath, place: str, known: _Growing, end: int, *, durable: bool) -> None:
-        if end <= known.offset:
-            return
-        os.lseek(fd, known.offset, os.SEEK_SET)
-        out = target.open_write(place, os.O_APPEND)
-        try:
-            copy(fd, out, size_hint=0, length=end - known.offset, limiter=self._limiter, stop=self._stop)
-            if durable:
-                os.fsync(out)
-        finally:
-            try:
-                known.offset = os.fstat(out).st_size  # right also after a write that came half way
-            finally:
-                os.close(out)
 
-    def _is_continued(self, fd: int, target: Beneath, item: Item, known: _Growing, now: os.stat_result) -> bool:
-        """Whether the source still begins with what was sent."""
-        if known.inode != now.st_ino or now.st_size < known.offset:
-            return False
-        there = target.stat(item.target)
-        if there is None or there.st_size != known.offset:
-            return False
-        # Also when it has grown: it may have been truncated and written past the old end since.
-        return self._overlaps(fd, target, item.target, known.offset)
-
-    def _continue_after_restart(self, fd: int, target: Beneath, item: Item, now: os.stat_result) -> _Growing | None:
-        there = target.stat(item.target)
-        if there is None:
-            return None
-        if there.st_size <= now.st_size and self._overlaps(fd, target, item.target, there.st_size):
-            return _Growing(now.st_ino, there.st_size, now.st_mtime_ns)
-        self._set_aside(target, item.target)
-        return None
-
-    def _overlaps(self, fd: int, target: Beneath, place: str, size: int) -> bool:
-        theirs = target.open_read(place)
-        try:
-            return all(
-                os.pread(fd, count, start) == os.pread(theirs, count, start)
-                for start, count in ((0, min(size, 4096)), (max(0, size - _OVERLAP), min(size, _OVERLAP)))
-            )
-        finally:
-            os.close(theirs)
-
-    def _set_aside(self, target: Beneath, place: str) -> None:
-        """The source was truncated or replaced: what was sent may be the only copy, so it gets another name."""
-        there = target.stat(place)
-        if there is None or there.st_size == 0:
-            return
-        for number in range(1, _ASIDES + 1):
-            try:
-                target.rename(place, f"{place}.before-{number}", replace=False)
-                return
-            except FileExistsError:
-                continue
+def discard(target: Beneath, temporary: str) -> None:
+    """Remove a file on its way; on a storage that fails now the next start sweeps it."""
+    try:
+        target.unlink(temporary)
+    except OSError:
+        pass
 
 
 def _has_holes(found: os.stat_result) -> bool:
     return found.st_blocks * 512 < found.st_size
-
-
-def _end_of_lines(fd: int, size: int) -> int:
-    """The offset after the last line break; `size` when the last 64 KiB hold none."""
-    start = max(0, size - _OVERLAP)
-    found = os.pread(fd, size - start, start).rfind(b"\n")
-    if found >= 0:
-        return start + found + 1
-    return size if start else 0

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlprof_ops.collect import procs
+from rlprof_ops.collect import batch, procs
 from rlprof_ops.collect.beneath import Beneath, UnsafeName, safe_component
 from rlprof_ops.collect.copier import Limiter, Stopped
-from rlprof_ops.collect.routes import SESSION, Kind, Route, kind_of, routes_of
-from rlprof_ops.collect.sending import Item, Sender, SourceError, reason_of
+from rlprof_ops.collect.routes import SESSION, Item, Kind, Route, kind_of, routes_of
+from rlprof_ops.collect.sending import Sender, SourceError, reason_of
 from rlprof_ops.collect.syncstate import Journal
 
 # What says that the storage, not the file, is in trouble.
@@ -236,41 +236,56 @@ class Syncer:
             return
         live = frozenset(item.found.st_ino for item in work)
 
-        def one(item: Item) -> None:
-            if tally.target_error is not None:
-                tally.failed.append((item.source, "not tried: " + tally.target_error))
-                return
-            if self._stopped():
-                tally.interrupted = True
-                if last:
-                    tally.failed.append((item.source, "the deadline of the last pass came first"))
-                return
+        def some(items: list[Item]) -> None:
+            left = [item for item in items if self._may_go(item, tally, last)]
+            for item, outcome in batch.send(self.sender, source, target, left) if len(left) > 1 else map(one, left):
+                self._note(source, item, outcome, tally)
+
+        def one(item: Item) -> tuple[Item, int | Exception | None]:
             try:
-                size = self.sender.send(source, target, item, live, last)
-                if size is None:
-                    tally.unchanged += 1
-                else:
-                    tally.copied += 1
-                    tally.copied_bytes += size
-                    tally.troubles = 0
-            except Stopped:
-                tally.interrupted = True
-                tally.failed.append((item.source, "stopped while it was copied"))
-            except FileNotFoundError as error:
-                if source.stat(item.source) is None:
-                    return  # it went away before it was read: nothing to bring home
-                self._trouble(item, error, tally)
-            except SourceError as error:
-                tally.failed.append((item.source, str(error)))
-            except (OSError, UnsafeName) as error:
-                self._trouble(item, error, tally)
-        if self.parallel == 1 or len(work) == 1:
-            for item in work:
-                one(item)
+                return item, self.sender.send(source, target, item, live, last)
+            except Exception as error:
+                return item, error
+
+        groups = list(batch.grouped(work))
+        if self.parallel == 1 or len(groups) == 1:
+            for items in groups:
+                some(items)
             return
         with ThreadPoolExecutor(self.parallel, thread_name_prefix="copy") as pool:
-            for _ in pool.map(one, work):
+            for _ in pool.map(some, groups):
                 pass
+
+    def _may_go(self, item: Item, tally: _Tally, last: bool) -> bool:
+        if tally.target_error is not None:
+            tally.failed.append((item.source, "not tried: " + tally.target_error))
+            return False
+        if self._stopped():
+            tally.interrupted = True
+            if last:
+                tally.failed.append((item.source, "the deadline of the last pass came first"))
+            return False
+        return True
+
+    def _note(self, source: Beneath, item: Item, outcome: int | Exception | None, tally: _Tally) -> None:
+        """Count what became of one file; raises what is no failure of a file or of the storage."""
+        if outcome is None:
+            tally.unchanged += 1
+        elif isinstance(outcome, int):
+            tally.copied += 1
+            tally.copied_bytes += outcome
+            tally.troubles = 0
+        elif isinstance(outcome, Stopped):
+            tally.interrupted = True
+            tally.failed.append((item.source, "stopped while it was copied"))
+        elif isinstance(outcome, FileNotFoundError) and source.stat(item.source) is None:
+            pass  # it went away before it was read: nothing to bring home
+        elif isinstance(outcome, SourceError):
+            tally.failed.append((item.source, str(outcome)))
+        elif isinstance(outcome, (OSError, UnsafeName)):
+            self._trouble(item, outcome, tally)
+        else:
+            raise outcome
 
     def _trouble(self, item: Item, error: Exception, tally: _Tally) -> None:
         reason = reason_of(error)

@@ -14,6 +14,9 @@ from pathlib import Path
 
 TIMEOUT_S = 20.0
 _REMEMBER_FAILURE_S = 60.0
+_TRIES = 3
+# nsys 2023.4 on a busy node, seen under load: says nothing about the options.
+_BAD_LUCK = re.compile(r"Connection to Agent lost|Local Endpoint is not available|The proxy is not started")
 _TELLING = re.compile(r"error|unrecogni|unknown|invalid|illegal|not found|no module", re.IGNORECASE)
 
 
@@ -60,12 +63,22 @@ class Trials:
             return reason
         task = self._running.get(identity)
         if task is None:
-            task = asyncio.ensure_future(_try(command, env, files or {}, proof))
+            task = asyncio.ensure_future(_try_some(command, env, files or {}, proof))
             self._running[identity] = task
             task.add_done_callback(lambda _: self._running.pop(identity, None))
         reason = await asyncio.shield(task)
         self._known[identity] = (time.monotonic(), reason)
         return reason
+
+
+async def _try_some(command: Sequence[str], env: Mapping[str, str], files: Mapping[str, str], proof: str | None) -> str | None:
+    """Once, or again while the profiler fails for a reason that has nothing to do with what was asked of it."""
+    reason = None
+    for _ in range(_TRIES):
+        reason = await _try(command, env, files, proof)
+        if reason is None or not _BAD_LUCK.search(reason):
+            break
+    return reason
 
 
 async def _try(command: Sequence[str], env: Mapping[str, str], files: Mapping[str, str], proof: str | None) -> str | None:

@@ -1,0 +1,91 @@
+"""What a node could not bring home when the storage failed comes home by the command that the job names; how long a drain may take."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.cluster import salvage
+from rlprof_ops.cluster.ending import Ending
+from rlprof_ops.cluster.journal import Journal
+from rlprof_ops.cluster.knobs import Settings
+from rlprof_ops.cluster.layout import RunFolder, node_folder
+from rlprof_ops.cluster.place import Place
+from rlprof_ops.cluster.record import RunRecord
+from rlprof_ops.collect import jobstate
+from rlprof_ops.request import ProfileRequest
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    run, folder = RunFolder(tmp_path / "it's the run"), node_folder(tmp_path, "7", "")
+    run.create()
+    folder.create()
+    return Place("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
+
+
+def ending(place: Place, **knobs: str) -> Ending:
+    return Ending(Settings.load(knobs), ProfileRequest(captures=()), place, Journal(place.run.logs / "n1.log", "n1", time.time()))
+
+
+def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
+    record = RunRecord.begin(place, Settings.load({}), ProfileRequest(captures=()), 1)
+    aside = tmp_path / "aside"
+    place.run.path.rename(aside)  # the storage goes
+    report = place.folder.path / "profiles/torch/w/rank0/a.pt.trace.json.gz"
+    report.parent.mkdir(parents=True)
+    report.write_bytes(b"report")
+    record.driver_ended(3)
+    record.ending("driver_exit")
+    one = ending(place)
+    one.clock = [{"at_ns": 1, "offset_ns": 2, "error_ns": 3}]
+    with pytest.raises(OSError):
+        one._write_record(False)
+    aside.rename(place.run.path)  # and is back
+    assert json.loads(place.run.run_json.read_text())["end"]["cause"] == "running"
+
+    done = subprocess.run(["sh", "-c", salvage.command_line(place, str(tmp_path))], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    assert (place.run.path / "profiles/torch/w/rank0/a.pt.trace.json.gz").read_bytes() == b"report"
+    kept = json.loads(place.run.run_json.read_text())
+    assert (kept["end"]["cause"], kept["driver"]["exit_code"]) == ("driver_exit", 3)
+    node = json.loads((place.run.path / "nodes/n1.json").read_text())
+    assert (node["role"], node["clean"], node["clock"], [file["state"] for file in node["files"]]) == ("head", True, one.clock, ["copied"])
+    assert not place.folder.path.exists()
+
+
+def test_a_record_that_the_storage_takes_again_is_kept_nowhere_else(place, tmp_path):
+    record = RunRecord.begin(place, Settings.load({}), ProfileRequest(captures=()), 1)
+    aside = tmp_path / "aside"
+    place.run.path.rename(aside)
+    record.driver_ended(3)
+    assert (place.folder.keep / "run.json").exists()
+    aside.rename(place.run.path)
+    record.ending("driver_exit")
+    assert not (place.folder.keep / "run.json").exists()
+    assert json.loads(place.run.run_json.read_text())["driver"]["exit_code"] == 3
+
+
+@pytest.mark.parametrize(("wait", "seconds"), [("30", 27), ("5", 4), ("0", 4), ("120", 90), ("", 90), ("UNLIMITED", 90)])
+def test_a_cancelled_job_drains_within_slurms_patience(place, monkeypatch, wait, seconds):
+    monkeypatch.setenv("RLPROF_KILL_WAIT", wait)
+    assert ending(place, RLPROF_DRAIN_SECONDS="90").patience() == seconds
+
+
+@pytest.mark.parametrize(("state", "cancelled"), [("RUNNING", False), ("COMPLETING", True), ("CANCELLED", True)])
+def test_a_signal_to_the_step_alone_is_no_cancelled_job(tmp_path, monkeypatch, state, cancelled):
+    tool = tmp_path / "scontrol"  # what Slurm 22 prints, shortened; the fault matrix asks the real one
+    tool.write_text(f"#!/bin/sh\n[ \"$*\" = {shlex.quote('-o show job 7')} ] && echo 'JobId=7 JobName=x JobState={state} Reason=None'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert shutil.which("scontrol") == str(tool)
+    assert jobstate.is_cancelled("7.r2") is cancelled
+    assert not jobstate.is_cancelled("local-9")

@@ -1,0 +1,37 @@
+"""The lanes of the fault tests, and which of them a plain `make test` leaves to `make test-faults` and CI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.lanes import Lanes
+from tests.faults.table import TABLE
+from tests.needs import need
+
+ALL = os.environ.get("RLPROF_FAULTS") == "all"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `long` are deselected unless RLPROF_FAULTS=all."""
+    if ALL:
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.fixture(scope="session")
+def lanes(request: pytest.FixtureRequest) -> Iterator[Lanes]:
+    """What the selected tests marked `lane(work)` need done; begins with the first of them."""
+    need("slurm")
+    markers = [item.get_closest_marker("lane") for item in request.session.items]
+    lanes = Lanes(marker.args[0] for marker in markers if marker is not None)
+    yield lanes
+    lanes.close()
+    if path := os.environ.get("RLPROF_FAULTS_TABLE"):
+        Path(path).write_text(TABLE.text())

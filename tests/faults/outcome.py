@@ -1,0 +1,64 @@
+"""Brings one job of the matrix to its end and says what became of it."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+
+from rlprof_ops.collect.manifest import Manifest
+from tests.faults.cells import Cell
+from tests.faults.job import AgentLost, Job, left_behind, submit
+from tests.sandbox import JobState, Sandbox
+
+
+@dataclass
+class Outcome:
+    """What became of one cell's job: as Slurm says, seconds from the fault to its end, what its nodes still hold."""
+
+    job: Job
+    state: JobState
+    seconds: float
+    left: dict[str, list[str]]
+    manifest: Manifest
+
+
+def outcome(slurm: Sandbox, cell: Cell) -> Outcome:
+    """Bring the cell's job to its end; once more, twice at most, when nsys did not even start its worker."""
+    for attempt in range(3):
+        slurm.heal()
+        base = slurm.shared / f"{cell.name.replace(' ', '_').replace(chr(39), '')}-{attempt}"
+        job = submit(slurm, base, cell.fault, cell.args, cell.trainer, local=cell.local, **dict(cell.knobs))
+        try:
+            job.wait_step()
+        except AgentLost:
+            continue
+        injected = time.time()
+        cell.inject(job)
+        state = slurm.wait(job.id, timeout=400)
+        if not job.agent_lost():
+            seconds = time.time() - injected
+            if cell.stays:
+                bring_home(job)
+            return Outcome(job, state, seconds, still_there(slurm, cell), job.harvest())
+    raise AssertionError("nsys lost its agent three times in a row")
+
+
+def bring_home(job: Job) -> None:
+    """What ended after the storage failed is on its nodes and the manifest says so; the command that the job's output names brings it home."""
+    captures = job.harvest().captures
+    assert {(capture.start, capture.state) for capture in captures} == {(2, "ok"), (9, "missing")}, captures
+    assert all("n1" in capture.reason or "n2" in capture.reason for capture in captures if capture.start == 9), captures
+    for node in ("n1", "n2"):
+        [command] = re.findall(rf"on node {node}: (env .*cluster.salvage)", job.output())
+        job.sandbox.exec(node, ["sh", "-c", command], timeout=120)
+
+
+def still_there(slurm: Sandbox, cell: Cell, timeout_s: float = 20) -> dict[str, list[str]]:
+    """What is left of the job on the nodes that live, some seconds after its end."""
+    until = time.monotonic() + timeout_s
+    while left := {node: found for node, found in left_behind(slurm).items() if node not in cell.gone}:
+        if time.monotonic() > until:
+            break
+        time.sleep(0.2)
+    return left
