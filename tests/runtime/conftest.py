@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.runtime import active, profiler, takers
+from rlprof_ops.runtime import captures, profiler, ranges
 from rlprof_ops.runtime import events as log_events
 
 
@@ -83,9 +83,8 @@ def recorder(asked, monkeypatch):
     def make(metrics=False, **capture):
         asked(backend="nsight", **capture)
         fake = Recorder()
-        monkeypatch.setattr(takers, "choose_taker", lambda *_: (fake, ""))
-        monkeypatch.setattr("rlprof_ops.runtime.captures.choose_taker", lambda *_: (fake, ""))
-        monkeypatch.setattr(active.ranges, "nvtx_ranges", lambda: fake)
+        monkeypatch.setattr(captures, "choose_taker", lambda *_: (fake, ""))
+        monkeypatch.setattr(ranges, "nvtx_ranges", lambda: fake)
         if metrics:
             monkeypatch.setenv("RLPROF_METRICS", "1")
         made.append(profiler.from_env(worker="policy_worker", rank=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -151,8 +152,18 @@ def start_argv(session: str, output: str | os.PathLike[str], spec: NsightSpec | 
 
 
 def stop_argv(session: str) -> list[str]:
-    """`nsys stop …`: closes the window; the report is there when it returns."""
+    """`nsys stop …`: closes the window within 0.1 s; the report is there when it returns."""
     return [find() or "nsys", "stop", f"--session={session}"]
+
+
+def list_argv() -> list[str]:
+    """`nsys sessions list`: what `session_states` reads."""
+    return [find() or "nsys", "sessions", "list"]
+
+
+def session_states(listing: str) -> dict[str, str]:
+    """State by name in the text of `nsys sessions list`, e.g. {"rlprof-4711-policy_worker-r0-12": "Collection"}."""
+    return {match["name"]: match["state"] for match in map(_SESSION_LINE.match, listing.splitlines()) if match}
 
 
 def traces_cuda(spec: NsightSpec) -> bool:
@@ -173,6 +184,11 @@ def find(env: Mapping[str, str] | None = None) -> str | None:
         return shutil.which(chosen)
     return shutil.which("nsys", path=env.get("PATH"))
 
+
+# Columns: id, time, state, launch, name (nsys 2023.4).
+_SESSION_LINE = re.compile(r"^\s*\d+\s+\S+\s+(?P<state>\S+)\s+\S+\s+(?P<name>\S+)\s*$")
+# States in which what a process does still enters the report (2023.4 says "Collection").
+COLLECTING = ("Collection", "Collecting", "DelayedCollection")
 
 _INJECTED = ("NVTX_INJECTION", "CUDA_INJECTION", "QUADD_", "NSYS_")
 

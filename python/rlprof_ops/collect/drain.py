@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -25,7 +24,6 @@ from rlprof_ops.collect.sending import reason_of
 Say = Callable[[str], None]
 _LIST_TIMEOUT_S = 15.0
 _SETTLE_S = 1.0  # a raw capture that has not grown for this long, with no profiler left, is final
-_SESSION_LINE = re.compile(r"^\s*\d+\s+\S+\s+(?P<state>\S+)\s+\S+\s+(?P<name>\S+)\s*$")
 
 
 @dataclass(frozen=True)
@@ -99,9 +97,8 @@ def collecting(node_dir: str | os.PathLike[str], job: str) -> dict[str, str]:
 
 def sessions_of(listing: str, job: str) -> list[str]:
     """Collecting sessions of `job` in the text of `nsys sessions list`."""
-    found = (_SESSION_LINE.match(line) for line in listing.splitlines())
-    return [match["name"] for match in found if match and match["state"] in ("Collection", "Collecting", "DelayedCollection")
-            and match["name"].startswith(session_prefix(job))]
+    states = nsight.session_states(listing)
+    return [name for name, state in states.items() if state in nsight.COLLECTING and name.startswith(session_prefix(job))]
 
 
 def wait_profilers(node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 60.0, say: Say = print) -> Phase:

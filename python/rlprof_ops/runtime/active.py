@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.runtime import ranges, signals
+from rlprof_ops.runtime import signals
 from rlprof_ops.runtime.captures import Captures
-from rlprof_ops.runtime.events import EventLog, StepFile, log, log_once
+from rlprof_ops.runtime.events import EventLog, StepFile, log
 from rlprof_ops.runtime.gate import ALWAYS_QUIET
 from rlprof_ops.runtime.metrics import Metrics, RangeTimes
 from rlprof_ops.runtime.null import NULL_CONTEXT
 from rlprof_ops.runtime.place import Place
+from rlprof_ops.runtime.recorders import Recorders
 from rlprof_ops.runtime.span import Span, Step, end_tokens, start_tokens
 
 _LOCK_TIMEOUT_S = 5.0
@@ -44,7 +45,7 @@ class Profiler:
         self._current_step: int | None = None  # tracked where it matters: not in quiet steps
         self._step_times_ns: dict[str, list[int]] = {}
         self._emitters: tuple[Any, ...] = ()
-        self._nvtx: Any = None
+        self._recorders = Recorders(self._events)
         self._step_tokens: list[tuple[Any, Any]] = []
         self._closed = False
         self._working = False
@@ -135,7 +136,7 @@ class Profiler:
 
     def _settle(self, next_step: int | None = None) -> None:
         """After a change of windows: which ranges to record, and for how many steps nothing can happen."""
-        emitters = self._choose_emitters()
+        emitters = self._recorders.choose(self._captures.open_backends)
         if emitters != self._emitters:
             end_tokens(self._step_tokens)
             self._emitters = emitters
@@ -164,30 +165,6 @@ class Profiler:
                 demand.answer(profiler, profiler._watcher, asked)
 
         self._watcher = control.Watcher(folder, on_demand)
-
-    def _at_next_step(self, action: Callable[[int], None]) -> None:
-        with self._work():
-            self._pending.append(action)
-            self._settle()
-
-    def _open_now(self, spec: Any, asked_by: str) -> Any:
-        """Open a window at once, whatever the training thread does; what `_close_now` needs."""
-        from rlprof_ops.request import Window
-
-        with self._work():
-            step = max(1, self._last_step)
-            capture = self._captures.add(spec, asked_by=asked_by, timed=True)
-            gate: Any = capture.gate
-            gate.begin(Window(step, None), step)
-            self._settle()
-        return capture
-
-    def _close_now(self, capture: Any) -> None:
-        with self._work():
-            end_tokens(self._step_tokens)
-            capture.gate.close(partial=False)
-            self._captures.remove(capture)
-            self._settle()
 
     # -- ranges
 
@@ -225,24 +202,6 @@ class Profiler:
             self._captures.end_phase(opened, partial)
             self._settle()
 
-    def _choose_emitters(self) -> tuple[Any, ...]:
-        open_backends = self._captures.open_backends
-        chosen: list[Any] = []
-        if "nsight" in open_backends or "rocprof_sys" in open_backends:
-            chosen.append(self._nvtx_emitter())
-        if "torch" in open_backends:
-            chosen.append(ranges.record_function_ranges())
-        return tuple(emitter for emitter in chosen if emitter is not None)
-
-    def _nvtx_emitter(self) -> Any:
-        if self._nvtx is None:
-            self._nvtx = ranges.nvtx_ranges() or False
-            if self._nvtx is False:
-                reason = "neither the package nvtx nor torch.cuda.nvtx is there: reports will hold no ranges"
-                log_once(reason)
-                self._events.write("no_ranges", reason=reason)
-        return self._nvtx or None
-
     # -- the end
 
     @property
@@ -256,6 +215,7 @@ class Profiler:
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
             log("another thread holds the profiler: its windows stay open")
             return
+        outer, self._working = self._working, True
         try:
             if self._closed:
                 return
@@ -264,12 +224,17 @@ class Profiler:
                 self._watcher.stop()
             end_tokens(self._step_tokens)
             self._captures.close_all()
+            self._captures.finish()
             self._settle()
             self._events.write("ended", last_step=self._last_step, step_times_ns=self._ended_steps())
         finally:
+            self._working = outer
             self._lock.release()
             atexit.unregister(self._at_exit)
             self._signals.remove()
+        if self._terminated and not outer and threading.current_thread() is threading.main_thread():
+            self._terminated = False
+            self._signals.deliver()
 
     def _ended_steps(self) -> dict[str, list[int]]:
         now = time.time_ns()
@@ -285,6 +250,7 @@ class Profiler:
             finally:
                 self._working = outer
         if self._terminated and not outer and threading.current_thread() is threading.main_thread():
+            self._terminated = False
             self.close()
             self._signals.deliver()
 

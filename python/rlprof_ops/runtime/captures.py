@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ class Captures:
         self._output_dir = output_dir
         self._all: list[Capture] = []
         self._phased: list[Capture] = []
+        self._finishing: list[threading.Thread] = []
         for spec in specs:
             self.add(spec, specs)
 
@@ -46,6 +48,7 @@ class Captures:
         empty = cls.__new__(cls)
         empty._all = []
         empty._phased = []
+        empty._finishing = []
         return empty
 
     def add(self, spec: Any, beside: Sequence[Any] = (), asked_by: str | None = None, timed: bool = False) -> Capture:
@@ -104,6 +107,12 @@ class Captures:
             if current:
                 capture.gate.close(partial=current.window.stop is not None and capture.asked_by is None)
 
+    def finish(self) -> None:
+        """Wait for the reports that are still being written beside the training."""
+        finishing, self._finishing = self._finishing, []
+        for thread in finishing:
+            thread.join()
+
     def quiet_around(self, step: int) -> tuple[int, int]:
         """The half-open range of steps around `step` in which nothing opens or closes."""
         low, high = ALWAYS_QUIET
@@ -133,17 +142,19 @@ class Captures:
 
     def _open(self, capture: Capture, window: OpenWindow) -> None:
         if capture.taker is None:
-            self._failed(capture, window, capture.impossible)
+            self._not_opened(capture, window, capture.impossible)
             return
         report = self._place.report_name(window.window, window.phase, capture.taker.suffix)
         try:
+            if capture.spec.backend == "nsight":
+                self.finish()  # a session that still writes its last window cannot open the next
             if self._other_open(capture):
                 raise CaptureError(f"another {capture.spec.backend} window is open in this process")
             self._place.tmp.mkdir(parents=True, exist_ok=True)
             capture.target = self._place.tmp / report
             capture.taker.open(capture.target)
         except Exception as error:  # whatever a profiler does, training goes on
-            self._failed(capture, window, _reason(error))
+            self._not_opened(capture, window, _reason(error))
             return
         self._events.write("opened", **_of(capture, window), report=report)
 
@@ -162,11 +173,28 @@ class Captures:
             return
         try:
             finished = capture.taker.close()
-            if getattr(capture.taker, "late", False):  # the tool writes when the process ends; harvest finds it by its name
-                return
-            if capture.asked_by is not None:  # named by what it saw, not by what was planned
-                window.window = _steps_window(window.window.start, max(window.seen) + 1)
-            self._deliver(capture, window, finished, partial)
+        except Exception as error:
+            self._failed(capture, window, _reason(error))
+            return
+        if getattr(capture.taker, "late", False):  # the tool writes when the process ends; harvest finds it by its name
+            return
+        if capture.asked_by is not None:  # named by what it saw, not by what was planned
+            window.window = _steps_window(window.window.start, max(window.seen) + 1)
+        if isinstance(finished, Path):
+            self._finish(capture, window, partial, lambda: finished)
+            return
+        # Nothing more enters this report, so the next step may begin while it is written.
+        thread = threading.Thread(target=self._finish, args=(capture, window, partial, finished.wait), name="rlprof-report", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no new threads at interpreter exit
+            self._finish(capture, window, partial, finished.wait)
+        else:
+            self._finishing.append(thread)
+
+    def _finish(self, capture: Capture, window: OpenWindow, partial: bool, wait: Callable[[], Path]) -> None:
+        try:
+            self._deliver(capture, window, wait(), partial)
             for first, last, path, phase in getattr(capture.taker, "extra", ()):
                 own = OpenWindow(_steps_window(first, last + 1), phase or window.phase, [first, last])
                 self._deliver(capture, own, path, partial=False)
@@ -207,9 +235,12 @@ class Captures:
         if found.state != backends.OK:
             raise CaptureError(f"the report is {found.state}: {found.reason} ({finished})")
 
-    def _failed(self, capture: Capture, window: OpenWindow, reason: str) -> None:
+    def _not_opened(self, capture: Capture, window: OpenWindow, reason: str) -> None:
         capture.target = None
         capture.gate.drop()
+        self._failed(capture, window, reason)
+
+    def _failed(self, capture: Capture, window: OpenWindow, reason: str) -> None:
         self._events.write("failed", **_of(capture, window), reason=reason)
         # A profiler that fails at every window is told of once; the events have every reason.
         who = f"{capture.spec.backend} capture of {self._place.worker} rank {self._place.rank}"
@@ -249,5 +280,3 @@ def _reason(error: Exception) -> str:
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror or error}{where}"
     return f"{type(error).__name__}: {error}"
-
-

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from rlprof_ops.runtime.control import Demand, Watcher
 from rlprof_ops.runtime.events import log
+from rlprof_ops.runtime.span import end_tokens
 
 
 def spec_for(demand: Demand, worker: str, rank: int, next_step: int | None = None) -> Any | None:
@@ -32,12 +34,38 @@ def answer(profiler: Any, watcher: Watcher, demand: Demand) -> None:
         return
     log(f"capture {demand.id} of {place.worker} rank {place.rank} was asked for")
     if demand.seconds is None:
-        profiler._at_next_step(lambda step: _take_steps(profiler, demand, step))
+        _at_next_step(profiler, lambda step: _take_steps(profiler, demand, step))
         return
-    capture = profiler._open_now(spec_for(demand, place.worker, place.rank), demand.id)
-    watcher.later(demand.seconds, lambda: profiler._close_now(capture))
+    capture = _open_now(profiler, spec_for(demand, place.worker, place.rank), demand.id)
+    watcher.later(demand.seconds, lambda: _close_now(profiler, capture))
+
+
+def _at_next_step(profiler: Any, action: Callable[[int], None]) -> None:
+    with profiler._work():
+        profiler._pending.append(action)
+        profiler._settle()
 
 
 def _take_steps(profiler: Any, demand: Demand, step: int) -> None:
     spec = spec_for(demand, profiler.place.worker, profiler.place.rank, step)
     profiler._captures.add(spec, asked_by=demand.id).gate.enter(step)
+
+
+def _open_now(profiler: Any, spec: Any, asked_by: str) -> Any:
+    """Open a window at once, whatever the training thread does; the capture that `_close_now` needs."""
+    from rlprof_ops.request import Window
+
+    with profiler._work():
+        step = max(1, profiler._last_step)
+        capture = profiler._captures.add(spec, asked_by=asked_by, timed=True)
+        capture.gate.begin(Window(step, None), step)
+        profiler._settle()
+    return capture
+
+
+def _close_now(profiler: Any, capture: Any) -> None:
+    with profiler._work():
+        end_tokens(profiler._step_tokens)
+        capture.gate.close(partial=False)
+        profiler._captures.remove(capture)
+        profiler._settle()

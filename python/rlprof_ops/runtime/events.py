@@ -34,11 +34,15 @@ def log_once(message: str, key: str = "") -> None:
 
 
 class EventLog:
-    """Appends events to one file. A disk that fails costs one log line, never an exception."""
+    """Appends events to one file. A disk that fails costs one log line, never an exception.
+
+    A file that somebody deletes begins again with its first line, which says whose events these are.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._broken = False
+        self._first = b""
 
     def write(self, event: str, **fields: Any) -> None:
         line = json.dumps({"event": event, "t_ns": time.time_ns(), **fields}, ensure_ascii=False, default=str) + "\n"
@@ -51,12 +55,13 @@ class EventLog:
 
     def _append(self, data: bytes) -> None:
         # One write of a whole line to an append-only descriptor: lines of threads never mix.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         try:
-            descriptor = os.open(self.path, flags, 0o644)
+            descriptor = os.open(self.path, flags)
         except FileNotFoundError:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, flags, 0o644)
+            descriptor = os.open(self.path, flags | os.O_CREAT, 0o644)
+            self._first, data = self._first or data, self._first + data
         try:
             os.write(descriptor, data)
         finally:

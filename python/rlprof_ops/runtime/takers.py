@@ -5,23 +5,25 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlprof_ops.backends import OK, names, nsight
+from rlprof_ops.backends import names, nsight
 from rlprof_ops.backends import torch as torch_backend
-from rlprof_ops.runtime.errors import CaptureError
 from rlprof_ops.runtime.memory_takers import choose_memory_taker
+from rlprof_ops.runtime.nsight_taker import NsightTaker
 from rlprof_ops.runtime.range_taker import RangeTaker
 from rlprof_ops.runtime.rocprof_taker import RocprofTaker, is_wrapped
 from rlprof_ops.runtime.torch_taker import TorchTaker
 
-# `nsys start` (2023.4) can return before the library it has put into this process collects: the first range of a
-# window was lost on a busy machine, and once all of a window of 10 ms.
-_SETTLE_S = 0.2
+
+class Stopping(Protocol):
+    """A recording that has ended and whose report is still being written, beside the training."""
+
+    def wait(self) -> Path:
+        """The finished file. Raises `CaptureError`. Called once, in whatever thread."""
 
 
 class Taker(Protocol):
@@ -35,8 +37,8 @@ class Taker(Protocol):
     def entered(self, step: int) -> None:
         """A step of the open window begins."""
 
-    def close(self) -> Path:
-        """End the recording and return the finished file."""
+    def close(self) -> Path | Stopping:
+        """End the recording: the finished file, or what is still to be waited for before there is one."""
 
 
 NOT_WRAPPED = (
@@ -74,75 +76,6 @@ def _second_cupti_user(specs: Sequence[Any]) -> str:
     if other is None or not os.environ.get("RLPROF_NSYS_SESSION") or not torch_backend.has_cuda_activity():
         return ""
     return "nsys already traces CUDA in this process and CUPTI serves one profiler only: ask for one of nsight and torch, or `t: nvtx`"
-
-
-class NsightTaker:
-    """A window of the nsys session that this process was launched in (`nsys launch`), by `nsys start` and `nsys stop`."""
-
-    suffix = nsight.SUFFIX
-
-    def __init__(self, session: str, spec: Any) -> None:
-        self._session = session
-        self._spec = spec
-        self._target: Path | None = None
-
-    def open(self, target: Path) -> None:
-        _nsys(nsight.start_argv(self._session, target, self._spec), nsight.START_TIMEOUT_S)
-        self._target = target
-        time.sleep(_SETTLE_S)
-
-    def entered(self, step: int) -> None:
-        pass
-
-    def close(self) -> Path:
-        target, self._target = self._target, None
-        if target is None:
-            raise CaptureError("the nsys window was not open")
-        try:
-            stdout = _nsys(nsight.stop_argv(self._session), nsight.STOP_TIMEOUT_S)
-        except CaptureError:
-            # The node's drain may have closed the session before us: then the report is there.
-            if nsight.check(target).state == OK:
-                return target
-            raise
-        if target.is_file():
-            return target
-        elsewhere = nsight.generated_path(stdout)
-        if elsewhere and os.path.isfile(elsewhere):
-            return Path(elsewhere)
-        raise CaptureError(f"`nsys stop` ended but wrote no report: {_last_line(stdout) or 'it said nothing'}")
-
-
-def _nsys(argv: list[str], timeout_s: float) -> str:
-    """Run one nsys command of the session; its standard output. The environment is ours without nsys's own injection."""
-    what = f"`nsys {argv[1]}`"
-    try:
-        # Its own session: the signal that ends the training must not end the command that saves the report.
-        done = subprocess.run(
-            argv,
-            env=nsight.client_env(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            start_new_session=True,
-        )
-    except FileNotFoundError:
-        raise CaptureError(f"{what}: no nsys at {argv[0]!r} (set RLPROF_NSYS or PATH)") from None
-    except subprocess.TimeoutExpired:
-        raise CaptureError(f"{what} did not return within {timeout_s:.0f} s") from None
-    except OSError as error:
-        raise CaptureError(f"{what}: {error.strerror or error}") from None
-    if done.returncode != 0:
-        said = _last_line(done.stderr) or _last_line(done.stdout) or "it said nothing"
-        raise CaptureError(f"{what} failed with exit code {done.returncode}: {said}")
-    return done.stdout
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " | ".join(lines[-3:])[:500]
 
 
 def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -> Path:

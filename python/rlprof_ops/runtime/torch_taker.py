@@ -14,6 +14,7 @@ from rlprof_ops.backends import torch as torch_backend
 from rlprof_ops.runtime.errors import CaptureError
 from rlprof_ops.runtime.torch_options import TorchOptions, parse
 
+_PROBE_BYTES = 1 << 20
 _GZIP_LEVEL = 3  # a trace shrinks 15-fold at once; the levels above cost seconds of the training's time for a few percent
 
 
@@ -21,6 +22,7 @@ class TorchTaker:
     """Records from `open` to `close`. With a schedule, the cycles after the first are left in `extra` as (first, last step, file, phase)."""
 
     suffix = torch_backend.SUFFIX
+    _stuck = ""  # of the process: why a profiler still runs in it
 
     def __init__(self, spec: Any) -> None:
         self._spec = spec
@@ -38,6 +40,8 @@ class TorchTaker:
         except ValueError as error:
             raise CaptureError(str(error)) from None
         torch = _torch()
+        if TorchTaker._stuck:
+            raise CaptureError(f"torch.profiler still runs since an earlier window, which it would not end: {TorchTaker._stuck}")
         self._target, self._steps, self._cycles, self.extra = target, [], [], []
         try:
             self._profile = make_profile(torch, self._options, self._on_trace if self._options.scheduled else None)
@@ -62,8 +66,8 @@ class TorchTaker:
             # torch crashes the process when another thread stops it (seen with 2.13), so it is left running.
             self._profile = profile
             raise CaptureError("torch.profiler can only be stopped by the thread that started it: set `all_threads: true`")
+        self._stop(profile)
         try:
-            profile.stop()
             if not options.scheduled:
                 export(profile, target, options.max_mb)
         except CaptureError:
@@ -79,6 +83,19 @@ class TorchTaker:
             self._cycles[0][2].replace(target)
             self.extra = self._cycles[1:]
         return target
+
+    def _stop(self, profile: Any) -> None:
+        try:
+            profile.stop()
+        except CaptureError:  # of a schedule's export, which torch calls from here
+            raise
+        except Exception as error:
+            # Left running it would crash the process, when the next one starts or at the end (torch 2.13).
+            try:
+                _torch().autograd._disable_profiler()
+            except Exception:
+                TorchTaker._stuck = f"{type(error).__name__}: {error}"
+            raise CaptureError(f"torch.profiler did not stop: {error}") from error
 
     def _on_trace(self, profile: Any) -> None:
         """The end of one cycle; `self._steps` ends with its last active step."""
@@ -117,6 +134,8 @@ def export(profile: Any, target: Path, max_mb: float) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         profile.export_chrome_trace(str(plain))
+        if not plain.exists():  # torch keeps the reason to itself
+            raise CaptureError(f"torch.profiler wrote no trace into {target.parent}: {_why_not(plain)}")
         size_mb = plain.stat().st_size / 1e6
         if size_mb > max_mb:
             raise CaptureError(
@@ -130,6 +149,18 @@ def export(profile: Any, target: Path, max_mb: float) -> None:
         raise
     finally:
         plain.unlink(missing_ok=True)
+
+
+def _why_not(path: Path) -> str:
+    """Why a file cannot be written here, by trying."""
+    try:
+        with path.open("wb", buffering=0) as probe:
+            left = _PROBE_BYTES
+            while left:
+                left -= probe.write(bytes(left)) or 0
+    except OSError as error:
+        return error.strerror or str(error)
+    return "it gave no reason"
 
 
 def _gzip_writer(path: Path) -> Any:
