@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -17,6 +20,7 @@ from rlprof_ops.analyze.summary import Summary, Unread, summarise_file
 from rlprof_ops.errors import RlprofError
 
 Result = Summary | Unread
+_PR_SET_PDEATHSIG = 1
 Progress = Callable[[int, int, Result], None]
 
 
@@ -55,7 +59,7 @@ def _local(root: Path, reports: list[Report], workers: int | None, cache: bool) 
     left = {report.path: report for report in reports}
     try:
         renewed: dict[str, Any] = {"max_tasks_per_child": 64} if sys.version_info >= (3, 11) else {}
-        with ProcessPoolExecutor(count, mp_context=context, **renewed) as pool:
+        with ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_parent, **renewed) as pool:
             jobs = [pool.submit(summarise_file, root, report, cache) for report in _largest_first(reports)]
             for job in as_completed(jobs):
                 result = job.result()
@@ -66,9 +70,16 @@ def _local(root: Path, reports: list[Report], workers: int | None, cache: bool) 
             yield _alone(root, report, cache, context)
 
 
+def _end_with_parent() -> None:
+    """Has the kernel end this worker when the report is killed, as a job's end does at `RLPROF_REPORT_SECONDS`: one that
+    reads a large file would otherwise go on for nobody."""
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: it ends with the file it is reading
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _alone(root: Path, report: Report, cache: bool, context: Any) -> Result:
     try:
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
+        with ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent) as pool:
             return pool.submit(summarise_file, root, report, cache).result()
     except BrokenProcessPool:
         return Unread(report, "the process that read it was killed, for its memory as a rule", 0.0)

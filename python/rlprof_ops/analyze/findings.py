@@ -117,6 +117,9 @@ def _unexplained(merged: Merged, waits: Sequence[Waiting]) -> list[Finding]:
     share = lost / max(fmean(lengths[w.rank, w.step] for w in rows), 1)
     if share < 2 * MIN_SHARE:
         return []
+    if not any(row.phases for row in merged.steps):
+        text = "No report marks a phase, so a step is one piece: wrap generation, train and the like in prof.range() or record_function()."
+        return [Finding("unexplained", text, 0)]
     text = f"For {duration(lost)} of a step ({percent(share)}) no captured worker is in any phase: scheduling, transfers or the controller."
     return [Finding("unexplained", text, round(lost))]
 

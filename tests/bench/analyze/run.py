@@ -1,7 +1,7 @@
 """Reading, explaining and merging traces, against HolisticTraceAnalysis, nsys-ai and json: both sides in one run.
 
     python tests/bench/analyze/run.py --tools ../shared/tools --hta <python with HolisticTraceAnalysis==0.5.0 and pandas<3>
-        [--nsys-ai <nsys-ai of the same venv>] [--events 1000000] [--only torch|memory|nsys|zip]
+        [--nsys-ai <nsys-ai of the same venv>] [--events 1000000] [--only torch|memory|nsys|zip|ranks]
 
 Every side runs in a process of its own; wall and CPU seconds and the peak of its memory come from the kernel. A side whose
 tool is absent is left out, saying so. AMD TraceLens is not on PyPI (the package of that name is another project) and is
@@ -113,7 +113,9 @@ def bench_torch(args: argparse.Namespace, folder: Path) -> None:
     show("ours", ours)
     if args.hta:
         show("HTA 0.5.0, parse alone", run([args.hta, "-c", HTA, str(trace), "parse"]), ours)
-        show("HTA 0.5.0, parse and five breakdowns", run([args.hta, "-c", HTA, str(trace)]), ours)
+        show("HTA 0.5.0, parse and five breakdowns", run([args.hta, "-c", HTA, str(trace)], min(args.runs, 2)), ours)
+        print("  the same file, from the process's start to its end; HTA: temporal, kernel, overlap, idle and launch breakdowns;")
+        print("  ours: GPU times and idle by cause of every step and phase, kernels and ops by phase, collectives, meetings")
     else:
         print("  HTA left out: give --hta a Python that has HolisticTraceAnalysis==0.5.0 and pandas<3")
 
@@ -131,7 +133,7 @@ def bench_nsys(args: argparse.Namespace, folder: Path) -> None:
     ours = run([sys.executable, "-c", OURS, str(path)], args.runs)
     show("ours", ours)
     if args.nsys_ai:
-        show("nsys-ai summary", run([args.nsys_ai, "summary", str(path)]), ours)
+        show("nsys-ai summary", run([args.nsys_ai, "summary", str(path)], min(args.runs, 2)), ours)
         print("  (without a network part of nsys-ai's wall time is a DuckDB extension it fails to fetch; the CPU ratio is free of it)")
     else:
         print("  nsys-ai left out: give --nsys-ai its program")
@@ -147,6 +149,24 @@ def bench_zip(args: argparse.Namespace, folder: Path) -> None:
     print(f"  ours is {4 * merged.wall_s / ours.wall_s:.0f} x faster for 8")
 
 
+def bench_ranks(args: argparse.Namespace, folder: Path) -> None:
+    sys.path[:0] = [str(REPO), str(REPO / "python")]
+    from tests.analyze.fake_run import make_run
+
+    print("a report of many ranks, simulated traces of 3 steps and 600 kernels a rank, one process")
+    for ranks in (64, 128, 256, 512):
+        run_folder = folder / f"ranks{ranks}"
+        if not run_folder.exists():
+            run_folder.mkdir()
+            make_run(run_folder, ranks=ranks * 3 // 4, generation_ranks=ranks // 4, kernels=200, hosts=max(ranks // 8, 1))
+        cost = run([sys.executable, "-m", "rlprof_ops", "report", str(run_folder), "--json", "--no-cache", "-j", "1"])
+        size = (run_folder / "report.html").stat().st_size
+        print(
+            f"  {ranks:4} ranks {cost}   {1000 * cost.wall_s / ranks:6.1f} ms wall a rank {1000 * cost.cpu_s / ranks:6.1f} ms CPU a rank,"
+            f" page {size / 1e6:.2f} MB, {size / ranks / 1e3:.2f} kB a rank", flush=True,
+        )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tools", type=Path, default=REPO.parent / "shared" / "tools")
@@ -154,7 +174,7 @@ def main() -> None:
     parser.add_argument("--nsys-ai", help="the nsys-ai program")
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=3, help="ours: best of this many")
-    parser.add_argument("--only", choices=["torch", "memory", "nsys", "zip"])
+    parser.add_argument("--only", choices=["torch", "memory", "nsys", "zip", "ranks"])
     parser.add_argument("--keep", type=Path, help="folder for the inputs, kept for the next run")
     args = parser.parse_args()
     if not (args.tools / "make_torch_trace.py").is_file():
@@ -163,7 +183,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, bench in (("torch", bench_torch), ("memory", bench_memory), ("nsys", bench_nsys), ("zip", bench_zip)):
+        for name, bench in (("torch", bench_torch), ("memory", bench_memory), ("nsys", bench_nsys), ("zip", bench_zip), ("ranks", bench_ranks)):
             if args.only in (None, name):
                 bench(args, folder)
 

@@ -101,7 +101,7 @@ const inStep = s => stepSelect.value === "" || s === +stepSelect.value;
 function resetView() { const parts = D.steps_of.filter(s => inStep(s[1])); view = parts.length ? [Math.min(...parts.map(s => s[2])), Math.max(...parts.map(s => s[2] + s[3]))] : [0, 1]; }
 const byRank = new Map(); D.segments.forEach(s => { if (!byRank.has(s[0])) byRank.set(s[0], []); byRank.get(s[0]).push(s); });
 const stepsByRank = new Map(); D.steps_of.forEach(s => { if (!stepsByRank.has(s[0])) stepsByRank.set(s[0], []); stepsByRank.get(s[0]).push(s); });
-function niceStep(span) { const raw = span / 8, p = 10 ** Math.floor(Math.log10(raw)); return [1, 2, 5, 10].map(m => m * p).find(v => v >= raw); }
+function niceStep(span, most) { const raw = span / most, p = 10 ** Math.floor(Math.log10(raw)); return [1, 2, 5, 10].map(m => m * p).find(v => v >= raw); }
 function drawGantt() {
   const css = getComputedStyle(document.documentElement), ink = css.getPropertyValue("--soft"), line = css.getPropertyValue("--line"), pale = css.getPropertyValue("--pale"), strong = css.getPropertyValue("--ink");
   const rows = shown(), width = $("gantt-box").clientWidth, label = LABEL(); rowHeight = rows.length <= 32 ? 20 : rows.length <= 96 ? 11 : rows.length <= 260 ? 6 : 4;
@@ -110,7 +110,7 @@ function drawGantt() {
   const g = canvas.getContext("2d"); g.scale(ratio, ratio); g.font = "11px system-ui,sans-serif"; rowsDrawn = rows;
   const scale = (width - label - 8) / Math.max(view[1] - view[0], 1), x = t => label + (t - view[0]) * scale;
   g.textBaseline = "middle"; g.fillStyle = ink; g.strokeStyle = line;
-  const tick = niceStep(view[1] - view[0]);
+  const tick = niceStep(view[1] - view[0], Math.max(2, Math.min(8, Math.floor((width - label) / 80))));
   for (let t = Math.ceil(view[0] / tick) * tick; t <= view[1]; t += tick) { g.beginPath(); g.moveTo(x(t) + .5, TOP - 4); g.lineTo(x(t) + .5, height); g.stroke(); g.textAlign = "center"; if (x(t) < width - 20) g.fillText(time(t * 1000), x(t), 9); }
   let last = null; const gap = rowHeight > 8 ? 2 : rowHeight > 5 ? 1 : 0;
   rows.forEach((i, n) => { const y = TOP + n * rowHeight, r = D.ranks[i]; g.textAlign = "left";

@@ -23,6 +23,8 @@ MAX_EVENT_BYTES = 16 << 20
 _TRIES = 6  # candidates tried from the end of a batch before its events are decoded one at a time
 _MAX_JOINS = 512  # pieces that one event may be made of: objects in lists inside its args
 _TAIL_BYTES = 1 << 16
+_EFFORT_BYTES = 128 << 20  # of text decoded in vain before a file is given up; as much again as was read well
+_EFFORT_OF_A_TRY = 64
 _REFUSALS = 8  # typed batches that a file may refuse before all are read without types
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
@@ -88,6 +90,8 @@ class ChromeEvents:
         self._batch, self._single = _DECODERS[whole]
         self._typed = typed
         self._refused = 0
+        self._allowed = _EFFORT_BYTES
+        self._spent = 0
         self._text = b""
         self.header: dict[str, Any] = {}
         self.header_text = b""
@@ -106,6 +110,9 @@ class ChromeEvents:
             events, rest, trailer = self._cut(rest + piece, last=False)
             if events:
                 yield events
+            if self._spent > self._allowed:
+                self.truncated = f"so much of it is damaged that the rest was not read ({self.damaged} damaged events)"
+                return
         if trailer is None:
             events, rest, trailer = self._cut(rest, last=True)
             if events:
@@ -162,6 +169,7 @@ class ChromeEvents:
                 events = self._decode_batch(b"".join((b"[", memoryview(text)[:cut], b"]")), last)
             except _DAMAGE:
                 continue
+            self._allowed += 2 * cut
             follow = text[cut:].lstrip()
             if last:
                 return events, b"", follow[1:]
@@ -211,7 +219,7 @@ class ChromeEvents:
             if closed is not None:
                 events.append(closed[0])
                 return events, b"", text[begin + closed[1] :]
-            if index + 1 == len(bounds):
+            if index + 1 == len(bounds) or self._spent > self._allowed:
                 break
             joins += 1
             after = text[end : bounds[index + 1]]
@@ -244,6 +252,7 @@ class ChromeEvents:
         try:
             event = self._single.decode(text)
         except _DAMAGE:
+            self._spent += len(text) + _EFFORT_OF_A_TRY
             return None
         return event if (event.get("ph") if isinstance(event, dict) else event.ph) else None
 
