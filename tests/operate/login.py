@@ -19,18 +19,30 @@ MARK = "<!-- transcript -->"
 ABSENT = ("sacct", "rsync", "enroot")  # each job and each command has to do without
 
 
+def without_tools(sandbox: Sandbox) -> Path:
+    """A folder for the front of PATH in which the absent programs fail, and write down who asked for them."""
+    tools = sandbox.shared / "tools"
+    tools.mkdir(exist_ok=True)
+    used = sandbox.shared / "used"
+    used.unlink(missing_ok=True)
+    for name in ABSENT:
+        (tools / name).write_text(f"#!/bin/sh\necho {name} >> {shlex.quote(str(used))}\nexit 127\n")
+        (tools / name).chmod(0o755)
+    return tools
+
+
+def used_tools(sandbox: Sandbox) -> str:
+    log = sandbox.shared / "used"
+    return log.read_text() if log.exists() else ""
+
+
 class Login:
     """In an own folder, without sacct, pyxis and rsync. `rlprof` is how the program is called there."""
 
     def __init__(self, sandbox: Sandbox, folder: Path, path: str = "", rlprof: Sequence[str] = (sys.executable, "-m", "rlprof_ops")) -> None:
         self.sandbox, self.folder, self.rlprof = sandbox, folder, list(rlprof)
         folder.mkdir(parents=True, exist_ok=True)
-        tools = sandbox.shared / "tools"
-        tools.mkdir(exist_ok=True)
-        for name in ABSENT:
-            (tools / name).write_text(f"#!/bin/sh\necho {name} >> {shlex.quote(str(sandbox.shared))}/used\nexit 127\n")
-            (tools / name).chmod(0o755)
-        self.env = {"PATH": f"{tools}:{path or os.environ['PATH']}", "XDG_STATE_HOME": str(sandbox.shared / "state")}
+        self.env = {"PATH": f"{without_tools(sandbox)}:{path or os.environ['PATH']}", "XDG_STATE_HOME": str(sandbox.shared / "state")}
         self.text: list[str] = []
 
     def start(self, *words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
@@ -71,8 +83,7 @@ class Login:
 
     def used(self) -> str:
         """Which of the absent programs somebody called after all."""
-        log = self.sandbox.shared / "used"
-        return log.read_text() if log.exists() else ""
+        return used_tools(self.sandbox)
 
     def transcript(self, *places: tuple[str, str]) -> str:
         """What was typed and said, with this machine's paths as everybody's."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import submitit
 
-from rlprof_ops.cluster import RayJob, wait_for
+from rlprof_ops.cluster import HarvestRun, RayJob, ReportRun, wait_for
 from tests.submitit_jobs.jobs import ASKED, QUICK
 
 
@@ -19,13 +21,31 @@ def main() -> None:
         nodes=options["nodes"], tasks_per_node=1, cpus_per_task=2, timeout_min=options.get("minutes", 10),
         slurm_signal_delay_s=options.get("signal_delay_s", 90),
     )  # fmt: skip
-    job = executor.submit(RayJob(options["command"], ASKED, QUICK, requeue=options.get("requeue", False)))
+    if "partition" in options:
+        executor.update_parameters(slurm_partition=options["partition"])
+    job = executor.submit(RayJob(options["command"], options.get("request", ASKED), QUICK, requeue=options.get("requeue", False)))
     (folder / "job").write_text(job.job_id)
     print(job.job_id, flush=True)
     summary = wait_for(job, seconds=240)
     shown = {"exit_code": summary.exit_code, "cause": summary.cause, "run_dir": summary.run_dir, "earlier": summary.earlier,
              "captures": summary.captures(), "planned": [capture.id for capture in summary.manifest.captures]}  # fmt: skip
+    if options.get("follow_up"):
+        executor.update_parameters(nodes=1, slurm_additional_parameters={"dependency": f"afterany:{job.job_id}"})
+        harvested = executor.submit(HarvestRun.of(job))
+        answer = executor.submit(ReportRun.of(job))
+        shown["harvested"] = result_of(harvested).complete
+        shown["answer"] = result_of(answer)["coverage"]
     print(json.dumps(shown))
+
+
+def result_of(job: submitit.Job[Any]) -> Any:
+    """submitit's `result()` asks sacct, which is not here, so wait for the file that it would read."""
+    until = time.monotonic() + 120
+    while not job.paths.result_pickle.exists():
+        if time.monotonic() > until:
+            raise TimeoutError(f"no result of job {job.job_id}: {job.stderr()}")
+        time.sleep(0.2)
+    return job.result()
 
 
 if __name__ == "__main__":

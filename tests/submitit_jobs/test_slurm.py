@@ -6,15 +6,28 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.job.jobs import HOME
-from tests.submitit_jobs.jobs import CAPTURES, TRAINER, say
+from tests.needs import need
+from tests.operate.login import used_tools, without_tools
+from tests.sandbox import Sandbox
+from tests.submitit_jobs.jobs import ASKED, CAPTURES, TRAINER, say
 
 pytest.importorskip("submitit")
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(290)]
+
+
+PREEMPTION = """\
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+PartitionName=spare Nodes=ALL PriorityTier=1 GraceTime=60 MaxTime=INFINITE State=UP
+PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF MaxTime=INFINITE State=UP
+"""
 
 
 class Submitted:
@@ -24,10 +37,17 @@ class Submitted:
         folder.mkdir(exist_ok=True)
         self.slurm, self.folder = slurm, folder
         argv = [sys.executable, "-m", "tests.submitit_jobs.submitter", str(folder), json.dumps(options)]
-        env = {"PYTHONPATH": f"{HOME}/python:{HOME}", "PATH": f"{Path(sys.prefix)}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
+        path = f"{without_tools(slurm)}:{Path(sys.prefix)}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+        self.env = env = {"PYTHONPATH": f"{HOME}/python:{HOME}", "PATH": path}
         with open(folder / "submitter.err", "wb") as err:
             self.process = slurm.popen("login", argv, env=env, cwd=HOME, stdout=-1, stderr=err, text=True)
         self.id = int(self.process.stdout.readline())
+
+    def until(self, done: Callable[[], object], seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < deadline, say(self.folder)
+            time.sleep(0.2)
 
     def result(self, seconds: float = 200) -> dict:
         try:
@@ -39,16 +59,34 @@ class Submitted:
 
 
 def test_three_nodes(slurm):
-    job = Submitted(slurm, slurm.shared / "three nodes", nodes=3, command=[*TRAINER, "--nodes", "3"])
+    nsys = {"backend": "nsight", "workers": ["policy_worker"], "steps": "5", "options": {"t": "nvtx"}}
+    job = Submitted(slurm, slurm.shared / "three nodes", nodes=3, command=[*TRAINER, "--nodes", "3"], follow_up=True,
+                    request={"captures": [*ASKED["captures"], nsys]})  # fmt: skip
     found = job.result()
 
     assert (found["exit_code"], found["cause"]) == (0, "driver_exit"), say(job.folder)
-    assert found["captures"] == dict.fromkeys(CAPTURES, "ok"), say(job.folder)
+    assert found["captures"] == dict.fromkeys([*CAPTURES, "nsight/policy_worker/rank0/step5-5"], "ok"), say(job.folder)
+    assert found["harvested"] and found["answer"]["arrived"] == 3
+    assert (job.folder / f"{job.id}-logs" / "report.html").is_file()
     assert found["run_dir"] == str(job.folder / f"{job.id}-logs")
     assert {path.stem for path in (job.folder / f"{job.id}-logs" / "nodes").glob("*.json")} == set(slurm.nodes)
     assert slurm.wait(job.id).state == "COMPLETED"
     secrets = job.folder / f"{job.id}-logs" / ".secrets"
     assert all(path.stat().st_mode & 0o077 == 0 for path in secrets.iterdir())
+    assert used_tools(slurm) == "", "sacct, rsync or enroot were asked for"
+
+
+def test_rlprof_stop_drains_it(slurm):
+    job = Submitted(slurm, slurm.shared / "stop me", nodes=2, command=[*TRAINER, "--nodes", "2", "--step-seconds", "4"])
+    run = job.folder / f"{job.id}-logs"
+    job.until(lambda: list(run.glob("profiles/memory/policy_worker/rank0/*step2-2*")))
+    said = slurm.run([sys.executable, "-m", "rlprof_ops", "stop", str(job.id)], env=job.env, cwd="/", timeout=120, check=False)
+    found = job.result()
+
+    assert said.returncode == 3 and "told to drain" in said.stdout, said.stdout + said.stderr
+    assert (found["exit_code"], found["cause"]) == (143, "signal"), say(job.folder)
+    assert found["captures"]["memory/policy_worker/rank0/step2-2"] == "ok"
+    assert found["captures"]["memory/policy_worker/rank0/step4-5"] != "ok"
 
 
 def test_a_command_that_fails(slurm):
@@ -58,17 +96,24 @@ def test_a_command_that_fails(slurm):
     assert (state.state, state.exit_code) == ("FAILED", 7), say(job.folder)
 
 
-def test_requeue_takes_the_remaining_windows(slurm):
-    """Preempted after the first window, with submitit's own signal: drained, requeued, and only the second window again."""
+@pytest.fixture
+def preempting():
+    """Two nodes, on which jobs of the partition `urgent` take the place of those in `spare`, which have a minute to go."""
+    need("slurm")
+    with Sandbox.up(nodes=2, extra_conf=PREEMPTION) as sandbox:
+        yield sandbox
+
+
+def test_a_preempted_job_takes_the_remaining_windows(preempting):
+    """Preempted by Slurm itself after the first window: drained, requeued, and only the second window again."""
+    slurm = preempting
     slow = [*TRAINER, "--nodes", "2", "--step-seconds", "2"]
-    job = Submitted(slurm, slurm.shared / "requeue me", nodes=2, command=shlex.join(slow), requeue=True)
+    job = Submitted(slurm, slurm.shared / "requeue me", nodes=2, command=shlex.join(slow), requeue=True, partition="spare")
     first = job.folder / f"{job.id}-logs"
-    deadline = time.monotonic() + 120
-    while not list(first.glob("profiles/memory/policy_worker/rank0/*step2-2*")):
-        assert time.monotonic() < deadline, say(job.folder)
-        time.sleep(0.2)
-    slurm.run(["scancel", "--signal=USR2", str(job.id)])
-    slurm.wait(job.id, timeout=60, states=["PENDING"])
+    job.until(lambda: list(first.glob("profiles/memory/policy_worker/rank0/*step2-2*")))
+    urgent = slurm.sbatch(["--partition=urgent", "-N2", "--exclusive", "--wrap", "sleep 3"], cwd=slurm.shared)
+    slurm.wait(job.id, timeout=90, states=["PENDING"])
+    slurm.wait(urgent, timeout=60, states=["COMPLETED"])
     assert json.loads((first / "run.json").read_text())["end"]["cause"] != "running", say(job.folder)
     start_again(slurm, job)
     found = job.result()
