@@ -158,8 +158,10 @@ def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
         return ""
     reached = max((log.last_step or 0 for log in observed.logs_of(item.capture.worker, item.capture.rank)), default=0)
     label = f"steps {item.capture.window.start} to {stop - 1}" if stop - item.capture.window.start > 1 else f"step {item.capture.window.start}"
-    # A worker that closes a window says so; a report of ours without that word was closed for it, or by its end.
-    unsaid = report.recovered or (report.kind == "rlprof" and report.mapped_by == "name")
+    # A worker that closes a window says so; once all its node's events are here, a report of ours without that word was
+    # closed for it, or by its end.
+    all_told = not observed.running and (report.node or report.host) in observed.records
+    unsaid = report.recovered or (report.kind == "rlprof" and report.mapped_by == "name" and all_told)
     if report.partial or (unsaid and 0 < reached < stop - 1):
         seen = f" (last step seen: {reached})" if reached else ""
         return f"the window ({label}) was cut short{seen}" + ("" if observed.running else ended_because(observed, ": "))
