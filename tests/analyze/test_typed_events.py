@@ -18,7 +18,7 @@ pytest.importorskip("msgspec")
 from tests.analyze.shared import TORCH_FILES, real  # noqa: E402
 
 from rlprof_ops.analyze.columns import Trace  # noqa: E402
-from rlprof_ops.analyze.readers import chrome_events, inflate, torch_trace, typed_events  # noqa: E402
+from rlprof_ops.analyze.readers import chrome_events, inflate, torch_columns, torch_trace, typed_events  # noqa: E402
 from rlprof_ops.analyze.readers.decimal_time import exact_nanoseconds  # noqa: E402
 
 
@@ -51,8 +51,8 @@ def test_real_traces_read_both_ways_are_the_same(name: str, monkeypatch: pytest.
 
 def test_most_of_a_trace_is_read_by_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
-    add = torch_trace._Columns.add_typed
-    monkeypatch.setattr(torch_trace._Columns, "add_typed", lambda self, batch: taken.append(len(batch)) or add(self, batch))  # type: ignore[func-returns-value]
+    add = torch_columns.Columns.add_typed
+    monkeypatch.setattr(torch_columns.Columns, "add_typed", lambda self, batch: taken.append(len(batch)) or add(self, batch))  # type: ignore[func-returns-value]
     monkeypatch.setattr(inflate, "PIECE_BYTES", 1 << 17)
     trace = torch_trace.read_torch(real("torch/nccl_training.json.gz"))
     assert sum(taken) > 0.8 * trace.events
@@ -87,7 +87,7 @@ def test_a_batch_whose_times_are_too_fine_is_read_from_its_text(tmp_path: Path, 
 
 def test_types_name_every_category_of_the_columns() -> None:
     known = {kind.__struct_config__.tag for kind in (typed_events.Op, typed_events.Range, typed_events.Kernel, typed_events.Memcpy, typed_events.Memset)}
-    assert known == {"cpu_op", "user_annotation", *torch_trace._GPU_KINDS}
+    assert known == {"cpu_op", "user_annotation", *torch_columns._GPU_KINDS}
     assert not known & set(typed_events.SKIPPED)
 
 

@@ -4,247 +4,17 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from rlprof_ops.analyze.columns import (
-    KERNEL,
-    MEMCPY,
-    MEMSET,
-    NO_VALUE,
-    Coder,
-    Codes,
-    Collective,
-    Flags,
-    GpuSpans,
-    Ints,
-    Launches,
-    MemorySamples,
-    Origin,
-    Spans,
-    Trace,
-)  # fmt: skip
-from rlprof_ops.analyze.readers import typed_events
+from rlprof_ops.analyze.columns import NO_VALUE, GpuSpans, Launches, MemorySamples, Origin, Spans, Trace
 from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event
-from rlprof_ops.analyze.readers.decimal_time import INVALID, exact_nanoseconds, nanoseconds
 from rlprof_ops.analyze.readers.errors import UnreadableReport
-from rlprof_ops.analyze.spill import Parts, in_order, release
+from rlprof_ops.analyze.readers.torch_columns import INT64, Columns, text, whole
+from rlprof_ops.analyze.spill import in_order, release
 
-_GPU_KINDS = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
-_TYPED_GPU_KINDS: dict[type, int] = {
-    typed_events.Kernel: KERNEL, typed_events.Memcpy: MEMCPY, typed_events.Memset: MEMSET,
-}  # fmt: skip
-_ELEMENT_BYTES = {
-    "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4, "double": 8, "float64": 8, "long": 8, "int64": 8,
-    "bfloat16": 2, "half": 2, "float16": 2, "short": 2, "char": 1, "byte": 1, "int8": 1, "uint8": 1, "bool": 1,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
-}  # fmt: skip
-_INT64 = 1 << 63
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]{1,255})"')
 _RANK = re.compile(rb'"rank"\s*:\s*(\d{1,9})')
-Part = dict[str, npt.NDArray[Any]]
-
-
-class _Columns:
-    """What the batches of one file are collected in."""
-
-    def __init__(self) -> None:
-        self.names, self.tracks, self.collectives = Coder(), Coder(), Coder()
-        self.ranges = Parts()
-        self.ops = Parts()
-        self.launches = Parts()
-        self.gpu = Parts()
-        self.memory = Parts()
-        self.events = 0
-        self.damaged = 0
-        self.pids: dict[Any, int] = {}
-        self.span: tuple[int, int] | None = None
-        self.said: dict[tuple[Any, ...], int] = {}
-
-    def add_typed(self, batch: list[Any]) -> bool:
-        """Takes a batch of `typed_events`; False, and nothing taken, where the text of its times is needed."""
-        groups: dict[type, list[Any]] = {}
-        get = groups.get
-        for event in batch:
-            kind = type(event)
-            group = get(kind)
-            if group is None:
-                groups[kind] = [event]
-            else:
-                group.append(event)
-        parts: list[tuple[type, list[Any], Part]] = []
-        for kind, events in groups.items():
-            if not issubclass(kind, typed_events.HostEvent):
-                continue
-            start = exact_nanoseconds([event.ts for event in events])
-            duration = exact_nanoseconds([event.dur for event in events])
-            if start is None or duration is None:
-                return False
-            parts.append((kind, events, {"start": start, "duration": np.maximum(duration, 0)}))
-        self.events += len(batch)
-        for kind, events, part in parts:
-            part["name"] = self.names.encode([event.name for event in events])
-            if issubclass(kind, typed_events.Kernel):
-                self._typed_gpu(_TYPED_GPU_KINDS[kind], events, part)
-                continue
-            part["track"] = _encode(self.tracks, list(zip([e.pid for e in events], [e.tid for e in events], strict=True)))
-            if kind is typed_events.Op:
-                self.pids[str(events[0].pid)] = self.pids.get(str(events[0].pid), 0) + len(events)
-                self.ops.append(part)
-            elif kind is typed_events.Range:
-                self.ranges.append(part)
-            else:
-                part["correlation"] = _ints([event.args.correlation for event in events])
-                self.launches.append(part)
-        return True
-
-    def _typed_gpu(self, kind: int, events: list[Any], part: Part) -> None:
-        count, args = len(events), [event.args for event in events]
-        part["kind"] = np.full(count, kind, np.uint8)
-        for column, values, instead in (
-            ("device", [a.device for a in args], "pid"),
-            ("stream", [a.stream for a in args], "tid"),
-        ):
-            if typed_events.ABSENT in values:
-                values = [getattr(e, instead) if v == typed_events.ABSENT else v for e, v in zip(events, values, strict=True)]
-            part[column] = _codes(values)
-        part["correlation"] = _ints([a.correlation for a in args])
-        part["size_bytes"] = np.full(count, NO_VALUE) if kind == KERNEL else _ints([a.bytes for a in args])
-        said = [a.collective for a in args]
-        part["collective"] = np.full(count, NO_VALUE, np.int32)
-        if said.count(None) < count:
-            rows = [row for row, op in enumerate(said) if op is not None]
-            part["collective"][rows] = [self._collective(args[row]) for row in rows]
-        part["track"] = np.full(count, NO_VALUE, np.int32)
-        self.gpu.append(part)
-
-    def add(self, batch: list[Event]) -> None:
-        self.events += len(batch)
-        groups: dict[str, list[Event]] = {}
-        get = groups.get
-        for event in batch:
-            group = get(event.cat)
-            if group is None:
-                groups[event.cat] = [event]
-            else:
-                group.append(event)
-        for category, events in groups.items():
-            collect = self._collector(category)
-            if collect is not None:
-                collect(self, category, events)
-
-    @staticmethod
-    def _collector(category: str) -> Callable[[_Columns, str, list[Event]], None] | None:
-        if category in _GPU_KINDS:
-            return _Columns._gpu
-        if category == "cpu_op":
-            return _Columns._ops
-        if category == "user_annotation":
-            return _Columns._ranges
-        if category == "cpu_instant_event":
-            return _Columns._memory
-        if category == "Trace":
-            return _Columns._span
-        if category.endswith(("_runtime", "_driver")):
-            return _Columns._launches
-        return None  # flows (correlation says the same), Python frames, profiler overhead, GPU copies of annotations
-
-    def _spans(self, events: list[Event]) -> tuple[list[Event], Part]:
-        """Keeps what has a start and a duration; the others are counted as damaged."""
-        start = nanoseconds([event.ts for event in events])
-        duration = nanoseconds([event.dur for event in events])
-        good: Flags = (start != INVALID) & (duration != INVALID)
-        if not good.all():
-            kept = np.flatnonzero(good)
-            self.damaged += len(events) - len(kept)
-            events = [events[i] for i in kept]
-            start, duration = start[kept], duration[kept]
-        names = _encode(self.names, [event.name for event in events])
-        return events, {"start": start, "duration": np.maximum(duration, 0), "name": names}
-
-    def _host_spans(self, events: list[Event]) -> tuple[list[Event], Part]:
-        events, part = self._spans(events)
-        part["track"] = _encode(self.tracks, [(event.pid, event.tid) for event in events])
-        return events, part
-
-    def _ops(self, _category: str, events: list[Event]) -> None:
-        events, part = self._host_spans(events)
-        for event in events[:1]:
-            self.pids[str(event.pid)] = self.pids.get(str(event.pid), 0) + len(events)
-        self.ops.append(part)
-
-    def _ranges(self, _category: str, events: list[Event]) -> None:
-        self.ranges.append(self._host_spans(events)[1])
-
-    def _launches(self, _category: str, events: list[Event]) -> None:
-        events, part = self._host_spans(events)
-        part["correlation"] = _ints([event.args.correlation if event.args else NO_VALUE for event in events])
-        self.launches.append(part)
-
-    def _gpu(self, category: str, events: list[Event]) -> None:
-        events, part = self._spans(events)
-        part["kind"] = np.full(len(events), _GPU_KINDS[category], np.uint8)
-        args = [event.args for event in events]
-        part["device"] = _codes([a.device if a and a.device is not None else e.pid for a, e in zip(args, events, strict=True)])
-        part["stream"] = _codes([a.stream if a and a.stream is not None else e.tid for a, e in zip(args, events, strict=True)])
-        part["correlation"] = _ints([a.correlation if a else NO_VALUE for a in args])
-        part["size_bytes"] = _ints([a.bytes if a and a.bytes is not None else NO_VALUE for a in args])
-        part["collective"] = np.fromiter(
-            (NO_VALUE if a is None or a.collective is None else self._collective(a) for a in args), np.int32, len(args)
-        )
-        part["track"] = np.full(len(events), NO_VALUE, np.int32)
-        self.gpu.append(part)
-
-    def _collective(self, args: Any) -> int:
-        """The code of a kernel's collective. Many kernels say the same, so what they say is looked up as it stands."""
-        says = (
-            args.collective, args.dtype, args.in_elements, args.out_elements, args.group_size, args.group_name,
-            args.group_description, args.sequence,
-        )  # fmt: skip
-        try:
-            code = self.said.get(says)
-        except TypeError:
-            return NO_VALUE
-        if code is None:
-            code = self.said[says] = self._new_collective(args)
-        return code
-
-    def _new_collective(self, args: Any) -> int:
-        width = _ELEMENT_BYTES.get(str(args.dtype).lower(), 0)
-        return self.collectives.one(
-            Collective(
-                op=_text(args.collective),
-                group=_text(args.group_description or args.group_name or ""),
-                group_size=_int(args.group_size),
-                dtype=_text(args.dtype or ""),
-                in_bytes=_scaled(args.in_elements, width),
-                out_bytes=_scaled(args.out_elements, width),
-                sequence=_int(args.sequence),
-            )
-        )
-
-    def _memory(self, _category: str, events: list[Event]) -> None:
-        events = [e for e in events if e.name == "[memory]" and e.args is not None and e.args.allocated is not None]
-        times = nanoseconds([event.ts for event in events])
-        part: Part = {
-            "time": times,
-            "device": _codes([NO_VALUE if _int(e.args.memory_type) == 0 else e.args.memory_device for e in events]),  # type: ignore[union-attr]
-            "allocated_bytes": _ints([e.args.allocated for e in events]),  # type: ignore[union-attr]
-            "reserved_bytes": _ints([e.args.reserved for e in events]),  # type: ignore[union-attr]
-        }
-        good = times != INVALID
-        self.memory.append({key: column[good] for key, column in part.items()})
-
-    def _span(self, _category: str, events: list[Event]) -> None:
-        _, part = self._spans(events)
-        if len(part["start"]):
-            first, last = int(part["start"].min()), int((part["start"] + part["duration"]).max())
-            self.span = (first, last)
 
 
 def read_torch(path: Path) -> Trace:
@@ -256,7 +26,7 @@ def read_torch(path: Path) -> Trace:
         when the file has no event that can be used. A file that ends early, or holds damaged events, is read as far
         as it goes: see `Trace.truncated` and `Trace.damaged`.
     """
-    stream, columns = ChromeEvents(path, typed=True), _Columns()
+    stream, columns = ChromeEvents(path, typed=True), Columns()
     collecting = gc.isenabled()
     gc.disable()  # events are freed by their count alone; the cyclic collector would walk each batch for nothing
     try:
@@ -277,10 +47,10 @@ def read_torch(path: Path) -> Trace:
     return _assemble(stream, columns)
 
 
-def _assemble(stream: ChromeEvents, columns: _Columns) -> Trace:
+def _assemble(stream: ChromeEvents, columns: Columns) -> Trace:
     trace = Trace(
         origin=_origin(stream, columns),
-        names=tuple(_text(name) for name in columns.names.values()),
+        names=tuple(text(name) for name in columns.names.values()),
         tracks=tuple((str(pid), str(tid)) for pid, tid in columns.tracks.values()),
         ranges=in_order(columns.ranges.table(Spans)),
         ops=columns.ops.table(Spans),
@@ -313,10 +83,10 @@ def _base_ns(stream: ChromeEvents) -> int:
     if not isinstance(base, int):
         found = _BASE.search(stream.header_text)
         base = int(found.group(1)) if found else 0
-    return base if 0 <= base < _INT64 // 4 else 0
+    return base if 0 <= base < INT64 // 4 else 0
 
 
-def _origin(stream: ChromeEvents, columns: _Columns) -> Origin:
+def _origin(stream: ChromeEvents, columns: Columns) -> Origin:
     header = stream.header
     shared = header.get("distributedInfo")
     shared = shared if isinstance(shared, dict) else {}
@@ -324,7 +94,7 @@ def _origin(stream: ChromeEvents, columns: _Columns) -> Origin:
     if not isinstance(host, str):
         found = _HOST.search(stream.header_text)
         host = found.group(1).decode("utf-8", "replace") if found else ""
-    rank = _int(shared.get("rank"))
+    rank = whole(shared.get("rank"))
     if rank == NO_VALUE and not shared:
         found = _RANK.search(stream.header_text.partition(b'"distributedInfo"')[2][:4096])
         rank = int(found.group(1)) if found else NO_VALUE
@@ -337,46 +107,8 @@ def _origin(stream: ChromeEvents, columns: _Columns) -> Origin:
         host=host,
         pid=int(pid) if pid.lstrip("-").isdigit() and len(pid) < 12 else NO_VALUE,
         rank=rank,
-        world_size=_int(shared.get("world_size")),
+        world_size=whole(shared.get("world_size")),
         on_utc=True,
-        devices=tuple(_text(name or "") for name in devices),
+        devices=tuple(text(name or "") for name in devices),
         details={key: str(header[key])[:200] for key in versions if key in header},
     )
-
-
-def _text(value: Any) -> str:
-    return value if type(value) is str else "" if value is None else str(value)[:1000]
-
-
-def _encode(coder: Coder, values: list[Any]) -> Codes:
-    try:
-        return coder.encode(values)
-    except TypeError:  # a list or an object where a name, pid or tid belongs
-        return coder.encode([str(value) for value in values])
-
-
-def _int(value: Any) -> int:
-    if isinstance(value, bool):
-        return NO_VALUE
-    if isinstance(value, float):
-        value = int(value) if abs(value) < _INT64 and value == value else NO_VALUE
-    if isinstance(value, str):
-        value = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else NO_VALUE
-    return value if isinstance(value, int) and -_INT64 <= value < _INT64 else NO_VALUE
-
-
-def _scaled(elements: Any, width: int) -> int:
-    count = _int(elements)
-    return count * width if count >= 0 and width and count < _INT64 // 16 else NO_VALUE
-
-
-def _ints(values: list[Any]) -> Ints:
-    try:
-        return np.array(values, np.int64)
-    except (TypeError, ValueError, OverflowError):
-        return np.fromiter((_int(value) for value in values), np.int64, len(values))
-
-
-def _codes(values: list[Any]) -> Codes:
-    wide = _ints(values)
-    return np.where((wide >= -1) & (wide < 1 << 31), wide, NO_VALUE).astype(np.int32)
