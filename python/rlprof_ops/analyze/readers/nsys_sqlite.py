@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import sqlite3
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +27,7 @@ from rlprof_ops.analyze.columns import (
     join,
 )  # fmt: skip
 from rlprof_ops.analyze.readers.errors import UnreadableReport
+from rlprof_ops.analyze.readers.nsys_tables import Columns, Export
 from rlprof_ops.analyze.spill import Parts, in_order, release
 
 # NVTX_EVENTS.eventType, from ENUM_NSYS_EVENT_TYPE of the export itself
@@ -41,120 +37,8 @@ _DOMAIN_OF_OURS = "rlprof"
 _OPERATOR = re.compile(r", (?:op_id|seq|sizes) = .*$")
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "Peer"}
 _SMALL = 1 << 31
-_BIG = 1 << 62
-_BATCH_ROWS = 125_000  # rows joined to one text: 2 MB a column
-_MOST_BATCHES = 10_000  # 1.25e9 rows
-_OFTEN_ONE_VALUE = ("deviceId", "globalTid", "nameId", "memoryOperationType", "copyKind")
-_THREADS = min(4, os.cpu_count() or 1)
 # sqlite3 raises UnicodeDecodeError where it builds a message of a damaged schema
 _DAMAGE = (sqlite3.Error, OSError, ValueError, OverflowError)
-Columns = dict[str, npt.NDArray[Any]]
-
-
-class _Export:
-    """One open export: which tables and columns it has, and whole columns of them."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.uri = f"file:{_quoted(path)}?mode=ro&immutable=1"
-        self.connection = sqlite3.connect(self.uri, uri=True)
-        self.connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        self.tables = {row[0] for row in self.connection.execute("select name from sqlite_master where type='table'")}
-        self.damage: list[str] = []
-
-    def columns_of(self, table: str) -> set[str]:
-        return {row[1] for row in self.connection.execute(f'pragma table_info("{table}")')}
-
-    def read(self, table: str, columns: Sequence[str]) -> Columns:
-        """int64 columns of a table, `NO_VALUE` for NULL and for columns this nsys did not write."""
-        batches = list(self.batches(table, columns))
-        return {c: np.concatenate([np.empty(0, np.int64), *(batch[c] for batch in batches)]) for c in columns}
-
-    def batches(self, table: str, columns: Sequence[str]) -> Iterator[Columns]:
-        """The same, some rows at a time in the order of the table.
-
-        Columns come as one text each, joined by SQLite and split by NumPy: twice as fast as a Python tuple for each row.
-        SQLite lets go of the interpreter while it joins, so a few threads share the rows.
-        """
-        if table not in self.tables:
-            return
-        present = self.columns_of(table)
-        values = [f'coalesce("{c}", {NO_VALUE})' if c in present else str(NO_VALUE) for c in columns]
-        try:
-            low, high = self.connection.execute(f'select min(rowid), max(rowid) from "{table}"').fetchone()
-        except sqlite3.Error as error:  # no way to go by rowid
-            rows = self._read_slowly(f'select {", ".join(values)} from "{table}"', len(columns), f"{table}: {error}")
-            yield dict(zip(columns, np.ascontiguousarray(rows.T), strict=True))
-            return
-        if low is None:
-            return
-        part = f'from "{table}" where rowid between ? and ?'
-
-        def batch(first: int) -> list[Ints] | Exception:
-            try:
-                with contextlib.closing(sqlite3.connect(self.uri, uri=True)) as connection:
-                    connection.text_factory = bytes
-                    return _batch(connection, part, values, (first, first + _BATCH_ROWS - 1))
-            except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-                return error
-
-        starts = range(low, high + 1, _BATCH_ROWS)
-        if len(starts) > _MOST_BATCHES:  # rowids far apart: of a damaged file, for nsys counts them up
-            rows = self._read_slowly(f'select {", ".join(values)} from "{table}"', len(columns), f"{table}: rowids up to {high}")
-            yield dict(zip(columns, np.ascontiguousarray(rows.T), strict=True))
-            return
-        with ThreadPoolExecutor(_THREADS) as pool:
-            ahead: deque[tuple[int, Future[list[Ints] | Exception]]] = deque()
-            for first in (*starts, *[None] * _THREADS):
-                if first is not None:
-                    ahead.append((first, pool.submit(batch, first)))
-                if len(ahead) > _THREADS or (first is None and ahead):
-                    began, future = ahead.popleft()
-                    found = future.result()
-                    if isinstance(found, Exception):
-                        bounds = f"where rowid between {began} and {began + _BATCH_ROWS - 1}"
-                        query = f'select {", ".join(values)} from "{table}" {bounds}'
-                        found = list(np.ascontiguousarray(self._read_slowly(query, len(columns), f"{table}: {found}").T))
-                    yield dict(zip(columns, found, strict=True))
-
-    def _read_slowly(self, query: str, width: int, why: str) -> Ints:
-        """Row by row, keeping what is whole: the page of a damaged file, or a value of the wrong type, costs only itself."""
-        if why not in self.damage:
-            self.damage.append(why)
-        good: list[tuple[int, ...]] = []
-        try:
-            for row in self.connection.execute(query):
-                if all(isinstance(value, int) and -_BIG <= value < _BIG for value in row):
-                    good.append(row)
-        except sqlite3.Error:
-            pass
-        return np.array(good, np.int64).reshape(-1, width)
-
-    def pairs(self, table: str, key: str, value: str) -> dict[Any, Any]:
-        if table not in self.tables or not {key, value} <= self.columns_of(table):
-            return {}
-        try:
-            return dict(self.connection.execute(f'select "{key}", "{value}" from "{table}"'))
-        except sqlite3.Error as error:
-            self.damage.append(f"table {table}: {error}")
-            return {}
-
-
-def _batch(connection: sqlite3.Connection, part: str, values: list[str], rows: tuple[int, int]) -> list[Ints]:
-    """The columns of some rows. One that holds a single value (device, thread) is not spelt out row by row."""
-    asked = [i for i, value in enumerate(values) if any(f'"{column}"' in value for column in _OFTEN_ONE_VALUE)]
-    ends = "".join(f", min({values[i]}), max({values[i]})" for i in asked)
-    count, *bounds = connection.execute(f"select count(*){ends} {part}", rows).fetchone()
-    pairs = zip(asked, bounds[::2], bounds[1::2], strict=True)
-    same = {i: low for i, low, high in pairs if count and low == high}
-    varied = [i for i in range(len(values)) if i not in same]
-    joined = ", ".join(f"group_concat({values[i]}, ' ')" for i in varied)
-    texts = connection.execute(f"select {joined} {part}", rows).fetchone() if varied else ()
-    columns = {i: np.fromstring(text or b"", np.int64, sep=" ") for i, text in zip(varied, texts, strict=True)}
-    if any(not isinstance(value, int) for value in same.values()) or any(len(c) != count for c in columns.values()):
-        raise ValueError("a value is no whole number")
-    columns |= {i: np.full(count, value, np.int64) for i, value in same.items()}
-    return [columns[i] for i in range(len(values))]
 
 
 def read_nsys_sqlite(path: Path, report: Path | None = None) -> Trace:
@@ -167,7 +51,7 @@ def read_nsys_sqlite(path: Path, report: Path | None = None) -> Trace:
     Raises `UnreadableReport` when the file is no nsys export. A damaged table is read as far as it goes.
     """
     try:
-        export = _Export(path)
+        export = Export(path)
         if not export.tables & {"NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "TARGET_INFO_SESSION_START_TIME", "StringIds"}:
             raise UnreadableReport(report or path, "is a SQLite file but no nsys export: it has none of nsys's tables")
     except _DAMAGE as error:
@@ -180,7 +64,7 @@ def read_nsys_sqlite(path: Path, report: Path | None = None) -> Trace:
         export.connection.close()
 
 
-def _read(export: _Export) -> Trace:
+def _read(export: Export) -> Trace:
     strings: dict[int, str] = export.pairs("StringIds", "id", "value")
     names, tracks = Coder(), Coder()
     gpu = _gpu(export, strings, names)
@@ -220,7 +104,7 @@ def _coded(ids: Ints, strings: dict[int, str], names: Coder, fallback: str) -> n
 _GPU_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId")
 
 
-def _gpu(export: _Export, strings: dict[int, str], names: Coder) -> GpuSpans:
+def _gpu(export: Export, strings: dict[int, str], names: Coder) -> GpuSpans:
     parts = Parts()
     for kernels in export.batches("CUPTI_ACTIVITY_KIND_KERNEL", (*_GPU_COLUMNS, "demangledName")):
         parts.append(_gpu_part(kernels, KERNEL, _coded(kernels.pop("demangledName"), strings, names, "kernel")))
@@ -258,7 +142,7 @@ def _durations(rows: Columns) -> Ints:
     return np.maximum(ends, 0, out=ends)
 
 
-def _launches(export: _Export, strings: dict[int, str], names: Coder, tracks: Coder) -> Launches:
+def _launches(export: Export, strings: dict[int, str], names: Coder, tracks: Coder) -> Launches:
     parts = Parts()
     for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER"):
         for rows in export.batches(table, ("start", "end", "globalTid", "correlationId", "nameId")):
@@ -282,7 +166,7 @@ def _threads(ids: Ints, tracks: Coder) -> npt.NDArray[np.int32]:
     return np.array(codes, np.int32)[inverse] if codes else np.empty(0, np.int32)
 
 
-def _nvtx(export: _Export, strings: dict[int, str], names: Coder, tracks: Coder) -> tuple[Spans, Spans]:
+def _nvtx(export: Export, strings: dict[int, str], names: Coder, tracks: Coder) -> tuple[Spans, Spans]:
     """Ranges of the application and, apart from them, the operators that emit_nvtx and NCCL write as ranges.
 
     Where our own domain is present only its ranges are the application's: a trainer may annotate as it likes beside us.
@@ -333,7 +217,7 @@ def _spans(rows: list[tuple[int, int, str, int]], names: Coder, tracks: Coder) -
     return in_order(spans)
 
 
-def _memory(export: _Export) -> MemorySamples:
+def _memory(export: Export) -> MemorySamples:
     """Running sum of allocations; operation 0 allocates and 1 frees (ENUM_CUDA_DEV_MEM_EVENT_OPER)."""
     rows = export.read("CUDA_GPU_MEMORY_USAGE_EVENTS", ("start", "deviceId", "bytes", "memoryOperationType"))
     order = np.argsort(rows["start"], kind="stable")
@@ -345,7 +229,7 @@ def _memory(export: _Export) -> MemorySamples:
     return MemorySamples(rows["start"][order], device, held, np.full(len(order), NO_VALUE, np.int64))
 
 
-def _placed(export: _Export, trace: Trace) -> Trace:
+def _placed(export: Export, trace: Trace) -> Trace:
     """The trace with its origin known and its times moved to UTC, where the export says when the session began."""
     began = export.read("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs", "systemClockNs"))
     environment = export.pairs("TARGET_INFO_SYSTEM_ENV", "name", "value")
@@ -385,9 +269,3 @@ def _main_process(trace: Trace) -> int:
 
 def _small(values: Ints) -> npt.NDArray[np.int32]:
     return np.where((values >= -1) & (values < _SMALL), values, NO_VALUE).astype(np.int32)
-
-
-def _quoted(path: Path) -> str:
-    from urllib.parse import quote
-
-    return quote(str(path.absolute()))
