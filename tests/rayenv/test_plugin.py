@@ -15,6 +15,7 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.rayenv import wrap
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.runtime.children import HOOK_VARIABLE
 
 LOG = logging.getLogger("test")
 
@@ -64,6 +65,7 @@ def test_a_selected_worker_is_wrapped_and_its_interpreter_text_is_kept(node):
     made = modify({"worker": "dtensor_policy_worker", "rank": 3}, "uv run --project '/a b' python")
 
     assert made.py_executable.endswith(" launch --session-new=rlprof-4711.r1-dtensor_policy_worker-r3-$$ -t nvtx uv run --project '/a b' python")
+    made.env_vars.pop(HOOK_VARIABLE, None)
     assert made.env_vars == {"MINE": "1", "NCCL_DEBUG": "INFO", "RLPROF_WORKER": "dtensor_policy_worker", "RLPROF_RANK": "3"}
     assert (tmp_path / "node dir's" / "tmp").is_dir()
 

@@ -35,7 +35,7 @@ def steps(may_be_open: bool = True, least: int = 0) -> st.SearchStrategy[Steps]:
 
 
 option_names = st.from_regex(r"[a-z][a-z0-9-]{0,15}", fullmatch=True)
-option_values = st.from_regex(r"[A-Za-z0-9_./,:=@%+-]{0,12}", fullmatch=True)
+option_values = st.one_of(st.from_regex(r"[A-Za-z0-9_./,:=@%+-]{0,12}", fullmatch=True), st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=12))
 texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=12)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlprof_ops.errors import UsageError
 from rlprof_ops.rayenv import KEY, PRIORITY
+from rlprof_ops.rayenv.inherit import keep_to_itself
 from rlprof_ops.rayenv.trial import Trials
 from rlprof_ops.rayenv.wrap import WrapError, wrap_context
 
@@ -26,6 +27,10 @@ except ImportError:  # outside Ray, for `import` tests and documentation
 
     class RuntimeEnvPlugin:  # type: ignore[no-redef]
         """Stand-in for Ray's base class."""
+
+
+# What a profiled worker gives its children (runtime/children.py), so that they do not inherit who it is.
+_NOBODY: dict[str, Any] = {}
 
 
 class RlprofPlugin(RuntimeEnvPlugin):
@@ -45,7 +50,7 @@ class RlprofPlugin(RuntimeEnvPlugin):
     def validate(runtime_env_dict: dict[str, Any]) -> None:
         """Raises `ValueError` unless the value names a worker, and its rank as a whole number or None."""
         value = runtime_env_dict.get(KEY)
-        if value is not None:
+        if value not in (None, _NOBODY):
             identity(value)
 
     async def create(self, uri: str | None, runtime_env: Any, context: Any, logger: logging.Logger) -> int:
@@ -53,6 +58,8 @@ class RlprofPlugin(RuntimeEnvPlugin):
 
         Raises `RuntimeError`, which fails the actor's creation, when rocprof-sys does not work and `on_error` is fail.
         """
+        if runtime_env[KEY] == _NOBODY:
+            return 0
         worker, rank = identity(runtime_env[KEY])
         try:
             specs = _specs(worker, rank)
@@ -83,12 +90,17 @@ class RlprofPlugin(RuntimeEnvPlugin):
         Raises `RuntimeError`, which fails the actor's creation with its text, only for a missing nsys with
         `on_error: fail`. Anything unforeseen is logged and the worker starts unprofiled.
         """
+        if runtime_env[KEY] == _NOBODY:
+            return
         worker, rank = identity(runtime_env[KEY])
         try:
+            interpreter = context.py_executable
             wrapped = wrap_context(context, worker, rank, os.environ, self._refused.pop(context, None))
             rocprof = self._rocprof.pop(context, None)
             if rocprof is not None and not wrapped:
                 rocprof.apply(context)
+            if "RLPROF_WORKER" in context.env_vars:
+                keep_to_itself(context, interpreter)
         except WrapError as error:
             raise RuntimeError(f"rlprof: {error}") from None
         except Exception as error:

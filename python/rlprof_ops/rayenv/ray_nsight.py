@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import names, nsight
+from rlprof_ops.rayenv.numbering import RANK, numbered
 from rlprof_ops.rayenv.selection import Identity, Selection, identify, select
 
 # Ray's own meaning of "default" (ray/_private/runtime_env/nsight.py, NSIGHT_DEFAULT_CONFIG), without its output name.
@@ -27,11 +28,19 @@ class Wrap:
     options: tuple[str, ...]
     output: str
     settings: tuple[str, ...]
+    ranks: tuple[int, ...] | None = None
 
     def shell(self, py_executable: str) -> str:
         """Text for `bash -c "exec …"`. Every word is quoted but `py_executable`, which is shell text already."""
         words = [self.nsys, "profile", *self.options, "-o", self.output]
-        return " ".join(["env", *self.settings, *map(shlex.quote, words), py_executable or shlex.quote(sys.executable)])
+        interpreter = py_executable or shlex.quote(sys.executable)
+        if self.identity.base is not None:
+            interpreter = numbered(words, interpreter, self.identity.worker or names.NAMELESS, self.identity.base, self.ranks, os.environ)
+            words = []
+        return " ".join(["env", *self.settings, *map(shlex.quote, words), interpreter])
+
+    def apply(self, context: Any) -> None:
+        context.py_executable = self.shell(context.py_executable)
 
     def trial(self) -> list[str]:
         return [self.nsys, "profile", *self.options, "-o", "{folder}/report", sys.executable, "-c", ""]
@@ -72,12 +81,12 @@ def _unquoted(value: str) -> str:
 
 
 def selection_of(runtime_env: Mapping[str, Any], options: Mapping[str, str | None], request: Any | None) -> tuple[Identity, Selection]:
-    identity = identify(runtime_env, options.get("o"))
+    identity = identify(runtime_env, options)
     return identity, select(identity, request, "nsight")
 
 
 def make_wrap(options: Mapping[str, str | None], identity: Identity, spec: Any | None, env: Mapping[str, str], session_folder: Path, nsys: str) -> Wrap:
-    """The wrap of one worker. The folder of its report exists afterwards."""
+    """The wrap of one worker. The folder of its report exists afterwards, or is made when the worker takes its rank."""
     rest = {name: value for name, value in options.items() if name != "o"}
     words: list[str] = []
     for name, value in rest.items():
@@ -88,8 +97,9 @@ def make_wrap(options: Mapping[str, str | None], identity: Identity, spec: Any |
         os.makedirs(tmp, mode=0o700, exist_ok=True)
         settings.append(f"TMPDIR={shlex.quote(tmp)}")
     output = report_output(options.get("o"), identity, _window(identity, spec, rest), env, session_folder)
-    os.makedirs(os.path.dirname(output), mode=0o700, exist_ok=True)
-    return Wrap(identity, nsys, tuple(words), output, tuple(settings))
+    if RANK not in os.path.dirname(output):
+        os.makedirs(os.path.dirname(output), mode=0o700, exist_ok=True)
+    return Wrap(identity, nsys, tuple(words), output, tuple(settings), spec.ranks if spec else None)
 
 
 def _window(identity: Identity, spec: Any | None, options: Mapping[str, str | None]) -> Any | None:
@@ -112,8 +122,11 @@ def report_output(asked: str | None, identity: Identity, window: Any | None, env
     host = env.get("RLPROF_NODE") or socket.gethostname()
     worker = identity.worker or _own_name(asked)
     stem = names.process_report_stem(worker, identity.rank, window, host, "%p")
+    rank = f"rank{identity.rank or 0}"
+    if identity.base is not None:
+        stem, rank = stem.replace("_rank0_", f"_rank{RANK}_", 1), f"rank{RANK}"
     if env.get("RLPROF_NODE_DIR"):
-        folder = Path(env["RLPROF_NODE_DIR"], "inplace", "nsight", names.safe_worker(worker or names.NAMELESS), f"rank{identity.rank or 0}")
+        folder = Path(env["RLPROF_NODE_DIR"], "inplace", "nsight", names.safe_worker(worker or names.NAMELESS), rank)
     else:
         folder = session_folder
     return str(folder / stem)

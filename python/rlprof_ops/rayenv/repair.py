@@ -16,6 +16,7 @@ from typing import Any
 
 from rlprof_ops.backends import nsight, rocprof_sys
 from rlprof_ops.rayenv import ray_nsight, rocprof
+from rlprof_ops.rayenv.inherit import keep_to_itself
 from rlprof_ops.rayenv.selection import identify, select
 from rlprof_ops.rayenv.trial import Trials, trial_env
 from rlprof_ops.rayenv.unprofiled import CannotProfile, give_up
@@ -77,27 +78,10 @@ def _load_nsight() -> Any:
 
 
 def _repair_nsight(plugin: Any) -> None:
-    from ray.exceptions import RuntimeEnvSetupError
+    async def prepare(self: Any, runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials) -> ray_nsight.Wrap | None:
+        return await _prepare_nsight(runtime_env, context, logger, trials, self._nsight_dir)
 
-    trials = Trials()
-    # By context: environments are set up concurrently, and the plugin is one object for all of them.
-    wraps: weakref.WeakKeyDictionary[Any, ray_nsight.Wrap] = weakref.WeakKeyDictionary()
-
-    async def create(self: Any, uri: str | None, runtime_env: Any, context: Any, logger: logging.Logger) -> int:
-        try:
-            wrap = await _prepare_nsight(runtime_env, context, logger, trials, self._nsight_dir)
-        except (CannotProfile, ray_nsight.ConfigError) as error:
-            raise RuntimeEnvSetupError(f"rlprof: {error}") from None
-        if wrap is not None:
-            wraps[context] = wrap
-        return 0
-
-    def modify_context(self: Any, uris: list[str], runtime_env: Any, context: Any, logger: logging.Logger | None = None) -> None:
-        wrap = wraps.pop(context, None)
-        if wrap is not None:
-            context.py_executable = wrap.shell(context.py_executable)
-
-    plugin.create, plugin.modify_context = create, modify_context
+    _replace_methods(plugin, prepare)
 
 
 def _load_rocprof() -> Any:
@@ -107,14 +91,23 @@ def _load_rocprof() -> Any:
 
 
 def _repair_rocprof(plugin: Any) -> None:
+    async def prepare(self: Any, runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials) -> rocprof.RocprofWrap | None:
+        return await _prepare_rocprof(runtime_env, context, logger, trials, self._rocprof_sys_dir)
+
+    _replace_methods(plugin, prepare)
+
+
+def _replace_methods(plugin: Any, prepare: Any) -> None:
+    """Give a stock plugin class our two steps: `prepare` a wrap, which fails the worker's creation; then apply it."""
     from ray.exceptions import RuntimeEnvSetupError
 
     trials = Trials()
-    wraps: weakref.WeakKeyDictionary[Any, rocprof.RocprofWrap] = weakref.WeakKeyDictionary()
+    # By context: environments are set up concurrently, and the plugin is one object for all of them.
+    wraps: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     async def create(self: Any, uri: str | None, runtime_env: Any, context: Any, logger: logging.Logger) -> int:
         try:
-            wrap = await _prepare_rocprof(runtime_env, context, logger, trials, self._rocprof_sys_dir)
+            wrap = await prepare(self, runtime_env, context, logger, trials)
         except (CannotProfile, ray_nsight.ConfigError) as error:
             raise RuntimeEnvSetupError(f"rlprof: {error}") from None
         if wrap is not None:
@@ -123,8 +116,11 @@ def _repair_rocprof(plugin: Any) -> None:
 
     def modify_context(self: Any, uris: list[str], runtime_env: Any, context: Any, logger: logging.Logger | None = None) -> None:
         wrap = wraps.pop(context, None)
-        if wrap is not None:
-            wrap.apply(context)
+        if wrap is None:
+            return
+        if os.environ.get("RLPROF_REQUEST_JSON"):  # without a request children inherit, as a trainer knows it of Ray
+            keep_to_itself(context, context.py_executable)
+        wrap.apply(context)
 
     plugin.create, plugin.modify_context = create, modify_context
 

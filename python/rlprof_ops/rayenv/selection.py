@@ -13,15 +13,26 @@ from rlprof_ops.backends import names
 _RANK_VARIABLES = ("RLPROF_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 # A process with neither name nor rank is a trainer's controller, or something that inherited its options.
 _CONTROLLERS = ("controller", "driver", "TaskRunner")
+# Ray actors that an engine creates inside a generation worker, as NeMo RL names their reports (vLLM's
+# RayDistributedExecutor, TensorRT-LLM's `ray_worker_nsight_options`). RANK in their variables is the outer worker's.
+INNER_WORKER = "vllm_tp_worker"
+_INNER_WORKERS = (INNER_WORKER, "trtllm_async_generation_worker")
+# vLLM's own options for them: RayDistributedExecutor._configure_ray_workers_use_nsight, vllm/v1/executor/ray_executor.py.
+_VLLM_OPTIONS = {"t": "cuda,cudnn,cublas", "o": "worker_process_%p", "cuda-graph-trace": "node"}
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A worker as far as its runtime env tells. `window` is what NeMo RL writes into its output names."""
+    """A worker as far as its runtime env tells. `window` is what NeMo RL writes into its output names.
+
+    `base`: an inner worker of an engine, whose runtime env is that of its siblings too. It has no rank before it starts and
+    takes the first free number on its node from `base` on, the rank of the actor that created it.
+    """
 
     worker: str | None
     rank: int | None
     window: names.StepsNamed | None = None
+    base: int | None = None
 
     def __str__(self) -> str:
         worker = "a worker without a name" if self.worker is None else f"worker {self.worker!r}"
@@ -36,8 +47,9 @@ class Selection:
     spec: Any | None = None
 
 
-def identify(runtime_env: Mapping[str, Any], output: str | None = None) -> Identity:
-    """The identity in a runtime env: our own key, the variables of its `env_vars`, then the report name it asks for."""
+def identify(runtime_env: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Identity:
+    """The identity in a runtime env: our own key, the variables of its `env_vars`, then the report name its `options` ask for."""
+    output = (options or {}).get("o")
     own = runtime_env.get("rlprof") or {}
     variables = runtime_env.get("env_vars") or {}
     named = names.parse(_stem(output).replace("%p", "0") + ".nsys-rep") if output else None
@@ -49,6 +61,8 @@ def identify(runtime_env: Mapping[str, Any], output: str | None = None) -> Ident
     if rank is None and named is not None:
         rank = named.rank
     window = names.StepsNamed(named.start, named.stop) if named and named.start is not None else None
+    if not own and (options == _VLLM_OPTIONS or (named is not None and named.worker in _INNER_WORKERS)):
+        return Identity(named.worker if named and named.worker else INNER_WORKER, None, window, rank or 0)
     return Identity(worker, rank, window)
 
 

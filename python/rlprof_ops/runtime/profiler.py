@@ -7,6 +7,7 @@ fails costs one log line and an event for the manifest; training goes on.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,6 +57,10 @@ def from_env(worker: str | None = None, rank: int | None = None, world_size: int
     """
     if not _concerned():
         return NullProfiler()
+    if os.environ.get("RLPROF_WORKER") and "ray" in sys.modules:
+        from rlprof_ops.runtime.children import keep_profiling
+
+        keep_profiling()
     try:
         return _made(request_from_env(os.environ), worker, rank, world_size, reuse=True)
     except Exception as error:
