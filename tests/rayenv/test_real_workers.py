@@ -20,6 +20,9 @@ from rlprof_ops.request import ProfileRequest
 
 pytestmark = [pytest.mark.ray, pytest.mark.nsys]
 
+# All that a shell means something by, in one value of an option. Of a backslash nsys itself wants two.
+HOSTILE = "a b|c; $(touch pwned) $HOME `id` 'd' \"e\" \\\\ {f,g} * é"
+
 DRIVER = r'''
 import json, os, sys, time
 import ray
@@ -113,7 +116,7 @@ def workers(tmp_path_factory):
         ways["uv run"] = (policy, 4, {"py_executable": f"{shlex.quote(uv)} run --no-project --offline --python {shlex.quote(sys.executable)} python"})
     request = ProfileRequest.from_dict({"captures": [
         {"workers": [policy], "steps": "1:2", "options": {"t": "nvtx"}},
-        {"workers": [generation], "steps": "1:2", "options": {"t": "nvtx,osrt", "osrt-threshold": "5000"}},
+        {"workers": [generation], "steps": "1:2", "options": {"t": "nvtx,osrt", "osrt-threshold": "5000", "nvtx-capture": HOSTILE}},
     ]})  # fmt: skip
     node_dir = tmp / "node"
     ray_dir = f"/tmp/rlprof-w{os.getpid()}"
@@ -178,7 +181,8 @@ def test_each_kind_of_worker_has_its_own_options(workers):
 
     for key, result in said.items():
         if key in ("options", "task"):
-            assert "nvtx,osrt" in result["nsys"] and "--osrt-threshold=5000" in result["nsys"]
+            options = [f"--nvtx-capture={HOSTILE}", "--osrt-threshold=5000", "-t", "nvtx,osrt"]
+            assert result["nsys"][3 : 3 + len(options)] == options, "the exact words that nsys got"
         elif key == "unselected":
             assert result["nsys"] == []
         else:

@@ -190,6 +190,13 @@ _SESSION_LINE = re.compile(r"^\s*\d+\s+\S+\s+(?P<state>\S+)\s+\S+\s+(?P<name>\S+
 # States in which what a process does still enters the report (2023.4 says "Collection").
 COLLECTING = ("Collection", "Collecting", "DelayedCollection")
 
+
+def why_missing(env: Mapping[str, str]) -> str:
+    """What `find` looked at in vain."""
+    chosen = env.get("RLPROF_NSYS")
+    return f"RLPROF_NSYS={chosen!r} is no program" if chosen else "it is not on PATH"
+
+
 _INJECTED = ("NVTX_INJECTION", "CUDA_INJECTION", "QUADD_", "NSYS_")
 
 

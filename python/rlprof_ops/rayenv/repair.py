@@ -140,7 +140,7 @@ async def _prepare_nsight(runtime_env: Any, context: Any, logger: logging.Logger
         return None
     nsys = nsight.find()
     if nsys is None:
-        give_up(identity, selection.spec, context, "no nsys: it is not on PATH (set RLPROF_NSYS, or install nsight-systems-cli)", logger)
+        give_up(identity, selection.spec, context, f"no nsys: {nsight.why_missing(os.environ)} (set RLPROF_NSYS, or install nsight-systems-cli)", logger)
         return None
     wrap = ray_nsight.make_wrap(options, identity, selection.spec, os.environ, session_folder, nsys)
     reason = await trials.reason_against((nsys, *wrap.options), wrap.trial(), nsight.client_env(trial_env()))

@@ -113,9 +113,7 @@ def _tmpdir(env: Mapping[str, str]) -> list[str]:
 
 def _nsys_is_missing(worker: str, rank: int | None, env: Mapping[str, str]) -> str:
     node = env.get("RLPROF_NODE") or socket.gethostname()
-    chosen = env.get("RLPROF_NSYS")
-    looked = f"RLPROF_NSYS={chosen!r} is no program" if chosen else "it is not on PATH"
     return (
-        f"no nsys on node {node} for worker {worker!r} rank {rank}: {looked}. Install nsight-systems-cli there (or in "
+        f"no nsys on node {node} for worker {worker!r} rank {rank}: {nsight.why_missing(env)}. Install nsight-systems-cli there (or in "
         "the container), set RLPROF_NSYS to it, or set `on_error: continue` in the request to train unprofiled"
     )
