@@ -45,10 +45,15 @@ def outcome(slurm: Sandbox, cell: Cell) -> Outcome:
 
 
 def bring_home(job: Job) -> None:
-    """What ended after the storage failed is on its nodes and the manifest says so; the command that the job's output names brings it home."""
+    """What had not come over when the storage failed is on its nodes, the manifest says so, and the command that the job names brings it home.
+
+    A first window that ended just before may be among it: the next pass would have taken it.
+    """
     captures = job.harvest().captures
-    assert {(capture.start, capture.state) for capture in captures} == {(2, "ok"), (9, "missing")}, captures
-    assert all("n1" in capture.reason or "n2" in capture.reason for capture in captures if capture.start == 9), captures
+    missing = [capture for capture in captures if capture.state != "ok"]
+    assert {capture.state for capture in missing} == {"missing"} and {capture.start for capture in missing} >= {9}, captures
+    assert all(capture in missing for capture in captures if capture.start == 9), captures
+    assert all("n1" in capture.reason or "n2" in capture.reason for capture in missing), captures
     for node in ("n1", "n2"):
         [command] = re.findall(rf"on node {node}: (env .*cluster.salvage)", job.output())
         job.sandbox.exec(node, ["sh", "-c", command], timeout=120)

@@ -111,5 +111,6 @@ def test_killing_helpers_at_random_moments_costs_training_nothing(lanes):
     assert all(states[key] in ("ok", "recovered") for key in ended), shown
     assert all(states["torch", rank, start] == "ok" for rank in (0, 1) for start in (2, 9, 16, 23, 30, 37)), shown
     assert all(capture.reason for capture in captures if capture.state != "ok"), shown
+    job_said = (found.job.base / f"slurm-{found.job.id}.out").read_text(errors="replace")  # `output` is its end only
     for kind, said in (("sync", "sync ended with -9 while the job runs"), ("harvest", "harvest ended with -9"), ("readiness probe", "the process that asks")):
-        assert said in output, f"{kind}\n{shown}"
+        assert said in job_said, f"{kind}\n{shown}"
