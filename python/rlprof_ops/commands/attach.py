@@ -9,7 +9,7 @@ import click
 from rlprof_ops.commands._jobs import job_argument
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @job_argument
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[NODE] [-- COMMAND ...]")
 def command(job: str, words: tuple[str, ...]) -> None:

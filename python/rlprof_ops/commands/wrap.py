@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlprof_ops.rayenv.outside import Command
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--worker", required=True, metavar="NAME", help="The worker's name, as the request's patterns match it.")
 @click.option("--rank", type=click.IntRange(0), metavar="R", help="Default: RANK, SLURM_PROCID, or what MPI says.")
 @click.option("--request", "path", metavar="FILE", help="Default: RLPROF_REQUEST_JSON, RLPROF_REQUEST and the RLPROF_* variables.")

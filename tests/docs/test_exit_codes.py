@@ -1,0 +1,91 @@
+"""Every command's mistakes end as documented in docs/cli.md: 2 usage, 1 failed, 3 incomplete; each message names the way on."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from rlprof_ops.cli import cli, main
+
+CONTEXT = click.Context(cli)
+NAMES = cli.list_commands(CONTEXT)
+# What a command needs so that its options are looked at.
+ARGUMENTS = {"attach": ["4711"], "diff": ["a", "b"], "import": ["x"], "init": ["x"], "plan": ["x"], "render": ["x"], "wrap": ["--", "true"]}
+JOB = {"attach", "capture", "dashboard", "harvest", "logs", "report", "stacks", "status", "stop", "timeline"}
+PASSES_ON = {"submit": "--dry-run", "retry": "--dry-run"}  # what is not nearly theirs is sbatch's
+FIRST = {"retry"}  # whose job stands before options
+NONE = {"schema", "attach"}  # no long option of its own but --help
+
+
+def run(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    shown = capfd.readouterr()
+    return int(ended.value.code or 0), shown.err + shown.out
+
+
+def long_option(name: str) -> str:
+    command = cli.get_command(CONTEXT, name)
+    assert command is not None
+    longs = [opt for param in command.params if isinstance(param, click.Option) for opt in param.opts if opt.startswith("--") and len(opt) > 5]
+    return max(longs, key=len, default="")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_misspelt_option_is_answered_with_the_right_one(name, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wanted = PASSES_ON.get(name) or long_option(name)
+    if not wanted:
+        assert name in NONE
+        wanted = "--help"
+    wrong = wanted[:-2] + wanted[-1] + wanted[-2]
+    if wrong == wanted:
+        wrong = wanted[:-1]
+    arguments = ARGUMENTS.get(name, ["4711"])
+    code, said = run(capfd, name, *([*arguments, wrong] if name in FIRST else [wrong, *arguments]))
+    assert code == 2, said
+    assert wanted in said, said
+
+
+@pytest.mark.parametrize("name", sorted(JOB | {"retry"}))
+def test_a_job_that_nobody_knows_is_a_usage_error(name, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    options = ["--workers", "w", "--steps", "next:1"] if name == "capture" else []
+    code, said = run(capfd, name, "4711", *options)
+    assert code == 2, said
+    assert "4711" in said
+
+
+@pytest.mark.parametrize("words, code, part", [
+    (["plan", "none.yaml"], 2, "none.yaml"),
+    (["plan", "bad.yaml"], 2, "write '1:11'"),
+    (["render", "--framework", "verll", "bad.yaml"], 2, "verl"),
+    (["submit", "-N", "2", "--request", "bad.yaml", "--", "true"], 2, "write '1:11'"),
+    (["submit", "-N", "2", "--set", "RLPROF_READY_SECOND=1", "--", "true"], 2, "RLPROF_READY_SECONDS"),
+    (["submit", "-N", "2", "true"], 2, "after `--`"),
+    (["import", "--framework", "nemo_rl", "NRL_NSYS_WORKER_PATTERNS=*"], 2, "NRL_NSYS_PROFILE_STEP_RANGE"),
+    (["schema", "manifst"], 2, "manifest"),
+    (["report", "empty"], 2, "empty"),
+    (["diff", "empty", "empty"], 2, "empty"),
+    (["harvest", "empty"], 1, "run.json"),
+    (["capture", "empty", "--workers", "w", "--steps", "2"], 2, "next:"),
+    (["wrap", "--worker", "w"], 2, "CMD"),
+    (["patch-ray", "--file", "none.py"], 2, "none.py"),
+    (["doctor", "--nodes", "0"], 2, "--nodes"),
+    (["statsu"], 2, "status"),
+])  # fmt: skip
+def test_mistakes(words, code, part, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.yaml").write_text('captures: [{workers: [w], steps: "0:10"}]\n')
+    found, said = run(capfd, *words)
+    assert found == code, said
+    assert part in said
+
+
+def test_help_is_short_and_every_command_is_in_the_list():
+    listed = CliRunner().invoke(cli, ["--help"]).output
+    assert all(f"\n  {name} " in listed for name in NAMES)
