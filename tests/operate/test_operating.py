@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,14 @@ def test_a_job_is_found_without_slurm_and_from_any_folder(fake, run_folder, monk
     site.write_text(f"BASE_LOG_DIR={run_folder.path.parent}\n")
     monkeypatch.setenv("RLPROF_SITE_ENV", str(site))
     assert run("status", "4711") == 0
+    capsys.readouterr()
+    assert run("harvest", "4711", "--json") == 3
+    assert json.loads(capsys.readouterr().out)["job"] == "4711"
+    for words in (("report", "4711"), ("timeline", "4711"), ("diff", "4711", "4711")):
+        assert run(*words) == 2
+        assert str(run_folder.path) in capsys.readouterr().err  # found, and nothing to read in it
+    assert run("report", "4712") == 2
+    assert "no run folder for job 4712" in capsys.readouterr().err
 
 
 def test_a_job_id_is_found_by_what_slurm_knows(fake, run_folder, monkeypatch):
@@ -275,7 +285,7 @@ def test_attach_leads_into_the_container_of_the_job(fake, run_folder, tmp_path):
         node_and_command(["n1", "nvidia-smi"])
 
 
-def test_the_dashboard_is_found_in_what_ray_said(fake, run_folder, capsys):
+def test_the_dashboard_is_found_in_what_ray_said(fake, run_folder, capsys, tmp_path, monkeypatch):
     run_folder.record()
     assert run("dashboard", "4711") == 1
     (run_folder.path / ".secrets" / "attach.env").write_text("export RLPROF_DASHBOARD=0\n")
@@ -289,8 +299,30 @@ def test_the_dashboard_is_found_in_what_ray_said(fake, run_folder, capsys):
     )
     assert run("dashboard", "4711", "--port", "9000") == 0
     assert "ssh -N -L 127.0.0.1:9000:127.0.0.1:33271 n1" in capsys.readouterr().out
+    tunnel_with_browser(tmp_path, monkeypatch)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert run("dashboard", "4711", "--port", str(port), "--open") == 4
+    assert (tmp_path / "opened").read_text() == f"http://127.0.0.1:{port}\n"
     run_folder.record(head="n1; rm -rf /")
     assert run("dashboard", "4711") == 1
+
+
+def tunnel_with_browser(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ssh that is slow to listen, waits for one caller and ends with 4, and a browser that writes down what it is given."""
+    ssh, browser = folder / "bin" / "ssh", folder / "bin" / "xdg-open"
+    ssh.parent.mkdir()
+    ssh.write_text(
+        f"#!{sys.executable}\nimport socket, sys, time\ntime.sleep(0.5)\n"
+        "port = int(sys.argv[sys.argv.index('-L') + 1].split(':')[1])\nserver = socket.create_server(('127.0.0.1', port))\n"
+        "server.settimeout(10)\nserver.accept()\ntime.sleep(0.5)\nsys.exit(4)\n"
+    )
+    browser.write_text(f"#!/bin/sh\necho \"$1\" > {folder}/opened\n")
+    for tool in (ssh, browser):
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("BROWSER", raising=False)
 
 
 def test_following_says_each_change_once_and_ends_with_the_job(fake, run_folder):

@@ -52,6 +52,14 @@ def find(text: str, env: Mapping[str, str] | None = None) -> Job:
     return Job(job, folder, slurm.show(job))
 
 
+def folder_of(text: str, env: Mapping[str, str] | None = None) -> Path:
+    """What a command reads: a path that exists as it is, else the run folder of that job id.
+
+    Raises UsageError with the places that were tried.
+    """
+    return Path(text) if os.path.exists(text) else locate.run_folder(text, with_site(os.environ if env is None else env))
+
+
 def with_site(env: Mapping[str, str]) -> dict[str, str]:
     """`env` with BASE_LOG_DIR as the site's file has it, so that a job id is found from any folder."""
     found = dict(env)

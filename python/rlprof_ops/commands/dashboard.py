@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
 import sys
+import time
 
 import click
 
 from rlprof_ops.commands._jobs import job_argument
+
+_TUNNEL_SECONDS = 60.0
 
 
 @click.command()
@@ -32,7 +37,21 @@ def command(job: str, port: int, open_it: bool) -> None:
     click.echo(f"{url}, until Ctrl-C: {' '.join(line)}")
     tunnel = subprocess.Popen(line, stdin=subprocess.DEVNULL)
     try:
-        click.launch(url)
+        if _listens(port, tunnel):
+            click.launch(url)
         sys.exit(tunnel.wait())
     except KeyboardInterrupt:
+        pass
+    finally:
         tunnel.terminate()
+        tunnel.wait()
+
+
+def _listens(port: int, tunnel: subprocess.Popen[bytes]) -> bool:
+    """Whether the tunnel's end on this machine takes connections; False when ssh has ended or is asking for a password too long."""
+    until = time.monotonic() + _TUNNEL_SECONDS
+    while tunnel.poll() is None and time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+        time.sleep(0.1)
+    return False

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import click
 
 
 @click.command()
-@click.argument("before", type=click.Path(path_type=Path))
-@click.argument("after", type=click.Path(path_type=Path))
+@click.argument("before")
+@click.argument("after")
 @click.option("--fail-if", "rules", multiple=True, metavar="RULE", help="Exit 1 when broken beyond the noise: 'step>5%', 'train>20ms', 'missing>0', 'stragglers>0'. May be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="How many files are read at once where a run has no report.json yet.")
-def command(before: Path, after: Path, rules: tuple[str, ...], as_json: bool, jobs: int | None) -> None:
-    """Compare two runs (run folders, or their report.json).
+def command(before: str, after: str, rules: tuple[str, ...], as_json: bool, jobs: int | None) -> None:
+    """Compare two runs (job ids, run folders, or their report.json).
 
     A change is called one when it exceeds three standard errors of the steps and 1 %.
 
@@ -25,13 +24,14 @@ def command(before: Path, after: Path, rules: tuple[str, ...], as_json: bool, jo
     from rlprof_ops.analyze.diff import compare, parse_rule, violations
     from rlprof_ops.analyze.diff_text import show
     from rlprof_ops.analyze.reporting import load_answer
+    from rlprof_ops.cluster.find import folder_of
 
-    difference = compare(load_answer(before, jobs), load_answer(after, jobs))
+    difference = compare(load_answer(folder_of(before), jobs), load_answer(folder_of(after), jobs))
     broken = violations([parse_rule(rule, difference) for rule in rules], difference)
     if as_json:
         click.echo(json.dumps(difference.to_dict() | {"broken": broken}, indent=1, ensure_ascii=False))
     else:
-        show(difference, str(before), str(after))
+        show(difference, before, after)
     for text in broken:
         click.echo(f"failed {text}", err=True)
     sys.exit(1 if broken else 0)

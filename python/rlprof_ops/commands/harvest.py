@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
@@ -25,6 +26,7 @@ def command(job: str, as_json: bool, no_recover: bool, content_budget_s: float, 
 
     Example: rlprof harvest 4711
     """
+    from rlprof_ops.cluster.find import with_site
     from rlprof_ops.collect.archive import archive_nodes
     from rlprof_ops.collect.harvest import harvest
     from rlprof_ops.collect.locate import run_folder
@@ -32,7 +34,7 @@ def command(job: str, as_json: bool, no_recover: bool, content_budget_s: float, 
     from rlprof_ops.collect.table import render, size_text
     from rlprof_ops.collect.watch import watch_job
 
-    folder = run_folder(job)
+    folder = run_folder(job, with_site(os.environ))
     if watch:
         watch_job(folder, every_s=max(1.0, every_s), say=lambda text: click.echo(text, err=as_json))
     with bar(sys.stderr) as progress:

@@ -8,7 +8,7 @@ import click
 
 
 @click.command()
-@click.argument("run_folder", type=click.Path(path_type=Path))
+@click.argument("run", metavar="JOB")
 @click.option("--json", "as_json", is_flag=True, help="Print report.json to standard output instead of the summary.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a browser afterwards.")
 @click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where the files are read.")
@@ -16,15 +16,16 @@ import click
 @click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for report.html and report.json. Default: the run folder.")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the Parquet columns beside the reports.")
 def command(
-    run_folder: Path, as_json: bool, open_page: bool, engine: str, jobs: int | None, output: Path | None, no_cache: bool
+    run: str, as_json: bool, open_page: bool, engine: str, jobs: int | None, output: Path | None, no_cache: bool
 ) -> None:
     """Explain a run: step anatomy, idle time, stragglers, kernels; as a page, as JSON and here.
 
-    RUN_FOLDER is <BASE_LOG_DIR>/<job>-logs, or any folder of reports, or one report. Writes report.html (opens offline)
+    JOB is a job id, its run folder, any folder of reports, or one report. Writes report.html (opens offline)
     and report.json.
 
-    Example: rlprof report logs/4711-logs --open
+    Example: rlprof report 4711 --open
     """
     from rlprof_ops.analyze.reporting import report
+    from rlprof_ops.cluster.find import folder_of
 
-    report(run_folder, as_json=as_json, open_page=open_page, engine=engine, jobs=jobs, output=output, cache=not no_cache)
+    report(folder_of(run), as_json=as_json, open_page=open_page, engine=engine, jobs=jobs, output=output, cache=not no_cache)

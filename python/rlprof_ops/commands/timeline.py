@@ -8,13 +8,13 @@ import click
 
 
 @click.command()
-@click.argument("run_folder", type=click.Path(path_type=Path))
+@click.argument("run", metavar="JOB")
 @click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to. Default: the run folder.")
 @click.option("--legacy-json", is_flag=True, help="Also write one merged JSON for viewers older than Perfetto v58.2.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="How many files are read at once. Default: one a CPU.")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the Parquet columns beside the reports.")
-def command(run_folder: Path, output: Path | None, legacy_json: bool, jobs: int | None, no_cache: bool) -> None:
-    """Put all ranks on one timeline.
+def command(run: str, output: Path | None, legacy_json: bool, jobs: int | None, no_cache: bool) -> None:
+    """Put all ranks of JOB (a job id, or a folder of reports) on one timeline.
 
     Writes timeline.overview.pftrace (steps, phases, collectives, GPU busy, longest kernels of all ranks; small at any
     number of ranks) and timeline.ranks.zip (every full trace, clocks aligned; needs Perfetto v58.2 or later).
@@ -23,8 +23,9 @@ def command(run_folder: Path, output: Path | None, legacy_json: bool, jobs: int 
     """
     from rlprof_ops.analyze.text import duration, size
     from rlprof_ops.analyze.timeline.make import make
+    from rlprof_ops.cluster.find import folder_of
 
-    made = make(run_folder, output, jobs, legacy_json, cache=not no_cache)
+    made = make(folder_of(run), output, jobs, legacy_json, cache=not no_cache)
     for path in made.files:
         click.echo(f"{path}  {size(path.stat().st_size)}")
     for name, reason in made.left_out:
