@@ -97,7 +97,9 @@ def _stretches(gpu: GpuSpans, chosen: Ints | None, count: int) -> Iterator[tuple
             pick = int(inside[0]) if len(inside) else 0
             until = int(start[pick]) + 1
             high += int(np.searchsorted(start, until, side="left"))
-            while high < count and int(gpu.start[_index(chosen, high, high + 1)][0]) < until:
+            if chosen is None:  # more than the look-ahead may begin at once
+                high += int(np.searchsorted(gpu.start[high:count], until, side="left"))
+            while chosen is not None and high < count and int(gpu.start[chosen[high]]) < until:
                 high += 1
         work = take(gpu, _index(chosen, low, high))
         if carried is not None and len(carried):
