@@ -86,6 +86,15 @@ def test_mistakes(words, code, part, capfd, tmp_path, monkeypatch):
     assert part in said
 
 
-def test_help_is_short_and_every_command_is_in_the_list():
+@pytest.mark.parametrize("name", ["", *NAMES])
+def test_help_fits_a_screen_and_shows_a_call(name):
+    said = CliRunner().invoke(cli, [*name.split(), "--help"], prog_name="rlprof")
+    assert said.exit_code == 0
+    assert said.output.count("\n") <= 50
+    below_the_usage = said.output.split("Options:")[0].split("\n", 1)[1]
+    assert f"rlprof {name}".strip() in below_the_usage
+
+
+def test_every_command_is_in_the_list():
     listed = CliRunner().invoke(cli, ["--help"]).output
     assert all(f"\n  {name} " in listed for name in NAMES)
