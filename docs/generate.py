@@ -30,10 +30,7 @@ def command_page() -> str:
         "# Commands", "",
         "`rlprof COMMAND --help` says the same. `python3 -m rlprof_ops COMMAND` works with only PyYAML and click installed, for all "
         "but `report`, `timeline` and `diff`, which need the extra `analyze`. Made by `docs/generate.py`.", "",
-        "| exit code | means |", "|---|---|", "| 0 | fine |", "| 1 | failed |", "| 2 | a wrong option, request, knob or site's file |",
-        "| 3 | a planned report is missing |", "",
-        "`submit --wait`, `retry --wait` and `attach` end with the job's or the command's own code, see "
-        "[exit codes](operators.md#exit-codes-of-rlprof).",
+        "Exit codes stand in [operators.md](operators.md#exit-codes-of-rlprof).",
     ]  # fmt: skip
     parent = click.Context(cli, info_name="rlprof")
     for name in cli.list_commands(parent):

@@ -1,4 +1,4 @@
-"""Every command's mistakes end as documented in docs/cli.md: 2 usage, 1 failed, 3 incomplete; each message names the way on."""
+"""Every command's mistakes end as documented in docs/operators.md: 2 usage, 1 failed, 3 incomplete; each message names the way on."""
 
 from __future__ import annotations
 

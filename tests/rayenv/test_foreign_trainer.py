@@ -64,11 +64,43 @@ def test_stock_ray_never_starts_it_where_there_is_no_python_command(trainer, tmp
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "RAY_"))}
     env |= {"PATH": path, "RAY_AUTH_MODE": "disabled"}
     try:
-        done = subprocess.run([sys.executable, trainer, repr(options), "10"], env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, trainer, repr(options), "10"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     finally:
         shutil.rmtree(options["_temp_dir"], ignore_errors=True)
 
     assert done.stdout == "never|started|\n", (done.stdout, done.stderr)
+
+
+STOCK = r'''
+import os, sys, time
+import ray
+
+@ray.remote(num_cpus=0)
+class Worker:
+    def utf8(self):
+        return sys.flags.utf8_mode
+
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error", _temp_dir=sys.argv[1])
+options = {"t": "nvtx", "s": "none", "cpuctxsw": "none"}
+kept = Worker.options(runtime_env={"nsight": options, "py_executable": f"{sys.executable} -X utf8"}).remote()
+print("utf8", ray.get(kept.utf8.remote(), timeout=60), flush=True)
+odd = Worker.options(runtime_env={"nsight": {**options, "nvtx-domain-exclude": f"a|b$(touch {sys.argv[2]})"}}).remote()
+print("started", bool(ray.wait([odd.utf8.remote()], timeout=15)[0]), flush=True)
+'''
+
+
+def test_stock_ray_drops_py_executable_and_runs_an_option_in_a_shell(tmp_path):
+    """What test_real_workers.py and test_trainer_job.py show to work with us."""
+    folder, touched = f"/tmp/rlprof-o{os.getpid()}", tmp_path / "touched"
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "RAY_"))}
+    env |= {"PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]), "RAY_AUTH_MODE": "disabled"}
+    try:
+        done = subprocess.run([sys.executable, "-c", STOCK, folder, touched], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    assert done.stdout.splitlines()[-2:] == ["utf8 0", "started False"], (done.stdout, done.stderr)
+    assert touched.exists()
 
 
 def test_in_a_job_of_ours_it_runs_and_its_reports_come_home_by_name(trainer, tmp_path, monkeypatch):

@@ -12,15 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlprof_ops.analyze.readers.errors import UnreadableReport
+from rlprof_ops.backends import nsight
 
 BASE_TIMEOUT_S = 120.0
 TIMEOUT_S_PER_MIB = 2.0
-
-
-def find_nsys() -> str | None:
-    """The nsys to use: `$RLPROF_NSYS`, else the one on `PATH`."""
-    named = os.environ.get("RLPROF_NSYS")
-    return named if named and shutil.which(named) else shutil.which("nsys")
 
 
 @contextlib.contextmanager
@@ -39,10 +34,10 @@ def exported(report: Path, timeout_s: float | None = None) -> Iterator[Path]:
     size_mib = report.stat().st_size / (1 << 20)
     if size_mib == 0:
         raise UnreadableReport(report, "is empty: the profiler was killed before it wrote the report")
-    nsys = find_nsys()
+    nsys = nsight.find()
     if nsys is None:
         raise UnreadableReport(
-            report, "no nsys on PATH to export it with; set RLPROF_NSYS, or put `nsys export --type sqlite` beside it"
+            report, f"no nsys to export it with ({nsight.why_missing(os.environ)}); set RLPROF_NSYS, or put `nsys export --type sqlite` beside it"
         )
     limit = BASE_TIMEOUT_S + TIMEOUT_S_PER_MIB * size_mib if timeout_s is None else timeout_s
     folder = Path(tempfile.mkdtemp(prefix="rlprof-export-"))
