@@ -159,7 +159,7 @@ def test_without_nsys_the_message_says_what_to_do(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv("RLPROF_NSYS", raising=False)
     report = tmp_path / "r.nsys-rep"
     report.write_bytes(b"x" * 100)
-    with pytest.raises(UnreadableReport, match="no nsys to export it with .it is not on PATH.; set RLPROF_NSYS"):
+    with pytest.raises(UnreadableReport, match=r"no nsys to export it with \(it is not on PATH\); set RLPROF_NSYS"):
         read_report(report, cache=False)
     export(tmp_path / "r.sqlite")  # an export beside it serves
     assert len(read_report(report, cache=False).gpu) == 2

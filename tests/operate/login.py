@@ -109,4 +109,5 @@ def shape(transcript: str) -> list[str]:
     jobs = {number: f"J{i}" for i, number in enumerate(re.findall(r"(?m)^job (\d+) submitted$", transcript), start=1)}
     wanted = r"\$ rlprof .*|\d+ captures planned: .*|\(exit code \d+\)|n\d|reports: .*"
     lines = [line for line in transcript.splitlines() if re.fullmatch(wanted, line)]
-    return [" ".join(jobs.get(word, word) for word in line.split()) if line.startswith("$") else line for line in lines]
+    takes_job = re.compile(r"(\$ rlprof (?:status|attach|capture|stop|retry|logs -f) )(\d+)")
+    return [takes_job.sub(lambda found: found[1] + jobs.get(found[2], found[2]), line) for line in lines]

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -26,7 +27,11 @@ def node(monkeypatch, tmp_path):
     fake = tmp_path / "bin dir" / "nsys"
     fake.parent.mkdir()
     # Stands in for nsys: shows what it was given, then runs the program as nsys would.
-    fake.write_text('#!/bin/bash\nprintf "%s\\n" "$RLPROF_NSYS_SESSION" "$TMPDIR" "$@"\n')
+    fake.write_text(
+        '#!/bin/bash\nprintf "%s\\n" "$RLPROF_NSYS_SESSION" "$TMPDIR" "$@"\n'
+        'left=$(cat "$0.fails" 2> /dev/null || echo 0); [ "$left" = 0 ] || { echo $((left - 1)) > "$0.fails"; echo "End of file" >&2; exit 3; }\n'
+        'until [ "$1" = /bin/sh ]; do shift; done; exec "$@"\n'
+    )
     fake.chmod(0o755)
 
     def set_up(**capture):
@@ -64,7 +69,7 @@ def test_a_selected_worker_is_wrapped_and_its_interpreter_text_is_kept(node):
 
     made = modify({"worker": "dtensor_policy_worker", "rank": 3}, "uv run --project '/a b' python")
 
-    assert made.py_executable.endswith(" launch --session-new=rlprof-4711.r1-dtensor_policy_worker-r3-$$ -t nvtx uv run --project '/a b' python")
+    assert made.py_executable.endswith(" rlprof-4711.r1-dtensor_policy_worker-r3- continue 2 -t nvtx uv run --project '/a b' python")
     made.env_vars.pop(HOOK_VARIABLE, None)
     assert made.env_vars == {"MINE": "1", "NCCL_DEBUG": "INFO", "RLPROF_WORKER": "dtensor_policy_worker", "RLPROF_RANK": "3"}
     assert (tmp_path / "node dir's" / "tmp").is_dir()
@@ -80,11 +85,33 @@ def test_bash_hands_nsys_exactly_what_was_meant(node):
     done = subprocess.run(["bash", "-c", f"exec {text} -c pass"], capture_output=True, text=True, cwd=tmp_path, timeout=30)
 
     session, tmp, *argv = done.stdout.splitlines()
-    assert session.rpartition("-")[0] == "rlprof-4711.r1-x--policy--HOME-r0"
-    assert session.rpartition("-")[2].isdigit()
+    assert re.fullmatch(r"rlprof-4711\.r1-x--policy--HOME-r0-\d+-1", session)
     assert tmp == str(tmp_path / "node dir's" / "tmp")
-    assert argv == ["launch", f"--session-new={session}", "-t", "nvtx", "--nvtx-capture=a|b;$(touch pwned) 'c'", "--python-backtrace", sys.executable, "-c", "pass"]
+    assert argv[:6] == ["launch", f"--session-new={session}", "-t", "nvtx", "--nvtx-capture=a|b;$(touch pwned) 'c'", "--python-backtrace"]
+    assert argv[-3:] == [sys.executable, "-c", "pass"]
+    assert list((tmp_path / "node dir's" / "tmp").iterdir()) == []
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("fails, on_error, code, said", [
+    (0, "continue", 7, "session"), (1, "continue", 7, "session"), (2, "continue", 7, "unprofiled"), (2, "fail", 3, None),
+])  # fmt: skip
+def test_an_nsys_that_ends_before_the_worker_began_is_tried_again(node, fails, on_error, code, said):
+    """nsys 2023.4 does that on a busy machine; Ray alone would wait for the worker for ever."""
+    tmp_path = node(on_error=on_error)
+    (tmp_path / "bin dir" / "nsys.fails").write_text(str(fails))
+    made = modify({"worker": "policy_worker", "rank": 0}, shlex.quote(sys.executable))
+    program = "import os, sys; print('unprofiled' if os.environ.get('RLPROF_NOT_WRAPPED') else 'session', os.environ.get('RLPROF_NSYS_SESSION')); sys.exit(7)"
+    done = subprocess.run(["bash", "-c", f"exec {made.py_executable} -c {shlex.quote(program)}"], capture_output=True, text=True, timeout=30)
+
+    assert done.returncode == code, done.stderr
+    last = done.stdout.splitlines()[-1]
+    if said == "session":
+        assert last.startswith("session rlprof-4711.r1-policy_worker-r0-") and last.endswith(f"-{fails + 1}")
+    elif said:
+        assert last == "unprofiled None"
+    assert done.stderr.count("before the worker began") == fails
+    assert list((tmp_path / "node dir's" / "tmp").iterdir()) == []
 
 
 @pytest.mark.parametrize("value", [{"worker": "reward", "rank": 0}, {"worker": "policy_worker", "rank": 2}])

@@ -60,18 +60,38 @@ def session_prefix(worker: str, rank: int | None, env: Mapping[str, str]) -> str
     return f"rlprof-{names.safe(env.get('RLPROF_JOB') or 'local')}-{names.safe_worker(worker)}-r{rank or 0}-"
 
 
-def wrapped(py_executable: str, session: str, spec: Any, env: Mapping[str, str], nsys: str) -> str:
-    """`env … nsys launch … <py_executable>` for the `bash -c "exec …"` of Ray's `exec_worker`.
+# Run by bash as `rlprof <nsys> <session> <on_error> <number of launch options> options… the worker's own words…`.
+# nsys 2023.4 sometimes ends on a busy machine before it has started the program ("Connection to Agent lost", "End of file");
+# Ray would then wait for a worker that never comes. The file `pending` is gone as soon as the program begins.
+_LAUNCH = """\
+nsys=$1 session=$2 on_error=$3 count=$4; shift 4
+options=("${@:1:count}"); shift "$count"
+pending=$(mktemp "${TMPDIR:-/tmp}/.rlprof-pending-XXXXXX") || exit 1
+for try in 1 2; do
+    export RLPROF_NSYS_SESSION=$session$$-$try
+    "$nsys" launch "--session-new=$RLPROF_NSYS_SESSION" "${options[@]}" /bin/sh -c 'rm -f -- "$0"; exec "$@"' "$pending" "$@"
+    code=$?
+    [ -e "$pending" ] || exit "$code"
+    echo "rlprof: nsys launch ended with $code before the worker began (try $try of 2)" >&2
+done
+rm -f -- "$pending"
+[ "$on_error" = continue ] || exit "$code"
+unset RLPROF_NSYS_SESSION
+export RLPROF_NOT_WRAPPED="nsys launch ended with $code before the worker began, twice; its own words are in the worker's log"
+exec "$@"
+"""
 
-    Every word is quoted but two: `py_executable` is shell text already (`uv run … python`), and `$$`, bash's own pid
-    and after `exec` that of nsys, makes the session's name unique where Ray reuses one context for many workers.
+
+def wrapped(py_executable: str, session: str, spec: Any, env: Mapping[str, str], nsys: str) -> str:
+    """`env … bash -c … nsys launch … <py_executable>` for the `bash -c "exec …"` of Ray's `exec_worker`.
+
+    Every word is quoted but `py_executable`, which is shell text already (`uv run … python`). bash's own pid makes the
+    session's name unique where Ray reuses one context for many workers.
     """
-    unique = f"{shlex.quote(session)}$$"
-    settings = [f"RLPROF_NSYS_SESSION={unique}", *_tmpdir(env)]
-    options = [shlex.quote(token) for token in nsight.split_options(spec).launch]
-    return " ".join(
-        ["env", *settings, shlex.quote(nsys), "launch", f"--session-new={unique}", *options, py_executable]
-    )
+    options = nsight.split_options(spec).launch
+    on_error = getattr(spec, "on_error", "continue")
+    words = ["bash", "-c", _LAUNCH, "rlprof", nsys, session, on_error, str(len(options)), *options]
+    return " ".join(["env", *_tmpdir(env), *map(shlex.quote, words), py_executable])
 
 
 def profiled(py_executable: str, identity: Identity, spec: Any, env: Mapping[str, str], nsys: str) -> str:
