@@ -25,9 +25,14 @@ class Worker:
         with self.prof.step(number), self.prof.range("train"):
             time.sleep(0.02)
         return os.getpid()
+    def ready(self):
+        return True
 
 ray.init(log_to_driver=False, logging_level="error")
-workers = {(kind, rank): Worker.options(runtime_env=profiler.runtime_env(kind, rank)).remote() for kind in ("session_worker", "range_worker") for rank in range(4)}
+workers = {}
+for key in [(kind, rank) for kind in ("session_worker", "range_worker") for rank in range(4)]:
+    workers[key] = Worker.options(runtime_env=profiler.runtime_env(*key)).remote()
+    ray.get(workers[key].ready.remote(), timeout=120)  # one nsys starts at a time: this is about how they end
 for number in range(1, 7):
     pids = dict(zip(workers, ray.get([worker.step.remote(number) for worker in workers.values()], timeout=120)))
 for kind in ("session_worker", "range_worker"):

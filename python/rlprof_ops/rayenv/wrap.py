@@ -82,6 +82,25 @@ exec "$@"
 """
 
 
+# The same for `nsys profile`, as `rlprof <nsys> <on_error> <number of its words> words… the worker's own words…`.
+_PROFILE = """\
+nsys=$1 on_error=$2 count=$3; shift 3
+words=("${@:1:count}"); shift "$count"
+pending=$(mktemp "${TMPDIR:-/tmp}/.rlprof-pending-XXXXXX") || exit 1
+for try in 1 2; do
+    "$nsys" profile "${words[@]}" /bin/sh -c 'rm -f -- "$0"; exec "$@"' "$pending" "$@"
+    code=$?
+    [ -e "$pending" ] || exit "$code"
+    echo "rlprof: nsys profile ended with $code before the worker began (try $try of 2)" >&2
+done
+rm -f -- "$pending"
+[ "$on_error" = continue ] || exit "$code"
+unset RLPROF_NSYS_RANGE
+export RLPROF_NOT_WRAPPED="nsys profile ended with $code before the worker began, twice; its own words are in the worker's log"
+exec "$@"
+"""
+
+
 def wrapped(py_executable: str, session: str, spec: Any, env: Mapping[str, str], nsys: str) -> str:
     """`env … bash -c … nsys launch … <py_executable>` for the `bash -c "exec …"` of Ray's `exec_worker`.
 
@@ -101,7 +120,8 @@ def profiled(py_executable: str, identity: Identity, spec: Any, env: Mapping[str
     """
     settings, words = profile_settings_and_words(identity, spec, env)
     quoted = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
-    return " ".join(["env", *quoted, *map(shlex.quote, [nsys, "profile", *words]), py_executable])
+    words = ["bash", "-c", _PROFILE, "rlprof", nsys, getattr(spec, "on_error", "continue"), str(len(words)), *words]
+    return " ".join(["env", *quoted, *map(shlex.quote, words), py_executable])
 
 
 def profile_settings_and_words(identity: Identity, spec: Any, env: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
