@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,11 +17,12 @@ import pytest
 from rlprof_ops.cluster import salvage
 from rlprof_ops.cluster.ending import Ending
 from rlprof_ops.cluster.journal import Journal
-from rlprof_ops.cluster.knobs import Settings
+from rlprof_ops.cluster.knobs import Settings, import_path
 from rlprof_ops.cluster.layout import RunFolder, node_folder
 from rlprof_ops.cluster.place import Place
 from rlprof_ops.cluster.record import RunRecord
 from rlprof_ops.collect import jobstate
+from rlprof_ops.collect.sync import Syncer, _record, last_pass
 from rlprof_ops.request import ProfileRequest
 
 
@@ -60,6 +63,43 @@ def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
     node = json.loads((place.run.path / "nodes/n1.json").read_text())
     assert (node["role"], node["clean"], node["clock"], [file["state"] for file in node["files"]]) == ("head", True, one.clock, ["copied"])
     assert not place.folder.path.exists()
+
+
+_TOLD_TO_END_BY_SLURM = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print(flush=True); time.sleep(60)"
+
+
+def test_a_sync_that_slurm_has_told_to_end_before_us_has_made_no_last_pass(place, monkeypatch):
+    async def drained() -> bool:
+        one = ending(place)
+        monkeypatch.setattr(one, "environment", lambda: {**os.environ, "PYTHONPATH": import_path()})
+        syncer = Syncer(place.folder.path, place.run.path, place.node)
+        _record(place.folder.path, last_pass(syncer, 5))  # what it did of its own accord, before the window was closed
+        syncer.close()
+        report = place.folder.path / "profiles/torch/w/rank0/a.pt.trace.json.gz"
+        report.parent.mkdir(parents=True)
+        report.write_bytes(b"report")
+        one.sync = await asyncio.create_subprocess_exec(sys.executable, "-c", _TOLD_TO_END_BY_SLURM, stdout=asyncio.subprocess.PIPE)
+        await one.sync.stdout.readline()
+        return await one.last_sync(30)
+
+    assert asyncio.run(drained())
+    assert (place.run.path / "profiles/torch/w/rank0/a.pt.trace.json.gz").read_bytes() == b"report"
+
+
+@pytest.mark.parametrize(("left", "clean"), [("profiles/torch/w/rank0/a.pt.trace.json.gz", False), ("profiles/torch/w/rank0/a.pt.trace.json.gz.tmp", True)])
+def test_a_node_with_a_report_that_came_nowhere_keeps_its_folder(place, monkeypatch, left, clean):
+    async def said_to_be_done(seconds: float) -> bool:
+        return True
+
+    one = ending(place)
+    monkeypatch.setattr(one, "last_sync", said_to_be_done)
+    (place.folder.path / left).parent.mkdir(parents=True)
+    (place.folder.path / left).write_bytes(b"report")
+
+    asyncio.run(one.finish(5))
+
+    assert json.loads((place.run.path / "nodes/n1.json").read_text())["clean"] is clean
+    assert (place.folder.path / left).exists() is not clean
 
 
 def test_a_record_that_the_storage_takes_again_is_kept_nowhere_else(place, tmp_path):

@@ -16,6 +16,7 @@ from rlprof_ops.cluster.knobs import Settings
 from rlprof_ops.cluster.place import Place
 from rlprof_ops.cluster.ray_process import RayProcess
 from rlprof_ops.collect import drain
+from rlprof_ops.collect.sync import read_report
 from rlprof_ops.errors import EXIT_FAILED
 from rlprof_ops.request import ProfileRequest
 
@@ -148,20 +149,30 @@ class Ending:
         return frozenset({os.getpid(), os.getppid(), *self.helpers, *([self.sync.pid] if self.sync else [])})
 
     async def last_sync(self, seconds: float) -> bool:
-        """The sync's last pass, once more when that process has died. True when everything came over."""
+        """The sync's last pass, once more when that process has died. True when everything came over.
+
+        Slurm tells every process of a cancelled step to end: such a sync has made a last pass of its own, before the
+        profilers were done, and that one does not count.
+        """
         if self._sync_watch is not None:
             self._sync_watch.cancel()
+        ordered_ns, until = time.time_ns(), time.monotonic() + seconds
         with self.journal.phase("last_sync"):
             if self.sync is not None and self.sync.returncode is None:
                 self.sync.terminate()  # its order to make the last pass
             else:
                 await self.start_sync("--last")
             code = await self._sync_ends(seconds)
-            if code not in (0, EXIT_FAILED, None):
+            if code is not None and (code not in (0, EXIT_FAILED) or not self._passed_since(ordered_ns)):
                 self.journal.say(f"node {self.place.node}: sync ended with {code}; once more")
                 await self.start_sync("--last")
-                code = await self._sync_ends(seconds)
+                code = await self._sync_ends(max(2.0, until - time.monotonic()))
         return code == 0
+
+    def _passed_since(self, ordered_ns: int) -> bool:
+        """Whether the sync's latest pass is a last one that began at that time or later."""
+        report = read_report(self.place.folder.path)
+        return report is not None and report.last and report.started_ns >= ordered_ns
 
     async def _sync_ends(self, seconds: float) -> int | None:
         """The exit code of the sync: 0 all copied, 1 something not. None when it had to be killed after `seconds`."""
@@ -180,7 +191,8 @@ class Ending:
         if self._asked():
             await self._recover(seconds / 4)
         clean = await self.last_sync(seconds)
-        await self._survived(asyncio.to_thread(self._write_record, clean), 10, "node record")
+        record = await self._survived(asyncio.to_thread(self._write_record, clean), 10, "node record")
+        clean = clean and (record is None or record["clean"])
         place = self.place
         if clean:
             await self._survived(
@@ -192,7 +204,7 @@ class Ending:
                 f" them again, on node {place.node}: {salvage.command_line(place, self.settings['RLPROF_NODE_ROOT'])}"
             )
 
-    def _write_record(self, clean: bool) -> None:
+    def _write_record(self, clean: bool) -> dict[str, Any]:
         place = self.place
         facts = {
             "role": "head" if place.is_head else "worker",
@@ -204,7 +216,7 @@ class Ending:
             "clock": self.clock,
             "phases_s": self.journal.phases_s,
         }
-        drain.write_node_record(
+        return drain.write_node_record(
             place.folder.path,
             place.run.path,
             place.node,

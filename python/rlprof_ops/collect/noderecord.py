@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.collect.beneath import Beneath
+from rlprof_ops.collect.routes import goes_home
 from rlprof_ops.collect.sync import read_report
 from rlprof_ops.collect.syncstate import Journal
 
@@ -18,14 +19,15 @@ SCHEMA = 1
 
 def build_node_record(node_dir: Path, node: str, facts: Mapping[str, Any], *, recovered: Iterable[str] = (),
                       failed: Iterable[tuple[str, str]] = ()) -> dict[str, Any]:
-    """The record of docs/contracts.md. A finished file that never reached the run folder has the state `left`."""
+    """The record of docs/contracts.md. A finished file that never reached the run folder has the state `left`, and such a node is not `clean`."""
     journal = Journal(node_dir / "sync" / "state.jsonl", read_only=True)
     files = [
         {"path": path, "target": sent.target, "size_bytes": sent.size_bytes, "sha256": sent.sha256, "mtime_ns": sent.mtime_ns,
          "state": "removed" if sent.removed else "copied"}
         for path, sent in sorted(journal.sent.items())
     ]
-    files += [entry for entry in _left(node_dir) if entry["path"] not in journal.sent]
+    left = [entry for entry in _left(node_dir) if entry["path"] not in journal.sent]
+    files += left
     report = read_report(node_dir)
     not_copied = [*(report.failed if report else ()), *failed]
     record: dict[str, Any] = {
@@ -37,6 +39,8 @@ def build_node_record(node_dir: Path, node: str, facts: Mapping[str, Any], *, re
         "clock": [],
     }
     record.update(facts)
+    if any(goes_home(entry["path"]) for entry in left):
+        record["clean"] = False
     return record
 
 

@@ -46,12 +46,21 @@ class Item:
     found: os.stat_result
 
 
+_PROFILES = Route("profiles", "profiles", Kind.FINISHED)
+
+
+def goes_home(path: str) -> bool:
+    """Whether `path` of a node folder is a finished file of the profiles tree, which the run folder has to get."""
+    folder, _, relative = path.partition("/")
+    return folder == _PROFILES.source and kind_of(_PROFILES, relative) is not None
+
+
 def routes_of(node: str, sessions: tuple[str, ...]) -> tuple[Route, ...]:
     """The routes of one node, the most precious first; `sessions` are the folder names below `ray/`."""
     safe_component(node, "node name")
     own = (
         Route("events", f"nodes/{node}/events", Kind.LINES),
-        Route("profiles", "profiles", Kind.FINISHED),
+        _PROFILES,
         Route("inplace", "profiles", Kind.STABLE),
         Route("tmp", f"nodes/{node}/tmp", Kind.STABLE, last_pass_only=True),
         Route("logs", f"logs/{node}", Kind.GROWING),
