@@ -1,8 +1,9 @@
-"""Trainers with callbacks: the same few lines for Lightning, transformers/Accelerate, and a loop of your own.
+"""Trainers with callbacks, and a loop of your own: the same few lines for Lightning, transformers and Accelerate.
 
-Both classes only need the methods that their trainer calls, so this file imports neither.
+Each only needs what its trainer calls or has, so this file imports none of them.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rlprof_ops.runtime import profiler
@@ -49,6 +50,28 @@ class TransformersRlprof:
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._prof.close()
+
+
+def accelerate_loop(accelerator: Any, batches: Iterable[Any], train: Callable[[Any], None], worker: str = "trainer") -> None:
+    """A loop under Hugging Face Accelerate: rank and world are the accelerator's, a step is what the optimizer takes.
+
+    With gradient accumulation several batches make one step: `start_step` of a step that is open changes nothing.
+    """
+    prof = profiler.from_env(worker=worker, rank=accelerator.process_index, world_size=accelerator.num_processes)
+    step = 1
+    try:
+        for batch in batches:
+            prof.start_step(step)
+            with accelerator.accumulate(), prof.range("train"):
+                train(batch)
+            if accelerator.sync_gradients:
+                prof.stop_step()
+                step += 1
+    except BaseException:
+        prof.abort_step()
+        raise
+    finally:
+        prof.close()
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
 import time
@@ -63,6 +65,25 @@ def test_the_command_says_where_the_report_is(run, capsys):
 
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"policy_worker rank 0 on n1: {run}/profiles/memory/")
+
+
+def test_a_person_who_waits_sees_a_bar(run):
+    """On a real terminal: the line is drawn while the window is open, and gone at the end."""
+    argv = [sys.executable, "-m", "rlprof_ops", "capture", str(run), "--workers", "policy_worker", "--seconds", "2.5", "--backend", "memory", "--option", "host=true"]
+    master, terminal = pty.openpty()
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=terminal, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "80"})
+    os.close(terminal)
+    try:
+        out, _ = process.communicate(timeout=60)
+        drawn = os.read(master, 1 << 16).decode()
+    finally:
+        process.kill()
+        os.close(master)
+
+    assert process.returncode == 0, drawn
+    assert re.search(r"\[ +\] 0/1 reports, 2 s so far", drawn), drawn
+    assert drawn.endswith("\r\x1b[K")
+    assert out.startswith(b"policy_worker rank 0 on n1: ")
 
 
 def test_why_a_capture_failed_is_said(run, capsys):

@@ -1,11 +1,13 @@
 """Ways into other trainers: NeMo RL's hook classes, the launcher for torchrun, and the documents' examples."""
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.runtime.test_nsys_session import ranges
@@ -167,13 +169,16 @@ def test_the_ray_example(tmp_path, monkeypatch):
     assert reports == ["policy_worker_rank0_step3-4", "policy_worker_rank1_step3-4"]
 
 
-def test_the_lightning_callback_needs_no_lightning(recorder):
-    _, fake = recorder(workers="trainer", steps="2")
+def callbacks_example():
     spec = importlib.util.spec_from_file_location("callbacks", EXAMPLES / "callbacks.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    from types import SimpleNamespace
+    return module
 
+
+def test_the_lightning_callback_needs_no_lightning(recorder):
+    _, fake = recorder(workers="trainer", steps="2")
+    module = callbacks_example()
     callback = module.LightningRlprof()
     trainer = SimpleNamespace(global_rank=0, world_size=1, global_step=0)
     callback.on_train_start(trainer, None)
@@ -185,3 +190,40 @@ def test_the_lightning_callback_needs_no_lightning(recorder):
     callback.on_train_end(trainer, None)
 
     assert " ".join(fake.log) == "[ +step 2 -step 2 ]"
+
+
+class Accumulating:
+    """What the loop uses of `accelerate.Accelerator`, with two batches to an optimizer step."""
+
+    process_index, num_processes, sync_gradients = 0, 1, True
+    _batches = 0
+
+    @contextlib.contextmanager
+    def accumulate(self, *models):
+        self._batches += 1
+        self.sync_gradients = self._batches % 2 == 0
+        yield
+
+
+def test_the_loop_for_accelerate_steps_with_the_optimizer(recorder):
+    _, fake = recorder(workers="trainer", steps="2")
+    trained = []
+
+    callbacks_example().accelerate_loop(Accumulating(), range(6), trained.append)
+
+    assert trained == list(range(6))
+    assert " ".join(fake.log) == "[ +step 2 +train -train +train -train -step 2 ]"
+
+
+def test_the_loop_for_accelerate_hands_the_trainings_own_error_on(recorder):
+    _, fake = recorder(workers="trainer", steps="1")
+    error = ValueError("mine")
+
+    def train(batch):
+        raise error
+
+    with pytest.raises(ValueError) as raised:
+        callbacks_example().accelerate_loop(Accumulating(), range(3), train)
+
+    assert raised.value is error
+    assert " ".join(fake.log) == "[ +step 1 +train -train -step 1 ]"

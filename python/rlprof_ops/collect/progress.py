@@ -36,8 +36,10 @@ def bar(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Itera
 
 
 def line(done: int, total: int, elapsed_s: float, width: int) -> str:
-    """`[#####     ] 512/4096 reports, 12 s left`."""
-    left = f", {elapsed_s / done * (total - done):.0f} s left" if done and elapsed_s > 1 else ""
+    """`[#####     ] 512/4096 reports, 12 s left`; before the first one is there, for how long one has waited."""
+    left = ""
+    if elapsed_s > 1:
+        left = f", {elapsed_s / done * (total - done):.0f} s left" if done else f", {elapsed_s:.0f} s so far"
     text = f" {done}/{total} reports{left}"
     room = max(10, min(40, width - len(text) - 3))
     full = room * done // max(total, 1)
