@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.collect.manifest import Manifest
+from rlprof_ops.rayenv.trial import BAD_LUCK
 from tests.faults.trainer import FIRST, HOLD, SECOND
 from tests.sandbox import Sandbox
 
@@ -62,7 +63,7 @@ class Job:
         """Whether the job could not begin for a reason that is no part of the fault under test."""
         log = self.folder / ("driver.log" if self.stand_in else "logs/driver.log")
         said = log.read_text(errors="replace") if self.step() == 0 and log.exists() else ""
-        return any(words in said for words in ("Connection to Agent lost", "Local Endpoint is not available", "The proxy is not started"))
+        return BAD_LUCK.search(said) is not None
 
     def go(self) -> None:
         self.progress.with_suffix(".go").touch()

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.nsys, pytest.mark.
 # In the second window, which is open, each worker ends in the way of its rank; the driver or Ray itself ends with those left.
 WAYS = {0: "ray.kill", 1: "__ray_terminate__", 2: "out of scope", 3: "the end of the job"}
 TRAINER = r'''
-import os, signal, subprocess, sys, time
+import glob, os, signal, subprocess, sys, time
 import ray
 from rlprof_ops.runtime import profiler
 
@@ -45,6 +45,9 @@ while time.monotonic() < until and any(os.path.exists(f"/proc/{pid}") for key, p
 print("LEFT", sorted(rank for (_, rank), pid in pids.items() if os.path.exists(f"/proc/{pid}")), flush=True)
 if sys.argv[1] == "crash":
     os.kill(os.getpid(), signal.SIGKILL)
+until = time.monotonic() + 60  # the other job's Ray is within reach of `ray stop`: the sandbox's nodes share their processes
+while time.monotonic() < until and not glob.glob(glob.escape(sys.argv[2]) + "/nodes/*.json"):
+    time.sleep(0.2)
 subprocess.run([sys.executable, "-c", "from ray.scripts.scripts import main; main()", "stop"], timeout=60)
 time.sleep(5)
 sys.exit(9)
@@ -63,11 +66,14 @@ def jobs(slurm_sandbox):
         {"workers": ["session_worker"], "steps": "3:5, 6:9", "options": {"t": "nvtx"}},
         {"workers": ["range_worker"], "steps": "3:5, 6:9", "options": {"t": "nvtx", "capture-range": "nvtx"}},
     ]}))  # fmt: skip
-    sent = {
-        end: Job.submit(slurm_sandbox, nodes=1, COMMAND=shlex.join(["python", str(trainer), end]), RLPROF_REQUEST=str(request), RAY_LOG_SYNC_FREQUENCY="2")
-        for end in ("crash", "ray stop")
-    }
-    return {end: (job, job.wait(timeout=280)) for end, job in sent.items()}
+
+    def sent(*arguments: str) -> Job:
+        command = shlex.join(["python", str(trainer), *arguments])
+        return Job.submit(slurm_sandbox, nodes=1, COMMAND=command, RLPROF_REQUEST=str(request), RAY_LOG_SYNC_FREQUENCY="2")
+
+    crash = sent("crash")
+    both = {"crash": crash, "ray stop": sent("ray stop", str(crash.run))}
+    return {end: (job, job.wait(timeout=280)) for end, job in both.items()}
 
 
 @pytest.mark.parametrize("end", ["crash", "ray stop"])

@@ -94,7 +94,7 @@ def test_bash_hands_nsys_exactly_what_was_meant(node):
 
 
 @pytest.mark.parametrize("fails, on_error, code, said", [
-    (0, "continue", 7, "session"), (1, "continue", 7, "session"), (2, "continue", 7, "unprofiled"), (2, "fail", 3, None),
+    (0, "continue", 7, "session"), (2, "continue", 7, "session"), (3, "continue", 7, "unprofiled"), (3, "fail", 3, None),
 ])  # fmt: skip
 def test_an_nsys_that_ends_before_the_worker_began_is_tried_again(node, fails, on_error, code, said):
     """nsys 2023.4 does that on a busy machine; Ray alone would wait for the worker for ever."""

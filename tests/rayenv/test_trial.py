@@ -19,7 +19,7 @@ def attempt(tries, works_at: int, says: str) -> tuple[str | None, int]:
     return reason, len(tries.read_text().split())
 
 
-@pytest.mark.parametrize("says", ["Connection to Agent lost. This is most likely a bug.", "[tag_message*] = Local Endpoint is not available.", "The proxy is not started."])
+@pytest.mark.parametrize("says", ["Connection to Agent lost. This is most likely a bug.", "[tag_message*] = Local Endpoint is not available.", "The proxy is not started.", "End of file"])
 def test_bad_luck_is_tried_again_but_not_for_ever(tmp_path, says):
     assert attempt(tmp_path / "a", 3, says) == (None, 3)
     reason, runs = attempt(tmp_path / "b", 9, says)

@@ -16,7 +16,7 @@ TIMEOUT_S = 20.0
 _REMEMBER_FAILURE_S = 60.0
 _TRIES = 3
 # nsys 2023.4 on a busy node, seen under load: says nothing about the options.
-_BAD_LUCK = re.compile(r"Connection to Agent lost|Local Endpoint is not available|The proxy is not started")
+BAD_LUCK = re.compile(r"Connection to Agent lost|Local Endpoint is not available|The proxy is not started|\bEnd of file$", re.MULTILINE)
 _TELLING = re.compile(r"error|unrecogni|unknown|invalid|illegal|not found|no module", re.IGNORECASE)
 
 
@@ -76,7 +76,7 @@ async def _try_some(command: Sequence[str], env: Mapping[str, str], files: Mappi
     reason = None
     for _ in range(_TRIES):
         reason = await _try(command, env, files, proof)
-        if reason is None or not _BAD_LUCK.search(reason):
+        if reason is None or not BAD_LUCK.search(reason):
             break
     return reason
 

@@ -67,17 +67,18 @@ _LAUNCH = """\
 nsys=$1 session=$2 on_error=$3 count=$4; shift 4
 options=("${@:1:count}"); shift "$count"
 pending=$(mktemp "${TMPDIR:-/tmp}/.rlprof-pending-XXXXXX") || exit 1
-for try in 1 2; do
+for try in 1 2 3; do
     export RLPROF_NSYS_SESSION=$session$$-$try
     "$nsys" launch "--session-new=$RLPROF_NSYS_SESSION" "${options[@]}" /bin/sh -c 'rm -f -- "$0"; exec "$@"' "$pending" "$@"
     code=$?
     [ -e "$pending" ] || exit "$code"
-    echo "rlprof: nsys launch ended with $code before the worker began (try $try of 2)" >&2
+    echo "rlprof: nsys launch ended with $code before the worker began (try $try of 3)" >&2
+    sleep 0.5
 done
 rm -f -- "$pending"
 [ "$on_error" = continue ] || exit "$code"
 unset RLPROF_NSYS_SESSION
-export RLPROF_NOT_WRAPPED="nsys launch ended with $code before the worker began, twice; its own words are in the worker's log"
+export RLPROF_NOT_WRAPPED="nsys launch ended with $code before the worker began, three times; its own words are in the worker's log"
 exec "$@"
 """
 
@@ -87,16 +88,17 @@ _PROFILE = """\
 nsys=$1 on_error=$2 count=$3; shift 3
 words=("${@:1:count}"); shift "$count"
 pending=$(mktemp "${TMPDIR:-/tmp}/.rlprof-pending-XXXXXX") || exit 1
-for try in 1 2; do
+for try in 1 2 3; do
     "$nsys" profile "${words[@]}" /bin/sh -c 'rm -f -- "$0"; exec "$@"' "$pending" "$@"
     code=$?
     [ -e "$pending" ] || exit "$code"
-    echo "rlprof: nsys profile ended with $code before the worker began (try $try of 2)" >&2
+    echo "rlprof: nsys profile ended with $code before the worker began (try $try of 3)" >&2
+    sleep 0.5
 done
 rm -f -- "$pending"
 [ "$on_error" = continue ] || exit "$code"
 unset RLPROF_NSYS_RANGE
-export RLPROF_NOT_WRAPPED="nsys profile ended with $code before the worker began, twice; its own words are in the worker's log"
+export RLPROF_NOT_WRAPPED="nsys profile ended with $code before the worker began, three times; its own words are in the worker's log"
 exec "$@"
 """
 

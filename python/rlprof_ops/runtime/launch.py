@@ -13,12 +13,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import MutableMapping
 from typing import NoReturn
 
 from rlprof_ops.backends import names, nsight
+from rlprof_ops.runtime.events import log
 
 _HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_TRIES, _PAUSE_S = 3, 0.5
 _USAGE = "usage: python -m rlprof_ops.runtime.launch [--worker NAME] PROGRAM [ARGUMENT …]"
 
 
@@ -39,22 +42,31 @@ def main(argv: list[str] | None = None) -> NoReturn:
         sys.exit(127)
     command = wrapped(words, worker, os.environ)
     if command != words:
-        status = _run_under_nsys(command[: -len(words)], words)
-        if status is not None:
-            sys.exit(status)
+        for number in range(1, _TRIES + 1):
+            status = _run_under_nsys(command[: -len(words)], words, f"try {number} of {_TRIES}")
+            if status is not None:
+                sys.exit(status)
+            command = _with_another_session(command, number)
+            time.sleep(_PAUSE_S)
+        log("training goes on unprofiled")
         os.environ.pop("RLPROF_NSYS_SESSION", None)
-        os.environ["RLPROF_NOT_WRAPPED"] = "`nsys launch` ended before the program began; its own words are in the log"
+        os.environ["RLPROF_NOT_WRAPPED"] = "`nsys launch` ended before the program began, three times; its own words are in the log"
     os.execv(program, [program, *words[1:]])
 
 
-def _run_under_nsys(launch: list[str], words: list[str]) -> int | None:
+def _with_another_session(command: list[str], number: int) -> list[str]:
+    """What a failed nsys may have left is not met again."""
+    old = os.environ["RLPROF_NSYS_SESSION"]
+    new = os.environ["RLPROF_NSYS_SESSION"] = f"{old}-{number}"
+    return [new.join(word.split(old)) if word.startswith("--session-new=") else word for word in command]
+
+
+def _run_under_nsys(launch: list[str], words: list[str], which: str) -> int | None:
     """The program's exit code, None when nsys failed before the program began.
 
     nsys 2023.4 does that once in a while on a busy machine ("Local Endpoint is not available"), and no training should
     end of it. Signals are handed on.
     """
-    from rlprof_ops.runtime.events import log
-
     began = os.path.join(os.environ["TMPDIR"], f"began-{os.getpid()}")
     shell = ["/bin/sh", "-c", ': > "$1"; shift; exec "$@"', "rlprof", began, *words]
     child = subprocess.Popen([*launch, *shell])
@@ -66,7 +78,7 @@ def _run_under_nsys(launch: list[str], words: list[str]) -> int | None:
     try:
         os.unlink(began)
     except OSError:
-        log(f"`nsys launch` ended with {status} before the program began; training goes on unprofiled")
+        log(f"`nsys launch` ended with {status} before the program began ({which})")
         return None
     return status if status >= 0 else 128 - status
 
@@ -74,7 +86,6 @@ def _run_under_nsys(launch: list[str], words: list[str]) -> int | None:
 def wrapped(words: list[str], worker: str, env: MutableMapping[str, str]) -> list[str]:
     """The command line to run instead of `words`; `env` gets what the runtime in the program needs."""
     from rlprof_ops.runtime import profiler
-    from rlprof_ops.runtime.events import log
     from rlprof_ops.runtime.place import find_place
 
     try:

@@ -99,6 +99,11 @@ def lane(side, base: str, cells: list[Cell], rows: dict[str, dict]) -> None:
         for cell in cells:
             print(f"{base}: {cell.name}", file=sys.stderr, flush=True)
             rows[cell.name] = one(sandbox, cell, side, sandbox.shared / f"{cell.name.replace(' ', '-').replace(chr(39), '')}-{base}")
+            print(line(cell.name, base, rows[cell.name]), file=sys.stderr, flush=True)  # a run that is cut short has these
+
+
+def line(path: str, side: str, row: dict) -> str:
+    return f"{path:<26}{side:<12}{row['home']:>8} of {row['of']}{row['broken']:>12}{row['state']:>16}{row['seconds']:>7}"
 
 
 def main() -> None:
@@ -113,8 +118,7 @@ def main() -> None:
     print(f"{'path':<26}{'side':<12}{'windows home':>13}{'unreadable':>12}{'Slurm':>16}{'end s':>7}")
     for cell in chosen:
         for name in rows:
-            row = rows[name][cell.name]
-            print(f"{cell.name:<26}{name:<12}{row['home']:>8} of {row['of']}{row['broken']:>12}{row['state']:>16}{row['seconds']:>7}")
+            print(line(cell.name, name, rows[name][cell.name]))
     for name in rows:
         found, of = (sum(row[key] for row in rows[name].values()) for key in ("home", "of"))
         print(f"{name}: {of - found} of {of} finished windows lost")

@@ -56,11 +56,11 @@ def grow(logs: list[Path]) -> None:
             stream.write(b"one more line\n")
 
 
-def rsync(node: Path, target: Path) -> None:
+def rsync(node: Path, target: Path, *more: str) -> None:
     """One turn of the loop: NeMo RL's flags, for the same folders."""
     for folder in ("ray/session_1/logs", "profiles"):
         (target / folder).mkdir(parents=True, exist_ok=True)
-        subprocess.run(["rsync", "-ahP", f"{node / folder}/", f"{target / folder}/"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["rsync", "-ahP", *more, f"{node / folder}/", f"{target / folder}/"], check=True, stdout=subprocess.DEVNULL)
 
 
 def settle(path: Path) -> None:
@@ -86,11 +86,16 @@ def bench_passes(base: Path, files: int) -> None:
         grow(logs)
         little["ours"].append(timed(syncer.pass_))
         little["rsync"].append(timed(lambda: rsync(node, theirs)))
+    flushed = base / "flushed"
+    flushed.mkdir()
+    settle(base)
+    first_flushed = timed(lambda: rsync(node, flushed, "--fsync"))
     print(f"{files} files, median of {PASSES} passes (ms)")
     print(f"{'pass':<34}{'ours wall':>10}{'rsync wall':>11}{'ratio':>7}{'ours CPU':>10}{'rsync CPU':>10}{'ratio':>7}")
     for name, rows in (("nothing changed", idle), ("20 logs grew", little)):
         show(name, median(rows["ours"]), median(rows["rsync"]))
     show("first (ours is flushed to disk)", first_ours, first_theirs)
+    show("first, rsync with --fsync", first_ours, first_flushed)
     print(f"system calls of an idle pass: {syscalls(node, ours)}")
 
 
