@@ -146,6 +146,47 @@ def test_a_missing_nsys_fails_or_not_as_the_request_says(tmp_path):
     assert "no nsys" in made.env["RLPROF_NOT_WRAPPED"]
 
 
+# Stands in for nsys: ends that often before the program, then runs it as nsys would.
+BAD_LUCK = """#!/bin/bash
+left=$(cat "$0.fails"); [ "$left" = 0 ] || { echo $((left - 1)) > "$0.fails"; echo "End of file" >&2; exit 3; }
+until [ "$1" = /bin/sh ]; do shift; done; exec "$@"
+"""
+
+
+@pytest.mark.parametrize(("fails", "on_error", "code", "said"), [
+    (0, "continue", 7, "-in-session"), (2, "continue", 7, "-in-session"), (3, "continue", 7, "unprofiled"), (3, "fail", 3, ""),
+])  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"capture-range": "none"}], ids=["launch", "profile"])
+def test_an_nsys_that_ends_before_the_program_is_tried_again(tmp_path, fails, on_error, code, said, options):
+    """No training ends of it: without this the rank would be gone before it began."""
+    nsys = tmp_path / "nsys"
+    nsys.write_text(BAD_LUCK)
+    nsys.chmod(0o755)
+    nsys.with_name("nsys.fails").write_text(str(fails))
+    program = "import os, sys; e = os.environ; print('unprofiled' if 'RLPROF_NOT_WRAPPED' in e else e.get('RLPROF_NSYS_SESSION', 'range') + '-in-session'); sys.exit(7)"
+    env = environment(tmp_path, RLPROF_NSYS=str(nsys), RLPROF_REQUEST_JSON=request(on_error=on_error, options=options).to_json())
+    command = [sys.executable, "-m", "rlprof_ops", "wrap", "--worker", "policy_worker", "--rank", "0", "--", sys.executable, "-c", program]
+
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == code, done.stderr
+    assert done.stdout.strip().endswith(said)
+    assert done.stderr.count("before the program began (try") == fails
+
+
+@pytest.mark.nsys
+def test_a_signal_reaches_the_program_under_nsys(tmp_path):
+    pytest.importorskip("nvtx")
+    process = start(tmp_path, request(options={"t": "nvtx"}), "--wait", env={"RANK": "0"})
+    assert "--wait" in next(line for line in process.stdout if "--wait" in line and line.startswith("["))
+    begun = time.monotonic()
+
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)  # until the program has closed its output; the exit code is nsys's own, 0
+
+    assert time.monotonic() - begun < 20
+
+
 @pytest.fixture
 def rocm(tmp_path):
     script = rocprof_stand_in.install(tmp_path / "opt rocm")

@@ -128,7 +128,7 @@ def test_a_programs_own_exit_code_and_signals_are_its_own(tmp_path):
     done = launch_with(shutil.which("nsys"), tmp_path, "import os, sys; print(os.environ['RLPROF_NSYS_SESSION']); sys.exit(7)")
 
     assert done.returncode == 7 and done.stdout.startswith("rlprof-local-worker-r0-"), done.stderr
-    assert not list((tmp_path / "tmp").glob("began-*"))
+    assert not list((tmp_path / "tmp").glob(".rlprof-pending-*"))
 
 
 def run_example(name, tmp_path, *prefix, **variables):

@@ -30,11 +30,16 @@ _PYTHON_TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 @dataclass(frozen=True)
 class Command:
-    """What to run. `exit_code_file`: the tool hides the program's exit code, which is found there instead."""
+    """What to run. `exit_code_file`: the tool hides the program's exit code, which is found there instead.
+
+    `nsys`: how many of the words are nsys's own, so that the program can be started without them.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     exit_code_file: str | None = None
+    nsys: int = 0
+    on_error: str = "continue"
 
 
 def rank_from(env: Mapping[str, str]) -> int | None:
@@ -84,15 +89,16 @@ def _under_nsys(worker: str, rank: int | None, argv: Sequence[str], spec: Any, e
         raise _NotHere("no nsys on PATH; install nsight-systems-cli or set RLPROF_NSYS")
     if nsight.capture_range(spec):
         settings, words = profile_settings_and_words(Identity(worker, rank), spec, env)
-        return Command((nsys, "profile", *words, *argv), {**env, **settings})
-    # Our pid is nsys's after exec, and nobody else's on this node.
+        profile = (nsys, "profile", *words)
+        return Command((*profile, *argv), {**env, **settings}, nsys=len(profile), on_error=spec.on_error)
+    # Our pid is nobody else's on this node.
     session = f"{session_prefix(worker, rank, env)}{os.getpid()}"
     own = {"RLPROF_NSYS_SESSION": session}
     if env.get("RLPROF_NODE_DIR"):
         own["TMPDIR"] = os.path.join(env["RLPROF_NODE_DIR"], "tmp")
         os.makedirs(own["TMPDIR"], mode=0o700, exist_ok=True)
     launch = [nsys, "launch", f"--session-new={session}", *nsight.split_options(spec).launch]
-    return Command((*launch, *argv), {**env, **own})
+    return Command((*launch, *argv), {**env, **own}, nsys=len(launch), on_error=spec.on_error)
 
 
 def _under_rocprof(identity: Identity, argv: Sequence[str], spec: Any, env: dict[str, str]) -> Command:

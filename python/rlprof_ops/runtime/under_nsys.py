@@ -1,0 +1,74 @@
+"""A program as a child of nsys: tried again where nsys ends before the program has begun, then started without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from rlprof_ops.runtime.events import log
+
+TRIES, _PAUSE_S = 3, 0.5
+_HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def run(nsys: Sequence[str], program: Sequence[str], env: Mapping[str, str], on_error: str = "continue") -> NoReturn:
+    """Run `program` by the command line `nsys`, and end with its exit code. Signals are handed on.
+
+    nsys 2023.4 ends once in a while on a busy machine before it has started the program ("Local Endpoint is not
+    available", "End of file"), and no training should end of it: the program is started unprofiled in the end, unless
+    `on_error` is "fail". Raises OSError when nsys or the program cannot be started at all.
+    """
+    env = dict(env)
+    command = list(nsys)
+    for number in range(1, TRIES + 1):
+        status, began = _run_once(command, program, env)
+        if began:
+            sys.exit(_exit_code(status))
+        log(f"`nsys {nsys[1]}` ended with {status} before the program began (try {number} of {TRIES})")
+        command = _with_another_session(command, env, number)
+        time.sleep(_PAUSE_S)
+    if on_error == "fail":
+        sys.exit(_exit_code(status) or 1)
+    log("training goes on unprofiled")
+    for name in ("RLPROF_NSYS_SESSION", "RLPROF_NSYS_RANGE"):
+        env.pop(name, None)
+    env["RLPROF_NOT_WRAPPED"] = f"`nsys {nsys[1]}` ended before the program began, {TRIES} times; its own words are in the log"
+    os.execvpe(program[0], list(program), env)
+
+
+def _exit_code(status: int) -> int:
+    return status if status >= 0 else 128 - status
+
+
+def _with_another_session(command: list[str], env: dict[str, str], number: int) -> list[str]:
+    """What a failed nsys may have left is not met again."""
+    old = env.get("RLPROF_NSYS_SESSION")
+    if old is None:
+        return command
+    new = env["RLPROF_NSYS_SESSION"] = f"{old}-{number}"
+    return [f"--session-new={new}" if word == f"--session-new={old}" else word for word in command]
+
+
+def _run_once(nsys: list[str], program: Sequence[str], env: dict[str, str]) -> tuple[int, bool]:
+    """How nsys ended, and whether the program had begun by then."""
+    folder = env.get("TMPDIR", "")
+    handle, pending = tempfile.mkstemp(prefix=".rlprof-pending-", dir=folder if os.path.isdir(folder) else None)
+    os.close(handle)
+    shell = ["/bin/sh", "-c", 'rm -f -- "$0"; exec "$@"', pending, *program]
+    try:
+        child = subprocess.Popen([*nsys, *shell], env=env)
+        for number in _HANDED_ON:
+            signal.signal(number, lambda number, _: child.send_signal(number))
+        status = child.wait()
+        for number in _HANDED_ON:
+            signal.signal(number, signal.SIG_DFL)
+        return status, not os.path.exists(pending)
+    finally:
+        if os.path.exists(pending):
+            os.unlink(pending)
