@@ -10,9 +10,9 @@ import time
 
 import pytest
 
+from rlprof_ops.backends.nsight import find_importer
 from rlprof_ops.collect import drain, events, procs
 from rlprof_ops.collect.contents import look
-from rlprof_ops.collect.recovery import find_importer
 from rlprof_ops.collect.sync import Syncer
 
 JOB = f"t{os.getpid()}"

@@ -9,9 +9,9 @@ import time
 import pytest
 from tests.collect.runfolder import RunFolder
 
+from rlprof_ops.backends.nsight import find_importer
 from rlprof_ops.collect.contents import look
 from rlprof_ops.collect.harvest import harvest
-from rlprof_ops.collect.recovery import find_importer
 
 pytestmark = pytest.mark.nsys
 REQUEST = {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "3:5, 7, 9"}]}

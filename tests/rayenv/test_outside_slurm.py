@@ -34,4 +34,4 @@ def test_two_tasks_on_two_nodes_leave_their_windows_on_shared_storage(slurm, wor
 
     assert done.returncode == code, done.stdout + done.stderr
     reports = sorted(path.name.rpartition("_")[0] for path in folder.glob("run/profiles/nsight/policy_worker/*/*.nsys-rep"))
-    assert reports == [f"policy_worker_rank{rank}_step3-4_n{rank + 1}" for rank in (0, 1)]
+    assert reports == [f"policy_worker_rank{rank}_step3-4_n{rank + 1}" for rank in (0, 1)], done.stdout + done.stderr

@@ -39,6 +39,46 @@ def test_a_report_is_written_while_training_goes_on(asked, events, monkeypatch, 
     assert [event["event"] for event in events()][-1] == "ended"
 
 
+# As nsys 2023.4 now and then does when several stop at once: exit code 0, and the raw capture instead of the report.
+RAW_NSYS = """#!/bin/sh
+case "$1" in
+  start) echo "$4" > "$0.report";;
+  stop) raw="$(sed 's/nsys-rep$/qdstrm/' "$0.report")"; echo raw > "$raw"; printf '[1/1] 100%%\\nGenerated:\\n    %s\\n' "$raw";;
+esac
+"""
+IMPORTER = """#!/bin/sh
+[ -e "$0.fails" ] && { echo "Importer error status: no" >&2; exit 1; }
+[ "$1 $3" = "-i -o" ] && printf 'NVIDIA Tegra Profiler Report [END]' > "$4"
+"""
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_raw_capture_in_place_of_a_report_is_imported(asked, events, monkeypatch, tmp_path, works):
+    from rlprof_ops.runtime import profiler
+
+    asked(backend="nsight", steps="3")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (("nsys", RAW_NSYS), ("QdstrmImporter", IMPORTER)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    if not works:
+        (tools / "QdstrmImporter.fails").touch()
+    monkeypatch.setenv("RLPROF_NSYS", str(tools / "nsys"))
+    monkeypatch.setenv("RLPROF_NSYS_SESSION", "rlprof-test")
+
+    with profiler.from_env(worker="policy_worker", rank=0) as prof, prof.step(3):
+        pass
+
+    raws, reports = list(tmp_path.rglob("*.qdstrm")), list(tmp_path.rglob("*.nsys-rep"))
+    if works:
+        assert (len(events("closed")), len(reports), raws) == (1, 1, [])
+    else:
+        [failed] = events("failed")
+        assert "QdstrmImporter failed with exit code 1: Importer error status: no" in failed["reason"]
+        assert (len(raws), reports) == (1, [])  # the drain imports it
+
+
 PROGRAM = """
 import os, time, nvtx
 from pathlib import Path

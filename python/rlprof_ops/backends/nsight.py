@@ -216,14 +216,36 @@ def _split_preload(value: str) -> Iterable[str]:
     return (lib for lib in value.replace(" ", ":").split(":") if lib)
 
 
-def generated_path(stdout: str) -> str | None:
-    """The report that `nsys stop` says it wrote: nsys exits 0 also when it had to write elsewhere than asked."""
+def generated_path(stdout: str, suffix: str = SUFFIX) -> str | None:
+    """The report that `nsys stop` says it wrote: nsys exits 0 also when it had to write elsewhere than asked.
+
+    With `RAW_SUFFIX` the raw capture, which is all there is when its own import failed (2023.4 does that now and then).
+    """
     lines = stdout.splitlines()
     for index, line in enumerate(lines):
         if line.strip() == "Generated:":
             paths = [path.strip() for path in lines[index + 1 :] if path.strip()]
-            return next((path for path in paths if path.endswith(SUFFIX)), None)
+            return next((path for path in paths if path.endswith(suffix)), None)
     return None
+
+
+def find_importer(env: Mapping[str, str] | None = None) -> Path | None:
+    """QdstrmImporter of the nsys in use: it lies beside nsys's real file, in `host-linux-*`, or one or two folders up."""
+    nsys = find(env)
+    if nsys is None:
+        return None
+    here = Path(nsys).resolve().parent
+    for folder in (here, here.parent, here.parent.parent):
+        for candidate in sorted(folder.glob("host-linux-*/QdstrmImporter")):
+            return candidate
+        if (folder / "QdstrmImporter").exists():
+            return folder / "QdstrmImporter"
+    return None
+
+
+def import_argv(importer: Path, raw: Path, report: Path) -> list[str]:
+    """Turns a raw capture into a report."""
+    return [str(importer), "-i", str(raw), "-o", str(report)]
 
 
 _MAGIC = b"NVIDIA Tegra Profiler Report"

@@ -18,20 +18,6 @@ _IMPORTED = ".imported"
 _Unclosed = list[tuple[ProcessLog, WindowEvent]]
 
 
-def find_importer() -> Path | None:
-    """QdstrmImporter of the nsys in use: it lies beside nsys's real file, in `host-linux-*`, or one or two folders up."""
-    nsys = nsight.find()
-    if nsys is None:
-        return None
-    here = Path(nsys).resolve().parent
-    for folder in (here, here.parent, here.parent.parent):
-        for candidate in sorted(folder.glob("host-linux-*/QdstrmImporter")):
-            return candidate
-        if (folder / "QdstrmImporter").exists():
-            return folder / "QdstrmImporter"
-    return None
-
-
 def recover_tree(root: Path, folder: str, *, until: float, unclosed: _Unclosed) -> tuple[list[str], list[tuple[str, str]]]:
     """Bring what nsys left in `root/folder` to `root/profiles`. Returns (recovered paths, failures), relative to `root`.
 
@@ -132,7 +118,7 @@ def _place(path: str, window: tuple[ProcessLog, WindowEvent] | None) -> str:
 
 
 def _import(tree: Beneath, root: Path, path: str, budget_s: float) -> str:
-    importer = find_importer()
+    importer = nsight.find_importer()
     if importer is None:
         raise ExportFailed("QdstrmImporter is not installed here; run `rlprof harvest` where Nsight Systems is")
     folder = f".recover/{time.time_ns()}"
@@ -141,7 +127,7 @@ def _import(tree: Beneath, root: Path, path: str, budget_s: float) -> str:
     link = work / "raw.qdstrm"  # a name of ours: a hostile one could be read as an option
     link.symlink_to((root / path).resolve())
     try:
-        output = run_bounded([str(importer), "-i", str(link), "-o", str(work / "report.nsys-rep")], budget_s, str(work))
+        output = run_bounded(nsight.import_argv(importer, link, work / "report.nsys-rep"), budget_s, str(work))
         if tree.stat(f"{folder}/report.nsys-rep") is None:
             raise ExportFailed(f"QdstrmImporter wrote nothing: {output.strip()[-200:]}")
         moved = f".recover/{work.name}.nsys-rep"

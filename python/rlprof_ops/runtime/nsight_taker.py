@@ -71,7 +71,21 @@ class StoppingSession:
         elsewhere = nsight.generated_path(stdout)
         if elsewhere and os.path.isfile(elsewhere):
             return Path(elsewhere)
+        raw = nsight.generated_path(stdout, nsight.RAW_SUFFIX)
+        if raw and os.path.isfile(raw):
+            return self._imported(Path(raw))
         raise CaptureError(f"`nsys stop` ended but wrote no report: {_last_line(stdout) or 'it said nothing'}")
+
+    def _imported(self, raw: Path) -> Path:
+        """nsys's own import failed, which leaves the raw capture: once more. What fails again is the drain's to recover."""
+        importer = nsight.find_importer()
+        if importer is None:
+            raise CaptureError(f"`nsys stop` left a raw capture, {raw.name}, and QdstrmImporter is not installed beside nsys")
+        _Command(nsight.import_argv(importer, raw, self._target)).finish(nsight.STOP_TIMEOUT_S)
+        if not self._target.is_file():
+            raise CaptureError(f"`nsys stop` left a raw capture, {raw.name}, and QdstrmImporter wrote no report")
+        raw.unlink()
+        return self._target
 
     def _collecting(self) -> bool:
         """Whether more may still enter the report: yes, until nsys says otherwise."""
@@ -90,7 +104,8 @@ class _Command:
     """One nsys command of the session. The environment is ours without nsys's own injection."""
 
     def __init__(self, argv: list[str]) -> None:
-        self._what = f"`nsys {argv[1]}`"
+        tool = os.path.basename(argv[0])
+        self._what = "QdstrmImporter" if tool == "QdstrmImporter" else f"`nsys {argv[1]}`"
         try:
             # Its own session: the signal that ends the training must not end the command that saves the report.
             self._process = subprocess.Popen(
