@@ -12,6 +12,7 @@ from tests.faults.lanes import Lanes
 from tests.faults.table import TABLE
 from tests.needs import need
 
+TABLE_PATH = os.environ.get("RLPROF_FAULTS_TABLE")
 ALL = os.environ.get("RLPROF_FAULTS") == "all"
 
 
@@ -33,5 +34,5 @@ def lanes(request: pytest.FixtureRequest) -> Iterator[Lanes]:
     lanes = Lanes(marker.args[0] for marker in markers if marker is not None)
     yield lanes
     lanes.close()
-    if path := os.environ.get("RLPROF_FAULTS_TABLE"):
-        Path(path).write_text(TABLE.text())
+    if TABLE_PATH:
+        Path(TABLE_PATH).write_text(TABLE.text())
