@@ -4,7 +4,7 @@
         [--nsys-ai <nsys-ai of the same venv>] [--events 1000000] [--only torch|memory|nsys|zip|ranks]
 
 Every side runs in a process of its own; wall and CPU seconds and the peak of its memory come from the kernel. A side whose
-tool is absent is left out, saying so. AMD TraceLens is not on PyPI (the package of that name is another project) and is
+tool is absent is left out, saying so. AMD TraceLens is not published as a package (one of that name is another project) and is
 left out for that.
 """
 
