@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -91,6 +92,23 @@ def test_bash_hands_nsys_exactly_what_was_meant(node):
     assert argv[-3:] == [sys.executable, "-c", "pass"]
     assert list((tmp_path / "node dir's" / "tmp").iterdir()) == []
     assert not (tmp_path / "pwned").exists()
+
+
+def test_an_nsys_that_hangs_before_the_worker_began_is_ended(node, monkeypatch):
+    """Seen with nsys 2023.4 on a busy machine. What it starts after its time ends at once."""
+    tmp_path = node()
+    nsys = tmp_path / "bin dir" / "nsys"
+    text = nsys.read_text()
+    nsys.write_text(text.replace('until [ "$1"', '[ -e "$0.hung" ] || { touch "$0.hung"; until [ "$1" = /bin/sh ]; do shift; done; (sleep 3; "$@") & exec sleep 600; }\nuntil [ "$1"'))
+    monkeypatch.setattr(wrap, "_patience", lambda env: "1")
+    made = modify({"worker": "policy_worker", "rank": 0}, shlex.quote(sys.executable))
+    program = f"open({str(tmp_path / 'ran')!r}, 'a').write('x'); import sys; sys.exit(7)"
+    done = subprocess.run(["bash", "-c", f"exec {made.py_executable} -c {shlex.quote(program)}"], capture_output=True, text=True, timeout=30)
+
+    assert done.returncode == 7, done.stderr
+    assert "rlprof: nsys launch hung for 1 s before the worker began (try 1 of 3)" in done.stderr
+    time.sleep(4)
+    assert (tmp_path / "ran").read_text() == "x"
 
 
 @pytest.mark.parametrize("fails, on_error, code, said", [

@@ -12,6 +12,7 @@ from typing import Any
 from rlprof_ops.backends import names, nsight
 from rlprof_ops.rayenv.ray_nsight import report_output
 from rlprof_ops.rayenv.selection import Identity
+from rlprof_ops.rayenv.trial import TIMEOUT_S, timeout_s
 
 
 class WrapError(Exception):
@@ -60,45 +61,56 @@ def session_prefix(worker: str, rank: int | None, env: Mapping[str, str]) -> str
     return f"rlprof-{names.safe(env.get('RLPROF_JOB') or 'local')}-{names.safe_worker(worker)}-r{rank or 0}-"
 
 
-# Run by bash as `rlprof <nsys> <session> <on_error> <number of launch options> options… the worker's own words…`.
-# nsys 2023.4 sometimes ends on a busy machine before it has started the program ("Connection to Agent lost", "End of file");
-# Ray would then wait for a worker that never comes. The file `pending` is gone as soon as the program begins.
-_LAUNCH = """\
-nsys=$1 session=$2 on_error=$3 count=$4; shift 4
-options=("${@:1:count}"); shift "$count"
-pending=$(mktemp "${TMPDIR:-/tmp}/.rlprof-pending-XXXXXX") || exit 1
-for try in 1 2 3; do
-    export RLPROF_NSYS_SESSION=$session$$-$try
-    "$nsys" launch "--session-new=$RLPROF_NSYS_SESSION" "${options[@]}" /bin/sh -c 'rm -f -- "$0"; exec "$@"' "$pending" "$@"
+# What both scripts below begin with. nsys 2023.4 sometimes ends on a busy machine before it has started the program ("Connection
+# to Agent lost", "End of file"), or hangs there; Ray would then wait for a worker that never comes. The file `pending` holds
+# the pid of nsys and is gone as soon as the program begins; whoever takes it away first decides, so a program that comes
+# after its time does not run beside its successor.
+_BEGIN = """\
+begin() {
+    (
+        for ((second = 0; second < patience; second++)); do sleep 1; [ -e "$pending" ] || exit 0; done
+        read -r pid < "$pending" && mv -- "$pending" "$pending.late" && kill -KILL "$pid"
+    ) < /dev/null > /dev/null 2>&1 &
+    /bin/sh -c 'echo "$$" > "$0"; exec "$@"' "$pending" "$@"
     code=$?
-    [ -e "$pending" ] || exit "$code"
-    echo "rlprof: nsys launch ended with $code before the worker began (try $try of 3)" >&2
+    [ -e "$pending" ] || [ -e "$pending.late" ] || exit "$code"
+    said="ended with $code"
+    [ -e "$pending" ] || said="hung for $patience s"
+    rm -f -- "$pending" "$pending.late"
+}
+began='rm -- "$0" 2> /dev/null || exit 1; exec "$@"'
+"""
+# Run by bash as `rlprof <nsys> <patience> <session> <on_error> <number of launch options> options… the worker's own words…`.
+_LAUNCH = _BEGIN + """\
+nsys=$1 patience=$2 session=$3 on_error=$4 count=$5; shift 5
+options=("${@:1:count}"); shift "$count"
+for try in 1 2 3; do
+    pending=$(mktemp "${TMPDIR:-/tmp}/.rlprof-pending-XXXXXX") || exit 1
+    export RLPROF_NSYS_SESSION=$session$$-$try
+    begin "$nsys" launch "--session-new=$RLPROF_NSYS_SESSION" "${options[@]}" /bin/sh -c "$began" "$pending" "$@"
+    echo "rlprof: nsys launch $said before the worker began (try $try of 3)" >&2
     sleep 0.5
 done
-rm -f -- "$pending"
 [ "$on_error" = continue ] || exit "$code"
 unset RLPROF_NSYS_SESSION
-export RLPROF_NOT_WRAPPED="nsys launch ended with $code before the worker began, three times; its own words are in the worker's log"
+export RLPROF_NOT_WRAPPED="nsys launch $said before the worker began, three times; its own words are in the worker's log"
 exec "$@"
 """
 
 
-# The same for `nsys profile`, as `rlprof <nsys> <on_error> <number of its words> words… the worker's own words…`.
-_PROFILE = """\
-nsys=$1 on_error=$2 count=$3; shift 3
+# The same for `nsys profile`, as `rlprof <nsys> <patience> <on_error> <number of its words> words… the worker's own words…`.
+_PROFILE = _BEGIN + """\
+nsys=$1 patience=$2 on_error=$3 count=$4; shift 4
 words=("${@:1:count}"); shift "$count"
-pending=$(mktemp "${TMPDIR:-/tmp}/.rlprof-pending-XXXXXX") || exit 1
 for try in 1 2 3; do
-    "$nsys" profile "${words[@]}" /bin/sh -c 'rm -f -- "$0"; exec "$@"' "$pending" "$@"
-    code=$?
-    [ -e "$pending" ] || exit "$code"
-    echo "rlprof: nsys profile ended with $code before the worker began (try $try of 3)" >&2
+    pending=$(mktemp "${TMPDIR:-/tmp}/.rlprof-pending-XXXXXX") || exit 1
+    begin "$nsys" profile "${words[@]}" /bin/sh -c "$began" "$pending" "$@"
+    echo "rlprof: nsys profile $said before the worker began (try $try of 3)" >&2
     sleep 0.5
 done
-rm -f -- "$pending"
 [ "$on_error" = continue ] || exit "$code"
 unset RLPROF_NSYS_RANGE
-export RLPROF_NOT_WRAPPED="nsys profile ended with $code before the worker began, three times; its own words are in the worker's log"
+export RLPROF_NOT_WRAPPED="nsys profile $said before the worker began, three times; its own words are in the worker's log"
 exec "$@"
 """
 
@@ -111,7 +123,7 @@ def wrapped(py_executable: str, session: str, spec: Any, env: Mapping[str, str],
     """
     options = nsight.split_options(spec).launch
     on_error = getattr(spec, "on_error", "continue")
-    words = ["bash", "-c", _LAUNCH, "rlprof", nsys, session, on_error, str(len(options)), *options]
+    words = ["bash", "-c", _LAUNCH, "rlprof", nsys, _patience(env), session, on_error, str(len(options)), *options]
     return " ".join(["env", *_tmpdir(env), *map(shlex.quote, words), py_executable])
 
 
@@ -122,7 +134,7 @@ def profiled(py_executable: str, identity: Identity, spec: Any, env: Mapping[str
     """
     settings, words = profile_settings_and_words(identity, spec, env)
     quoted = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
-    words = ["bash", "-c", _PROFILE, "rlprof", nsys, getattr(spec, "on_error", "continue"), str(len(words)), *words]
+    words = ["bash", "-c", _PROFILE, "rlprof", nsys, _patience(env), getattr(spec, "on_error", "continue"), str(len(words)), *words]
     return " ".join(["env", *quoted, *map(shlex.quote, words), py_executable])
 
 
@@ -142,6 +154,11 @@ def profile_settings_and_words(identity: Identity, spec: Any, env: Mapping[str, 
     if opened_by == "nvtx":
         settings["NSYS_NVTX_PROFILER_REGISTER_ONLY"] = "0"  # else only registered strings open a range
     return settings, [*nsight.profile_words(spec, counted), "-o", output]
+
+
+def _patience(env: Mapping[str, str]) -> str:
+    """Whole seconds that nsys has to start the worker: what a trial of its options has, and no less than usual."""
+    return str(round(max(TIMEOUT_S, timeout_s(env))))
 
 
 def _tmpdir(env: Mapping[str, str]) -> list[str]:

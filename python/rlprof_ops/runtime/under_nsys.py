@@ -17,6 +17,7 @@ from typing import NoReturn
 from rlprof_ops.runtime.events import log
 
 TRIES, _PAUSE_S = 3, 0.5
+_PATIENCE_S = 20.0  # nsys starts a program within one to three
 _HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -63,15 +64,24 @@ def _run_once(nsys: list[str], program: Sequence[str], env: dict[str, str]) -> t
     folder = env.get("TMPDIR", "")
     handle, pending = tempfile.mkstemp(prefix=".rlprof-pending-", dir=folder if os.path.isdir(folder) else None)
     os.close(handle)
-    shell = ["/bin/sh", "-c", 'rm -f -- "$0"; exec "$@"', pending, *program]
+    left = (pending, f"{pending}.late")  # the program takes the first away when it begins, or we do, and then it ends at once
+    shell = ["/bin/sh", "-c", 'rm -- "$0" 2> /dev/null || exit 1; exec "$@"', pending, *program]
     try:
         child = subprocess.Popen([*nsys, *shell], env=env)
         for number in _HANDED_ON:
             signal.signal(number, lambda number, _: child.send_signal(number))
-        status = child.wait()
+        try:
+            status = child.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            try:
+                os.rename(*left)
+                child.kill()
+            except FileNotFoundError:
+                pass  # it has begun
+            status = child.wait()
         for number in _HANDED_ON:
             signal.signal(number, signal.SIG_DFL)
-        return status, not os.path.exists(pending)
+        return status, not any(map(os.path.exists, left))
     finally:
-        if os.path.exists(pending):
-            os.unlink(pending)
+        for path in filter(os.path.exists, left):
+            os.unlink(path)
