@@ -174,6 +174,37 @@ def test_an_nsys_that_ends_before_the_program_is_tried_again(tmp_path, fails, on
     assert done.stderr.count("before the program began (try") == fails
 
 
+def test_who_is_told_to_end_before_the_program_began_starts_nothing(tmp_path):
+    nsys = tmp_path / "nsys"
+    nsys.write_text('#!/bin/sh\necho waits\nexec sleep 15\n')
+    nsys.chmod(0o755)
+    process = start(tmp_path, request(), env={"RANK": "0", "RLPROF_NSYS": str(nsys)})
+    assert process.stdout.readline() == "waits\n"
+
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+
+    assert (process.returncode, out, err) == (128 + signal.SIGTERM, "", "")
+
+
+def test_an_nsys_that_hangs_before_the_program_is_ended_and_tried_again(tmp_path):
+    """What it starts after its time ends at once."""
+    nsys, ran = tmp_path / "nsys", tmp_path / "ran"
+    nsys.write_text(BAD_LUCK.replace("echo $((left - 1))", "until [ $1 = /bin/sh ]; do shift; done; (sleep 3; \"$@\") & echo $((left - 1))").replace("exit 3", "exec sleep 600"))
+    nsys.chmod(0o755)
+    nsys.with_name("nsys.fails").write_text("1")
+    env = environment(tmp_path, RLPROF_NSYS=str(nsys))
+    program = [sys.executable, "-c", f"open({str(ran)!r}, 'a').write('x'); import sys; sys.exit(7)"]
+    code = f"import os\nfrom rlprof_ops.runtime import under_nsys\nunder_nsys._PATIENCE_S = 1.0\nunder_nsys.run({[str(nsys), 'launch']!r}, {program!r}, os.environ)"
+
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    time.sleep(4)
+
+    assert done.returncode == 7, done.stderr
+    assert "`nsys launch` hung for 1 s before the program began (try 1 of 3)" in done.stderr
+    assert ran.read_text() == "x"
+
+
 @pytest.mark.nsys
 def test_a_signal_reaches_the_program_under_nsys(tmp_path):
     pytest.importorskip("nvtx")

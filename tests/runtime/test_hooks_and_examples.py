@@ -119,7 +119,7 @@ def test_a_program_is_started_though_nsys_is_not(tmp_path):
 
     done = launch_with(nsys, tmp_path, "import os, sys; print(os.environ['RLPROF_NOT_WRAPPED']); sys.exit(7)")
 
-    assert done.returncode == 7 and "ended before the program began" in done.stdout
+    assert done.returncode == 7 and "`nsys launch` ended with 1 before the program began, 3 times" in done.stdout
     assert "training goes on unprofiled" in done.stderr
 
 

@@ -47,7 +47,7 @@ case "$1" in
 esac
 """
 IMPORTER = """#!/bin/sh
-[ -e "$0.fails" ] && { echo "Importer error status: no" >&2; exit 1; }
+[ -e "$0.fails" ] && { echo half > "$4"; echo "Importer error status: no" >&2; exit 1; }
 [ "$1 $3" = "-i -o" ] && printf 'NVIDIA Tegra Profiler Report [END]' > "$4"
 """
 

@@ -163,8 +163,10 @@ class Ending:
             else:
                 await self.start_sync("--last")
             code = await self._sync_ends(seconds)
-            if code is not None and (code not in (0, EXIT_FAILED) or not self._passed_since(ordered_ns)):
-                self.journal.say(f"node {self.place.node}: sync ended with {code}; once more")
+            died = code not in (0, EXIT_FAILED)
+            if code is not None and (died or not self._passed_since(ordered_ns)):
+                why = f"sync ended with {code}" if died else "Slurm told the sync to end before the profilers were done"
+                self.journal.say(f"node {self.place.node}: {why}; one more last pass")
                 await self.start_sync("--last")
                 code = await self._sync_ends(max(2.0, until - time.monotonic()))
         return code == 0

@@ -16,7 +16,7 @@ TIMEOUT_S = 20.0
 _REMEMBER_FAILURE_S = 60.0
 _TRIES = 3
 # nsys 2023.4 on a busy node, seen under load: says nothing about the options.
-BAD_LUCK = re.compile(r"Connection to Agent lost|Local Endpoint is not available|The proxy is not started|\bEnd of file$", re.MULTILINE)
+BAD_LUCK = re.compile(r"Connection to Agent lost|Local Endpoint is not available|The proxy is not started|\bEnd of file\b")
 _TELLING = re.compile(r"error|unrecogni|unknown|invalid|illegal|not found|no module", re.IGNORECASE)
 
 

@@ -81,7 +81,11 @@ class StoppingSession:
         importer = nsight.find_importer()
         if importer is None:
             raise CaptureError(f"`nsys stop` left a raw capture, {raw.name}, and QdstrmImporter is not installed beside nsys")
-        _Command(nsight.import_argv(importer, raw, self._target)).finish(nsight.STOP_TIMEOUT_S)
+        try:
+            _Command(nsight.import_argv(importer, raw, self._target)).finish(nsight.STOP_TIMEOUT_S)
+        except CaptureError:
+            self._target.unlink(missing_ok=True)  # half of it, which the drain would take for a report beside the raw capture's
+            raise
         if not self._target.is_file():
             raise CaptureError(f"`nsys stop` left a raw capture, {raw.name}, and QdstrmImporter wrote no report")
         raw.unlink()
