@@ -11,9 +11,10 @@ import time
 import pytest
 
 from rlprof_ops.backends.nsight import find_importer
-from rlprof_ops.collect import drain, events, procs
+from rlprof_ops.collect import drain, events
 from rlprof_ops.collect.contents import look
 from rlprof_ops.collect.sync import Syncer
+from rlprof_ops.host import processes
 
 JOB = f"t{os.getpid()}"
 TRAINER = """
@@ -63,7 +64,7 @@ def start(node):
 
     yield start
     for job, process in running:
-        procs.end(procs.of_job(job, node), grace_s=1)
+        processes.end(processes.of_job(job, node), grace_s=1)
         if process.poll() is None:
             process.kill()
         process.wait()
@@ -136,7 +137,7 @@ def test_raw_captures_of_a_capture_range_become_reports_named_by_their_window(ns
     until = time.monotonic() + 20
     while len(list((node / "tmp").glob("*.qdstrm"))) < 2 and time.monotonic() < until:
         time.sleep(0.1)
-    trainer = next(found.pid for found in procs.of_job(JOB, node) if found.argv[1:2] == ("-c",) and "nsys" not in found.argv[0])
+    trainer = next(found.pid for found in processes.of_job(JOB, node) if found.argv[1:2] == ("-c",) and "nsys" not in found.argv[0])
     subprocess.run(["nsys", "shutdown", "--kill=none", f"--session={session}"], env={**os.environ, "TMPDIR": str(node / "tmp")}, capture_output=True, timeout=60)
     event_log(node, trainer, 7, 8)
 

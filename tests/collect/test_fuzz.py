@@ -19,11 +19,11 @@ from tests.collect.runfolder import NSYS_FRAME, RunFolder
 from tests.collect.test_harvest import SCHEMA
 
 from rlprof_ops.backends import names
-from rlprof_ops.collect.beneath import UnsafeName, safe_parts
 from rlprof_ops.collect.harvest import harvest
 from rlprof_ops.collect.manifest import CaptureResult, Manifest, Report
 from rlprof_ops.collect.syncer import Syncer
 from rlprof_ops.collect.syncstate import Journal, Sent
+from rlprof_ops.host.contained_dir import UnsafeName, safe_parts
 from rlprof_ops.request import ProfileRequest, plan
 
 FIRST, TREES = int(os.environ.get("RLPROF_FUZZ_FIRST", "0")), int(os.environ.get("RLPROF_FUZZ_TREES", "40"))

@@ -202,7 +202,7 @@ def _fit(host: str, ours: Ints, theirs: Ints) -> HostClock | None:
 
 
 def probes_of(nodes: dict[str, dict[str, Any]]) -> dict[str, HostClock]:
-    """Clocks against the head from `nodes/<node>.json`, key `clock` (written by `rlprof_ops.collect.clock`).
+    """Clocks against the head from `nodes/<node>.json`, key `clock` (written by `rlprof_ops.host.clock_probe`).
 
     An entry is {at_ns, offset_ns, error_ns, reference}: what to add to the node's clock, within half a round trip. With
     probes at the job's start and end the drift between them is taken.

@@ -39,7 +39,7 @@ class Ending:
         self.on_demand: asyncio.Task[None] | None = None
         self.plugin_loaded = False
         self._started_ns = time.time_ns()
-        self.clock: list[dict[str, Any]] = []  # what the probes of the node's clock found, see collect/clock.py
+        self.clock: list[dict[str, Any]] = []  # what the probes of the node's clock found, see host/clock_probe.py
         self.helpers: set[int] = set()
         self._recovered: tuple[str, ...] = ()
         self._failed: tuple[tuple[str, str], ...] = ()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlprof_ops.cluster.knobs import import_path
 from rlprof_ops.cluster.layout import RunFolder
-from rlprof_ops.cluster.ports import free_port
+from rlprof_ops.host.ports import free_port
 
 _LOOPBACK = "127.0.0.1"
 

@@ -17,11 +17,11 @@ from rlprof_ops.cluster.head import Head
 from rlprof_ops.cluster.journal import Journal
 from rlprof_ops.cluster.knobs import Settings
 from rlprof_ops.cluster.place import Place
-from rlprof_ops.cluster.ports import address_towards
 from rlprof_ops.cluster.ray_process import gpu_count
 from rlprof_ops.cluster.supervisor import Supervisor
 from rlprof_ops.cluster.worker import Worker
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.host.ports import address_towards
 from rlprof_ops.request import ProfileRequest
 
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from rlprof_ops.cluster import layout
 from rlprof_ops.cluster.knobs import Settings, import_path
 from rlprof_ops.collect import drain
-from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.sync import Syncer, last_pass
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
+from rlprof_ops.host.contained_dir import Beneath
 
 if TYPE_CHECKING:
     from rlprof_ops.cluster.place import Place

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.cluster.find import Job
-from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.manifest import WHOLE, Manifest
 from rlprof_ops.collect.observed import Observed, observe
 from rlprof_ops.collect.planned import planned
 from rlprof_ops.collect.table import printable
 from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, RlprofError
+from rlprof_ops.host.contained_dir import Beneath
 
 _CAUSE_EXIT = {"signal": 143, "time_limit": 140, "node_lost": EXIT_FAILED, "startup_failed": EXIT_FAILED}
 _UP = re.compile(r"\] (\d+) of (\d+) nodes are up")

@@ -9,8 +9,9 @@ from typing import Any
 
 from rlprof_ops.cluster.control import Node
 from rlprof_ops.cluster.supervisor import Supervisor
-from rlprof_ops.collect import clock, drain
+from rlprof_ops.collect import drain
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host import clock_probe
 
 _HEAR_SECONDS = 1.0
 
@@ -122,7 +123,7 @@ class Worker(Supervisor):
     async def _probe_clock(self, moment: str) -> None:
         """How far this node's clock is from the head's, for the one timeline; a head that does not answer costs little."""
         place = self.place
-        found = await asyncio.to_thread(clock.measure, place.head_ip, place.control_port, place.token.encode())
+        found = await asyncio.to_thread(clock_probe.measure, place.head_ip, place.control_port, place.token.encode())
         if found is not None:
             self.clock.append(found.to_dict(moment, place.nodes[0]))
 

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlprof_ops.collect.beneath import Beneath, UnsafeName, safe_component
 from rlprof_ops.collect.manifest import FILE, Manifest
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host.contained_dir import Beneath, UnsafeName, safe_component
 
 _UNKNOWN = "unknown-node"
 

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.copier import Copied
 from rlprof_ops.collect.routes import Item, Kind
 from rlprof_ops.collect.sending import Sender, discard
+from rlprof_ops.host.contained_dir import Beneath
 
 SMALL = 1 << 20  # bytes; a larger file is sent by itself
 _MOST_FILES, _MOST_BYTES = 32, 8 << 20  # of one thread: each file is two descriptors

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rlprof_ops import backends
 from rlprof_ops.backends import nsight
-from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.contents import Contents, ExportFailed, look
 from rlprof_ops.collect.copier import digest_of
 from rlprof_ops.collect.inventory import Found
 from rlprof_ops.collect.sending import reason_of
+from rlprof_ops.host.contained_dir import Beneath
 
 _FILE = ".harvest/checks.jsonl"
 

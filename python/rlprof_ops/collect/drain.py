@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import names, nsight
-from rlprof_ops.collect import events, procs
-from rlprof_ops.collect.beneath import Beneath
+from rlprof_ops.collect import events
 from rlprof_ops.collect.sending import reason_of
+from rlprof_ops.host import processes
+from rlprof_ops.host.contained_dir import Beneath
 
 Say = Callable[[str], None]
 _LIST_TIMEOUT_S = 15.0
@@ -111,7 +112,7 @@ def wait_profilers(node_dir: str | os.PathLike[str], job: str, *, deadline_s: fl
     seen, still_since = _sizes(tmp), time.monotonic()
     failed: list[tuple[str, str]] = []
     while True:
-        importing = [process for process in procs.of_job(job, node_dir) if _imports(process)]
+        importing = [process for process in processes.of_job(job, node_dir) if _imports(process)]
         now = _sizes(tmp)
         if now != seen or importing:
             seen, still_since = now, time.monotonic()
@@ -136,30 +137,30 @@ def end_wrapped(node_dir: str | os.PathLike[str], job: str, *, deadline_s: float
     asked: set[tuple[int, int]] = set()
     ended: list[str] = []
     while True:
-        everyone = procs.of_job(job, node_dir)
+        everyone = processes.of_job(job, node_dir)
         wrappers = {process.pid for process in everyone if _writes_at_exit(process)}
         if not wrappers:
             break
         if time.monotonic() - started >= deadline_s:
             failed = [(f"{process.name} ({process.pid})", f"still writing after {deadline_s:.0f} s") for process in everyone if process.pid in wrappers]
             break
-        profilers = {process.pid for process in everyone if procs.is_profiler(process)}
+        profilers = {process.pid for process in everyone if processes.is_profiler(process)}
         for process in everyone:
-            top = process.pid not in profilers and procs.parent(process.pid) in profilers and procs.descends(process.pid, wrappers)
+            top = process.pid not in profilers and processes.parent(process.pid) in profilers and processes.descends(process.pid, wrappers)
             if top and (process.pid, process.started) not in asked:
                 asked.add((process.pid, process.started))
                 ended.append(f"{process.name} ({process.pid})")
-                procs.terminate(process)
+                processes.terminate(process)
         time.sleep(0.1)
     return _phase("end_wrapped", started, ended, failed, say)
 
 
-def _writes_at_exit(process: procs.Process) -> bool:
+def _writes_at_exit(process: processes.Process) -> bool:
     program = process.argv[0].rsplit("/", 1)[-1] if process.argv else ""
     return program.startswith("QdstrmImporter") or (program == "nsys" and "profile" in process.argv[1:2])
 
 
-def _imports(process: procs.Process) -> bool:
+def _imports(process: processes.Process) -> bool:
     program = process.argv[0].rsplit("/", 1)[-1] if process.argv else ""
     return program.startswith("QdstrmImporter") or (program == "nsys" and "stop" in process.argv[1:3])
 
@@ -193,11 +194,11 @@ def recover(node_dir: str | os.PathLike[str], node: str, *, deadline_s: float = 
 def reap(job: str, node_dir: str | os.PathLike[str], *, grace_s: float = 5.0, exclude: Iterable[int] = (), say: Say = print) -> Phase:
     """End what is left of exactly this job on this node: SIGTERM, `grace_s`, SIGKILL. Never this process or its parents."""
     started = time.monotonic()
-    found = procs.of_job(job, node_dir, exclude=frozenset(exclude))
-    left = procs.end(found, grace_s=grace_s)
+    found = processes.of_job(job, node_dir, exclude=frozenset(exclude))
+    left = processes.end(found, grace_s=grace_s)
     # A process that forks while it is ended leaves a child that the first look did not see.
-    late = procs.of_job(job, node_dir, exclude=frozenset(exclude))
-    left = procs.end(late, grace_s=0.5) if late else left
+    late = processes.of_job(job, node_dir, exclude=frozenset(exclude))
+    left = processes.end(late, grace_s=0.5) if late else left
     failed = [(f"{process.name} ({process.pid})", "did not end after SIGKILL") for process in left]
     return _phase("reap", started, [f"{process.name} ({process.pid})" for process in found + late], failed, say)
 

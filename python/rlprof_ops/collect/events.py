@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlprof_ops.collect.beneath import Beneath
+from rlprof_ops.host.contained_dir import Beneath
 
 _MOST_BYTES = 64 << 20  # of one event file; a training process writes a few lines a window
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from rlprof_ops.backends import names
 from rlprof_ops.collect import events
-from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.checks import Checker, Verdict
 from rlprof_ops.collect.inventory import Found, find_reports, identify, worlds_of
 from rlprof_ops.collect.manifest import WHOLE, CaptureResult, Manifest, Report
@@ -18,6 +17,7 @@ from rlprof_ops.collect.observed import Observed, observe
 from rlprof_ops.collect.planned import Planned, planned
 from rlprof_ops.collect.reasons import ended_because, why_missing
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host.contained_dir import Beneath
 
 Progress = Callable[[int, int, str], None]
 _Key = tuple[str | None, str | None, int | None, int | None, str | None]

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from rlprof_ops import backends
 from rlprof_ops.backends import names
-from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.events import ProcessLog, WindowEvent
 from rlprof_ops.collect.manifest import Report
 from rlprof_ops.collect.observed import Observed
 from rlprof_ops.collect.planned import Planned
+from rlprof_ops.host.contained_dir import Beneath
 
 _STEP_FOLDER = re.compile(r"(?:^|/)(?:rollout_)?step[_-]?(\d{1,12})(?:/|$)")
 _RAY_FOLDERS = {"nsight": "nsight", "rocprof_sys": "rocprof_sys"}

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host.contained_dir import Beneath
 
 SCHEMA = 1
 FILE = "manifest.json"

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.routes import goes_home
 from rlprof_ops.collect.sync import read_report
 from rlprof_ops.collect.syncstate import Journal
+from rlprof_ops.host.contained_dir import Beneath
 
 SCHEMA = 1
 

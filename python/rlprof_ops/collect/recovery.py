@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.backends import names, nsight
-from rlprof_ops.collect import procs
-from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.contents import Contents, ExportFailed, look, run_bounded
 from rlprof_ops.collect.events import ProcessLog, WindowEvent
 from rlprof_ops.collect.sending import reason_of
+from rlprof_ops.host import processes
+from rlprof_ops.host.contained_dir import Beneath
 
 _IMPORTED = ".imported"
 _Unclosed = list[tuple[ProcessLog, WindowEvent]]
@@ -31,7 +31,7 @@ def recover_tree(root: Path, folder: str, *, until: float, unclosed: _Unclosed) 
             left = list(unclosed)
             paths = sorted(path for path, found in tree.files(folder) if found.st_size and path.endswith((nsight.RAW_SUFFIX, nsight.SUFFIX)))
             real = os.path.realpath(root)
-            busy = procs.writers(frozenset(f"{real}/{path}" for path in paths))
+            busy = processes.writers(frozenset(f"{real}/{path}" for path in paths))
             for path in paths:
                 if f"{real}/{path}" in busy:  # under its final name it would count as finished
                     failed.append((path, "it is still being written"))

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.copier import Stopped, digest_of
 from rlprof_ops.collect.syncstate import Journal, Sent
+from rlprof_ops.host.contained_dir import Beneath
 
 
 def make_room(node_dir: Path, run_dir: Path, journal: Journal, keep_free_bytes: int, stop: Callable[[], bool] = lambda: False,

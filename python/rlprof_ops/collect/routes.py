@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from rlprof_ops.collect.beneath import safe_component
+from rlprof_ops.host.contained_dir import safe_component
 
 # Files that a profiler writes in place and that only count when nobody writes them any more (Ray's own nsight folder).
 _WRITTEN_IN_PLACE = (".nsys-rep", ".qdrep", ".sqlite", ".proto", ".pickle", ".json.gz", ".rpd", ".db")

@@ -6,12 +6,12 @@ import itertools
 import os
 from collections.abc import Callable
 
-from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.copier import LARGE, Copied, Digesting, Limiter, copy, copy_in_kernel, digest_of
 from rlprof_ops.collect.mask import MASKED_SUFFIXES, mask_file, secret_values, secrets_of_processes
 from rlprof_ops.collect.routes import Item, Kind
 from rlprof_ops.collect.syncstate import Journal, Sent
 from rlprof_ops.collect.tails import Tails
+from rlprof_ops.host.contained_dir import Beneath
 
 _SMALL = 64 << 10  # the most a file that is rewritten in place may hold
 

@@ -14,11 +14,11 @@ import time
 import zlib
 from pathlib import Path
 
-from rlprof_ops.collect.beneath import Beneath, UnsafeName
 from rlprof_ops.collect.room import make_room
 from rlprof_ops.collect.sending import reason_of
 from rlprof_ops.collect.syncer import PassReport, Syncer
 from rlprof_ops.errors import EXIT_FAILED, EXIT_USAGE, UsageError
+from rlprof_ops.host.contained_dir import Beneath, UnsafeName
 
 __all__ = ["PassReport", "Syncer", "main", "parse_interval"]
 

@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlprof_ops.collect import batch, procs
-from rlprof_ops.collect.beneath import Beneath, UnsafeName, safe_component
+from rlprof_ops.collect import batch
 from rlprof_ops.collect.copier import Limiter, Stopped
 from rlprof_ops.collect.routes import SESSION, Item, Kind, Route, kind_of, routes_of
 from rlprof_ops.collect.sending import Sender, SourceError, reason_of
 from rlprof_ops.collect.syncstate import Journal
+from rlprof_ops.host import processes
+from rlprof_ops.host.contained_dir import Beneath, UnsafeName, safe_component
 
 # What says that the storage, not the file, is in trouble.
 _TARGET_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT,
@@ -222,7 +223,7 @@ class Syncer:
                 self._candidates[item.source] = now
                 tally.waiting += 1
         real = os.path.realpath(self.node_dir)
-        busy = procs.writers(frozenset(f"{real}/{item.source}" for item in quiet))
+        busy = processes.writers(frozenset(f"{real}/{item.source}" for item in quiet))
         ready = [item for item in quiet if f"{real}/{item.source}" not in busy]
         tally.waiting += len(quiet) - len(ready)
         if last:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.copier import Copied, Limiter, copy
 from rlprof_ops.collect.routes import Item, Kind
+from rlprof_ops.host.contained_dir import Beneath
 
 _OVERLAP = 64 << 10  # bytes compared before a log is continued after a restart
 _ASIDES = 5  # earlier contents of one log that are kept

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlprof_ops.collect.beneath import Beneath
 from rlprof_ops.collect.harvest import harvest
 from rlprof_ops.collect.manifest import Manifest
 from rlprof_ops.collect.observed import observe
 from rlprof_ops.collect.table import printable, summary
+from rlprof_ops.host.contained_dir import Beneath
 
 
 def watch_job(folder: Path, *, every_s: float, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep) -> None:

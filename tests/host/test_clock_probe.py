@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlprof_ops.collect.clock import ClockServer, Estimate, Exchange, estimate, measure, offset_at
+from rlprof_ops.host.clock_probe import ClockServer, Estimate, Exchange, estimate, measure, offset_at
 
 KEY = b"token of the job"
 

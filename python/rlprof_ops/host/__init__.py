@@ -1,0 +1,1 @@
+"""This machine: folders reached safely, processes, ports, the clock."""
