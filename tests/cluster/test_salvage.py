@@ -21,9 +21,9 @@ from rlprof_ops.cluster.knobs import Settings, import_path
 from rlprof_ops.cluster.layout import RunFolder, node_folder
 from rlprof_ops.cluster.place import Place
 from rlprof_ops.cluster.record import RunRecord
-from rlprof_ops.collect import jobstate
 from rlprof_ops.collect.sync import Syncer, _record, last_pass
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.slurm import job_state
 
 
 @pytest.fixture
@@ -127,5 +127,5 @@ def test_a_signal_to_the_step_alone_is_no_cancelled_job(tmp_path, monkeypatch, s
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert shutil.which("scontrol") == str(tool)
-    assert jobstate.is_cancelled("7.r2") is cancelled
-    assert not jobstate.is_cancelled("local-9")
+    assert job_state.is_cancelled("7.r2") is cancelled
+    assert not job_state.is_cancelled("local-9")

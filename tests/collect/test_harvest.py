@@ -10,9 +10,9 @@ from tests.collect.runfolder import NSYS_FRAME, TRACE, RunFolder
 
 import rlprof_ops.collect
 from rlprof_ops.collect.harvest import harvest
-from rlprof_ops.collect.jobstate import read_state
 from rlprof_ops.collect.manifest import Manifest
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.slurm.job_state import read_state
 
 SCHEMA = json.loads((Path(rlprof_ops.collect.__file__).parent / "manifest.schema.json").read_text())
 REQUEST = {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "3:5, 7"}]}

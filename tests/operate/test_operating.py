@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops.cluster import logs, slurm
+from rlprof_ops.cluster import logs
 from rlprof_ops.cluster.find import find
 from rlprof_ops.cluster.follow import Lines, follow
 from rlprof_ops.cluster.stop import stop
 from rlprof_ops.errors import UsageError
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.slurm import client
 from tests.operate.test_submit import run, sent
 
 CLOSED = {"event": "closed", "steps": [3, 5], "size_bytes": 1, "path": "p", "partial": False}
@@ -32,7 +33,7 @@ def status(capsys, job: str = "4711") -> dict[str, object]:
 
 def test_what_scontrol_says_is_read_with_spaces_and_equals_signs(fake):
     fake.show("4711", "FAILED", ExitCode="7:0", WorkDir="/a b/c=d", JobName="x JobState=RUNNING Restarts=9", Command="/x y/ray.sub")
-    job = slurm.show("4711.r2")
+    job = client.show("4711.r2")
     assert job is not None
     assert (job.id, job.name, job.state, job.work_dir, job.exit_code) == ("4711", "x JobState=RUNNING Restarts=9", "FAILED", "/a b/c=d", 7)
     assert job.restarts == 0 and job.is_ours and job.ended
@@ -44,7 +45,7 @@ def test_what_scontrol_says_is_read_with_spaces_and_equals_signs(fake):
 ])  # fmt: skip
 def test_the_exit_code_is_a_shells_and_a_failure_is_never_0(fake, state, said, code):
     fake.show("4711", state, ExitCode=said)
-    assert slurm.show("4711").exit_code == code
+    assert client.show("4711").exit_code == code
 
 
 def test_a_jobs_way_from_the_queue_to_its_end(fake, run_folder, capsys):

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from rlprof_ops.cli import main
-from rlprof_ops.cluster import sbatch_options, submit
+from rlprof_ops.cluster import submit
 from rlprof_ops.cluster.find import find
 from rlprof_ops.cluster.knobs import home
 from rlprof_ops.collect import remembered
 from rlprof_ops.collect.locate import run_folder as locate
 from rlprof_ops.request import ProfileRequest, RequestError
+from rlprof_ops.slurm import sbatch_options
 
 ASKED = ["--steps", "3:5,7", "--workers", "policy_worker"]
 

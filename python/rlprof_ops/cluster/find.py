@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.cluster import slurm
 from rlprof_ops.cluster.knobs import Settings
-from rlprof_ops.cluster.slurm import SlurmJob
 from rlprof_ops.collect import locate
 from rlprof_ops.errors import UsageError
+from rlprof_ops.slurm import client
+from rlprof_ops.slurm.client import SlurmJob
 
 _FOLDER = re.compile(r"(?P<job>\d+(?:_\d+)?(?:\.r\d+)?|local-[\d-]+)-logs")
 
@@ -42,14 +42,14 @@ def find(text: str, env: Mapping[str, str] | None = None) -> Job:
     try:
         folder = locate.run_folder(text, env).resolve()
     except UsageError:
-        known = slurm.show(text)
+        known = client.show(text)
         if known is None:
             raise
         return Job(known.id, None, known)
     job = job_of(folder)
     if job is None:
         raise UsageError(f"{text!r} is a folder, but not the run folder of a job (<job>-logs/ with a run.json)")
-    return Job(job, folder, slurm.show(job))
+    return Job(job, folder, client.show(job))
 
 
 def folder_of(text: str, env: Mapping[str, str] | None = None) -> Path:

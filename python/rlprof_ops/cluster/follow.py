@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.cluster import slurm
 from rlprof_ops.cluster.find import Job
 from rlprof_ops.cluster.status import View, look
+from rlprof_ops.slurm import client
 
 RUNNING_S = 2.0
 WAITING_MOST_S = 15.0
@@ -39,7 +39,7 @@ def follow(job: str, folder: Path, show: Callable[[View], None], *, sleep: Calla
 
 def current(job: str, folder: Path) -> Job:
     """The job with its newest run folder: a requeued one goes on in `<job>.r<N>-logs`."""
-    known = slurm.show(job)
+    known = client.show(job)
     restarts = known.restarts if known else 0
     number = job.partition(".")[0]
     name = f"{number}.r{restarts}" if restarts else job

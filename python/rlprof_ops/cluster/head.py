@@ -15,9 +15,9 @@ from rlprof_ops.cluster.control import Head as ControlHead
 from rlprof_ops.cluster.driver import Driver
 from rlprof_ops.cluster.readiness import Asking
 from rlprof_ops.cluster.supervisor import Supervisor, plugin_message
-from rlprof_ops.collect.jobstate import is_cancelled
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.clock_probe import ClockServer
+from rlprof_ops.slurm.job_state import is_cancelled
 
 _CAUSE_EXIT = {"signal": 143, "time_limit": 140}  # 128 + SIGTERM, 128 + SIGUSR2, as a shell says it
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlprof_ops.cluster import slurm
 from rlprof_ops.cluster.find import Job, find, with_site
-from rlprof_ops.cluster.slurm import SlurmJob
 from rlprof_ops.cluster.status import View, look
 from rlprof_ops.collect import locate
 from rlprof_ops.collect.remembered import recall
 from rlprof_ops.errors import UsageError
+from rlprof_ops.slurm import client
+from rlprof_ops.slurm.client import SlurmJob
 
 COLUMNS = ("job", "name", "state", "time", "nodes", "step", "captures", "run folder")
 _ENDED_MOST = 20
@@ -19,7 +19,7 @@ _ENDED_MOST = 20
 
 def views(ended_too: bool = False) -> list[View]:
     """Oldest first. Jobs that have ended are those that `rlprof submit` remembers, the newest twenty."""
-    queued = [job for job in slurm.mine() if job.is_ours] if slurm.available() else []
+    queued = [job for job in client.mine() if job.is_ours] if client.available() else []
     found = [look(Job(job.id, _folder(job), job)) for job in queued]
     if not ended_too:
         return found

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.cluster import sbatch_options, slurm
 from rlprof_ops.cluster.knobs import home
 from rlprof_ops.cluster.submit import Asked, Submission
 from rlprof_ops.collect.remembered import Remembered, remember
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.redact import is_secret_name
+from rlprof_ops.slurm import client, sbatch_options
 
 RECORD = "submit.json"  # in .secrets of the run folder
 
@@ -27,7 +27,7 @@ def send(submission: Submission, cwd: Path, env: Mapping[str, str]) -> str:
     """Run sbatch in `cwd`, which becomes the job's own folder; the job's id. Raises RlprofError with sbatch's own words, and the option it may have meant."""
     if not (home() / "ray.sub").is_file():
         raise RlprofError(f"{home()}/ray.sub does not exist; set RLPROF_HOME to the folder that holds it")
-    done = slurm.run(submission.argv, env=submission.env, cwd=cwd, timeout_s=120)
+    done = client.run(submission.argv, env=submission.env, cwd=cwd, timeout_s=120)
     if done.returncode:
         raise _refused(done.stderr.strip())
     lines = [line for line in done.stdout.splitlines() if re.match(r"\d+(;|$)", line.strip())]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlprof_ops.cluster.knobs import home, read_env_file, read_knobs
-from rlprof_ops.cluster.sbatch_options import VARIABLES
 from rlprof_ops.errors import UsageError
+from rlprof_ops.slurm.sbatch_options import VARIABLES
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rlprof_ops.cluster import slurm
 from rlprof_ops.cluster.find import Job
-from rlprof_ops.cluster.slurm import SlurmJob
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.slurm import client
+from rlprof_ops.slurm.client import SlurmJob
 
 _LOOK_S = 1.0
 _KILL_S = 90.0  # Slurm's KillWait and the epilog
@@ -22,23 +22,23 @@ def stop(job: Job, patience_s: float, say: Callable[[str], None], sleep: Callabl
     """
     known = job.slurm
     if known is None:
-        if not slurm.available():
+        if not client.available():
             raise UsageError(f"job {job.id}: Slurm's commands are not on PATH; stop it from a login node")
         raise UsageError(f"job {job.id} is not known to Slurm any more: it has ended. rlprof status {job.id}")
     if known.ended:
         say(f"job {job.id} has ended already ({known.state})")
         return "ended"
     if known.waiting:
-        slurm.cancel(job.number)
+        client.cancel(job.number)
         say(f"job {job.id} was waiting in Slurm's queue and is cancelled")
         return "cancelled"
-    if slurm.signal_step(job.number, "TERM"):
+    if client.signal_step(job.number, "TERM"):
         say(f"job {job.id}: told to drain; windows are closed and reports come home, up to {patience_s:.0f} s")
         if _wait(job.number, patience_s, sleep, clock) is not None:
             return "drained"
         say(f"job {job.id} has not ended within {patience_s:.0f} s")
     say(f"job {job.id}: cancelled")
-    slurm.cancel(job.number)
+    client.cancel(job.number)
     if _wait(job.number, _KILL_S, sleep, clock) is None:
         raise RlprofError(f"job {job.id} still runs {_KILL_S:.0f} s after scancel; ask the cluster's operator")
     return "killed"
@@ -48,7 +48,7 @@ def _wait(number: str, seconds: float, sleep: Callable[[float], None], clock: Ca
     """The ended job, "forgotten" when Slurm knows it no more, None after `seconds`."""
     until = clock() + seconds
     while clock() < until:
-        known = slurm.show(number)
+        known = client.show(number)
         if known is None or known.ended:
             return known or "forgotten"
         sleep(_LOOK_S)

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlprof_ops.cluster import sbatch_options
 from rlprof_ops.cluster.knobs import Settings, home, read_knobs
 from rlprof_ops.cluster.site import Site, read_site
 from rlprof_ops.errors import UsageError
 from rlprof_ops.redact import MASK, is_secret_name, redact_text
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.request.environ import REQUEST_VARIABLES
+from rlprof_ops.slurm import sbatch_options
 
 # What a job is given of the shell it was submitted from. Anything else is asked for by name, with --set.
 FROM_SHELL = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LANGUAGE", "TZ", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")

@@ -9,11 +9,11 @@ from typing import Any
 
 from rlprof_ops.collect import events
 from rlprof_ops.collect.events import ProcessLog
-from rlprof_ops.collect.jobstate import ended_as
 from rlprof_ops.collect.sending import reason_of
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host.contained_dir import Beneath
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.slurm.job_state import ended_as
 
 _MOST_JSON = 256 << 20
 

@@ -23,7 +23,7 @@ class SbatchCommand(click.Command):
     leading = 0
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from rlprof_ops.cluster.sbatch_options import split
+        from rlprof_ops.slurm.sbatch_options import split
 
         if ctx.resilient_parsing:  # a shell completes a line that is not whole yet
             return super().parse_args(ctx, args)

@@ -1,0 +1,1 @@
+"""Slurm: its commands, its options, the state of a job."""
