@@ -1,4 +1,4 @@
-"""Puts ray.sub, scripts/ and env/ into the wheel as rlprof_ops/job, where `rlprof_ops.cluster.knobs.home` looks for them."""
+"""Puts ray.sub, scripts/ and env/ into the wheel as rlprof_ops/job_files, where `rlprof_ops.job.knobs.home` looks for them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BuildWithJob(build_py):
         return [*super().get_outputs(include_bytecode), *more]
 
     def _job(self) -> Path:
-        return Path(self.build_lib) / "rlprof_ops" / "job"
+        return Path(self.build_lib) / "rlprof_ops" / "job_files"
 
     def _job_targets(self) -> dict[Path, Path]:
         return {self._job() / name: HERE / name for name in job_files()}

@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from rlprof_ops.cli import cli
-from rlprof_ops.cluster.knobs import reference
 from rlprof_ops.commands.schema import SCHEMAS, load
+from rlprof_ops.job.knobs import reference
 
 
 def pages() -> dict[str, str]:

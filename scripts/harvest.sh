@@ -39,7 +39,7 @@ harvest::_python() {
 
 # The run folder that the first argument names, as `rlprof harvest` understands it.
 harvest::_folder() {
-    "$1" -c 'import sys; from rlprof_ops.collect.locate import run_folder; print(run_folder(sys.argv[1]))' "$2" 2>/dev/null || true
+    "$1" -c 'import sys; from rlprof_ops.job.run_folder import run_folder; print(run_folder(sys.argv[1]))' "$2" 2>/dev/null || true
 }
 
 harvest::main() {

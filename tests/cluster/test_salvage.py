@@ -17,11 +17,11 @@ import pytest
 from rlprof_ops.cluster import salvage
 from rlprof_ops.cluster.ending import Ending
 from rlprof_ops.cluster.journal import Journal
-from rlprof_ops.cluster.knobs import Settings, import_path
-from rlprof_ops.cluster.layout import RunFolder, node_folder
 from rlprof_ops.cluster.place import Place
 from rlprof_ops.cluster.record import RunRecord
 from rlprof_ops.collect.sync import Syncer, _record, last_pass
+from rlprof_ops.job.folders import RunFolder, node_folder
+from rlprof_ops.job.knobs import Settings, import_path
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.slurm import job_state
 

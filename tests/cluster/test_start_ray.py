@@ -11,10 +11,10 @@ import pytest
 
 from rlprof_ops.cluster import supervisor
 from rlprof_ops.cluster.journal import Journal
-from rlprof_ops.cluster.knobs import Settings
-from rlprof_ops.cluster.layout import NodeFolder, RunFolder
 from rlprof_ops.cluster.place import Place
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.job.folders import NodeFolder, RunFolder
+from rlprof_ops.job.knobs import Settings
 from rlprof_ops.request import ProfileRequest
 
 # Stands for `ray start`: fails until a file counts enough tries, then says what Ray says and stays.

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.collect.runfolder import RunFolder
 
-from rlprof_ops.collect.locate import run_folder
 from rlprof_ops.collect.progress import bar, line
 from rlprof_ops.collect.table import printable, size_text, steps_text
 from rlprof_ops.collect.watch import watch_job
 from rlprof_ops.errors import UsageError
+from rlprof_ops.job.run_folder import run_folder
 
 HOME = Path(__file__).resolve().parents[2]
 REQUEST = {"captures": [{"backend": "torch", "workers": ["policy_worker"], "steps": "3:5, 7"}]}

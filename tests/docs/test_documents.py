@@ -10,7 +10,7 @@ import click
 import pytest
 
 from rlprof_ops.cli import cli
-from rlprof_ops.cluster.knobs import read_knobs
+from rlprof_ops.job.knobs import read_knobs
 
 HOME = Path(__file__).parents[2]
 DOCUMENTS = [HOME / "README.md", *sorted((HOME / "docs").rglob("*.md"))]

@@ -12,7 +12,7 @@ from rlprof_ops.cluster.doctor import machine, profilers, remote, shared, slurm
 from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding, output, run_all
 from rlprof_ops.cluster.doctor.node import joined, pieces
 from rlprof_ops.cluster.doctor.table import merged, render
-from rlprof_ops.cluster.knobs import Settings
+from rlprof_ops.job.knobs import Settings
 
 SETTINGS = Settings.load({})
 HEALTHY = {"SLURM_VERSION": "23.11.4", "KillWait": "120 sec", "JobContainerType": "(null)", "ProctrackType": "proctrack/cgroup",
@@ -147,7 +147,7 @@ def test_a_profiler_that_writes_nothing(tmp_path):
 def test_on_the_sandbox(slurm):
     import sys
 
-    from tests.job.jobs import HOME
+    from tests.whole_job.jobs import HOME
 
     env = {"PYTHONPATH": f"{HOME}/python"}
     argv = [sys.executable, "-m", "rlprof_ops", "doctor", "--nodes", "3", "--shared", slurm.shared, "--quick", "--json"]

@@ -12,9 +12,9 @@ import pytest
 from rlprof_ops.cli import main
 from rlprof_ops.cluster import submit
 from rlprof_ops.cluster.find import find
-from rlprof_ops.cluster.knobs import home
-from rlprof_ops.collect import remembered
-from rlprof_ops.collect.locate import run_folder as locate
+from rlprof_ops.job import job_history
+from rlprof_ops.job.knobs import home
+from rlprof_ops.job.run_folder import run_folder as locate
 from rlprof_ops.request import ProfileRequest, RequestError
 from rlprof_ops.slurm import sbatch_options
 
@@ -284,15 +284,15 @@ def test_the_carried_request_is_the_lowest_layer(tmp_path):
 
 
 def test_what_is_remembered_stays_small_and_survives_rubbish(tmp_path, monkeypatch):
-    monkeypatch.setattr(remembered, "_KEPT", 3)
+    monkeypatch.setattr(job_history, "_KEPT", 3)
     env = {"XDG_STATE_HOME": str(tmp_path)}
     for number in range(20):
-        remembered.remember(remembered.Remembered(str(number), f"/runs/{number}-logs", "x", number), env)
-        assert remembered.recall(env)[-1].job == str(number)
-    assert 3 <= len(remembered.recall(env)) <= 6
-    file = remembered.path(env)
+        job_history.remember(job_history.Remembered(str(number), f"/runs/{number}-logs", "x", number), env)
+        assert job_history.recall(env)[-1].job == str(number)
+    assert 3 <= len(job_history.recall(env)) <= 6
+    file = job_history.path(env)
     file.write_bytes(b"\xff{not json\n[]\n" + file.read_bytes())
-    assert remembered.folders("19", env) == [Path("/runs/19-logs")]
+    assert job_history.folders("19", env) == [Path("/runs/19-logs")]
     assert file.stat().st_mode & 0o777 == 0o600
 
 

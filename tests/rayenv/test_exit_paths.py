@@ -6,7 +6,7 @@ import json
 import shlex
 
 import pytest
-from tests.job.jobs import Job
+from tests.whole_job.jobs import Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(400)]
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 
 import pytest
-from tests.job.jobs import Job, nvtx_ranges
+from tests.whole_job.jobs import Job, nvtx_ranges
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(400)]
 

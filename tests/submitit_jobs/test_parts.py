@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from rlprof_ops.cluster import RayJob, RunSummary, follow_up, rendezvous, seat
-from rlprof_ops.cluster.layout import RunFolder
 from rlprof_ops.cluster.remaining import missing_request
 from rlprof_ops.cluster.task_process import TaskProcess, python_environment
 from rlprof_ops.collect.manifest import CaptureResult, Manifest
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.request import ProfileRequest
 
 ASKED = ProfileRequest.from_dict({"captures": [

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.job.jobs import HOME
 from tests.needs import need
 from tests.operate.login import used_tools, without_tools
 from tests.sandbox import Sandbox
 from tests.submitit_jobs.jobs import ASKED, CAPTURES, TRAINER, say
+from tests.whole_job.jobs import HOME
 
 pytest.importorskip("submitit")
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(290)]

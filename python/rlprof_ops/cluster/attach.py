@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rlprof_ops.cluster.knobs import home
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.job.knobs import home
 
 if TYPE_CHECKING:
     from rlprof_ops.cluster.find import Job

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from rlprof_ops.cluster import salvage
 from rlprof_ops.cluster.journal import Journal
-from rlprof_ops.cluster.knobs import Settings
 from rlprof_ops.cluster.place import Place
 from rlprof_ops.cluster.ray_process import RayProcess
 from rlprof_ops.collect import drain
 from rlprof_ops.collect.sync import read_report
 from rlprof_ops.errors import EXIT_FAILED
+from rlprof_ops.job.knobs import Settings
 from rlprof_ops.request import ProfileRequest
 
 _SYNC_QUICK_RESTARTS = 20

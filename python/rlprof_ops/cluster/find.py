@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.cluster.knobs import Settings
-from rlprof_ops.collect import locate
 from rlprof_ops.errors import UsageError
+from rlprof_ops.job import run_folder
+from rlprof_ops.job.knobs import Settings
 from rlprof_ops.slurm import client
 from rlprof_ops.slurm.client import SlurmJob
 
@@ -40,7 +40,7 @@ def find(text: str, env: Mapping[str, str] | None = None) -> Job:
     """
     env = with_site(os.environ if env is None else env)
     try:
-        folder = locate.run_folder(text, env).resolve()
+        folder = run_folder.run_folder(text, env).resolve()
     except UsageError:
         known = client.show(text)
         if known is None:
@@ -57,7 +57,7 @@ def folder_of(text: str, env: Mapping[str, str] | None = None) -> Path:
 
     Raises UsageError with the places that were tried.
     """
-    return Path(text) if os.path.exists(text) else locate.run_folder(text, with_site(os.environ if env is None else env))
+    return Path(text) if os.path.exists(text) else run_folder.run_folder(text, with_site(os.environ if env is None else env))
 
 
 def with_site(env: Mapping[str, str]) -> dict[str, str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rlprof_ops.cluster.find import Job, find, with_site
 from rlprof_ops.cluster.status import View, look
-from rlprof_ops.collect import locate
-from rlprof_ops.collect.remembered import recall
 from rlprof_ops.errors import UsageError
+from rlprof_ops.job import run_folder
+from rlprof_ops.job.job_history import recall
 from rlprof_ops.slurm import client
 from rlprof_ops.slurm.client import SlurmJob
 
@@ -33,7 +33,7 @@ def views(ended_too: bool = False) -> list[View]:
 
 def _folder(job: SlurmJob) -> Path | None:
     try:
-        return locate.run_folder(job.id, with_site(os.environ))
+        return run_folder.run_folder(job.id, with_site(os.environ))
     except UsageError:
         return None
 

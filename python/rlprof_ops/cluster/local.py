@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.cluster.knobs import import_path
-from rlprof_ops.cluster.layout import RunFolder
 from rlprof_ops.host.ports import free_port
+from rlprof_ops.job.folders import RunFolder
+from rlprof_ops.job.knobs import import_path
 
 _LOOPBACK = "127.0.0.1"
 

@@ -12,24 +12,24 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlprof_ops.cluster import layout
 from rlprof_ops.cluster.head import Head
 from rlprof_ops.cluster.journal import Journal
-from rlprof_ops.cluster.knobs import Settings
 from rlprof_ops.cluster.place import Place
 from rlprof_ops.cluster.ray_process import gpu_count
 from rlprof_ops.cluster.supervisor import Supervisor
 from rlprof_ops.cluster.worker import Worker
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host.ports import address_towards
+from rlprof_ops.job import folders
+from rlprof_ops.job.knobs import Settings
 from rlprof_ops.request import ProfileRequest
 
 
 def find_place(env: Mapping[str, str], settings: Settings) -> Place:
     """Read what ray.sub (or `rlprof demo`) set for this node. Raises UsageError when the run folder is not visible."""
-    job = env.get("RLPROF_JOB") or layout.job_name(env)
+    job = env.get("RLPROF_JOB") or folders.job_name(env)
     node = env.get("SLURMD_NODENAME") or env.get("RLPROF_NODE") or os.uname().nodename
-    run = layout.RunFolder(Path(env["RLPROF_RUN_DIR"]))
+    run = folders.RunFolder(Path(env["RLPROF_RUN_DIR"]))
     try:
         token = run.token.read_text().strip()
     except OSError as error:
@@ -48,7 +48,7 @@ def find_place(env: Mapping[str, str], settings: Settings) -> Place:
         is_head=env.get("SLURM_NODEID", "0") == "0",
         nodes=tuple(env["RLPROF_NODES"].split()),
         run=run,
-        folder=layout.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, ""),
+        folder=folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, ""),
         gpus=gpu_count(settings, env),
         token=token,
     )

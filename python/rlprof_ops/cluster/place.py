@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlprof_ops.cluster.layout import NodeFolder, RunFolder
+from rlprof_ops.job.folders import NodeFolder, RunFolder
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    from rlprof_ops.cluster.knobs import Settings
     from rlprof_ops.errors import RlprofError, UsageError
+    from rlprof_ops.job.knobs import Settings
     from rlprof_ops.request import ProfileRequest
     from rlprof_ops.runtime.checks import problems
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.cluster.knobs import home
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.job.knobs import home
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _LEFT_OUT = {"constraints.txt", "setup_test_machine.sh", "site.env"}  # as in setup.py
@@ -36,7 +36,7 @@ def sources(with_package: bool) -> Iterator[tuple[str, Path]]:
     if with_package:
         for file in sorted(PACKAGE.rglob("*")):
             inside = file.relative_to(PACKAGE)
-            if file.is_file() and "__pycache__" not in inside.parts and inside.parts[0] != "job":
+            if file.is_file() and "__pycache__" not in inside.parts and inside.parts[0] != "job_files":
                 yield f"python/rlprof_ops/{inside}", file
 
 

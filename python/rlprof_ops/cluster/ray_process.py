@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.cluster.knobs import Settings
 from rlprof_ops.host.ports import free_port
+from rlprof_ops.job.knobs import Settings
 
 # MPI libraries inside the workers take these for an order to join Slurm's MPI world (NeMo RL ray.sub, verl's
 # TensorRT-LLM scripts strip them for the same reason). The driver keeps them.

@@ -17,8 +17,8 @@ from rlprof_ops.redact import redact_text
 from rlprof_ops.version import __version__
 
 if TYPE_CHECKING:
-    from rlprof_ops.cluster.knobs import Settings
     from rlprof_ops.cluster.place import Place
+    from rlprof_ops.job.knobs import Settings
     from rlprof_ops.request import ProfileRequest
 
 

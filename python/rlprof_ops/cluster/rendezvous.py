@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlprof_ops.cluster.layout import RunFolder
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import ports
+from rlprof_ops.job.folders import RunFolder
 
 _PAUSE_S = 0.2
 _LOWEST = 10000

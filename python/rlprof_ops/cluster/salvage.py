@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlprof_ops.cluster import layout
-from rlprof_ops.cluster.knobs import Settings, import_path
 from rlprof_ops.collect import drain
 from rlprof_ops.collect.sync import Syncer, last_pass
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.job import folders
+from rlprof_ops.job.knobs import Settings, import_path
 
 if TYPE_CHECKING:
     from rlprof_ops.cluster.place import Place
@@ -54,11 +54,11 @@ def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> 
     report = last_pass(syncer, share)
     syncer.close()
     facts = {"job": job, "started_ns": started_ns, "ended_ns": time.time_ns(), "clean": report.complete, "salvaged": True,
-             "plugin_loaded": layout.NodeFolder(folder).plugin_marker.exists()}
+             "plugin_loaded": folders.NodeFolder(folder).plugin_marker.exists()}
     _put_kept(folder, run, node, facts)
     drain.write_node_record(folder, run, node, facts, recovered=recovered.done, failed=(*recovered.failed, *report.failed))
     if report.complete:
-        shutil.rmtree(layout.NodeFolder(folder).keep, ignore_errors=True)
+        shutil.rmtree(folders.NodeFolder(folder).keep, ignore_errors=True)
         drain.clear(folder)
     return report.complete
 
@@ -96,7 +96,7 @@ def main(env: Mapping[str, str]) -> int:
     settings = Settings.load(env)
     job, run = env["RLPROF_JOB"], Path(env["RLPROF_RUN_DIR"])
     node = env.get("SLURMD_NODENAME") or os.uname().nodename
-    folder = layout.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, "").path
+    folder = folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, "").path
     whole = salvage(folder, run, node, job, seconds=float(settings.number("RLPROF_DRAIN_SECONDS")))
     finish_run_record(run, env.get("RLPROF_STEP_CODE", "?"))
     return 0 if whole else EXIT_FAILED

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlprof_ops.cluster.knobs import Settings, home, read_knobs
-from rlprof_ops.cluster.site import Site, read_site
 from rlprof_ops.errors import UsageError
+from rlprof_ops.job.knobs import Settings, home, read_knobs
+from rlprof_ops.job.site import Site, read_site
 from rlprof_ops.redact import MASK, is_secret_name, redact_text
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.request.environ import REQUEST_VARIABLES

@@ -10,10 +10,10 @@ import sys
 
 from rlprof_ops.cluster import on_demand
 from rlprof_ops.cluster.ending import Ending
-from rlprof_ops.cluster.knobs import home, import_path
 from rlprof_ops.cluster.ray_process import RayNode, RayProcess, port_knobs, start_argv, stripped
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import ports
+from rlprof_ops.job.knobs import home, import_path
 from rlprof_ops.rayenv import check_import, environment
 
 _PLUGIN_SECONDS = 30.0

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlprof_ops.cluster.driver import exit_status
-from rlprof_ops.cluster.knobs import home
+from rlprof_ops.job.knobs import home
 
 _PAUSE_S = 0.1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -66,7 +66,7 @@ class TaskProcess:
 
 def python_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Make node.sh use this interpreter, unless the knobs name another."""
-    from rlprof_ops.cluster.knobs import import_path
+    from rlprof_ops.job.knobs import import_path
 
     path = os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH", "")]))
     more = {"PYTHONPATH": path, "RLPROF_HOME": str(home())}

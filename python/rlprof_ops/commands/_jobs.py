@@ -10,7 +10,7 @@ import click
 
 def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Job ids that `rlprof submit` remembers, newest first."""
-    from rlprof_ops.collect.remembered import recall
+    from rlprof_ops.job.job_history import recall
 
     return [known.job for known in reversed(recall()) if known.job.startswith(incomplete)][:20]
 

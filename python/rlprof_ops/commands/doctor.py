@@ -33,8 +33,8 @@ def command(nodes: int | None, job: str | None, container: str | None, shared: P
     from rlprof_ops.cluster.doctor import node, remote, slurm
     from rlprof_ops.cluster.doctor.finding import FAIL, run_all
     from rlprof_ops.cluster.doctor.table import render
-    from rlprof_ops.cluster.knobs import Settings
     from rlprof_ops.errors import EXIT_FAILED, UsageError
+    from rlprof_ops.job.knobs import Settings
 
     if nodes and job:
         raise UsageError("--nodes and --job: give one; a running job has its own nodes")

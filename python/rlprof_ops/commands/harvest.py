@@ -29,10 +29,10 @@ def command(job: str, as_json: bool, no_recover: bool, content_budget_s: float, 
     from rlprof_ops.cluster.find import with_site
     from rlprof_ops.collect.archive import archive_nodes
     from rlprof_ops.collect.harvest import harvest
-    from rlprof_ops.collect.locate import run_folder
     from rlprof_ops.collect.progress import bar
     from rlprof_ops.collect.table import render, size_text
     from rlprof_ops.collect.watch import watch_job
+    from rlprof_ops.job.run_folder import run_folder
 
     folder = run_folder(job, with_site(os.environ))
     if watch:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlprof_ops.cluster.doctor import machine, profilers, shared, software
 from rlprof_ops.cluster.doctor.finding import Finding, run_all
-from rlprof_ops.cluster.knobs import Settings
+from rlprof_ops.job.knobs import Settings
 
 MARK = "rlprof-doctor:"
 _PIECE = 600  # srun passes a line on whole up to about a kilobyte; longer ones of several tasks are mixed

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rlprof_ops.cluster.doctor.finding import FAIL, Finding, last_line
 from rlprof_ops.cluster.doctor.node import joined
-from rlprof_ops.cluster.knobs import home, import_path
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.job.knobs import home, import_path
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 
 from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
-from rlprof_ops.cluster.knobs import Settings
+from rlprof_ops.job.knobs import Settings
 
 _OLDEST = (22, 5)
 _TEN = 10  # seconds that closing windows and the last sync take at least

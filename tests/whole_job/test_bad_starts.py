@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from tests.job.jobs import ASKED, DEMO, Job
+from tests.whole_job.jobs import ASKED, DEMO, Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(200)]
 LIMIT_S = 60

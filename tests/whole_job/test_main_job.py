@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.job.jobs import ASKED, DEMO, Job, nvtx_ranges
+from tests.whole_job.jobs import ASKED, DEMO, Job, nvtx_ranges
 
 pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(400)]
 

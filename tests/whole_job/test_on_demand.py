@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from tests.job.jobs import Job, nvtx_ranges
+from tests.whole_job.jobs import Job, nvtx_ranges
 
 pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(400)]
 

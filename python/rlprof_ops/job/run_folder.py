@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rlprof_ops.collect import remembered
 from rlprof_ops.errors import UsageError
+from rlprof_ops.job import job_history
 
 _JOB = re.compile(r"(\d+(?:_\d+)?|local-\d+)(\.r\d+)?")
 _SCONTROL_TIMEOUT_S = 10.0
@@ -51,7 +51,7 @@ def _bases(job: str, env: Mapping[str, str]) -> Iterator[Path]:
     if env.get("BASE_LOG_DIR"):
         yield Path(env["BASE_LOG_DIR"])
     yield Path.cwd()
-    for known in remembered.folders(job.partition(".")[0], env):
+    for known in job_history.folders(job.partition(".")[0], env):
         yield known.parent
     for folder in _slurm_folders(job.partition(".")[0]):
         yield from (folder, folder.parent)

@@ -25,13 +25,13 @@ def home() -> Path:
     checkout = here.parents[3]
     if (checkout / "env" / "defaults.env").is_file():
         return checkout
-    return here.parents[1] / "job"
+    return here.parents[1] / "job_files"
 
 
 def import_path() -> str:
     """A folder for PYTHONPATH that gives this package and nothing else; see setup.py for the installed one."""
     package = Path(__file__).resolve().parents[1]
-    door = package / "job" / "python"
+    door = package / "job_files" / "python"
     return str(door if door.is_dir() else package.parent)
 
 
@@ -200,7 +200,7 @@ Set them in the environment of `sbatch`, or once for a site in `env/site.env`. O
 these files are taken literally: nothing is evaluated. A value that is not allowed ends the job before Ray starts, with the
 knob's name, its value and what is allowed. Names that NeMo RL's `ray.sub` has mean the same here.
 
-This page is made from `env/defaults.env` by `python -m rlprof_ops.cluster.knobs`."""
+This page is made from `env/defaults.env` by `python -m rlprof_ops.job.knobs`."""
 
 if __name__ == "__main__":
     print(reference(), end="")

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlprof_ops.cluster.knobs import home, read_env_file, read_knobs
 from rlprof_ops.errors import UsageError
+from rlprof_ops.job.knobs import home, read_env_file, read_knobs
 from rlprof_ops.slurm.sbatch_options import VARIABLES
 
 

@@ -7,8 +7,8 @@ import sys
 import time
 
 import pytest
-from tests.job.jobs import HOME, Job
 from tests.sandbox import SandboxError
+from tests.whole_job.jobs import HOME, Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(300)]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlprof_ops.cluster.knobs import Settings, home, read_env_file, read_knobs, reference
 from rlprof_ops.errors import UsageError
+from rlprof_ops.job.knobs import Settings, home, read_env_file, read_knobs, reference
 
 
 def test_every_knob_has_a_kind_a_meaning_and_a_default_that_is_allowed():
@@ -68,5 +68,5 @@ def test_trainer_files_hold_known_knobs_only():
 
 
 def test_the_reference_in_the_docs_is_the_generated_one():
-    made = "PYTHONPATH=python python -m rlprof_ops.cluster.knobs > docs/knobs.md"
+    made = "PYTHONPATH=python python -m rlprof_ops.job.knobs > docs/knobs.md"
     assert (home() / "docs" / "knobs.md").read_text() == reference(), f"make it anew: {made}"
