@@ -17,7 +17,7 @@ from tests.request.strategies import requests, texts
 from rlprof_ops import frameworks
 from rlprof_ops.frameworks import hydra
 from rlprof_ops.frameworks.base import Framework
-from rlprof_ops.frameworks.verl_render import LONG_NAMES
+from rlprof_ops.frameworks.verl.render import LONG_NAMES
 from rlprof_ops.request import ProfileRequest, RequestError
 from rlprof_ops.request.environ import WINDOW_OPTIONS
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlprof_ops.frameworks import rlinf
-from rlprof_ops.frameworks.rlinf_names import PRESETS, TORCH_DEFAULTS, render_tokens
+from rlprof_ops.frameworks.rlinf.names import PRESETS, TORCH_DEFAULTS, render_tokens
 from rlprof_ops.request import ProfileRequest, RequestError
 
 DOC = "GPU Profiling document"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlprof_ops.frameworks import verl
-from rlprof_ops.frameworks.verl_roles import TASKS
+from rlprof_ops.frameworks.verl.roles import TASKS
 from rlprof_ops.request import ProfileRequest, RequestError
 
 RST = "docs/perf/nsight_profiling.rst (June 2025)"

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlprof_ops.frameworks.base import Imported
 from rlprof_ops.frameworks.hydra import dig, is_interpolation, read_settings
-from rlprof_ops.frameworks.rlinf_names import FIELDS, PRESETS, TORCH_DEFAULTS, WORKERS, canonical_group
+from rlprof_ops.frameworks.rlinf.names import FIELDS, PRESETS, TORCH_DEFAULTS, WORKERS, canonical_group
 from rlprof_ops.request.build import Reader, read_request
 from rlprof_ops.request.environ import WINDOW_OPTIONS
 from rlprof_ops.request.model import ProfileRequest

@@ -8,7 +8,7 @@ from typing import Any
 from rlprof_ops.frameworks import hydra
 from rlprof_ops.frameworks.base import Remarks, Rendered, common_losses, select, usable
 from rlprof_ops.frameworks.hydra import Setting
-from rlprof_ops.frameworks.rlinf_names import CHANNELS, FIELDS, STEPPED, TORCH_DEFAULTS, WORKERS
+from rlprof_ops.frameworks.rlinf.names import CHANNELS, FIELDS, STEPPED, TORCH_DEFAULTS, WORKERS
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps
 from rlprof_ops.request.environ import WINDOW_OPTIONS
 from rlprof_ops.request.problems import nearest

@@ -7,8 +7,8 @@ from typing import Any
 
 from rlprof_ops.frameworks.base import Imported
 from rlprof_ops.frameworks.hydra import dig, is_interpolation, read_settings
-from rlprof_ops.frameworks.verl_render import CONTENTS, MEMORY_OPTIONS, NSYS, TOOLS
-from rlprof_ops.frameworks.verl_roles import ROLE_PATHS
+from rlprof_ops.frameworks.verl.render import CONTENTS, MEMORY_OPTIONS, NSYS, TOOLS
+from rlprof_ops.frameworks.verl.roles import ROLE_PATHS
 from rlprof_ops.request.build import Path, Reader, read_request
 from rlprof_ops.request.environ import WINDOW_OPTIONS
 from rlprof_ops.request.model import ProfileRequest

@@ -9,7 +9,7 @@ from typing import Any
 from rlprof_ops.frameworks import hydra
 from rlprof_ops.frameworks.base import Remarks, Rendered, common_losses, select, usable
 from rlprof_ops.frameworks.hydra import Setting
-from rlprof_ops.frameworks.verl_roles import CONTROLLER, ROLE_PATHS, WORKERS, discrete_ranges
+from rlprof_ops.frameworks.verl.roles import CONTROLLER, ROLE_PATHS, WORKERS, discrete_ranges
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps
 from rlprof_ops.request.environ import WINDOW_OPTIONS
 
