@@ -17,7 +17,7 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.rayenv import wrap
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.runtime.children import HOOK_VARIABLE
+from rlprof_ops.runtime.process.ray_children import HOOK_VARIABLE
 
 LOG = logging.getLogger("test")
 

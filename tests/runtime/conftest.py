@@ -5,8 +5,9 @@ import json
 import pytest
 
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.runtime import captures, profiler, ranges
-from rlprof_ops.runtime import events as log_events
+from rlprof_ops.runtime import captures, profiler
+from rlprof_ops.runtime.process import event_log as log_events
+from rlprof_ops.runtime.ranges import emitters
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def recorder(asked, monkeypatch):
         asked(backend="nsight", **capture)
         fake = Recorder()
         monkeypatch.setattr(captures, "choose_taker", lambda *_: (fake, ""))
-        monkeypatch.setattr(ranges, "nvtx_ranges", lambda: fake)
+        monkeypatch.setattr(emitters, "nvtx_ranges", lambda: fake)
         if metrics:
             monkeypatch.setenv("RLPROF_METRICS", "1")
         made.append(profiler.from_env(worker="policy_worker", rank=0))

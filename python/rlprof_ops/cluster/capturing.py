@@ -16,7 +16,7 @@ from typing import Any
 from rlprof_ops.cluster import on_demand
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.request import CaptureSpec
-from rlprof_ops.runtime import control
+from rlprof_ops.runtime.on_demand import watcher
 
 _POLL_S = 0.25
 
@@ -68,9 +68,9 @@ def capture(
     meant = _meant(run, workers, ranks)
     deaf = [worker.name for worker in meant if not worker.on_demand]
     if deaf:
-        raise RlprofError(f"{', '.join(deaf)} do not listen: the job was started with {control.VARIABLE}=0; set it to 1 at sbatch")
-    demand = control.Demand(_new_id(), tuple(workers), ranks, backend, options, next_steps, seconds)
-    control.leave(run / control.FOLDER, demand)
+        raise RlprofError(f"{', '.join(deaf)} do not listen: the job was started with {watcher.VARIABLE}=0; set it to 1 at sbatch")
+    demand = watcher.Demand(_new_id(), tuple(workers), ranks, backend, options, next_steps, seconds)
+    watcher.leave(run / watcher.FOLDER, demand)
     deadline = time.monotonic() + timeout_s + (seconds or 0)
     found: dict[Worker, Answer] = {}
     while len(found) < len(meant):
@@ -96,9 +96,9 @@ def stacks(run: Path, workers: Sequence[str], ranks: tuple[int, ...] | None, tim
     waiting = {(worker.node, worker.pid): worker for worker in meant if worker not in here}
     if not waiting:
         return
-    demand = control.Demand(_new_id(), tuple(workers), ranks, on_demand.STACKS, {}, 1, None)
-    control.leave(run / control.FOLDER, demand)
-    folder = run / control.FOLDER / f"{demand.id}.{on_demand.STACKS}"
+    demand = watcher.Demand(_new_id(), tuple(workers), ranks, on_demand.STACKS, {}, 1, None)
+    watcher.leave(run / watcher.FOLDER, demand)
+    folder = run / watcher.FOLDER / f"{demand.id}.{on_demand.STACKS}"
     deadline = time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline and not _ended(run):
         time.sleep(_POLL_S)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rlprof_ops.collect.events import ProcessLog, read_node
 from rlprof_ops.request import CaptureSpec
-from rlprof_ops.runtime import control
+from rlprof_ops.runtime.on_demand import watcher
 
 STACKS = "stacks"
 _PY_SPY_SECONDS = 20.0
@@ -26,20 +26,20 @@ _PY_SPY_SECONDS = 20.0
 
 async def serve(run_dir: Path, node_dir: Path, node: str, say: Callable[[str], None]) -> None:
     """Until cancelled: forward each new request, answer those for stacks."""
-    source, target = run_dir / control.FOLDER, node_dir / control.FOLDER
+    source, target = run_dir / watcher.FOLDER, node_dir / watcher.FOLDER
     known = {entry.name for entry in source.glob("*.json")} if source.is_dir() else set()
     while True:
         with contextlib.suppress(OSError):
             before = set(known)
-            await asyncio.to_thread(control.forward, source, target, known)
+            await asyncio.to_thread(watcher.forward, source, target, known)
             for name in sorted(known - before):
                 await asyncio.to_thread(_answer_stacks, source, target / name, node_dir, node, say)
-        await asyncio.sleep(control.POLL_S)
+        await asyncio.sleep(watcher.POLL_S)
 
 
 def _answer_stacks(run_control: Path, path: Path, node_dir: Path, node: str, say: Callable[[str], None]) -> None:
     try:
-        demand = control.Demand.from_json(path.read_text(encoding="utf-8"))
+        demand = watcher.Demand.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
     say(f"on demand {demand.id}: {demand.backend} of {', '.join(demand.workers)}")

@@ -25,7 +25,7 @@ def main() -> int:
     from rlprof_ops.errors import RlprofError, UsageError
     from rlprof_ops.job.knobs import Settings
     from rlprof_ops.request import ProfileRequest
-    from rlprof_ops.runtime.checks import problems
+    from rlprof_ops.runtime.request_checks import problems
 
     try:
         Settings.load(os.environ)

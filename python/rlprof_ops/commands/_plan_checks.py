@@ -8,12 +8,12 @@ from rlprof_ops.request.problems import nearest
 
 def check_options(request: ProfileRequest) -> None:
     """Raise RequestError for options that a training process would refuse; the workers' machines may have a GPU."""
-    from rlprof_ops.runtime import checks
+    from rlprof_ops.runtime import request_checks
 
     found = []
     for spec in request.captures:
         alone = ProfileRequest((spec,), enabled=request.enabled)
-        messages = [message.partition(": ")[2] for message in checks.problems(alone, gpu=True)]
+        messages = [message.partition(": ")[2] for message in request_checks.problems(alone, gpu=True)]
         found += [Problem(message, spec.origin("options")) for message in messages]
     if found:
         raise RequestError(found)

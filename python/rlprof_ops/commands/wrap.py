@@ -48,12 +48,12 @@ def command(worker: str, rank: int | None, path: str | None, show: bool, program
 def run(made: Command) -> None:
     """Become the command; stay its parent where it is nsys's, or where the tool hides the exit code. Does not return."""
     from rlprof_ops.errors import RlprofError
-    from rlprof_ops.runtime import under_nsys
+    from rlprof_ops.runtime.process import nsys_launcher
 
     try:
         if made.nsys:
             sys.stdout.flush()
-            under_nsys.run(made.argv[: made.nsys], made.argv[made.nsys :], made.env, made.on_error)
+            nsys_launcher.run(made.argv[: made.nsys], made.argv[made.nsys :], made.env, made.on_error)
         if made.exit_code_file is None:
             sys.stdout.flush()
             os.execvpe(made.argv[0], made.argv, made.env)

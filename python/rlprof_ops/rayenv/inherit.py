@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.runtime.children import HOOK, HOOK_VARIABLE
+from rlprof_ops.runtime.process.ray_children import HOOK, HOOK_VARIABLE
 
 _PACKAGE = Path(__file__).parents[1].name
 

@@ -29,7 +29,7 @@ except ImportError:  # outside Ray, for `import` tests and documentation
         """Stand-in for Ray's base class."""
 
 
-# What a profiled worker gives its children (runtime/children.py), so that they do not inherit who it is.
+# What a profiled worker gives its children (runtime/process/ray_children.py), so that they do not inherit who it is.
 _NOBODY: dict[str, Any] = {}
 
 

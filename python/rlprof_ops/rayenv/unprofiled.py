@@ -30,8 +30,8 @@ def give_up(identity: Identity, spec: Any | None, context: Any, reason: str, log
 
 
 def _tell_the_manifest(identity: Identity, spec: Any, reason: str) -> None:
-    from rlprof_ops.runtime.events import EventLog
-    from rlprof_ops.runtime.place import find_place
+    from rlprof_ops.runtime.process.event_log import EventLog
+    from rlprof_ops.runtime.process.worker_identity import find_place
 
     place = find_place(identity.worker, identity.rank, None, os.environ)
     log = EventLog(place.events / f"{place.stem}.jsonl")

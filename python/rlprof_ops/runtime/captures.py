@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops import backends
-from rlprof_ops.runtime.errors import CaptureError
-from rlprof_ops.runtime.events import EventLog, log_once
+from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
-from rlprof_ops.runtime.place import Place
-from rlprof_ops.runtime.takers import Taker, choose_taker, mirror, move_into_place
+from rlprof_ops.runtime.process.event_log import EventLog, log_once
+from rlprof_ops.runtime.process.worker_identity import Place
+from rlprof_ops.runtime.recorders.base import Taker, choose_taker, mirror, move_into_place
 
 
 @dataclass

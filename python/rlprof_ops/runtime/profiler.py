@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rlprof_ops.runtime.null import NullProfiler
+from rlprof_ops.runtime.null_profiler import NullProfiler
 
 # Any of these set: somebody may have asked for something, and the request is worth parsing.
 _ASKING = (
@@ -58,13 +58,13 @@ def from_env(worker: str | None = None, rank: int | None = None, world_size: int
     if not _concerned():
         return NullProfiler()
     if os.environ.get("RLPROF_WORKER") and "ray" in sys.modules:
-        from rlprof_ops.runtime.children import keep_profiling
+        from rlprof_ops.runtime.process.ray_children import keep_profiling
 
         keep_profiling()
     try:
         return _made(request_from_env(os.environ), worker, rank, world_size, reuse=True)
     except Exception as error:
-        from rlprof_ops.runtime.events import log
+        from rlprof_ops.runtime.process.event_log import log
 
         log(f"nothing is profiled in this process: {type(error).__name__}: {error}")
         return NullProfiler()
@@ -76,23 +76,24 @@ def from_request(request: Any, worker: str | None = None, rank: int | None = Non
 
 
 def _made(request: Any, worker: str | None, rank: int | None, world_size: int | None, reuse: bool) -> Any:
-    from rlprof_ops.runtime import control, metrics
-    from rlprof_ops.runtime.place import find_place
+    from rlprof_ops.runtime.on_demand import watcher
+    from rlprof_ops.runtime.process.worker_identity import find_place
+    from rlprof_ops.runtime.ranges import range_times
 
-    with_metrics = metrics.asked()
-    on_demand = control.asked(os.environ)
+    with_metrics = range_times.asked()
+    on_demand = watcher.asked(os.environ)
     if not request and not with_metrics and not on_demand:
         return NullProfiler()
     place = find_place(worker, rank, world_size, os.environ)
     before = _CURRENT.profiler
     if reuse and not before.closed and before.place == place:
         return before
-    from rlprof_ops.runtime.active import Profiler
+    from rlprof_ops.runtime.active_profiler import Profiler
 
     specs = request.for_worker(place.worker, place.rank) if request else ()
     _CURRENT.profiler = Profiler(place, specs, with_metrics, request.output_dir if request else None, on_demand)
     if on_demand:
-        _CURRENT.profiler.watch(place.root / control.FOLDER)
+        _CURRENT.profiler.watch(place.root / watcher.FOLDER)
     return _CURRENT.profiler
 
 
@@ -115,7 +116,7 @@ def annotate(name: Any = None) -> Any:
     """
     if not _concerned():
         return NullProfiler().annotate(name)
-    from rlprof_ops.runtime.annotate import annotated
+    from rlprof_ops.runtime.ranges.annotate import annotated
 
     if callable(name):
         return annotated(_CURRENT, name, name.__qualname__)

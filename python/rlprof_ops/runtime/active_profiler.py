@@ -1,0 +1,282 @@
+"""The profiler of a process in which something was asked: gates, captures, ranges, and a safe end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.runtime.captures import Captures
+from rlprof_ops.runtime.gate import ALWAYS_QUIET
+from rlprof_ops.runtime.null_profiler import NULL_CONTEXT
+from rlprof_ops.runtime.process import signals
+from rlprof_ops.runtime.process.event_log import EventLog, StepFile, log
+from rlprof_ops.runtime.process.worker_identity import Place
+from rlprof_ops.runtime.ranges.emitter_set import Recorders
+from rlprof_ops.runtime.ranges.range_times import Metrics, RangeTimes
+from rlprof_ops.runtime.ranges.span import Span, Step, end_tokens, start_tokens
+
+_LOCK_TIMEOUT_S = 5.0
+_RUNNING = -1
+
+
+class Profiler:
+    """Opens and closes the windows of one process. Made by `profiler.from_env`; `specs` are the matching `CaptureSpec`s.
+
+    Threads and coroutines may share it. A forked child has nothing of it: its methods do nothing there.
+    """
+
+    def __init__(self, place: Place, specs: Sequence[Any], metrics: bool = False, output_dir: str | None = None, on_demand: bool = False) -> None:
+        self.place = place
+        self._metrics = Metrics() if metrics else None
+        self.active = metrics  # ranges are looked at: a window is open, may open at a range, or times are wanted
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._events = EventLog(place.events / f"{place.stem}.jsonl")
+        self._step_file: Any = StepFile(place.events / f"{place.stem}.step")
+        self._last_step = 0
+        self._current_step: int | None = None  # tracked where it matters: not in quiet steps
+        self._step_times_ns: dict[str, list[int]] = {}
+        self._emitters: tuple[Any, ...] = ()
+        self._recorders = Recorders(self._events)
+        self._step_tokens: list[tuple[Any, Any]] = []
+        self._closed = False
+        self._working = False
+        self._terminated = False
+        self._pending: list[Callable[[int], None]] = []  # to do when the next step begins
+        self._watcher: Any = None
+        self._events.write(
+            "registered",
+            worker=place.worker,
+            rank=place.rank,
+            world_size=place.world_size,
+            pid=place.pid,
+            host=place.host,
+            backends=sorted({spec.backend for spec in specs}),
+            on_demand=on_demand,
+            wrapped=bool(os.environ.get("RLPROF_NSYS_SESSION")),
+        )
+        self._captures = Captures(place, specs, self._events, output_dir)
+        self._quiet = self._captures.quiet_around(0)
+        self._at_exit = functools.partial(signals.close_weakly, weakref.ref(self))
+        atexit.register(self._at_exit)
+        self._signals = signals.on_terminate(self._on_terminate)
+        signals.forget_in_children(self)
+
+    # -- steps
+
+    def step(self, step: int) -> Step:
+        """`with prof.step(n):` around training step `n`, counted from 1. An exception in it ends the open windows."""
+        return Step(self, step)
+
+    def start_step(self, step: int) -> bool:
+        """Step `step` begins; for trainers with callbacks. False, and nothing changes, when it has begun already."""
+        self._last_step = step
+        self._step_file.store(step)
+        low, high = self._quiet
+        if low <= step < high:
+            return True
+        with self._work():
+            return self._enter(step)
+
+    def stop_step(self, step: int | None = None) -> None:
+        """Step `step` (default: the one begun last) ended in order. Calling it again changes nothing."""
+        step = self._last_step if step is None else step
+        low, high = self._quiet
+        if low <= step < high:
+            return
+        with self._work():
+            self._leave(step)
+
+    def abort_step(self) -> None:
+        """The step failed: what is open is closed as it is and marked partial. Training may go on."""
+        if not self._captures.any_open:
+            return
+        with self._work():
+            end_tokens(self._step_tokens)
+            self._captures.close_all()
+            self._settle()
+
+    def _enter(self, step: int) -> bool:
+        if self._closed or self._current_step == step:
+            return False
+        if self._current_step is not None:  # its end was never told
+            self._end_step_time(self._current_step)
+            end_tokens(self._step_tokens)
+        self._current_step = step
+        self._captures.enter(step)
+        pending, self._pending = self._pending, []
+        for action in pending:
+            action(step)
+        if self._captures.any_armed:
+            self._step_times_ns[str(step)] = [time.time_ns(), _RUNNING]
+        self._settle()
+        return True
+
+    def _leave(self, step: int) -> None:
+        if self._current_step != step:
+            return
+        self._end_step_time(step)
+        end_tokens(self._step_tokens)
+        self._captures.leave(step)
+        self._current_step = None
+        self._settle(step + 1)
+
+    def _end_step_time(self, step: int) -> None:
+        times = self._step_times_ns.get(str(step))
+        if times and times[1] == _RUNNING:
+            times[1] = time.time_ns()
+
+    def _settle(self, next_step: int | None = None) -> None:
+        """After a change of windows: which ranges to record, and for how many steps nothing can happen."""
+        emitters = self._recorders.choose(self._captures.open_backends)
+        if emitters != self._emitters:
+            end_tokens(self._step_tokens)
+            self._emitters = emitters
+        if self._current_step is not None and emitters and not self._step_tokens:
+            self._step_tokens = start_tokens(emitters, f"step {self._current_step}")
+        armed = self._captures.any_armed
+        self.active = not self._closed and (armed or self._metrics is not None)
+        if self._closed:
+            self._quiet = ALWAYS_QUIET
+        elif armed or self._pending or self._current_step is not None:
+            self._quiet = (0, 0)
+        else:
+            self._quiet = self._captures.quiet_around(self._last_step + 1 if next_step is None else next_step)
+
+    # -- captures on demand (rlprof_ops.runtime.on_demand.apply), called from the watcher's thread
+
+    def watch(self, folder: Path) -> None:
+        """Look for captures on demand in `folder` from now on."""
+        from rlprof_ops.runtime.on_demand import apply, watcher
+
+        reference = weakref.ref(self)
+
+        def on_demand(asked: watcher.Demand) -> None:
+            profiler = reference()
+            if profiler is not None and not profiler._closed:
+                apply.answer(profiler, profiler._watcher, asked)
+
+        self._watcher = watcher.Watcher(folder, on_demand)
+
+    # -- ranges
+
+    def range(self, name: str) -> Any:
+        """`with prof.range("generation"):`; recorded only while a window is open, timed where metrics are asked."""
+        if not self.active:
+            return NULL_CONTEXT
+        return Span(self, name)
+
+    def annotate(self, name: Any = None) -> Any:
+        """`@prof.annotate("train")`, or bare for the function's own name. The function runs exactly once, its exceptions are its own."""
+        from rlprof_ops.runtime.ranges.annotate import Holder, annotated
+
+        holder = Holder(self)
+        if callable(name):
+            return annotated(holder, name, name.__qualname__)
+        return lambda function: annotated(holder, function, name or getattr(function, "__qualname__", "range"))
+
+    def metrics(self, reset: bool = False) -> dict[str, RangeTimes]:
+        """Count, total and longest time of each range so far, in seconds; {} unless asked (`RLPROF_METRICS=1`)."""
+        return self._metrics.read(reset) if self._metrics else {}
+
+    def _phase_begins(self, name: str) -> Any:
+        """A range begins: open the captures of this phase; what `_phase_ends` needs."""
+        if not self._captures.phases_armed:
+            return ()
+        with self._work():
+            opened = self._captures.begin_phase(name)
+            self._settle()
+        return opened
+
+    def _phase_ends(self, opened: Any, partial: bool) -> None:
+        with self._work():
+            end_tokens(self._step_tokens)
+            self._captures.end_phase(opened, partial)
+            self._settle()
+
+    # -- the end
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Close what is open, and say that this process ended in order. Calling it again changes nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
+            log("another thread holds the profiler: its windows stay open")
+            return
+        outer, self._working = self._working, True
+        try:
+            if self._closed:
+                return
+            self._closed = True
+            if self._watcher is not None:
+                self._watcher.stop()
+            end_tokens(self._step_tokens)
+            self._captures.close_all()
+            self._captures.finish()
+            self._settle()
+            self._events.write("ended", last_step=self._last_step, step_times_ns=self._ended_steps())
+        finally:
+            self._working = outer
+            self._lock.release()
+            atexit.unregister(self._at_exit)
+            self._signals.remove()
+        if self._terminated and not outer and threading.current_thread() is threading.main_thread():
+            self._terminated = False
+            self._signals.deliver()
+
+    def _ended_steps(self) -> dict[str, list[int]]:
+        now = time.time_ns()
+        return {step: [start, now if end == _RUNNING else end] for step, (start, end) in self._step_times_ns.items()}
+
+    @contextlib.contextmanager
+    def _work(self) -> Iterator[None]:
+        """Opening or closing windows: one thread at a time, and a SIGTERM meanwhile waits until the report is in place."""
+        with self._lock:
+            outer, self._working = self._working, True
+            try:
+                yield
+            finally:
+                self._working = outer
+        if self._terminated and not outer and threading.current_thread() is threading.main_thread():
+            self._terminated = False
+            self.close()
+            self._signals.deliver()
+
+    def _on_terminate(self) -> bool:
+        """Whether the process may go on to die. Runs in the main thread, between any two bytecodes of it."""
+        if self._working and self._lock._is_owned():  # type: ignore[attr-defined]
+            self._terminated = True
+            return False
+        self.close()
+        return True
+
+    def _forget(self) -> None:
+        """In a forked child: the windows belong to the parent, whatever the child does."""
+        self._lock = threading.RLock()
+        self._closed = True
+        self.active = False
+        self._pending = []
+        self._emitters = ()
+        self._step_tokens = []
+        self._step_file = StepFile(None)
+        self._captures = Captures.none()
+        self._quiet = ALWAYS_QUIET
+        self._signals.remove()
+
+    def __enter__(self) -> Profiler:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self.close()

@@ -1,0 +1,107 @@
+"""Profiler classes for the hooks that NeMo RL is moving to (NVIDIA-NeMo/RL #3573).
+
+    export NRL_POLICY_PROFILER_CLASS=rlprof_ops.runtime.compat.nemo_rl_hooks.PolicyProfiler
+    export NRL_ROLLOUT_PROFILER_CLASS=rlprof_ops.runtime.compat.nemo_rl_hooks.RolloutProfiler
+
+NeMo RL makes one of each a worker with `(rank=…)` and calls begin, then finish or abort, then close. What is profiled says the
+request, as everywhere. A wrong order of calls is an error in the caller and raises; a profiler that fails never does.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rlprof_ops.runtime import profiler
+
+POLICY_WORKER = "policy_worker"
+ROLLOUT_WORKER = "generation_worker"
+
+
+class _Steps:
+    """At most one finish or abort for each begin."""
+
+    def __init__(self, worker: str, rank: int) -> None:
+        self._profiler = profiler.from_env(worker=worker, rank=rank)
+        self._step: int | None = None
+        self._count = 0
+        self._phase: Any = None
+
+    def _begin(self, step: int | None, phase: str) -> None:
+        if self._step is not None:
+            raise RuntimeError(f"step {self._step} was begun and neither finished nor aborted")
+        self._count = self._count + 1 if step is None else step
+        self._step = self._count
+        self._profiler.start_step(self._step)
+        self._phase = self._profiler.range(phase)
+        self._phase.__enter__()
+
+    def _end(self, how: str, failed: bool) -> None:
+        if self._step is None:
+            raise RuntimeError(f"{how} without a begin before it")
+        step, self._step = self._step, None
+        self._phase.__exit__(RuntimeError if failed else None, None, None)
+        if failed:
+            self._profiler.abort_step()
+        self._profiler.stop_step(step)
+
+    def close(self) -> None:
+        """End what is open. Calling it again changes nothing."""
+        if self._step is not None:
+            self._end("close", failed=True)
+        self._profiler.close()
+
+
+class PolicyProfiler(_Steps):
+    """`NRL_POLICY_PROFILER_CLASS`: one training step from begin to finish."""
+
+    def __init__(self, *, rank: int, worker: str = POLICY_WORKER) -> None:
+        super().__init__(worker, rank)
+
+    def begin_train_step(self, step: int | None = None, **_: Any) -> None:
+        """Training step `step` begins; without a number they are counted from 1."""
+        self._begin(step, "train")
+
+    def finish_train_step(self, *_: Any, **__: Any) -> None:
+        self._end("finish_train_step", failed=False)
+
+    def abort_train_step(self, reason: Any = None, **_: Any) -> None:
+        """The step failed with `reason`; its window is saved as partial. Never raises over the training's own error."""
+        if self._step is not None:
+            self._end("abort_train_step", failed=True)
+
+
+class RolloutProfiler(_Steps):
+    """`NRL_ROLLOUT_PROFILER_CLASS`: one rollout from begin to finish; `step_id` is "step<N>/attempt<M>"."""
+
+    def __init__(self, *, rank: int, worker: str = ROLLOUT_WORKER) -> None:
+        super().__init__(worker, rank)
+
+    def begin_engine_initialization(self, **_: Any) -> Any:
+        """The engine is being built: a range, recorded when an open-ended window is open. The token is for the end."""
+        token = self._profiler.range("engine_initialization")
+        token.__enter__()
+        return token
+
+    def end_engine_initialization(self, token: Any, **_: Any) -> None:
+        token.__exit__(None, None, None)
+
+    def begin_rollout(self, step_id: str | int | None = None, **_: Any) -> None:
+        self._begin(step_number(step_id), "generation")
+
+    def finish_rollout(self, *_: Any, **__: Any) -> None:
+        self._end("finish_rollout", failed=False)
+
+    def abort_rollout(self, reason: Any = None, **_: Any) -> None:
+        if self._step is not None:
+            self._end("abort_rollout", failed=True)
+
+
+def step_number(step_id: str | int | None) -> int | None:
+    """`"step7/attempt2"` -> 7; a number is itself; None -> None (counted). Raises `ValueError` for anything else."""
+    if step_id is None or (isinstance(step_id, int) and not isinstance(step_id, bool)):
+        return step_id
+    match = re.fullmatch(r"step[ _-]?(\d+)(?:/attempt[ _-]?\d+)?", str(step_id))
+    if not match:
+        raise ValueError(f'step_id is {step_id!r}: expected "step<N>/attempt<M>" or a number')
+    return int(match[1])

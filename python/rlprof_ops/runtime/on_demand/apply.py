@@ -1,0 +1,71 @@
+"""How one process answers a capture on demand: whether it is meant, by which profiler, and for how long."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from rlprof_ops.runtime.on_demand.watcher import Demand, Watcher
+from rlprof_ops.runtime.process.event_log import log
+from rlprof_ops.runtime.ranges.span import end_tokens
+
+
+def spec_for(demand: Demand, worker: str, rank: int, next_step: int | None = None) -> Any | None:
+    """The `CaptureSpec` of `demand` for this process, None when it is not meant. `next_step`: the first step to take."""
+    from rlprof_ops.request import CaptureSpec, Steps, Window
+
+    backend = demand.backend
+    if backend == "auto":
+        backend = "nsight" if os.environ.get("RLPROF_NSYS_SESSION") else "torch"
+    options = dict(demand.options)
+    if backend == "torch" and demand.seconds is not None:
+        options["all_threads"] = "true"  # it is started and stopped beside the training thread
+    start = next_step or 1
+    steps = Steps.of([Window(start, start + demand.next_steps if demand.next_steps else None)])
+    spec = CaptureSpec(backend=backend, workers=demand.workers, ranks=demand.ranks, steps=steps, options=options)
+    return spec if spec.matches(worker, rank) else None
+
+
+def answer(profiler: Any, watcher: Watcher, demand: Demand) -> None:
+    """Take `demand` in this process, if it is meant. Runs in the watcher's thread."""
+    place = profiler.place
+    if spec_for(demand, place.worker, place.rank) is None:
+        return
+    log(f"capture {demand.id} of {place.worker} rank {place.rank} was asked for")
+    if demand.seconds is None:
+        _at_next_step(profiler, lambda step: _take_steps(profiler, demand, step))
+        return
+    capture = _open_now(profiler, spec_for(demand, place.worker, place.rank), demand.id)
+    watcher.later(demand.seconds, lambda: _close_now(profiler, capture))
+
+
+def _at_next_step(profiler: Any, action: Callable[[int], None]) -> None:
+    with profiler._work():
+        profiler._pending.append(action)
+        profiler._settle()
+
+
+def _take_steps(profiler: Any, demand: Demand, step: int) -> None:
+    spec = spec_for(demand, profiler.place.worker, profiler.place.rank, step)
+    profiler._captures.add(spec, asked_by=demand.id).gate.enter(step)
+
+
+def _open_now(profiler: Any, spec: Any, asked_by: str) -> Any:
+    """Open a window at once, whatever the training thread does; the capture that `_close_now` needs."""
+    from rlprof_ops.request import Window
+
+    with profiler._work():
+        step = max(1, profiler._last_step)
+        capture = profiler._captures.add(spec, asked_by=asked_by, timed=True)
+        capture.gate.begin(Window(step, None), step)
+        profiler._settle()
+    return capture
+
+
+def _close_now(profiler: Any, capture: Any) -> None:
+    with profiler._work():
+        end_tokens(profiler._step_tokens)
+        capture.gate.close(partial=False)
+        profiler._captures.remove(capture)
+        profiler._settle()

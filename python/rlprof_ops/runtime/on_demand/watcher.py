@@ -1,0 +1,166 @@
+"""Captures asked for while a job runs: one sleeping thread looks at one folder once a second.
+
+`rlprof capture` leaves a file in `<run folder>/control/`, each node's supervisor copies it to `<node folder>/control/`,
+and every training process of the node finds it there. The thread costs a `stat` a second; training code costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlprof_ops.runtime.process.event_log import log_once
+
+VARIABLE = "RLPROF_ON_DEMAND"
+FOLDER = "control"
+POLL_S = 1.0
+_MOST_BYTES = 1 << 16
+# File systems stamp a folder's change with a coarse clock: a file that came in the same tick would be overlooked.
+_COARSE_NS = 2_000_000_000
+
+
+def asked(env: Mapping[str, str]) -> bool:
+    """Whether this process should look for captures on demand: `RLPROF_ON_DEMAND` is 1, on, or nsight."""
+    return env.get(VARIABLE, "").strip().lower() in ("1", "true", "yes", "on", "nsight")
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One request on demand. Exactly one of `next_steps` and `seconds` is set; `backend` "auto": nsys where the worker has a session."""
+
+    id: str
+    workers: tuple[str, ...]
+    ranks: tuple[int, ...] | None
+    backend: str
+    options: Mapping[str, str]
+    next_steps: int | None
+    seconds: float | None
+
+    def to_json(self) -> str:
+        found = {**self.__dict__, "schema": 1, "options": dict(self.options)}
+        return json.dumps(found)
+
+    @classmethod
+    def from_json(cls, text: str) -> Demand:
+        """Raises `ValueError` for anything but a demand of this schema."""
+        try:
+            data = json.loads(text)
+            demand = cls(
+                id=str(data["id"]),
+                workers=tuple(map(str, data["workers"])),
+                ranks=None if data["ranks"] is None else tuple(map(int, data["ranks"])),
+                backend=str(data["backend"]),
+                options={str(name): str(value) for name, value in data["options"].items()},
+                next_steps=None if data["next_steps"] is None else int(data["next_steps"]),
+                seconds=None if data["seconds"] is None else float(data["seconds"]),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"no capture request: {type(error).__name__}: {error}") from None
+        if (demand.next_steps is None) == (demand.seconds is None) or (demand.next_steps or demand.seconds or 0) <= 0:
+            raise ValueError("no capture request: it needs a positive number of steps or of seconds")
+        return demand
+
+
+class Watcher:
+    """The thread of one process. `on_demand` is called in it; so are the actions of `later`, when their time has come."""
+
+    def __init__(self, folder: Path, on_demand: Callable[[Demand], None]) -> None:
+        self._folder = folder
+        self._on_demand = on_demand
+        self._stop = threading.Event()
+        self._known = set(_names(folder))  # what was asked before this process was there is not for it
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        self._thread = threading.Thread(target=self._run, name="rlprof-control", daemon=True)
+        self._thread.start()
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` in the watcher's thread after `seconds`; only from within that thread."""
+        self._later.append((time.monotonic() + seconds, action))
+
+    def stop(self) -> None:
+        """Ask the thread to end; it does not act any more."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        scanned_ns = 0
+        while not self._stop.wait(self._sleep_s()):
+            try:
+                self._do_due()
+                changed_ns = _changed_ns(self._folder)
+                if changed_ns + _COARSE_NS > scanned_ns:
+                    scanned_ns = time.time_ns()
+                    self._scan()
+            except Exception as error:  # the thread must outlive whatever it finds
+                log_once(f"on-demand captures: {type(error).__name__}: {error}")
+
+    def _sleep_s(self) -> float:
+        due = min((moment for moment, _ in self._later), default=float("inf"))
+        return max(0.0, min(POLL_S, due - time.monotonic()))
+
+    def _do_due(self) -> None:
+        now = time.monotonic()
+        due = [action for moment, action in self._later if moment <= now]
+        self._later = [entry for entry in self._later if entry[0] > now]
+        for action in due:
+            action()
+
+    def _scan(self) -> None:
+        for name in _names(self._folder):
+            if name not in self._known and not self._stop.is_set():
+                self._known.add(name)
+                try:
+                    self._on_demand(Demand.from_json(_read(self._folder / name)))
+                except Exception as error:
+                    log_once(f"capture request {name}: {error}")
+
+
+def _changed_ns(folder: Path) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return -_COARSE_NS
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.name.endswith(".json") and not entry.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        return file.read(_MOST_BYTES)
+
+
+def leave(folder: Path, demand: Demand) -> Path:
+    """Put a demand where watchers look, whole or not at all; the file's path."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{demand.id}.json"
+    partial = folder / f".{demand.id}.{os.getpid()}"
+    partial.write_text(demand.to_json(), encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def forward(source: Path, target: Path, known: set[str]) -> int:
+    """Copy demands that are new in `source` (the run folder's) to `target` (a node's); how many. `known` is kept by the caller."""
+    copied = 0
+    for name in _names(source):
+        if name in known:
+            continue
+        known.add(name)
+        try:
+            leave(target, Demand.from_json(_read(source / name)))
+        except (OSError, ValueError) as error:
+            log_once(f"capture request {name} is left out: {error}")
+            continue
+        copied += 1
+    return copied

@@ -1,0 +1,78 @@
+"""Keeps the profiling of a Ray worker to itself: what it starts in turn does not inherit it, unless it asks for its own.
+
+Ray gives a child every key of its parent's runtime env that the child does not set (`OverrideRuntimeEnv`,
+src/ray/core_worker/core_worker.cc), so an actor that a profiled one creates would be profiled too, under its name and
+rank. A key that is null there counts as set and starts no plugin (`create_for_plugin_if_needed`,
+ray/_private/runtime_env/plugin.py); ours is {}, since a runtime env of nulls alone counts as none. Nobody but the parent
+can tell: for the node's agent both have the same runtime env.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# As Ray stores them: `nsight` and `rocprof_sys` begin with an underscore.
+NOT_MINE: Mapping[str, Any] = {"rlprof": {}, "_nsight": None, "_rocprof_sys": None}
+# Ray calls what this names in every new worker (ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR).
+HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+HOOK = "rlprof_ops.runtime.process.ray_children.keep_profiling"
+_DONE = "_rlprof_keeps_profiling"
+
+
+def keep_profiling() -> None:
+    """Make actors and tasks that this process creates from now on begin without its profiling. Never raises; twice is once.
+
+    A Ray that starts them in another way than 2.49 to 2.60 is left alone, with a log line.
+    """
+    try:
+        from ray.actor import ActorClass
+        from ray.remote_function import RemoteFunction
+
+        for owner, made in ((ActorClass, _actor_remote), (RemoteFunction, _task_remote)):
+            before = owner._remote
+            if not getattr(before, _DONE, False):
+                after = functools.wraps(before)(made(before))
+                setattr(after, _DONE, True)
+                owner._remote = after
+    except Exception as error:
+        from rlprof_ops.runtime.process.event_log import log
+
+        log(f"what this process starts may inherit its profiling: {type(error).__name__}: {error}")
+
+
+def _actor_remote(before: Any) -> Any:
+    def _remote(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        options["runtime_env"] = without_inherited(options.get("runtime_env"))
+        return before(self, args, kwargs, **options)
+
+    return _remote
+
+
+def _task_remote(before: Any) -> Any:
+    def _remote(self: Any, args: Any = None, kwargs: Any = None, serialized_runtime_env_info: str | None = None, **options: Any) -> Any:
+        return before(self, args, kwargs, serialized_runtime_env_info=_without_inherited_text(serialized_runtime_env_info), **options)
+
+    return _remote
+
+
+def without_inherited(runtime_env: Mapping[str, Any] | None) -> Any:
+    """`runtime_env` (None: none of its own) with nothing for every profiling key that it does not set."""
+    from ray.runtime_env import RuntimeEnv
+
+    return RuntimeEnv(_validate=False, **{**NOT_MINE, **(runtime_env or {})})
+
+
+def _without_inherited_text(info: str | None) -> str:
+    """The same for the text that Ray sends: JSON with the runtime env as JSON text in it (RuntimeEnvInfo, protobuf)."""
+    from ray._private.utils import get_runtime_env_info
+
+    if not info or info == "{}":
+        text: str = get_runtime_env_info(without_inherited(None), is_job_runtime_env=False, serialize=True)
+        return text
+    outer = json.loads(info)
+    own = json.loads(outer.get("serializedRuntimeEnv") or "{}")
+    outer["serializedRuntimeEnv"] = json.dumps({**NOT_MINE, **own}, sort_keys=True)
+    return json.dumps(outer)

@@ -1,0 +1,1 @@
+"""Ranges of training code: decorators, spans, and how a range reaches a profiler."""

@@ -1,0 +1,36 @@
+"""Which of the ways to write a range are in use: as the open windows need them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from rlprof_ops.runtime.process.event_log import EventLog, log_once
+from rlprof_ops.runtime.ranges import emitters
+
+_NONE_HERE = "neither the package nvtx nor torch.cuda.nvtx is there: reports will hold no ranges"
+
+
+class Recorders:
+    """Chooses, and makes each only when it is needed first."""
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self._nvtx: Any = None  # False: there is none
+
+    def choose(self, open_backends: Collection[str]) -> tuple[Any, ...]:
+        """NVTX for nsys and rocprof-sys, `record_function` for torch; equal tuples for equal backends."""
+        chosen: list[Any] = []
+        if "nsight" in open_backends or "rocprof_sys" in open_backends:
+            chosen.append(self._nvtx_ranges())
+        if "torch" in open_backends:
+            chosen.append(emitters.record_function_ranges())
+        return tuple(recorder for recorder in chosen if recorder is not None)
+
+    def _nvtx_ranges(self) -> Any | None:
+        if self._nvtx is None:
+            self._nvtx = emitters.nvtx_ranges() or False
+            if self._nvtx is False:
+                log_once(_NONE_HERE)
+                self._events.write("no_ranges", reason=_NONE_HERE)
+        return self._nvtx or None

@@ -1,0 +1,75 @@
+"""One range of training code while something records it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rlprof_ops.runtime.process.event_log import log_once
+
+
+class Span:
+    """Opened by `prof.range` when a window, a phase capture or the metrics want it.
+
+    What goes wrong in a profiler is logged once and the body never notices; what the body raises passes through.
+    """
+
+    __slots__ = ("_begun_s", "_name", "_opened", "_profiler", "_tokens")
+
+    def __init__(self, profiler: Any, name: str) -> None:
+        self._profiler = profiler
+        self._name = name
+
+    def __enter__(self) -> None:
+        profiler = self._profiler
+        self._opened = profiler._phase_begins(self._name)
+        self._tokens = start_tokens(profiler._emitters, self._name)
+        self._begun_s = time.perf_counter()
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        profiler = self._profiler
+        if profiler._metrics is not None:
+            profiler._metrics.add(self._name, time.perf_counter() - self._begun_s)
+        end_tokens(self._tokens)
+        if self._opened:
+            profiler._phase_ends(self._opened, partial=kind is not None)
+
+
+def start_tokens(emitters: tuple[Any, ...], name: str) -> list[tuple[Any, Any]]:
+    """Begin `name` on every emitter; one that fails is left out."""
+    tokens = []
+    for emitter in emitters:
+        try:
+            tokens.append((emitter, emitter.start(name)))
+        except Exception as error:
+            log_once(f"a {emitter.kind} range did not start: {error}")
+    return tokens
+
+
+def end_tokens(tokens: list[tuple[Any, Any]]) -> None:
+    """End what `start_tokens` began, last begun first."""
+    while tokens:
+        emitter, token = tokens.pop()
+        try:
+            emitter.end(token)
+        except Exception as error:
+            log_once(f"a {emitter.kind} range did not end: {error}")
+
+
+class Step:
+    """One step as a context manager; a second one of the same step inside it changes nothing."""
+
+    __slots__ = ("_begun", "_profiler", "_step")
+
+    def __init__(self, profiler: Any, step: int) -> None:
+        self._profiler = profiler
+        self._step = step
+
+    def __enter__(self) -> None:
+        self._begun = self._profiler.start_step(self._step)
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if self._begun:
+            if kind is not None:
+                self._profiler.abort_step()
+            self._profiler.stop_step(self._step)

@@ -1,0 +1,1 @@
+"""One module a way to record a window: nsys, torch, memory, rocprof-sys."""

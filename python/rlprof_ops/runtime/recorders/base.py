@@ -1,0 +1,126 @@
+"""The things that take one capture: each opens a window, closes it, and hands over one finished file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlprof_ops.backends import names, nsight
+from rlprof_ops.backends import torch as torch_backend
+from rlprof_ops.runtime.recorders.memory import choose_memory_taker
+from rlprof_ops.runtime.recorders.nsys_range import RangeTaker
+from rlprof_ops.runtime.recorders.nsys_session import NsightTaker
+from rlprof_ops.runtime.recorders.rocprof import RocprofTaker, is_wrapped
+from rlprof_ops.runtime.recorders.torch import TorchTaker
+
+
+class Stopping(Protocol):
+    """A recording that has ended and whose report is still being written, beside the training."""
+
+    def wait(self) -> Path:
+        """The finished file. Raises `CaptureError`. Called once, in whatever thread."""
+
+
+class Taker(Protocol):
+    """One backend in this process. `open` and `close` raise `CaptureError`."""
+
+    suffix: str
+
+    def open(self, target: Path) -> None:
+        """Begin to record; `target` is where `close` leaves the finished file, in the TMPDIR of the job."""
+
+    def entered(self, step: int) -> None:
+        """A step of the open window begins."""
+
+    def close(self) -> Path | Stopping:
+        """End the recording: the finished file, or what is still to be waited for before there is one."""
+
+
+NOT_WRAPPED = (
+    "this process was not started by `nsys launch` (RLPROF_NSYS_SESSION is not set): the runtime-env plugin was not "
+    "loaded on this node, or the actor was created without profiler.runtime_env(...) in its runtime_env"
+)
+
+
+def choose_taker(spec: Any, all_specs: Sequence[Any]) -> tuple[Taker | None, str]:
+    """Who takes `spec` in this process, or None and the reason why nobody can."""
+    if spec.backend == "nsight":
+        session = os.environ.get("RLPROF_NSYS_SESSION")
+        if session:
+            return NsightTaker(session, spec), ""
+        if os.environ.get("RLPROF_NSYS_RANGE"):
+            return RangeTaker(os.environ["RLPROF_NSYS_RANGE"]), ""
+        return None, os.environ.get("RLPROF_NOT_WRAPPED") or NOT_WRAPPED
+    if spec.backend == "torch":
+        conflict = _second_cupti_user(all_specs)
+        return (None, conflict) if conflict else (TorchTaker(spec), "")
+    if spec.backend == "memory":
+        return choose_memory_taker(spec)
+    if spec.backend == "rocprof_sys":
+        if is_wrapped():
+            return RocprofTaker(), ""
+        return None, os.environ.get("RLPROF_NOT_WRAPPED") or NOT_WRAPPED.replace("nsys launch", "rocprofsys").replace(
+            "RLPROF_NSYS_SESSION is not set", "the module rocprofsys is not loaded"
+        )
+    return None, f"the backend {spec.backend!r} cannot be taken inside a training process"
+
+
+def _second_cupti_user(specs: Sequence[Any]) -> str:
+    """CUPTI serves one profiler a process; nsys, injected at start, was first."""
+    other = next((spec for spec in specs if spec.backend == "nsight" and nsight.traces_cuda(spec)), None)
+    if other is None or not os.environ.get("RLPROF_NSYS_SESSION") or not torch_backend.has_cuda_activity():
+        return ""
+    return "nsys already traces CUDA in this process and CUPTI serves one profiler only: ask for one of nsight and torch, or `t: nvtx`"
+
+
+def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -> Path:
+    """Also put a finished report where the request's `output_dir` wants it; the path there.
+
+    torch traces lie as NeMo RL documents it (docs of NRL_TORCH_PROFILE_DIR): the controller's in the folder itself,
+    those of generation workers in one folder each kind, of all others by kind and rank.
+    """
+    folder = Path(output_dir)
+    name = names.safe_worker(worker)
+    if backend != "torch":
+        folder = folder / backend / name / f"rank{rank}"
+    elif "controller" not in name:
+        folder = folder / name if "generation" in name else folder / name / str(rank)
+    target = folder / final.name
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(final, target)
+    except FileExistsError:
+        pass
+    except OSError:  # another file system, or one without links
+        _copy(final, target)
+    return target
+
+
+def move_into_place(finished: Path, final: Path) -> int:
+    """Rename a finished report to where it belongs, never visible half-written; its size in bytes.
+
+    Between file systems it is copied under a dotted name first and renamed after.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.replace(finished, final)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _copy(finished, final)
+        finished.unlink(missing_ok=True)
+    return final.stat().st_size
+
+
+def _copy(source: Path, target: Path) -> None:
+    partial = target.with_name(f".{target.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        shutil.copyfile(source, partial)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)

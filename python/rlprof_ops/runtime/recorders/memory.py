@@ -1,0 +1,192 @@
+"""Memory over a window: CUDA's allocation history as a snapshot, or the process's resident memory on the host."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.backends import memory
+from rlprof_ops.runtime.capture_error import CaptureError
+from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.runtime.recorders.memory_options import NEEDS_CUDA, MemoryOptions, has_gpu, parse
+
+OOM_PHASE = "oom"
+
+
+def choose_memory_taker(spec: Any) -> tuple[Any, str]:
+    """The taker for a memory capture, or None and why there is none."""
+    try:
+        options = parse(spec.options, spec.flags)
+    except ValueError as error:
+        return None, str(error)
+    if options.host:
+        return HostMemoryTaker(options), ""
+    return (CudaMemoryTaker(options), "") if has_gpu() else (None, NEEDS_CUDA)
+
+
+class CudaMemoryTaker:
+    """The caching allocator's history (torch.cuda.memory), on from `open` to `close`; the snapshot opens in pytorch.org/memory_viz.
+
+    An out-of-memory error inside the window is a snapshot of its own, taken at that moment, in `extra`.
+    """
+
+    suffix = memory.SUFFIX
+
+    def __init__(self, options: MemoryOptions) -> None:
+        self._options = options
+        self._torch: Any = None
+        self._target: Path | None = None
+        self._steps: list[int] = []
+        self._observing = False
+        self.extra: list[tuple[int, int, Path, str]] = []
+
+    def open(self, target: Path) -> None:
+        try:
+            import torch
+        except ImportError as error:
+            raise CaptureError(f"torch cannot be imported: {error}") from None
+        if not torch.cuda.is_available():
+            raise CaptureError(NEEDS_CUDA)
+        options = self._options
+        try:
+            torch.cuda.memory._record_memory_history(
+                enabled="all",
+                context=None if options.context == "none" else options.context,
+                stacks=options.stacks,
+                max_entries=options.max_entries,
+            )
+        except Exception as error:
+            raise CaptureError(f"torch's memory history did not start: {error}") from error
+        self._torch, self._target, self._steps, self.extra = torch, target, [], []
+        self._watch_for_oom(torch)
+
+    def entered(self, step: int) -> None:
+        self._steps.append(step)
+
+    def close(self) -> Path:
+        target, self._target = self._target, None
+        if target is None:
+            raise CaptureError("the memory history was not on")
+        try:
+            self._torch.cuda.memory._dump_snapshot(str(target))
+        except Exception as error:
+            raise CaptureError(f"torch's memory snapshot failed: {error}") from error
+        finally:
+            # Off again: it costs time and memory at every allocation.
+            self._torch.cuda.memory._record_memory_history(enabled=None)
+        return target
+
+    def _watch_for_oom(self, torch: Any) -> None:
+        if self._observing:  # torch can attach an observer but not take one back
+            return
+        try:
+            torch._C._cuda_attach_out_of_memory_observer(self._on_oom)
+            self._observing = True
+        except (AttributeError, RuntimeError) as error:
+            log_once(f"no snapshot on out-of-memory: {error}")
+
+    def _on_oom(self, device: int, allocated: int, device_total: int, device_free: int) -> None:
+        target = self._target
+        if target is None or self.extra or not self._steps:  # outside a window, or told already
+            return
+        path = target.with_name(f"{target.name[: -len(self.suffix)]}.{OOM_PHASE}{self.suffix}")
+        try:
+            self._torch.cuda.memory._dump_snapshot(str(path))
+        except Exception as error:
+            log_once(f"no snapshot on out-of-memory: {error}")
+            return
+        self.extra.append((self._steps[-1], self._steps[-1], path, OOM_PHASE))
+
+
+class HostMemoryTaker:
+    """Resident memory, sampled by a thread every `interval_ms`, and with `tracemalloc` the lines that grew most."""
+
+    suffix = memory.HOST_SUFFIX
+
+    def __init__(self, options: MemoryOptions) -> None:
+        self._options = options
+        self._target: Path | None = None
+        self._samples: list[tuple[int, int]] = []
+        self._steps: list[tuple[int, int]] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._before: Any = None
+        self._started_tracing = False
+
+    def open(self, target: Path) -> None:
+        self._target, self._samples, self._steps = target, [], []
+        self._samples.append((time.time_ns(), resident_bytes()))
+        if self._options.tracemalloc:
+            import tracemalloc
+
+            self._started_tracing = not tracemalloc.is_tracing()
+            if self._started_tracing:
+                tracemalloc.start()
+            self._before = tracemalloc.take_snapshot()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, args=(self._stop,), name="rlprof-memory", daemon=True)
+        self._thread.start()
+
+    def entered(self, step: int) -> None:
+        self._steps.append((step, time.time_ns()))
+
+    def _sample(self, stop: threading.Event) -> None:
+        while not stop.wait(self._options.interval_ms / 1000):
+            self._samples.append((time.time_ns(), resident_bytes()))
+
+    def close(self) -> Path:
+        target, self._target = self._target, None
+        if target is None or self._thread is None:
+            raise CaptureError("host memory was not sampled")
+        self._stop.set()
+        self._thread.join(timeout=10)
+        self._samples.append((time.time_ns(), resident_bytes()))
+        sizes = [size for _, size in self._samples]
+        report = {
+            "schema": 1,
+            "pid": os.getpid(),
+            "steps": [{"step": step, "begun_ns": begun} for step, begun in self._steps],
+            "start_bytes": sizes[0],
+            "end_bytes": sizes[-1],
+            "peak_bytes": max(sizes),
+            "samples": self._samples,
+            "grown": self._grown(),
+        }
+        with gzip.open(target, "wt", encoding="utf-8", compresslevel=6) as packed:
+            json.dump(report, packed)
+        return target
+
+    def _grown(self) -> list[dict[str, Any]]:
+        """The lines of Python that hold more than at the window's start, largest first."""
+        before, self._before = self._before, None
+        if before is None:
+            return []
+        import tracemalloc
+
+        after = tracemalloc.take_snapshot()
+        if self._started_tracing:
+            tracemalloc.stop()
+        top = after.compare_to(before, "lineno")[: self._options.tracemalloc]
+        return [
+            {"file": entry.traceback[0].filename, "line": entry.traceback[0].lineno, "grown_bytes": entry.size_diff,
+             "bytes": entry.size, "blocks": entry.count}
+            for entry in top
+        ]  # fmt: skip
+
+
+def resident_bytes() -> int:
+    """This process's resident set size; where /proc is missing, its highest so far."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

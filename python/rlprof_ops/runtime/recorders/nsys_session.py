@@ -1,0 +1,162 @@
+"""A window of the nsys session that this process was launched in: `nsys start`, and `nsys stop` beside the training."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from rlprof_ops.backends import OK, nsight
+from rlprof_ops.runtime.capture_error import CaptureError
+
+# `nsys start` (2023.4) can return before the library it has put into this process collects: the first range of a
+# window was lost on a busy machine, and once all of a window of 10 ms.
+_SETTLE_S = 0.2
+_LIST_TIMEOUT_S = 10.0
+
+
+class NsightTaker:
+    """One window after another of one session."""
+
+    suffix = nsight.SUFFIX
+
+    def __init__(self, session: str, spec: nsight.NsightSpec) -> None:
+        self._session = session
+        self._spec = spec
+        self._target: Path | None = None
+
+    def open(self, target: Path) -> None:
+        _nsys(nsight.start_argv(self._session, target, self._spec), nsight.START_TIMEOUT_S)
+        self._target = target
+        time.sleep(_SETTLE_S)
+
+    def entered(self, step: int) -> None:
+        pass
+
+    def close(self) -> StoppingSession:
+        target, self._target = self._target, None
+        if target is None:
+            raise CaptureError("the nsys window was not open")
+        return StoppingSession(self._session, target)
+
+
+class StoppingSession:
+    """A running `nsys stop`. When the constructor returns nothing more enters the report; `wait` gives it.
+
+    nsys takes in data for the first 0.03 to 0.1 s of a stop, which `nsys sessions list` shows as "Collection"; then it
+    fetches what it has and writes the report, for 0.6 s up to minutes, and the training need not wait for that.
+    """
+
+    def __init__(self, session: str, target: Path) -> None:
+        self._session = session
+        self._target = target
+        self._running = _Command(nsight.stop_argv(session))
+        deadline = time.monotonic() + nsight.STOP_TIMEOUT_S
+        while self._running.alive and self._collecting() and time.monotonic() < deadline:
+            pass  # a listing takes 20 ms
+
+    def wait(self) -> Path:
+        """Raises `CaptureError`."""
+        target = self._target
+        try:
+            stdout = self._running.finish(nsight.STOP_TIMEOUT_S)
+        except CaptureError:
+            # The node's drain may have closed the session before us: then the report is there.
+            if nsight.check(target).state == OK:
+                return target
+            raise
+        if target.is_file():
+            return target
+        elsewhere = nsight.generated_path(stdout)
+        if elsewhere and os.path.isfile(elsewhere):
+            return Path(elsewhere)
+        raw = nsight.generated_path(stdout, nsight.RAW_SUFFIX)
+        if raw and os.path.isfile(raw):
+            return self._imported(Path(raw))
+        raise CaptureError(f"`nsys stop` ended but wrote no report: {_last_line(stdout) or 'it said nothing'}")
+
+    def _imported(self, raw: Path) -> Path:
+        """nsys's own import failed, which leaves the raw capture: once more. What fails again is the drain's to recover."""
+        importer = nsight.find_importer()
+        if importer is None:
+            raise CaptureError(f"`nsys stop` left a raw capture, {raw.name}, and QdstrmImporter is not installed beside nsys")
+        try:
+            _Command(nsight.import_argv(importer, raw, self._target)).finish(nsight.STOP_TIMEOUT_S)
+        except CaptureError:
+            self._target.unlink(missing_ok=True)  # half of it, which the drain would take for a report beside the raw capture's
+            raise
+        if not self._target.is_file():
+            raise CaptureError(f"`nsys stop` left a raw capture, {raw.name}, and QdstrmImporter wrote no report")
+        raw.unlink()
+        return self._target
+
+    def _collecting(self) -> bool:
+        """Whether more may still enter the report: yes, until nsys says otherwise."""
+        try:
+            states = nsight.session_states(_nsys(nsight.list_argv(), _LIST_TIMEOUT_S))
+        except CaptureError:
+            self._running.join(nsight.STOP_TIMEOUT_S)
+            return False
+        state = states.get(self._session)
+        if state is None:  # a listing that we cannot read
+            self._running.join(nsight.STOP_TIMEOUT_S)
+        return state in nsight.COLLECTING
+
+
+class _Command:
+    """One nsys command of the session. The environment is ours without nsys's own injection."""
+
+    def __init__(self, argv: list[str]) -> None:
+        tool = os.path.basename(argv[0])
+        self._what = "QdstrmImporter" if tool == "QdstrmImporter" else f"`nsys {argv[1]}`"
+        try:
+            # Its own session: the signal that ends the training must not end the command that saves the report.
+            self._process = subprocess.Popen(
+                argv,
+                env=nsight.client_env(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            raise CaptureError(f"{self._what}: no nsys at {argv[0]!r} (set RLPROF_NSYS or PATH)") from None
+        except OSError as error:
+            raise CaptureError(f"{self._what}: {error.strerror or error}") from None
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def join(self, timeout_s: float) -> None:
+        """Wait without reading; nsys says far less than a pipe holds."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return
+
+    def finish(self, timeout_s: float) -> str:
+        """What it said, when it has ended well. Raises `CaptureError`."""
+        process = self._process
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise CaptureError(f"{self._what} did not return within {timeout_s:.0f} s") from None
+        if process.returncode != 0:
+            said = _last_line(stderr) or _last_line(stdout) or "it said nothing"
+            raise CaptureError(f"{self._what} failed with exit code {process.returncode}: {said}")
+        return stdout
+
+
+def _nsys(argv: list[str], timeout_s: float) -> str:
+    return _Command(argv).finish(timeout_s)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-3:])[:500]

@@ -1,0 +1,180 @@
+"""torch.profiler over a window: one gzip Chrome trace, or one per cycle of a schedule."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.backends import torch as torch_backend
+from rlprof_ops.runtime.capture_error import CaptureError
+from rlprof_ops.runtime.recorders.torch_options import TorchOptions, parse
+
+_PROBE_BYTES = 1 << 20
+_GZIP_LEVEL = 3  # a trace shrinks 15-fold at once; the levels above cost seconds of the training's time for a few percent
+
+
+class TorchTaker:
+    """Records from `open` to `close`. With a schedule, the cycles after the first are left in `extra` as (first, last step, file, phase)."""
+
+    suffix = torch_backend.SUFFIX
+    _stuck = ""  # of the process: why a profiler still runs in it
+
+    def __init__(self, spec: Any) -> None:
+        self._spec = spec
+        self._profile: Any = None
+        self._target: Path | None = None
+        self._thread = 0
+        self._options = TorchOptions()
+        self._steps: list[int] = []
+        self._cycles: list[tuple[int, int, Path, None]] = []
+        self.extra: list[tuple[int, int, Path, None]] = []
+
+    def open(self, target: Path) -> None:
+        try:
+            self._options = parse(self._spec.options, self._spec.flags)
+        except ValueError as error:
+            raise CaptureError(str(error)) from None
+        torch = _torch()
+        if TorchTaker._stuck:
+            raise CaptureError(f"torch.profiler still runs since an earlier window, which it would not end: {TorchTaker._stuck}")
+        self._target, self._steps, self._cycles, self.extra = target, [], [], []
+        try:
+            self._profile = make_profile(torch, self._options, self._on_trace if self._options.scheduled else None)
+            self._profile.start()
+        except Exception as error:
+            self._profile = None
+            raise CaptureError(f"torch.profiler did not start: {error}") from error
+        self._thread = threading.get_ident()
+
+    def entered(self, step: int) -> None:
+        """A step of the window begins: the schedule counts it from its second on."""
+        if self._profile is not None and self._options.scheduled and self._steps:
+            self._profile.step()
+        self._steps.append(step)
+
+    def close(self) -> Path:
+        profile, self._profile = self._profile, None
+        target, options = self._target, self._options
+        if profile is None or target is None:
+            raise CaptureError("the torch profiler was not running")
+        if self._thread != threading.get_ident() and not options.all_threads:
+            # torch crashes the process when another thread stops it (seen with 2.13), so it is left running.
+            self._profile = profile
+            raise CaptureError("torch.profiler can only be stopped by the thread that started it: set `all_threads: true`")
+        self._stop(profile)
+        try:
+            if not options.scheduled:
+                export(profile, target, options.max_mb)
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise CaptureError(f"torch.profiler could not export: {error}") from error
+        if options.scheduled:
+            if not self._cycles:
+                raise CaptureError(
+                    f"the schedule wait={options.wait} warmup={options.warmup} active={options.active or 1} ended before its first "
+                    f"active step: the window had {len(self._steps)} steps"
+                )
+            self._cycles[0][2].replace(target)
+            self.extra = self._cycles[1:]
+        return target
+
+    def _stop(self, profile: Any) -> None:
+        try:
+            profile.stop()
+        except CaptureError:  # of a schedule's export, which torch calls from here
+            raise
+        except Exception as error:
+            # Left running it would crash the process, when the next one starts or at the end (torch 2.13).
+            try:
+                _torch().autograd._disable_profiler()
+            except Exception:
+                TorchTaker._stuck = f"{type(error).__name__}: {error}"
+            raise CaptureError(f"torch.profiler did not stop: {error}") from error
+
+    def _on_trace(self, profile: Any) -> None:
+        """The end of one cycle; `self._steps` ends with its last active step."""
+        assert self._target is not None
+        active = min(self._options.active or 1, len(self._steps))
+        number = len(self._cycles)
+        path = self._target.with_name(f"{self._target.name[: -len(self.suffix)]}.cycle{number}{self.suffix}")
+        export(profile, path, self._options.max_mb)
+        self._cycles.append((self._steps[-active], self._steps[-1], path, None))
+
+
+def make_profile(torch: Any, options: TorchOptions, on_trace: Any = None) -> Any:
+    """A `torch.profiler.profile`, not started. CUDA is recorded where it is; elsewhere only the CPU."""
+    kinds = {"cpu": torch.profiler.ProfilerActivity.CPU, "cuda": torch.profiler.ProfilerActivity.CUDA}
+    chosen = [kinds[name] for name in options.activities if name != "cuda" or torch.cuda.is_available()]
+    arguments: dict[str, Any] = {"activities": chosen or [kinds["cpu"]], **options.switches}
+    if options.all_threads:
+        with contextlib.suppress(ImportError, TypeError):  # torch before 2.6 has no such setting
+            from torch._C._profiler import _ExperimentalConfig
+
+            arguments["experimental_config"] = _ExperimentalConfig(profile_all_threads=True)
+    if on_trace is not None:
+        arguments["on_trace_ready"] = on_trace
+        arguments["schedule"] = torch.profiler.schedule(
+            wait=options.wait, warmup=options.warmup, active=options.active or 1, repeat=options.repeat
+        )
+    return torch.profiler.profile(**arguments)
+
+
+def export(profile: Any, target: Path, max_mb: float) -> None:
+    """Write `profile` as a gzip Chrome trace; `CaptureError` when it is larger than `max_mb` before compression.
+
+    torch itself would compress line by line at the highest level, which takes longer than the window.
+    """
+    plain = target.with_name(f"{target.name}.{os.getpid()}.json")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        profile.export_chrome_trace(str(plain))
+        if not plain.exists():  # torch keeps the reason to itself
+            raise CaptureError(f"torch.profiler wrote no trace into {target.parent}: {_why_not(plain)}")
+        size_mb = plain.stat().st_size / 1e6
+        if size_mb > max_mb:
+            raise CaptureError(
+                f"the trace has {size_mb:.0f} MB and max_mb is {max_mb:g}: take fewer steps, switch with_stack and "
+                "record_shapes off, or raise max_mb in the options"
+            )
+        with plain.open("rb") as source, _gzip_writer(target) as packed:
+            shutil.copyfileobj(source, packed, 1 << 20)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    finally:
+        plain.unlink(missing_ok=True)
+
+
+def _why_not(path: Path) -> str:
+    """Why a file cannot be written here, by trying."""
+    try:
+        with path.open("wb", buffering=0) as probe:
+            left = _PROBE_BYTES
+            while left:
+                left -= probe.write(bytes(left)) or 0
+    except OSError as error:
+        return error.strerror or str(error)
+    return "it gave no reason"
+
+
+def _gzip_writer(path: Path) -> Any:
+    try:
+        from isal import igzip  # several times faster, where the extra `analyze` is installed
+    except ImportError:
+        return gzip.open(path, "wb", compresslevel=_GZIP_LEVEL)
+    opened: Any = igzip.open
+    return opened(path, "wb", compresslevel=_GZIP_LEVEL)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise CaptureError(f"torch cannot be imported: {error}") from None
+    return torch

@@ -1,0 +1,109 @@
+"""`nsys stop` beside the training: the next step begins when nothing more enters the report, and its end is waited for once."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.runtime.recorders.test_nsys_session import ranges
+
+SLOW_NSYS = """#!/bin/sh
+case "$1" in
+  sessions) echo "  1  00:01  $(cat "$0.state")  1  rlprof-test";;
+  start) echo Collection > "$0.state"; echo "$4" > "$0.report";;
+  stop) sleep 0.3; echo Generation > "$0.state"; sleep 2; printf 'NVIDIA Tegra Profiler Report [END]' > "$(cat "$0.report")";;
+esac
+"""
+
+
+def test_a_report_is_written_while_training_goes_on(asked, events, monkeypatch, tmp_path):
+    from rlprof_ops.runtime import profiler
+
+    asked(backend="nsight", steps="3")
+    nsys = tmp_path / "nsys"
+    nsys.write_text(SLOW_NSYS)
+    nsys.chmod(0o755)
+    monkeypatch.setenv("RLPROF_NSYS", str(nsys))
+    monkeypatch.setenv("RLPROF_NSYS_SESSION", "rlprof-test")
+    prof = profiler.from_env(worker="policy_worker", rank=0)
+
+    prof.start_step(3)
+    begun = time.monotonic()
+    prof.stop_step(3)
+    blocked_s = time.monotonic() - begun
+
+    assert 0.3 <= blocked_s < 1.5 and events("closed") == []
+    prof.close()
+    assert [event["steps"] for event in events("closed")] == [[3, 4]]
+    assert [event["event"] for event in events()][-1] == "ended"
+
+
+# As nsys 2023.4 now and then does when several stop at once: exit code 0, and the raw capture instead of the report.
+RAW_NSYS = """#!/bin/sh
+case "$1" in
+  start) echo "$4" > "$0.report";;
+  stop) raw="$(sed 's/nsys-rep$/qdstrm/' "$0.report")"; echo raw > "$raw"; printf '[1/1] 100%%\\nGenerated:\\n    %s\\n' "$raw";;
+esac
+"""
+IMPORTER = """#!/bin/sh
+[ -e "$0.fails" ] && { echo half > "$4"; echo "Importer error status: no" >&2; exit 1; }
+[ "$1 $3" = "-i -o" ] && printf 'NVIDIA Tegra Profiler Report [END]' > "$4"
+"""
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_raw_capture_in_place_of_a_report_is_imported(asked, events, monkeypatch, tmp_path, works):
+    from rlprof_ops.runtime import profiler
+
+    asked(backend="nsight", steps="3")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (("nsys", RAW_NSYS), ("QdstrmImporter", IMPORTER)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    if not works:
+        (tools / "QdstrmImporter.fails").touch()
+    monkeypatch.setenv("RLPROF_NSYS", str(tools / "nsys"))
+    monkeypatch.setenv("RLPROF_NSYS_SESSION", "rlprof-test")
+
+    with profiler.from_env(worker="policy_worker", rank=0) as prof, prof.step(3):
+        pass
+
+    raws, reports = list(tmp_path.rglob("*.qdstrm")), list(tmp_path.rglob("*.nsys-rep"))
+    if works:
+        assert (len(events("closed")), len(reports), raws) == (1, 1, [])
+    else:
+        [failed] = events("failed")
+        assert "QdstrmImporter failed with exit code 1: Importer error status: no" in failed["reason"]
+        assert (len(raws), reports) == (1, [])  # the drain imports it
+
+
+PROGRAM = """
+import os, time, nvtx
+from pathlib import Path
+from rlprof_ops.runtime.recorders.nsys_session import NsightTaker
+from types import SimpleNamespace
+taker = NsightTaker(os.environ["SESSION"], SimpleNamespace(options={}, flags=()))
+for window in range(3):
+    taker.open(Path(os.environ["OUT"], f"{window}.nsys-rep"))
+    nvtx.end_range(nvtx.start_range(f"in {window}"))
+    stopping = taker.close()
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        nvtx.end_range(nvtx.start_range("after"))
+        time.sleep(0.001)
+    stopping.wait()
+"""
+
+
+@pytest.mark.nsys
+def test_what_comes_after_a_window_does_not_enter_its_report(tmp_path):
+    session = f"rlprof-stop-{os.getpid()}"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SESSION": session, "OUT": str(tmp_path)}
+    command = ["nsys", "launch", f"--session-new={session}", "-t", "nvtx", sys.executable, "-c", PROGRAM]
+
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    assert [ranges(tmp_path / f"{window}.nsys-rep", tmp_path) for window in range(3)] == [[f"in {window}"] for window in range(3)]
