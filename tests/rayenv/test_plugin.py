@@ -14,8 +14,8 @@ import pytest
 
 from rlprof_ops import rayenv
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.rayenv import wrap
 from rlprof_ops.rayenv.plugin import RlprofPlugin
+from rlprof_ops.rayenv.wrap import command
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.runtime.process.ray_children import HOOK_VARIABLE
 
@@ -80,9 +80,9 @@ def test_bash_hands_nsys_exactly_what_was_meant(node):
     """As Ray's `exec_worker` runs it: hostile option values and worker names arrive as single words."""
     tmp_path = node()
     hostile = SimpleNamespace(options={"t": "nvtx", "nvtx-capture": "a|b;$(touch pwned) 'c'"}, flags=("python-backtrace",))
-    prefix = wrap.session_prefix("x; policy $HOME", None, os.environ)
+    prefix = command.session_prefix("x; policy $HOME", None, os.environ)
 
-    text = wrap.wrapped(shlex.quote(sys.executable), prefix, hostile, os.environ, os.environ["RLPROF_NSYS"])
+    text = command.wrapped(shlex.quote(sys.executable), prefix, hostile, os.environ, os.environ["RLPROF_NSYS"])
     done = subprocess.run(["bash", "-c", f"exec {text} -c pass"], capture_output=True, text=True, cwd=tmp_path, timeout=30)
 
     session, tmp, *argv = done.stdout.splitlines()
@@ -100,7 +100,7 @@ def test_an_nsys_that_hangs_before_the_worker_began_is_ended(node, monkeypatch):
     nsys = tmp_path / "bin dir" / "nsys"
     text = nsys.read_text()
     nsys.write_text(text.replace('until [ "$1"', '[ -e "$0.hung" ] || { touch "$0.hung"; until [ "$1" = /bin/sh ]; do shift; done; (sleep 3; "$@") & exec sleep 600; }\nuntil [ "$1"'))
-    monkeypatch.setattr(wrap, "_patience", lambda env: "1")
+    monkeypatch.setattr(command, "_patience", lambda env: "1")
     made = modify({"worker": "policy_worker", "rank": 0}, shlex.quote(sys.executable))
     program = f"open({str(tmp_path / 'ran')!r}, 'a').write('x'); import sys; sys.exit(7)"
     done = subprocess.run(["bash", "-c", f"exec {made.py_executable} -c {shlex.quote(program)}"], capture_output=True, text=True, timeout=30)

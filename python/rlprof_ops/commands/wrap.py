@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rlprof_ops.rayenv.outside import Command
+    from rlprof_ops.rayenv.wrap.standalone import Command
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -31,7 +31,7 @@ def command(worker: str, rank: int | None, path: str | None, show: bool, program
     """
     import shlex
 
-    from rlprof_ops.rayenv.outside import rank_from, wrapped_command
+    from rlprof_ops.rayenv.wrap.standalone import rank_from, wrapped_command
     from rlprof_ops.request import ProfileRequest
 
     text = os.environ.get("RLPROF_REQUEST_JSON")

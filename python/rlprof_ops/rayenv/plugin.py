@@ -17,9 +17,9 @@ from typing import Any
 
 from rlprof_ops.errors import UsageError
 from rlprof_ops.rayenv import KEY, PRIORITY
-from rlprof_ops.rayenv.inherit import keep_to_itself
-from rlprof_ops.rayenv.trial import Trials
-from rlprof_ops.rayenv.wrap import WrapError, wrap_context
+from rlprof_ops.rayenv.inheritance_hook import keep_to_itself
+from rlprof_ops.rayenv.wrap.command import WrapError, wrap_context
+from rlprof_ops.rayenv.wrap.option_trial import Trials
 
 try:
     from ray._private.runtime_env.plugin import RuntimeEnvPlugin
@@ -65,15 +65,15 @@ class RlprofPlugin(RuntimeEnvPlugin):
             specs = _specs(worker, rank)
             wanted = {spec.backend: spec for spec in reversed(specs)}
             if "nsight" in wanted:
-                from rlprof_ops.rayenv import own_nsight
+                from rlprof_ops.rayenv.wrap import nsys_request
 
-                reason = await own_nsight.reason_against(wanted["nsight"], self._trials, os.environ)
+                reason = await nsys_request.reason_against(wanted["nsight"], self._trials, os.environ)
                 if reason is not None:
                     self._refused[context] = f"node {_node()}, worker {worker!r} rank {rank}: {reason}"
             elif "rocprof_sys" in wanted:
-                from rlprof_ops.rayenv import own_rocprof
+                from rlprof_ops.rayenv.wrap import rocprof_request
 
-                wrap = await own_rocprof.prepare(wanted["rocprof_sys"], worker, rank, context, self._trials, logger)
+                wrap = await rocprof_request.prepare(wanted["rocprof_sys"], worker, rank, context, self._trials, logger)
                 if wrap is not None:
                     self._rocprof[context] = wrap
         except UsageError as error:  # options that make no command line
@@ -138,7 +138,7 @@ def _repair_ray() -> None:
     """Make Ray's own profiler plugins usable in this process; never raises, the agent must live."""
     log = logging.getLogger(__name__)
     try:
-        from rlprof_ops.rayenv import repair
+        from rlprof_ops.rayenv.builtin import repair
 
         repair.install(log)
     except Exception as error:

@@ -1,6 +1,6 @@
 """A program as a child of nsys: tried again where nsys ends before the program has begun, then started without it.
 
-For Ray's workers `rayenv/wrap.py` does the same in bash: their interpreter need not have this package.
+For Ray's workers `rayenv/wrap/command.py` does the same in bash: their interpreter need not have this package.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import names, nsight
-from rlprof_ops.rayenv.numbering import RANK, numbered
-from rlprof_ops.rayenv.selection import Identity, Selection, identify, select
+from rlprof_ops.rayenv.worker_selection import Identity, Selection, identify, select
+from rlprof_ops.rayenv.wrap.rank_slots import RANK, numbered
 
 # Ray's own meaning of "default" (ray/_private/runtime_env/nsight.py, NSIGHT_DEFAULT_CONFIG), without its output name.
 _DEFAULT = {"t": "cuda,cudnn,cublas,nvtx", "stop-on-exit": "true"}

@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = [pytest.mark.slurm, pytest.mark.nsys]
 
-HOME = Path(__file__).parents[2]
+HOME = Path(__file__).parents[3]
 TRAINING = """
 import sys, time
 from rlprof_ops.runtime import profiler

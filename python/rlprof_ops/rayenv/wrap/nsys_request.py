@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlprof_ops.backends import nsight
-from rlprof_ops.rayenv.trial import Trials, trial_env
+from rlprof_ops.rayenv.wrap.option_trial import Trials, trial_env
 
 # launch, start and shutdown, as a worker and its step gate would; a session of its own for each, as nothing runs in them.
 _SCRIPT = (

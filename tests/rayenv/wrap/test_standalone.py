@@ -13,7 +13,7 @@ from tests.rayenv import rocprof_stand_in
 
 from rlprof_ops.backends import names
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.rayenv import outside
+from rlprof_ops.rayenv.wrap import standalone
 from rlprof_ops.request import ProfileRequest
 
 TRAINING = """
@@ -35,7 +35,7 @@ def request(**capture):
 
 
 def environment(tmp_path, **more):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "NRL_", "SLURM_")) and k not in outside.RANK_VARIABLES}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "NRL_", "SLURM_")) and k not in standalone.RANK_VARIABLES}
     return {**env, "PYTHONPATH": os.pathsep.join(sys.path), "RLPROF_NODE_DIR": str(tmp_path / "node dir"), "RLPROF_NODE": "n1", **more}
 
 
@@ -99,7 +99,7 @@ def ranges(report, output):
 def test_a_capture_ranges_options_follow_from_the_plan(tmp_path, capture, stem, words):
     env = environment(tmp_path, RLPROF_NSYS=sys.executable)
 
-    made = outside.wrapped_command("policy_worker", 1, ["python", "x"], request(**capture), env)
+    made = standalone.wrapped_command("policy_worker", 1, ["python", "x"], request(**capture), env)
 
     *options, o, output, program, _ = made.argv[2:]
     assert (o, os.path.basename(output), program) == ("-o", stem, "python")
@@ -112,17 +112,17 @@ def test_an_unknown_capture_range_is_named(tmp_path):
     env = environment(tmp_path, RLPROF_NSYS=sys.executable)
 
     with pytest.raises(UsageError, match="capture-range 'hotkey': allowed are cudaProfilerApi, nvtx, none; without it windows are sessions"):
-        outside.wrapped_command("policy_worker", 1, ["python"], request(options={"c": "hotkey"}), env)
+        standalone.wrapped_command("policy_worker", 1, ["python"], request(options={"c": "hotkey"}), env)
 
 
 def test_an_unselected_rank_runs_as_it_is(tmp_path):
-    made = outside.wrapped_command("policy_worker", 3, ["python", "train.py"], request(ranks=[0]), {"A": "1"})
+    made = standalone.wrapped_command("policy_worker", 3, ["python", "train.py"], request(ranks=[0]), {"A": "1"})
 
     assert (made.argv, made.env) == (("python", "train.py"), {"A": "1"})
 
 
 def test_torch_windows_need_no_wrap_but_a_name(tmp_path):
-    made = outside.wrapped_command("policy_worker", 1, ["python", "train.py"], request(backend="torch", env={"B": "2"}), {})
+    made = standalone.wrapped_command("policy_worker", 1, ["python", "train.py"], request(backend="torch", env={"B": "2"}), {})
 
     assert made.argv == ("python", "train.py")
     assert (made.env["RLPROF_WORKER"], made.env["RLPROF_RANK"], made.env["B"]) == ("policy_worker", "1", "2")
@@ -132,15 +132,15 @@ def test_torch_windows_need_no_wrap_but_a_name(tmp_path):
     ("env", "rank"), [({"RANK": "2", "SLURM_PROCID": "5"}, 2), ({"SLURM_PROCID": "5"}, 5), ({"PMI_RANK": "1"}, 1), ({"RANK": "x"}, None), ({}, None)]
 )
 def test_the_rank_is_the_launchers(env, rank):
-    assert outside.rank_from(env) == rank
+    assert standalone.rank_from(env) == rank
 
 
 def test_a_missing_nsys_fails_or_not_as_the_request_says(tmp_path):
     env = environment(tmp_path, RLPROF_NSYS="/nowhere/nsys")
 
     with pytest.raises(RlprofError, match="worker 'policy_worker' rank 0 cannot be profiled: no nsys on PATH"):
-        outside.wrapped_command("policy_worker", 0, ["python", "x"], request(on_error="fail"), env)
-    made = outside.wrapped_command("policy_worker", 0, ["python", "x"], request(on_error="continue"), env)
+        standalone.wrapped_command("policy_worker", 0, ["python", "x"], request(on_error="fail"), env)
+    made = standalone.wrapped_command("policy_worker", 0, ["python", "x"], request(on_error="continue"), env)
 
     assert made.argv == ("python", "x")
     assert "no nsys" in made.env["RLPROF_NOT_WRAPPED"]
@@ -255,13 +255,13 @@ def test_a_signal_reaches_the_program_under_rocprof_sys(tmp_path, rocm):
     ],
 )
 def test_an_interpreter_and_its_script_are_told_apart(argv, split):
-    assert outside.split_python(argv) == split
+    assert standalone.split_python(argv) == split
 
 
 @pytest.mark.parametrize("argv", [["torchrun", "train.py"], ["python3", "-c", "pass"], ["python3"]])
 def test_what_is_no_python_script_is_refused_for_rocprof_sys(argv):
     with pytest.raises(UsageError, match="rocprof-sys starts Python scripts"):
-        outside.split_python(argv)
+        standalone.split_python(argv)
 
 
 def test_show_prints_the_command(tmp_path):

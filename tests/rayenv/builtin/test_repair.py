@@ -17,7 +17,7 @@ pytest.importorskip("ray")
 from ray.exceptions import RuntimeEnvSetupError
 from tests.rayenv.stock import pristine
 
-from rlprof_ops.rayenv import repair
+from rlprof_ops.rayenv.builtin import repair
 from rlprof_ops.request import ProfileRequest
 
 ray_module = pristine("nsight")

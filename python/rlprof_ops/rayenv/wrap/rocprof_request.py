@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import rocprof_sys
-from rlprof_ops.rayenv import rocprof
-from rlprof_ops.rayenv.rocprof import Asked, RocprofWrap
-from rlprof_ops.rayenv.selection import Identity
-from rlprof_ops.rayenv.trial import Trials
-from rlprof_ops.rayenv.unprofiled import CannotProfile, give_up
+from rlprof_ops.rayenv.fallback import CannotProfile, give_up
+from rlprof_ops.rayenv.worker_selection import Identity
+from rlprof_ops.rayenv.wrap import rocprof
+from rlprof_ops.rayenv.wrap.option_trial import Trials
+from rlprof_ops.rayenv.wrap.rocprof import Asked, RocprofWrap
 
 
 async def prepare(spec: Any, worker: str, rank: int | None, context: Any, trials: Trials, logger: logging.Logger) -> RocprofWrap | None:

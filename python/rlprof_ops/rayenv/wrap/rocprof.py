@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import names, rocprof_sys
-from rlprof_ops.rayenv.selection import Identity
-from rlprof_ops.rayenv.trial import Trials, trial_env
+from rlprof_ops.rayenv.worker_selection import Identity
+from rlprof_ops.rayenv.wrap.option_trial import Trials, trial_env
 
 # Without it every Python function is traced from the first line on, which slows training several times.
 DEFAULT_FLAGS = ("b",)

@@ -7,7 +7,7 @@ import os
 import socket
 from typing import Any
 
-from rlprof_ops.rayenv.selection import Identity
+from rlprof_ops.rayenv.worker_selection import Identity
 
 
 class CannotProfile(Exception):

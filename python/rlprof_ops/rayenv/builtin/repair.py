@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlprof_ops.backends import nsight, rocprof_sys
-from rlprof_ops.rayenv import ray_nsight, rocprof
-from rlprof_ops.rayenv.inherit import keep_to_itself
-from rlprof_ops.rayenv.selection import identify, select
-from rlprof_ops.rayenv.trial import Trials, trial_env
-from rlprof_ops.rayenv.unprofiled import CannotProfile, give_up
+from rlprof_ops.rayenv.builtin import nsight_key
+from rlprof_ops.rayenv.fallback import CannotProfile, give_up
+from rlprof_ops.rayenv.inheritance_hook import keep_to_itself
+from rlprof_ops.rayenv.worker_selection import identify, select
+from rlprof_ops.rayenv.wrap import rocprof
+from rlprof_ops.rayenv.wrap.option_trial import Trials, trial_env
 
 _REPAIRED = "_rlprof_repaired"
 _CREATE = ["self", "uri", "runtime_env", "context", "logger"]
@@ -78,7 +79,7 @@ def _load_nsight() -> Any:
 
 
 def _repair_nsight(plugin: Any) -> None:
-    async def prepare(self: Any, runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials) -> ray_nsight.Wrap | None:
+    async def prepare(self: Any, runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials) -> nsight_key.Wrap | None:
         return await _prepare_nsight(runtime_env, context, logger, trials, self._nsight_dir)
 
     _replace_methods(plugin, prepare)
@@ -108,7 +109,7 @@ def _replace_methods(plugin: Any, prepare: Any) -> None:
     async def create(self: Any, uri: str | None, runtime_env: Any, context: Any, logger: logging.Logger) -> int:
         try:
             wrap = await prepare(self, runtime_env, context, logger, trials)
-        except (CannotProfile, ray_nsight.ConfigError) as error:
+        except (CannotProfile, nsight_key.ConfigError) as error:
             raise RuntimeEnvSetupError(f"rlprof: {error}") from None
         if wrap is not None:
             wraps[context] = wrap
@@ -125,13 +126,13 @@ def _replace_methods(plugin: Any, prepare: Any) -> None:
     plugin.create, plugin.modify_context = create, modify_context
 
 
-async def _prepare_nsight(runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials, session_folder: Any) -> ray_nsight.Wrap | None:
+async def _prepare_nsight(runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials, session_folder: Any) -> nsight_key.Wrap | None:
     config = runtime_env.nsight()
     if not config:
         return None
-    options = ray_nsight.clean_options(config)
+    options = nsight_key.clean_options(config)
     request = _request(logger)
-    identity, selection = ray_nsight.selection_of(runtime_env, options, request)
+    identity, selection = nsight_key.selection_of(runtime_env, options, request)
     if not selection.wanted:
         logger.info("rlprof: %s is not selected by the request and starts without nsys", identity)
         return None
@@ -142,7 +143,7 @@ async def _prepare_nsight(runtime_env: Any, context: Any, logger: logging.Logger
     if nsys is None:
         give_up(identity, selection.spec, context, f"no nsys: {nsight.why_missing(os.environ)} (set RLPROF_NSYS, or install nsight-systems-cli)", logger)
         return None
-    wrap = ray_nsight.make_wrap(options, identity, selection.spec, os.environ, session_folder, nsys)
+    wrap = nsight_key.make_wrap(options, identity, selection.spec, os.environ, session_folder, nsys)
     reason = await trials.reason_against((nsys, *wrap.options), wrap.trial(), nsight.client_env(trial_env()))
     if reason is not None:
         give_up(identity, selection.spec, context, f"`nsys profile {' '.join(wrap.options)}` does not work: {reason}", logger)
@@ -155,9 +156,9 @@ async def _prepare_rocprof(runtime_env: Any, context: Any, logger: logging.Logge
     if not config:
         return None
     if config != "default" and not isinstance(config, Mapping):
-        raise ray_nsight.ConfigError(f"the runtime env's \"_rocprof_sys\" is {config!r}: expected \"default\" or {{\"env\": …, \"args\": …}}")
+        raise nsight_key.ConfigError(f"the runtime env's \"_rocprof_sys\" is {config!r}: expected \"default\" or {{\"env\": …, \"args\": …}}")
     given = {"args": {"F": "true"}} if config == "default" else dict(config)
-    options = ray_nsight.clean_options(given.get("args") or {})
+    options = nsight_key.clean_options(given.get("args") or {})
     identity = identify(runtime_env)
     selection = select(identity, _request(logger), "rocprof_sys")
     if not selection.wanted or (selection.spec is not None and runtime_env.get("rlprof")):

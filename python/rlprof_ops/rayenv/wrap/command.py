@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import names, nsight
-from rlprof_ops.rayenv.ray_nsight import report_output
-from rlprof_ops.rayenv.selection import Identity
-from rlprof_ops.rayenv.trial import TIMEOUT_S, timeout_s
+from rlprof_ops.rayenv.builtin.nsight_key import report_output
+from rlprof_ops.rayenv.worker_selection import Identity
+from rlprof_ops.rayenv.wrap.option_trial import TIMEOUT_S, timeout_s
 
 
 class WrapError(Exception):

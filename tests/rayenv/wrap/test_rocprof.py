@@ -17,7 +17,7 @@ from tests.rayenv import rocprof_stand_in
 from tests.rayenv.stock import pristine
 
 from rlprof_ops.backends import names, rocprof_sys
-from rlprof_ops.rayenv import repair
+from rlprof_ops.rayenv.builtin import repair
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.request import ProfileRequest
 

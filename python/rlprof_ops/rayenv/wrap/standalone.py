@@ -16,10 +16,10 @@ from typing import Any
 
 from rlprof_ops.backends import nsight, rocprof_sys
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.rayenv import rocprof
-from rlprof_ops.rayenv.selection import Identity
-from rlprof_ops.rayenv.trial import Trials
-from rlprof_ops.rayenv.wrap import profile_settings_and_words, session_prefix
+from rlprof_ops.rayenv.worker_selection import Identity
+from rlprof_ops.rayenv.wrap import rocprof
+from rlprof_ops.rayenv.wrap.command import profile_settings_and_words, session_prefix
+from rlprof_ops.rayenv.wrap.option_trial import Trials
 
 # In the order of trust: torchrun's, Slurm's, MPI's. The first that is set counts.
 RANK_VARIABLES = ("RLPROF_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")

@@ -1,0 +1,1 @@
+"""Ray's own profiler plugins, repaired in memory."""

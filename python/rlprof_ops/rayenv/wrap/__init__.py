@@ -1,0 +1,1 @@
+"""How a worker's command line is put under a profiler."""
