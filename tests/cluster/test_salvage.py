@@ -19,7 +19,7 @@ from rlprof_ops.cluster.ending import Ending
 from rlprof_ops.cluster.journal import Journal
 from rlprof_ops.cluster.place import Place
 from rlprof_ops.cluster.record import RunRecord
-from rlprof_ops.collect.sync import Syncer, _record, last_pass
+from rlprof_ops.collect.sync.__main__ import Syncer, _record, last_pass
 from rlprof_ops.job.folders import RunFolder, node_folder
 from rlprof_ops.job.knobs import Settings, import_path
 from rlprof_ops.request import ProfileRequest

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.collect.manifest import Manifest
+from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.rayenv.wrap.option_trial import BAD_LUCK
 from tests.faults.trainer import FIRST, HOLD, SECOND
 from tests.sandbox import Sandbox

@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import dataclass
 
-from rlprof_ops.collect.manifest import Manifest
+from rlprof_ops.collect.harvest.manifest import Manifest
 from tests.faults.cells import Cell
 from tests.faults.job import AgentLost, Job, left_behind, submit
 from tests.sandbox import JobState, Sandbox

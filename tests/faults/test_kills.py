@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from rlprof_ops.collect.manifest import Manifest
-from rlprof_ops.collect.observed import observe
+from rlprof_ops.collect.harvest.manifest import Manifest
+from rlprof_ops.collect.harvest.run_state import observe
 from rlprof_ops.host.contained_dir import Beneath
 from tests.faults.job import AgentLost, Job, submit
 from tests.faults.lanes import Work

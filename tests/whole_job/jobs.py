@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.sandbox import JobState, Sandbox, SandboxError
 
-from rlprof_ops.collect.manifest import Manifest
+from rlprof_ops.collect.harvest.manifest import Manifest
 
 HOME = Path(__file__).parents[2]
 DEMO = "python -m rlprof_ops.demo --steps 8"

@@ -14,8 +14,8 @@ from rlprof_ops.cluster import salvage
 from rlprof_ops.cluster.journal import Journal
 from rlprof_ops.cluster.place import Place
 from rlprof_ops.cluster.ray_process import RayProcess
-from rlprof_ops.collect import drain
-from rlprof_ops.collect.sync import read_report
+from rlprof_ops.collect.drain import steps
+from rlprof_ops.collect.sync.__main__ import read_report
 from rlprof_ops.errors import EXIT_FAILED
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.request import ProfileRequest
@@ -91,12 +91,12 @@ class Ending:
             self.on_demand.cancel()
         if self._asked():
             with self.journal.phase("close_windows"):
-                await self._bounded(seconds / 2, drain.close_windows, path, job)
+                await self._bounded(seconds / 2, steps.close_windows, path, job)
         with self.journal.phase("end_wrapped"):  # without a request too: a trainer may have its own nsight options
-            await self._bounded((until - time.monotonic()) / 2, drain.end_wrapped, path, job)
+            await self._bounded((until - time.monotonic()) / 2, steps.end_wrapped, path, job)
         if self._asked():
             with self.journal.phase("wait_profilers"):
-                await self._bounded((until - time.monotonic()) / 2, drain.wait_profilers, path, job)
+                await self._bounded((until - time.monotonic()) / 2, steps.wait_profilers, path, job)
             with self.journal.phase("recover"):
                 await self._recover(until - time.monotonic())
 
@@ -105,14 +105,14 @@ class Ending:
         return bool(self.request) or self.settings["RLPROF_ON_DEMAND"] != "0"
 
     async def _recover(self, seconds: float) -> None:
-        phase = await self._bounded(seconds, drain.recover, self.place.folder.path, self.place.node)
+        phase = await self._bounded(seconds, steps.recover, self.place.folder.path, self.place.node)
         if phase is not None:
             self._recovered += phase.done
             self._failed = (*(each for each in self._failed if each not in phase.failed), *phase.failed)
 
     async def _bounded(
-        self, seconds: float, work: Callable[..., drain.Phase], *args: object, **options: object
-    ) -> drain.Phase | None:
+        self, seconds: float, work: Callable[..., steps.Phase], *args: object, **options: object
+    ) -> steps.Phase | None:
         """Run one step of the drain in a thread; a fault or a time-out is said and the drain goes on."""
         seconds = max(0.5, seconds)
         call = asyncio.to_thread(work, *args, say=self.journal.note, deadline_s=seconds, **options)
@@ -138,9 +138,9 @@ class Ending:
             if self.ray is not None:
                 await self.ray.stop(timeout_s=10)
             if profilers_s and self._asked():
-                await self._bounded(profilers_s, drain.wait_profilers, place.folder.path, place.job)
+                await self._bounded(profilers_s, steps.wait_profilers, place.folder.path, place.job)
             reap = asyncio.to_thread(
-                drain.reap, place.job, place.folder.path, exclude=self._ours(), say=self.journal.note
+                steps.reap, place.job, place.folder.path, exclude=self._ours(), say=self.journal.note
             )
             await self._survived(reap, 15, "reap")
 
@@ -198,7 +198,7 @@ class Ending:
         place = self.place
         if clean:
             await self._survived(
-                asyncio.to_thread(drain.clear, place.folder.path, say=self.journal.note), 30, "clear"
+                asyncio.to_thread(steps.clear, place.folder.path, say=self.journal.note), 30, "clear"
             )
         else:
             self.journal.say(
@@ -218,7 +218,7 @@ class Ending:
             "clock": self.clock,
             "phases_s": self.journal.phases_s,
         }
-        return drain.write_node_record(
+        return steps.write_node_record(
             place.folder.path,
             place.run.path,
             place.node,

@@ -92,7 +92,7 @@ class Panel:
 
 def rows(view: View) -> list[tuple[str, str]]:
     """A view as names and values, for people; what is not known is left out."""
-    from rlprof_ops.collect.table import printable
+    from rlprof_ops.collect.harvest.manifest_table import printable
 
     state = view.state + (f" ({view.slurm_state})" if view.slurm_state else "")
     nodes = f"{view.node_count}" + (f", {view.nodes_up} up" if view.nodes_up is not None and not view.over else "")

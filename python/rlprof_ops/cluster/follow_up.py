@@ -96,7 +96,7 @@ class HarvestRun:
         return cls(str(run_folder_of(job)))
 
     def __call__(self) -> Any:
-        from rlprof_ops.collect.harvest import harvest
+        from rlprof_ops.collect.harvest.harvest import harvest
 
         return harvest(newest(Path(self.folder)))
 

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from rlprof_ops.cluster.find import Job, find
 from rlprof_ops.cluster.status import View, look
-from rlprof_ops.collect.table import printable
+from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.request.problems import nearest
 

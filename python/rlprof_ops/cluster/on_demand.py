@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rlprof_ops.collect.events import ProcessLog, read_node
+from rlprof_ops.collect.event_logs import ProcessLog, read_node
 from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.on_demand import watcher
 

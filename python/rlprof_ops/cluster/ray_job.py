@@ -193,8 +193,8 @@ class RayJob:
 
 def _manifest(folder: Path) -> Any:
     """The manifest of an attempt; made now when that one was killed before its harvest. None when it cannot be made."""
-    from rlprof_ops.collect.harvest import harvest
-    from rlprof_ops.collect.manifest import Manifest
+    from rlprof_ops.collect.harvest.harvest import harvest
+    from rlprof_ops.collect.harvest.manifest import Manifest
 
     with contextlib.suppress(RlprofError):
         return Manifest.load(folder)
@@ -204,7 +204,7 @@ def _manifest(folder: Path) -> Any:
 
 
 def _summary(place: seat.Seat, code: int) -> RunSummary:
-    from rlprof_ops.collect.manifest import Manifest
+    from rlprof_ops.collect.harvest.manifest import Manifest
 
     manifest = None
     end: dict[str, Any] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rlprof_ops.collect.manifest import WHOLE, CaptureResult, Manifest
+from rlprof_ops.collect.harvest.manifest import WHOLE, CaptureResult, Manifest
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlprof_ops.collect import drain
-from rlprof_ops.collect.sync import Syncer, last_pass
+from rlprof_ops.collect.drain import steps
+from rlprof_ops.collect.sync.__main__ import Syncer, last_pass
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.contained_dir import Beneath
 from rlprof_ops.job import folders
@@ -46,20 +46,20 @@ def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> 
         return True
     started_ns = time.time_ns()
     share = seconds / 5
-    drain.close_windows(folder, job, deadline_s=share, gate_first_s=0)
-    drain.wait_profilers(folder, job, deadline_s=share)
-    drain.reap(job, folder, grace_s=2)
-    recovered = drain.recover(folder, node, deadline_s=share)
+    steps.close_windows(folder, job, deadline_s=share, gate_first_s=0)
+    steps.wait_profilers(folder, job, deadline_s=share)
+    steps.reap(job, folder, grace_s=2)
+    recovered = steps.recover(folder, node, deadline_s=share)
     syncer = Syncer(folder, run, node, log=print)
     report = last_pass(syncer, share)
     syncer.close()
     facts = {"job": job, "started_ns": started_ns, "ended_ns": time.time_ns(), "clean": report.complete, "salvaged": True,
              "plugin_loaded": folders.NodeFolder(folder).plugin_marker.exists()}
     _put_kept(folder, run, node, facts)
-    drain.write_node_record(folder, run, node, facts, recovered=recovered.done, failed=(*recovered.failed, *report.failed))
+    steps.write_node_record(folder, run, node, facts, recovered=recovered.done, failed=(*recovered.failed, *report.failed))
     if report.complete:
         shutil.rmtree(folders.NodeFolder(folder).keep, ignore_errors=True)
-        drain.clear(folder)
+        steps.clear(folder)
     return report.complete
 
 

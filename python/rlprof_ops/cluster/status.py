@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.cluster.find import Job
-from rlprof_ops.collect.manifest import WHOLE, Manifest
-from rlprof_ops.collect.observed import Observed, observe
-from rlprof_ops.collect.planned import planned
-from rlprof_ops.collect.table import printable
+from rlprof_ops.collect.harvest.expected import planned
+from rlprof_ops.collect.harvest.manifest import WHOLE, Manifest
+from rlprof_ops.collect.harvest.manifest_table import printable
+from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, RlprofError
 from rlprof_ops.host.contained_dir import Beneath
 

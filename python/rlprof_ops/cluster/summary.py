@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlprof_ops.collect.manifest import Manifest
+    from rlprof_ops.collect.harvest.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RunSummary:
 
     def captures(self) -> dict[str, str]:
         """Capture id -> state over this and the earlier attempts; a whole one wins over what an attempt missed."""
-        from rlprof_ops.collect.manifest import WHOLE, Manifest
+        from rlprof_ops.collect.harvest.manifest import WHOLE, Manifest
         from rlprof_ops.errors import RlprofError
 
         manifests = []

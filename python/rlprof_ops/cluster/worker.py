@@ -9,7 +9,7 @@ from typing import Any
 
 from rlprof_ops.cluster.control import Node
 from rlprof_ops.cluster.supervisor import Supervisor
-from rlprof_ops.collect import drain
+from rlprof_ops.collect.drain import steps
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import clock_probe
 
@@ -53,7 +53,7 @@ class Worker(Supervisor):
                 raise RlprofError(f"told to end ({self.told_to_end.result()}) before the head answered")
             return joining.result()
         except (TimeoutError, RlprofError) as error:
-            await asyncio.to_thread(drain.clear, place.folder.path, say=self.journal.note)
+            await asyncio.to_thread(steps.clear, place.folder.path, say=self.journal.note)
             raise RlprofError(f"node {place.node}: {error}") from error
 
     async def _serve(self, head: Node, setup: asyncio.Task[None], deadline: float) -> int:

@@ -41,8 +41,8 @@ def wait_for(job: str, folder: Path, *, as_json: bool = False, deadline_s: float
 
 def show_end(run: Path | None) -> bool | None:
     """The manifest's table, or why there is none. Gives whether it is complete; None without a manifest."""
-    from rlprof_ops.collect.manifest import Manifest
-    from rlprof_ops.collect.table import render
+    from rlprof_ops.collect.harvest.manifest import Manifest
+    from rlprof_ops.collect.harvest.manifest_table import render
 
     if run is None:
         click.echo("the job left no run folder")

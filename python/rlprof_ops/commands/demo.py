@@ -44,7 +44,7 @@ def command(steps: int, output: Path, request: Path | None, trainer_arguments: t
 
 def incomplete(run_folder: Path) -> int:
     """3 when a planned report is missing, else 0: read from the manifest that the job's end has made."""
-    from rlprof_ops.collect.manifest import Manifest
+    from rlprof_ops.collect.harvest.manifest import Manifest
     from rlprof_ops.errors import EXIT_INCOMPLETE
 
     manifest = Manifest.load(run_folder)

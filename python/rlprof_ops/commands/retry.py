@@ -30,7 +30,7 @@ def command(ctx: click.Context, job: str, settings: tuple[str, ...], dry_run: bo
     from rlprof_ops.cluster.find import find
     from rlprof_ops.cluster.remaining import missing_request
     from rlprof_ops.cluster.status import look
-    from rlprof_ops.collect.manifest import Manifest
+    from rlprof_ops.collect.harvest.manifest import Manifest
     from rlprof_ops.commands import _submitting
     from rlprof_ops.errors import RlprofError
 

@@ -24,7 +24,7 @@ from tests.faults.job import AgentLost, Job, submit, trainer_command  # noqa: E4
 from tests.faults.outcome import bring_home  # noqa: E402
 from tests.sandbox import Sandbox, SandboxError  # noqa: E402
 
-from rlprof_ops.collect.contents import ExportFailed, look  # noqa: E402
+from rlprof_ops.collect.drain.nsys_contents import ExportFailed, look  # noqa: E402
 
 
 def ours(sandbox: Sandbox, cell: Cell, base: Path) -> Job:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "python"))
 
-from rlprof_ops.collect.syncer import Syncer
+from rlprof_ops.collect.sync.sync_pass import Syncer
 
 PASSES = 5
 
@@ -113,7 +113,7 @@ def syscalls(node: Path, ours: Path) -> str:
     if shutil.which("strace") is None:
         return "strace is not installed"
     code = (f"import os, sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3] / 'python')!r})\n"
-            f"from rlprof_ops.collect.syncer import Syncer\n"
+            f"from rlprof_ops.collect.sync.sync_pass import Syncer\n"
             f"s = Syncer({str(node)!r}, {str(ours)!r}, 'n1')\ns.pass_(); s.pass_()\nos.getpgid(0)\ns.pass_()\nos.getpgid(0)")
     with tempfile.NamedTemporaryFile() as log:
         subprocess.run(["strace", "-f", "-o", log.name, sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

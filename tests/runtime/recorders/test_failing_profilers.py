@@ -12,8 +12,8 @@ import sys
 import pytest
 from tests.collect.runfolder import RunFolder
 
-from rlprof_ops.collect.harvest import harvest
-from rlprof_ops.collect.syncer import Syncer
+from rlprof_ops.collect.harvest.harvest import harvest
+from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.request import ProfileRequest
 
 pytestmark = pytest.mark.torch

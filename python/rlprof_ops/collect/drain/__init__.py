@@ -1,0 +1,1 @@
+"""The ordered end on one node."""

@@ -1,0 +1,259 @@
+"""The ordered end on one node: close windows, wait for profilers, recover raw captures, end what is left, write the record.
+
+The node supervisor calls these in this order; each is bounded by its own deadline and says what it did and how long it took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.backends import names, nsight
+from rlprof_ops.collect import event_logs
+from rlprof_ops.collect.sync.send_file import reason_of
+from rlprof_ops.host import processes
+from rlprof_ops.host.contained_dir import Beneath
+
+Say = Callable[[str], None]
+_LIST_TIMEOUT_S = 15.0
+_SETTLE_S = 1.0  # a raw capture that has not grown for this long, with no profiler left, is final
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one step of the drain did: `done` names (sessions, files, processes), `failed` (name, reason)."""
+
+    name: str
+    seconds: float
+    done: tuple[str, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.seconds:.1f} s, {len(self.done)} done"
+        return text + "".join(f"; {what}: {reason}" for what, reason in self.failed)
+
+
+def session_prefix(job: str) -> str:
+    """How the names of this job's nsys sessions begin."""
+    return f"rlprof-{names.safe(job)}-"
+
+
+def close_windows(node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 30.0, gate_first_s: float = 2.0,
+                  say: Say = print) -> Phase:
+    """`nsys stop` on this job's sessions that still collect, after `gate_first_s` for the workers' own step gates.
+
+    Sessions of other jobs are left alone. The report of a window closed here keeps the name its start gave it.
+    """
+    started = time.monotonic()
+    until = started + deadline_s
+    done: list[str] = []
+    failed: list[tuple[str, str]] = []
+    if nsight.find() is None:
+        return _phase("close_windows", started, done, failed, say)
+    while (left := collecting(node_dir, job)) and time.monotonic() - started < gate_first_s:
+        time.sleep(0.2)
+    running = {name: _start(nsight.stop_argv(name), tmpdir) for name, tmpdir in left.items()}
+    for name, process in running.items():
+        try:
+            output, _ = process.communicate(timeout=max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            failed.append((name, f"nsys stop did not return within {deadline_s:.0f} s"))
+            continue
+        if process.returncode == 0:
+            done.append(name)
+        else:
+            failed.append((name, f"nsys stop ended with exit code {process.returncode}: {output.strip()[-200:]}"))
+    return _phase("close_windows", started, done, failed, say)
+
+
+def collecting(node_dir: str | os.PathLike[str], job: str) -> dict[str, str]:
+    """This job's nsys sessions that have an open window, each with the TMPDIR it was found by.
+
+    nsys keeps its sessions below TMPDIR (seen with 2023.4), and profiled workers have the node folder's.
+    """
+    nsys = nsight.find()
+    found: dict[str, str] = {}
+    if nsys is None:
+        return found
+    for tmpdir in dict.fromkeys((os.path.join(node_dir, "tmp"), tempfile.gettempdir())):
+        try:
+            listing = subprocess.run([nsys, "sessions", "list"], capture_output=True, text=True, errors="replace", timeout=_LIST_TIMEOUT_S,
+                                     stdin=subprocess.DEVNULL, env={**nsight.client_env(os.environ), "TMPDIR": tmpdir}, check=False).stdout
+        except (subprocess.TimeoutExpired, OSError):
+            continue
+        for name in sessions_of(listing, job):
+            found.setdefault(name, tmpdir)
+    return found
+
+
+def sessions_of(listing: str, job: str) -> list[str]:
+    """Collecting sessions of `job` in the text of `nsys sessions list`."""
+    states = nsight.session_states(listing)
+    return [name for name, state in states.items() if state in nsight.COLLECTING and name.startswith(session_prefix(job))]
+
+
+def wait_profilers(node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 60.0, say: Say = print) -> Phase:
+    """Wait until no profiler of this job writes: no importer runs and nothing below `tmp/` has grown for a second.
+
+    `nsys` itself lives as long as the worker it wraps, so a running nsys is waited for only while files grow.
+    """
+    started = time.monotonic()
+    tmp = Path(node_dir) / "tmp"
+    seen, still_since = _sizes(tmp), time.monotonic()
+    failed: list[tuple[str, str]] = []
+    while True:
+        importing = [process for process in processes.of_job(job, node_dir) if _imports(process)]
+        now = _sizes(tmp)
+        if now != seen or importing:
+            seen, still_since = now, time.monotonic()
+        if not now or time.monotonic() - still_since >= _SETTLE_S:
+            break
+        if time.monotonic() - started >= deadline_s:
+            failed = [(f"{process.name} ({process.pid})", f"still writing after {deadline_s:.0f} s") for process in importing]
+            failed = failed or [("tmp", f"files still grow after {deadline_s:.0f} s")]
+            break
+        time.sleep(0.1)
+    return _phase("wait_profilers", started, [], failed, say)
+
+
+def end_wrapped(node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 60.0, say: Say = print) -> Phase:
+    """End the workers under `nsys profile` (a trainer's own nsight options, or a capture range) and wait for their reports.
+
+    Such a report is written when its worker ends. Call it while Ray still runs: `ray stop` and the raylet's end kill an
+    nsys that writes, and leave a report that nobody can read (seen with Ray 2.60 and nsys 2023.4).
+    """
+    started = time.monotonic()
+    failed: list[tuple[str, str]] = []
+    asked: set[tuple[int, int]] = set()
+    ended: list[str] = []
+    while True:
+        everyone = processes.of_job(job, node_dir)
+        wrappers = {process.pid for process in everyone if _writes_at_exit(process)}
+        if not wrappers:
+            break
+        if time.monotonic() - started >= deadline_s:
+            failed = [(f"{process.name} ({process.pid})", f"still writing after {deadline_s:.0f} s") for process in everyone if process.pid in wrappers]
+            break
+        profilers = {process.pid for process in everyone if processes.is_profiler(process)}
+        for process in everyone:
+            top = process.pid not in profilers and processes.parent(process.pid) in profilers and processes.descends(process.pid, wrappers)
+            if top and (process.pid, process.started) not in asked:
+                asked.add((process.pid, process.started))
+                ended.append(f"{process.name} ({process.pid})")
+                processes.terminate(process)
+        time.sleep(0.1)
+    return _phase("end_wrapped", started, ended, failed, say)
+
+
+def _writes_at_exit(process: processes.Process) -> bool:
+    program = process.argv[0].rsplit("/", 1)[-1] if process.argv else ""
+    return program.startswith("QdstrmImporter") or (program == "nsys" and "profile" in process.argv[1:2])
+
+
+def _imports(process: processes.Process) -> bool:
+    program = process.argv[0].rsplit("/", 1)[-1] if process.argv else ""
+    return program.startswith("QdstrmImporter") or (program == "nsys" and "stop" in process.argv[1:3])
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    try:
+        with Beneath(folder) as tree:
+            for relative, found in tree.files():
+                if relative.endswith(names.SUFFIXES) or "nsys-report" in relative:
+                    sizes[relative] = found.st_size
+    except OSError:
+        pass
+    return sizes
+
+
+def recover(node_dir: str | os.PathLike[str], node: str, *, deadline_s: float = 60.0, say: Say = print) -> Phase:
+    """Turn raw captures below `tmp/` into reports, and move reports that nsys wrote there, to the profiles tree.
+
+    Names come from the open windows in this node's events when exactly one fits, else the file keeps its own name under
+    `profiles/nsight/unknown/`. `done` are paths relative to the node folder. What does not import stays where it is.
+    """
+    from rlprof_ops.collect.drain.import_raw import recover_tree
+
+    started = time.monotonic()
+    done, failed = recover_tree(Path(node_dir), "tmp", until=started + deadline_s,
+                                unclosed=event_logs.unclosed(event_logs.read_node(Path(node_dir) / "events")))
+    return _phase("recover", started, done, failed, say)
+
+
+def reap(job: str, node_dir: str | os.PathLike[str], *, grace_s: float = 5.0, exclude: Iterable[int] = (), say: Say = print) -> Phase:
+    """End what is left of exactly this job on this node: SIGTERM, `grace_s`, SIGKILL. Never this process or its parents."""
+    started = time.monotonic()
+    found = processes.of_job(job, node_dir, exclude=frozenset(exclude))
+    left = processes.end(found, grace_s=grace_s)
+    # A process that forks while it is ended leaves a child that the first look did not see.
+    late = processes.of_job(job, node_dir, exclude=frozenset(exclude))
+    left = processes.end(late, grace_s=0.5) if late else left
+    failed = [(f"{process.name} ({process.pid})", "did not end after SIGKILL") for process in left]
+    return _phase("reap", started, [f"{process.name} ({process.pid})" for process in found + late], failed, say)
+
+
+def write_node_record(node_dir: str | os.PathLike[str], run_dir: str | os.PathLike[str], node: str,
+                      facts: Mapping[str, Any], *, recovered: Iterable[str] = (), failed: Iterable[tuple[str, str]] = ()) -> dict[str, Any]:
+    """Write `nodes/<node>.json` of docs/contracts.md and return it.
+
+    `facts`: what the supervisor knows (role, job, pid, times, plugin_loaded, nsys, clean, clock …). Files and their digests
+    come from the sync's journal; what it could not copy is in `failed`. When the run folder does not answer, the record
+    goes to the node folder's `keep/`, from where salvage.py takes it, and the error is raised.
+    """
+    from rlprof_ops.collect.drain.node_record import build_node_record
+
+    record = build_node_record(Path(node_dir), node, facts, recovered=recovered, failed=failed)
+    data = (json.dumps(record, indent=1) + "\n").encode()
+    try:
+        with Beneath(run_dir) as target:
+            target.write_atomic(f"nodes/{node}.json", data)
+    except OSError:
+        with Beneath(node_dir) as home:
+            home.write_atomic(f"keep/{node}.json", data)
+        raise
+    return record
+
+
+def clear(node_dir: str | os.PathLike[str], *, say: Say = print) -> Phase:
+    """Remove the node folder, but for `keep/` when it holds anything."""
+    started = time.monotonic()
+    root = Path(node_dir)
+    failed: list[tuple[str, str]] = []
+    spare = (root / "keep").is_dir() and any(path.is_file() for path in (root / "keep").rglob("*"))
+
+    def note(function: object, path: str, error: Any) -> None:
+        failed.append((path, reason_of(error[1])))
+
+    if not spare:
+        shutil.rmtree(root, onerror=note)  # does not follow links
+    else:
+        for entry in list(root.iterdir()):
+            if entry.name == "keep":
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, onerror=note)
+            else:
+                entry.unlink(missing_ok=True)
+    return _phase("clear", started, [], failed, say)
+
+
+def _start(argv: list[str], tmpdir: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                            env={**nsight.client_env(os.environ), "TMPDIR": tmpdir})
+
+
+def _phase(name: str, started: float, done: Iterable[str], failed: Iterable[tuple[str, str]], say: Say) -> Phase:
+    phase = Phase(name, time.monotonic() - started, tuple(done), tuple(failed))
+    say(f"drain: {phase}")
+    return phase

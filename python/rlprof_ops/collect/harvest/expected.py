@@ -1,0 +1,76 @@
+"""Expands a request over the world that was observed: every capture that should have ended in a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from rlprof_ops.collect.harvest.run_state import Observed
+from rlprof_ops.request import Capture, CaptureSpec, Window, first_match
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A capture that was asked; `problem` says why it could never be taken (no such worker, no such rank)."""
+
+    capture: Capture
+    spec: CaptureSpec
+    problem: str = ""
+
+
+def planned(observed: Observed) -> Iterator[Planned]:
+    """All captures, by worker, rank and window. Unknown open ends are cut at the last step that the rank entered."""
+    request = observed.request
+    if not request:
+        return
+    for worker, count in observed.world.items():
+        for rank in range(count):
+            for spec in request.for_worker(worker, rank):
+                for window in _windows(spec, observed, worker, rank):
+                    for phase in _phases(spec, observed, worker):
+                        yield Planned(Capture(spec.backend, worker, rank, window, phase), spec)
+    for spec in request.captures:
+        if spec:
+            yield from _impossible(spec, observed)
+
+
+def _windows(spec: CaptureSpec, observed: Observed, worker: str, rank: int) -> tuple[Window, ...]:
+    windows = spec.windows()
+    if not spec.steps.is_open or spec.each != "phase":
+        return windows
+    steps = [log.last_step for log in observed.logs_of(worker, rank) if log.last_step]
+    cut = spec.windows(max(steps)) if steps else ()
+    return cut if any(window.start >= windows[-1].start for window in cut) else (*cut, windows[-1])
+
+
+def _phases(spec: CaptureSpec, observed: Observed, worker: str) -> tuple[str | None, ...]:
+    """In phase mode the phases that any rank of the worker was seen in; one unnamed when none was."""
+    if spec.each != "phase":
+        return (None,)
+    seen = {event.phase for log in observed.logs if log.worker == worker for event in log.windows
+            if event.backend == spec.backend and event.phase is not None}
+    return tuple(sorted(seen)) or (None,)
+
+
+def _impossible(spec: CaptureSpec, observed: Observed) -> Iterator[Planned]:
+    for pattern in spec.workers:
+        matching = [worker for worker in observed.world if first_match(worker, (pattern,)) is not None]
+        if not matching:
+            for window in spec.windows():
+                yield Planned(Capture(spec.backend, pattern, None, window), spec, _nobody(pattern, observed))
+        for worker in matching:
+            for rank in spec.ranks or ():
+                if rank >= observed.world[worker]:
+                    count = observed.world[worker]
+                    problem = f"rank {rank} does not exist: {worker} has {count} rank{'s' if count != 1 else ''}, 0 to {count - 1}"
+                    for window in spec.windows():
+                        yield Planned(Capture(spec.backend, worker, rank, window), spec, problem)
+
+
+def _nobody(pattern: str, observed: Observed) -> str:
+    seen = list(observed.world)
+    if not seen:
+        return "no worker registered" + (f" before the job ended ({observed.detail or observed.cause})" if observed.cause else "")
+    near = get_close_matches(pattern.strip("*?"), seen, n=1, cutoff=0.3)
+    return f"no worker matched pattern {pattern!r} (seen: {', '.join(seen[:8])}{', …' if len(seen) > 8 else ''}" + (f"; nearest: {near[0]})" if near else ")")

@@ -1,0 +1,151 @@
+"""Why a planned capture has no report: the truest sentence that events, node records and run.json allow."""
+
+from __future__ import annotations
+
+import signal
+
+from rlprof_ops.backends import names
+from rlprof_ops.collect.event_logs import ProcessLog, WindowEvent
+from rlprof_ops.collect.harvest.expected import Planned
+from rlprof_ops.collect.harvest.run_state import NodeRecord, Observed
+
+
+def why_missing(item: Planned, observed: Observed) -> str:
+    """One sentence, never empty."""
+    capture = item.capture
+    if item.problem:
+        return item.problem
+    assert capture.rank is not None
+    if left := _left_on_a_node(item, observed):
+        return left
+    logs = observed.logs_of(capture.worker, capture.rank)
+    if not logs:
+        return _never_registered(item, observed)
+    events = [(log, event) for log in logs for event in log.windows
+              if (event.backend, event.start) == (capture.backend, capture.window.start) and event.phase == capture.phase]
+    for wanted, explain in (("closed", _lost_after_close), ("failed", _failed), ("opened", _left_open)):
+        for log, event in reversed(events):
+            if event.event == wanted:
+                return explain(item, log, event, observed)
+    return _never_opened(item, logs, observed)
+
+
+def _left_on_a_node(item: Planned, observed: Observed) -> str:
+    """A report that its node had at the end but could not bring over."""
+    capture = item.capture
+    wanted = (names.safe_worker(capture.worker), capture.rank, capture.window.start, capture.phase and names.safe(capture.phase))
+    for record in observed.records.values():
+        for path, file in record.files.items():
+            parts = path.split("/")
+            found = names.parse(parts[-1]) if file.state == "left" and capture.backend in parts else None
+            if found is not None and (found.worker, found.rank, found.start, found.phase) == wanted:
+                why = record.failed.get(path) or "the last sync did not bring it over"
+                return f"its report was still on node {record.node} at the end, as {path!r} of the node folder: {why}"
+    return ""
+
+
+def _failed(item: Planned, log: ProcessLog, event: WindowEvent, observed: Observed) -> str:
+    return event.reason or "the worker marked the capture as failed and gave no reason"
+
+
+def _lost_after_close(item: Planned, log: ProcessLog, event: WindowEvent, observed: Observed) -> str:
+    record = observed.records.get(log.node)
+    where = f"its report was complete on node {log.node}"
+    if record is None:
+        return f"{where}, but node {log.node} was lost before it was copied" if log.node in observed.lost_nodes else f"{where} and is not copied yet"
+    if event.path in record.failed:
+        return f"{where}, but copying failed: {record.failed[event.path]} (it may still be there as {event.path!r})"
+    sent = record.files.get(event.path)
+    if sent is not None and sent.state in ("copied", "removed"):
+        return f"{where} and was copied to {sent.place!r}, but it is not in the run folder any more"
+    return f"{where} ({event.path!r}), but it was gone before it could be copied"
+
+
+def _left_open(item: Planned, log: ProcessLog, event: WindowEvent, observed: Observed) -> str:
+    if log.node in observed.lost_nodes:
+        return f"node {log.node} was lost while the window was open{_last_step(log)}"
+    if observed.running:
+        return f"the window is open: the job is still running{_last_step(log)}"
+    raw = [] if item.capture.backend != "nsight" else [f"{path}: {reason}" for path, reason in _record_of(log, observed).failed.items() if path.endswith(".qdstrm")]
+    text = f"the worker ended while the window was open{_last_step(log)}{ended_because(observed, '; ')}"
+    return text + (f"; its raw capture could not be recovered ({raw[0]})" if raw else "")
+
+
+def _never_registered(item: Planned, observed: Observed) -> str:
+    capture = item.capture
+    who = f"{capture.worker} rank {capture.rank}"
+    if observed.running:
+        return f"{who} has not registered yet: the job is still running"
+    if observed.lost_nodes:
+        return f"{who} never registered; it may have been on {_nodes(observed.lost_nodes)}, lost without a record"
+    return f"{who} never registered with the profiler{ended_because(observed, ' before ')}"
+
+
+def _never_opened(item: Planned, logs: tuple[ProcessLog, ...], observed: Observed) -> str:
+    start = item.capture.window.start
+    log = logs[-1]
+    reached = max((log.last_step or 0 for log in logs), default=0)
+    if reached < start:
+        return _stopped_before(item, log, reached, start, observed)
+    resumed = log.last_step is not None and not any(event.start < start for event in log.windows)
+    if log.node in observed.lost_nodes:
+        return f"node {log.node} left no record, and what came over of its events does not speak of the window{_last_step(log)}"
+    record = _record_of(log, observed)
+    if record.plugin_loaded is False and item.capture.backend in ("nsight", "rocprof_sys"):
+        return f"the worker ran without the profiler: node {log.node} did not load the runtime-env plugin"
+    text = f"the worker went through step {start} without opening the window{_last_step(log)}"
+    return text + ("; it may have resumed after that step" if resumed else "")
+
+
+def _stopped_before(item: Planned, log: ProcessLog, reached: int, start: int, observed: Observed) -> str:
+    seen = f"(last step seen: {reached})" if reached else "(no step was seen)"
+    if observed.running:
+        return f"the job is still running and has not reached step {start} {seen}"
+    if log.node in observed.lost_nodes:
+        return f"node {log.node} was lost before step {start} {seen}"
+    furthest = max((other.last_step or 0 for other in observed.logs), default=0)
+    if furthest >= start and furthest > reached:
+        return f"the worker ended before step {start} {seen}, while others reached step {furthest}"
+    because = ended_because(observed, "")
+    if because:
+        return f"{because} before step {start} {seen}"
+    return f"training ended before step {start} {seen}"
+
+
+def ended_because(observed: Observed, lead: str) -> str:
+    """What ended the job, as a clause; empty when it ended in order."""
+    driver = observed.driver
+    if observed.cause == "time_limit":
+        return f"{lead}the time limit came"
+    if observed.cause == "signal":
+        return f"{lead}the job was stopped ({observed.detail or 'by a signal'})"
+    if observed.cause == "node_lost":
+        return f"{lead}the job lost a node ({observed.detail or _nodes(observed.lost_nodes)})"
+    if observed.cause == "startup_failed":
+        return f"{lead}the job failed to start ({observed.detail or 'no detail'})"
+    if driver.signal:
+        return f"{lead}the driver was ended by {signal_name(driver.signal)}"
+    if driver.exit_code:
+        return f"{lead}the driver ended with exit code {driver.exit_code}"
+    return ""
+
+
+def signal_name(number: int) -> str:
+    """`signal 15 (SIGTERM)`."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_step(log: ProcessLog) -> str:
+    return f" (last step seen: {log.last_step})" if log.last_step else ""
+
+
+def _record_of(log: ProcessLog, observed: Observed) -> NodeRecord:
+    return observed.records.get(log.node, NodeRecord(log.node))
+
+
+def _nodes(nodes: frozenset[str]) -> str:
+    names = sorted(nodes)
+    return ("node " if len(names) == 1 else "nodes ") + ", ".join(names[:8])

@@ -1,0 +1,211 @@
+"""What a run folder tells about its job: run.json, node records, events. Everything in it is read with suspicion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlprof_ops.collect import event_logs
+from rlprof_ops.collect.event_logs import ProcessLog
+from rlprof_ops.collect.sync.send_file import reason_of
+from rlprof_ops.errors import RlprofError
+from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.request import ProfileRequest
+from rlprof_ops.slurm.job_state import ended_as
+
+_MOST_JSON = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SentFile:
+    """One line of a node record about a finished file; `place` is where it went in the run folder."""
+
+    place: str
+    size_bytes: int
+    sha256: str | None
+    state: str
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """What one node said at its end. `files` is keyed by path in the node folder."""
+
+    node: str
+    plugin_loaded: bool | None = None
+    clean: bool = False
+    files: dict[str, SentFile] = field(default_factory=dict)
+    recovered: frozenset[str] = frozenset()
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Driver:
+    """How the driver ended; all None while it runs or when it never started."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+    started_ns: int | None = None
+    ended_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The job as seen from its run folder. `world`: worker name -> number of ranks."""
+
+    job: str
+    request: ProfileRequest
+    nodes: tuple[str, ...]
+    driver: Driver
+    cause: str
+    detail: str
+    world: dict[str, int]
+    logs: tuple[ProcessLog, ...]
+    records: dict[str, NodeRecord]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def running(self) -> bool:
+        return self.cause == "running" or (self.cause == "" and self.driver.ended_ns is None and self.driver.started_ns is not None)
+
+    @property
+    def lost_nodes(self) -> frozenset[str]:
+        """Nodes of the job that left no record although the job is over."""
+        return frozenset() if self.running else frozenset(self.nodes) - frozenset(self.records)
+
+    def logs_of(self, worker: str, rank: int) -> tuple[ProcessLog, ...]:
+        """The processes that were this rank, oldest first (an actor that was restarted has several)."""
+        return self._by_rank.get((worker, rank), ())
+
+    @property
+    def _by_rank(self) -> dict[tuple[str, int], tuple[ProcessLog, ...]]:
+        cached: dict[tuple[str, int], tuple[ProcessLog, ...]] | None = self.__dict__.get("_index")
+        if cached is None:
+            index: dict[tuple[str, int], list[ProcessLog]] = {}
+            for log in sorted(self.logs, key=lambda log: log.registered_ns):
+                index.setdefault((log.worker, log.rank), []).append(log)
+            cached = {key: tuple(logs) for key, logs in index.items()}
+            object.__setattr__(self, "_index", cached)
+        return cached
+
+
+def observe(run: Beneath) -> Observed:
+    """Read a run folder. Raises `RlprofError` when it has no readable run.json; damaged node records become notes."""
+    try:
+        raw = run.read("run.json", _MOST_JSON)
+    except FileNotFoundError:
+        raise RlprofError(f"{run.root} has no run.json: it is not the run folder of a job, or the job never started") from None
+    except OSError as error:
+        raise RlprofError(f"{run.root}/run.json cannot be read: {reason_of(error)}") from error
+    data = _object(raw)
+    if data is None:
+        raise RlprofError(f"{run.root}/run.json is not a JSON object")
+    notes: list[str] = []
+    records: dict[str, NodeRecord] = {}
+    logs: list[ProcessLog] = []
+    for name, is_folder in _entries(run, "nodes"):
+        if is_folder:
+            logs += event_logs.read_beneath(run, f"nodes/{name}/events", name)
+        elif name.endswith(".json"):
+            record = _record(run, name)
+            if record is None:
+                notes.append(f"nodes/{name!r} is damaged and was not read")
+            else:
+                records[name.removesuffix(".json")] = record
+    request = _request(data, notes)
+    driver, end = _dict(data.get("driver")), _dict(data.get("end"))
+    observed = Observed(
+        job=_text(data.get("job")), request=request, nodes=tuple(node for node in _list(data.get("nodes")) if isinstance(node, str)),
+        driver=Driver(_int(driver.get("exit_code")), _int(driver.get("signal")), _int(driver.get("started_ns")), _int(driver.get("ended_ns"))),
+        cause=_text(end.get("cause")), detail=_text(end.get("detail")), world=_world(data, logs), logs=tuple(logs), records=records,
+        notes=tuple(notes),
+    )
+    return _without_a_head(observed, _text(data.get("head"))) if observed.running else observed
+
+
+def _without_a_head(observed: Observed, head: str) -> Observed:
+    """The head writes the end of a job into run.json. When it could not, Slurm or the other nodes' records tell that it is over."""
+    state = ended_as(observed.job)
+    others = set(observed.nodes) - {head}
+    alone = head not in observed.records and others and others <= set(observed.records)
+    if state == "" or (state is None and not alone):
+        return observed
+    said = f"Slurm says {state}" if state and state != "unknown" else "Slurm does not know the job any more" if state else "the other nodes have ended"
+    detail = f"its head node {head} ended without a word; {said}"
+    return replace(observed, cause="node_lost", detail=detail, notes=(*observed.notes, f"run.json was never finished: {detail}"))
+
+
+def _world(data: dict[str, Any], logs: list[ProcessLog]) -> dict[str, int]:
+    world = {name: count for name, count in _dict(data.get("world")).items() if _int(count) is not None and 0 <= count < 1_000_000}
+    for log in logs:
+        seen = max(log.rank + 1, log.world_size or 0)
+        if seen < 1_000_000:
+            world[log.worker] = max(world.get(log.worker, 0), seen)
+    return dict(sorted(world.items()))
+
+
+def _request(data: dict[str, Any], notes: list[str]) -> ProfileRequest:
+    asked = data.get("request")
+    if not asked:
+        return ProfileRequest()
+    try:
+        return ProfileRequest.from_dict(asked, origin="run.json")
+    except RlprofError as error:
+        notes.append(f"the request in run.json cannot be read, so nothing counts as planned: {error}")
+        return ProfileRequest()
+
+
+def _record(run: Beneath, name: str) -> NodeRecord | None:
+    try:
+        data = _object(run.read(f"nodes/{name}", _MOST_JSON))
+    except OSError:
+        return None
+    if data is None:
+        return None
+    files: dict[str, SentFile] = {}
+    for row in _list(data.get("files")):
+        path = _text(_dict(row).get("path"))
+        if path:
+            files[path] = SentFile(_text(row.get("target")) or path, _int(row.get("size_bytes")) or 0, _text(row.get("sha256")) or None, _text(row.get("state")))
+    loaded = data.get("plugin_loaded")
+    return NodeRecord(
+        node=name.removesuffix(".json"), plugin_loaded=loaded if isinstance(loaded, bool) else None, clean=data.get("clean") is True, files=files,
+        recovered=frozenset(path for path in _list(data.get("recovered")) if isinstance(path, str)),
+        failed={_text(_dict(row).get("path")): _text(_dict(row).get("reason")) for row in _list(data.get("failed"))},
+    )
+
+
+def _entries(run: Beneath, folder: str) -> Iterator[tuple[str, bool]]:
+    import os
+
+    try:
+        with run.folder((folder,)) as fd, os.scandir(fd) as entries:
+            found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if not entry.is_symlink())
+    except OSError:
+        return
+    yield from found
+
+
+def _object(raw: bytes) -> dict[str, Any] | None:
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,176 @@
+"""The sync process of one node: `python -m rlprof_ops.collect.sync`, started and ended by the node supervisor.
+
+SIGTERM (or the parent's death) means: one last pass, then exit 0, or 1 when something stayed behind. SIGUSR1: a pass now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+import zlib
+from pathlib import Path
+
+from rlprof_ops.collect.sync.evict import make_room
+from rlprof_ops.collect.sync.send_file import reason_of
+from rlprof_ops.collect.sync.sync_pass import PassReport, Syncer
+from rlprof_ops.errors import EXIT_FAILED, EXIT_USAGE, UsageError
+from rlprof_ops.host.contained_dir import Beneath, UnsafeName
+
+__all__ = ["PassReport", "Syncer", "main", "parse_interval"]
+
+_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR1})
+_LOOK_AT_PARENT_S = 5.0
+_BACKOFF_LIMIT_S = 300.0
+_RETRY_LAST_S = 2.0
+
+
+def parse_interval(text: str) -> int:
+    """Seconds between passes; 0 is "only the last pass". Raises `UsageError` for anything but a whole number from 0 on."""
+    if not (text.isascii() and text.isdigit()) or int(text) > 86_400:
+        raise UsageError(f"RAY_LOG_SYNC_FREQUENCY is {text!r}; it must be a whole number of seconds from 1 to 86400, "
+                         "or 0 to copy only once at the end")
+    return int(text)
+
+
+def jitter_s(node: str, interval_s: int) -> float:
+    """When a node makes its first pass: spread over one interval by its name, so that nodes do not hit storage together."""
+    return (zlib.crc32(node.encode()) % 1000) / 1000 * interval_s
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="rlprof_ops.collect.sync", description=__doc__)
+    parser.add_argument("--node-dir", required=True, help="RLPROF_NODE_DIR of this job on this node")
+    parser.add_argument("--run-dir", required=True, help="RLPROF_RUN_DIR on shared storage; must exist")
+    parser.add_argument("--node", required=True, help="this node's name, RLPROF_NODE")
+    parser.add_argument("--interval", default="30", help="seconds between passes; 0: only the last pass")
+    parser.add_argument("--deadline", type=float, default=60.0, help="seconds the last pass may take (default 60)")
+    parser.add_argument("--last", action="store_true", help="make the last pass now and exit")
+    parser.add_argument("--parallel", type=int, default=4, help="files copied at once (default 4)")
+    parser.add_argument("--bandwidth-mib", type=float, default=0.0, help="MiB a second before the last pass; 0: no limit")
+    parser.add_argument("--keep-free-mib", type=int, default=0, metavar="MIB",
+                        help="when the node has less free space, remove reports whose copy was read back and matches; 0: never (default)")
+    return parser.parse_args(argv)
+
+
+class _Control:
+    """What the signals have asked for so far."""
+
+    def __init__(self) -> None:
+        self.parent = os.getppid()
+        self.ending = False
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        # Slurm gives the notice of a time limit to every process of a step.
+        for number in (signal.SIGUSR2, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        """Wait for a signal at most `timeout_s`; True when a pass was asked for or the end has come."""
+        until = time.monotonic() + timeout_s
+        while not self.ending:
+            left = max(0.0, until - time.monotonic())
+            got = signal.sigtimedwait(_SIGNALS, min(left, _LOOK_AT_PARENT_S))
+            if got is not None and got.si_signo == signal.SIGUSR1:
+                return True
+            if got is not None or os.getppid() != self.parent:
+                self.ending = True
+            elif left <= 0:
+                return False
+        return True
+
+    def should_stop(self) -> bool:
+        """Whether the pass under way must make room for the last one."""
+        if not self.ending and not (signal.sigpending() & {signal.SIGTERM, signal.SIGINT}):
+            return False
+        return not self.in_last_pass
+
+    in_last_pass = False
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until told to stop; returns the exit code."""
+    arguments = _arguments(argv)
+    try:
+        interval_s = parse_interval(arguments.interval)
+        control = _Control()
+        syncer = Syncer(arguments.node_dir, arguments.run_dir, arguments.node, parallel=arguments.parallel,
+                        bytes_per_s=arguments.bandwidth_mib * 2**20, stop=control.should_stop, log=_say)
+    except (UsageError, UnsafeName, OSError) as error:
+        print(f"sync: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if not arguments.last:
+        _run(syncer, control, arguments.node, interval_s, arguments.keep_free_mib << 20)
+    control.in_last_pass = True
+    report = last_pass(syncer, arguments.deadline)
+    _record(syncer.node_dir, report)
+    syncer.close()
+    return 0 if report.complete else EXIT_FAILED
+
+
+def _run(syncer: Syncer, control: _Control, node: str, interval_s: int, keep_free_bytes: int) -> None:
+    """Passes until the end is asked for; a storage in trouble is asked less and less often."""
+    wait_s: float = jitter_s(node, interval_s)
+    trouble = ""
+    while True:
+        control.poll(wait_s if interval_s else 86_400.0)
+        if control.ending:
+            return
+        report = syncer.pass_()
+        _record(syncer.node_dir, report)
+        if keep_free_bytes:
+            for path in make_room(syncer.node_dir, syncer.run_dir, syncer.journal, keep_free_bytes, control.should_stop):
+                _say(f"node is short of space: removed {path!r}, its copy was read back and matches")
+        if report.target_error:
+            wait_s = min(_BACKOFF_LIMIT_S, max(wait_s, interval_s, 1.0) * 2)
+            if report.target_error != trouble:
+                _say(f"storage in trouble, next try in {wait_s:.0f} s, files stay on the node: {report.target_error}")
+        else:
+            wait_s = float(interval_s)
+            if trouble:
+                _say("storage answers again")
+        trouble = report.target_error or ""
+
+
+def last_pass(syncer: Syncer, deadline_s: float) -> PassReport:
+    """The last pass, repeated within `deadline_s` while storage fails; without a bandwidth limit."""
+    until = time.monotonic() + deadline_s
+    syncer.limiter.bytes_per_s = 0
+    while True:
+        report = syncer.pass_(last=True, deadline=until)
+        if report.complete or time.monotonic() + _RETRY_LAST_S >= until:
+            break
+        time.sleep(_RETRY_LAST_S)
+    _say(f"last pass: {report.copied} files, {report.copied_bytes} bytes in {report.seconds:.1f} s, {len(report.failed)} failed"
+         + (f", storage: {report.target_error}" if report.target_error else ""))
+    for path, reason in report.failed[:20]:
+        _say(f"not copied: {path!r}: {reason}")
+    return report
+
+
+def read_report(node_dir: str | os.PathLike[str]) -> PassReport | None:
+    """The report of the sync process's latest pass on this node; None when there was none."""
+    try:
+        with Beneath(node_dir) as folder:
+            values = json.loads(folder.read("sync/report.json"))
+        return PassReport(**{**values, "failed": tuple((path, reason) for path, reason in values["failed"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _record(node_dir: Path, report: PassReport) -> None:
+    try:
+        with Beneath(node_dir) as folder:
+            folder.write_atomic("sync/report.json", json.dumps(report.__dict__).encode())
+    except OSError as error:
+        _say(f"cannot write {node_dir}/sync/report.json: {reason_of(error)}")
+
+
+def _say(message: str) -> None:
+    print(f"{time.strftime('%H:%M:%S', time.gmtime())} sync: {message}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Makes room on a node that runs full: takes away reports whose copy in the run folder was read back and matches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from rlprof_ops.collect.sync.copy_bytes import Stopped, digest_of
+from rlprof_ops.collect.sync.sent_log import Journal, Sent
+from rlprof_ops.host.contained_dir import Beneath
+
+
+def make_room(node_dir: Path, run_dir: Path, journal: Journal, keep_free_bytes: int, stop: Callable[[], bool] = lambda: False,
+              free_bytes: Callable[[Path], int] | None = None) -> Iterator[str]:
+    """Remove finished reports, oldest first, until `keep_free_bytes` are free on the node; yields what was removed.
+
+    Only files below `profiles/` that have not changed since they were sent and whose copy has the same size and digest.
+    """
+    free = free_bytes or _free_bytes
+    if free(node_dir) >= keep_free_bytes:
+        return
+    oldest_first = sorted((sent.mtime_ns, path) for path, sent in journal.sent.items() if path.startswith("profiles/") and not sent.removed)
+    try:
+        with Beneath(node_dir) as node, Beneath(run_dir) as run:
+            for _, path in oldest_first:
+                if stop() or free(node_dir) >= keep_free_bytes:
+                    return
+                sent = journal.sent[path]
+                if _is_safe(node, run, path, sent, stop):
+                    journal.add(path, replace(sent, removed=True))
+                    node.unlink(path)
+                    yield path
+    except (OSError, Stopped):
+        return  # storage in trouble: nothing is removed
+
+
+def _is_safe(node: Beneath, run: Beneath, path: str, sent: Sent, stop: Callable[[], bool]) -> bool:
+    here = node.stat(path)
+    if here is None or not sent.same_source(here) or sent.sha256 is None:
+        return False
+    try:
+        fd = run.open_read(sent.target)
+    except FileNotFoundError:
+        return False
+    try:
+        copy = digest_of(fd, stop)
+    finally:
+        os.close(fd)
+    return (copy.size_bytes, copy.sha256) == (sent.size_bytes, sent.sha256)
+
+
+def _free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize

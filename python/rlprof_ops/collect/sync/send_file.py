@@ -1,0 +1,244 @@
+"""Sends one file: a finished report once and checked, a log by its new tail, a few rewritten bytes whole."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+
+from rlprof_ops.collect.sync.append_logs import Tails
+from rlprof_ops.collect.sync.copy_bytes import (
+    LARGE,
+    Copied,
+    Digesting,
+    Limiter,
+    copy,
+    copy_in_kernel,
+    digest_of,
+)
+from rlprof_ops.collect.sync.mask_secrets import (
+    MASKED_SUFFIXES,
+    mask_file,
+    secret_values,
+    secrets_of_processes,
+)
+from rlprof_ops.collect.sync.routes import Item, Kind
+from rlprof_ops.collect.sync.sent_log import Journal, Sent
+from rlprof_ops.host.contained_dir import Beneath
+
+_SMALL = 64 << 10  # the most a file that is rewritten in place may hold
+
+
+class SourceError(Exception):
+    """Reading the node's own file failed; the storage is not to blame."""
+
+
+def reason_of(error: BaseException) -> str:
+    """An error as a person reads it, without a Python class name when the system named it."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+class Sender:
+    """Knows what has been sent and sends what has not; `stop()` turning true ends a copy between two blocks."""
+
+    def __init__(self, journal: Journal, node: str, limiter: Limiter, stop: Callable[[], bool], log: Callable[[str], None]) -> None:
+        self._journal, self._node, self._limiter, self._stop, self._log = journal, node, limiter, stop, log
+        self._secrets = secret_values(os.environ)
+        self._tails = Tails(self.to_temporary, limiter, stop)
+        self._small: dict[str, bytes] = {}
+        self._numbers = itertools.count()
+        self._temporaries = f".sync/{node}"
+
+    def forget(self) -> None:
+        """The run folder is another one: nothing has been sent to it."""
+        self._journal.forget()
+        self._tails.forget()
+        self._small.clear()
+
+    def sweep(self, target: Beneath) -> None:
+        """Remove temporary files that a killed predecessor left."""
+        for relative, _ in list(target.files(self._temporaries)):
+            target.unlink(relative)
+
+    def is_sent(self, item: Item, target: Beneath, *, thorough: bool) -> bool:
+        """Whether the run folder has the file as it is now; `thorough` looks there instead of trusting memory."""
+        found = item.found
+        if item.kind is Kind.REWRITTEN:
+            return False
+        if item.kind in (Kind.GROWING, Kind.LINES):
+            return self._tails.is_sent(item) and not thorough  # a thorough look compares the beginning and the end of both
+        else:
+            sent = self._journal.sent.get(item.source)
+            if sent is None or not sent.same_source(found):
+                return False
+            place, size = sent.target, sent.size_bytes
+        if not thorough:
+            return True
+        there = target.stat(place)
+        return there is not None and there.st_size == size
+
+    def send(self, source: Beneath, target: Beneath, item: Item, live: frozenset[int], last: bool) -> int | None:
+        """Bring one file over; returns the bytes sent, None when nothing was new.
+
+        `live` are the inodes of other files of this pass: a log that was rotated is among them under its new name.
+        Raises `SourceError`, OSError of the target, `copier.Stopped`.
+        """
+        if item.kind is Kind.REWRITTEN:
+            return self._send_small(source, target, item)
+        fd = self.open(source, item)
+        try:
+            if item.kind in (Kind.GROWING, Kind.LINES):
+                return self._tails.send(fd, target, item, live, last)
+            return self._send_finished(fd, target, item)
+        finally:
+            os.close(fd)
+
+    def open(self, source: Beneath, item: Item) -> int:
+        """A descriptor of the node's own file, secrets taken out of it. Raises FileNotFoundError, `SourceError`."""
+        try:
+            fd = source.open_read(item.source)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise SourceError(reason_of(error)) from error
+        try:
+            if item.source.endswith(MASKED_SUFFIXES):
+                self._mask(fd, item)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _mask(self, fd: int, item: Item) -> None:
+        """Take secrets out of the node's own file, which is finished, before anything of it goes to shared storage."""
+        sent = self._journal.sent.get(item.source)
+        if sent is not None and sent.same_source(os.fstat(fd)):
+            return
+        try:
+            # Through the open file: the name may have become another file's.
+            writable = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            self._log(f"{item.source!r} cannot be searched for secrets: {reason_of(error)}")
+            return
+        try:
+            before = os.fstat(writable)
+            self._secrets |= secrets_of_processes()
+            if mask_file(writable, self._secrets, self._stop):
+                os.utime(writable, ns=(before.st_atime_ns, before.st_mtime_ns))
+        finally:
+            os.close(writable)
+
+    def _send_small(self, source: Beneath, target: Beneath, item: Item) -> int | None:
+        data = source.read(item.source, _SMALL)
+        if self._small.get(item.source) == data:
+            return None
+        target.write_atomic(item.target, data)
+        self._small[item.source] = data
+        return len(data)
+
+    # -- finished files ------------------------------------------------------------------------------------------
+
+    def _send_finished(self, fd: int, target: Beneath, item: Item) -> int | None:
+        before = os.fstat(fd)
+        # The digest of a large file is taken meanwhile and may end after the file has arrived; `sent` is what has a digest.
+        digesting = Digesting(fd, self._stop) if before.st_size >= LARGE and not _has_holes(before) else None
+        try:
+            temporary, copied = self.to_temporary(fd, target, before, durable=True, in_kernel=digesting is not None)
+            put = self.put(fd, target, item, temporary, before, copied.size_bytes, lambda: digesting.result() if digesting else copied)
+        finally:
+            digest = digesting.result() if digesting else None
+        return self.sent(item, put, before, digest or copied)
+
+    def put(self, fd: int, target: Beneath, item: Item, temporary: str, before: os.stat_result, size: int, copied: Callable[[], Copied]) -> str | None:
+        """Give a flushed copy of `size` bytes its name, if its source is still what it was; else the copy is removed. See `_put`."""
+        sent = self._journal.sent.get(item.source)
+        try:
+            after = os.fstat(fd)
+            if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or size != before.st_size:
+                raise SourceError("it changed while it was copied; the next pass tries again")
+            return self._put(target, temporary, sent.target if sent else item.target, copied, replace=sent is not None)
+        except BaseException:
+            target.unlink(temporary)
+            raise
+
+    def sent(self, item: Item, put: str | None, before: os.stat_result, copied: Copied) -> int | None:
+        """Note that the file arrived as `put` (None: it was there already); the bytes that went over."""
+        known = self._journal.sent.get(item.source)
+        place = put or (known.target if known else item.target)
+        self._journal.add(item.source, Sent(place, before.st_size, before.st_mtime_ns, before.st_ino, copied.sha256))
+        return before.st_size if put else None
+
+    def _put(self, target: Beneath, temporary: str, place: str, copied: Callable[[], Copied], *, replace: bool) -> str | None:
+        """Rename into place and return the name; None when the very file is there already (the journal was lost).
+
+        A file that another node put there under the same name is never overwritten.
+        """
+        try:
+            target.rename(temporary, place, replace=replace)
+            return place
+        except FileExistsError:
+            if self._holds(target, place, copied()):
+                target.unlink(temporary)
+                return None
+        folder, _, name = place.rpartition("/")
+        other = f"{folder}/{self._node}~{name}"
+        self._log(f"{place!r} is there already with other content: kept both, this one as {other!r}")
+        target.rename(temporary, other)
+        return other
+
+    def _holds(self, target: Beneath, place: str, copied: Copied) -> bool:
+        there = target.stat(place)
+        if there is None or there.st_size != copied.size_bytes:
+            return False
+        fd = target.open_read(place)
+        try:
+            return digest_of(fd, self._stop) == copied
+        finally:
+            os.close(fd)
+
+    def to_temporary(self, fd: int, target: Beneath, before: os.stat_result, *, durable: bool,
+                     length: int | None = None, in_kernel: bool = False) -> tuple[str, Copied]:
+        """Copy all of `fd` to a new temporary file; removed again when that fails. `in_kernel` leaves the digest empty."""
+        temporary, out = self.new_temporary(target)
+        try:
+            try:
+                copied = self.write(fd, out, before, length=length, in_kernel=in_kernel)
+                if durable:
+                    os.fsync(out)
+            finally:
+                os.close(out)
+        except BaseException:
+            discard(target, temporary)
+            raise
+        return temporary, copied
+
+    def new_temporary(self, target: Beneath) -> tuple[str, int]:
+        """A new file on its way: its name in the run folder and a descriptor to write it."""
+        temporary = f"{self._temporaries}/{os.getpid()}-{next(self._numbers)}"
+        return temporary, target.open_write(temporary)
+
+    def write(self, fd: int, out: int, before: os.stat_result, *, length: int | None = None, in_kernel: bool = False) -> Copied:
+        """Copy all of `fd`, or `length` bytes, with its time; not flushed. Raises OSError, `copier.Stopped`."""
+        if in_kernel:
+            copied = Copied(copy_in_kernel(fd, out, limiter=self._limiter, stop=self._stop), "")
+        else:
+            copied = copy(fd, out, size_hint=before.st_size, length=length, sparse=_has_holes(before), limiter=self._limiter, stop=self._stop)
+        os.utime(out, ns=(before.st_mtime_ns, before.st_mtime_ns))
+        written = os.fstat(out).st_size
+        if written != copied.size_bytes:
+            raise OSError(5, f"the storage holds {written} of {copied.size_bytes} bytes")
+        return copied
+
+
+def discard(target: Beneath, temporary: str) -> None:
+    """Remove a file on its way; on a storage that fails now the next start sweeps it."""
+    try:
+        target.unlink(temporary)
+    except OSError:
+        pass
+
+
+def _has_holes(found: os.stat_result) -> bool:
+    return found.st_blocks * 512 < found.st_size

@@ -1,0 +1,96 @@
+"""Harvest with real nsys reports: whole, empty, cut, and a raw capture that the node could not import."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.collect.runfolder import RunFolder
+
+from rlprof_ops.backends.nsight import find_importer
+from rlprof_ops.collect.drain.nsys_contents import look
+from rlprof_ops.collect.harvest.harvest import harvest
+
+pytestmark = pytest.mark.nsys
+REQUEST = {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "3:5, 7, 9"}]}
+WORKER = """
+import sys, time, nvtx
+for step in range(3, 5):
+    with nvtx.annotate(f"step {step}", domain="rlprof"):
+        time.sleep(0.01)
+"""
+CAPTURING = """
+import os, time, nvtx
+window = nvtx.start_range("capture", domain="rlprof")
+with nvtx.annotate("step 7", domain="rlprof"):
+    time.sleep(0.05)
+nvtx.end_range(window)
+time.sleep(2)
+open(os.environ["TMPDIR"] + "/done", "w").close()
+while os.path.exists(os.environ["TMPDIR"] + "/done"):
+    time.sleep(0.1)
+"""
+
+
+def profile(output, code, tmpdir):
+    argv = ["nsys", "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "--force-overwrite", "true", "-o", str(output), sys.executable, "-c", code]
+    subprocess.run(argv, env={**os.environ, "TMPDIR": str(tmpdir)}, check=True, capture_output=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    if shutil.which("nsys") is None:
+        if os.environ.get("RLPROF_TESTS_REQUIRE") == "all":
+            pytest.fail("nsys is not installed, and RLPROF_TESTS_REQUIRE=all asks for it")
+        pytest.skip("nsys is not installed")
+    folder = tmp_path_factory.mktemp("reports")
+    profile(folder / "whole.nsys-rep", WORKER, folder)
+    profile(folder / "empty.nsys-rep", "pass", folder)
+    # A finished window whose session ends without its own import leaves its raw capture in TMPDIR.
+    raw = folder / "raw"
+    raw.mkdir()
+    argv = ["nsys", "profile", "--session-new=rlprof-raw-1", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "--capture-range=nvtx",
+            "--nvtx-capture=capture@rlprof", "--capture-range-end=repeat", "-o", str(raw / "out"), sys.executable, "-c", CAPTURING]
+    env = {**os.environ, "TMPDIR": str(raw), "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        until = time.monotonic() + 30
+        while not (raw / "done").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        subprocess.run(["nsys", "shutdown", "--kill=none", "--session=rlprof-raw-1"], env=env, capture_output=True, timeout=60)
+        (raw / "done").unlink()
+        process.wait(60)
+    return folder
+
+
+def test_each_report_is_judged_by_its_contents(reports, tmp_path):
+    job = RunFolder(tmp_path / "4711-logs", REQUEST)
+    whole = (reports / "whole.nsys-rep").read_bytes()
+    job.worker("policy_worker", 0, last_step=10)
+    job.report("nsight", "policy_worker", 0, 3, 5, data=whole)
+    job.report("nsight", "policy_worker", 0, 7, 8, data=(reports / "empty.nsys-rep").read_bytes())
+    job.report("nsight", "policy_worker", 0, 9, 10, data=whole[: len(whole) // 2] + b"[END]")
+    manifest = harvest(job.write())
+    assert [(capture.state, bool(capture.reason)) for capture in manifest.captures] == [("ok", False), ("empty", True), ("truncated", True)]
+    assert manifest.captures[1].reason == "nothing was recorded in it: no range, no kernel, no call"
+    assert manifest.captures[2].reason.startswith("nsys cannot read it: ")
+
+
+def test_a_raw_capture_is_recovered_after_the_job(reports, tmp_path):
+    [raw] = (reports / "raw").glob("*.qdstrm")
+    job = RunFolder(tmp_path / "4711-logs", {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "7"}]})
+    job.file("nodes/n1/tmp/nsys-report-1.qdstrm", raw.read_bytes())
+    pid = raw_pid(raw, tmp_path)
+    job.worker("policy_worker", 0, pid=pid, windows=[("opened", "nsight", 7, 8, None)], last_step=8, ended=False)
+    manifest = harvest(job.write())
+    [capture] = manifest.captures
+    assert (capture.state, capture.report) == ("recovered", f"profiles/nsight/policy_worker/rank0/policy_worker_rank0_step7-7_n1_{pid}.nsys-rep")
+    assert harvest(job.root) == manifest
+
+
+def raw_pid(raw, tmp_path):
+    report = tmp_path / "pid.nsys-rep"
+    subprocess.run([find_importer(), "-i", raw, "-o", report], check=True, capture_output=True, timeout=60)
+    [pid] = look(report).pids
+    return pid

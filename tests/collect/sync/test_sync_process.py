@@ -1,0 +1,118 @@
+"""The sync process: signals, parents that die, kill -9, storage that goes and comes back."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rlprof_ops.collect.sync.__main__ import read_report
+
+REPORT = "profiles/nsight/w/rank0/w_rank0_step3-4_n1_17.nsys-rep"
+
+
+@pytest.fixture
+def node(tmp_path):
+    (tmp_path / "node/profiles/nsight/w/rank0").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    return tmp_path / "node"
+
+
+@pytest.fixture
+def start(node):
+    running = []
+
+    def start(*more, prefix=()):
+        argv = [*prefix, sys.executable, "-m", "rlprof_ops.collect.sync", "--node-dir", str(node), "--run-dir", str(node.parent / "run"), "--node", "n1", *more]
+        process = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": "python"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def wait_for(condition, deadline_s=15):
+    until = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def arrived(node):
+    return (node.parent / "run" / REPORT).exists()
+
+
+def test_a_pass_comes_every_interval(node, start):
+    start("--interval", "1")
+    (node / REPORT).write_bytes(b"1")
+    wait_for(lambda: arrived(node))
+
+
+def test_term_means_one_last_pass_and_exit_code_0(node, start):
+    process = start("--interval", "0")
+    (node / REPORT).write_bytes(b"1")
+    time.sleep(0.7)
+    assert not arrived(node)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(15) == 0
+    assert arrived(node)
+    assert read_report(node).last and "last pass: 1 files" in process.stdout.read()
+
+
+def test_usr1_means_a_pass_now(node, start):
+    process = start("--interval", "3600")
+    (node / REPORT).write_bytes(b"1")
+    time.sleep(0.7)
+    process.send_signal(signal.SIGUSR1)
+    wait_for(lambda: arrived(node))
+    assert process.poll() is None
+
+
+def test_a_parent_that_dies_means_the_last_pass(node, start):
+    shell = start("--interval", "3600", prefix=("bash", "-c", '"$@" & echo $!; wait', "x"))
+    (node / REPORT).write_bytes(b"1")
+    time.sleep(0.7)
+    shell.kill()
+    wait_for(lambda: arrived(node))
+
+
+def test_what_stays_behind_makes_the_exit_code_1(node, start):
+    (node.parent / "run").rmdir()
+    process = start("--interval", "0", "--deadline", "1")
+    (node / REPORT).write_bytes(b"1")
+    time.sleep(0.7)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(15) == 1
+    assert "storage: " in process.stdout.read()
+    assert (node / REPORT).exists()
+
+
+def test_a_killed_sync_goes_on_where_it_was(node, start):
+    for number in range(300):
+        (node / f"{REPORT}.{number}.nsys-rep").write_bytes(os.urandom(200_000))
+    run = node.parent / "run/profiles/nsight/w/rank0"
+    process = start("--interval", "1")
+    wait_for(lambda: run.is_dir() and len(os.listdir(run)) > 20)
+    process.kill()
+    process.wait()
+    assert all(path.stat().st_size == 200_000 for path in run.iterdir())
+    process = start("--interval", "0")
+    time.sleep(0.7)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    assert all((run / path.name).read_bytes() == path.read_bytes() for path in (node / REPORT).parent.iterdir())
+    assert not list((node.parent / "run/.sync").rglob("*-*"))
+
+
+@pytest.mark.parametrize("arguments", [("--interval", "abc"), ("--interval", "-3"), ("--interval", "5", "--node", "../x")])
+def test_wrong_arguments_end_with_2_and_the_value(node, start, arguments):
+    process = start(*arguments)
+    output, _ = process.communicate(timeout=15)
+    assert process.returncode == 2
+    assert repr(arguments[-1]) in output
