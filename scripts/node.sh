@@ -50,4 +50,4 @@ ulimit -Sn "$(ulimit -Hn)" 2> /dev/null || true
 node::library_path
 node::python
 export PYTHONPATH="${RLPROF_HOME}/python${PYTHONPATH:+:${PYTHONPATH}}" PYTHONUNBUFFERED=1
-exec "${PYTHON}" -m "${@:-rlprof_ops.cluster.node}"
+exec "${PYTHON}" -m "${@:-rlprof_ops.supervisor}"

@@ -99,7 +99,7 @@ job::salvage() {
     (( ${#behind[@]} )) || return 0
     common::log "no record of a clean end from ${behind[*]}: bringing home what is left there (logs/salvage.log)"
     for node in "${behind[@]}"; do
-        RLPROF_STEP_CODE="${code}" job::_again "${node}" "$(( RLPROF_DRAIN_SECONDS + 10 ))" rlprof_ops.cluster.salvage &
+        RLPROF_STEP_CODE="${code}" job::_again "${node}" "$(( RLPROF_DRAIN_SECONDS + 10 ))" rlprof_ops.supervisor.salvage &
     done
     wait || true
     if (( RLPROF_HARVEST_SECONDS )); then

@@ -11,8 +11,9 @@ import time
 import pytest
 
 from rlprof_ops.cli import main
-from rlprof_ops.cluster import capturing, on_demand
+from rlprof_ops.cluster import capturing
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.supervisor import capture_relay
 
 TRAINING = """
 import sys, time
@@ -128,7 +129,7 @@ def test_a_worker_that_does_not_listen_is_named(run):
 
 def test_stacks_of_a_worker_on_this_machine(run, monkeypatch):
     monkeypatch.setenv("RLPROF_NODE", "n1")
-    if on_demand._py_spy() is None:
+    if capture_relay._py_spy() is None:
         pytest.skip("no py-spy")
 
     ((worker, text),) = capturing.stacks(run, ("*",), None, timeout_s=10)
@@ -143,12 +144,12 @@ def test_stacks_of_another_node_are_taken_there(run, monkeypatch):
     import threading
 
     monkeypatch.setenv("RLPROF_NODE", "login")
-    monkeypatch.setattr(on_demand, "stacks_of", lambda pid: f"stack of {pid}")
-    monkeypatch.setattr(on_demand.control, "POLL_S", 0.05)
+    monkeypatch.setattr(capture_relay, "stacks_of", lambda pid: f"stack of {pid}")
+    monkeypatch.setattr(capture_relay.control, "POLL_S", 0.05)
     stop = threading.Event()
 
     async def node():
-        task = asyncio.create_task(on_demand.serve(run, run / "nodes/n1", "n1", lambda _: None))
+        task = asyncio.create_task(capture_relay.serve(run, run / "nodes/n1", "n1", lambda _: None))
         while not stop.is_set():
             await asyncio.sleep(0.05)
         task.cancel()

@@ -46,7 +46,7 @@ def kill_supervisor(job: Job) -> None:
     """The drain of the other node is interrupted: its supervisor is killed right after the job was told to end."""
     job.sandbox.run(["scancel", "--signal=USR2", "--batch", str(job.id)])
     if not job.stand_in:  # which has none
-        kill(job, "n2", "rlprof_ops.cluster.node")
+        kill(job, "n2", "rlprof_ops.supervisor")
 
 
 def kill_sync(job: Job) -> None:

@@ -104,7 +104,7 @@ def test_stock_ray_drops_py_executable_and_runs_an_option_in_a_shell(tmp_path):
 
 
 def test_in_a_job_of_ours_it_runs_and_its_reports_come_home_by_name(trainer, tmp_path, monkeypatch):
-    from rlprof_ops.cluster.local import run_local
+    from rlprof_ops.demo.local_job import run_local
 
     request = tmp_path / "profile.yaml"
     request.write_text("captures: [{backend: nsight, workers: [dtensor_policy_worker], ranks: [0], steps: '3:5'}]")

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.cluster import on_demand
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.on_demand import watcher
+from rlprof_ops.supervisor import capture_relay
 
 _POLL_S = 0.25
 
@@ -92,13 +92,13 @@ def stacks(run: Path, workers: Sequence[str], ranks: tuple[int, ...] | None, tim
     meant = _meant(run, workers, ranks)
     here = {worker for worker in meant if worker.node == _this_node() and os.path.isdir(f"/proc/{worker.pid}")}
     for worker in sorted(here, key=_place):
-        yield worker, on_demand.stacks_of(worker.pid)
+        yield worker, capture_relay.stacks_of(worker.pid)
     waiting = {(worker.node, worker.pid): worker for worker in meant if worker not in here}
     if not waiting:
         return
-    demand = watcher.Demand(_new_id(), tuple(workers), ranks, on_demand.STACKS, {}, 1, None)
+    demand = watcher.Demand(_new_id(), tuple(workers), ranks, capture_relay.STACKS, {}, 1, None)
     watcher.leave(run / watcher.FOLDER, demand)
-    folder = run / watcher.FOLDER / f"{demand.id}.{on_demand.STACKS}"
+    folder = run / watcher.FOLDER / f"{demand.id}.{capture_relay.STACKS}"
     deadline = time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline and not _ended(run):
         time.sleep(_POLL_S)

@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlprof_ops.cluster.driver import exit_status
 from rlprof_ops.job.knobs import home
+from rlprof_ops.supervisor.driver import exit_status
 
 _PAUSE_S = 0.1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -23,7 +23,7 @@ def command(steps: int, output: Path, request: Path | None, trainer_arguments: t
     Example: rlprof demo --steps 8 -- --slow-rank 1
     """
     from rlprof_ops.backends import nsight
-    from rlprof_ops.cluster.local import run_local
+    from rlprof_ops.demo.local_job import run_local
     from rlprof_ops.demo.request import write_request
 
     output.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ time.sleep(2)
 
 
 def test_traces_come_home_named_and_secrets_stay(tmp_path, monkeypatch):
-    from rlprof_ops.cluster.local import run_local
+    from rlprof_ops.demo.local_job import run_local
 
     for name in [name for name in os.environ if name.startswith(("RLPROF_", "RAY_"))]:
         monkeypatch.delenv(name)

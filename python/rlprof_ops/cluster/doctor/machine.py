@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding
-from rlprof_ops.cluster.ray_process import port_knobs
 from rlprof_ops.host import ports
 from rlprof_ops.job.knobs import Settings
+from rlprof_ops.supervisor.ray_process import port_knobs
 
 _GIB = 1 << 30
 _TEMP_DIR_MOST = 43  # <temp-dir>/session_<time>_<pid>/sockets/plasma_store has 107 bytes at most, unix(7)

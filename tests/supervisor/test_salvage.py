@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops.cluster import salvage
-from rlprof_ops.cluster.ending import Ending
-from rlprof_ops.cluster.journal import Journal
-from rlprof_ops.cluster.place import Place
-from rlprof_ops.cluster.record import RunRecord
 from rlprof_ops.collect.sync.__main__ import Syncer, _record, last_pass
 from rlprof_ops.job.folders import RunFolder, node_folder
 from rlprof_ops.job.knobs import Settings, import_path
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.slurm import job_state
+from rlprof_ops.supervisor import salvage
+from rlprof_ops.supervisor.journal import Journal
+from rlprof_ops.supervisor.node_context import Place
+from rlprof_ops.supervisor.node_drain import Ending
+from rlprof_ops.supervisor.run_record import RunRecord
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from rlprof_ops.cluster.readiness import Asking
+from rlprof_ops.supervisor.gcs_watcher import Asking
 
 # The first line tells why the plugin does not load; an answer of the GCS would take Ray half a minute, since there is none.
 WITHOUT_PLUGIN = {**os.environ, "RLPROF_REQUEST_JSON": "{}", "RAY_RUNTIME_ENV_PLUGINS": "[]"}

@@ -7,11 +7,11 @@ import contextlib
 import os
 from typing import Any
 
-from rlprof_ops.cluster.control import Node
-from rlprof_ops.cluster.supervisor import Supervisor
 from rlprof_ops.collect.drain import steps
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import clock_probe
+from rlprof_ops.supervisor.base import Supervisor
+from rlprof_ops.supervisor.control_channel import Node
 
 _HEAR_SECONDS = 1.0
 

@@ -1,4 +1,4 @@
-"""`python -m rlprof_ops.cluster.node`: the supervisor of one node of a job, started by scripts/node.sh under srun."""
+"""`python -m rlprof_ops.supervisor`: the supervisor of one node of a job, started by scripts/node.sh under srun."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlprof_ops.cluster.head import Head
-from rlprof_ops.cluster.journal import Journal
-from rlprof_ops.cluster.place import Place
-from rlprof_ops.cluster.ray_process import gpu_count
-from rlprof_ops.cluster.supervisor import Supervisor
-from rlprof_ops.cluster.worker import Worker
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host.ports import address_towards
 from rlprof_ops.job import folders
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.supervisor.base import Supervisor
+from rlprof_ops.supervisor.head import Head
+from rlprof_ops.supervisor.journal import Journal
+from rlprof_ops.supervisor.node_context import Place
+from rlprof_ops.supervisor.ray_process import gpu_count
+from rlprof_ops.supervisor.worker import Worker
 
 
 def find_place(env: Mapping[str, str], settings: Settings) -> Place:

@@ -17,9 +17,9 @@ from rlprof_ops.redact import redact_text
 from rlprof_ops.version import __version__
 
 if TYPE_CHECKING:
-    from rlprof_ops.cluster.place import Place
     from rlprof_ops.job.knobs import Settings
     from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.supervisor.node_context import Place
 
 
 @dataclass

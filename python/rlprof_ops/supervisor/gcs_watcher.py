@@ -12,7 +12,7 @@ _RESTARTS = 5
 
 
 class Asking:
-    """`rlprof_ops.cluster.ready` beside the start of Ray; see there for its answers."""
+    """`rlprof_ops.supervisor.gcs_probe` beside the start of Ray; see there for its answers."""
 
     def __init__(self, address: str, env: Mapping[str, str], helpers: set[int], say: Callable[[str], None]) -> None:
         """`address`: IP:PORT of the GCS; the process's pid joins `helpers`, so that nobody takes it for a stray."""
@@ -22,7 +22,7 @@ class Asking:
 
     async def start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rlprof_ops.cluster.ready", self._address,
+            sys.executable, "-m", "rlprof_ops.supervisor.gcs_probe", self._address,
             env=self._env, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         self._helpers.add(self._process.pid)

@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from rlprof_ops.cluster import salvage
-from rlprof_ops.cluster.journal import Journal
-from rlprof_ops.cluster.place import Place
-from rlprof_ops.cluster.ray_process import RayProcess
 from rlprof_ops.collect.drain import steps
 from rlprof_ops.collect.sync.__main__ import read_report
 from rlprof_ops.errors import EXIT_FAILED
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.supervisor import salvage
+from rlprof_ops.supervisor.journal import Journal
+from rlprof_ops.supervisor.node_context import Place
+from rlprof_ops.supervisor.ray_process import RayProcess
 
 _SYNC_QUICK_RESTARTS = 20
 _LEAST_SECONDS, _MARGIN_SECONDS = 4.0, 3.0  # of a drain; between its end and Slurm's SIGKILL

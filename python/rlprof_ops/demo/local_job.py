@@ -51,7 +51,7 @@ def run_local(base: Path, settings: Mapping[str, str], on_line: Callable[[str], 
         "PYTHONPATH": os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH")])),
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "rlprof_ops.cluster.node"], env=env, stdin=subprocess.DEVNULL
+        [sys.executable, "-m", "rlprof_ops.supervisor"], env=env, stdin=subprocess.DEVNULL
     )
     follower = threading.Thread(target=_follow, args=(run.logs / "driver.log", process, on_line))
     follower.start()

@@ -10,14 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.cluster import attach, record
-from rlprof_ops.cluster.control import Head as ControlHead
-from rlprof_ops.cluster.driver import Driver
-from rlprof_ops.cluster.readiness import Asking
-from rlprof_ops.cluster.supervisor import Supervisor, plugin_message
+from rlprof_ops.cluster import attach
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.clock_probe import ClockServer
 from rlprof_ops.slurm.job_state import is_cancelled
+from rlprof_ops.supervisor import run_record
+from rlprof_ops.supervisor.base import Supervisor, plugin_message
+from rlprof_ops.supervisor.control_channel import Head as ControlHead
+from rlprof_ops.supervisor.driver import Driver
+from rlprof_ops.supervisor.gcs_watcher import Asking
 
 _CAUSE_EXIT = {"signal": 143, "time_limit": 140}  # 128 + SIGTERM, 128 + SIGUSR2, as a shell says it
 
@@ -35,7 +36,7 @@ class Head(Supervisor):
         self._changed = asyncio.Event()
         self._driver: Driver | None = None
         self._clock_server: ClockServer | None = None
-        self.run_record = record.RunRecord.begin(self.place, self.settings, self.request, self._started_ns)
+        self.run_record = run_record.RunRecord.begin(self.place, self.settings, self.request, self._started_ns)
         self.control = ControlHead(self.place.token, self._on_message)
         plugin: asyncio.Task[None] | None = None
         try:

@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 
-from rlprof_ops.cluster import on_demand
-from rlprof_ops.cluster.ending import Ending
-from rlprof_ops.cluster.ray_process import RayNode, RayProcess, port_knobs, start_argv, stripped
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import ports
 from rlprof_ops.job.knobs import home, import_path
 from rlprof_ops.rayenv import check_import, environment
+from rlprof_ops.supervisor import capture_relay
+from rlprof_ops.supervisor.node_drain import Ending
+from rlprof_ops.supervisor.ray_process import RayNode, RayProcess, port_knobs, start_argv, stripped
 
 _PLUGIN_SECONDS = 30.0
 
@@ -153,7 +153,7 @@ class Supervisor(Ending):
         """Hand what `rlprof capture` asks to this node's workers, until the windows are closed at the end."""
         place = self.place
         if self.on_demand is None and self.settings["RLPROF_ON_DEMAND"] != "0":
-            serve = on_demand.serve(place.run.path, place.folder.path, place.node, self.journal.note)
+            serve = capture_relay.serve(place.run.path, place.folder.path, place.node, self.journal.note)
             self.on_demand = asyncio.create_task(serve)
 
 

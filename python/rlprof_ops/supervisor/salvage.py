@@ -1,4 +1,4 @@
-"""`python -m rlprof_ops.cluster.salvage`: ends a node whose supervisor was killed, from the batch script, after the step.
+"""`python -m rlprof_ops.supervisor.salvage`: ends a node whose supervisor was killed, from the batch script, after the step.
 
 Slurm kills a step outright when one cancels the step, and an out-of-memory killer picks whom it likes. The node's folder
 is still there then: its raw captures are recovered, its processes ended, its files brought home, its record written. A
@@ -25,7 +25,7 @@ from rlprof_ops.job import folders
 from rlprof_ops.job.knobs import Settings, import_path
 
 if TYPE_CHECKING:
-    from rlprof_ops.cluster.place import Place
+    from rlprof_ops.supervisor.node_context import Place
 
 
 _KNOWN_THEN = ("role", "started_ns", "plugin_loaded", "clock", "phases_s")
@@ -34,7 +34,7 @@ _KNOWN_THEN = ("role", "started_ns", "plugin_loaded", "clock", "phases_s")
 def command_line(place: Place, root: str) -> str:
     """What a person types on the node, once the storage takes files again."""
     env = {"RLPROF_JOB": place.job, "RLPROF_RUN_DIR": str(place.run.path), "SLURMD_NODENAME": place.node, "RLPROF_NODE_ROOT": root, "PYTHONPATH": import_path()}
-    return shlex.join(["env", *(f"{name}={value}" for name, value in env.items()), sys.executable, "-m", "rlprof_ops.cluster.salvage"])
+    return shlex.join(["env", *(f"{name}={value}" for name, value in env.items()), sys.executable, "-m", "rlprof_ops.supervisor.salvage"])
 
 
 def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> bool:

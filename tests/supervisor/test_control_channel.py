@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from rlprof_ops.cluster.control import Head, Node
 from rlprof_ops.host.ports import free_port
+from rlprof_ops.supervisor.control_channel import Head, Node
 
 
 class Heard(list):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rlprof_ops.cluster.head import Head
+from rlprof_ops.supervisor.head import Head
 
 
 def alive(pid: int) -> bool:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops.cluster import supervisor
-from rlprof_ops.cluster.journal import Journal
-from rlprof_ops.cluster.place import Place
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.job.folders import NodeFolder, RunFolder
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.supervisor import base
+from rlprof_ops.supervisor.journal import Journal
+from rlprof_ops.supervisor.node_context import Place
 
 # Stands for `ray start`: fails until a file counts enough tries, then says what Ray says and stays.
 RAY = """
@@ -29,20 +29,20 @@ time.sleep(60)
 """
 
 
-def node(tmp_path: Path, **knobs: str) -> supervisor.Supervisor:
+def node(tmp_path: Path, **knobs: str) -> base.Supervisor:
     run, folder = RunFolder(tmp_path / "run"), NodeFolder(tmp_path / "node")
     run.create()
     folder.create()
     place = Place("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, False, ("n0", "n1"), run, folder, 0, "token")
-    return supervisor.Supervisor(
+    return base.Supervisor(
         Settings.load(knobs), ProfileRequest(captures=()), place, Journal(run.logs / "n1.log", "n1", time.time())
     )
 
 
-def start(one: supervisor.Supervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comes_up_at: int) -> str:
+def start(one: base.Supervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comes_up_at: int) -> str:
     """Start the stand-in and give back what it was told, one x a try."""
     tries = tmp_path / "tries"
-    monkeypatch.setattr(supervisor, "start_argv", lambda *_: [sys.executable, "-c", RAY, str(tries), str(comes_up_at)])
+    monkeypatch.setattr(base, "start_argv", lambda *_: [sys.executable, "-c", RAY, str(tries), str(comes_up_at)])
 
     async def scene() -> None:
         try:

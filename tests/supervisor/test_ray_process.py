@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops.cluster.ray_process import RayNode, gpu_count, resources, start_argv, stripped
 from rlprof_ops.errors import UsageError
 from rlprof_ops.host.ports import check_free, listening
 from rlprof_ops.job.knobs import Settings
+from rlprof_ops.supervisor.ray_process import RayNode, gpu_count, resources, start_argv, stripped
 
 
 def node(is_head: bool = False, gpus: int = 8) -> RayNode:

@@ -1,0 +1,1 @@
+"""The supervisor of each node: Ray, the driver, the sync, and the ordered end of a job."""
