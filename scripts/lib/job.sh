@@ -16,7 +16,7 @@ job::preflight() {
     fi
     command -v -- "${python}" > /dev/null \
         || common::fail 2 "RLPROF_PYTHON=${python}: no such interpreter on $(hostname). Set RLPROF_VENV or RLPROF_PYTHON."
-    PYTHONPATH="${RLPROF_HOME}/python${PYTHONPATH:+:${PYTHONPATH}}" "${python}" -m rlprof_ops.cluster.preflight || exit "$?"
+    PYTHONPATH="${RLPROF_HOME}/python${PYTHONPATH:+:${PYTHONPATH}}" "${python}" -m rlprof_ops.submit.preflight || exit "$?"
 }
 
 # <BASE_LOG_DIR>/<job>-logs with the job's token, which no other user may read.

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from rlprof_ops.cli import main
-from rlprof_ops.cluster import submit
 from rlprof_ops.cluster.find import find
 from rlprof_ops.job import job_history
 from rlprof_ops.job.knobs import home
 from rlprof_ops.job.run_folder import run_folder as locate
 from rlprof_ops.request import ProfileRequest, RequestError
 from rlprof_ops.slurm import sbatch_options
+from rlprof_ops.submit import prepare
 
 ASKED = ["--steps", "3:5,7", "--workers", "policy_worker"]
 
@@ -64,7 +64,7 @@ def test_nothing_of_the_shell_goes_along_by_accident(fake, monkeypatch, capsys):
     assert env["HF_TOKEN"] == "hf_secret_value"
     assert env["NCCL_DEBUG"] == "INFO"
     assert (env["SLURM_CONF"], env["LC_ALL"]) == ("/etc/other/slurm.conf", "C.UTF-8")
-    allowed = {*submit.FROM_SHELL, "LC_ALL", "HF_TOKEN", "NCCL_DEBUG", "COMMAND", "RLPROF_HOME", "RLPROF_VENV", "LC_CTYPE"}
+    allowed = {*prepare.FROM_SHELL, "LC_ALL", "HF_TOKEN", "NCCL_DEBUG", "COMMAND", "RLPROF_HOME", "RLPROF_VENV", "LC_CTYPE"}
     assert set(env) <= allowed
     note = capsys.readouterr().err
     for name in ("RLPROF_STEPS", "COMMAND", "WANDB_API_KEY", "LD_LIBRARY_PATH", "SBATCH_PARTITION", "NRL_NSYS_WORKER_PATTERNS"):

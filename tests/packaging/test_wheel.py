@@ -59,7 +59,7 @@ def test_a_project(installed, tmp_path):
     assert json.loads(shown.stdout)
     # What ray.sub runs before anything else, with the project's own copy of the package.
     base = {"PYTHONPATH": str(project / "python"), "RLPROF_HOME": str(project), "RLPROF_REQUEST": str(project / "profile.yaml"), "CUDA_VISIBLE_DEVICES": "0"}
-    run(installed / "python", "-m", "rlprof_ops.cluster.preflight", **base)
+    run(installed / "python", "-m", "rlprof_ops.submit.preflight", **base)
     where = run(installed / "python", "-c", "import rlprof_ops; print(rlprof_ops.__file__)", **base).stdout
     assert where.startswith(str(project))
 

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 from rlprof_ops.cluster import RayJob, RunSummary, follow_up, rendezvous, seat
-from rlprof_ops.cluster.remaining import missing_request
 from rlprof_ops.cluster.task_process import TaskProcess, python_environment
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.submit.missing_captures import missing_request
 
 ASKED = ProfileRequest.from_dict({"captures": [
     {"backend": "nsight", "workers": ["*policy*"], "steps": "3:5,10", "options": {"t": "nvtx"}},

@@ -19,13 +19,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.cluster import rendezvous, seat
-from rlprof_ops.cluster.remaining import missing_request
 from rlprof_ops.cluster.summary import RunSummary
 from rlprof_ops.cluster.task_process import TaskProcess, python_environment
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import Settings, read_knobs
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.submit.missing_captures import missing_request
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission

@@ -18,7 +18,7 @@ def command(folder: Path, no_package: bool, force: bool) -> None:
 
     Example: rlprof init /shared/me/rlprof
     """
-    from rlprof_ops.cluster.project import put
+    from rlprof_ops.submit.init_project import put
 
     done = put(folder, with_package=not no_package, force=force)
     click.echo(f"{folder}: {len(done.written)} files written, {len(done.same)} were there already")

@@ -26,13 +26,13 @@ def command(ctx: click.Context, job: str, settings: tuple[str, ...], dry_run: bo
 
     Example: rlprof retry 4711 --time=2:00:00 --wait
     """
-    from rlprof_ops.cluster import retry, submit
     from rlprof_ops.cluster.find import find
-    from rlprof_ops.cluster.remaining import missing_request
     from rlprof_ops.cluster.status import look
     from rlprof_ops.collect.harvest.manifest import Manifest
     from rlprof_ops.commands import _submitting
     from rlprof_ops.errors import RlprofError
+    from rlprof_ops.submit import prepare, resubmit
+    from rlprof_ops.submit.missing_captures import missing_request
 
     known = find(job)
     if known.run is None:
@@ -40,19 +40,19 @@ def command(ctx: click.Context, job: str, settings: tuple[str, ...], dry_run: bo
     if look(known).state in ("waiting", "starting", "running", "ending"):
         raise RlprofError(f"job {known.id} still runs; what is missing is known when it has ended (rlprof stop {known.id})")
     manifest = Manifest.load(known.run)
-    request = missing_request(manifest, retry.request_of(known.run))
+    request = missing_request(manifest, resubmit.request_of(known.run))
     if not request:
         click.echo(f"job {known.id}: no capture is missing")
         return
-    asked, notes = retry.asked_again(known.run, os.environ)
+    asked, notes = resubmit.asked_again(known.run, os.environ)
     for note in notes:
         click.echo(f"note: {note}", err=True)
-    knobs, from_shell = submit.parse_settings(settings, os.environ)
+    knobs, from_shell = prepare.parse_settings(settings, os.environ)
     words = words_of(ctx)
     asked = replace(
         asked, sbatch=(*asked.sbatch, *words.sbatch), knobs={**asked.knobs, **knobs}, request=request, retry_of=known.id,
         from_shell=(asked.from_shell - set(knobs)) | from_shell, overrides={},
-        command=submit.command_line(words.command) if words.command else asked.command,
+        command=prepare.command_line(words.command) if words.command else asked.command,
     )  # fmt: skip
     world = ",".join(f"{name}={ranks}" for name, ranks in manifest.world.items()) or None
-    _submitting.go(asked, retry.home_of(known.run), _submitting.Wishes(world, dry_run, wait, as_json))
+    _submitting.go(asked, resubmit.home_of(known.run), _submitting.Wishes(world, dry_run, wait, as_json))

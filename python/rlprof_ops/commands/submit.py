@@ -34,15 +34,15 @@ def command(ctx: click.Context, request_file: str | None, container: str | None,
 
     Example: rlprof submit -N 3 --gpus-per-node 8 --request profile.yaml --wait -- python train.py
     """
-    from rlprof_ops.cluster import submit
     from rlprof_ops.commands import _submitting
+    from rlprof_ops.submit import prepare
 
-    knobs, from_shell = submit.parse_settings(settings, os.environ)
+    knobs, from_shell = prepare.parse_settings(settings, os.environ)
     given = {"RLPROF_REQUEST": request_file, "CONTAINER": container, "MOUNTS": mounts}
     knobs |= {name: value for name, value in given.items() if value is not None}
     words = words_of(ctx)
-    asked = submit.Asked(
-        sbatch=words.sbatch, command=submit.command_line(words.command) if words.command else None, knobs=knobs,
+    asked = prepare.Asked(
+        sbatch=words.sbatch, command=prepare.command_line(words.command) if words.command else None, knobs=knobs,
         from_shell=from_shell, overrides=overrides, framework=framework,
     )  # fmt: skip
     _submitting.go(asked, Path.cwd(), _submitting.Wishes(world, dry_run, wait, as_json))

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.cluster.submit import Asked, Submission
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.job_history import Remembered, remember
 from rlprof_ops.job.knobs import home
 from rlprof_ops.redact import is_secret_name
 from rlprof_ops.slurm import client, sbatch_options
+from rlprof_ops.submit.prepare import Asked, Submission
 
 RECORD = "submit.json"  # in .secrets of the run folder
 

@@ -1,4 +1,4 @@
-"""`python -m rlprof_ops.cluster.preflight`: knobs and request, checked by ray.sub before a node is touched."""
+"""`python -m rlprof_ops.submit.preflight`: knobs and request, checked by ray.sub before a node is touched."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def sources(with_package: bool) -> Iterator[tuple[str, Path]]:
         for file in sorted((base / folder).rglob("*")):
             if file.is_file() and file.name not in _LEFT_OUT:
                 yield str(file.relative_to(base)), file
-    yield "profile.yaml", PACKAGE / "cluster" / "profile_example.yaml"
+    yield "profile.yaml", PACKAGE / "submit" / "profile_example.yaml"
     if with_package:
         for file in sorted(PACKAGE.rglob("*")):
             inside = file.relative_to(PACKAGE)

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.cluster.send import read_record
-from rlprof_ops.cluster.submit import Asked
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.knobs import read_knobs
 from rlprof_ops.redact import MASK, is_secret_name
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.request.environ import REQUEST_VARIABLES
+from rlprof_ops.submit.prepare import Asked
+from rlprof_ops.submit.sbatch import read_record
 
 _NOT_AGAIN = frozenset({*REQUEST_VARIABLES, "RLPROF_HOME", "RLPROF_JOB", "COMMAND"})
 

@@ -1,0 +1,1 @@
+"""From what a person asks to one sbatch line: checked, shown, sent."""
