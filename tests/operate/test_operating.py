@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops.cluster import logs
-from rlprof_ops.cluster.find import find
-from rlprof_ops.cluster.follow import Lines, follow
-from rlprof_ops.cluster.stop import stop
 from rlprof_ops.errors import UsageError
+from rlprof_ops.operate import logs
+from rlprof_ops.operate.find_job import find
+from rlprof_ops.operate.follow import Lines, follow
+from rlprof_ops.operate.stop import stop
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.slurm import client
 from tests.operate.test_submit import run, sent
@@ -265,8 +265,8 @@ def test_attach_leads_into_the_container_of_the_job(fake, run_folder, tmp_path):
     srun = fake.folder / "bin" / "srun"
     srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     srun.chmod(0o755)
-    from rlprof_ops.cluster.attach import into, node_and_command
-    from rlprof_ops.cluster.find import Job
+    from rlprof_ops.operate.attach import into, node_and_command
+    from rlprof_ops.operate.find_job import Job
 
     file = run_folder.path / ".secrets" / "attach.env"
     tail = ["bash", "-c", 'source "$0" && if [[ -n $1 ]]; then exec bash -c "$1"; else exec bash -i; fi', str(file), "nvidia-smi 'a b'"]
@@ -342,7 +342,7 @@ def test_following_says_each_change_once_and_ends_with_the_job(fake, run_folder)
 def test_the_next_run_of_a_requeued_job_is_followed(fake, run_folder):
     fake.show("4711", "RUNNING", Restarts="1")
     run_folder.record()
-    from rlprof_ops.cluster.follow import current
+    from rlprof_ops.operate.follow import current
 
     assert current("4711", run_folder.path).id == "4711.r1"
     second = run_folder.path.with_name("4711.r1-logs")
@@ -368,8 +368,8 @@ def test_the_live_view_is_a_table_that_stands_still(fake, run_folder):
     rich_console = pytest.importorskip("rich.console")
     from rich.live import Live
 
-    from rlprof_ops.cluster.follow import Panel
-    from rlprof_ops.cluster.status import look
+    from rlprof_ops.operate.follow import Panel
+    from rlprof_ops.operate.status import look
 
     run_folder.record()
     run_folder.worker(0, CLOSED, last_step=5)

@@ -16,7 +16,7 @@ _INTERRUPTED = 130
 
 def wait_for(job: str, folder: Path, *, as_json: bool = False, deadline_s: float | None = None) -> int:
     """Follow to the end, print the table. Gives the job's exit code; 3 where that is 0 and a planned report is missing."""
-    from rlprof_ops.cluster.follow import current, follow, shower
+    from rlprof_ops.operate.follow import current, follow, shower
 
     def say(text: str) -> None:
         click.echo(text, err=as_json)

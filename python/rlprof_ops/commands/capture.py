@@ -26,9 +26,9 @@ def command(job: str, workers: str, ranks: str, steps: str | None, seconds: floa
 
     Example: rlprof capture 4711 --workers '*policy*' --ranks 0 --steps next:2
     """
-    from rlprof_ops.cluster.capturing import capture
     from rlprof_ops.collect.progress import bar
     from rlprof_ops.job.run_folder import run_folder
+    from rlprof_ops.operate.capture import capture
 
     if (steps is None) == (seconds is None):
         raise UsageError("give one of --steps next:N and --seconds S")

@@ -26,13 +26,13 @@ def command(job: str, as_json: bool, no_recover: bool, content_budget_s: float, 
 
     Example: rlprof harvest 4711
     """
-    from rlprof_ops.cluster.find import with_site
     from rlprof_ops.collect.harvest.harvest import harvest
     from rlprof_ops.collect.harvest.manifest_table import render, size_text
     from rlprof_ops.collect.harvest.node_archives import archive_nodes
     from rlprof_ops.collect.harvest.watch import watch_job
     from rlprof_ops.collect.progress import bar
     from rlprof_ops.job.run_folder import run_folder
+    from rlprof_ops.operate.find_job import with_site
 
     folder = run_folder(job, with_site(os.environ))
     if watch:

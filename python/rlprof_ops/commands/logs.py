@@ -21,8 +21,8 @@ def command(job: str, follow: bool, node: str | None, job_output: bool, lines: i
 
     Example: rlprof logs -f 4711
     """
-    from rlprof_ops.cluster import logs
     from rlprof_ops.errors import UsageError
+    from rlprof_ops.operate import logs
 
     if node is not None and job_output:
         raise UsageError("--node and --job-output name two logs; give one of them")
@@ -49,9 +49,9 @@ def _put(chunk: bytes) -> None:
 
 
 def _name_more(text: str, node: str) -> None:
-    from rlprof_ops.cluster import logs
-    from rlprof_ops.cluster.find import find
-    from rlprof_ops.cluster.status import look
+    from rlprof_ops.operate import logs
+    from rlprof_ops.operate.find_job import find
+    from rlprof_ops.operate.status import look
 
     job = find(text)
     assert job.run is not None

@@ -15,8 +15,8 @@ def command(all_jobs: bool, as_json: bool) -> None:
 
     Example: rlprof ps --all
     """
-    from rlprof_ops.cluster.listing import COLUMNS, row, views
     from rlprof_ops.collect.harvest.manifest_table import grid
+    from rlprof_ops.operate.job_list import COLUMNS, row, views
 
     found = views(ended_too=all_jobs)
     if as_json:

@@ -26,6 +26,6 @@ def command(
     Example: rlprof report 4711 --open
     """
     from rlprof_ops.analyze.reporting import report
-    from rlprof_ops.cluster.find import folder_of
+    from rlprof_ops.operate.find_job import folder_of
 
     report(folder_of(run), as_json=as_json, open_page=open_page, engine=engine, jobs=jobs, output=output, cache=not no_cache)

@@ -26,11 +26,11 @@ def command(ctx: click.Context, job: str, settings: tuple[str, ...], dry_run: bo
 
     Example: rlprof retry 4711 --time=2:00:00 --wait
     """
-    from rlprof_ops.cluster.find import find
-    from rlprof_ops.cluster.status import look
     from rlprof_ops.collect.harvest.manifest import Manifest
     from rlprof_ops.commands import _submitting
     from rlprof_ops.errors import RlprofError
+    from rlprof_ops.operate.find_job import find
+    from rlprof_ops.operate.status import look
     from rlprof_ops.submit import prepare, resubmit
     from rlprof_ops.submit.missing_captures import missing_request
 

@@ -15,9 +15,9 @@ def command(job: str, workers: str, ranks: str, timeout_s: float) -> None:
 
     Example: rlprof stacks 4711 --workers '*policy*'
     """
-    from rlprof_ops.cluster.capturing import stacks
     from rlprof_ops.commands.capture import ranks_of, split
     from rlprof_ops.job.run_folder import run_folder
+    from rlprof_ops.operate.capture import stacks
 
     for worker, text in stacks(run_folder(job), split(workers), ranks_of(ranks), timeout_s):
         click.echo(click.style(f"== {worker.name} on {worker.node}, pid {worker.pid}", bold=True))

@@ -20,9 +20,9 @@ def command(job: str, as_json: bool) -> None:
 
     Example: rlprof status 4711
     """
-    from rlprof_ops.cluster.find import find
-    from rlprof_ops.cluster.follow import rows
-    from rlprof_ops.cluster.status import look
+    from rlprof_ops.operate.find_job import find
+    from rlprof_ops.operate.follow import rows
+    from rlprof_ops.operate.status import look
 
     view = look(find(job))
     if as_json:

@@ -19,10 +19,10 @@ def command(job: str, patience: float) -> None:
 
     Example: rlprof stop 4711
     """
-    from rlprof_ops.cluster.find import find
-    from rlprof_ops.cluster.stop import stop
     from rlprof_ops.commands._waiting import show_end
     from rlprof_ops.errors import EXIT_INCOMPLETE
+    from rlprof_ops.operate.find_job import find
+    from rlprof_ops.operate.stop import stop
 
     known = find(job)
     how = stop(known, patience, click.echo)

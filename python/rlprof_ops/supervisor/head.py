@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.cluster import attach
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.clock_probe import ClockServer
+from rlprof_ops.operate import attach
 from rlprof_ops.slurm.job_state import is_cancelled
 from rlprof_ops.supervisor import run_record
 from rlprof_ops.supervisor.base import Supervisor, plugin_message

@@ -11,7 +11,7 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.knobs import home
 
 if TYPE_CHECKING:
-    from rlprof_ops.cluster.find import Job
+    from rlprof_ops.operate.find_job import Job
     from rlprof_ops.supervisor.node_context import Place
 
 _NAMES = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "PYTHONPATH", "PATH", "CONTAINER", "MOUNTS")

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from rlprof_ops.cluster.find import Job, find
-from rlprof_ops.cluster.status import View, look
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.operate.find_job import Job, find
+from rlprof_ops.operate.status import View, look
 from rlprof_ops.request.problems import nearest
 
 _CHUNK = 1 << 16

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.cluster.find import Job
 from rlprof_ops.collect.harvest.expected import planned
 from rlprof_ops.collect.harvest.manifest import WHOLE, Manifest
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, RlprofError
 from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.operate.find_job import Job
 
 _CAUSE_EXIT = {"signal": 143, "time_limit": 140, "node_lost": EXIT_FAILED, "startup_failed": EXIT_FAILED}
 _UP = re.compile(r"\] (\d+) of (\d+) nodes are up")

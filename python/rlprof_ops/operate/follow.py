@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.cluster.find import Job
-from rlprof_ops.cluster.status import View, look
+from rlprof_ops.operate.find_job import Job
+from rlprof_ops.operate.status import View, look
 from rlprof_ops.slurm import client
 
 RUNNING_S = 2.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rlprof_ops.cluster.find import Job
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.operate.find_job import Job
 from rlprof_ops.slurm import client
 from rlprof_ops.slurm.client import SlurmJob
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlprof_ops.cluster.find import Job, find, with_site
-from rlprof_ops.cluster.status import View, look
 from rlprof_ops.errors import UsageError
 from rlprof_ops.job import run_folder
 from rlprof_ops.job.job_history import recall
+from rlprof_ops.operate.find_job import Job, find, with_site
+from rlprof_ops.operate.status import View, look
 from rlprof_ops.slurm import client
 from rlprof_ops.slurm.client import SlurmJob
 

@@ -1,0 +1,1 @@
+"""What a person does with a job from the login node: list, watch, enter, capture, stop."""
