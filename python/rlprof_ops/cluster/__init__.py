@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlprof_ops.cluster.follow_up import HarvestRun, ReportRun, wait_for
-    from rlprof_ops.cluster.ray_job import RayJob
-    from rlprof_ops.cluster.summary import RunSummary
+    from rlprof_ops.submitit_job.follow_up import HarvestRun, ReportRun, wait_for
+    from rlprof_ops.submitit_job.ray_job import RayJob
+    from rlprof_ops.submitit_job.run_summary import RunSummary
 
 __all__ = ["HarvestRun", "RayJob", "ReportRun", "RunSummary", "wait_for"]
 

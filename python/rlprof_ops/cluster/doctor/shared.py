@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding
-from rlprof_ops.cluster.rendezvous import own_address
 from rlprof_ops.host.clock_probe import ClockServer, measure
+from rlprof_ops.submitit_job.rendezvous import own_address
 
 _PAUSE_S = 0.1
 _STALE_S = 5.0

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.cluster import seat
-from rlprof_ops.cluster.summary import RunSummary
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.submitit_job import task_context
+from rlprof_ops.submitit_job.run_summary import RunSummary
 
 _ASK_EVERY_S = 5.0
 _GRACE_S = 60.0  # for the result's file to come over from the node that wrote it
@@ -75,7 +75,7 @@ def _tail(path: Path, lines: int = 10) -> str:
 def run_folder_of(job: Any) -> Path:
     """The newest run folder of a submitit job whose RayJob has no log_dir of its own."""
     cluster = "slurm" if type(job).__name__ == "SlurmJob" else "local"
-    name = seat.job_name(cluster, str(job.job_id))
+    name = task_context.job_name(cluster, str(job.job_id))
     base = Path(job.paths.folder)
     attempts = sorted(base.glob(f"{name}.r*-logs"), key=lambda path: int(path.name.rpartition(".r")[2].removesuffix("-logs")))
     return attempts[-1] if attempts else base / f"{name}-logs"

@@ -14,7 +14,7 @@ import pytest
 from tests.needs import need
 from tests.operate.login import used_tools, without_tools
 from tests.sandbox import Sandbox
-from tests.submitit_jobs.jobs import ASKED, CAPTURES, TRAINER, say
+from tests.submitit_job.jobs import ASKED, CAPTURES, TRAINER, say
 from tests.whole_job.jobs import HOME
 
 pytest.importorskip("submitit")
@@ -36,7 +36,7 @@ class Submitted:
     def __init__(self, slurm, folder: Path, **options):
         folder.mkdir(exist_ok=True)
         self.slurm, self.folder = slurm, folder
-        argv = [sys.executable, "-m", "tests.submitit_jobs.submitter", str(folder), json.dumps(options)]
+        argv = [sys.executable, "-m", "tests.submitit_job.submitter", str(folder), json.dumps(options)]
         path = f"{without_tools(slurm)}:{Path(sys.prefix)}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
         self.env = env = {"PYTHONPATH": f"{HOME}/python:{HOME}", "PATH": path}
         with open(folder / "submitter.err", "wb") as err:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlprof_ops.cluster import HarvestRun, RayJob, ReportRun
-from tests.submitit_jobs.jobs import ASKED, CAPTURES, QUICK, TRAINER, say
+from tests.submitit_job.jobs import ASKED, CAPTURES, QUICK, TRAINER, say
 
 submitit = pytest.importorskip("submitit")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]

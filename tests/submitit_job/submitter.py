@@ -11,7 +11,7 @@ from typing import Any
 import submitit
 
 from rlprof_ops.cluster import HarvestRun, RayJob, ReportRun, wait_for
-from tests.submitit_jobs.jobs import ASKED, QUICK
+from tests.submitit_job.jobs import ASKED, QUICK
 
 
 def main() -> None:

@@ -18,14 +18,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rlprof_ops.cluster import rendezvous, seat
-from rlprof_ops.cluster.summary import RunSummary
-from rlprof_ops.cluster.task_process import TaskProcess, python_environment
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import Settings, read_knobs
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.submit.missing_captures import missing_request
+from rlprof_ops.submitit_job import rendezvous, task_context
+from rlprof_ops.submitit_job.run_summary import RunSummary
+from rlprof_ops.submitit_job.task_process import TaskProcess, python_environment
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -74,7 +74,7 @@ class RayJob:
 
     def __call__(self) -> RunSummary:
         """One task: node 0 is the head. Returns when the job has drained. Raises RlprofError when it could not start."""
-        place = seat.take(str(self.log_dir) if self.log_dir else None)
+        place = task_context.take(str(self.log_dir) if self.log_dir else None)
         run = RunFolder(place.run_dir)
         ends = _ExitCode(place)
         if place.rank == 0:
@@ -88,7 +88,7 @@ class RayJob:
         ends.code = self._process.exit_code()
         return _summary(place, ends.code)
 
-    def _open(self, place: seat.Seat, run: RunFolder) -> dict[str, str]:
+    def _open(self, place: task_context.Seat, run: RunFolder) -> dict[str, str]:
         """The first task's part: run folder, token, request, address and ports; the others learn them, or why not."""
         run.create()
         self._folders = (*place.earlier, run.path)
@@ -111,7 +111,7 @@ class RayJob:
     def _knobs(self) -> dict[str, str]:
         return {**self.settings, "COMMAND": str(self.command)}
 
-    def _environment(self, place: seat.Seat, run: RunFolder, found: rendezvous.Rendezvous) -> dict[str, str]:
+    def _environment(self, place: task_context.Seat, run: RunFolder, found: rendezvous.Rendezvous) -> dict[str, str]:
         """What scripts/node.sh gets: this task's environment without anybody's knobs, ours, and the contract of ray.sub."""
         foreign = {*read_knobs(), "RLPROF_REQUEST_JSON"} - {"RLPROF_NSYS", "OMP_NUM_THREADS", "RLPROF_SITE_ENV", "CONTAINER", "MOUNTS"}
         env = {name: value for name, value in os.environ.items() if name not in foreign and not name.startswith(("NRL_NSYS_", "NRL_TORCH_"))}
@@ -133,7 +133,7 @@ class RayJob:
     # ---- signals -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _signals(self, place: seat.Seat) -> Any:
+    def _signals(self, place: task_context.Seat) -> Any:
         """Pass an order to end on to the supervisor, which drains.
 
         submitit ignores SIGTERM and ends a job without `requeue` with an error at SIGUSR2; with `requeue` its handler
@@ -203,7 +203,7 @@ def _manifest(folder: Path) -> Any:
     return None
 
 
-def _summary(place: seat.Seat, code: int) -> RunSummary:
+def _summary(place: task_context.Seat, code: int) -> RunSummary:
     from rlprof_ops.collect.harvest.manifest import Manifest
 
     manifest = None
@@ -269,7 +269,7 @@ class _ExitCode:
     Registered first, so it runs last of what the job registers for the interpreter's end.
     """
 
-    def __init__(self, place: seat.Seat) -> None:
+    def __init__(self, place: task_context.Seat) -> None:
         self.code = 0
         if place.cluster == "slurm" and place.rank == 0:
             atexit.register(self._leave)

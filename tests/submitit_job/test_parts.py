@@ -12,13 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlprof_ops.cluster import RayJob, RunSummary, follow_up, rendezvous, seat
-from rlprof_ops.cluster.task_process import TaskProcess, python_environment
+from rlprof_ops.cluster import RayJob, RunSummary
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.submit.missing_captures import missing_request
+from rlprof_ops.submitit_job import follow_up, rendezvous, task_context
+from rlprof_ops.submitit_job.task_process import TaskProcess, python_environment
 
 ASKED = ProfileRequest.from_dict({"captures": [
     {"backend": "nsight", "workers": ["*policy*"], "steps": "3:5,10", "options": {"t": "nvtx"}},
@@ -100,11 +101,11 @@ def test_ports_are_free_and_differ_by_job():
 def test_seats_of_local_attempts(tmp_path, monkeypatch):
     for name in ("SUBMITIT_EXECUTOR", "SUBMITIT_FOLDER"):
         monkeypatch.delenv(name, raising=False)
-    first = seat.take(str(tmp_path))
+    first = task_context.take(str(tmp_path))
     assert first.job == f"local-{os.getpid()}" and first.earlier == ()
     first.run_dir.mkdir()
     (first.run_dir / "run.json").write_text("{}")
-    second = seat.take(str(tmp_path))
+    second = task_context.take(str(tmp_path))
     assert second.job == f"{first.job}.r1" and second.earlier == (first.run_dir,)
     second.run_dir.mkdir()
     assert follow_up.newest(first.run_dir) == second.run_dir
@@ -116,11 +117,11 @@ def test_seats_on_slurm(tmp_path, monkeypatch):
            "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_RESTART_COUNT": "1", "SLURMD_NODENAME": "n3", "SUBMITIT_FOLDER": str(tmp_path)}  # fmt: skip
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    taken = seat.take(None)
+    taken = task_context.take(None)
     assert (taken.job, taken.rank, taken.node, taken.nodes, taken.run_dir) == ("7.r1", 2, "n3", ("n1", "n2", "n3"), tmp_path / "7.r1-logs")
     monkeypatch.setenv("SLURM_NTASKS", "6")
     with pytest.raises(UsageError, match="tasks_per_node=1"):
-        seat.take(None)
+        task_context.take(None)
 
 
 def test_the_environment_names_this_python():

@@ -1,0 +1,1 @@
+"""`RayJob`: the whole chain as a callable for submitit."""
