@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops.cluster.doctor import machine, profilers, remote, shared, slurm
-from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding, output, run_all
-from rlprof_ops.cluster.doctor.node import joined, pieces
-from rlprof_ops.cluster.doctor.table import merged, render
+from rlprof_ops.doctor import machine, profilers, remote, shared_storage, slurm_config
+from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, output, run_all
+from rlprof_ops.doctor.node import joined, pieces
+from rlprof_ops.doctor.table import merged, render
 from rlprof_ops.job.knobs import Settings
 
 SETTINGS = Settings.load({})
@@ -20,7 +20,7 @@ HEALTHY = {"SLURM_VERSION": "23.11.4", "KillWait": "120 sec", "JobContainerType"
 
 
 def states(config: dict[str, str]) -> dict[str, str]:
-    return {found.check: found.state for found in slurm.judge(config, SETTINGS)}
+    return {found.check: found.state for found in slurm_config.judge(config, SETTINGS)}
 
 
 def test_a_healthy_slurm():
@@ -47,7 +47,7 @@ def test_slurm_options(option, value, check, state):
 
 def test_every_problem_has_a_fix():
     for option, value in (("SLURM_VERSION", "20.02"), ("KillWait", "1 sec"), ("ProctrackType", "proctrack/pgid"), ("PreemptMode", "REQUEUE")):
-        for found in slurm.judge({**HEALTHY, option: value}, SETTINGS):
+        for found in slurm_config.judge({**HEALTHY, option: value}, SETTINGS):
             assert found.state == OK or found.fix, found
 
 
@@ -84,7 +84,7 @@ def test_three_tasks_on_a_shared_folder(tmp_path, monkeypatch):
     found: dict[int, list[Finding]] = {}
 
     def task(rank: int) -> None:
-        found[rank] = list(shared.together(tmp_path, rank, 3, 20, f"n{rank}"))
+        found[rank] = list(shared_storage.together(tmp_path, rank, 3, 20, f"n{rank}"))
 
     threads = [threading.Thread(target=task, args=(rank,)) for rank in range(3)]
     for thread in threads:
@@ -96,7 +96,7 @@ def test_three_tasks_on_a_shared_folder(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_is_not_shared(tmp_path):
-    [found] = shared.together(tmp_path, 1, 2, 0.5, "n1")
+    [found] = shared_storage.together(tmp_path, 1, 2, 0.5, "n1")
     assert found.state == FAIL and "BASE_LOG_DIR" in found.fix
 
 

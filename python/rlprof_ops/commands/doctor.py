@@ -30,9 +30,9 @@ def command(nodes: int | None, job: str | None, container: str | None, shared: P
     import json
     import shlex
 
-    from rlprof_ops.cluster.doctor import node, remote, slurm
-    from rlprof_ops.cluster.doctor.finding import FAIL, run_all
-    from rlprof_ops.cluster.doctor.table import render
+    from rlprof_ops.doctor import node, remote, slurm_config
+    from rlprof_ops.doctor.finding import FAIL, run_all
+    from rlprof_ops.doctor.table import render
     from rlprof_ops.errors import EXIT_FAILED, UsageError
     from rlprof_ops.job.knobs import Settings
 
@@ -40,7 +40,7 @@ def command(nodes: int | None, job: str | None, container: str | None, shared: P
         raise UsageError("--nodes and --job: give one; a running job has its own nodes")
     settings = Settings.load(os.environ)
     base = (shared or settings.path("BASE_LOG_DIR") or Path.cwd()).absolute()
-    found = run_all({"slurm": lambda: slurm.checks(settings)}, "login")
+    found = run_all({"slurm": lambda: slurm_config.checks(settings)}, "login")
     found += node.here(settings, base, quick=quick, place="login")
     if nodes or job or container:
         venv = settings.path("RLPROF_VENV")

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 
-from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
+from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
 from rlprof_ops.job.knobs import Settings
 
 _OLDEST = (22, 5)

@@ -1,4 +1,4 @@
-"""`python -m rlprof_ops.cluster.doctor.node`: all checks of one node, as one line of JSON."""
+"""`python -m rlprof_ops.doctor.node`: all checks of one node, as one line of JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rlprof_ops.cluster.doctor import machine, profilers, shared, software
-from rlprof_ops.cluster.doctor.finding import Finding, run_all
+from rlprof_ops.doctor import machine, profilers, shared_storage, software
+from rlprof_ops.doctor.finding import Finding, run_all
 from rlprof_ops.job.knobs import Settings
 
 MARK = "rlprof-doctor:"
@@ -44,7 +44,7 @@ def main() -> None:
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     rank, tasks = int(os.environ.get("SLURM_PROCID", 0)), int(os.environ.get("SLURM_NTASKS", 1))
     # The shared folder first: all tasks have to be at it at the same time.
-    found = run_all({"shared folder": lambda: shared.together(asked.folder, rank, tasks, asked.seconds, node)}, node)
+    found = run_all({"shared folder": lambda: shared_storage.together(asked.folder, rank, tasks, asked.seconds, node)}, node)
     found += here(Settings.load(os.environ), asked.folder.parent, quick=asked.quick, place=node)
     sys.stdout.write("".join(line + "\n" for line in pieces(rank, found)))
 

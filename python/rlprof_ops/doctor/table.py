@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding
+from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding
 
 
 def merged(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[str, ...]]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding
+from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding
 from rlprof_ops.host.clock_probe import ClockServer, measure
 from rlprof_ops.submitit_job.rendezvous import own_address
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlprof_ops.backends import nsight, rocprof_sys
-from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
+from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
 
 _HANGS = "2022."
 _BOUND_S = 60.0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlprof_ops import rayenv
-from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
+from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
 from rlprof_ops.version import __version__
 
 _OLDEST_RAY = (2, 49)

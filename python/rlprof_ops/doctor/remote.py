@@ -11,8 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.cluster.doctor.finding import FAIL, Finding, last_line
-from rlprof_ops.cluster.doctor.node import joined
+from rlprof_ops.doctor.finding import FAIL, Finding, last_line
+from rlprof_ops.doctor.node import joined
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.job.knobs import home, import_path
 
@@ -41,7 +41,7 @@ class Where:
             mounts = ",".join(filter(None, [self.mounts, f"{home()}:{home()}", f"{import_path()}:{import_path()}", f"{folder}:{folder}"]))
             line += [f"--container-image={self.container}", f"--container-mounts={mounts}", "--container-workdir=/", "--no-container-mount-home"]
         python = self.python or ("python3" if self.container else sys.executable)
-        program = [python, "-m", "rlprof_ops.cluster.doctor.node", f"--folder={folder}", *(["--quick"] if quick else [])]
+        program = [python, "-m", "rlprof_ops.doctor.node", f"--folder={folder}", *(["--quick"] if quick else [])]
         # Not srun's --export: it would drop the rest of the environment, or be lost in a container.
         path = f"export PYTHONPATH={shlex.quote(import_path())}${{PYTHONPATH:+:$PYTHONPATH}}"
         return [*line, "bash", "-c", f"{path}; exec {shlex.join(program)}"]

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlprof_ops.cluster.doctor.finding import FAIL, OK, WARN, Finding
+from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding
 from rlprof_ops.host import ports
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.supervisor.ray_process import port_knobs
