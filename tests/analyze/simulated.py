@@ -6,13 +6,13 @@ import random
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.analyze.answer import build
-from rlprof_ops.analyze.identity import Report
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit
 from rlprof_ops.analyze.metrics.kernels import NameTotal
 from rlprof_ops.analyze.metrics.memory import MemoryPeak
 from rlprof_ops.analyze.metrics.phases import Segment
-from rlprof_ops.analyze.summary import DeviceTimes, PhaseTime, StepTime, Summary
+from rlprof_ops.analyze.output.answer import build
+from rlprof_ops.analyze.run.identity import Report
+from rlprof_ops.analyze.run.summary import DeviceTimes, PhaseTime, StepTime, Summary
 
 MS = 1_000_000
 T0 = 1_790_857_026_000_000_000

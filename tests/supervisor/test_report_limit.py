@@ -61,7 +61,7 @@ def test_workers_of_a_report_end_with_it(tmp_path: Path) -> None:
         "import os, sys, time\n"
         "from pathlib import Path\n"
         "from rlprof_ops.analyze import engine\n"
-        "from rlprof_ops.analyze.identity import Report\n"
+        "from rlprof_ops.analyze.run.identity import Report\n"
         "def stuck(root, report, cache):\n"
         "    (root / f'pid{os.getpid()}').touch()\n"
         "    time.sleep(300)\n"

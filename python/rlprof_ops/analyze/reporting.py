@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.analyze.answer import build
-from rlprof_ops.analyze.engine import Result, summarise_all
-from rlprof_ops.analyze.identity import find_reports
+from rlprof_ops.analyze.output.answer import build
+from rlprof_ops.analyze.run.engine import Result, summarise_all
+from rlprof_ops.analyze.run.identity import find_reports
 from rlprof_ops.errors import RlprofError, UsageError
 
 
@@ -25,8 +25,8 @@ def report(
     """
     from rich.console import Console
 
+    from rlprof_ops.analyze.output.terminal import show
     from rlprof_ops.analyze.page.render import render
-    from rlprof_ops.analyze.terminal import show
 
     console = Console()
     answer = answer_of(root, engine, jobs, cache, quiet=as_json)
@@ -86,7 +86,7 @@ def load_answer(path: Path, jobs: int | None = None) -> dict[str, Any]:
 
     Raises `UsageError` when the file is no report.json of this version.
     """
-    from rlprof_ops.analyze.answer import SCHEMA
+    from rlprof_ops.analyze.output.answer import SCHEMA
 
     file = path / "report.json" if path.is_dir() else path
     if not (file.is_file() and file.name.endswith(".json") and _is_answer(file)):

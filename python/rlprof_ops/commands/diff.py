@@ -21,8 +21,8 @@ def command(before: str, after: str, rules: tuple[str, ...], as_json: bool, jobs
 
     Example: rlprof diff logs/4711-logs logs/4802-logs --fail-if 'step>5%'
     """
-    from rlprof_ops.analyze.diff import compare, parse_rule, violations
-    from rlprof_ops.analyze.diff_text import show
+    from rlprof_ops.analyze.output.diff import compare, parse_rule, violations
+    from rlprof_ops.analyze.output.diff_text import show
     from rlprof_ops.analyze.reporting import load_answer
     from rlprof_ops.operate.find_job import folder_of
 

@@ -21,7 +21,7 @@ def command(run: str, output: Path | None, legacy_json: bool, jobs: int | None, 
 
     Example: rlprof timeline logs/4711-logs
     """
-    from rlprof_ops.analyze.text import duration, size
+    from rlprof_ops.analyze.output.text import duration, size
     from rlprof_ops.analyze.timeline.make import make
     from rlprof_ops.operate.find_job import folder_of
 

@@ -25,8 +25,8 @@ REPO = Path(__file__).resolve().parents[3]
 OURS = """
 import sys
 from pathlib import Path
-from rlprof_ops.analyze.identity import Report
-from rlprof_ops.analyze.summary import summarise_file
+from rlprof_ops.analyze.run.identity import Report
+from rlprof_ops.analyze.run.summary import summarise_file
 path = Path(sys.argv[1])
 report = Report(path.name, "torch", "policy_worker", 0, "", None, None, None, None, path.stat().st_size)
 s = summarise_file(path.parent, report, cache=False)

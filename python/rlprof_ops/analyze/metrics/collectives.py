@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlprof_ops.analyze.clocks import match_rows
-from rlprof_ops.analyze.merge import Merged, Rank, rank_of
-from rlprof_ops.analyze.metrics.meetings import Meetings
+from rlprof_ops.analyze.metrics.collective_events import Meetings
+from rlprof_ops.analyze.run.clocks import match_rows
+from rlprof_ops.analyze.run.merge import Merged, Rank, rank_of
 
 MAX_RANKS = 64  # matched a communicator: enough to find the last comer of any size of job by sampling
 

@@ -28,7 +28,7 @@ from rlprof_ops.analyze.columns import (
     codes_where,
 )
 from rlprof_ops.analyze.metrics.intervals import Union, common, merged, union, without
-from rlprof_ops.analyze.spill import rows_named
+from rlprof_ops.analyze.readers.spill import rows_named
 
 _COMMUNICATES = re.compile(r"nccl|rccl|cross_device_reduce", re.IGNORECASE)
 # ROCm before 7.2 reports copies as kernels with these names

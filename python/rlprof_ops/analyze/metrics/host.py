@@ -7,7 +7,7 @@ import re
 from rlprof_ops.analyze.columns import Trace, codes_where
 from rlprof_ops.analyze.metrics.intervals import Union, merged, union
 from rlprof_ops.analyze.metrics.phases import PHASE_ORDER, canonical
-from rlprof_ops.analyze.spill import release, rows_named
+from rlprof_ops.analyze.readers.spill import release, rows_named
 
 # Ranges and operators in which a process meets the others: gloo and NCCL as torch names them, NCCL's own NVTX domain,
 # and ranges that a trainer calls after the collective.

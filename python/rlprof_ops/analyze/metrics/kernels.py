@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rlprof_ops.analyze.columns import NO_VALUE, Codes, Ints, Trace, codes_where
 from rlprof_ops.analyze.metrics.gpu import LaunchIndex, communicates
 from rlprof_ops.analyze.metrics.phases import Segment
-from rlprof_ops.analyze.spill import release, rows_named
+from rlprof_ops.analyze.readers.spill import release, rows_named
 
 NO_PHASE = ""
 TOP = 40

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from rlprof_ops.analyze.merge import Rank, RankStep
 from rlprof_ops.analyze.metrics.student import quantile
+from rlprof_ops.analyze.run.merge import Rank, RankStep
 
 # What GPUs of one model differ by anyway, on average over five clusters: Sinha et al., "Not All GPUs Are Created Equal",
 # arXiv 2208.11035. A smaller excess may be real and is no fault of a node.

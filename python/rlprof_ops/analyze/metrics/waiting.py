@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlprof_ops.analyze.merge import Rank, RankStep
 from rlprof_ops.analyze.metrics.intervals import Union, common, union, without
+from rlprof_ops.analyze.run.merge import Rank, RankStep
 
 ROLLOUT = {"generation"}
 TRAINING = {"train", "critic_train"}

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlprof_ops.analyze.columns import Flags, GpuSpans, Ints, Trace, take
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, Host, IdleSplit, gpu_unions, idle_causes
-from rlprof_ops.analyze.spill import release
+from rlprof_ops.analyze.readers.spill import release
 
 STRETCH_ROWS = 1 << 17
 _LOOK_AHEAD = 1024  # rows in which a piece of work is sought that is long enough to end a stretch inside of

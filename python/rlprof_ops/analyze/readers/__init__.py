@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlprof_ops.analyze.columns import Trace
-from rlprof_ops.analyze.readers.errors import UnreadableReport
+from rlprof_ops.analyze.readers.read_error import UnreadableReport
 
 TORCH_SUFFIXES = (".json", ".json.gz", ".trace")
 NSYS_SUFFIXES = (".nsys-rep", ".sqlite")

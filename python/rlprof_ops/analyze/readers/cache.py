@@ -25,7 +25,7 @@ from rlprof_ops.analyze.columns import (
     Spans,
     Trace,
 )
-from rlprof_ops.analyze.spill import Parts, release
+from rlprof_ops.analyze.readers.spill import Parts, release
 
 VERSION = 2  # of the columns and of what the readers put in them; a cache of another version is not read
 _GROUP_ROWS = 1 << 18

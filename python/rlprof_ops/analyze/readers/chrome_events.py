@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from rlprof_ops.analyze.readers.errors import UnreadableReport
 from rlprof_ops.analyze.readers.inflate import Inflated
+from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.analyze.readers.typed_events import decoder as typed_decoder
 
 MAX_HEADER_BYTES = 16 << 20

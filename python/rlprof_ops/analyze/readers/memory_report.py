@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlprof_ops.analyze.columns import NO_VALUE, GpuSpans, Launches, MemorySamples, Origin, Spans, Trace, join
-from rlprof_ops.analyze.readers.errors import UnreadableReport
+from rlprof_ops.analyze.readers.read_error import UnreadableReport
 
 HOST_SUFFIX = ".host-memory.json.gz"
 SUFFIX = ".pickle"

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlprof_ops.analyze.readers.errors import UnreadableReport
+from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.backends import nsight
 
 BASE_TIMEOUT_S = 120.0

@@ -26,9 +26,9 @@ from rlprof_ops.analyze.columns import (
     Trace,
     join,
 )  # fmt: skip
-from rlprof_ops.analyze.readers.errors import UnreadableReport
 from rlprof_ops.analyze.readers.nsys_tables import Columns, Export
-from rlprof_ops.analyze.spill import Parts, in_order, release
+from rlprof_ops.analyze.readers.read_error import UnreadableReport
+from rlprof_ops.analyze.readers.spill import Parts, in_order, release
 
 # NVTX_EVENTS.eventType, from ENUM_NSYS_EVENT_TYPE of the export itself
 _PUSH_POP, _START_END, _PUSH_POP_GRAPH, _START_END_GRAPH, _DOMAIN = 59, 60, 70, 71, 75

@@ -12,7 +12,7 @@ from rlprof_ops.analyze.columns import KERNEL, MEMCPY, MEMSET, NO_VALUE, Coder, 
 from rlprof_ops.analyze.readers import typed_events
 from rlprof_ops.analyze.readers.chrome_events import Event
 from rlprof_ops.analyze.readers.decimal_time import INVALID, exact_nanoseconds, nanoseconds
-from rlprof_ops.analyze.spill import Parts
+from rlprof_ops.analyze.readers.spill import Parts
 
 _GPU_KINDS = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
 _TYPED_GPU_KINDS: dict[type, int] = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rlprof_ops.analyze.columns import NO_VALUE, GpuSpans, Launches, MemorySamples, Origin, Spans, Trace
 from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event
-from rlprof_ops.analyze.readers.errors import UnreadableReport
+from rlprof_ops.analyze.readers.read_error import UnreadableReport
+from rlprof_ops.analyze.readers.spill import in_order, release
 from rlprof_ops.analyze.readers.torch_columns import INT64, Columns, text, whole
-from rlprof_ops.analyze.spill import in_order, release
 
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]{1,255})"')

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rlprof_ops.analyze.readers.chrome_events import ChromeEvents
-from rlprof_ops.analyze.readers.errors import UnreadableReport
+from rlprof_ops.analyze.readers.read_error import UnreadableReport
 
 _PIDS_A_FILE = 1000
 _FLOW_BITS = 40

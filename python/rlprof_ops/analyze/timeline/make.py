@@ -11,11 +11,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.analyze.clocks import Clocks, align, probes_of
-from rlprof_ops.analyze.clocks import Member as ClockMember
-from rlprof_ops.analyze.engine import default_workers
-from rlprof_ops.analyze.identity import Report, find_reports, read_json
-from rlprof_ops.analyze.summary import Unread
+from rlprof_ops.analyze.run.clocks import Clocks, align, probes_of
+from rlprof_ops.analyze.run.clocks import Member as ClockMember
+from rlprof_ops.analyze.run.engine import default_workers
+from rlprof_ops.analyze.run.identity import Report, find_reports, read_json
+from rlprof_ops.analyze.run.summary import Unread
 from rlprof_ops.analyze.timeline import archive, legacy, overview
 from rlprof_ops.errors import RlprofError
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from rlprof_ops.analyze.clocks import Clocks
 from rlprof_ops.analyze.columns import Coder, Codes, Ints, codes_where
-from rlprof_ops.analyze.identity import Report
+from rlprof_ops.analyze.metrics.collective_events import Meetings, find_meetings
 from rlprof_ops.analyze.metrics.gpu import communicates, gpu_unions
-from rlprof_ops.analyze.metrics.meetings import Meetings, find_meetings
 from rlprof_ops.analyze.metrics.phases import drawn, find_phases, find_steps
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
-from rlprof_ops.analyze.summary import Unread
+from rlprof_ops.analyze.run.clocks import Clocks
+from rlprof_ops.analyze.run.identity import Report
+from rlprof_ops.analyze.run.summary import Unread
 from rlprof_ops.analyze.timeline import packets
 
 MAX_SLICES = 400_000  # of all ranks together: 57 bytes each, 23 MB at most

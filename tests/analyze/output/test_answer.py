@@ -41,7 +41,7 @@ def check_sums(answer: dict[str, Any]) -> None:
 
 
 def validate(answer: dict[str, Any]) -> None:
-    schema = json.loads((files("rlprof_ops.analyze") / "report.schema.json").read_text())
+    schema = json.loads((files("rlprof_ops.analyze.output") / "report.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(answer)
 
 

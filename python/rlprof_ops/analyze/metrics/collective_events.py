@@ -9,7 +9,7 @@ import numpy as np
 from rlprof_ops.analyze.columns import Ints, Trace, codes_where
 from rlprof_ops.analyze.metrics.gpu import communicates
 from rlprof_ops.analyze.metrics.host import meets
-from rlprof_ops.analyze.spill import release, rows_named
+from rlprof_ops.analyze.readers.spill import release, rows_named
 
 MAX_MEETINGS = 20_000  # a trace: enough for any fit, small enough to pass between processes
 _POINT_TO_POINT = ("send", "recv", "coalesced")

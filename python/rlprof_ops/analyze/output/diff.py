@@ -11,7 +11,7 @@ from math import sqrt
 from statistics import fmean, variance
 from typing import Any
 
-from rlprof_ops.analyze.text import duration, percent
+from rlprof_ops.analyze.output.text import duration, percent
 from rlprof_ops.errors import UsageError
 
 STANDARD_ERRORS = 3.0

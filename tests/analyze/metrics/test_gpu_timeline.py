@@ -16,13 +16,15 @@ np = pytest.importorskip("numpy")
 
 from tests.analyze.shared import TORCH_FILES, real  # noqa: E402
 
-from rlprof_ops.analyze import spill  # noqa: E402
 from rlprof_ops.analyze.columns import take  # noqa: E402
-from rlprof_ops.analyze.identity import Report  # noqa: E402
 from rlprof_ops.analyze.metrics import kernels, windows  # noqa: E402
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, gpu_unions, launch_index  # noqa: E402
-from rlprof_ops.analyze.readers import read_report  # noqa: E402
-from rlprof_ops.analyze.summary import summarise  # noqa: E402
+from rlprof_ops.analyze.readers import (
+    read_report,
+    spill,
+)
+from rlprof_ops.analyze.run.identity import Report  # noqa: E402
+from rlprof_ops.analyze.run.summary import summarise  # noqa: E402
 
 EXPECTED = json.loads((Path(__file__).parent / "expected" / "gpu_timeline.json").read_text())
 NAMES = {

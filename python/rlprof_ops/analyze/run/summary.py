@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlprof_ops.analyze.columns import Spans, Trace, join
-from rlprof_ops.analyze.identity import Report
+from rlprof_ops.analyze.metrics.collective_events import Meetings, find_meetings
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit, host_of
 from rlprof_ops.analyze.metrics.host import host_communication
 from rlprof_ops.analyze.metrics.intervals import Union
@@ -20,12 +20,12 @@ from rlprof_ops.analyze.metrics.kernels import (
     top_kernels,
     top_ops,
 )
-from rlprof_ops.analyze.metrics.meetings import Meetings, find_meetings
 from rlprof_ops.analyze.metrics.memory import MemoryPeak, memory_peaks
 from rlprof_ops.analyze.metrics.phases import Segment, Step, drawn, find_phases, find_steps, phase_union
 from rlprof_ops.analyze.metrics.windows import GpuWindows, gpu_windows
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
-from rlprof_ops.analyze.spill import release
+from rlprof_ops.analyze.readers.spill import release
+from rlprof_ops.analyze.run.identity import Report
 
 
 @dataclass(frozen=True)

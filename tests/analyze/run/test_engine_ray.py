@@ -15,7 +15,7 @@ from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.errors import RlprofError
 
 pytestmark = pytest.mark.ray
-PACKAGE = str(Path(__file__).resolve().parents[2] / "python")
+PACKAGE = str(Path(__file__).resolve().parents[3] / "python")
 
 
 def numbers(answer: dict[str, Any]) -> dict[str, Any]:

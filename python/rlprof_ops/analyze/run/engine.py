@@ -15,8 +15,8 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.analyze.identity import Report
-from rlprof_ops.analyze.summary import Summary, Unread, summarise_file
+from rlprof_ops.analyze.run.identity import Report
+from rlprof_ops.analyze.run.summary import Summary, Unread, summarise_file
 from rlprof_ops.errors import RlprofError
 
 Result = Summary | Unread

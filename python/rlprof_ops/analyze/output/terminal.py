@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlprof_ops.analyze.text import duration, percent, size
+from rlprof_ops.analyze.output.text import duration, percent, size
 
 FINDINGS_FIRST = 3
 MAX_ROWS = 24

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tests.analyze.fake_run import make_run
 from tests.analyze.simulated import simulated_answer
 
-from rlprof_ops.analyze.diff import compare, parse_rule, violations
+from rlprof_ops.analyze.output.diff import compare, parse_rule, violations
 from rlprof_ops.commands.diff import command
 from rlprof_ops.errors import UsageError
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from rlprof_ops.analyze.merge import Merged
 from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
 from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, Straggler
 from rlprof_ops.analyze.metrics.waiting import Bubble, Waiting
-from rlprof_ops.analyze.text import duration, percent
+from rlprof_ops.analyze.output.text import duration, percent
+from rlprof_ops.analyze.run.merge import Merged
 
 MIN_SHARE = 0.03
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rlprof_ops.analyze.clocks import Clocks, HostClock, Member, align
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit
 from rlprof_ops.analyze.metrics.phases import Segment
-from rlprof_ops.analyze.summary import PhaseTime, StepTime, Summary
+from rlprof_ops.analyze.run.clocks import Clocks, HostClock, Member, align
+from rlprof_ops.analyze.run.summary import PhaseTime, StepTime, Summary
 
 _CONTROLLER = re.compile(r"controller|driver|main_task|task_?runner|ray_trainer", re.IGNORECASE)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlprof_ops.analyze.columns import Ints
-from rlprof_ops.analyze.metrics.meetings import Meetings
+from rlprof_ops.analyze.metrics.collective_events import Meetings
 
 MAX_PAIRS = 4  # pairs of ranks that two hosts are compared by
 MAX_SHIFT = 3  # windows of two ranks may begin this many collectives apart

@@ -17,12 +17,12 @@ pytest.importorskip("msgspec")
 from tests.analyze.shared import real  # noqa: E402
 
 from rlprof_ops.analyze.columns import take  # noqa: E402
-from rlprof_ops.analyze.identity import Report  # noqa: E402
 from rlprof_ops.analyze.metrics.gpu import gpu_unions  # noqa: E402
 from rlprof_ops.analyze.metrics.phases import find_phases, find_steps  # noqa: E402
 from rlprof_ops.analyze.readers import UnreadableReport, read_report  # noqa: E402
 from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite  # noqa: E402
-from rlprof_ops.analyze.summary import summarise  # noqa: E402
+from rlprof_ops.analyze.run.identity import Report  # noqa: E402
+from rlprof_ops.analyze.run.summary import summarise  # noqa: E402
 
 UTC = 1_795_227_257_000_000_000
 KERNEL_OLD = "start INTEGER, end INTEGER, deviceId INTEGER, contextId INTEGER, streamId INTEGER, correlationId INTEGER, demangledName INTEGER, shortName INTEGER"

@@ -92,8 +92,7 @@ def test_types_name_every_category_of_the_columns() -> None:
 
 
 def test_the_cache_gives_back_every_row_of_several_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlprof_ops.analyze import spill
-    from rlprof_ops.analyze.readers import cache
+    from rlprof_ops.analyze.readers import cache, spill
 
     path = real("torch/vllm_prefill_decode_piecewise.json.gz")
     trace = torch_trace.read_torch(path)
@@ -107,8 +106,8 @@ def test_the_cache_gives_back_every_row_of_several_groups(tmp_path: Path, monkey
 
 
 def test_a_full_disk_costs_memory_and_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlprof_ops.analyze import spill
     from rlprof_ops.analyze.columns import MemorySamples
+    from rlprof_ops.analyze.readers import spill
 
     monkeypatch.setattr(spill, "BLOCK_ROWS", 10)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)

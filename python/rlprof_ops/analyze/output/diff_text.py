@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlprof_ops.analyze.diff import Change, Diff, describe
-from rlprof_ops.analyze.text import duration, percent
+from rlprof_ops.analyze.output.diff import Change, Diff, describe
+from rlprof_ops.analyze.output.text import duration, percent
 
 MAX_ROWS = 20
 

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
-from rlprof_ops.analyze.merge import Rank, RankStep
 from rlprof_ops.analyze.metrics.stragglers import Straggler, stragglers
 from rlprof_ops.analyze.metrics.student import quantile
-from rlprof_ops.analyze.summary import PhaseTime
+from rlprof_ops.analyze.run.merge import Rank, RankStep
+from rlprof_ops.analyze.run.summary import PhaseTime
 
 MS = 1_000_000
 

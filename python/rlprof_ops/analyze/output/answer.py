@@ -10,17 +10,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rlprof_ops.analyze.clocks import probes_of
-from rlprof_ops.analyze.engine import Result
-from rlprof_ops.analyze.findings import find
-from rlprof_ops.analyze.identity import Report, read_json
-from rlprof_ops.analyze.merge import Merged, Rank, merge, rank_of
 from rlprof_ops.analyze.metrics.collectives import collective_skews
 from rlprof_ops.analyze.metrics.kernels import NameTotal
 from rlprof_ops.analyze.metrics.phases import PHASE_ORDER
 from rlprof_ops.analyze.metrics.stragglers import spreads, stragglers
 from rlprof_ops.analyze.metrics.waiting import bubbles, waiting
-from rlprof_ops.analyze.summary import Summary, Unread
+from rlprof_ops.analyze.output.findings import find
+from rlprof_ops.analyze.run.clocks import probes_of
+from rlprof_ops.analyze.run.engine import Result
+from rlprof_ops.analyze.run.identity import Report, read_json
+from rlprof_ops.analyze.run.merge import Merged, Rank, merge, rank_of
+from rlprof_ops.analyze.run.summary import Summary, Unread
 from rlprof_ops.version import __version__
 
 SCHEMA = 1
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 
 def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> Json:
-    """The answer to a run folder; the schema is `analyze/report.schema.json`.
+    """The answer to a run folder; the schema is `analyze/output/report.schema.json`.
 
     Times are integer nanoseconds: `*_ns` durations, and starts relative to `t0_ns` (UTC).
     """

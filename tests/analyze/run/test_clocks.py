@@ -8,8 +8,8 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from rlprof_ops.analyze.clocks import Member, align, probes_of  # noqa: E402
-from rlprof_ops.analyze.metrics.meetings import Meetings  # noqa: E402
+from rlprof_ops.analyze.metrics.collective_events import Meetings  # noqa: E402
+from rlprof_ops.analyze.run.clocks import Member, align, probes_of  # noqa: E402
 
 T0 = 1_790_857_026_000_000_000
 

@@ -1,0 +1,1 @@
+"""The reports of one run together: whose they are, read side by side, on one clock."""
