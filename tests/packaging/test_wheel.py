@@ -34,14 +34,14 @@ def test_the_command_line_in_an_empty_environment(installed):
     commands = run(installed / "rlprof", "--help").stdout.partition("Commands:")[2].split("\n")
     for line in filter(str.strip, commands):
         run(installed / "rlprof", line.split()[0], "--help")
-    home = run(installed / "python", "-c", "from rlprof_ops.cluster import knobs; print(knobs.home())").stdout.strip()
+    home = run(installed / "python", "-c", "from rlprof_ops.job import knobs; print(knobs.home())").stdout.strip()
     assert (Path(home) / "ray.sub").is_file() and home.endswith("rlprof_ops/job")
 
 
 def test_the_door_shows_the_package_and_not_its_neighbours(installed, tmp_path):
     """PYTHONPATH=<home>/python: what ray.sub sets for the trainer's Python, which has another environment."""
-    code = "from rlprof_ops.cluster import knobs; import sys; print(knobs.import_path()); import click"
-    door = run(installed / "python", "-c", "from rlprof_ops.cluster import knobs; print(knobs.import_path())").stdout.strip()
+    code = "from rlprof_ops.job import knobs; import sys; print(knobs.import_path()); import click"
+    door = run(installed / "python", "-c", "from rlprof_ops.job import knobs; print(knobs.import_path())").stdout.strip()
     python = Path(run(installed / "python", "-c", "import sys; print(sys._base_executable)").stdout.strip())
     done = subprocess.run([python, "-S", "-c", code], env={"PYTHONPATH": door}, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == door

@@ -10,7 +10,7 @@ from typing import Any
 
 import submitit
 
-from rlprof_ops.cluster import HarvestRun, RayJob, ReportRun, wait_for
+from rlprof_ops import HarvestRun, RayJob, ReportRun, wait_for
 from tests.submitit_job.jobs import ASKED, QUICK
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops.cluster import HarvestRun, RayJob, ReportRun
+from rlprof_ops import HarvestRun, RayJob, ReportRun
 from tests.submitit_job.jobs import ASKED, CAPTURES, QUICK, TRAINER, say
 
 submitit = pytest.importorskip("submitit")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlprof_ops.cluster import RayJob, RunSummary
+from rlprof_ops import RayJob, RunSummary
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.folders import RunFolder

@@ -1,8 +1,7 @@
-"""What a person needs to get into a running cluster: the environment in a 0600 file, and the line to type."""
+"""The line that leads a person into a running job, from the file that its head wrote (supervisor/attach_file.py)."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,28 +11,6 @@ from rlprof_ops.job.knobs import home
 
 if TYPE_CHECKING:
     from rlprof_ops.operate.find_job import Job
-    from rlprof_ops.supervisor.node_context import Place
-
-_NAMES = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "PYTHONPATH", "PATH", "CONTAINER", "MOUNTS")
-
-
-def command_line(place: Place) -> str:
-    return shlex.join(["bash", str(home() / "scripts" / "attach.sh"), str(place.run.path)])
-
-
-def write(place: Place, env: Mapping[str, str]) -> None:
-    """`.secrets/attach.env`: shell assignments that scripts/attach.sh reads, beside the token they point to."""
-    names = [
-        name
-        for name in env
-        if name in _NAMES or (name.startswith("RLPROF_") and name != "RLPROF_REQUEST_JSON")
-    ]
-    lines = [f"export {name}={shlex.quote(env[name])}" for name in sorted(names)]
-    path = place.run.secrets / "attach.env"
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
-
 
 def node_and_command(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """`[NODE] [-- COMMAND ...]` as typed: the node ("0", the head, when none is named) and the command's words."""

@@ -12,9 +12,8 @@ from typing import Any
 
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.clock_probe import ClockServer
-from rlprof_ops.operate import attach
 from rlprof_ops.slurm.job_state import is_cancelled
-from rlprof_ops.supervisor import run_record
+from rlprof_ops.supervisor import attach_file, run_record
 from rlprof_ops.supervisor.base import Supervisor, plugin_message
 from rlprof_ops.supervisor.control_channel import Head as ControlHead
 from rlprof_ops.supervisor.driver import Driver
@@ -154,7 +153,7 @@ class Head(Supervisor):
         assert self.told_to_end is not None
         assert self.ray is not None
         place = self.place
-        attach.write(place, self.environment())
+        attach_file.write(place, self.environment())
         command = self.settings["COMMAND"]
         waiting: dict[str, asyncio.Future[Any]] = {
             "told": asyncio.shield(self.told_to_end),
@@ -170,7 +169,7 @@ class Head(Supervisor):
             self.journal.say(f"the driver runs; its output: {log}")
             waiting["driver"] = asyncio.ensure_future(self._driver.wait())
         else:
-            self.journal.say(f"no COMMAND: the cluster waits. Attach with: {attach.command_line(place)}")
+            self.journal.say(f"no COMMAND: the cluster waits. Attach with: {attach_file.command_line(place)}")
         await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
         if "driver" in waiting and waiting["driver"].done() and waiting["driver"].result() in _CAUSE_EXIT.values():
             # Slurm may signal the driver and us at once, and the driver can be the faster one to end.

@@ -19,14 +19,11 @@ from tests.analyze.shared import TORCH_FILES, real  # noqa: E402
 from rlprof_ops.analyze.columns import take  # noqa: E402
 from rlprof_ops.analyze.metrics import kernels, windows  # noqa: E402
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, gpu_unions, launch_index  # noqa: E402
-from rlprof_ops.analyze.readers import (
-    read_report,
-    spill,
-)
+from rlprof_ops.analyze.readers import read_report, spill  # noqa: E402
 from rlprof_ops.analyze.run.identity import Report  # noqa: E402
 from rlprof_ops.analyze.run.summary import summarise  # noqa: E402
 
-EXPECTED = json.loads((Path(__file__).parent / "expected" / "gpu_timeline.json").read_text())
+EXPECTED = json.loads((Path(__file__).parents[1] / "expected" / "gpu_timeline.json").read_text())
 NAMES = {
     "computation_time": "compute_ns", "exposed_comm_time": "exposed_communication_ns", "exposed_memcpy_time": "exposed_memcpy_ns",
     "busy_time": "busy_ns", "idle_time": "idle_ns", "total_time": "window_ns", "total_comm_time": "communication_ns",
