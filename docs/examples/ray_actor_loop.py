@@ -11,7 +11,7 @@ import time
 import ray
 
 from rlprof_ops import rayenv
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import load_request
 from rlprof_ops.runtime import profiler
 
 
@@ -35,7 +35,7 @@ class PolicyWorker:
 def main() -> None:
     if "RLPROF_REQUEST_JSON" not in os.environ:  # ray.sub has done this already
         os.environ.update(rayenv.environment(os.environ))
-        os.environ["RLPROF_REQUEST_JSON"] = ProfileRequest.load(env=os.environ).to_json()
+        os.environ["RLPROF_REQUEST_JSON"] = load_request(env=os.environ).to_json()
         ray.init(num_cpus=2, include_dashboard=False)
     workers = [
         PolicyWorker.options(runtime_env=profiler.runtime_env("policy_worker", rank)).remote(rank, 2) for rank in range(2)

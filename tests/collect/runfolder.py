@@ -5,7 +5,7 @@ import json
 import os
 
 from rlprof_ops.backends import names
-from rlprof_ops.request import ProfileRequest, Window
+from rlprof_ops.request import Window, request_from_dict
 
 NSYS_FRAME = b"NVIDIA Tegra Profiler Report" + bytes(64) + b"[END]"
 TRACE = gzip.compress(b'{"traceEvents": [{"ph": "X", "name": "train", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}')
@@ -20,7 +20,7 @@ class RunFolder:
         self.nodes = list(nodes)
         self.values = {
             "schema": 1, "job": job, "job_name": "grpo", "user": "me", "nodes": self.nodes, "head": self.nodes[0], "framework": None,
-            "command": "python train.py", "request": ProfileRequest.from_dict(request).to_dict(), "world": {},
+            "command": "python train.py", "request": request_from_dict(request).to_dict(), "world": {},
             "versions": {}, "started_ns": 1, "driver": {"started_ns": 2, "ended_ns": 3, "exit_code": 0, "signal": None},
             "end": {"cause": "driver_exit", "detail": "", "phases_s": {}},
         }

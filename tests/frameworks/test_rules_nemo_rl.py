@@ -10,7 +10,13 @@ import pytest
 from rlprof_ops import frameworks
 from rlprof_ops.backends import names
 from rlprof_ops.frameworks import nemo_rl
-from rlprof_ops.request import ProfileRequest, RequestError, first_match, plan
+from rlprof_ops.request import (
+    RequestError,
+    first_match,
+    load_request,
+    plan,
+    request_from_dict,
+)
 from rlprof_ops.runtime.gate import StepGate
 
 DOC = "docs/nsys-profiling.md"
@@ -20,7 +26,7 @@ CODE = "code at 7ea279abf"
 
 def render(**fields: Any) -> frameworks.Framework | Any:
     request = {"captures": [{"workers": "*policy*", "steps": "3:5"} | fields]}
-    return nemo_rl.render(ProfileRequest.from_dict(request))
+    return nemo_rl.render(request_from_dict(request))
 
 
 RENDERED = [
@@ -97,9 +103,9 @@ def test_the_torch_documents_own_mistake_profiles_nothing() -> None:
 
 def test_torch_folder_becomes_the_output_dir() -> None:
     env = {"NRL_TORCH_PROFILE_STEP_RANGE": "3:5", "NRL_TORCH_PROFILE_WORKER_PATTERNS": "*", "NRL_TORCH_PROFILE_DIR": "./torch_profiler_trace"}
-    assert ProfileRequest.load(env=env).output_dir == "./torch_profiler_trace"
+    assert load_request(env=env).output_dir == "./torch_profiler_trace"
     both = env | {"NRL_NSYS_PROFILE_STEP_RANGE": "3:5", "NRL_NSYS_WORKER_PATTERNS": "*"}
-    request = ProfileRequest.load(env=both)
+    request = load_request(env=both)
     assert request.output_dir is None and any("NRL_TORCH_PROFILE_DIR is ignored" in note for note in request.notes)
 
 
@@ -160,7 +166,7 @@ GATES = [
 def test_windows_start_and_stop_as_its_tests_say(behaviour: str, steps: str, seen: Any, expected: list[str]) -> None:
     done: list[str] = []
     last = SimpleNamespace(step=0)
-    windows = ProfileRequest.from_dict({"captures": [{"workers": "w", "steps": steps}]}).captures[0].windows()
+    windows = request_from_dict({"captures": [{"workers": "w", "steps": steps}]}).captures[0].windows()
     gate = StepGate(windows, lambda _: done.append(f"start {last.step}"), lambda *_: done.append(f"stop {last.step}"))
     for step in seen:
         last.step = step
@@ -188,6 +194,6 @@ def test_world_of_a_configuration(what: str, config: dict[str, Any], world: dict
 
 def test_star_policy_on_64_nodes_is_warned_about() -> None:
     """Code 2.5.5: `*policy*` on 64x8 is 512 reports upstream, without a word."""
-    request = ProfileRequest.from_dict({"captures": [{"workers": "*policy*", "steps": "3:5"}]})
+    request = request_from_dict({"captures": [{"workers": "*policy*", "steps": "3:5"}]})
     made = plan(request, {"megatron_policy_worker": 512, "vllm_generation_worker": 64})
     assert made.reports == 512 and any("512 reports are a lot" in w for w in made.warnings)

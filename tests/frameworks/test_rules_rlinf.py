@@ -8,7 +8,7 @@ import pytest
 
 from rlprof_ops.frameworks import rlinf
 from rlprof_ops.frameworks.rlinf.names import PRESETS, TORCH_DEFAULTS, render_tokens
-from rlprof_ops.request import ProfileRequest, RequestError
+from rlprof_ops.request import RequestError, request_from_dict
 
 DOC = "GPU Profiling document"
 TORCH = "PyTorch Profiler document"
@@ -126,7 +126,7 @@ def test_rendering_rules_of_the_tools_arguments(origin: str, options: dict[str, 
 
 
 def render(fmt: str = "yaml", **fields: Any) -> Any:
-    return rlinf.FRAMEWORK.render(ProfileRequest.from_dict({"captures": [{"workers": "ActorGroup", "steps": "3:5,10"} | fields]}), fmt)
+    return rlinf.FRAMEWORK.render(request_from_dict({"captures": [{"workers": "ActorGroup", "steps": "3:5,10"} | fields]}), fmt)
 
 
 def test_every_range_of_several_steps_is_kept() -> None:
@@ -182,7 +182,7 @@ def megatron(**fields: Any) -> str:
 
 def test_the_torch_document_is_complete() -> None:
     """Its thirteen parameters, with its values; RLinf refuses a configuration that lacks one."""
-    rendered = rlinf.FRAMEWORK.render(ProfileRequest.from_dict({"captures": [{"backend": "torch", "workers": "ActorGroup", "steps": 1}]}), "yaml")
+    rendered = rlinf.FRAMEWORK.render(request_from_dict({"captures": [{"backend": "torch", "workers": "ActorGroup", "steps": 1}]}), "yaml")
     for name in ("output_dir", "activities", "record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules", "export_tensorboard",
                  "export_chrome_trace", "chrome_filename_prefix", "schedule_warmup", "schedule_active", "schedule_repeat"):  # fmt: skip
         assert f"      {name}: " in rendered.text

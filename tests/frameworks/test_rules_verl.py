@@ -10,7 +10,7 @@ import pytest
 
 from rlprof_ops.frameworks import verl
 from rlprof_ops.frameworks.verl.roles import TASKS
-from rlprof_ops.request import ProfileRequest, RequestError
+from rlprof_ops.request import RequestError, request_from_dict
 
 RST = "docs/perf/nsight_profiling.rst (June 2025)"
 CODE = "code at b178a3cd5"
@@ -122,7 +122,7 @@ def test_legacy_discrete_must_agree() -> None:
 
 
 def render(legacy: bool = False, fmt: str = "hydra", **fields: Any) -> Any:
-    request = ProfileRequest.from_dict({"captures": [{"workers": "actor", "steps": "1:3,5"} | fields]})
+    request = request_from_dict({"captures": [{"workers": "actor", "steps": "1:3,5"} | fields]})
     return (verl.LEGACY if legacy else verl.FRAMEWORK).render(request, fmt)
 
 
@@ -194,13 +194,13 @@ def test_says_what_is_lost(fields: dict[str, Any], part: str) -> None:
 
 def test_two_tools_or_lists_of_steps_are_lost() -> None:
     captures = [{"workers": "actor", "steps": 3}, {"workers": "critic", "steps": 4}, {"workers": "actor", "steps": 3, "backend": "torch"}]
-    losses = verl.FRAMEWORK.render(ProfileRequest.from_dict({"captures": captures}), "hydra").losses
+    losses = verl.FRAMEWORK.render(request_from_dict({"captures": captures}), "hydra").losses
     assert [loss[:23] for loss in losses] == ["capture 2 is left out: ", "capture 3 is left out: "]
 
 
 def test_configs_are_frozen() -> None:
     """test_nvtx_profile.py: attribute and item assignment fail."""
-    spec = ProfileRequest.from_dict({"captures": [{"workers": "actor", "steps": 3}]}).captures[0]
+    spec = request_from_dict({"captures": [{"workers": "actor", "steps": 3}]}).captures[0]
     with pytest.raises(FrozenInstanceError):
         spec.backend = "torch"  # type: ignore[misc]
     with pytest.raises(TypeError):
@@ -210,7 +210,7 @@ def test_configs_are_frozen() -> None:
 def test_every_role_keeps_its_own_settings() -> None:
     """test_nvtx_profile.py: every role's profiler converts with equal enable, all_ranks and ranks."""
     captures = [{"workers": role, "steps": 3, "ranks": [i]} for i, role in enumerate(TASKS)]
-    request = ProfileRequest.from_dict({"captures": captures})
+    request = request_from_dict({"captures": captures})
     assert verl.FRAMEWORK.import_(verl.FRAMEWORK.render(request, "yaml").text, "test").request == request
 
 

@@ -17,7 +17,7 @@ from rlprof_ops.operate import logs
 from rlprof_ops.operate.find_job import find
 from rlprof_ops.operate.follow import Lines, follow
 from rlprof_ops.operate.stop import stop
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import load_request
 from rlprof_ops.slurm import client
 from tests.operate.test_submit import run, sent
 
@@ -207,7 +207,7 @@ def test_retry_asks_for_what_is_missing_with_the_flags_of_the_first(fake, run_fo
 
     assert argv[4:-1] == ["-N", "2", "--gres=gpu:8", "--time=1:00:00"]
     assert env["COMMAND"] == "python 'a b.py'"
-    asked = [(spec.ranks, str(spec.steps), spec.options) for spec in ProfileRequest.load(env=env).captures]
+    asked = [(spec.ranks, str(spec.steps), spec.options) for spec in load_request(env=env).captures]
     assert sorted(asked) == [((0, 2), "7", {"t": "nvtx"}), ((1,), "3:5", {"t": "nvtx"})]
 
 

@@ -14,7 +14,7 @@ from rlprof_ops.job import job_history
 from rlprof_ops.job.knobs import home
 from rlprof_ops.job.run_folder import run_folder as locate
 from rlprof_ops.operate.find_job import find
-from rlprof_ops.request import ProfileRequest, RequestError
+from rlprof_ops.request import RequestError, load_request, request_from_dict
 from rlprof_ops.slurm import sbatch_options
 from rlprof_ops.submit import prepare
 
@@ -46,7 +46,7 @@ def test_the_line_is_an_argument_list_in_the_order_it_was_given(fake):
         "--comment=$(id) 'a'", "--exclusive", "--time=4:00:00", f"{home()}/ray.sub",
     ]  # fmt: skip
     assert shlex.split(env["COMMAND"]) == ["python", "train.py", "--name", "it's $HOME"]
-    asked = ProfileRequest.load(env=env)
+    asked = load_request(env=env)
     assert [str(spec.steps) for spec in asked.captures] == ["3:5,7"]
 
 
@@ -159,7 +159,7 @@ def test_a_site_gives_sbatch_its_defaults_and_a_flag_wins(fake, tmp_path, monkey
     assert env["RLPROF_SITE_ENV"] == str(site)
     # What the site asks by itself is closed: the job gets the request that was shown.
     assert (env["RLPROF_STEPS"], env["RLPROF_WORKERS"]) == ("", "")
-    assert ProfileRequest.load(env=env).captures[0].workers == ("policy_worker",)
+    assert load_request(env=env).captures[0].workers == ("policy_worker",)
     assert (tmp_path / "runs" / "4711-logs" / ".secrets" / "submit.json").is_file()
     assert "RLPROF_REDY_SECONDS is no knob" in capsys.readouterr().err
 
@@ -273,14 +273,14 @@ def test_words_before_the_dashes():
 
 
 def test_the_carried_request_is_the_lowest_layer(tmp_path):
-    carried = ProfileRequest.from_dict({"captures": [{"workers": "a", "steps": "3"}]}).to_json()
+    carried = request_from_dict({"captures": [{"workers": "a", "steps": "3"}]}).to_json()
     file = tmp_path / "profile.yaml"
     file.write_text("captures: [{workers: b, steps: '4'}]")
     env = {"RLPROF_REQUEST_JSON": carried}
     for more, worker in (({}, "a"), ({"RLPROF_REQUEST": str(file)}, "b"), ({"RLPROF_STEPS": "5", "RLPROF_WORKERS": "c"}, "c")):
-        assert ProfileRequest.load(env=env | more).captures[0].workers == (worker,)
+        assert load_request(env=env | more).captures[0].workers == (worker,)
     with pytest.raises(RequestError, match="RLPROF_REQUEST_JSON"):
-        ProfileRequest.load(env={"RLPROF_REQUEST_JSON": "{"})
+        load_request(env={"RLPROF_REQUEST_JSON": "{"})
 
 
 def test_what_is_remembered_stays_small_and_survives_rubbish(tmp_path, monkeypatch):

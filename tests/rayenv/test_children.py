@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray")
 
 from rlprof_ops import rayenv
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import request_from_dict
 
 pytestmark = [pytest.mark.ray, pytest.mark.nsys]
 
@@ -96,7 +96,7 @@ def job(tmp_path_factory):
     """What each process said of itself, and the node folder."""
     node_dir = tmp_path_factory.mktemp("node")
     ray_dir = f"/tmp/rlprof-k{os.getpid()}"
-    request = ProfileRequest.from_dict({"captures": [
+    request = request_from_dict({"captures": [
         {"workers": ["*policy_worker", "reward"], "ranks": [0], "steps": "3:5", "options": {"t": "nvtx"}},
         {"workers": ["vllm_tp_worker"], "ranks": [2, 3], "steps": "3:5"},
     ]})  # fmt: skip

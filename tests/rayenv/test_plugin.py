@@ -16,7 +16,7 @@ from rlprof_ops import rayenv
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.rayenv.wrap import command
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import request_from_dict
 from rlprof_ops.runtime.process.ray_children import HOOK_VARIABLE
 
 LOG = logging.getLogger("test")
@@ -36,7 +36,7 @@ def node(monkeypatch, tmp_path):
     fake.chmod(0o755)
 
     def set_up(**capture):
-        request = ProfileRequest.from_dict({"captures": [{"workers": ["*policy*"], "steps": "3:5", **capture}]})
+        request = request_from_dict({"captures": [{"workers": ["*policy*"], "steps": "3:5", **capture}]})
         monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())
         monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path / "node dir's"))
         monkeypatch.setenv("RLPROF_JOB", "4711.r1")

@@ -66,12 +66,12 @@ def ranges(report, folder):
 
 def test_two_actors_are_profiled_at_once(tmp_path):
     from rlprof_ops import rayenv
-    from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.request import request_from_dict
 
     node_dir = tmp_path / "node"
     node_dir.mkdir()
     ray_dir = f"/tmp/rlprof-t{os.getpid()}"  # Unix sockets allow 107 bytes
-    request = ProfileRequest.from_dict({"captures": [{"workers": "*policy*", "steps": "3:5,7:9"}]})
+    request = request_from_dict({"captures": [{"workers": "*policy*", "steps": "3:5,7:9"}]})
     env = {
         **os.environ,
         **rayenv.environment(),

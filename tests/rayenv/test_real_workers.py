@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("ray")
 
 from rlprof_ops import rayenv
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import request_from_dict
 
 pytestmark = [pytest.mark.ray, pytest.mark.nsys]
 
@@ -114,7 +114,7 @@ def workers(tmp_path_factory):
     uv = shutil.which("uv", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]]))
     if uv:
         ways["uv run"] = (policy, 4, {"py_executable": f"{shlex.quote(uv)} run --no-project --offline --python {shlex.quote(sys.executable)} python"})
-    request = ProfileRequest.from_dict({"captures": [
+    request = request_from_dict({"captures": [
         {"workers": [policy], "steps": "1:2", "options": {"t": "nvtx"}},
         {"workers": [generation], "steps": "1:2", "options": {"t": "nvtx,osrt", "osrt-threshold": "5000", "nvtx-capture": HOSTILE}},
     ]})  # fmt: skip

@@ -14,7 +14,12 @@ from tests.request.test_rules import REQUESTS, STEPS
 
 from rlprof_ops.cli import cli
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.request import ProfileRequest, RequestError
+from rlprof_ops.request import (
+    RequestError,
+    load_request,
+    request_from_dict,
+    request_from_json,
+)
 from rlprof_ops.request.schema import schema
 from rlprof_ops.request.yaml_file import parse_yaml
 
@@ -77,7 +82,7 @@ def test_plan_for_the_job_before_ray_starts(request_file: str, monkeypatch: pyte
     assert json.loads(run("plan", "--from-env", "--resolved")[0]) == {"captures": []}
     monkeypatch.setenv("RLPROF_REQUEST", request_file)
     text, _ = run("plan", "--from-env", "--resolved")
-    assert ProfileRequest.from_json(text) == ProfileRequest.load(request_file)
+    assert request_from_json(text) == load_request(request_file)
     monkeypatch.setenv("RLPROF_STEPS", "0:10")
     monkeypatch.setenv("RLPROF_WORKERS", "*")
     assert run("plan", "--from-env", "--json", code=2)[1].startswith("RLPROF_STEPS: steps '0:10'")
@@ -139,7 +144,7 @@ def test_the_schema_agrees_with_the_loader() -> None:
     looser = stricter = 0
     for data in cases:
         try:
-            ProfileRequest.from_dict(data)
+            request_from_dict(data)
             accepted = True
         except RequestError:
             accepted = False
@@ -170,7 +175,7 @@ output_dir: null
 """
     data, _, _ = parse_yaml(text, "test")
     jsonschema.validate(data, schema())
-    assert len(ProfileRequest.from_dict(data).captures) == 2
+    assert len(request_from_dict(data).captures) == 2
 
 
 def test_importing_the_request_is_cheap() -> None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from rlprof_ops.request import Capture, ProfileRequest, RequestError, Steps, Window, plan
+from rlprof_ops.request import (
+    Capture,
+    RequestError,
+    Steps,
+    Window,
+    load_request,
+    plan,
+    request_from_dict,
+    request_from_json,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,19 +41,19 @@ def test_steps_become_sorted_disjoint_windows(text: object, canonical: str, runs
 
 
 def test_request_round_trips_through_json() -> None:
-    request = ProfileRequest.load(env={"RLPROF_STEPS": "3:5,7", "RLPROF_WORKERS": "*policy*", "RLPROF_RANKS": "0,1"})
-    assert ProfileRequest.from_json(request.to_json()) == request
+    request = load_request(env={"RLPROF_STEPS": "3:5,7", "RLPROF_WORKERS": "*policy*", "RLPROF_RANKS": "0,1"})
+    assert request_from_json(request.to_json()) == request
     assert [c.ranks for c in request.for_worker("policy_worker", 0)] == [(0, 1)]
     assert request.for_worker("policy_worker", 2) == ()
     assert request.for_worker("vllm_generation_worker", 0) == ()
-    assert not ProfileRequest.load(env={})
+    assert not load_request(env={})
 
 
 def test_file_problems_carry_line_and_column(tmp_path) -> None:
     path = tmp_path / "profile.yaml"
     path.write_text("captures:\n  - backend: nsigt\n    workers: ['*']\n    steps: 0:10\n    rankz: [0]\n")
     with pytest.raises(RequestError) as caught:
-        ProfileRequest.load(str(path))
+        load_request(str(path))
     assert [str(p) for p in caught.value.problems] == [
         f"{path}:5:5: unknown key 'rankz'; allowed are backend, workers, ranks, steps, each, options, flags, env or "
         "on_error. Did you mean 'ranks'?",
@@ -54,7 +63,7 @@ def test_file_problems_carry_line_and_column(tmp_path) -> None:
 
 
 def test_plan_lists_each_capture() -> None:
-    request = ProfileRequest.from_dict({"captures": [{"workers": "*policy*", "steps": "3:5,7", "ranks": [0]}]})
+    request = request_from_dict({"captures": [{"workers": "*policy*", "steps": "3:5,7", "ranks": [0]}]})
     made = plan(request, {"policy_worker": 2, "vllm_generation_worker": 1})
     assert made.captures == (
         Capture("nsight", "policy_worker", 0, Window(3, 5)),

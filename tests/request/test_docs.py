@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlprof_ops.frameworks.world import parse_world
-from rlprof_ops.request import ProfileRequest, RequestError, Steps, plan
+from rlprof_ops.request import RequestError, Steps, load_request, plan
 from rlprof_ops.request.environ import REQUEST_VARIABLES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,7 +26,7 @@ def shown(start: str) -> str:
 def test_the_file_of_the_document_loads(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
     path.write_text(re.search(r"```yaml\n(.*?)```", TEXT, re.DOTALL)[1])
-    request = ProfileRequest.load(str(path))
+    request = load_request(str(path))
     assert [(c.backend, str(c.steps), c.ranks) for c in request.captures] == [("nsight", "3:5,10", (0, 1)), ("torch", "3:5", None)]
 
 
@@ -44,7 +44,7 @@ def test_five_likely_mistakes(fields: dict[str, str], env: dict[str, str], start
     monkeypatch.chdir(tmp_path)
     Path("profile.yaml").write_text(CAPTURE.format(**{"workers": "[policy_worker]", "steps": "3", "ranks": "all"} | fields))
     with pytest.raises(RequestError) as caught:
-        request = ProfileRequest.load("profile.yaml", env)
+        request = load_request("profile.yaml", env)
         plan(request, parse_world("policy_worker=8,generation_worker=4"), steps_total=50)
     assert str(caught.value) == shown(start)
 

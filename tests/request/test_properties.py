@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.request.strategies import WORKERS, near_requests, plain_data, requests, steps, windows
 
-from rlprof_ops.request import ProfileRequest, RequestError, Steps, Window, plan
+from rlprof_ops.request import (
+    ProfileRequest,
+    RequestError,
+    Steps,
+    Window,
+    load_request,
+    plan,
+    request_from_dict,
+    request_from_json,
+)
 from rlprof_ops.request.yaml_file import parse_yaml, request_yaml
 
 step_texts = st.text(st.sampled_from("0123456789:,- []x"), max_size=14)
@@ -58,10 +67,10 @@ def test_windows_are_the_maximal_runs(parts: list[Window], last: int) -> None:
 
 @given(requests())
 def test_requests_survive_json_and_yaml(request: ProfileRequest) -> None:
-    assert ProfileRequest.from_json(request.to_json()) == request
+    assert request_from_json(request.to_json()) == request
     assert "\n" not in request.to_json()
     data, _, _ = parse_yaml(request_yaml(request), "test")
-    assert ProfileRequest.from_dict(data) == request
+    assert request_from_dict(data) == request
 
 
 @given(requests(max_rank=3, live=True), st.fixed_dictionaries({w: st.integers(4, 5) for w in WORKERS}), st.integers(30, 80), st.integers(1, 20))
@@ -111,17 +120,17 @@ def test_each_process_takes_exactly_its_planned_captures(request: ProfileRequest
 @given(st.one_of(plain_data, near_requests()))
 def test_any_data_is_a_request_or_a_request_error(data: Any) -> None:
     try:
-        request = ProfileRequest.from_dict(data)
+        request = request_from_dict(data)
     except RequestError as error:
         assert error.problems
         return
-    assert ProfileRequest.from_json(request.to_json()) == request
+    assert request_from_json(request.to_json()) == request
     plan(request)
 
 
 @given(st.text(max_size=80))
 def test_any_text_is_a_request_or_a_request_error(text: str) -> None:
-    for read in (ProfileRequest.from_json, lambda t: parse_yaml(t, "test")):
+    for read in (request_from_json, lambda t: parse_yaml(t, "test")):
         try:
             read(text)
         except RequestError:
@@ -148,8 +157,8 @@ values = st.one_of(
 @given(st.dictionaries(st.sampled_from(VARIABLES), values), st.dictionaries(st.sampled_from(("steps", "workers", "ranks", "each", "x")), values))
 def test_any_environment_and_flags_are_a_request_or_a_request_error(env: dict[str, str], flags: dict[str, str]) -> None:
     try:
-        request = ProfileRequest.load(env=env, overrides=flags)
+        request = load_request(env=env, overrides=flags)
     except RequestError as error:
         assert all(problem.origin for problem in error.problems), "every problem says where it is from"
         return
-    assert ProfileRequest.from_json(request.to_json()) == request
+    assert request_from_json(request.to_json()) == request

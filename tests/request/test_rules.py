@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from rlprof_ops.request import CaptureSpec, ProfileRequest, RequestError, Steps, first_match, plan
+from rlprof_ops.request import (
+    CaptureSpec,
+    RequestError,
+    Steps,
+    first_match,
+    load_request,
+    plan,
+    request_from_dict,
+)
 from rlprof_ops.request.environ import REQUEST_VARIABLES
 
 DOC = "NeMo RL docs/nsys-profiling.md"
@@ -106,7 +114,7 @@ PATTERNS = [
 @pytest.mark.parametrize("rule", PATTERNS, ids=ids(PATTERNS))
 def test_patterns(rule: Rule) -> None:
     worker, patterns = rule.given
-    request = ProfileRequest.from_dict({"captures": [{"workers": patterns, "steps": 3}]})
+    request = request_from_dict({"captures": [{"workers": patterns, "steps": 3}]})
     assert first_match(worker, request.captures[0].workers) == rule.expected
     assert bool(request.for_worker(worker, 0)) == (rule.expected is not None)
 
@@ -162,10 +170,10 @@ REQUESTS = [
 def test_requests(rule: Rule) -> None:
     if isinstance(rule.expected, str):
         with pytest.raises(RequestError) as caught:
-            ProfileRequest.from_dict(rule.given)
+            request_from_dict(rule.given)
         assert rule.expected[1:] in str(caught.value)
     else:
-        spec = ProfileRequest.from_dict(rule.given).captures[0]
+        spec = request_from_dict(rule.given).captures[0]
         assert {name: getattr(spec, name) for name in rule.expected} == rule.expected
 
 
@@ -222,10 +230,10 @@ ENVIRONMENTS = [
 def test_environment(rule: Rule) -> None:
     if isinstance(rule.expected, str):
         with pytest.raises(RequestError) as caught:
-            ProfileRequest.load(env=rule.given)
+            load_request(env=rule.given)
         assert rule.expected[1:] in str(caught.value)
     else:
-        assert ProfileRequest.load(env=rule.given).captures == rule.expected
+        assert load_request(env=rule.given).captures == rule.expected
 
 
 REQUEST_FILE = "captures:\n- {workers: ref_worker, steps: 9}\n- {backend: torch, workers: x, steps: 1}\noutput_dir: /from/file\n"
@@ -244,12 +252,12 @@ def test_precedence(rule: Rule, tmp_path: Any) -> None:
     path = tmp_path / "request.yaml"
     path.write_text(REQUEST_FILE)
     env, flags = rule.given
-    for request in (ProfileRequest.load(str(path), env, flags), ProfileRequest.load(None, env | {"RLPROF_REQUEST": str(path)}, flags)):
+    for request in (load_request(str(path), env, flags), load_request(None, env | {"RLPROF_REQUEST": str(path)}, flags)):
         assert [(",".join(c.workers), str(c.steps), c.ranks) for c in request.captures] == rule.expected
         assert request.output_dir == "/from/file"
-    assert ProfileRequest.load(str(path), env | {"RLPROF_OUTPUT_DIR": "/from/env"}, flags).output_dir == "/from/env"
-    assert ProfileRequest.load(str(path), env | {"RLPROF_OUTPUT_DIR": "/e"}, flags | {"output_dir": "/flag"}).output_dir == "/flag"
-    assert not ProfileRequest.load(str(path), env | {"RLPROF_ENABLED": "0"}, flags)
+    assert load_request(str(path), env | {"RLPROF_OUTPUT_DIR": "/from/env"}, flags).output_dir == "/from/env"
+    assert load_request(str(path), env | {"RLPROF_OUTPUT_DIR": "/e"}, flags | {"output_dir": "/flag"}).output_dir == "/flag"
+    assert not load_request(str(path), env | {"RLPROF_ENABLED": "0"}, flags)
 
 
 PLANS = [
@@ -268,7 +276,7 @@ PLANS = [
 @pytest.mark.parametrize("rule", PLANS, ids=ids(PLANS))
 def test_plan_warns(rule: Rule) -> None:
     steps, world, total, resume = rule.given
-    request = ProfileRequest.from_dict({"captures": [{"workers": "w", "steps": steps}]})
+    request = request_from_dict({"captures": [{"workers": "w", "steps": steps}]})
     if rule.expected.startswith("!"):
         with pytest.raises(RequestError) as caught:
             plan(request, world, total, resume)
@@ -278,7 +286,7 @@ def test_plan_warns(rule: Rule) -> None:
 
 
 def test_phases_are_counted_when_they_are_known() -> None:
-    request = ProfileRequest.from_dict({"captures": [{"workers": "w", "steps": "3:5", "each": "phase"}]})
+    request = request_from_dict({"captures": [{"workers": "w", "steps": "3:5", "each": "phase"}]})
     symbolic = plan(request, {"w": 4})
     assert (symbolic.reports, symbolic.rows[0].formula, symbolic.captures[0].id) == (None, "4 x 2 x phases", "nsight/w/rank0/step3-3/*")
     known = plan(request, {"w": 4}, phases={"w": ("logprob", "train")})
@@ -286,7 +294,7 @@ def test_phases_are_counted_when_they_are_known() -> None:
 
 
 def test_a_rank_that_does_not_exist_is_named() -> None:
-    request = ProfileRequest.from_dict({"captures": [{"workers": "w", "steps": 3, "ranks": [0, 9]}]})
+    request = request_from_dict({"captures": [{"workers": "w", "steps": 3, "ranks": [0, 9]}]})
     with pytest.raises(RequestError, match="'w' has ranks 0 to 3, so 9 cannot be profiled"):
         plan(request, {"w": 4})
 
@@ -295,7 +303,7 @@ def test_all_problems_come_at_once_with_their_places(tmp_path: Any) -> None:
     path = tmp_path / "p.yaml"
     path.write_text("captures:\n- workers: []\n  steps: 5:5\n  ranks: ['0']\n- bakend: torch\nenabled: perhaps\n")
     with pytest.raises(RequestError) as caught:
-        ProfileRequest.load(str(path), {"RLPROF_OPTION": "1"})
+        load_request(str(path), {"RLPROF_OPTION": "1"})
     places = [problem.origin.replace(str(path), "p") for problem in caught.value.problems]
     assert sorted(places) == sorted(["RLPROF_OPTION", "p:2:12", "p:3:10", "p:4:11", "p:5:3", "p:5:3", "p:5:3", "p:6:10"])
     assert str(caught.value).startswith("8 problems in the request:\n")
@@ -306,7 +314,7 @@ def test_unquoted_base_60_numbers_are_steps() -> None:
     from rlprof_ops.request.yaml_file import parse_yaml
 
     data, _, _ = parse_yaml("captures: [{workers: a, steps: 3:5}]\n", "test")
-    assert str(ProfileRequest.from_dict(data).captures[0].steps) == "3:5"
+    assert str(request_from_dict(data).captures[0].steps) == "3:5"
 
 
 @pytest.mark.parametrize(
@@ -336,16 +344,16 @@ def test_anchors_and_merges_work() -> None:
 
 def test_a_carried_request_stands_where_a_file_would(tmp_path: Any) -> None:
     """`rlprof submit` hands the checked request to the job; a file that is named, and the twins, are above it."""
-    carried = ProfileRequest.from_dict({"captures": [{"workers": "carried", "steps": 3}], "output_dir": "/c"})
+    carried = request_from_dict({"captures": [{"workers": "carried", "steps": 3}], "output_dir": "/c"})
     env = {"RLPROF_REQUEST_JSON": carried.to_json()}
-    assert ProfileRequest.load(env=env) == carried
-    twins = ProfileRequest.load(env=env | TWINS)
+    assert load_request(env=env) == carried
+    twins = load_request(env=env | TWINS)
     assert (twins.captures[0].workers, twins.output_dir) == (("*policy*",), "/c")
     path = tmp_path / "request.yaml"
     path.write_text(REQUEST_FILE)
-    assert ProfileRequest.load(env=env | {"RLPROF_REQUEST": str(path)}) == ProfileRequest.load(str(path))
+    assert load_request(env=env | {"RLPROF_REQUEST": str(path)}) == load_request(str(path))
     with pytest.raises(RequestError, match="RLPROF_REQUEST_JSON: not JSON"):
-        ProfileRequest.load(env={"RLPROF_REQUEST_JSON": "{"})
+        load_request(env={"RLPROF_REQUEST_JSON": "{"})
 
 
 def test_any_kind_of_integer_is_a_step() -> None:
@@ -370,4 +378,4 @@ def test_no_variable_of_ours_counts_as_misspelt() -> None:
     names = {name for file in files for name in re.findall(r"\bRLPROF_[A-Z_]+[A-Z]\b", file.read_text())}
     assert len(names) > 40
     for name in sorted(names - set(REQUEST_VARIABLES) - {"RLPROF_STEP", "RLPROF_OPTION", "RLPROF_REQUEST_JSON"}):  # slips in the docs; its own test is below
-        assert not ProfileRequest.load(env={name: "1"}).captures
+        assert not load_request(env={name: "1"}).captures

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import request_from_dict
 from rlprof_ops.runtime import captures, profiler
 from rlprof_ops.runtime.process import event_log as log_events
 from rlprof_ops.runtime.ranges import emitters
@@ -15,7 +15,7 @@ def asked(monkeypatch, tmp_path):
     """Ask for a capture in this process: `asked(backend="torch", steps="3:5", …)` returns the node folder."""
 
     def ask(**capture):
-        request = ProfileRequest.from_dict({"captures": [{"workers": ["policy_worker"], "steps": "3:5", **capture}]})
+        request = request_from_dict({"captures": [{"workers": ["policy_worker"], "steps": "3:5", **capture}]})
         monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())
         monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path / "node"))
         monkeypatch.setenv("RLPROF_NODE", "n1")

@@ -16,12 +16,12 @@ from rlprof_ops import RayJob, RunSummary
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.folders import RunFolder
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import request_from_dict
 from rlprof_ops.submit.missing_captures import missing_request
 from rlprof_ops.submitit_job import follow_up, rendezvous, task_context
 from rlprof_ops.submitit_job.task_process import TaskProcess, python_environment
 
-ASKED = ProfileRequest.from_dict({"captures": [
+ASKED = request_from_dict({"captures": [
     {"backend": "nsight", "workers": ["*policy*"], "steps": "3:5,10", "options": {"t": "nvtx"}},
     {"backend": "torch", "workers": ["generation_worker"], "ranks": [0], "steps": "3"},
 ]})  # fmt: skip

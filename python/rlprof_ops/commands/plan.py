@@ -43,12 +43,12 @@ def command(
     from rlprof_ops.commands._plan_checks import check_options, option_warnings
     from rlprof_ops.errors import UsageError
     from rlprof_ops.frameworks.world import parse_world, world_of_trainer
-    from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.request import load_request
     from rlprof_ops.request.planning import plan
 
     if from_env and file:
         raise UsageError(f"--from-env reads variables only; leave out {file!r}, or set RLPROF_REQUEST to it")
-    request = ProfileRequest.load(file, os.environ, overrides)
+    request = load_request(file, os.environ, overrides)
     check_options(request)
     if resolved:
         click.echo(request.to_json())

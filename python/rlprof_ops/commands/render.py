@@ -24,12 +24,12 @@ def command(file: str | None, framework: str, fmt: str | None, strict: bool, ove
     Example: rlprof render --framework verl profile.yaml
     """
     from rlprof_ops import frameworks
-    from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.request import load_request
 
     dialect = frameworks.get(framework)
     if fmt is not None and fmt not in dialect.formats:
         raise UsageError(f"--format {fmt}: {dialect.title} is configured by {' or '.join(dialect.formats)}")
-    rendered = dialect.render(ProfileRequest.load(file, os.environ, overrides), fmt or dialect.formats[0])
+    rendered = dialect.render(load_request(file, os.environ, overrides), fmt or dialect.formats[0])
     click.echo(rendered.text, nl=False)
     for loss in rendered.losses:
         click.echo(f"rlprof: lost: {loss}", err=True)

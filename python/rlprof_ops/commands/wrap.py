@@ -32,10 +32,10 @@ def command(worker: str, rank: int | None, path: str | None, show: bool, program
     import shlex
 
     from rlprof_ops.rayenv.wrap.standalone import rank_from, wrapped_command
-    from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.request import load_request, request_from_json
 
     text = os.environ.get("RLPROF_REQUEST_JSON")
-    request = ProfileRequest.from_json(text) if text and not path else ProfileRequest.load(path, os.environ)
+    request = request_from_json(text) if text and not path else load_request(path, os.environ)
     made = wrapped_command(worker, rank_from(os.environ) if rank is None else rank, program, request, os.environ)
     if show:
         click.echo(shlex.join(made.argv))

@@ -111,9 +111,9 @@ def _specs(worker: str, rank: int | None) -> tuple[Any, ...]:
     text = os.environ.get("RLPROF_REQUEST_JSON")
     if not text:
         return ()
-    from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.request import request_from_json
 
-    return tuple(ProfileRequest.from_json(text).for_worker(worker, rank))
+    return tuple(request_from_json(text).for_worker(worker, rank))
 
 
 def _node() -> str:

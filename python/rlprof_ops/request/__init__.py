@@ -5,6 +5,7 @@ Pure: standard library and PyYAML only (PyYAML only once a file is read), since 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.request.model import ANY_PHASE, BACKENDS, PHASES, Capture, CaptureSpec, ProfileRequest
@@ -29,8 +30,53 @@ __all__ = [
     "Steps",
     "Window",
     "first_match",
+    "load_request",
     "plan",
+    "request_from_dict",
+    "request_from_json",
 ]
+
+
+def load_request(
+    path: str | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> ProfileRequest:
+    """Read the request of a file, an environment and CLI flags; later ones win: file < NRL_* < RLPROF_* < flags.
+
+    Args:
+        path: a YAML file; default `env["RLPROF_REQUEST"]`.
+        env: usually `os.environ`; None reads no variable.
+        overrides: flags by field name, e.g. `{"steps": "3:5"}`; None values are not set.
+
+    Raises:
+        RequestError: with all problems and their origins.
+    """
+    from rlprof_ops.request.load import load
+
+    return load(path, env or {}, overrides or {})
+
+
+def request_from_dict(data: Any, origin: str = "") -> ProfileRequest:
+    """Check a request in plain data as a file is checked.
+
+    Raises:
+        RequestError: with all problems.
+    """
+    from rlprof_ops.request.build import build
+
+    return build(data, origin=origin)
+
+
+def request_from_json(text: str, origin: str = "RLPROF_REQUEST_JSON") -> ProfileRequest:
+    """Read what `ProfileRequest.to_json` wrote.
+
+    Raises:
+        RequestError: with all problems.
+    """
+    from rlprof_ops.request.build import build_from_json
+
+    return build_from_json(text, origin)
 
 
 def __getattr__(name: str) -> Any:

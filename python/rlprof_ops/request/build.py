@@ -82,6 +82,21 @@ def build(
     return request
 
 
+def build_from_json(text: str, origin: str) -> ProfileRequest:
+    """Check a request's own JSON text, the inverse of `ProfileRequest.to_json`.
+
+    Raises:
+        RequestError: it is no JSON, or no request; with all problems.
+    """
+    import json
+
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError, TypeError) as error:
+        raise RequestError([Problem(f"not JSON: {error}", origin)]) from None
+    return build(data, origin=origin)
+
+
 def read_request(reader: Reader, data: Any) -> ProfileRequest:
     if data is None:
         return ProfileRequest()

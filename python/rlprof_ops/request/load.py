@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlprof_ops.request import environ
-from rlprof_ops.request.build import CAPTURE_KEYS, Path, Reader, read_request
+from rlprof_ops.request.build import CAPTURE_KEYS, Path, Reader, build_from_json, read_request
 from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, words
 
@@ -16,7 +16,7 @@ FLAG_KEYS = (*CAPTURE_KEYS, "output_dir", "enabled")
 
 
 def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any]) -> ProfileRequest:
-    """See `ProfileRequest.load`. Captures come whole from the highest of: RLPROF_* , NRL_*, the file.
+    """See `rlprof_ops.request.load_request`. Captures come whole from the highest of: RLPROF_* , NRL_*, the file.
 
     Flags that name both workers and steps make the one capture; other flags change that field in every capture.
     """
@@ -72,7 +72,7 @@ def _carried_layer(env: Mapping[str, str], reader: Reader) -> dict[str, Any]:
     if not env.get(CARRIED):
         return {}
     try:
-        return ProfileRequest.from_json(env[CARRIED]).to_dict()
+        return build_from_json(env[CARRIED], CARRIED).to_dict()
     except RequestError as error:
         reader.problems.extend(error.problems)
         return {}

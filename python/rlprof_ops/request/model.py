@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -95,47 +95,6 @@ class ProfileRequest:
 
     def __bool__(self) -> bool:
         return self.enabled and any(spec.is_on for spec in self.captures)
-
-    @classmethod
-    def load(
-        cls,
-        path: str | None = None,
-        env: Mapping[str, str] | None = None,
-        overrides: Mapping[str, Any] | None = None,
-    ) -> ProfileRequest:
-        """The request of a file, an environment and CLI flags; later ones win: file < NRL_* < RLPROF_* < flags.
-
-        Args:
-            path: a YAML file; default `env["RLPROF_REQUEST"]`.
-            env: usually `os.environ`; None reads no variable.
-            overrides: flags by field name, e.g. `{"steps": "3:5"}`; None values are not set.
-
-        Raises:
-            RequestError: with all problems and their origins.
-        """
-        from rlprof_ops.request.load import load
-
-        return load(path, env or {}, overrides or {})
-
-    @classmethod
-    def from_dict(cls, data: Any, origin: str = "") -> ProfileRequest:
-        """The request in plain data, checked as a file is. Raises RequestError."""
-        from rlprof_ops.request.build import build
-
-        return build(data, origin=origin)
-
-    @classmethod
-    def from_json(cls, text: str, origin: str = "RLPROF_REQUEST_JSON") -> ProfileRequest:
-        """The inverse of `to_json`. Raises RequestError."""
-        import json
-
-        from rlprof_ops.request.problems import Problem, RequestError
-
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError, TypeError) as error:
-            raise RequestError([Problem(f"not JSON: {error}", origin)]) from None
-        return cls.from_dict(data, origin)
 
     def to_json(self) -> str:
         """One line, what `RLPROF_REQUEST_JSON` carries."""

@@ -38,10 +38,10 @@ def request_from_env(env: Mapping[str, str]) -> Any | None:
     """
     if not any(env.get(name) for name in _ASKING):
         return None
-    from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.request import load_request, request_from_json
 
     text = env.get("RLPROF_REQUEST_JSON")
-    request = ProfileRequest.from_json(text) if text else ProfileRequest.load(env=env)
+    request = request_from_json(text) if text else load_request(env=env)
     return request if request else None
 
 

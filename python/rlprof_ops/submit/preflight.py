@@ -24,12 +24,12 @@ def main() -> int:
         return 2
     from rlprof_ops.errors import RlprofError, UsageError
     from rlprof_ops.job.knobs import Settings
-    from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.request import load_request
     from rlprof_ops.runtime.request_checks import problems
 
     try:
         Settings.load(os.environ)
-        request = ProfileRequest.load(env=os.environ)
+        request = load_request(env=os.environ)
         # A dedicated head may have no GPU while the workers have.
         gpu = True if os.environ.get("DEDICATED_RAY_HEAD") == "1" else None
         wrong = problems(request, gpu)

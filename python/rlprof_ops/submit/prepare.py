@@ -15,7 +15,7 @@ from rlprof_ops.errors import UsageError
 from rlprof_ops.job.knobs import Settings, home, read_knobs
 from rlprof_ops.job.site import Site, read_site
 from rlprof_ops.redact import MASK, is_secret_name, redact_text
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import ProfileRequest, load_request
 from rlprof_ops.request.environ import REQUEST_VARIABLES
 from rlprof_ops.slurm import sbatch_options
 
@@ -159,7 +159,7 @@ def _python(explicit: dict[str, str], site: Site) -> Iterator[str]:
 def _request(asked: Asked, explicit: Mapping[str, str], settings: Settings) -> ProfileRequest:
     asks = {name: settings[name] for name in REQUEST_VARIABLES if settings.values.get(name)}
     others = {name: value for name, value in explicit.items() if name.startswith("NRL_")}
-    return ProfileRequest.load(None, {**others, **asks}, asked.overrides)
+    return load_request(None, {**others, **asks}, asked.overrides)
 
 
 def _carried(request: ProfileRequest, explicit: dict[str, str], settings: Settings) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.knobs import read_knobs
 from rlprof_ops.redact import MASK, is_secret_name
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import ProfileRequest, request_from_dict
 from rlprof_ops.request.environ import REQUEST_VARIABLES
 from rlprof_ops.submit.prepare import Asked
 from rlprof_ops.submit.sbatch import read_record
@@ -23,7 +23,7 @@ _NOT_AGAIN = frozenset({*REQUEST_VARIABLES, "RLPROF_HOME", "RLPROF_JOB", "COMMAN
 
 def request_of(folder: Path) -> ProfileRequest:
     """What the job was asked, from its run.json. Raises RlprofError without one."""
-    return ProfileRequest.from_dict(_run_record(folder).get("request") or {}, origin=f"{folder}/run.json")
+    return request_from_dict(_run_record(folder).get("request") or {}, origin=f"{folder}/run.json")
 
 
 def asked_again(folder: Path, env: Mapping[str, str]) -> tuple[Asked, list[str]]:

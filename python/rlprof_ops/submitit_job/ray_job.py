@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import Settings, read_knobs
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import ProfileRequest, load_request, request_from_dict
 from rlprof_ops.submit.missing_captures import missing_request
 from rlprof_ops.submitit_job import rendezvous, task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
@@ -224,8 +224,8 @@ def _as_request(given: Any) -> ProfileRequest:
     if isinstance(given, ProfileRequest):
         return given
     if isinstance(given, Mapping):
-        return ProfileRequest.from_dict(dict(given), origin="RayJob(request=…)")
-    return ProfileRequest.load(os.fspath(given))
+        return request_from_dict(dict(given), origin="RayJob(request=…)")
+    return load_request(os.fspath(given))
 
 
 def _checked(settings: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host.ports import address_towards
 from rlprof_ops.job import folders
 from rlprof_ops.job.knobs import Settings
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import load_request
 from rlprof_ops.supervisor.base import Supervisor
 from rlprof_ops.supervisor.head import Head
 from rlprof_ops.supervisor.journal import Journal
@@ -57,7 +57,7 @@ def find_place(env: Mapping[str, str], settings: Settings) -> Place:
 def make_supervisor(env: Mapping[str, str]) -> Supervisor:
     """Check everything that can be checked before a process is started."""
     settings = Settings.load(env)
-    request = ProfileRequest.load(env=env)
+    request = load_request(env=env)
     place = find_place(env, settings)
     os.environ.pop("RAY_AUTH_TOKEN", None)
     try:

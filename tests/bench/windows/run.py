@@ -96,7 +96,7 @@ def run(mode: str, cycles: int) -> list[Cycle]:
     """One run of the demo."""
     from rlprof_ops import rayenv
     from rlprof_ops.collect.drain import steps as drain
-    from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.request import load_request
 
     steps = WARM_UP + 3 * cycles
     asked = MODES[mode]
@@ -107,7 +107,7 @@ def run(mode: str, cycles: int) -> list[Cycle]:
             env |= {"RLPROF_STEPS": f"{WARM_UP + 1 + WINDOW}:{steps + 1}:3", "RLPROF_WORKERS": "policy_worker"}
         if "RLPROF_NSYS_RANGE" not in asked:
             env |= rayenv.environment(env)
-        request = ProfileRequest.load(env=env)
+        request = load_request(env=env)
         if request:
             env["RLPROF_REQUEST_JSON"] = request.to_json()
         times = Path(folder, "times.json")

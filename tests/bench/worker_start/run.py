@@ -23,7 +23,6 @@ HOME = Path(__file__).parents[3]
 sys.path.insert(0, str(HOME / "python"))
 
 from rlprof_ops import rayenv  # noqa: E402
-from rlprof_ops.request import ProfileRequest  # noqa: E402
 
 DRIVER = r"""
 import json, os, sys, time
@@ -64,7 +63,7 @@ def seconds(side: str, actors: int) -> list[float]:
         env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
         if side == "ours":
             request = {"captures": [{"workers": "policy_worker", "steps": "3:5", "options": {"t": "nvtx"}}]}
-            env |= rayenv.environment() | {"RLPROF_REQUEST_JSON": ProfileRequest.from_dict(request).to_json()}
+            env |= rayenv.environment() | {"RLPROF_REQUEST_JSON": request_from_dict(request).to_json()}
         folder = f"/tmp/rlprof-b{os.getpid()}"
         try:
             done = subprocess.run([sys.executable, "-c", DRIVER, side, str(actors), folder], env=env, capture_output=True, text=True, timeout=600)

@@ -24,7 +24,7 @@ from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest, Report
 from rlprof_ops.collect.sync.sent_log import Journal, Sent
 from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.host.contained_dir import UnsafeName, safe_parts
-from rlprof_ops.request import ProfileRequest, plan
+from rlprof_ops.request import plan, request_from_dict
 
 FIRST, TREES = int(os.environ.get("RLPROF_FUZZ_FIRST", "0")), int(os.environ.get("RLPROF_FUZZ_TREES", "40"))
 NAMES = [b"plain", b"new\nline", b"'\"", b"-dash", b"\xff\xfe", b"a b", b"$(x)", b"\xc3\xbc", b"x..", b"x" * 200, b"~", b"*?"]
@@ -206,7 +206,7 @@ def test_what_is_planned_and_taken_is_what_harvest_finds(tmp_path_factory, worke
     steps = f"{start}:{start + length}" + (f",{start + length + 2}" if second else "")
     request = {"captures": [{"backend": "nsight", "workers": ["*"], "steps": steps}]}
     job = RunFolder(tmp_path_factory.mktemp("job") / "r", request)
-    asked = plan(ProfileRequest.from_dict(request), {worker: count}).captures
+    asked = plan(request_from_dict(request), {worker: count}).captures
     for rank in range(count):
         job.worker(worker, rank, last_step=20)
     for capture in asked:

@@ -18,7 +18,7 @@ from ray.exceptions import RuntimeEnvSetupError
 from tests.rayenv.stock import pristine
 
 from rlprof_ops.rayenv.builtin import repair
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import request_from_dict
 
 ray_module = pristine("nsight")
 LOG = logging.getLogger("test")
@@ -71,7 +71,7 @@ def plugin(monkeypatch, tmp_path):
 
 
 def ask(monkeypatch, **capture):
-    request = ProfileRequest.from_dict({"captures": [{"steps": "3:5", **capture}]})
+    request = request_from_dict({"captures": [{"steps": "3:5", **capture}]})
     monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())
 
 

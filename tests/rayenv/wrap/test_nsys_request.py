@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rlprof_ops.rayenv.plugin import RlprofPlugin
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import request_from_dict
 
 LOG = logging.getLogger("test")
 NSYS = """#!/bin/bash
@@ -37,7 +37,7 @@ def node(monkeypatch, tmp_path):
     calls.touch()
 
     def set_up(**capture):
-        request = ProfileRequest.from_dict({"captures": [{"workers": "*policy*", "steps": "3:5", **capture}]})
+        request = request_from_dict({"captures": [{"workers": "*policy*", "steps": "3:5", **capture}]})
         for name, value in {"CALLS": calls, "RLPROF_NSYS": fake, "RLPROF_NODE": "n1", "RLPROF_NODE_DIR": tmp_path / "node"}.items():
             monkeypatch.setenv(name, str(value))
         monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())

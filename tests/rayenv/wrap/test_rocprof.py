@@ -19,7 +19,7 @@ from tests.rayenv.stock import pristine
 from rlprof_ops.backends import names, rocprof_sys
 from rlprof_ops.rayenv.builtin import repair
 from rlprof_ops.rayenv.plugin import RlprofPlugin
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import request_from_dict
 
 ray_module = pristine("rocprof_sys")
 LOG = logging.getLogger("test")
@@ -56,7 +56,7 @@ def node(monkeypatch, tmp_path):
 
 
 def ask(monkeypatch, **capture):
-    request = ProfileRequest.from_dict({"captures": [{"backend": "rocprof_sys", "workers": "*policy*", "steps": "3:5", **capture}]})
+    request = request_from_dict({"captures": [{"backend": "rocprof_sys", "workers": "*policy*", "steps": "3:5", **capture}]})
     monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())
 
 

@@ -14,7 +14,7 @@ from tests.rayenv import rocprof_stand_in
 from rlprof_ops.backends import names
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.rayenv.wrap import standalone
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import request_from_dict
 
 TRAINING = """
 import sys, time
@@ -31,7 +31,7 @@ sys.exit(7)
 
 
 def request(**capture):
-    return ProfileRequest.from_dict({"captures": [{"workers": "*policy*", "steps": "3:5", **capture}]})
+    return request_from_dict({"captures": [{"workers": "*policy*", "steps": "3:5", **capture}]})
 
 
 def environment(tmp_path, **more):

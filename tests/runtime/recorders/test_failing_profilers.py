@@ -14,7 +14,7 @@ from tests.collect.runfolder import RunFolder
 
 from rlprof_ops.collect.harvest.harvest import harvest
 from rlprof_ops.collect.sync.sync_pass import Syncer
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import request_from_dict
 
 pytestmark = pytest.mark.torch
 
@@ -115,7 +115,7 @@ def test_training_goes_on_and_the_manifest_has_the_reason(tmp_path, undisturbed,
     backend, reason = FAILURES[how]
     node_dir = tmp_path / "node"
     request = {"captures": [{"backend": backend, "workers": ["policy_worker"], "steps": "3,5"}]}
-    asked = {"RLPROF_REQUEST_JSON": ProfileRequest.from_dict(request).to_json()}
+    asked = {"RLPROF_REQUEST_JSON": request_from_dict(request).to_json()}
     if backend == "nsight":
         asked |= {"RLPROF_NSYS_SESSION": "rlprof-test", "RLPROF_NSYS": str(fake_nsys(tmp_path, how)), "PATH": str(tmp_path)}
 
@@ -148,7 +148,7 @@ def harvested(node_dir, run_dir, request):
 def test_ranges_that_fail_cost_one_line_and_no_report(tmp_path, undisturbed):
     request = {"captures": [{"backend": "torch", "workers": ["policy_worker"], "steps": "3,5"}]}
 
-    losses, said = train(tmp_path / "node", "ranges", RLPROF_REQUEST_JSON=ProfileRequest.from_dict(request).to_json())
+    losses, said = train(tmp_path / "node", "ranges", RLPROF_REQUEST_JSON=request_from_dict(request).to_json())
 
     assert losses == undisturbed
     assert len(said) == 1 and "range did not start: ranges failed" in said[0], said
@@ -158,7 +158,7 @@ def test_ranges_that_fail_cost_one_line_and_no_report(tmp_path, undisturbed):
 def test_a_node_folder_that_somebody_deletes_is_made_again(tmp_path, undisturbed):
     request = {"captures": [{"backend": "torch", "workers": ["policy_worker"], "steps": "3,5"}]}
 
-    losses, said = train(tmp_path / "node", "deleted", RLPROF_REQUEST_JSON=ProfileRequest.from_dict(request).to_json())
+    losses, said = train(tmp_path / "node", "deleted", RLPROF_REQUEST_JSON=request_from_dict(request).to_json())
 
     assert losses == undisturbed and said == []
     assert [capture.state for capture in harvested(tmp_path / "node", tmp_path / "4711-logs", request).captures] == ["ok", "ok"]
@@ -168,7 +168,7 @@ def test_a_node_folder_that_cannot_be_made_again(tmp_path, undisturbed):
     """Nothing can be told from there: the manifest has what the run folder had before, and that no report came."""
     request = {"captures": [{"backend": "torch", "workers": ["policy_worker"], "steps": "3,5"}]}
 
-    losses, said = train(tmp_path / "node", "gone for good", RLPROF_REQUEST_JSON=ProfileRequest.from_dict(request).to_json())
+    losses, said = train(tmp_path / "node", "gone for good", RLPROF_REQUEST_JSON=request_from_dict(request).to_json())
 
     assert losses == undisturbed
     assert len(said) == 2 and "events" in said[0] and "Not a directory" in said[1], said

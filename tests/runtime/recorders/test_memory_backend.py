@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import request_from_dict, request_from_json
 from rlprof_ops.runtime import profiler, request_checks
 from rlprof_ops.runtime.recorders import memory
 from rlprof_ops.runtime.recorders.memory_options import MemoryOptions, parse
@@ -41,7 +41,7 @@ def test_host_memory_of_a_window(asked, events):
 def test_without_cuda_the_reason_is_clear_before_and_in_the_job(asked, events, monkeypatch):
     monkeypatch.setattr(memory, "has_gpu", lambda: False)
     asked(backend="memory")
-    request = ProfileRequest.from_json(os.environ["RLPROF_REQUEST_JSON"])
+    request = request_from_json(os.environ["RLPROF_REQUEST_JSON"])
 
     train(profiler.from_env("policy_worker", 0))
 
@@ -55,7 +55,7 @@ def test_without_cuda_the_reason_is_clear_before_and_in_the_job(asked, events, m
 
 
 def test_wrong_options_are_told_before_the_job():
-    request = ProfileRequest.from_dict(
+    request = request_from_dict(
         {"captures": [{"backend": "torch", "workers": "a", "steps": "1", "options": {"with_stak": "true"}},
                       {"backend": "memory", "workers": "a", "steps": "1", "options": {"hots": "true"}}]}
     )

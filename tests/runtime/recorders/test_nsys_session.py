@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import request_from_dict
 
 pytestmark = pytest.mark.nsys
 
@@ -65,7 +65,7 @@ def wrapped(tmp_path):
 
     def start(*argv, steps="3:5,7"):
         session = f"rlprof-test-{os.getpid()}-{len(started)}"
-        request = ProfileRequest.from_dict({"captures": [{"backend": "nsight", "workers": ["*"], "steps": steps}]})
+        request = request_from_dict({"captures": [{"backend": "nsight", "workers": ["*"], "steps": steps}]})
         env = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),

@@ -12,7 +12,7 @@ from rlprof_ops.collect.event_logs import ProcessLog
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host.contained_dir import Beneath
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import ProfileRequest, request_from_dict
 from rlprof_ops.slurm.job_state import ended_as
 
 _MOST_JSON = 256 << 20
@@ -150,7 +150,7 @@ def _request(data: dict[str, Any], notes: list[str]) -> ProfileRequest:
     if not asked:
         return ProfileRequest()
     try:
-        return ProfileRequest.from_dict(asked, origin="run.json")
+        return request_from_dict(asked, origin="run.json")
     except RlprofError as error:
         notes.append(f"the request in run.json cannot be read, so nothing counts as planned: {error}")
         return ProfileRequest()

@@ -19,7 +19,7 @@ from rlprof_ops.frameworks.base import (
     select,
     usable,
 )
-from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
+from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window, load_request
 from rlprof_ops.request.problems import Problem, RequestError
 from rlprof_ops.request.selectors import is_pattern
 
@@ -172,7 +172,7 @@ def import_(text: str, name: str) -> Imported:
         RequestError: with NeMo RL's own rules, and ours.
     """
     env = read_assignments(text, name)
-    request = ProfileRequest.load(env={key: value for key, value in env.items() if key.startswith("NRL_")})
+    request = load_request(env={key: value for key, value in env.items() if key.startswith("NRL_")})
     notes = list(request.notes)
     if not request.captures and not any(key.startswith("NRL_") for key in env):
         notes.append("no NRL_NSYS_* or NRL_TORCH_PROFILE_* variable is set: nothing is profiled")

@@ -178,9 +178,9 @@ def _request(logger: logging.Logger) -> Any | None:
     if not text:
         return None
     try:
-        from rlprof_ops.request import ProfileRequest
+        from rlprof_ops.request import request_from_json
 
-        request = ProfileRequest.from_json(text)
+        request = request_from_json(text)
     except Exception as error:
         logger.warning("rlprof: the job's request cannot be read, so no worker is left out: %s", error)
         return None

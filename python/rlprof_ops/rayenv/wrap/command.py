@@ -29,9 +29,9 @@ def wrap_context(context: Any, worker: str, rank: int | None, env: Mapping[str, 
     everyone = env.get("RLPROF_ON_DEMAND", "").strip().lower() == "nsight"
     if not text and not everyone:
         return False
-    from rlprof_ops.request import CaptureSpec, ProfileRequest
+    from rlprof_ops.request import CaptureSpec, request_from_json
 
-    specs = ProfileRequest.from_json(text).for_worker(worker, rank) if text else ()
+    specs = request_from_json(text).for_worker(worker, rank) if text else ()
     if everyone and not any(spec.backend == "nsight" for spec in specs):
         specs = (*specs, CaptureSpec(workers=(worker,)))  # no window planned: `rlprof capture` may ask for one later
     if not specs:
