@@ -42,7 +42,7 @@ def simulated_summary(worker: str, rank: int, steps: int, slow: bool, rng: rando
         seconds=1.5, start=T0 + STEP, end=T0 + STEP + window, device_names=("NVIDIA H100",), details={}, steps=tuple(step_times),
         phases=tuple(phases), segments=tuple(segments),
         devices=(DeviceTimes(rank % 8, "NVIDIA H100", T0 + STEP, T0 + STEP + window, _gpu(window, 6 * MS * steps), _idle(window, 6 * MS * steps), 4000),),
-        kernels=kernels, ops=kernels[:5], collectives=(), memory=(MemoryPeak(rank % 8, "train", 60 << 30, 70 << 30),), meetings=(),
+        kernels=kernels, ops=kernels[:5], collectives=(), memory=(MemoryPeak(rank % 8, "train", 60 << 30, 70 << 30),), collective_events=(),
         collectives_seen=True,
     )  # fmt: skip
 

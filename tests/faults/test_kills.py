@@ -14,7 +14,7 @@ import pytest
 
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.collect.harvest.run_state import observe
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 from tests.faults.job import AgentLost, Job, submit
 from tests.faults.lanes import Work
 from tests.faults.table import TABLE
@@ -105,7 +105,7 @@ def test_killing_helpers_at_random_moments_costs_training_nothing(lanes):
     assert (found.state.state, found.state.exit_code) == ("COMPLETED", 0), output
     assert f"result {sum(range(STEPS + 1))}" in (found.job.folder / "logs/driver.log").read_text()
     shown = "\n".join([*map(str, found.kills), *(f"{capture.id} {capture.state} {capture.reason}" for capture in captures), output])
-    with Beneath(found.job.folder) as run:
+    with ContainedDir(found.job.folder) as run:
         ended = {(event.backend, log.rank, event.start) for log in observe(run).logs for event in log.windows if event.event == "closed"}
     states = {(capture.backend, capture.rank, capture.start): capture.state for capture in captures}
     assert all(states[key] in ("ok", "recovered") for key in ended), shown

@@ -48,4 +48,4 @@ def test_an_open_window_closes_at_the_end():
 
 @pytest.mark.parametrize(("step", "quiet"), [(1, (-NEVER, 3)), (3, (3, 3)), (5, (5, 7)), (6, (5, 7)), (8, (8, NEVER))])
 def test_quiet_steps_are_those_between_windows(step, quiet):
-    assert StepGate(WINDOWS, lambda _: None, lambda *_: None).quiet_around(step) == quiet
+    assert StepGate(WINDOWS, lambda _: None, lambda *_: None).inactive_step_range(step) == quiet

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from rlprof_ops.supervisor.gcs_watcher import Asking
+from rlprof_ops.supervisor.gcs_watcher import GcsWatcher
 
 # The first line tells why the plugin does not load; an answer of the GCS would take Ray half a minute, since there is none.
 WITHOUT_PLUGIN = {**os.environ, "RLPROF_REQUEST_JSON": "{}", "RAY_RUNTIME_ENV_PLUGINS": "[]"}
@@ -17,7 +17,7 @@ WITHOUT_PLUGIN = {**os.environ, "RLPROF_REQUEST_JSON": "{}", "RAY_RUNTIME_ENV_PL
 async def kills(times: int) -> tuple[object, list[str]]:
     """The first answer when the process got SIGKILL `times` times before it, and what was said; nobody listens at the address."""
     said: list[str] = []
-    asking = Asking("127.0.0.1:1", WITHOUT_PLUGIN, set(), said.append)
+    asking = GcsWatcher("127.0.0.1:1", WITHOUT_PLUGIN, set(), said.append)
     await asking.start()
     try:
         for number in range(times):

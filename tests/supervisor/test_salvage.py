@@ -21,20 +21,20 @@ from rlprof_ops.request import ProfileRequest
 from rlprof_ops.slurm import job_state
 from rlprof_ops.supervisor import salvage
 from rlprof_ops.supervisor.journal import Journal
-from rlprof_ops.supervisor.node_context import Place
+from rlprof_ops.supervisor.node_context import NodeContext
 from rlprof_ops.supervisor.node_drain import Ending
 from rlprof_ops.supervisor.run_record import RunRecord
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> NodeContext:
     run, folder = RunFolder(tmp_path / "it's the run"), node_folder(tmp_path, "7", "")
     run.create()
     folder.create()
-    return Place("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
+    return NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
 
 
-def ending(place: Place, **knobs: str) -> Ending:
+def ending(place: NodeContext, **knobs: str) -> Ending:
     return Ending(Settings.load(knobs), ProfileRequest(captures=()), place, Journal(place.run.logs / "n1.log", "n1", time.time()))
 
 
@@ -117,7 +117,7 @@ def test_a_record_that_the_storage_takes_again_is_kept_nowhere_else(place, tmp_p
 @pytest.mark.parametrize(("wait", "seconds"), [("30", 27), ("5", 4), ("0", 4), ("120", 90), ("", 90), ("UNLIMITED", 90)])
 def test_a_cancelled_job_drains_within_slurms_patience(place, monkeypatch, wait, seconds):
     monkeypatch.setenv("RLPROF_KILL_WAIT", wait)
-    assert ending(place, RLPROF_DRAIN_SECONDS="90").patience() == seconds
+    assert ending(place, RLPROF_DRAIN_SECONDS="90").drain_budget_s() == seconds
 
 
 @pytest.mark.parametrize(("state", "cancelled"), [("RUNNING", False), ("COMPLETING", True), ("CANCELLED", True)])

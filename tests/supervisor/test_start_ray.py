@@ -15,7 +15,7 @@ from rlprof_ops.job.knobs import Settings
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor import base
 from rlprof_ops.supervisor.journal import Journal
-from rlprof_ops.supervisor.node_context import Place
+from rlprof_ops.supervisor.node_context import NodeContext
 
 # Stands for `ray start`: fails until a file counts enough tries, then says what Ray says and stays.
 RAY = """
@@ -33,7 +33,7 @@ def node(tmp_path: Path, **knobs: str) -> base.Supervisor:
     run, folder = RunFolder(tmp_path / "run"), NodeFolder(tmp_path / "node")
     run.create()
     folder.create()
-    place = Place("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, False, ("n0", "n1"), run, folder, 0, "token")
+    place = NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, False, ("n0", "n1"), run, folder, 0, "token")
     return base.Supervisor(
         Settings.load(knobs), ProfileRequest(captures=()), place, Journal(run.logs / "n1.log", "n1", time.time())
     )

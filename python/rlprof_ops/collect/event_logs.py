@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 
 _MOST_BYTES = 64 << 20  # of one event file; a training process writes a few lines a window
 
@@ -61,13 +61,13 @@ def unclosed(logs: Iterable[ProcessLog]) -> list[tuple[ProcessLog, WindowEvent]]
 def read_node(folder: str | os.PathLike[str], node: str = "") -> list[ProcessLog]:
     """The logs in one `events/` folder; lines and files that make no sense are left out."""
     try:
-        with Beneath(folder) as tree:
+        with ContainedDir(folder) as tree:
             return read_beneath(tree, "", node)
     except OSError:
         return []
 
 
-def read_beneath(tree: Beneath, folder: str, node: str) -> list[ProcessLog]:
+def read_beneath(tree: ContainedDir, folder: str, node: str) -> list[ProcessLog]:
     """The same for a folder below an open one."""
     try:
         paths = sorted(path for path, _ in tree.files(folder) if path.endswith(".jsonl"))
@@ -77,7 +77,7 @@ def read_beneath(tree: Beneath, folder: str, node: str) -> list[ProcessLog]:
     return [log for log in found if log is not None]
 
 
-def _read_log(tree: Beneath, relative: str, node: str) -> ProcessLog | None:
+def _read_log(tree: ContainedDir, relative: str, node: str) -> ProcessLog | None:
     try:
         lines = tree.read(relative, _MOST_BYTES).split(b"\n")
     except OSError:
@@ -130,7 +130,7 @@ def _window(row: dict[str, Any]) -> WindowEvent | None:
     )
 
 
-def _last_step(tree: Beneath, relative: str) -> int | None:
+def _last_step(tree: ContainedDir, relative: str) -> int | None:
     try:
         raw = tree.read(relative[: -len(".jsonl")] + ".step", 8)
     except OSError:

@@ -35,7 +35,7 @@ def safe_component(name: str, what: str) -> str:
     return name
 
 
-class Beneath:
+class ContainedDir:
     """An open folder; every path given to it is relative, and every component is opened with O_NOFOLLOW.
 
     The folder itself may be reached through links: the operator chose it. Safe to share between threads.
@@ -47,7 +47,7 @@ class Beneath:
             os.makedirs(self.root, mode=FOLDER_MODE, exist_ok=True)
         self.fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def __enter__(self) -> Beneath:
+    def __enter__(self) -> ContainedDir:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

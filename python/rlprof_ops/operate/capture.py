@@ -69,7 +69,7 @@ def capture(
     deaf = [worker.name for worker in meant if not worker.on_demand]
     if deaf:
         raise RlprofError(f"{', '.join(deaf)} do not listen: the job was started with {watcher.VARIABLE}=0; set it to 1 at sbatch")
-    demand = watcher.Demand(_new_id(), tuple(workers), ranks, backend, options, next_steps, seconds)
+    demand = watcher.CaptureRequest(_new_id(), tuple(workers), ranks, backend, options, next_steps, seconds)
     watcher.leave(run / watcher.FOLDER, demand)
     deadline = time.monotonic() + timeout_s + (seconds or 0)
     found: dict[Worker, Answer] = {}
@@ -96,7 +96,7 @@ def stacks(run: Path, workers: Sequence[str], ranks: tuple[int, ...] | None, tim
     waiting = {(worker.node, worker.pid): worker for worker in meant if worker not in here}
     if not waiting:
         return
-    demand = watcher.Demand(_new_id(), tuple(workers), ranks, capture_relay.STACKS, {}, 1, None)
+    demand = watcher.CaptureRequest(_new_id(), tuple(workers), ranks, capture_relay.STACKS, {}, 1, None)
     watcher.leave(run / watcher.FOLDER, demand)
     folder = run / watcher.FOLDER / f"{demand.id}.{capture_relay.STACKS}"
     deadline = time.monotonic() + timeout_s

@@ -14,7 +14,7 @@ from rlprof_ops.collect.harvest.manifest import WHOLE, Manifest
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, RlprofError
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.operate.find_job import Job
 
 _CAUSE_EXIT = {"signal": 143, "time_limit": 140, "node_lost": EXIT_FAILED, "startup_failed": EXIT_FAILED}
@@ -116,7 +116,7 @@ def look(job: Job) -> View:
 def _observe(folder: Path | None) -> Observed | None:
     if folder is None:
         return None
-    with contextlib.suppress(RlprofError, OSError), Beneath(folder) as run:
+    with contextlib.suppress(RlprofError, OSError), ContainedDir(folder) as run:
         return observe(run)
     return None
 

@@ -18,8 +18,8 @@ from rlprof_ops.runtime.gate import ALWAYS_QUIET
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT
 from rlprof_ops.runtime.process import signals
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile, log
-from rlprof_ops.runtime.process.worker_identity import Place
-from rlprof_ops.runtime.ranges.emitter_set import Recorders
+from rlprof_ops.runtime.process.worker_identity import NodeContext
+from rlprof_ops.runtime.ranges.emitter_set import EmitterSet
 from rlprof_ops.runtime.ranges.range_times import Metrics, RangeTimes
 from rlprof_ops.runtime.ranges.span import Span, Step, end_tokens, start_tokens
 
@@ -33,7 +33,7 @@ class Profiler:
     Threads and coroutines may share it. A forked child has nothing of it: its methods do nothing there.
     """
 
-    def __init__(self, place: Place, specs: Sequence[Any], metrics: bool = False, output_dir: str | None = None, on_demand: bool = False) -> None:
+    def __init__(self, place: NodeContext, specs: Sequence[Any], metrics: bool = False, output_dir: str | None = None, on_demand: bool = False) -> None:
         self.place = place
         self._metrics = Metrics() if metrics else None
         self.active = metrics  # ranges are looked at: a window is open, may open at a range, or times are wanted
@@ -45,7 +45,7 @@ class Profiler:
         self._current_step: int | None = None  # tracked where it matters: not in quiet steps
         self._step_times_ns: dict[str, list[int]] = {}
         self._emitters: tuple[Any, ...] = ()
-        self._recorders = Recorders(self._events)
+        self._recorders = EmitterSet(self._events)
         self._step_tokens: list[tuple[Any, Any]] = []
         self._closed = False
         self._working = False
@@ -64,7 +64,7 @@ class Profiler:
             wrapped=bool(os.environ.get("RLPROF_NSYS_SESSION")),
         )
         self._captures = Captures(place, specs, self._events, output_dir)
-        self._quiet = self._captures.quiet_around(0)
+        self._quiet = self._captures.inactive_step_range(0)
         self._at_exit = functools.partial(signals.close_weakly, weakref.ref(self))
         atexit.register(self._at_exit)
         self._signals = signals.on_terminate(self._on_terminate)
@@ -149,7 +149,7 @@ class Profiler:
         elif armed or self._pending or self._current_step is not None:
             self._quiet = (0, 0)
         else:
-            self._quiet = self._captures.quiet_around(self._last_step + 1 if next_step is None else next_step)
+            self._quiet = self._captures.inactive_step_range(self._last_step + 1 if next_step is None else next_step)
 
     # -- captures on demand (rlprof_ops.runtime.on_demand.apply), called from the watcher's thread
 
@@ -159,7 +159,7 @@ class Profiler:
 
         reference = weakref.ref(self)
 
-        def on_demand(asked: watcher.Demand) -> None:
+        def on_demand(asked: watcher.CaptureRequest) -> None:
             profiler = reference()
             if profiler is not None and not profiler._closed:
                 apply.answer(profiler, profiler._watcher, asked)

@@ -13,8 +13,8 @@ from rlprof_ops import backends
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
-from rlprof_ops.runtime.process.worker_identity import Place
-from rlprof_ops.runtime.recorders.base import Taker, choose_taker, mirror, move_into_place
+from rlprof_ops.runtime.process.worker_identity import NodeContext
+from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker, mirror, move_into_place
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Capture:
     """One spec that this process can take, or cannot (`impossible` says why). `asked_by`: the id of an on-demand request."""
 
     spec: Any
-    taker: Taker | None
+    taker: WindowRecorder | None
     impossible: str
     gate: Gate = field(init=False)
     target: Path | None = None
@@ -32,7 +32,7 @@ class Capture:
 class Captures:
     """All captures of a process, opened and closed by steps and ranges. No method raises for a profiler's failure."""
 
-    def __init__(self, place: Place, specs: Sequence[Any], events: EventLog, output_dir: str | None = None) -> None:
+    def __init__(self, place: NodeContext, specs: Sequence[Any], events: EventLog, output_dir: str | None = None) -> None:
         self._place = place
         self._events = events
         self._output_dir = output_dir
@@ -113,11 +113,11 @@ class Captures:
         for thread in finishing:
             thread.join()
 
-    def quiet_around(self, step: int) -> tuple[int, int]:
+    def inactive_step_range(self, step: int) -> tuple[int, int]:
         """The half-open range of steps around `step` in which nothing opens or closes."""
         low, high = ALWAYS_QUIET
         for capture in self._all:
-            one_low, one_high = capture.gate.quiet_around(step)
+            one_low, one_high = capture.gate.inactive_step_range(step)
             low, high = max(low, one_low), min(high, one_high)
         return low, high
 

@@ -48,7 +48,7 @@ class Gate:
         """Whether the open window has to be closed before `step` begins."""
         return False
 
-    def quiet_around(self, step: int) -> tuple[int, int]:
+    def inactive_step_range(self, step: int) -> tuple[int, int]:
         """The half-open range of steps around `step` in which this gate has nothing to do; empty when it has."""
         return ALWAYS_QUIET
 
@@ -99,7 +99,7 @@ class StepGate(Gate):
         if self.current and self.current.window.stop == step + 1:
             self.close(partial=not self.current.complete)
 
-    def quiet_around(self, step: int) -> tuple[int, int]:
+    def inactive_step_range(self, step: int) -> tuple[int, int]:
         return _quiet_around(self.windows, step)
 
 
@@ -138,7 +138,7 @@ class PhaseGate(Gate):
         """The range that opened the window ended."""
         self.close(partial)
 
-    def quiet_around(self, step: int) -> tuple[int, int]:
+    def inactive_step_range(self, step: int) -> tuple[int, int]:
         return _quiet_around(self.windows, step)
 
 
@@ -153,7 +153,7 @@ class TimedGate(Gate):
         if self.current:
             self.current.seen.append(step)
 
-    def quiet_around(self, step: int) -> tuple[int, int]:
+    def inactive_step_range(self, step: int) -> tuple[int, int]:
         return (step, step) if self.current else ALWAYS_QUIET
 
 

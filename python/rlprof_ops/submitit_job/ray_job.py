@@ -88,7 +88,7 @@ class RayJob:
         ends.code = self._process.exit_code()
         return _summary(place, ends.code)
 
-    def _open(self, place: task_context.Seat, run: RunFolder) -> dict[str, str]:
+    def _open(self, place: task_context.TaskContext, run: RunFolder) -> dict[str, str]:
         """The first task's part: run folder, token, request, address and ports; the others learn them, or why not."""
         run.create()
         self._folders = (*place.earlier, run.path)
@@ -111,7 +111,7 @@ class RayJob:
     def _knobs(self) -> dict[str, str]:
         return {**self.settings, "COMMAND": str(self.command)}
 
-    def _environment(self, place: task_context.Seat, run: RunFolder, found: rendezvous.Rendezvous) -> dict[str, str]:
+    def _environment(self, place: task_context.TaskContext, run: RunFolder, found: rendezvous.Rendezvous) -> dict[str, str]:
         """What scripts/node.sh gets: this task's environment without anybody's knobs, ours, and the contract of ray.sub."""
         foreign = {*read_knobs(), "RLPROF_REQUEST_JSON"} - {"RLPROF_NSYS", "OMP_NUM_THREADS", "RLPROF_SITE_ENV", "CONTAINER", "MOUNTS"}
         env = {name: value for name, value in os.environ.items() if name not in foreign and not name.startswith(("NRL_NSYS_", "NRL_TORCH_"))}
@@ -133,7 +133,7 @@ class RayJob:
     # ---- signals -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _signals(self, place: task_context.Seat) -> Any:
+    def _signals(self, place: task_context.TaskContext) -> Any:
         """Pass an order to end on to the supervisor, which drains.
 
         submitit ignores SIGTERM and ends a job without `requeue` with an error at SIGUSR2; with `requeue` its handler
@@ -203,7 +203,7 @@ def _manifest(folder: Path) -> Any:
     return None
 
 
-def _summary(place: task_context.Seat, code: int) -> RunSummary:
+def _summary(place: task_context.TaskContext, code: int) -> RunSummary:
     from rlprof_ops.collect.harvest.manifest import Manifest
 
     manifest = None
@@ -269,7 +269,7 @@ class _ExitCode:
     Registered first, so it runs last of what the job registers for the interpreter's end.
     """
 
-    def __init__(self, place: task_context.Seat) -> None:
+    def __init__(self, place: task_context.TaskContext) -> None:
         self.code = 0
         if place.cluster == "slurm" and place.rank == 0:
             atexit.register(self._leave)

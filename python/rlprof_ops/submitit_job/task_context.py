@@ -11,7 +11,7 @@ from rlprof_ops.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Seat:
+class TaskContext:
     """`job` carries the attempt, as in docs/contracts.md; `base` gets the run folder; `earlier`: run folders of past attempts."""
 
     cluster: str
@@ -32,7 +32,7 @@ def job_name(cluster: str, job_id: str) -> str:
     return job_id if cluster == "slurm" else "local-" + re.sub(r"\D", "", job_id)
 
 
-def take(log_dir: str | None) -> Seat:
+def take(log_dir: str | None) -> TaskContext:
     """This task's seat, from submitit's environment; outside a submitit job this machine alone is the cluster.
 
     Raises UsageError when the job has more than one task on a node.
@@ -54,14 +54,14 @@ def take(log_dir: str | None) -> Seat:
         raise UsageError(f"{env.num_tasks} tasks on {env.num_nodes} nodes: RayJob takes one task a node; set tasks_per_node=1")
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     names = [_attempt(env.job_id, number) for number in range(restarts + 1)]
-    return Seat(
+    return TaskContext(
         cluster="slurm", job=names[-1], base=base.absolute(), rank=env.node, nodes=tuple(env.hostnames),
         node=os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
         earlier=_existing(base.absolute(), names[:-1]),
     )  # fmt: skip
 
 
-def _local(cluster: str, job_id: str, base: Path) -> Seat:
+def _local(cluster: str, job_id: str, base: Path) -> TaskContext:
     """submitit starts a local job again under the same id, so the attempt is the first number without a folder."""
     base = base.absolute()
     number = 0
@@ -69,7 +69,7 @@ def _local(cluster: str, job_id: str, base: Path) -> Seat:
         number += 1
     names = [_attempt(job_name(cluster, job_id), earlier) for earlier in range(number + 1)]
     node = os.uname().nodename
-    return Seat(cluster, names[-1], base, 0, (node,), node, _existing(base, names[:-1]))
+    return TaskContext(cluster, names[-1], base, 0, (node,), node, _existing(base, names[:-1]))
 
 
 def _attempt(job: str, number: int) -> str:

@@ -20,12 +20,12 @@ from rlprof_ops.request import load_request
 from rlprof_ops.supervisor.base import Supervisor
 from rlprof_ops.supervisor.head import Head
 from rlprof_ops.supervisor.journal import Journal
-from rlprof_ops.supervisor.node_context import Place
+from rlprof_ops.supervisor.node_context import NodeContext
 from rlprof_ops.supervisor.ray_process import gpu_count
 from rlprof_ops.supervisor.worker import Worker
 
 
-def find_place(env: Mapping[str, str], settings: Settings) -> Place:
+def find_place(env: Mapping[str, str], settings: Settings) -> NodeContext:
     """Read what ray.sub (or `rlprof demo`) set for this node. Raises UsageError when the run folder is not visible."""
     job = env.get("RLPROF_JOB") or folders.job_name(env)
     node = env.get("SLURMD_NODENAME") or env.get("RLPROF_NODE") or os.uname().nodename
@@ -38,7 +38,7 @@ def find_place(env: Mapping[str, str], settings: Settings) -> Place:
             " storage that all nodes share and, with a container, in MOUNTS."
         ) from error
     head_ip = env["RLPROF_HEAD_IP"]
-    return Place(
+    return NodeContext(
         job=job,
         node=node,
         ip=address_towards(head_ip),

@@ -7,16 +7,16 @@ import shlex
 from collections.abc import Mapping
 
 from rlprof_ops.job.knobs import home
-from rlprof_ops.supervisor.node_context import Place
+from rlprof_ops.supervisor.node_context import NodeContext
 
 _NAMES = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "PYTHONPATH", "PATH", "CONTAINER", "MOUNTS")
 
 
-def command_line(place: Place) -> str:
+def command_line(place: NodeContext) -> str:
     return shlex.join(["bash", str(home() / "scripts" / "attach.sh"), str(place.run.path)])
 
 
-def write(place: Place, env: Mapping[str, str]) -> None:
+def write(place: NodeContext, env: Mapping[str, str]) -> None:
     """`.secrets/attach.env`: shell assignments that scripts/attach.sh reads, beside the token they point to."""
     names = [
         name

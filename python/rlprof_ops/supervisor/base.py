@@ -26,7 +26,7 @@ def plugin_message(node: str, reason: str) -> str:
 class Supervisor(Ending):
     """One node of a job. Subclasses say what the head and what the others do in between."""
 
-    told_to_end: asyncio.Future[str] | None = None
+    shutdown_requested: asyncio.Future[str] | None = None
 
     # ---- environment -------------------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class Supervisor(Ending):
     def listen_to_signals(self) -> None:
         """SIGTERM: the job ends now. SIGUSR2: its time runs out. The first one decides the cause."""
         loop = asyncio.get_running_loop()
-        self.told_to_end = loop.create_future()
+        self.shutdown_requested = loop.create_future()
         for number, cause in (
             (signal.SIGTERM, "signal"),
             (signal.SIGINT, "signal"),
@@ -70,9 +70,9 @@ class Supervisor(Ending):
             loop.add_signal_handler(number, self.tell_to_end, cause)
 
     def tell_to_end(self, cause: str) -> None:
-        assert self.told_to_end is not None
-        if not self.told_to_end.done():
-            self.told_to_end.set_result(cause)
+        assert self.shutdown_requested is not None
+        if not self.shutdown_requested.done():
+            self.shutdown_requested.set_result(cause)
 
     async def run_setup(self) -> None:
         """SETUP_COMMAND, once, before Ray. Raises RlprofError with its exit code."""

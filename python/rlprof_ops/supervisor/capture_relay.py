@@ -39,7 +39,7 @@ async def serve(run_dir: Path, node_dir: Path, node: str, say: Callable[[str], N
 
 def _answer_stacks(run_control: Path, path: Path, node_dir: Path, node: str, say: Callable[[str], None]) -> None:
     try:
-        demand = watcher.Demand.from_json(path.read_text(encoding="utf-8"))
+        demand = watcher.CaptureRequest.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
     say(f"on demand {demand.id}: {demand.backend} of {', '.join(demand.workers)}")

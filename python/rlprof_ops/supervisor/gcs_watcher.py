@@ -11,7 +11,7 @@ from typing import Any
 _RESTARTS = 5
 
 
-class Asking:
+class GcsWatcher:
     """`rlprof_ops.supervisor.gcs_probe` beside the start of Ray; see there for its answers."""
 
     def __init__(self, address: str, env: Mapping[str, str], helpers: set[int], say: Callable[[str], None]) -> None:

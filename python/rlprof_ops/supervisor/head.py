@@ -17,7 +17,7 @@ from rlprof_ops.supervisor import attach_file, run_record
 from rlprof_ops.supervisor.base import Supervisor, plugin_message
 from rlprof_ops.supervisor.control_channel import Head as ControlHead
 from rlprof_ops.supervisor.driver import Driver
-from rlprof_ops.supervisor.gcs_watcher import Asking
+from rlprof_ops.supervisor.gcs_watcher import GcsWatcher
 
 _CAUSE_EXIT = {"signal": 143, "time_limit": 140}  # 128 + SIGTERM, 128 + SIGUSR2, as a shell says it
 
@@ -68,7 +68,7 @@ class Head(Supervisor):
                 f"RLPROF_CONTROL_PORT: node {place.node} cannot listen on {place.ip}:{place.control_port}: {error}"
             ) from error
         await self.run_setup()
-        asking = Asking(f"{place.head_ip}:{place.gcs_port}", self.environment(), self.helpers, self.journal.say)
+        asking = GcsWatcher(f"{place.head_ip}:{place.gcs_port}", self.environment(), self.helpers, self.journal.say)
         await asking.start()
         try:
             await self.start_sync()
@@ -81,7 +81,7 @@ class Head(Supervisor):
 
     async def _racing_failures(self, work: Any) -> None:
         """Wait for `work`; a node that reports a failed start, or an order to end, ends the wait with an RlprofError."""
-        assert self.told_to_end is not None
+        assert self.shutdown_requested is not None
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
@@ -89,11 +89,11 @@ class Head(Supervisor):
                 self._raise_start_failures()
                 changed = asyncio.ensure_future(self._changed.wait())
                 await asyncio.wait(
-                    {task, changed, asyncio.shield(self.told_to_end)}, return_when=asyncio.FIRST_COMPLETED
+                    {task, changed, asyncio.shield(self.shutdown_requested)}, return_when=asyncio.FIRST_COMPLETED
                 )
                 changed.cancel()
-                if self.told_to_end.done() and not task.done():
-                    raise RlprofError(f"told to end ({self.told_to_end.result()}) before the cluster was up")
+                if self.shutdown_requested.done() and not task.done():
+                    raise RlprofError(f"told to end ({self.shutdown_requested.result()}) before the cluster was up")
             await task
         finally:
             task.cancel()
@@ -105,7 +105,7 @@ class Head(Supervisor):
             if state.get("state") == "failed":
                 raise RlprofError(str(state.get("reason")))
 
-    async def _all_joined(self, asking: Asking, deadline: float) -> None:
+    async def _all_joined(self, asking: GcsWatcher, deadline: float) -> None:
         """Wait until enough nodes are alive. Raises RlprofError naming those that are missing, or the plugin's fault."""
         wanted = self.settings.number("RLPROF_MIN_NODES") or len(self.place.nodes)
         alive: list[str] = []
@@ -150,13 +150,13 @@ class Head(Supervisor):
 
     async def _serve(self) -> tuple[str, int]:
         """Run the driver, or wait for the end of an interactive cluster. Gives the cause of the end and the exit code."""
-        assert self.told_to_end is not None
+        assert self.shutdown_requested is not None
         assert self.ray is not None
         place = self.place
         attach_file.write(place, self.environment())
         command = self.settings["COMMAND"]
         waiting: dict[str, asyncio.Future[Any]] = {
-            "told": asyncio.shield(self.told_to_end),
+            "told": asyncio.shield(self.shutdown_requested),
             "ray": asyncio.ensure_future(self.ray.gone.wait()),
         }
         if command:
@@ -208,10 +208,10 @@ class Head(Supervisor):
         self.run_record.ending(cause)
         began = time.monotonic()
         seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
-        if cause == "signal" and self.patience() < seconds and await asyncio.to_thread(is_cancelled, self.place.job):
-            seconds = self.patience()
+        if cause == "signal" and self.drain_budget_s() < seconds and await asyncio.to_thread(is_cancelled, self.place.job):
+            seconds = self.drain_budget_s()
             self.journal.note(f"the job is being cancelled: {seconds:.0f} s are left")
-        if cause == "startup_failed" and not (self.told_to_end and self.told_to_end.done()):
+        if cause == "startup_failed" and not (self.shutdown_requested and self.shutdown_requested.done()):
             await self._nodes_join(_LATE_NODES_SECONDS)  # a node that joins later would wait for us in vain
         await self.control.tell({"do": "drain", "seconds": seconds, "cause": cause})
         await self.close_profilers(seconds / 2)

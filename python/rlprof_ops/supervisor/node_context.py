@@ -8,7 +8,7 @@ from rlprof_ops.job.folders import NodeFolder, RunFolder
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeContext:
     """Where this supervisor is: the job, this node, and the head."""
 
     job: str

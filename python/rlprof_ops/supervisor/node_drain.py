@@ -17,7 +17,7 @@ from rlprof_ops.job.knobs import Settings
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor import salvage
 from rlprof_ops.supervisor.journal import Journal
-from rlprof_ops.supervisor.node_context import Place
+from rlprof_ops.supervisor.node_context import NodeContext
 from rlprof_ops.supervisor.ray_process import RayProcess
 
 _SYNC_QUICK_RESTARTS = 20
@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 class Ending:
     """The half of a supervisor that is the same whatever the node was doing."""
 
-    def __init__(self, settings: Settings, request: ProfileRequest, place: Place, journal: Journal) -> None:
+    def __init__(self, settings: Settings, request: ProfileRequest, place: NodeContext, journal: Journal) -> None:
         self.settings = settings
         self.request = request
         self.place = place
@@ -75,7 +75,7 @@ class Ending:
 
     # ---- the end -----------------------------------------------------------------------------------------------
 
-    def patience(self) -> float:
+    def drain_budget_s(self) -> float:
         """Seconds for the whole drain of a job that Slurm is ending: it kills what is left after KillWait (scripts/lib/job.sh)."""
         seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
         wait = os.environ.get("RLPROF_KILL_WAIT", "")

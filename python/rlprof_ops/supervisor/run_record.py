@@ -19,20 +19,20 @@ from rlprof_ops.version import __version__
 if TYPE_CHECKING:
     from rlprof_ops.job.knobs import Settings
     from rlprof_ops.request import ProfileRequest
-    from rlprof_ops.supervisor.node_context import Place
+    from rlprof_ops.supervisor.node_context import NodeContext
 
 
 @dataclass
 class RunRecord:
     """The record while the job runs; `save` is called by every method that changes it."""
 
-    place: Place
+    place: NodeContext
     data: dict[str, Any]
     detail: str = ""
     lost_nodes: set[str] = field(default_factory=set)
 
     @classmethod
-    def begin(cls, place: Place, settings: Settings, request: ProfileRequest, started_ns: int) -> RunRecord:
+    def begin(cls, place: NodeContext, settings: Settings, request: ProfileRequest, started_ns: int) -> RunRecord:
         data: dict[str, Any] = {
             "schema": 1,
             "job": place.job,

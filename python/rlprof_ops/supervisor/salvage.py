@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 from rlprof_ops.collect.drain import steps
 from rlprof_ops.collect.sync.__main__ import Syncer, last_pass
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job import folders
 from rlprof_ops.job.knobs import Settings, import_path
 
 if TYPE_CHECKING:
-    from rlprof_ops.supervisor.node_context import Place
+    from rlprof_ops.supervisor.node_context import NodeContext
 
 
 _KNOWN_THEN = ("role", "started_ns", "plugin_loaded", "clock", "phases_s")
 
 
-def command_line(place: Place, root: str) -> str:
+def command_line(place: NodeContext, root: str) -> str:
     """What a person types on the node, once the storage takes files again."""
     env = {"RLPROF_JOB": place.job, "RLPROF_RUN_DIR": str(place.run.path), "SLURMD_NODENAME": place.node, "RLPROF_NODE_ROOT": root, "PYTHONPATH": import_path()}
     return shlex.join(["env", *(f"{name}={value}" for name, value in env.items()), sys.executable, "-m", "rlprof_ops.supervisor.salvage"])
@@ -65,7 +65,7 @@ def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> 
 
 def _put_kept(folder: Path, run: Path, node: str, facts: dict[str, Any]) -> None:
     """Take what the supervisor could not write into the run folder: the end of the job, and into `facts` what it knew of the node."""
-    with Beneath(folder) as home, Beneath(run) as tree:
+    with ContainedDir(folder) as home, ContainedDir(run) as tree:
         try:
             tree.write_atomic("run.json", home.read("keep/run.json"))
         except FileNotFoundError:
@@ -79,7 +79,7 @@ def _put_kept(folder: Path, run: Path, node: str, facts: dict[str, Any]) -> None
 
 def finish_run_record(run: Path, code: str) -> None:
     """Write into run.json that the job is over, where the head's supervisor could not."""
-    with Beneath(run) as tree:
+    with ContainedDir(run) as tree:
         try:
             data: dict[str, Any] = json.loads(tree.read("run.json"))
             if data["end"]["cause"] != "running":

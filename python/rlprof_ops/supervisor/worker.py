@@ -42,15 +42,15 @@ class Worker(Supervisor):
     async def _join(self, deadline: float) -> Node:
         """The link to the head. Raises RlprofError when the head does not answer, or an order to end comes first."""
         place = self.place
-        assert self.told_to_end is not None
+        assert self.shutdown_requested is not None
         hello = {"node": place.node, "ip": place.ip, "pid": os.getpid()}
         joining = asyncio.create_task(Node.join(place.head_ip, place.control_port, place.token, hello, deadline))
-        either: set[asyncio.Future[Any]] = {joining, self.told_to_end}
+        either: set[asyncio.Future[Any]] = {joining, self.shutdown_requested}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         try:
             if not joining.done():
                 joining.cancel()
-                raise RlprofError(f"told to end ({self.told_to_end.result()}) before the head answered")
+                raise RlprofError(f"told to end ({self.shutdown_requested.result()}) before the head answered")
             return joining.result()
         except (TimeoutError, RlprofError) as error:
             await asyncio.to_thread(steps.clear, place.folder.path, say=self.journal.note)
@@ -59,7 +59,7 @@ class Worker(Supervisor):
     async def _serve(self, head: Node, setup: asyncio.Task[None], deadline: float) -> int:
         """Everything between joining and the last message. An order to end is heard from the first moment on."""
         self._may_stop = asyncio.Event()
-        self._told: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._drain_ordered: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._listening = asyncio.create_task(head.listen(self._on_message))
         probing = asyncio.create_task(self._probe_clock("start"))
         starting = asyncio.create_task(self._start(head, setup, deadline))
@@ -86,30 +86,30 @@ class Worker(Supervisor):
         await head.tell({"state": "ray_up"})
 
     def _on_message(self, message: dict[str, Any]) -> None:
-        if message.get("do") == "drain" and not self._told.done():
-            self._told.set_result(float(message.get("seconds", 60)))
+        if message.get("do") == "drain" and not self._drain_ordered.done():
+            self._drain_ordered.set_result(float(message.get("seconds", 60)))
         elif message.get("do") == "stop_ray":
             self._may_stop.set()
 
     async def _first_of(self, more: dict[str, asyncio.Task[Any]]) -> str:
         """Which came first: one of `more`, the head's order (told), a signal's cause, or the end of the head."""
-        assert self.told_to_end is not None
-        ends: set[asyncio.Future[Any]] = {self._listening, self._told, self.told_to_end}
+        assert self.shutdown_requested is not None
+        ends: set[asyncio.Future[Any]] = {self._listening, self._drain_ordered, self.shutdown_requested}
         await asyncio.wait({*ends, *more.values()}, return_when=asyncio.FIRST_COMPLETED)
-        if self._told.done():
+        if self._drain_ordered.done():
             return "told"
-        if self.told_to_end.done():
-            return self.told_to_end.result()
+        if self.shutdown_requested.done():
+            return self.shutdown_requested.result()
         return next((name for name, task in more.items() if task.done()), "head_gone")
 
     async def _end(self, head: Node, cause: str) -> None:
         await head.tell({"state": "ending", "cause": cause})
         seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
         if cause == "signal":  # the head gets it too, and finds out how much time there is
-            await asyncio.wait({self._told}, timeout=_HEAR_SECONDS)
-            seconds = self.patience()
-        if self._told.done():
-            seconds = self._told.result()
+            await asyncio.wait({self._drain_ordered}, timeout=_HEAR_SECONDS)
+            seconds = self.drain_budget_s()
+        if self._drain_ordered.done():
+            seconds = self._drain_ordered.result()
         self.journal.note(f"ending: {cause}")
         await self.close_profilers(seconds / 2)
         await head.tell({"state": "profilers_done", "phases_s": self.journal.phases_s})

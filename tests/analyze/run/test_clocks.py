@@ -8,7 +8,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from rlprof_ops.analyze.metrics.collective_events import Meetings  # noqa: E402
+from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents  # noqa: E402
 from rlprof_ops.analyze.run.clocks import Member, align, probes_of  # noqa: E402
 
 T0 = 1_790_857_026_000_000_000
@@ -23,7 +23,7 @@ def member(host: str, worker: str = "w", rank: int = 0, offset_ns: int = 0, drif
     end = true + own.normal(0, 3000, len(true)).astype(np.int64) + late
     read = end + offset_ns + ((end - T0) * drift_ppm / 1e6).astype(np.int64)
     sequence = np.arange(len(read)) if numbered else np.full(len(read), -1)
-    return Member(host, worker, rank, (Meetings("pg/allreduce", True, read[skip:] - 1000, read[skip:], sequence[skip:]),))
+    return Member(host, worker, rank, (CollectiveEvents("pg/allreduce", True, read[skip:] - 1000, read[skip:], sequence[skip:]),))
 
 
 @pytest.mark.parametrize("numbered", [False, True])

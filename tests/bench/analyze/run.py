@@ -115,7 +115,7 @@ def bench_torch(args: argparse.Namespace, folder: Path) -> None:
         show("HTA 0.5.0, parse alone", run([args.hta, "-c", HTA, str(trace), "parse"]), ours)
         show("HTA 0.5.0, parse and five breakdowns", run([args.hta, "-c", HTA, str(trace)], min(args.runs, 2)), ours)
         print("  the same file, from the process's start to its end; HTA: temporal, kernel, overlap, idle and launch breakdowns;")
-        print("  ours: GPU times and idle by cause of every step and phase, kernels and ops by phase, collectives, meetings")
+        print("  ours: GPU times and idle by cause of every step and phase, kernels and ops by phase, collectives, collective events")
     else:
         print("  HTA left out: give --hta a Python that has HolisticTraceAnalysis==0.5.0 and pandas<3")
 

@@ -23,6 +23,7 @@ HOME = Path(__file__).parents[3]
 sys.path.insert(0, str(HOME / "python"))
 
 from rlprof_ops import rayenv  # noqa: E402
+from rlprof_ops.request import request_from_dict  # noqa: E402
 
 DRIVER = r"""
 import json, os, sys, time

@@ -13,7 +13,7 @@ from rlprof_ops.errors import UsageError
 
 @pytest.fixture
 def place(tmp_path):
-    class Place:
+    class NodeContext:
         node = tmp_path / "node"
         run = tmp_path / "run"
 
@@ -30,7 +30,7 @@ def place(tmp_path):
             files = (path for path in self.run.rglob("*") if path.is_file())
             return {str(path.relative_to(self.run)): path.read_bytes() for path in files}
 
-    place = Place()
+    place = NodeContext()
     place.node.mkdir()
     place.run.mkdir()
     return place

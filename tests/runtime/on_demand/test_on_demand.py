@@ -6,7 +6,7 @@ import pytest
 
 from rlprof_ops.runtime import profiler
 from rlprof_ops.runtime.on_demand import watcher
-from rlprof_ops.runtime.on_demand.watcher import Demand
+from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def running(monkeypatch, tmp_path):
 
 def demand(**changes):
     values = {"id": "d1", "workers": ("*policy*",), "ranks": None, "backend": "torch", "options": {}, "next_steps": 2, "seconds": None}
-    return Demand(**{**values, **changes})
+    return CaptureRequest(**{**values, **changes})
 
 
 def until(condition, seconds=20):
@@ -146,4 +146,4 @@ def test_forwarding_copies_each_demand_once(tmp_path):
 
     assert watcher.forward(tmp_path / "run", tmp_path / "node", known) == 1
     assert watcher.forward(tmp_path / "run", tmp_path / "node", known) == 0
-    assert Demand.from_json((tmp_path / "node" / "d1.json").read_text()) == demand()
+    assert CaptureRequest.from_json((tmp_path / "node" / "d1.json").read_text()) == demand()

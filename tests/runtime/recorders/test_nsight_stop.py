@@ -82,9 +82,9 @@ def test_a_raw_capture_in_place_of_a_report_is_imported(asked, events, monkeypat
 PROGRAM = """
 import os, time, nvtx
 from pathlib import Path
-from rlprof_ops.runtime.recorders.nsys_session import NsightTaker
+from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
 from types import SimpleNamespace
-taker = NsightTaker(os.environ["SESSION"], SimpleNamespace(options={}, flags=()))
+taker = NsysSessionRecorder(os.environ["SESSION"], SimpleNamespace(options={}, flags=()))
 for window in range(3):
     taker.open(Path(os.environ["OUT"], f"{window}.nsys-rep"))
     nvtx.end_range(nvtx.start_range(f"in {window}"))

@@ -16,8 +16,8 @@ _POINT_TO_POINT = ("send", "recv", "coalesced")
 
 
 @dataclass(frozen=True)
-class Meetings:
-    """All meetings of one kind in one trace: kernels on a GPU where there are any, else ranges on the host."""
+class CollectiveEvents:
+    """All collective events of one kind in one trace: kernels on a GPU where there are any, else ranges on the host."""
 
     key: str  # communicator and operation, equal on all ranks that take part
     on_gpu: bool
@@ -26,8 +26,8 @@ class Meetings:
     sequence: Ints  # -1 where the trace does not number them
 
 
-def find_meetings(trace: Trace) -> tuple[Meetings, ...]:
-    """The meetings of a trace, in order of time; empty where nothing communicates or each rank is alone."""
+def find_collective_events(trace: Trace) -> tuple[CollectiveEvents, ...]:
+    """The collective events of a trace, in order of time; empty where nothing communicates or each rank is alone."""
     found = _kernels(trace) or _host(trace)
     release(trace.ranges, trace.ops, trace.gpu)
     budget, kept = MAX_MEETINGS, []
@@ -35,12 +35,12 @@ def find_meetings(trace: Trace) -> tuple[Meetings, ...]:
         if budget <= 0:
             break
         part = slice(0, budget)
-        kept.append(Meetings(meeting.key, meeting.on_gpu, meeting.start[part], meeting.end[part], meeting.sequence[part]))
+        kept.append(CollectiveEvents(meeting.key, meeting.on_gpu, meeting.start[part], meeting.end[part], meeting.sequence[part]))
         budget -= len(meeting.start)
     return tuple(kept)
 
 
-def _kernels(trace: Trace) -> list[Meetings]:
+def _kernels(trace: Trace) -> list[CollectiveEvents]:
     gpu = trace.gpu
     rows = rows_named(gpu, codes_where(trace.names, communicates))
     rows = rows[gpu.collective[rows] >= 0]
@@ -49,25 +49,25 @@ def _kernels(trace: Trace) -> list[Meetings]:
         said = trace.collectives[code]
         if said.group_size != 1 and not any(word in said.op.lower() for word in _POINT_TO_POINT):
             found.setdefault((said.group, said.op.strip("_").lower()), []).append(code)
-    meetings = []
+    collective_events = []
     for (group, op), codes in found.items():
         mine = rows[np.isin(gpu.collective[rows], codes)]
         sequences = np.array([c.sequence for c in trace.collectives], np.int64)[gpu.collective[mine]]
-        meetings.append(Meetings(f"{group}/{op}", True, gpu.start[mine], gpu.end[mine], sequences))
-    return meetings
+        collective_events.append(CollectiveEvents(f"{group}/{op}", True, gpu.start[mine], gpu.end[mine], sequences))
+    return collective_events
 
 
-def _host(trace: Trace) -> list[Meetings]:
+def _host(trace: Trace) -> list[CollectiveEvents]:
     """Outermost host collectives by name. Operators are taken only where no range names the collective."""
     chosen = codes_where(trace.names, lambda name: meets(name) and not any(w in name.lower() for w in _POINT_TO_POINT))
     for table in (trace.ranges, trace.ops):
         rows = rows_named(table, chosen)
         if len(rows):
-            meetings = []
+            collective_events = []
             for code in np.unique(table.name[rows]).tolist():
                 mine = rows[table.name[rows] == code]
                 mine = mine[np.argsort(table.start[mine], kind="stable")]
                 none = np.full(len(mine), -1, np.int64)
-                meetings.append(Meetings(trace.names[code], False, table.start[mine], table.end[mine], none))
-            return meetings
+                collective_events.append(CollectiveEvents(trace.names[code], False, table.start[mine], table.end[mine], none))
+            return collective_events
     return []

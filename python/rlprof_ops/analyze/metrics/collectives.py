@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlprof_ops.analyze.metrics.collective_events import Meetings
+from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents
 from rlprof_ops.analyze.run.clocks import match_rows
 from rlprof_ops.analyze.run.merge import Merged, Rank, rank_of
 
@@ -36,9 +36,9 @@ class CollectiveSkew:
 
 def collective_skews(merged: Merged) -> tuple[CollectiveSkew, ...]:
     """Skew of every communicator that at least two captured ranks share; the most waited for first."""
-    groups: dict[tuple[str, str], dict[Rank, tuple[Meetings, str]]] = {}
+    groups: dict[tuple[str, str], dict[Rank, tuple[CollectiveEvents, str]]] = {}
     for summary in merged.summaries:
-        for meeting in summary.meetings:
+        for meeting in summary.collective_events:
             members = groups.setdefault((summary.report.worker, meeting.key), {})
             known = members.get(rank_of(summary))
             if known is None or len(meeting.start) > len(known[0].start):
@@ -49,7 +49,7 @@ def collective_skews(merged: Merged) -> tuple[CollectiveSkew, ...]:
     return tuple(sorted(found, key=lambda s: -s.waiting_ns * s.calls))
 
 
-def _skew(worker: str, key: str, members: dict[Rank, tuple[Meetings, str]], merged: Merged) -> CollectiveSkew | None:
+def _skew(worker: str, key: str, members: dict[Rank, tuple[CollectiveEvents, str]], merged: Merged) -> CollectiveSkew | None:
     ranks = sorted(members)[:MAX_RANKS]
     base = members[ranks[0]][0]
     rows = np.arange(len(base.start))

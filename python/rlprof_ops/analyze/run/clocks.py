@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlprof_ops.analyze.columns import Ints
-from rlprof_ops.analyze.metrics.collective_events import Meetings
+from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents
 
 MAX_PAIRS = 4  # pairs of ranks that two hosts are compared by
 MAX_SHIFT = 3  # windows of two ranks may begin this many collectives apart
@@ -67,12 +67,12 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Member:
-    """One rank's meetings, with what tells its communicators from another worker's."""
+    """One rank's collective events, with what tells its communicators from another worker's."""
 
     host: str
     worker: str
     rank: int
-    meetings: tuple[Meetings, ...]
+    collective_events: tuple[CollectiveEvents, ...]
 
 
 def align(members: Iterable[Member], hosts: Iterable[str], probes: dict[str, HostClock] | None = None) -> Clocks:
@@ -125,14 +125,14 @@ Pair = tuple[Ints, Ints]  # ends on the base, ends on the other host
 
 
 def _edges(members: list[Member]) -> dict[tuple[str, str], Pair]:
-    """Ends of matched meetings for each ordered pair of hosts."""
+    """Ends of matched collective events for each ordered pair of hosts."""
     collected: dict[tuple[str, str], list[Pair]] = {}
-    by_key: dict[tuple[str, str], list[tuple[Member, Meetings]]] = {}
+    by_key: dict[tuple[str, str], list[tuple[Member, CollectiveEvents]]] = {}
     for member in members:
-        for meeting in member.meetings:
+        for meeting in member.collective_events:
             by_key.setdefault((member.worker, meeting.key), []).append((member, meeting))
     for group in by_key.values():
-        hosts: dict[str, list[Meetings]] = {}
+        hosts: dict[str, list[CollectiveEvents]] = {}
         for member, meeting in group:
             hosts.setdefault(member.host, []).append(meeting)
         for base, ours in hosts.items():
@@ -150,8 +150,8 @@ def _edges(members: list[Member]) -> dict[tuple[str, str], Pair]:
     }
 
 
-def match_rows(a: Meetings, b: Meetings) -> tuple[Ints, Ints] | None:
-    """Rows of the same meetings on two ranks: by their sequence numbers, else in order.
+def match_rows(a: CollectiveEvents, b: CollectiveEvents) -> tuple[Ints, Ints] | None:
+    """Rows of the same collective events on two ranks: by their sequence numbers, else in order.
 
     In order means with the shift (at most `MAX_SHIFT` either way) at which the ends differ most evenly, for the windows
     of two ranks may begin a collective apart. None when fewer than `MIN_MATCHES` match.
@@ -173,7 +173,7 @@ def match_rows(a: Meetings, b: Meetings) -> tuple[Ints, Ints] | None:
     return None if best is None else best[1:]
 
 
-def match(a: Meetings, b: Meetings) -> Pair | None:
+def match(a: CollectiveEvents, b: CollectiveEvents) -> Pair | None:
     rows = match_rows(a, b)
     return None if rows is None else (a.end[rows[0]], b.end[rows[1]])
 

@@ -80,7 +80,7 @@ def rank_of(summary: Summary) -> Rank:
 def merge(summaries: Sequence[Summary], probes: dict[str, HostClock] | None = None) -> Merged:
     """One `Merged` of all summaries that were read."""
     clocks = align(
-        (Member(s.host, s.report.worker, s.rank, s.meetings) for s in summaries if s.on_utc),
+        (Member(s.host, s.report.worker, s.rank, s.collective_events) for s in summaries if s.on_utc),
         (s.host for s in summaries),
         probes,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlprof_ops.analyze.columns import Spans, Trace, join
-from rlprof_ops.analyze.metrics.collective_events import Meetings, find_meetings
+from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, find_collective_events
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit, host_of
 from rlprof_ops.analyze.metrics.host import host_communication
 from rlprof_ops.analyze.metrics.intervals import Union
@@ -92,7 +92,7 @@ class Summary:
     ops: tuple[NameTotal, ...]
     collectives: tuple[CollectiveTotal, ...]
     memory: tuple[MemoryPeak, ...]
-    meetings: tuple[Meetings, ...]
+    collective_events: tuple[CollectiveEvents, ...]
     collectives_seen: bool
 
 
@@ -122,7 +122,7 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
     begun = time.perf_counter() if begun is None else begun
     steps = find_steps(trace, report.start)
     segments = find_phases(trace, steps)
-    talking, meetings = host_communication(trace), find_meetings(trace)
+    talking, collective_events = host_communication(trace), find_collective_events(trace)
     ops = top_ops(trace, segments)
     trace = replace(trace, ops=join(Spans, []))  # the unions come later, and ops are no longer needed: a lower peak
     kernels = top_kernels(trace, segments)
@@ -154,7 +154,7 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
         ops=ops,
         collectives=collective_totals(trace),
         memory=memory_peaks(trace, segments),
-        meetings=meetings,
+        collective_events=collective_events,
         collectives_seen=len(talking) > 0 or any(gpu.times[0].communication_ns for gpu in gpus),
     )
 

@@ -44,7 +44,7 @@ def make(root: Path, output: Path | None = None, jobs: int | None = None, with_l
     if not parts:
         raise RlprofError(f"{root}: none of its {len(reports)} reports can be read: " + "; ".join(f"{a}: {b}" for a, b in left_out[:3]))
     nodes = {path.stem: read_json(path) for path in sorted((folder / "nodes").glob("*.json"))}
-    members = (ClockMember(p.host, p.report.worker, p.rank, p.meetings) for p in parts if p.on_utc)
+    members = (ClockMember(p.host, p.report.worker, p.rank, p.collective_events) for p in parts if p.on_utc)
     clocks = align(members, (p.host for p in parts), probes_of(nodes))
     run = read_json(folder / "run.json")
     title = " ".join(filter(None, ("ranks of", str(run.get("job_name") or ""), str(run.get("job") or folder.name))))

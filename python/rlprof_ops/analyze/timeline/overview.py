@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rlprof_ops.analyze.columns import Coder, Codes, Ints, codes_where
-from rlprof_ops.analyze.metrics.collective_events import Meetings, find_meetings
+from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, find_collective_events
 from rlprof_ops.analyze.metrics.gpu import communicates, gpu_unions
 from rlprof_ops.analyze.metrics.phases import drawn, find_phases, find_steps
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
@@ -48,7 +48,7 @@ class Part:
     rows: tuple[Row, ...]
     busy_time: Ints  # starts of the bins
     busy_permille: Ints
-    meetings: tuple[Meetings, ...]
+    collective_events: tuple[CollectiveEvents, ...]
     whole: bool = True  # read to its end
 
     @property
@@ -87,7 +87,7 @@ def part_of(root: Path, report: Report, budget: int, cache: bool = True) -> Part
         busy = unions.busy.within(edges[:-1], edges[1:])
         busy_time, busy_permille = edges[:-1], busy * 1000 // np.maximum(np.diff(edges), 1)
     else:
-        for meeting in find_meetings(trace)[:4]:
+        for meeting in find_collective_events(trace)[:4]:
             count = min(len(meeting.start), left // 3)
             codes = np.full(count, names.one(meeting.key), np.int32)
             rows.append(_lanes("collectives", meeting.start[:count], meeting.end[:count], codes))
@@ -95,7 +95,7 @@ def part_of(root: Path, report: Report, budget: int, cache: bool = True) -> Part
         report=report, host=report.host or trace.origin.host, rank=report.rank if report.rank is not None else max(trace.origin.rank, 0),
         pid=report.pid if report.pid is not None else trace.origin.pid, on_utc=trace.origin.on_utc, names=names.values(),
         rows=tuple(row for row in rows if len(row.start)), busy_time=busy_time, busy_permille=busy_permille,
-        meetings=find_meetings(trace), whole=not trace.truncated,
+        collective_events=find_collective_events(trace), whole=not trace.truncated,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, look,
 from rlprof_ops.collect.event_logs import ProcessLog, WindowEvent
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.host import processes
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 
 _IMPORTED = ".imported"
 _Unclosed = list[tuple[ProcessLog, WindowEvent]]
@@ -27,7 +27,7 @@ def recover_tree(root: Path, folder: str, *, until: float, unclosed: _Unclosed) 
     done: list[str] = []
     failed: list[tuple[str, str]] = []
     try:
-        with Beneath(root) as tree:
+        with ContainedDir(root) as tree:
             left = list(unclosed)
             paths = sorted(path for path, found in tree.files(folder) if found.st_size and path.endswith((nsight.RAW_SUFFIX, nsight.SUFFIX)))
             real = os.path.realpath(root)
@@ -51,7 +51,7 @@ def recover_tree(root: Path, folder: str, *, until: float, unclosed: _Unclosed) 
     return done, failed
 
 
-def _recover(tree: Beneath, root: Path, path: str, budget_s: float, unclosed: _Unclosed) -> str:
+def _recover(tree: ContainedDir, root: Path, path: str, budget_s: float, unclosed: _Unclosed) -> str:
     """One file; returns where the report went."""
     report = path
     if path.endswith(nsight.RAW_SUFFIX):
@@ -117,7 +117,7 @@ def _place(path: str, window: tuple[ProcessLog, WindowEvent] | None) -> str:
     return str(names.report_folder("nsight", log.worker, log.rank) / name)
 
 
-def _import(tree: Beneath, root: Path, path: str, budget_s: float) -> str:
+def _import(tree: ContainedDir, root: Path, path: str, budget_s: float) -> str:
     importer = nsight.find_importer()
     if importer is None:
         raise ExportFailed("QdstrmImporter is not installed here; run `rlprof harvest` where Nsight Systems is")

@@ -12,7 +12,7 @@ from typing import Any
 from rlprof_ops.collect.sync.__main__ import read_report
 from rlprof_ops.collect.sync.routes import goes_home
 from rlprof_ops.collect.sync.sent_log import Journal
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 
 SCHEMA = 1
 
@@ -47,7 +47,7 @@ def build_node_record(node_dir: Path, node: str, facts: Mapping[str, Any], *, re
 def _left(node_dir: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     try:
-        with Beneath(node_dir) as tree:
+        with ContainedDir(node_dir) as tree:
             for path, stat in tree.files("profiles"):
                 found.append({"path": path, "size_bytes": stat.st_size, "sha256": None, "mtime_ns": stat.st_mtime_ns, "state": "left"})
     except OSError:

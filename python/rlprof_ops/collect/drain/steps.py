@@ -20,7 +20,7 @@ from rlprof_ops.backends import names, nsight
 from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.host import processes
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 
 Say = Callable[[str], None]
 _LIST_TIMEOUT_S = 15.0
@@ -168,7 +168,7 @@ def _imports(process: processes.Process) -> bool:
 def _sizes(folder: Path) -> dict[str, int]:
     sizes: dict[str, int] = {}
     try:
-        with Beneath(folder) as tree:
+        with ContainedDir(folder) as tree:
             for relative, found in tree.files():
                 if relative.endswith(names.SUFFIXES) or "nsys-report" in relative:
                     sizes[relative] = found.st_size
@@ -216,10 +216,10 @@ def write_node_record(node_dir: str | os.PathLike[str], run_dir: str | os.PathLi
     record = build_node_record(Path(node_dir), node, facts, recovered=recovered, failed=failed)
     data = (json.dumps(record, indent=1) + "\n").encode()
     try:
-        with Beneath(run_dir) as target:
+        with ContainedDir(run_dir) as target:
             target.write_atomic(f"nodes/{node}.json", data)
     except OSError:
-        with Beneath(node_dir) as home:
+        with ContainedDir(node_dir) as home:
             home.write_atomic(f"keep/{node}.json", data)
         raise
     return record

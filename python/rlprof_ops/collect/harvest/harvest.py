@@ -17,7 +17,7 @@ from rlprof_ops.collect.harvest.missing_reason import ended_because, why_missing
 from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.collect.harvest.verify import Checker, Verdict
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 
 Progress = Callable[[int, int, str], None]
 _Key = tuple[str | None, str | None, int | None, int | None, str | None]
@@ -36,7 +36,7 @@ def harvest(run_dir: str | os.PathLike[str], *, recover: bool = True, progress: 
     """
     say = progress or (lambda done, total, what: None)
     try:
-        with Beneath(run_dir) as run:
+        with ContainedDir(run_dir) as run:
             observed = observe(run)
             notes = list(observed.notes)
             if recover and not observed.running:
@@ -63,7 +63,7 @@ def _whole_world(observed: Observed, found: list[Found], notes: list[str]) -> Ob
     return observed
 
 
-def _recover(run: Beneath, observed: Observed) -> list[str]:
+def _recover(run: ContainedDir, observed: Observed) -> list[str]:
     """Import the raw captures that the nodes could not; returns notes."""
     from pathlib import Path
 
@@ -82,7 +82,7 @@ def _recover(run: Beneath, observed: Observed) -> list[str]:
     return notes
 
 
-def _check_all(run: Beneath, found: list[Found], budget_s: float, say: Progress) -> list[Report]:
+def _check_all(run: ContainedDir, found: list[Found], budget_s: float, say: Progress) -> list[Report]:
     until = time.monotonic() + budget_s
     checker = Checker(run, budget_left=lambda: until - time.monotonic(), inside=budget_s > 0)
     recovered = {run.read(path).decode("utf-8", "surrogateescape") for path, _ in list(run.files(".harvest/recovered"))}

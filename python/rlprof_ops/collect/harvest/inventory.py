@@ -13,7 +13,7 @@ from rlprof_ops.collect.event_logs import ProcessLog, WindowEvent
 from rlprof_ops.collect.harvest.expected import Planned
 from rlprof_ops.collect.harvest.manifest import Report
 from rlprof_ops.collect.harvest.run_state import Observed
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 
 _STEP_FOLDER = re.compile(r"(?:^|/)(?:rollout_)?step[_-]?(\d{1,12})(?:/|$)")
 _RAY_FOLDERS = {"nsight": "nsight", "rocprof_sys": "rocprof_sys"}
@@ -27,7 +27,7 @@ class Found:
     expected_bytes: int | None = None  # as its node sent it
 
 
-def find_reports(run: Beneath, observed: Observed) -> list[Found]:
+def find_reports(run: ContainedDir, observed: Observed) -> list[Found]:
     """Every report below `profiles/` and in Ray's own folders, with what name, events and node records tell."""
     by_path = {event.path: (log, event) for log in observed.logs for event in log.windows if event.event == "closed" and event.path}
     sent = {file.place: (record, path) for record in observed.records.values() for path, file in record.files.items()}
@@ -66,7 +66,7 @@ def _told(report: Report, log: ProcessLog, event: WindowEvent) -> Report:
     )
 
 
-def _files(run: Beneath) -> Iterator[tuple[str, int, int, str | None, str | None]]:
+def _files(run: ContainedDir) -> Iterator[tuple[str, int, int, str | None, str | None]]:
     """(path, bytes, mtime, backend, node) of everything that may be a report."""
     for path, stat in run.files("profiles"):
         parts = path.split("/")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 
 SCHEMA = 1
 FILE = "manifest.json"
@@ -141,7 +141,7 @@ class Manifest:
         except ValueError as error:
             raise RlprofError(f"{path} is not JSON ({error}); run `rlprof harvest {run_dir}` again") from error
 
-    def write(self, run: Beneath) -> None:
+    def write(self, run: ContainedDir) -> None:
         """Put it into the run folder in one step."""
         run.write_atomic_from(FILE, (line.encode() for line in self.lines()))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlprof_ops.collect.harvest.manifest import FILE, Manifest
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.host.contained_dir import Beneath, UnsafeName, safe_component
+from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName, safe_component
 
 _UNKNOWN = "unknown-node"
 
@@ -26,12 +26,12 @@ def archive_nodes(run_dir: str | os.PathLike[str], manifest: Manifest) -> Iterat
     zstd = shutil.which("zstd")
     if zstd is None:
         raise RlprofError("--archive needs the program zstd; install it, or run this where it is")
-    with Beneath(run_dir) as run:
+    with ContainedDir(run_dir) as run:
         for node, paths in sorted(_by_node(run, manifest).items()):
             yield _archive(run, zstd, node, paths)
 
 
-def _by_node(run: Beneath, manifest: Manifest) -> dict[str, list[str]]:
+def _by_node(run: ContainedDir, manifest: Manifest) -> dict[str, list[str]]:
     """Files by node: its reports, and whatever lies in a folder that has its name."""
     found: dict[str, list[str]] = defaultdict(list)
     for report in manifest.reports:
@@ -53,7 +53,7 @@ def _node(name: str | None) -> str:
         return _UNKNOWN
 
 
-def _archive(run: Beneath, zstd: str, node: str, paths: list[str]) -> tuple[str, int]:
+def _archive(run: ContainedDir, zstd: str, node: str, paths: list[str]) -> tuple[str, int]:
     place, temporary = f"archives/{node}.tar.zst", f"archives/.{node}-{os.getpid()}.tmp"
     out = run.open_write(temporary)
     try:
@@ -80,7 +80,7 @@ def _archive(run: Beneath, zstd: str, node: str, paths: list[str]) -> tuple[str,
     return place, size_bytes
 
 
-def _add(run: Beneath, tar: tarfile.TarFile, path: str) -> None:
+def _add(run: ContainedDir, tar: tarfile.TarFile, path: str) -> None:
     try:
         fd = run.open_read(path)
     except OSError:

@@ -11,7 +11,7 @@ from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.event_logs import ProcessLog
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.request import ProfileRequest, request_from_dict
 from rlprof_ops.slurm.job_state import ended_as
 
@@ -90,7 +90,7 @@ class Observed:
         return cached
 
 
-def observe(run: Beneath) -> Observed:
+def observe(run: ContainedDir) -> Observed:
     """Read a run folder. Raises `RlprofError` when it has no readable run.json; damaged node records become notes."""
     try:
         raw = run.read("run.json", _MOST_JSON)
@@ -156,7 +156,7 @@ def _request(data: dict[str, Any], notes: list[str]) -> ProfileRequest:
         return ProfileRequest()
 
 
-def _record(run: Beneath, name: str) -> NodeRecord | None:
+def _record(run: ContainedDir, name: str) -> NodeRecord | None:
     try:
         data = _object(run.read(f"nodes/{name}", _MOST_JSON))
     except OSError:
@@ -176,7 +176,7 @@ def _record(run: Beneath, name: str) -> NodeRecord | None:
     )
 
 
-def _entries(run: Beneath, folder: str) -> Iterator[tuple[str, bool]]:
+def _entries(run: ContainedDir, folder: str) -> Iterator[tuple[str, bool]]:
     import os
 
     try:

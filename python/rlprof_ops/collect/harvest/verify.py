@@ -15,7 +15,7 @@ from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, look
 from rlprof_ops.collect.harvest.inventory import Found
 from rlprof_ops.collect.sync.copy_bytes import digest_of
 from rlprof_ops.collect.sync.send_file import reason_of
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 
 _FILE = ".harvest/checks.jsonl"
 
@@ -41,7 +41,7 @@ class Checker:
     Content checks (an nsys export takes a second or more) stop when `budget_left()` is no longer positive.
     """
 
-    def __init__(self, run: Beneath, *, budget_left: Callable[[], float], inside: bool = True) -> None:
+    def __init__(self, run: ContainedDir, *, budget_left: Callable[[], float], inside: bool = True) -> None:
         self._run, self._budget_left = run, budget_left
         self._inside = inside and nsight.find() is not None
         self._known: dict[str, tuple[int, int, Verdict]] = {}

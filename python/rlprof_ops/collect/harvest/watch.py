@@ -10,7 +10,7 @@ from rlprof_ops.collect.harvest.harvest import harvest
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.collect.harvest.manifest_table import printable, summary
 from rlprof_ops.collect.harvest.run_state import observe
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 
 
 def watch_job(folder: Path, *, every_s: float, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep) -> None:
@@ -32,7 +32,7 @@ def watch_job(folder: Path, *, every_s: float, say: Callable[[str], None], sleep
 
 
 def _running(folder: Path) -> bool:
-    with Beneath(folder) as run:
+    with ContainedDir(folder) as run:
         return observe(run).running
 
 

@@ -18,7 +18,7 @@ from rlprof_ops.collect.sync.evict import make_room
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.collect.sync.sync_pass import PassReport, Syncer
 from rlprof_ops.errors import EXIT_FAILED, EXIT_USAGE, UsageError
-from rlprof_ops.host.contained_dir import Beneath, UnsafeName
+from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName
 
 __all__ = ["PassReport", "Syncer", "main", "parse_interval"]
 
@@ -153,7 +153,7 @@ def last_pass(syncer: Syncer, deadline_s: float) -> PassReport:
 def read_report(node_dir: str | os.PathLike[str]) -> PassReport | None:
     """The report of the sync process's latest pass on this node; None when there was none."""
     try:
-        with Beneath(node_dir) as folder:
+        with ContainedDir(node_dir) as folder:
             values = json.loads(folder.read("sync/report.json"))
         return PassReport(**{**values, "failed": tuple((path, reason) for path, reason in values["failed"])})
     except (OSError, ValueError, TypeError, KeyError):
@@ -162,7 +162,7 @@ def read_report(node_dir: str | os.PathLike[str]) -> PassReport | None:
 
 def _record(node_dir: Path, report: PassReport) -> None:
     try:
-        with Beneath(node_dir) as folder:
+        with ContainedDir(node_dir) as folder:
             folder.write_atomic("sync/report.json", json.dumps(report.__dict__).encode())
     except OSError as error:
         _say(f"cannot write {node_dir}/sync/report.json: {reason_of(error)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlprof_ops.collect.sync.copy_bytes import Copied, Limiter, copy
 from rlprof_ops.collect.sync.routes import Item, Kind
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 
 _OVERLAP = 64 << 10  # bytes compared before a log is continued after a restart
 _ASIDES = 5  # earlier contents of one log that are kept
@@ -39,7 +39,7 @@ class Tails:
         known, found = self._growing.get(item.source), item.found
         return known is not None and (known.inode, known.offset, known.mtime_ns) == (found.st_ino, found.st_size, found.st_mtime_ns)
 
-    def send(self, fd: int, target: Beneath, item: Item, live: frozenset[int], last: bool) -> int | None:
+    def send(self, fd: int, target: ContainedDir, item: Item, live: frozenset[int], last: bool) -> int | None:
         now = os.fstat(fd)
         end = now.st_size if last or item.kind is Kind.GROWING else _end_of_lines(fd, now.st_size)
         known = self._growing.get(item.source)
@@ -62,7 +62,7 @@ class Tails:
         known.mtime_ns = now.st_mtime_ns
         return known.offset - before or None
 
-    def _append(self, fd: int, target: Beneath, place: str, known: _Growing, end: int, *, durable: bool) -> None:
+    def _append(self, fd: int, target: ContainedDir, place: str, known: _Growing, end: int, *, durable: bool) -> None:
         if end <= known.offset:
             return
         os.lseek(fd, known.offset, os.SEEK_SET)
@@ -77,7 +77,7 @@ class Tails:
             finally:
                 os.close(out)
 
-    def _is_continued(self, fd: int, target: Beneath, item: Item, known: _Growing, now: os.stat_result) -> bool:
+    def _is_continued(self, fd: int, target: ContainedDir, item: Item, known: _Growing, now: os.stat_result) -> bool:
         """Whether the source still begins with what was sent."""
         if known.inode != now.st_ino or now.st_size < known.offset:
             return False
@@ -87,7 +87,7 @@ class Tails:
         # Also when it has grown: it may have been truncated and written past the old end since.
         return self._overlaps(fd, target, item.target, known.offset)
 
-    def _continue_after_restart(self, fd: int, target: Beneath, item: Item, now: os.stat_result) -> _Growing | None:
+    def _continue_after_restart(self, fd: int, target: ContainedDir, item: Item, now: os.stat_result) -> _Growing | None:
         there = target.stat(item.target)
         if there is None:
             return None
@@ -96,7 +96,7 @@ class Tails:
         self._set_aside(target, item.target)
         return None
 
-    def _overlaps(self, fd: int, target: Beneath, place: str, size: int) -> bool:
+    def _overlaps(self, fd: int, target: ContainedDir, place: str, size: int) -> bool:
         theirs = target.open_read(place)
         try:
             return all(
@@ -106,7 +106,7 @@ class Tails:
         finally:
             os.close(theirs)
 
-    def _set_aside(self, target: Beneath, place: str) -> None:
+    def _set_aside(self, target: ContainedDir, place: str) -> None:
         """The source was truncated or replaced: what was sent may be the only copy, so it gets another name."""
         there = target.stat(place)
         if there is None or there.st_size == 0:

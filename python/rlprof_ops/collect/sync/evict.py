@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlprof_ops.collect.sync.copy_bytes import Stopped, digest_of
 from rlprof_ops.collect.sync.sent_log import Journal, Sent
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 
 
 def make_room(node_dir: Path, run_dir: Path, journal: Journal, keep_free_bytes: int, stop: Callable[[], bool] = lambda: False,
@@ -23,7 +23,7 @@ def make_room(node_dir: Path, run_dir: Path, journal: Journal, keep_free_bytes: 
         return
     oldest_first = sorted((sent.mtime_ns, path) for path, sent in journal.sent.items() if path.startswith("profiles/") and not sent.removed)
     try:
-        with Beneath(node_dir) as node, Beneath(run_dir) as run:
+        with ContainedDir(node_dir) as node, ContainedDir(run_dir) as run:
             for _, path in oldest_first:
                 if stop() or free(node_dir) >= keep_free_bytes:
                     return
@@ -36,7 +36,7 @@ def make_room(node_dir: Path, run_dir: Path, journal: Journal, keep_free_bytes: 
         return  # storage in trouble: nothing is removed
 
 
-def _is_safe(node: Beneath, run: Beneath, path: str, sent: Sent, stop: Callable[[], bool]) -> bool:
+def _is_safe(node: ContainedDir, run: ContainedDir, path: str, sent: Sent, stop: Callable[[], bool]) -> bool:
     here = node.stat(path)
     if here is None or not sent.same_source(here) or sent.sha256 is None:
         return False

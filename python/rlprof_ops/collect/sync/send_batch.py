@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rlprof_ops.collect.sync.copy_bytes import Copied
 from rlprof_ops.collect.sync.routes import Item, Kind
 from rlprof_ops.collect.sync.send_file import Sender, discard
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 
 SMALL = 1 << 20  # bytes; a larger file is sent by itself
 _MOST_FILES, _MOST_BYTES = 32, 8 << 20  # of one thread: each file is two descriptors
@@ -49,7 +49,7 @@ class _Underway:
     copied: Copied
 
 
-def send(sender: Sender, source: Beneath, target: Beneath, items: Iterable[Item]) -> Iterator[tuple[Item, int | Exception | None]]:
+def send(sender: Sender, source: ContainedDir, target: ContainedDir, items: Iterable[Item]) -> Iterator[tuple[Item, int | Exception | None]]:
     """Each item with the bytes sent, None when it was there already, or what `Sender.send` would have raised for it."""
     written: list[_Underway] = []
     try:
@@ -67,7 +67,7 @@ def send(sender: Sender, source: Beneath, target: Beneath, items: Iterable[Item]
             discard(target, each.temporary)
 
 
-def _write(sender: Sender, source: Beneath, target: Beneath, item: Item) -> _Underway:
+def _write(sender: Sender, source: ContainedDir, target: ContainedDir, item: Item) -> _Underway:
     fd = sender.open(source, item)
     try:
         before = os.fstat(fd)
@@ -91,7 +91,7 @@ def _flush(each: _Underway) -> Exception | None:
     return None
 
 
-def _arrive(sender: Sender, target: Beneath, each: _Underway, failed: Exception | None) -> int | Exception | None:
+def _arrive(sender: Sender, target: ContainedDir, each: _Underway, failed: Exception | None) -> int | Exception | None:
     try:
         if failed is not None:
             discard(target, each.temporary)

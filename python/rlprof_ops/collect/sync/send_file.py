@@ -24,7 +24,7 @@ from rlprof_ops.collect.sync.mask_secrets import (
 )
 from rlprof_ops.collect.sync.routes import Item, Kind
 from rlprof_ops.collect.sync.sent_log import Journal, Sent
-from rlprof_ops.host.contained_dir import Beneath
+from rlprof_ops.host.contained_dir import ContainedDir
 
 _SMALL = 64 << 10  # the most a file that is rewritten in place may hold
 
@@ -57,12 +57,12 @@ class Sender:
         self._tails.forget()
         self._small.clear()
 
-    def sweep(self, target: Beneath) -> None:
+    def sweep(self, target: ContainedDir) -> None:
         """Remove temporary files that a killed predecessor left."""
         for relative, _ in list(target.files(self._temporaries)):
             target.unlink(relative)
 
-    def is_sent(self, item: Item, target: Beneath, *, thorough: bool) -> bool:
+    def is_sent(self, item: Item, target: ContainedDir, *, thorough: bool) -> bool:
         """Whether the run folder has the file as it is now; `thorough` looks there instead of trusting memory."""
         found = item.found
         if item.kind is Kind.REWRITTEN:
@@ -79,7 +79,7 @@ class Sender:
         there = target.stat(place)
         return there is not None and there.st_size == size
 
-    def send(self, source: Beneath, target: Beneath, item: Item, live: frozenset[int], last: bool) -> int | None:
+    def send(self, source: ContainedDir, target: ContainedDir, item: Item, live: frozenset[int], last: bool) -> int | None:
         """Bring one file over; returns the bytes sent, None when nothing was new.
 
         `live` are the inodes of other files of this pass: a log that was rotated is among them under its new name.
@@ -95,7 +95,7 @@ class Sender:
         finally:
             os.close(fd)
 
-    def open(self, source: Beneath, item: Item) -> int:
+    def open(self, source: ContainedDir, item: Item) -> int:
         """A descriptor of the node's own file, secrets taken out of it. Raises FileNotFoundError, `SourceError`."""
         try:
             fd = source.open_read(item.source)
@@ -130,7 +130,7 @@ class Sender:
         finally:
             os.close(writable)
 
-    def _send_small(self, source: Beneath, target: Beneath, item: Item) -> int | None:
+    def _send_small(self, source: ContainedDir, target: ContainedDir, item: Item) -> int | None:
         data = source.read(item.source, _SMALL)
         if self._small.get(item.source) == data:
             return None
@@ -140,7 +140,7 @@ class Sender:
 
     # -- finished files ------------------------------------------------------------------------------------------
 
-    def _send_finished(self, fd: int, target: Beneath, item: Item) -> int | None:
+    def _send_finished(self, fd: int, target: ContainedDir, item: Item) -> int | None:
         before = os.fstat(fd)
         # The digest of a large file is taken meanwhile and may end after the file has arrived; `sent` is what has a digest.
         digesting = Digesting(fd, self._stop) if before.st_size >= LARGE and not _has_holes(before) else None
@@ -151,7 +151,7 @@ class Sender:
             digest = digesting.result() if digesting else None
         return self.sent(item, put, before, digest or copied)
 
-    def put(self, fd: int, target: Beneath, item: Item, temporary: str, before: os.stat_result, size: int, copied: Callable[[], Copied]) -> str | None:
+    def put(self, fd: int, target: ContainedDir, item: Item, temporary: str, before: os.stat_result, size: int, copied: Callable[[], Copied]) -> str | None:
         """Give a flushed copy of `size` bytes its name, if its source is still what it was; else the copy is removed. See `_put`."""
         sent = self._journal.sent.get(item.source)
         try:
@@ -170,7 +170,7 @@ class Sender:
         self._journal.add(item.source, Sent(place, before.st_size, before.st_mtime_ns, before.st_ino, copied.sha256))
         return before.st_size if put else None
 
-    def _put(self, target: Beneath, temporary: str, place: str, copied: Callable[[], Copied], *, replace: bool) -> str | None:
+    def _put(self, target: ContainedDir, temporary: str, place: str, copied: Callable[[], Copied], *, replace: bool) -> str | None:
         """Rename into place and return the name; None when the very file is there already (the journal was lost).
 
         A file that another node put there under the same name is never overwritten.
@@ -188,7 +188,7 @@ class Sender:
         target.rename(temporary, other)
         return other
 
-    def _holds(self, target: Beneath, place: str, copied: Copied) -> bool:
+    def _holds(self, target: ContainedDir, place: str, copied: Copied) -> bool:
         there = target.stat(place)
         if there is None or there.st_size != copied.size_bytes:
             return False
@@ -198,7 +198,7 @@ class Sender:
         finally:
             os.close(fd)
 
-    def to_temporary(self, fd: int, target: Beneath, before: os.stat_result, *, durable: bool,
+    def to_temporary(self, fd: int, target: ContainedDir, before: os.stat_result, *, durable: bool,
                      length: int | None = None, in_kernel: bool = False) -> tuple[str, Copied]:
         """Copy all of `fd` to a new temporary file; removed again when that fails. `in_kernel` leaves the digest empty."""
         temporary, out = self.new_temporary(target)
@@ -214,7 +214,7 @@ class Sender:
             raise
         return temporary, copied
 
-    def new_temporary(self, target: Beneath) -> tuple[str, int]:
+    def new_temporary(self, target: ContainedDir) -> tuple[str, int]:
         """A new file on its way: its name in the run folder and a descriptor to write it."""
         temporary = f"{self._temporaries}/{os.getpid()}-{next(self._numbers)}"
         return temporary, target.open_write(temporary)
@@ -232,7 +232,7 @@ class Sender:
         return copied
 
 
-def discard(target: Beneath, temporary: str) -> None:
+def discard(target: ContainedDir, temporary: str) -> None:
     """Remove a file on its way; on a storage that fails now the next start sweeps it."""
     try:
         target.unlink(temporary)

@@ -16,7 +16,7 @@ from rlprof_ops.collect.sync.routes import SESSION, Item, Kind, Route, kind_of, 
 from rlprof_ops.collect.sync.send_file import Sender, SourceError, reason_of
 from rlprof_ops.collect.sync.sent_log import Journal
 from rlprof_ops.host import processes
-from rlprof_ops.host.contained_dir import Beneath, UnsafeName, safe_component
+from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName, safe_component
 
 # What says that the storage, not the file, is in trouble.
 _TARGET_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT,
@@ -94,7 +94,7 @@ class Syncer:
         self._deadline = deadline
         tally = _Tally()
         try:
-            with Beneath(self.node_dir) as source:
+            with ContainedDir(self.node_dir) as source:
                 self._pass(source, tally, last)
         except OSError as error:
             tally.failed.append((".", reason_of(error)))
@@ -103,7 +103,7 @@ class Syncer:
         return PassReport(last, started_ns, time.monotonic() - started, tally.scanned, tally.copied, tally.copied_bytes,
                           tally.unchanged, tally.waiting, tally.skipped, tuple(tally.failed), tally.target_error, tally.interrupted)
 
-    def _pass(self, source: Beneath, tally: _Tally, last: bool) -> None:
+    def _pass(self, source: ContainedDir, tally: _Tally, last: bool) -> None:
         try:
             with self._open_target() as target:
                 self._check_identity(target, last)
@@ -115,11 +115,11 @@ class Syncer:
     def close(self) -> None:
         self.journal.close()
 
-    def _open_target(self) -> Beneath:
+    def _open_target(self) -> ContainedDir:
         # The folder itself is made by the job's start. Making it here would write to the mount point of a lost file system.
-        return Beneath(self.run_dir)
+        return ContainedDir(self.run_dir)
 
-    def _check_identity(self, target: Beneath, last: bool) -> None:
+    def _check_identity(self, target: ContainedDir, last: bool) -> None:
         found = os.fstat(target.fd)
         identity = (found.st_dev, found.st_ino)
         if self._target_identity is None:
@@ -137,7 +137,7 @@ class Syncer:
 
     # -- what changed --------------------------------------------------------------------------------------------
 
-    def _changed(self, source: Beneath, target: Beneath, tally: _Tally, last: bool) -> Iterator[Item]:
+    def _changed(self, source: ContainedDir, target: ContainedDir, tally: _Tally, last: bool) -> Iterator[Item]:
         stable: list[Item] = []
         for route in routes_of(self.node, self._sessions(source)):
             if route.last_pass_only and not last:
@@ -157,14 +157,14 @@ class Syncer:
                     yield item
         yield from self._settled(stable, tally, last)
 
-    def _sessions(self, source: Beneath) -> tuple[str, ...]:
+    def _sessions(self, source: ContainedDir) -> tuple[str, ...]:
         try:
             with source.folder(("ray",)) as fd, os.scandir(fd) as entries:
                 return tuple(entry.name for entry in entries if SESSION.match(entry.name) and entry.is_dir(follow_symlinks=False))
         except OSError:
             return ()
 
-    def _walk(self, source: Beneath, route: Route, tally: _Tally, last: bool) -> Iterator[tuple[str, os.stat_result]]:
+    def _walk(self, source: ContainedDir, route: Route, tally: _Tally, last: bool) -> Iterator[tuple[str, os.stat_result]]:
         """Regular files below a route. Folders of finished files whose own time has not changed are not read again."""
         try:
             with source.folder(tuple(route.source.split("/"))) as fd:
@@ -232,7 +232,7 @@ class Syncer:
 
     # -- copying -------------------------------------------------------------------------------------------------
 
-    def _copy_all(self, source: Beneath, target: Beneath, work: list[Item], tally: _Tally, last: bool) -> None:
+    def _copy_all(self, source: ContainedDir, target: ContainedDir, work: list[Item], tally: _Tally, last: bool) -> None:
         if not work:
             return
         live = frozenset(item.found.st_ino for item in work)
@@ -268,7 +268,7 @@ class Syncer:
             return False
         return True
 
-    def _note(self, source: Beneath, item: Item, outcome: int | Exception | None, tally: _Tally) -> None:
+    def _note(self, source: ContainedDir, item: Item, outcome: int | Exception | None, tally: _Tally) -> None:
         """Count what became of one file; raises what is no failure of a file or of the storage."""
         if outcome is None:
             tally.unchanged += 1

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from rlprof_ops.runtime.on_demand.watcher import Demand, Watcher
+from rlprof_ops.runtime.on_demand.watcher import CaptureRequest, Watcher
 from rlprof_ops.runtime.process.event_log import log
 from rlprof_ops.runtime.ranges.span import end_tokens
 
 
-def spec_for(demand: Demand, worker: str, rank: int, next_step: int | None = None) -> Any | None:
+def spec_for(demand: CaptureRequest, worker: str, rank: int, next_step: int | None = None) -> Any | None:
     """The `CaptureSpec` of `demand` for this process, None when it is not meant. `next_step`: the first step to take."""
     from rlprof_ops.request import CaptureSpec, Steps, Window
 
@@ -27,7 +27,7 @@ def spec_for(demand: Demand, worker: str, rank: int, next_step: int | None = Non
     return spec if spec.matches(worker, rank) else None
 
 
-def answer(profiler: Any, watcher: Watcher, demand: Demand) -> None:
+def answer(profiler: Any, watcher: Watcher, demand: CaptureRequest) -> None:
     """Take `demand` in this process, if it is meant. Runs in the watcher's thread."""
     place = profiler.place
     if spec_for(demand, place.worker, place.rank) is None:
@@ -46,7 +46,7 @@ def _at_next_step(profiler: Any, action: Callable[[int], None]) -> None:
         profiler._settle()
 
 
-def _take_steps(profiler: Any, demand: Demand, step: int) -> None:
+def _take_steps(profiler: Any, demand: CaptureRequest, step: int) -> None:
     spec = spec_for(demand, profiler.place.worker, profiler.place.rank, step)
     profiler._captures.add(spec, asked_by=demand.id).gate.enter(step)
 

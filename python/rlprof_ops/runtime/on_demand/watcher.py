@@ -30,7 +30,7 @@ def asked(env: Mapping[str, str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Demand:
+class CaptureRequest:
     """One request on demand. Exactly one of `next_steps` and `seconds` is set; `backend` "auto": nsys where the worker has a session."""
 
     id: str
@@ -46,7 +46,7 @@ class Demand:
         return json.dumps(found)
 
     @classmethod
-    def from_json(cls, text: str) -> Demand:
+    def from_json(cls, text: str) -> CaptureRequest:
         """Raises `ValueError` for anything but a demand of this schema."""
         try:
             data = json.loads(text)
@@ -69,7 +69,7 @@ class Demand:
 class Watcher:
     """The thread of one process. `on_demand` is called in it; so are the actions of `later`, when their time has come."""
 
-    def __init__(self, folder: Path, on_demand: Callable[[Demand], None]) -> None:
+    def __init__(self, folder: Path, on_demand: Callable[[CaptureRequest], None]) -> None:
         self._folder = folder
         self._on_demand = on_demand
         self._stop = threading.Event()
@@ -114,7 +114,7 @@ class Watcher:
             if name not in self._known and not self._stop.is_set():
                 self._known.add(name)
                 try:
-                    self._on_demand(Demand.from_json(_read(self._folder / name)))
+                    self._on_demand(CaptureRequest.from_json(_read(self._folder / name)))
                 except Exception as error:
                     log_once(f"capture request {name}: {error}")
 
@@ -140,7 +140,7 @@ def _read(path: Path) -> str:
         return file.read(_MOST_BYTES)
 
 
-def leave(folder: Path, demand: Demand) -> Path:
+def leave(folder: Path, demand: CaptureRequest) -> Path:
     """Put a demand where watchers look, whole or not at all; the file's path."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{demand.id}.json"
@@ -158,7 +158,7 @@ def forward(source: Path, target: Path, known: set[str]) -> int:
             continue
         known.add(name)
         try:
-            leave(target, Demand.from_json(_read(source / name)))
+            leave(target, CaptureRequest.from_json(_read(source / name)))
         except (OSError, ValueError) as error:
             log_once(f"capture request {name} is left out: {error}")
             continue

@@ -15,7 +15,7 @@ DEFAULT_FOLDER = "rlprof-profiles"
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeContext:
     """One training process and its folders. `root` is what event paths are relative to."""
 
     worker: str
@@ -39,7 +39,7 @@ class Place:
         return self.root / names.report_folder(backend, self.worker, self.rank) / report
 
 
-def find_place(worker: str | None, rank: int | None, world_size: int | None, env: Mapping[str, str]) -> Place:
+def find_place(worker: str | None, rank: int | None, world_size: int | None, env: Mapping[str, str]) -> NodeContext:
     """The place of this process. What is not given comes from the plugin's variables, then from torchrun's.
 
     Folders: `RLPROF_NODE_DIR`; without it the run folder; without that `./rlprof-profiles`.
@@ -57,7 +57,7 @@ def find_place(worker: str | None, rank: int | None, world_size: int | None, env
     else:  # no supervisor copies from this node: write where the run folder wants it
         root = Path(run_dir).absolute()
         own = root / "nodes" / names.safe(host)
-    return Place(worker, rank or 0, world_size, host, os.getpid(), root, own / "tmp", own / "events")
+    return NodeContext(worker, rank or 0, world_size, host, os.getpid(), root, own / "tmp", own / "events")
 
 
 def _number(text: str | None) -> int | None:

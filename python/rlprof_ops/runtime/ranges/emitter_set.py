@@ -11,7 +11,7 @@ from rlprof_ops.runtime.ranges import emitters
 _NONE_HERE = "neither the package nvtx nor torch.cuda.nvtx is there: reports will hold no ranges"
 
 
-class Recorders:
+class EmitterSet:
     """Chooses, and makes each only when it is needed first."""
 
     def __init__(self, events: EventLog) -> None:

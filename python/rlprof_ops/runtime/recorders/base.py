@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from rlprof_ops.backends import names, nsight
 from rlprof_ops.backends import torch as torch_backend
 from rlprof_ops.runtime.recorders.memory import choose_memory_taker
-from rlprof_ops.runtime.recorders.nsys_range import RangeTaker
-from rlprof_ops.runtime.recorders.nsys_session import NsightTaker
-from rlprof_ops.runtime.recorders.rocprof import RocprofTaker, is_wrapped
-from rlprof_ops.runtime.recorders.torch import TorchTaker
+from rlprof_ops.runtime.recorders.nsys_range import NsysRangeRecorder
+from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
+from rlprof_ops.runtime.recorders.rocprof import RocprofRecorder, is_wrapped
+from rlprof_ops.runtime.recorders.torch import TorchRecorder
 
 
 class Stopping(Protocol):
@@ -26,7 +26,7 @@ class Stopping(Protocol):
         """The finished file. Raises `CaptureError`. Called once, in whatever thread."""
 
 
-class Taker(Protocol):
+class WindowRecorder(Protocol):
     """One backend in this process. `open` and `close` raise `CaptureError`."""
 
     suffix: str
@@ -47,23 +47,23 @@ NOT_WRAPPED = (
 )
 
 
-def choose_taker(spec: Any, all_specs: Sequence[Any]) -> tuple[Taker | None, str]:
+def choose_taker(spec: Any, all_specs: Sequence[Any]) -> tuple[WindowRecorder | None, str]:
     """Who takes `spec` in this process, or None and the reason why nobody can."""
     if spec.backend == "nsight":
         session = os.environ.get("RLPROF_NSYS_SESSION")
         if session:
-            return NsightTaker(session, spec), ""
+            return NsysSessionRecorder(session, spec), ""
         if os.environ.get("RLPROF_NSYS_RANGE"):
-            return RangeTaker(os.environ["RLPROF_NSYS_RANGE"]), ""
+            return NsysRangeRecorder(os.environ["RLPROF_NSYS_RANGE"]), ""
         return None, os.environ.get("RLPROF_NOT_WRAPPED") or NOT_WRAPPED
     if spec.backend == "torch":
         conflict = _second_cupti_user(all_specs)
-        return (None, conflict) if conflict else (TorchTaker(spec), "")
+        return (None, conflict) if conflict else (TorchRecorder(spec), "")
     if spec.backend == "memory":
         return choose_memory_taker(spec)
     if spec.backend == "rocprof_sys":
         if is_wrapped():
-            return RocprofTaker(), ""
+            return RocprofRecorder(), ""
         return None, os.environ.get("RLPROF_NOT_WRAPPED") or NOT_WRAPPED.replace("nsys launch", "rocprofsys").replace(
             "RLPROF_NSYS_SESSION is not set", "the module rocprofsys is not loaded"
         )

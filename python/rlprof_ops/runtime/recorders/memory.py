@@ -26,11 +26,11 @@ def choose_memory_taker(spec: Any) -> tuple[Any, str]:
     except ValueError as error:
         return None, str(error)
     if options.host:
-        return HostMemoryTaker(options), ""
-    return (CudaMemoryTaker(options), "") if has_gpu() else (None, NEEDS_CUDA)
+        return HostMemoryRecorder(options), ""
+    return (CudaMemoryRecorder(options), "") if has_gpu() else (None, NEEDS_CUDA)
 
 
-class CudaMemoryTaker:
+class CudaMemoryRecorder:
     """The caching allocator's history (torch.cuda.memory), on from `open` to `close`; the snapshot opens in pytorch.org/memory_viz.
 
     An out-of-memory error inside the window is a snapshot of its own, taken at that moment, in `extra`.
@@ -104,7 +104,7 @@ class CudaMemoryTaker:
         self.extra.append((self._steps[-1], self._steps[-1], path, OOM_PHASE))
 
 
-class HostMemoryTaker:
+class HostMemoryRecorder:
     """Resident memory, sampled by a thread every `interval_ms`, and with `tracemalloc` the lines that grew most."""
 
     suffix = memory.HOST_SUFFIX

@@ -10,7 +10,7 @@ from rlprof_ops.backends import nsight
 from rlprof_ops.runtime.capture_error import CaptureError
 
 
-class RangeTaker:
+class NsysRangeRecorder:
     """`opened_by` is what nsys waits for: cudaProfilerApi, nvtx, or none when it records all the time.
 
     `late`: closing a window gives no file.

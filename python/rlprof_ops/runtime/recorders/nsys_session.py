@@ -16,7 +16,7 @@ _SETTLE_S = 0.2
 _LIST_TIMEOUT_S = 10.0
 
 
-class NsightTaker:
+class NsysSessionRecorder:
     """One window after another of one session."""
 
     suffix = nsight.SUFFIX

@@ -9,7 +9,7 @@ from rlprof_ops.backends import rocprof_sys
 from rlprof_ops.runtime.capture_error import CaptureError
 
 
-class RocprofTaker:
+class RocprofRecorder:
     """`rocprofsys.user.start_trace` and `stop_trace` (source/python/rocprofsys/user, and `ROCPROFSYS_INIT_ENABLED=false`).
 
     `late`: closing a window gives no file. One trace holds all windows of the process, and is named by the plugin.

@@ -18,7 +18,7 @@ _PROBE_BYTES = 1 << 20
 _GZIP_LEVEL = 3  # a trace shrinks 15-fold at once; the levels above cost seconds of the training's time for a few percent
 
 
-class TorchTaker:
+class TorchRecorder:
     """Records from `open` to `close`. With a schedule, the cycles after the first are left in `extra` as (first, last step, file, phase)."""
 
     suffix = torch_backend.SUFFIX
@@ -40,8 +40,8 @@ class TorchTaker:
         except ValueError as error:
             raise CaptureError(str(error)) from None
         torch = _torch()
-        if TorchTaker._stuck:
-            raise CaptureError(f"torch.profiler still runs since an earlier window, which it would not end: {TorchTaker._stuck}")
+        if TorchRecorder._stuck:
+            raise CaptureError(f"torch.profiler still runs since an earlier window, which it would not end: {TorchRecorder._stuck}")
         self._target, self._steps, self._cycles, self.extra = target, [], [], []
         try:
             self._profile = make_profile(torch, self._options, self._on_trace if self._options.scheduled else None)
@@ -94,7 +94,7 @@ class TorchTaker:
             try:
                 _torch().autograd._disable_profiler()
             except Exception:
-                TorchTaker._stuck = f"{type(error).__name__}: {error}"
+                TorchRecorder._stuck = f"{type(error).__name__}: {error}"
             raise CaptureError(f"torch.profiler did not stop: {error}") from error
 
     def _on_trace(self, profile: Any) -> None:
