@@ -25,6 +25,7 @@ machine:  ## Slurm, nsys and Chromium for the tests; needs root and apt, else sa
 
 lint: $(VENV)/.test  ## ruff, mypy, shellcheck, bash -n
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	@for file in $(SHELL_FILES); do bash -n "$$file" || exit 1; done
 	@if command -v shellcheck > /dev/null; then shellcheck -x $(SHELL_FILES); \

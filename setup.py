@@ -1,4 +1,6 @@
-"""Puts ray.sub, scripts/ and env/ into the wheel as rlprof_ops/job_files, where `rlprof_ops.job.knobs.home` looks for them."""
+"""Puts ray.sub, scripts/ and env/ into the wheel as rlprof_ops/job_files, where
+`rlprof_ops.job.knobs.home` looks for them.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ HERE = Path(__file__).parent
 # What only a checkout needs: the test machine's set-up.
 LEFT_OUT = {"constraints.txt", "setup_test_machine.sh", "site.env"}
 
-# PYTHONPATH=<home>/python must give this package and nothing else that lies beside it in site-packages, or the
-# libraries of rlprof's environment would shadow those of a trainer's.
+# PYTHONPATH=<home>/python must give this package and nothing else that lies beside it in site-packages, or
+# the libraries of rlprof's environment would shadow those of a trainer's.
 DOOR = '''"""The installed rlprof_ops, on a PYTHONPATH that holds nothing else."""
 
 from pathlib import Path

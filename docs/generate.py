@@ -1,6 +1,7 @@
-"""Writes the pages that are made from the code: docs/cli.md, docs/knobs.md, docs/schemas.md. `make docs` runs it, a test compares.
+"""Writes the pages that are made from the code: docs/cli.md, docs/knobs.md, docs/schemas.md. `make docs` runs
+it, a test compares.
 
-    python docs/generate.py [folder]
+python docs/generate.py [folder]
 """
 
 from __future__ import annotations
@@ -25,19 +26,35 @@ def pages() -> dict[str, str]:
 
 
 def command_page() -> str:
-    """Every command's help and options; made from click's objects, since its own layout differs from version to version."""
+    """Every command's help and options; made from click's objects, since its own layout differs from
+    version to version.
+    """
     lines = [
-        "# Commands", "",
-        "`rlprof COMMAND --help` says the same. `python3 -m rlprof_ops COMMAND` works with only PyYAML and click installed, for all "
-        "but `report`, `timeline` and `diff`, which need the extra `analyze`. Made by `docs/generate.py`.", "",
+        "# Commands",
+        "",
+        (
+            "`rlprof COMMAND --help` says the same. `python3 -m rlprof_ops COMMAND` works with only PyYAML"
+            " and click installed, for all but `report`, `timeline` and `diff`, which need the extra"
+            " `analyze`. Made by `docs/generate.py`."
+        ),
+        "",
         "Exit codes stand in [operators.md](operators.md#exit-codes-of-rlprof).",
-    ]  # fmt: skip
+    ]
     parent = click.Context(cli, info_name="rlprof")
     for name in cli.list_commands(parent):
         command = cli.get_command(parent, name)
         assert command is not None
         words = " ".join(argument(p) for p in command.params if isinstance(p, click.Argument))
-        lines += ["", f"## rlprof {name}", "", "```text", f"rlprof {name} [OPTIONS] {words}".rstrip(), "```", "", help_text(command)]
+        lines += [
+            "",
+            f"## rlprof {name}",
+            "",
+            "```text",
+            f"rlprof {name} [OPTIONS] {words}".rstrip(),
+            "```",
+            "",
+            help_text(command),
+        ]
         options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
         if options:
             lines += ["", "| option | meaning |", "|---|---|"]
@@ -47,7 +64,11 @@ def command_page() -> str:
 
 def argument(param: click.Argument) -> str:
     """`JOB`, `[NODE]`, `WORD...`"""
-    word = (param.metavar or param.name or "").upper() if not isinstance(param.type, click.Choice) else "|".join(param.type.choices)
+    word = (
+        (param.metavar or param.name or "").upper()
+        if not isinstance(param.type, click.Choice)
+        else "|".join(param.type.choices)
+    )
     if word.startswith("["):
         return word
     word = word.removesuffix("...") + ("..." if param.nargs == -1 else "")
@@ -59,12 +80,18 @@ def option_name(param: click.Option) -> str:
     names = ", ".join(f"`{name}`" for name in (*param.opts, *param.secondary_opts))
     if param.is_flag or param.count:
         return names
-    kind = "\\|".join(param.type.choices) if isinstance(param.type, click.Choice) else (param.metavar or param.type.name.upper())
+    kind = (
+        "\\|".join(param.type.choices)
+        if isinstance(param.type, click.Choice)
+        else (param.metavar or param.type.name.upper())
+    )
     return f"{names} {cell(kind)}" + (" (several)" if param.multiple else "")
 
 
 def help_text(command: click.Command) -> str:
-    """The command's help as paragraphs; blocks that click leaves as they are (after a backspace) stay blocks."""
+    """The command's help as paragraphs; blocks that click leaves as they are (after a backspace) stay
+    blocks.
+    """
     paragraphs = []
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         if paragraph.startswith("\b\n"):
@@ -77,16 +104,23 @@ def help_text(command: click.Command) -> str:
 
 
 def cell(text: str) -> str:
-    return " ".join(text.split()).replace("<", "&lt;").replace("*", r"\*") if "`" not in text else " ".join(text.split())
+    return (
+        " ".join(text.split()).replace("<", "&lt;").replace("*", r"\*")
+        if "`" not in text
+        else " ".join(text.split())
+    )
 
 
 def schema_page() -> str:
     """The fields of each JSON document, from its JSON Schema."""
     lines = [
-        "# Schemas", "",
-        "The documents that programs may read, and their JSON Schemas (draft 2020-12): `rlprof schema request`, `manifest` or "
-        "`report` prints the whole schema. Made from them by `docs/generate.py`.",
-    ]  # fmt: skip
+        "# Schemas",
+        "",
+        (
+            "The documents that programs may read, and their JSON Schemas (draft 2020-12): `rlprof schema"
+            " request`, `manifest` or `report` prints the whole schema. Made from them by `docs/generate.py`."
+        ),
+    ]
     for name, meaning in SCHEMAS.items():
         schema = load(name)
         lines += ["", f"## {name}", "", f"{meaning}", ""]
@@ -97,7 +131,9 @@ def schema_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def fields(node: Mapping[str, Any], root: Mapping[str, Any], path: str = "", depth: int = 0) -> Iterator[tuple[str, str, str]]:
+def fields(
+    node: Mapping[str, Any], root: Mapping[str, Any], path: str = "", depth: int = 0
+) -> Iterator[tuple[str, str, str]]:
     """`path, type, meaning` of every property below a node; lists add `[]`, open mappings `.*`."""
     node = resolved(node, root)
     for name, child in node.get("properties", {}).items():
@@ -107,7 +143,9 @@ def fields(node: Mapping[str, Any], root: Mapping[str, Any], path: str = "", dep
         yield from fields(extra, root, f"{path}.*", depth + 1)
 
 
-def field(child: Mapping[str, Any], root: Mapping[str, Any], path: str, depth: int) -> Iterator[tuple[str, str, str]]:
+def field(
+    child: Mapping[str, Any], root: Mapping[str, Any], path: str, depth: int
+) -> Iterator[tuple[str, str, str]]:
     inner = resolved(child, root)
     text = child.get("description") or inner.get("description") or ""
     yield path, kind_of(child, root), " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")

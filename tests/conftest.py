@@ -14,7 +14,9 @@ __all__ = ["need", "slurm", "slurm_sandbox"]
 
 @pytest.fixture(scope="session")
 def need() -> Callable[..., None]:
-    """`need("nsys", "pyarrow")` skips the test, or fails it under RLPROF_TESTS_REQUIRE=all, where a part is missing."""
+    """`need("nsys", "pyarrow")` skips the test, or fails it under RLPROF_TESTS_REQUIRE=all, where a part
+    is missing.
+    """
     return needs.need
 
 
@@ -32,7 +34,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def _note_missing_import(report: pytest.CollectReport | pytest.TestReport) -> None:
     if report.skipped and needs.required("all") and "could not import" in str(report.longrepr):
-        needs.unmet.append(f"{report.nodeid}: {report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr}")
+        needs.unmet.append(
+            f"{report.nodeid}:"
+            f" {report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr}"
+        )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

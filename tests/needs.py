@@ -1,4 +1,6 @@
-"""Which parts of the test machine are there: what tests need beyond Python, and the reason when they cannot have it."""
+"""Which parts of the test machine are there: what tests need beyond Python, and the reason when they
+cannot have it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,18 @@ from collections.abc import Callable
 import pytest
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
-SLURM_PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "munged", "ip", "unshare", "nsenter", "setpriv")
+SLURM_PROGRAMS = (
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "srun",
+    "scontrol",
+    "munged",
+    "ip",
+    "unshare",
+    "nsenter",
+    "setpriv",
+)
 
 skipped: Counter[str] = Counter()
 """Reason -> number of tests skipped for it in this run."""
@@ -48,7 +61,13 @@ def _slurm() -> str:
         return "not root: the sandbox makes namespaces, bridges and mounts"
     if not os.path.ismount("/sys/fs/cgroup"):
         return "no filesystem mounted on /sys/fs/cgroup, without which slurmd does not start"
-    probe = subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, text=True, timeout=10, check=False)
+    probe = subprocess.run(
+        ["unshare", "--net", "--mount", "--pid", "--fork", "true"],
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
+    )
     return f"namespaces are not allowed here: {probe.stderr.strip()}" if probe.returncode else ""
 
 
@@ -57,7 +76,9 @@ def _nsys() -> str:
     if not nsys:
         return "no nsys on PATH; run env/setup_nsys.sh as root"
     try:
-        answer = subprocess.run([nsys, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+        answer = subprocess.run(
+            [nsys, "--version"], capture_output=True, text=True, timeout=30, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{nsys} --version: {error}"
     return "nsys 2022 hangs on short programs; run env/setup_nsys.sh as root" if " 2022." in answer else ""
@@ -69,7 +90,13 @@ def _chromium() -> str:
     return "no chromium; run env/setup_test_machine.sh chromium as root"
 
 
-PARTS: dict[str, Callable[[], str]] = {"slurm": _slurm, "nsys": _nsys, "chromium": _chromium, "ray": _ray, "torch": _torch}
+PARTS: dict[str, Callable[[], str]] = {
+    "slurm": _slurm,
+    "nsys": _nsys,
+    "chromium": _chromium,
+    "ray": _ray,
+    "torch": _torch,
+}
 
 
 @functools.cache
@@ -79,7 +106,9 @@ def lacking(part: str) -> str:
 
 
 def need(*parts: str) -> None:
-    """Skips the calling test when a part is missing; fails it when RLPROF_TESTS_REQUIRE is `all` or names the part."""
+    """Skips the calling test when a part is missing; fails it when RLPROF_TESTS_REQUIRE is `all` or names
+    the part.
+    """
     for part in parts:
         why = lacking(part)
         if not why:

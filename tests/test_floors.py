@@ -1,4 +1,6 @@
-"""The floors of the house: a room imports only from its own floor and from those below, and no file is in a circle."""
+"""The floors of the house: a room imports only from its own floor and from those below, and no file is in
+a circle.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ MODULES = {module_of(file): file for file in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports(file: Path) -> Iterator[str]:
-    """Every module of the package that a file imports, lazy imports in functions too, those for types alone not."""
+    """Every module of the package that a file imports, lazy imports in functions too, those for types
+    alone not.
+    """
     todo: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
     while todo:
         node = todo.pop()
@@ -61,8 +65,14 @@ def room_of(module: str) -> str:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "rlprof_ops"])
 def test_imports_point_down(module: str) -> None:
-    above = [name for name in imports(MODULES[module]) if name != "rlprof_ops" and FLOOR[room_of(name)] > FLOOR[room_of(module)]]
-    assert not above, f"{module} is on floor {FLOOR[room_of(module)]} and imports from above: {', '.join(above)}"
+    above = [
+        name
+        for name in imports(MODULES[module])
+        if name != "rlprof_ops" and FLOOR[room_of(name)] > FLOOR[room_of(module)]
+    ]
+    assert not above, (
+        f"{module} is on floor {FLOOR[room_of(module)]} and imports from above: {', '.join(above)}"
+    )
 
 
 def test_no_file_is_in_a_circle() -> None:
@@ -104,5 +114,9 @@ def test_circles_are_found() -> None:
 
 def test_no_room_is_crowded() -> None:
     counts = Counter(file.parent for file in MODULES.values() if file.name != "__init__.py")
-    crowded = {str(folder.relative_to(PACKAGE)): n for folder, n in counts.items() if n > MOST_FILES and folder.name != "commands"}
+    crowded = {
+        str(folder.relative_to(PACKAGE)): n
+        for folder, n in counts.items()
+        if n > MOST_FILES and folder.name != "commands"
+    }
     assert not crowded

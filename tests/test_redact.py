@@ -15,7 +15,10 @@ from rlprof_ops.redact import is_secret_name, redact_text
         ('python x.py --api-key "s3cr3t" --steps 3', "python x.py --api-key *** --steps 3"),
         ("python x.py --db-password=hunter2", "python x.py --db-password=***"),
         ("git clone https://me:pw@host/x", "git clone https://***@host/x"),
-        ("python x.py tokenizer=bert max_tokens=512 data.max_token=3", "python x.py tokenizer=bert max_tokens=512 data.max_token=3"),
+        (
+            "python x.py tokenizer=bert max_tokens=512 data.max_token=3",
+            "python x.py tokenizer=bert max_tokens=512 data.max_token=3",
+        ),
     ],
 )
 def test_inline_secrets(text, clean):

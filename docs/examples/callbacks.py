@@ -1,4 +1,5 @@
-"""Trainers with callbacks, and a loop of your own: the same few lines for Lightning, transformers and Accelerate.
+"""Trainers with callbacks, and a loop of your own: the same few lines for Lightning, transformers and
+Accelerate.
 
 Each only needs what its trainer calls or has, so this file imports none of them.
 """
@@ -10,14 +11,18 @@ from rlprof_ops.runtime import profiler
 
 
 class LightningRlprof:
-    """`Trainer(callbacks=[LightningRlprof()])`; make it a subclass of `lightning.pytorch.Callback` in your code."""
+    """`Trainer(callbacks=[LightningRlprof()])`; make it a subclass of `lightning.pytorch.Callback` in your
+    code.
+    """
 
     def __init__(self, worker: str = "trainer") -> None:
         self._worker = worker
         self._prof: Any = None
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        self._prof = profiler.from_env(worker=self._worker, rank=trainer.global_rank, world_size=trainer.world_size)
+        self._prof = profiler.from_env(
+            worker=self._worker, rank=trainer.global_rank, world_size=trainer.world_size
+        )
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         self._prof.start_step(trainer.global_step + 1)
@@ -33,14 +38,18 @@ class LightningRlprof:
 
 
 class TransformersRlprof:
-    """`Trainer(callbacks=[TransformersRlprof()])`; make it a subclass of `transformers.TrainerCallback` in your code."""
+    """`Trainer(callbacks=[TransformersRlprof()])`; make it a subclass of `transformers.TrainerCallback` in
+    your code.
+    """
 
     def __init__(self, worker: str = "trainer") -> None:
         self._worker = worker
         self._prof: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._prof = profiler.from_env(worker=self._worker, rank=args.process_index, world_size=args.world_size)
+        self._prof = profiler.from_env(
+            worker=self._worker, rank=args.process_index, world_size=args.world_size
+        )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._prof.start_step(state.global_step + 1)
@@ -52,12 +61,18 @@ class TransformersRlprof:
         self._prof.close()
 
 
-def accelerate_loop(accelerator: Any, batches: Iterable[Any], train: Callable[[Any], None], worker: str = "trainer") -> None:
-    """A loop under Hugging Face Accelerate: rank and world are the accelerator's, a step is what the optimizer takes.
+def accelerate_loop(
+    accelerator: Any, batches: Iterable[Any], train: Callable[[Any], None], worker: str = "trainer"
+) -> None:
+    """A loop under Hugging Face Accelerate: rank and world are the accelerator's, a step is what the
+    optimizer takes.
 
-    With gradient accumulation several batches make one step: `start_step` of a step that is open changes nothing.
+    With gradient accumulation several batches make one step: `start_step` of a step that is open changes
+    nothing.
     """
-    prof = profiler.from_env(worker=worker, rank=accelerator.process_index, world_size=accelerator.num_processes)
+    prof = profiler.from_env(
+        worker=worker, rank=accelerator.process_index, world_size=accelerator.num_processes
+    )
     step = 1
     try:
         for batch in batches:

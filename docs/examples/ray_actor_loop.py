@@ -38,7 +38,8 @@ def main() -> None:
         os.environ["RLPROF_REQUEST_JSON"] = load_request(env=os.environ).to_json()
         ray.init(num_cpus=2, include_dashboard=False)
     workers = [
-        PolicyWorker.options(runtime_env=profiler.runtime_env("policy_worker", rank)).remote(rank, 2) for rank in range(2)
+        PolicyWorker.options(runtime_env=profiler.runtime_env("policy_worker", rank)).remote(rank, 2)
+        for rank in range(2)
     ]
     for step in range(1, 7):
         losses = ray.get([worker.train_step.remote(step) for worker in workers])

@@ -1,4 +1,6 @@
-"""`rlprof`: finds the command by its name in `rlprof_ops.commands`, so that only that one file is imported."""
+"""`rlprof`: finds the command by its name in `rlprof_ops.commands`, so that only that one file is
+imported.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class LazyCommands(click.Group):
         command: click.Command = module.command
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

@@ -1,4 +1,6 @@
-"""Keeps secrets out of every file we write: values of variables that are named like one, also inside a command line."""
+"""Keeps secrets out of every file we write: values of variables that are named like one, also inside a
+command line.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from collections.abc import Mapping
 MASK = "***"
 _NAME = r"[A-Za-z0-9_.-]*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?"
 _SECRET_NAME = re.compile(rf"(?i){_NAME}$")
-_ASSIGNED = re.compile(rf"(?i)(?P<name>{_NAME})(?P<sep>\s*[=:]\s*|\s+(?=[^-\s]))(?P<value>'[^']*'|\"[^\"]*\"|[^\s;&|'\"]+)")
+_ASSIGNED = re.compile(
+    rf"(?i)(?P<name>{_NAME})(?P<sep>\s*[=:]\s*|\s+(?=[^-\s]))(?P<value>'[^']*'|\"[^\"]*\"|[^\s;&|'\"]+)"
+)
 _URL_LOGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s@:]*:[^/\s@]+@", re.IGNORECASE)
 # Paths to secrets, switches and counts are no secrets themselves.
 _HARMLESS = re.compile(r"(?i)(_PATH|_FILE|_DIR|MAX_?TOKENS?|NUM_?TOKENS?|TOKENS_PER.*|TOKENIZER.*)$")

@@ -37,9 +37,16 @@ def tool(name: str) -> Path:
 
 
 TORCH_FILES = (
-    "b200_eager", "h100_qwen1.5_0.5b", "mi300_qwen1.5_0.5b", "nccl_training", "rank_not_found", "sampled_rank-0",
-    "sampled_rank-1", "sglang_qwen3_8b_decode", "vllm_prefill_decode_piecewise",
-)  # fmt: skip
+    "b200_eager",
+    "h100_qwen1.5_0.5b",
+    "mi300_qwen1.5_0.5b",
+    "nccl_training",
+    "rank_not_found",
+    "sampled_rank-0",
+    "sampled_rank-1",
+    "sglang_qwen3_8b_decode",
+    "vllm_prefill_decode_piecewise",
+)
 
 
 def x(cat: str, name: str, ts: float, dur: float, pid: Any = 1, tid: Any = 1, **args: Any) -> dict[str, Any]:
@@ -47,8 +54,12 @@ def x(cat: str, name: str, ts: float, dur: float, pid: Any = 1, tid: Any = 1, **
     return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
 
-def kernel(name: str, ts: float, dur: float, stream: int = 7, device: int = 0, correlation: int = 0, **args: Any) -> dict[str, Any]:
-    return x("kernel", name, ts, dur, device, stream, device=device, stream=stream, correlation=correlation, **args)
+def kernel(
+    name: str, ts: float, dur: float, stream: int = 7, device: int = 0, correlation: int = 0, **args: Any
+) -> dict[str, Any]:
+    return x(
+        "kernel", name, ts, dur, device, stream, device=device, stream=stream, correlation=correlation, **args
+    )
 
 
 def launch(ts: float, correlation: int, dur: float = 2.0, name: str = "cudaLaunchKernel") -> dict[str, Any]:
@@ -59,9 +70,13 @@ def mark(name: str, ts: float, dur: float, tid: int = 1) -> dict[str, Any]:
     return x("user_annotation", name, ts, dur, 1, tid)
 
 
-def write_trace(path: Path, events: list[dict[str, Any]], indent: int | None = None, base_ns: int = 0, **header: Any) -> Path:
+def write_trace(
+    path: Path, events: list[dict[str, Any]], indent: int | None = None, base_ns: int = 0, **header: Any
+) -> Path:
     """A Chrome trace file; gzip when its name ends so."""
-    text = json.dumps({"schemaVersion": 1, **header, "baseTimeNanoseconds": base_ns, "traceEvents": events}, indent=indent)
+    text = json.dumps(
+        {"schemaVersion": 1, **header, "baseTimeNanoseconds": base_ns, "traceEvents": events}, indent=indent
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode()
     path.write_bytes(gzip.compress(data, 1) if path.name.endswith(".gz") else data)

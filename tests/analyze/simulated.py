@@ -32,19 +32,63 @@ def simulated_summary(worker: str, rank: int, steps: int, slow: bool, rng: rando
             talk = 0 if slow or phase != "train" else 6 * MS + rng.randrange(MS)
             phases.append(PhaseTime(step, phase, b - a, 1, talk, _gpu(b - a, talk), _idle(b - a, talk)))
             segments.append(Segment(step, phase, a, b))
-        step_times.append(StepTime(step, begin, begin + STEP - MS, True, _gpu(STEP - MS, 6 * MS), _idle(STEP - MS, 6 * MS)))
+        step_times.append(
+            StepTime(step, begin, begin + STEP - MS, True, _gpu(STEP - MS, 6 * MS), _idle(STEP - MS, 6 * MS))
+        )
     host = f"gpu{rank // 8:03d}"
-    report = Report(f"profiles/torch/{worker}/rank{rank}/{worker}_rank{rank}_step1-{steps}_{host}_{rank}.pt.trace.json.gz", "torch", worker, rank, host, rank, 1, steps + 1, None, 19_000_000)  # fmt: skip
+    report = Report(
+        f"profiles/torch/{worker}/rank{rank}/{worker}_rank{rank}_step1-{steps}_{host}_{rank}.pt.trace.json.gz",
+        "torch",
+        worker,
+        rank,
+        host,
+        rank,
+        1,
+        steps + 1,
+        None,
+        19_000_000,
+    )
     window = steps * STEP
-    kernels = tuple(NameTotal(PLANS[worker][i % 2][0], f"kernel_{i} <{worker}>", 100 + i, (i + 1) * MS, 2 * MS) for i in range(40))
+    kernels = tuple(
+        NameTotal(PLANS[worker][i % 2][0], f"kernel_{i} <{worker}>", 100 + i, (i + 1) * MS, 2 * MS)
+        for i in range(40)
+    )
     return Summary(
-        report=report, kind="torch", host=host, pid=rank, rank=rank, on_utc=True, events=1_000_000, damaged=0, truncated="",
-        seconds=1.5, start=T0 + STEP, end=T0 + STEP + window, device_names=("NVIDIA H100",), details={}, steps=tuple(step_times),
-        phases=tuple(phases), segments=tuple(segments),
-        devices=(DeviceTimes(rank % 8, "NVIDIA H100", T0 + STEP, T0 + STEP + window, _gpu(window, 6 * MS * steps), _idle(window, 6 * MS * steps), 4000),),
-        kernels=kernels, ops=kernels[:5], collectives=(), memory=(MemoryPeak(rank % 8, "train", 60 << 30, 70 << 30),), collective_events=(),
+        report=report,
+        kind="torch",
+        host=host,
+        pid=rank,
+        rank=rank,
+        on_utc=True,
+        events=1_000_000,
+        damaged=0,
+        truncated="",
+        seconds=1.5,
+        start=T0 + STEP,
+        end=T0 + STEP + window,
+        device_names=("NVIDIA H100",),
+        details={},
+        steps=tuple(step_times),
+        phases=tuple(phases),
+        segments=tuple(segments),
+        devices=(
+            DeviceTimes(
+                rank % 8,
+                "NVIDIA H100",
+                T0 + STEP,
+                T0 + STEP + window,
+                _gpu(window, 6 * MS * steps),
+                _idle(window, 6 * MS * steps),
+                4000,
+            ),
+        ),
+        kernels=kernels,
+        ops=kernels[:5],
+        collectives=(),
+        memory=(MemoryPeak(rank % 8, "train", 60 << 30, 70 << 30),),
+        collective_events=(),
         collectives_seen=True,
-    )  # fmt: skip
+    )
 
 
 def _gpu(window: int, talk: int) -> GpuTimes:
@@ -61,7 +105,9 @@ def simulated_summaries(ranks: int, steps: int, slow_rank: int | None = None) ->
     rng = random.Random(1)
     training = max(ranks - ranks // 4, 1)
     found = [simulated_summary("policy_worker", r, steps, r == slow_rank, rng) for r in range(training)]
-    return found + [simulated_summary("vllm_generation_worker", r, steps, False, rng) for r in range(ranks - training)]
+    return found + [
+        simulated_summary("vllm_generation_worker", r, steps, False, rng) for r in range(ranks - training)
+    ]
 
 
 def simulated_answer(ranks: int, steps: int, slow_rank: int | None = None) -> dict[str, Any]:

@@ -16,37 +16,66 @@ def spec(options=None, flags=()):
 
 
 def test_an_unknown_backend_is_answered_with_the_nearest_name():
-    with pytest.raises(UsageError, match=r"unknown backend 'nsigth': allowed are nsight, torch, rocprof_sys, memory; did you mean 'nsight'\?"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            r"unknown backend 'nsigth': allowed are nsight, torch, rocprof_sys, memory; did you mean"
+            r" 'nsight'\?"
+        ),
+    ):
         backends.get("nsigth")
 
 
 def test_options_of_one_line_are_dealt_to_launch_and_start():
-    split = nsight.split_options(spec({"t": "cuda,nvtx", "cuda-graph-trace": "node", "sample": "process-tree", "backtrace": "fp"}, ["python-backtrace"]))
+    split = nsight.split_options(
+        spec(
+            {"t": "cuda,nvtx", "cuda-graph-trace": "node", "sample": "process-tree", "backtrace": "fp"},
+            ["python-backtrace"],
+        )
+    )
 
     assert split.launch == ("-t", "cuda,nvtx", "--cuda-graph-trace=node", "--python-backtrace")
-    assert split.start == ("--cpuctxsw=none", "--force-overwrite=true", "--sample=process-tree", "--backtrace=fp")
+    assert split.start == (
+        "--cpuctxsw=none",
+        "--force-overwrite=true",
+        "--sample=process-tree",
+        "--backtrace=fp",
+    )
 
 
 def test_what_a_session_decides_itself_is_left_out_and_named():
-    split = nsight.split_options(spec({"o": "/tmp/x", "capture-range": "cudaProfilerApi", "capture-range-end": "stop", "kill": "none"}))
+    split = nsight.split_options(
+        spec({"o": "/tmp/x", "capture-range": "cudaProfilerApi", "capture-range-end": "stop", "kill": "none"})
+    )
 
     assert split.left_out == ("o", "capture-range", "capture-range-end", "kill")
     assert not any("capture-range" in token or "/tmp/x" in token for token in split.launch + split.start)
 
 
-@pytest.mark.parametrize(("options", "uses"), [({"t": "nvtx"}, False), ({"trace": "nvtx,cuda"}, True), ({"t": "osrt,cuda-sw"}, True)])
+@pytest.mark.parametrize(
+    ("options", "uses"),
+    [({"t": "nvtx"}, False), ({"trace": "nvtx,cuda"}, True), ({"t": "osrt,cuda-sw"}, True)],
+)
 def test_a_capture_that_needs_cupti_is_told(options, uses):
     assert nsight.traces_cuda(spec(options)) is uses
 
 
 def test_nsys_commands_of_a_worker_are_not_recorded_with_it():
-    env = {"LD_PRELOAD": "/x/libToolsInjectionProxy64.so:/mine/libjemalloc.so", "NVTX_INJECTION64_PATH": "/x", "QUADD_AGENT_PID": "1", "HOME": "/root"}
+    env = {
+        "LD_PRELOAD": "/x/libToolsInjectionProxy64.so:/mine/libjemalloc.so",
+        "NVTX_INJECTION64_PATH": "/x",
+        "QUADD_AGENT_PID": "1",
+        "HOME": "/root",
+    }
 
     assert nsight.client_env(env) == {"LD_PRELOAD": "/mine/libjemalloc.so", "HOME": "/root"}
 
 
 def test_the_report_that_stop_names_is_found():
-    assert nsight.generated_path("Generating 'x.qdstrm'\n[1/1] [100%] a\nGenerated:\n    /tmp/a b.nsys-rep\n") == "/tmp/a b.nsys-rep"
+    assert (
+        nsight.generated_path("Generating 'x.qdstrm'\n[1/1] [100%] a\nGenerated:\n    /tmp/a b.nsys-rep\n")
+        == "/tmp/a b.nsys-rep"
+    )
     assert nsight.generated_path("nothing") is None
 
 

@@ -13,7 +13,11 @@ def window(start, stop):
 
 @pytest.mark.parametrize(
     ("worker", "phase", "host", "stop"),
-    [("policy_worker", None, "gpu-012.cluster", 5), ("vllm_rank2_step1-2", "ref_logprob", "n1", 5), ("a", "train", "h", None)],
+    [
+        ("policy_worker", None, "gpu-012.cluster", 5),
+        ("vllm_rank2_step1-2", "ref_logprob", "n1", 5),
+        ("a", "train", "h", None),
+    ],
 )
 def test_a_report_name_reads_back(worker, phase, host, stop):
     name = names.report_name(worker, 3, window(3, stop), phase, host, 4711, ".pt.trace.json.gz")
@@ -45,7 +49,11 @@ def test_no_name_leaves_its_folder_or_needs_quoting(hostile):
 @pytest.mark.parametrize(
     ("filename", "kind", "fields"),
     [
-        ("dtensor_policy_worker_3:5_812.nsys-rep", "nemo_rl", {"worker": "dtensor_policy_worker", "start": 3, "stop": 5, "pid": 812}),
+        (
+            "dtensor_policy_worker_3:5_812.nsys-rep",
+            "nemo_rl",
+            {"worker": "dtensor_policy_worker", "start": 3, "stop": 5, "pid": 812},
+        ),
         ("vllm_tp_worker_3:5_812.2.nsys-rep", "vllm", {"worker": "vllm_tp_worker", "pid": 812, "ordinal": 2}),
         ("worker_process_48213.3.nsys-rep", "ray", {"pid": 48213, "ordinal": 3}),
         ("rlinf_profile_ActorGroup_0_99.nsys-rep", "rlinf", {"worker": "ActorGroup", "rank": 0, "pid": 99}),
@@ -80,5 +88,11 @@ def test_what_is_no_report_is_not_recognised(filename):
 def test_names_of_reports_that_a_tool_writes_itself(filename, kind, worker, rank, start, ordinal):
     found = names.parse(filename)
 
-    assert (found.kind, found.worker, found.rank, found.start, found.ordinal) == (kind, worker, rank, start, ordinal)
+    assert (found.kind, found.worker, found.rank, found.start, found.ordinal) == (
+        kind,
+        worker,
+        rank,
+        start,
+        ordinal,
+    )
     assert (found.host, found.pid) == ("n1", 12)

@@ -11,7 +11,10 @@ from rlprof_ops.backends.nsight_presets import PRESETS, resolve
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_gives_its_options_and_what_is_said_wins(name):
     assert resolve({"preset": name}) == PRESETS[name]
-    assert resolve({"preset": name, "t": "nvtx"}) == {**{k: v for k, v in PRESETS[name].items() if k != "trace"}, "t": "nvtx"}
+    assert resolve({"preset": name, "t": "nvtx"}) == {
+        **{k: v for k, v in PRESETS[name].items() if k != "trace"},
+        "t": "nvtx",
+    }
 
 
 def test_a_flag_counts_as_said():
@@ -21,5 +24,9 @@ def test_a_flag_counts_as_said():
 def test_a_preset_is_dealt_to_both_commands_of_a_session():
     split = nsight.split_options(SimpleNamespace(options={"preset": "rlinf"}, flags=()))
 
-    assert split.launch == ("--trace=cuda,cudnn,cublas,nvtx,osrt", "--cudabacktrace=all", "--osrt-threshold=1000")
+    assert split.launch == (
+        "--trace=cuda,cudnn,cublas,nvtx,osrt",
+        "--cudabacktrace=all",
+        "--osrt-threshold=1000",
+    )
     assert split.start == ("--force-overwrite=true", "--sample=process-tree", "--cpuctxsw=process-tree")

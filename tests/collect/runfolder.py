@@ -1,4 +1,6 @@
-"""Builds run folders for tests: a job with nodes, workers, events and reports, as the supervisor would leave it."""
+"""Builds run folders for tests: a job with nodes, workers, events and reports, as the supervisor would
+leave it.
+"""
 
 import gzip
 import json
@@ -8,7 +10,9 @@ from rlprof_ops.backends import names
 from rlprof_ops.request import Window, request_from_dict
 
 NSYS_FRAME = b"NVIDIA Tegra Profiler Report" + bytes(64) + b"[END]"
-TRACE = gzip.compress(b'{"traceEvents": [{"ph": "X", "name": "train", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}')
+TRACE = gzip.compress(
+    b'{"traceEvents": [{"ph": "X", "name": "train", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}'
+)
 
 
 class RunFolder:
@@ -19,12 +23,33 @@ class RunFolder:
         root.mkdir(parents=True, exist_ok=True)
         self.nodes = list(nodes)
         self.values = {
-            "schema": 1, "job": job, "job_name": "grpo", "user": "me", "nodes": self.nodes, "head": self.nodes[0], "framework": None,
-            "command": "python train.py", "request": request_from_dict(request).to_dict(), "world": {},
-            "versions": {}, "started_ns": 1, "driver": {"started_ns": 2, "ended_ns": 3, "exit_code": 0, "signal": None},
+            "schema": 1,
+            "job": job,
+            "job_name": "grpo",
+            "user": "me",
+            "nodes": self.nodes,
+            "head": self.nodes[0],
+            "framework": None,
+            "command": "python train.py",
+            "request": request_from_dict(request).to_dict(),
+            "world": {},
+            "versions": {},
+            "started_ns": 1,
+            "driver": {"started_ns": 2, "ended_ns": 3, "exit_code": 0, "signal": None},
             "end": {"cause": "driver_exit", "detail": "", "phases_s": {}},
         }
-        self.records = {node: {"schema": 1, "node": node, "plugin_loaded": True, "clean": True, "files": [], "recovered": [], "failed": []} for node in nodes}
+        self.records = {
+            node: {
+                "schema": 1,
+                "node": node,
+                "plugin_loaded": True,
+                "clean": True,
+                "files": [],
+                "recovered": [],
+                "failed": [],
+            }
+            for node in nodes
+        }
 
     def write(self, **changes):
         self.values.update(changes)
@@ -35,14 +60,34 @@ class RunFolder:
                 (self.root / "nodes" / f"{node}.json").write_text(json.dumps(record))
         return self.root
 
-    def worker(self, worker, rank, node="n1", pid=100, windows=(), last_step=8, world_size=None, ended=True, extra=()):
+    def worker(
+        self, worker, rank, node="n1", pid=100, windows=(), last_step=8, world_size=None, ended=True, extra=()
+    ):
         """`windows`: (event, backend, start, stop, phase) tuples; a closed one also gets its path."""
         folder = self.root / "nodes" / node / "events"
         folder.mkdir(parents=True, exist_ok=True)
         stem = names.process_name(worker, rank, node, pid)
-        rows = [{"event": "registered", "t_ns": 10, "worker": worker, "rank": rank, "world_size": world_size, "pid": pid, "host": node, "backends": ["nsight"]}]
+        rows = [
+            {
+                "event": "registered",
+                "t_ns": 10,
+                "worker": worker,
+                "rank": rank,
+                "world_size": world_size,
+                "pid": pid,
+                "host": node,
+                "backends": ["nsight"],
+            }
+        ]
         for event, backend, start, stop, phase, *more in windows:
-            row = {"event": event, "t_ns": 20, "backend": backend, "steps": [start, stop], "phase": phase, "report": "r"}
+            row = {
+                "event": event,
+                "t_ns": 20,
+                "backend": backend,
+                "steps": [start, stop],
+                "phase": phase,
+                "report": "r",
+            }
             if event == "closed":
                 row["path"] = str(self.place(backend, worker, rank, start, stop, phase, node, pid))
             rows.append({**row, **(more[0] if more else {})})
@@ -54,7 +99,9 @@ class RunFolder:
 
     def place(self, backend, worker, rank, start, stop, phase, node, pid):
         suffix = {"nsight": ".nsys-rep", "torch": ".pt.trace.json.gz"}[backend]
-        return names.report_folder(backend, worker, rank) / names.report_name(worker, rank, Window(start, stop), phase, node, pid, suffix)
+        return names.report_folder(backend, worker, rank) / names.report_name(
+            worker, rank, Window(start, stop), phase, node, pid, suffix
+        )
 
     def report(self, backend, worker, rank, start, stop, phase=None, node="n1", pid=100, data=None):
         path = self.place(backend, worker, rank, start, stop, phase, node, pid)
@@ -67,4 +114,6 @@ class RunFolder:
         return path
 
     def sent(self, node, relative, size, sha256=None, state="copied"):
-        self.records[node]["files"].append({"path": relative, "size_bytes": size, "sha256": sha256, "mtime_ns": 0, "state": state})
+        self.records[node]["files"].append(
+            {"path": relative, "size_bytes": size, "sha256": sha256, "mtime_ns": 0, "state": state}
+        )

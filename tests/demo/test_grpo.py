@@ -1,4 +1,6 @@
-"""The GRPO mathematics against definitions written out slowly, and its gradient against the policy-gradient theorem."""
+"""The GRPO mathematics against definitions written out slowly, and its gradient against the
+policy-gradient theorem.
+"""
 
 import pytest
 
@@ -24,7 +26,9 @@ def test_advantages_are_the_groups_z_scores():
 
     advantages = grpo.group_advantages(rewards, group_size=2)
 
-    torch.testing.assert_close(advantages, torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=torch.float64), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        advantages, torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=torch.float64), atol=1e-4, rtol=0
+    )
 
 
 def test_a_group_of_equal_rewards_teaches_nothing():
@@ -80,7 +84,11 @@ def test_loss_equals_the_sum_written_out(numbers):
 
 def test_first_gradient_is_the_policy_gradient(numbers):
     """On-policy and without KL, d loss = - mean over tokens of advantage * d log p (REINFORCE)."""
-    logits, advantages, mask = numbers(2, 3, 5).requires_grad_(), numbers(2), torch.ones(2, 3, dtype=torch.float64)
+    logits, advantages, mask = (
+        numbers(2, 3, 5).requires_grad_(),
+        numbers(2),
+        torch.ones(2, 3, dtype=torch.float64),
+    )
     chosen = torch.tensor([[0, 1, 4], [2, 2, 3]])
     now = logits.log_softmax(-1).gather(2, chosen.unsqueeze(2)).squeeze(2)
 

@@ -28,7 +28,9 @@ def test_an_answer_that_ignores_the_prompt_earns_one_half():
     prompt = task.prompts(4000, torch.Generator().manual_seed(0))
     completion = torch.zeros(4000, 12, dtype=torch.long)
 
-    assert task.rewards(prompt, completion, torch.ones(4000, 12)).mean().item() == pytest.approx(0.5, abs=0.03)
+    assert task.rewards(prompt, completion, torch.ones(4000, 12)).mean().item() == pytest.approx(
+        0.5, abs=0.03
+    )
 
 
 def test_sampling_is_repeatable_and_masks_what_follows_a_stop():

@@ -54,8 +54,12 @@ def test_each_worker_timed_its_phases_inside_its_steps(finished):
     done_by["generation_worker"] = {"generation", "reward", "weight_sync"}
 
     assert [(w["worker"], w["rank"]) for w in record["workers"]] == [
-        ("policy_worker", 0), ("policy_worker", 1), ("generation_worker", 0), ("generation_worker", 1), ("controller", 0),
-    ]  # fmt: skip
+        ("policy_worker", 0),
+        ("policy_worker", 1),
+        ("generation_worker", 0),
+        ("generation_worker", 1),
+        ("controller", 0),
+    ]
     for worker in record["workers"]:
         steps = {t["step"]: t for t in worker["times"] if t["phase"] == "step"}
         assert set(steps) == set(range(1, 9))

@@ -1,4 +1,6 @@
-"""What the documents say can be typed: every command, option, script, make target, knob and link in them exists."""
+"""What the documents say can be typed: every command, option, script, make target, knob and link in them
+exists.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,14 @@ def check_command(document: Path, words: list[str]) -> None:
     if words[0] == "rlprof" and len(words) > 1 and not words[1].startswith("-"):
         check_rlprof(document, words[1:])
     elif words[0] == "make":
-        assert re.search(rf"^{words[1]}:", (HOME / "Makefile").read_text(), re.MULTILINE), f"{document.name}: make {words[1]}"
+        assert re.search(rf"^{words[1]}:", (HOME / "Makefile").read_text(), re.MULTILINE), (
+            f"{document.name}: make {words[1]}"
+        )
     for word in words:
-        if re.fullmatch(r"(?:\./)?(?:scripts|env|tests)/[\w./-]+\.(?:sh|py|env)", word) and "site.env" not in word:
+        if (
+            re.fullmatch(r"(?:\./)?(?:scripts|env|tests)/[\w./-]+\.(?:sh|py|env)", word)
+            and "site.env" not in word
+        ):
             assert (HOME / word).is_file(), f"{document.name}: {word}"
 
 
@@ -64,7 +71,9 @@ def check_rlprof(document: Path, words: list[str]) -> None:
     try:
         command.make_parser(click.Context(command, info_name=words[0])).parse_args(list(words[1:]))
     except click.UsageError as error:
-        raise AssertionError(f"{document.name}: rlprof {shlex.join(words)}: {error.format_message()}") from None
+        raise AssertionError(
+            f"{document.name}: rlprof {shlex.join(words)}: {error.format_message()}"
+        ) from None
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -1,4 +1,6 @@
-"""Every command's mistakes end as documented in docs/operators.md: 2 usage, 1 failed, 3 incomplete; each message names the way on."""
+"""Every command's mistakes end as documented in docs/operators.md: 2 usage, 1 failed, 3 incomplete; each
+message names the way on.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from rlprof_ops.cli import cli, main
 CONTEXT = click.Context(cli)
 NAMES = cli.list_commands(CONTEXT)
 # What a command needs so that its options are looked at.
-ARGUMENTS = {"attach": ["4711"], "diff": ["a", "b"], "import": ["x"], "init": ["x"], "plan": ["x"], "render": ["x"], "wrap": ["--", "true"]}
+ARGUMENTS = {
+    "attach": ["4711"],
+    "diff": ["a", "b"],
+    "import": ["x"],
+    "init": ["x"],
+    "plan": ["x"],
+    "render": ["x"],
+    "wrap": ["--", "true"],
+}
 JOB = {"attach", "capture", "dashboard", "harvest", "logs", "report", "stacks", "status", "stop", "timeline"}
 PASSES_ON = {"submit": "--dry-run", "retry": "--dry-run"}  # what is not nearly theirs is sbatch's
 FIRST = {"retry"}  # whose job stands before options
@@ -28,7 +38,13 @@ def run(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 def long_option(name: str) -> str:
     command = cli.get_command(CONTEXT, name)
     assert command is not None
-    longs = [opt for param in command.params if isinstance(param, click.Option) for opt in param.opts if opt.startswith("--") and len(opt) > 5]
+    longs = [
+        opt
+        for param in command.params
+        if isinstance(param, click.Option)
+        for opt in param.opts
+        if opt.startswith("--") and len(opt) > 5
+    ]
     return max(longs, key=len, default="")
 
 

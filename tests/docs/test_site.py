@@ -1,4 +1,6 @@
-"""The documentation site: it builds without a warning, its generated pages are the code's, and what it quotes exists."""
+"""The documentation site: it builds without a warning, its generated pages are the code's, and what it
+quotes exists.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,17 @@ DOCS = HOME / "docs"
 # First words of messages that others make; all other quoted messages are ours.
 OTHERS = re.compile(r"^(Ray|Slurm|nsys|Ray's own): ")
 FOREIGN = (
-    "cannot open shared object file", "libtransformer_engine.so", "some worker processes have not registered within the timeout",
-    "Qdstrm file is incomplete or invalid", "No space left on device", "worker_process_48213.3.nsys-rep", "/tmp/ray/session_latest/logs/nsight",
-    "manifest.json", "report.html", "vllm_generation_worker",
-)  # fmt: skip
+    "cannot open shared object file",
+    "libtransformer_engine.so",
+    "some worker processes have not registered within the timeout",
+    "Qdstrm file is incomplete or invalid",
+    "No space left on device",
+    "worker_process_48213.3.nsys-rep",
+    "/tmp/ray/session_latest/logs/nsight",
+    "manifest.json",
+    "report.html",
+    "vllm_generation_worker",
+)
 
 
 def generator():
@@ -35,12 +44,25 @@ def generator():
 
 @pytest.mark.parametrize("name", ["cli.md", "knobs.md", "schemas.md"])
 def test_generated_pages_are_those_of_the_code(name):
-    assert (DOCS / name).read_text() == generator().pages()[name], f"docs/{name} is old: python docs/generate.py"
+    assert (DOCS / name).read_text() == generator().pages()[name], (
+        f"docs/{name} is old: python docs/generate.py"
+    )
 
 
 def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_path):
     pytest.importorskip("material")
-    line = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(HOME / "mkdocs.yml"), "-d", str(tmp_path)]
+    line = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "-f",
+        str(HOME / "mkdocs.yml"),
+        "-d",
+        str(tmp_path),
+    ]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, cwd=HOME)
     assert done.returncode == 0, done.stdout + done.stderr
     page = (tmp_path / "index.html").read_text()
@@ -59,7 +81,9 @@ def test_quoted_messages_are_in_the_source():
 
 
 def symptoms() -> list[str]:
-    """The first cell of each row of the tables of troubleshooting.md, without those that quote somebody else."""
+    """The first cell of each row of the tables of troubleshooting.md, without those that quote somebody
+    else.
+    """
     rows = re.findall(r"^\| (.+?) \| .+ \|$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
     return [row for row in rows if not OTHERS.match(row) and set(row) != {"-"}]
 
@@ -68,28 +92,63 @@ def sources() -> list[Path]:
     return [*(HOME / "python").rglob("*.py"), HOME / "ray.sub", *(HOME / "scripts").rglob("*.sh")]
 
 
-# Every section of the five documents, as their headings are; the introduction is what stands before the first.
+# Every section of the five documents, as their headings are; the introduction is what stands before the
+# first.
 SECTIONS = {
     "NeMo RL: Profile GPU with Nsys": (
-        "Profile GPU with Nsys (introduction)", "Prerequisites", "Configure the Environment Variables", "Pattern Format", "Supported Workers",
-        "Example Usage", "Profile Output", "Analyze Profile Files", "How We Patched Nsight Support in Ray",
+        "Profile GPU with Nsys (introduction)",
+        "Prerequisites",
+        "Configure the Environment Variables",
+        "Pattern Format",
+        "Supported Workers",
+        "Example Usage",
+        "Profile Output",
+        "Analyze Profile Files",
+        "How We Patched Nsight Support in Ray",
     ),
     "NeMo RL: Profiling with Torch Profiler": (
-        "Profiling with Torch Profiler (introduction)", "Configure the Environment Variables", "Pattern format", "Analyze Profiling Traces", "Known Issues",
+        "Profiling with Torch Profiler (introduction)",
+        "Configure the Environment Variables",
+        "Pattern format",
+        "Analyze Profiling Traces",
+        "Known Issues",
     ),
     "verl: Nsight Profiling": (
-        "0. Prerequisites", "1. Global Profiling Control", "2. Profiling rank control", "3. Component-specific Profiling",
-        "4. where to find the profiling data", "Usage Example", "Profiling Output", "Notes",
+        "0. Prerequisites",
+        "1. Global Profiling Control",
+        "2. Profiling rank control",
+        "3. Component-specific Profiling",
+        "4. where to find the profiling data",
+        "Usage Example",
+        "Profiling Output",
+        "Notes",
     ),
     "RLinf: GPU Profiling": (
-        "GPU Profiling (introduction)", "How To Enable It", "Common Fields", "The enabled Flag", "Output Directory", "How To Override Worker Groups",
-        "How To Profile Only Specific Training Steps", "Default Preset", "Overriding nsys profile Options", "Compute-Path NVTX Annotations",
-        "Ad-Hoc Profiling Ranges", "AMD: Minimal Configuration", "AMD: Overriding rocprof-sys-python Arguments", "AMD: Injecting Environment Variables",
+        "GPU Profiling (introduction)",
+        "How To Enable It",
+        "Common Fields",
+        "The enabled Flag",
+        "Output Directory",
+        "How To Override Worker Groups",
+        "How To Profile Only Specific Training Steps",
+        "Default Preset",
+        "Overriding nsys profile Options",
+        "Compute-Path NVTX Annotations",
+        "Ad-Hoc Profiling Ranges",
+        "AMD: Minimal Configuration",
+        "AMD: Overriding rocprof-sys-python Arguments",
+        "AMD: Injecting Environment Variables",
     ),
     "RLinf: PyTorch Profiler in Megatron": (
-        "PyTorchProfilerFunc", "PyTorchProfiler", "Configuration", "Parameter Descriptions", "Function Details", "Important Considerations", "Results Usage",
+        "PyTorchProfilerFunc",
+        "PyTorchProfiler",
+        "Configuration",
+        "Parameter Descriptions",
+        "Function Details",
+        "Important Considerations",
+        "Results Usage",
     ),
-}  # fmt: skip
+}
 
 
 def comparison() -> dict[str, list[list[str]]]:
@@ -105,7 +164,9 @@ def comparison() -> dict[str, list[list[str]]]:
 def collected(file: str) -> set[str]:
     """The tests that pytest collects from a file: its own functions called test_*."""
     tree = ast.parse((HOME / file).read_text())
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    return {
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
 
 
 def test_every_row_of_the_comparison_has_a_test():
@@ -122,7 +183,9 @@ def test_every_section_of_the_five_documents_has_its_rows(document):
     rows = comparison()[document]
     assert all(len(row) == 4 for row in rows), "in the document, feature, here, test"
     assert list(dict.fromkeys(row[0] for row in rows)) == list(SECTIONS[document])
-    assert f"| {document} | {len(rows)} |" in (DOCS / "comparison.md").read_text(), "the number of rows at the top"
+    assert f"| {document} | {len(rows)} |" in (DOCS / "comparison.md").read_text(), (
+        "the number of rows at the top"
+    )
 
 
 def test_what_a_row_names_as_its_place_is_there():
@@ -138,5 +201,11 @@ def test_what_a_row_names_as_its_place_is_there():
             elif (HOME / name).exists():
                 continue
             else:
-                pieces = [piece for piece in re.split(r"[^\w.-]+", name) if len(piece) > 2 and not piece.startswith("-")]
-                assert all(piece.strip(".").rpartition(".")[2] in source for piece in pieces), f"{name}: not in the source"
+                pieces = [
+                    piece
+                    for piece in re.split(r"[^\w.-]+", name)
+                    if len(piece) > 2 and not piece.startswith("-")
+                ]
+                assert all(piece.strip(".").rpartition(".")[2] in source for piece in pieces), (
+                    f"{name}: not in the source"
+                )

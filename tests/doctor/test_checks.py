@@ -15,8 +15,14 @@ from rlprof_ops.doctor.table import merged, render
 from rlprof_ops.job.knobs import Settings
 
 SETTINGS = Settings.load({})
-HEALTHY = {"SLURM_VERSION": "23.11.4", "KillWait": "120 sec", "JobContainerType": "(null)", "ProctrackType": "proctrack/cgroup",
-           "PreemptMode": "OFF", "AccountingStorageType": "accounting_storage/slurmdbd"}  # fmt: skip
+HEALTHY = {
+    "SLURM_VERSION": "23.11.4",
+    "KillWait": "120 sec",
+    "JobContainerType": "(null)",
+    "ProctrackType": "proctrack/cgroup",
+    "PreemptMode": "OFF",
+    "AccountingStorageType": "accounting_storage/slurmdbd",
+}
 
 
 def states(config: dict[str, str]) -> dict[str, str]:
@@ -46,7 +52,12 @@ def test_slurm_options(option, value, check, state):
 
 
 def test_every_problem_has_a_fix():
-    for option, value in (("SLURM_VERSION", "20.02"), ("KillWait", "1 sec"), ("ProctrackType", "proctrack/pgid"), ("PreemptMode", "REQUEUE")):
+    for option, value in (
+        ("SLURM_VERSION", "20.02"),
+        ("KillWait", "1 sec"),
+        ("ProctrackType", "proctrack/pgid"),
+        ("PreemptMode", "REQUEUE"),
+    ):
         for found in slurm_config.judge({**HEALTHY, option: value}, SETTINGS):
             assert found.state == OK or found.fix, found
 
@@ -56,7 +67,11 @@ def test_a_check_that_breaks_is_a_finding():
         raise ValueError("strange machine")
 
     [found] = run_all({"thing": broken}, "n1")
-    assert (found.check, found.state, found.place) == ("thing", WARN, "n1") and "strange machine" in found.said
+    assert (found.check, found.state, found.place) == (
+        "thing",
+        WARN,
+        "n1",
+    ) and "strange machine" in found.said
 
 
 def test_a_command_that_hangs_is_bounded():
@@ -68,7 +83,10 @@ def test_dcgm_is_named(tmp_path):
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "comm").write_text(name + "\n")
     found = list(profilers.other_users(tmp_path))
-    assert [(entry.state, entry.said.split()[0]) for entry in found] == [(WARN, "ncu"), (WARN, "nv-hostengine")]
+    assert [(entry.state, entry.said.split()[0]) for entry in found] == [
+        (WARN, "ncu"),
+        (WARN, "nv-hostengine"),
+    ]
     assert "dcgmi profile --pause" in found[1].fix
 
 
@@ -92,7 +110,9 @@ def test_three_tasks_on_a_shared_folder(tmp_path, monkeypatch):
     for thread in threads:
         thread.join(60)
     assert {entry.state for entries in found.values() for entry in entries} == {OK}, found
-    assert all(any(entry.check == "clock" and "ms to n0" in entry.said for entry in found[rank]) for rank in (1, 2))
+    assert all(
+        any(entry.check == "clock" and "ms to n0" in entry.said for entry in found[rank]) for rank in (1, 2)
+    )
 
 
 def test_a_folder_that_is_not_shared(tmp_path):
@@ -101,25 +121,49 @@ def test_a_folder_that_is_not_shared(tmp_path):
 
 
 def test_the_table_joins_equal_nodes():
-    findings = [Finding("ray", OK, "2.60", place=place) for place in ("login", "n1", "n2", "n3", "n4")] + [Finding("nsys", FAIL, "no", "install it", "n1")]
+    findings = [Finding("ray", OK, "2.60", place=place) for place in ("login", "n1", "n2", "n3", "n4")] + [
+        Finding("nsys", FAIL, "no", "install it", "n1")
+    ]
     assert [places for _, places in merged(findings)] == [("login",), ("n1", "n2", "n3", "n4"), ("n1",)]
     text = render(findings)
-    assert "n1 and 3 more" in text and "-> install it" in text and text.endswith("5 ok, 0 to look at, 1 that a job would fail on")
+    assert (
+        "n1 and 3 more" in text
+        and "-> install it" in text
+        and text.endswith("5 ok, 0 to look at, 1 that a job would fail on")
+    )
 
 
 def test_srun_lines():
-    plain = remote.Where(nodes=2, srun_args=("--partition=gpu",), python="/venv/bin/python").argv(Path("/shared/x y"), True)
-    assert plain[:1] == ["srun"] and "--nodes=2" in plain and "--partition=gpu" in plain and "'--folder=/shared/x y'" in plain[-1]
+    plain = remote.Where(nodes=2, srun_args=("--partition=gpu",), python="/venv/bin/python").argv(
+        Path("/shared/x y"), True
+    )
+    assert (
+        plain[:1] == ["srun"]
+        and "--nodes=2" in plain
+        and "--partition=gpu" in plain
+        and "'--folder=/shared/x y'" in plain[-1]
+    )
     joined = remote.Where(job="4711").argv(Path("/s"), False)
-    assert "--jobid=4711" in joined and "--overlap" in joined and not any(word.startswith("--nodes") for word in joined)
+    assert (
+        "--jobid=4711" in joined
+        and "--overlap" in joined
+        and not any(word.startswith("--nodes") for word in joined)
+    )
     boxed = remote.Where(nodes=1, container="img#x", mounts="/a:/a").argv(Path("/s"), False)
-    assert "--container-image=img#x" in boxed and any(word.startswith("--container-mounts=/a:/a,") and word.endswith(",/s:/s") for word in boxed)
+    assert "--container-image=img#x" in boxed and any(
+        word.startswith("--container-mounts=/a:/a,") and word.endswith(",/s:/s") for word in boxed
+    )
     assert "exec python3 -m rlprof_ops" in boxed[-1]
 
 
 def test_answers_survive_mixed_lines():
     tasks = [[Finding("check", OK, "said " * 400, place=f"n{rank}")] for rank in range(3)]
-    lines = [line for number in range(9) for rank in range(3) for line in pieces(rank, tasks[rank])[number : number + 1]]
+    lines = [
+        line
+        for number in range(9)
+        for rank in range(3)
+        for line in pieces(rank, tasks[rank])[number : number + 1]
+    ]
     assert joined("srun: noise\n" + "\n".join(lines)) == [finding for task in tasks for finding in task]
     assert max(map(len, lines)) < 1000
     assert joined("\n".join(lines[:-1])) == tasks[0] + tasks[1]
@@ -135,7 +179,9 @@ def test_a_real_second():
 
 def test_a_profiler_that_writes_nothing(tmp_path):
     fake = tmp_path / "nsys"
-    fake.write_text('#!/bin/sh\ncase "$1" in launch) read x;; sessions) ps ax -o args | grep session-new;; esac\n')
+    fake.write_text(
+        '#!/bin/sh\ncase "$1" in launch) read x;; sessions) ps ax -o args | grep session-new;; esac\n'
+    )
     fake.chmod(0o755)
     found = profilers.trial(str(fake))
     assert found.state == FAIL and found.fix
@@ -150,7 +196,18 @@ def test_on_the_sandbox(slurm):
     from tests.whole_job.jobs import HOME
 
     env = {"PYTHONPATH": f"{HOME}/python"}
-    argv = [sys.executable, "-m", "rlprof_ops", "doctor", "--nodes", "3", "--shared", slurm.shared, "--quick", "--json"]
+    argv = [
+        sys.executable,
+        "-m",
+        "rlprof_ops",
+        "doctor",
+        "--nodes",
+        "3",
+        "--shared",
+        slurm.shared,
+        "--quick",
+        "--json",
+    ]
     done = slurm.run(argv, env=env, timeout=240, check=False)
     found = [Finding(**entry) for entry in json.loads(done.stdout)]
     by = {(entry.place, entry.check): entry for entry in found}
@@ -159,7 +216,9 @@ def test_on_the_sandbox(slurm):
         assert by[node, "shared folder"].state == OK, done.stdout
         assert by[node, "ray plugin"].state == OK, done.stdout
         assert by[node, "clock"].state == OK
-    assert by["login", "KillWait"].state == OK and by["login", "signals"].state == WARN  # the sandbox's own settings
+    assert (
+        by["login", "KillWait"].state == OK and by["login", "signals"].state == WARN
+    )  # the sandbox's own settings
     assert done.returncode == 0, done.stdout
     assert not list(slurm.shared.glob(".rlprof-doctor-*"))
 

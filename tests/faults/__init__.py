@@ -1,1 +1,3 @@
-"""Every way a job can end, on the sandbox: what had ended is home, the rest is explained, nothing is left behind."""
+"""Every way a job can end, on the sandbox: what had ended is home, the rest is explained, nothing is left
+behind.
+"""

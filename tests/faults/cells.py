@@ -43,7 +43,9 @@ def kill_head_node(job: Job) -> None:
 
 
 def kill_supervisor(job: Job) -> None:
-    """The drain of the other node is interrupted: its supervisor is killed right after the job was told to end."""
+    """The drain of the other node is interrupted: its supervisor is killed right after the job was told to
+    end.
+    """
     job.sandbox.run(["scancel", "--signal=USR2", "--batch", str(job.id)])
     if not job.stand_in:  # which has none
         kill(job, "n2", "rlprof_ops.supervisor")
@@ -80,7 +82,9 @@ def gone(sandbox: Sandbox) -> None:
 
 
 def storage_fails(break_it: Callable[[Sandbox], None]) -> Callable[[Job], None]:
-    """The shared folder fails while the second window is open, and is back once both nodes have met that, training going on."""
+    """The shared folder fails while the second window is open, and is back once both nodes have met that,
+    training going on.
+    """
 
     def inject(job: Job) -> None:
         break_it(job.sandbox)
@@ -108,22 +112,30 @@ def in_trouble(job: Job, timeout_s: float = 60) -> None:
     until = time.monotonic() + timeout_s
     while not all("storage in trouble" in job.node_log(node, "sync.log") for node in ("n1", "n2")):
         if time.monotonic() > until:
-            raise SandboxError("no trouble met: " + "; ".join(f"{node}: {job.node_log(node, 'sync.log')}" for node in ("n1", "n2")))
+            raise SandboxError(
+                "no trouble met: "
+                + "; ".join(f"{node}: {job.node_log(node, 'sync.log')}" for node in ("n1", "n2"))
+            )
         time.sleep(0.2)
 
 
 def kill(job: Job, node: str, words: str) -> None:
     found = [process for process in job.sandbox.processes(node) if words in process.cmdline]
     if not found:
-        raise SandboxError(f"no process with {words!r} on {node}: {[process.cmdline[:80] for process in job.sandbox.processes(node)]}")
+        raise SandboxError(
+            f"no process with {words!r} on {node}:"
+            f" {[process.cmdline[:80] for process in job.sandbox.processes(node)]}"
+        )
     for process in found:
         job.sandbox.exec(node, ["kill", "-9", str(process.pid)], check=False)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One way to end. `state`, `exit_code`: as Slurm says; `second`: allowed states of the window that was open, and a
-    pattern of the reason; `gone`: nodes that are dead afterwards; `short`: part of `make test`; `seconds`: about how long."""
+    """One way to end. `state`, `exit_code`: as Slurm says; `second`: allowed states of the window that was
+    open, and a pattern of the reason; `gone`: nodes that are dead afterwards; `short`: part of `make
+    test`; `seconds`: about how long.
+    """
 
     name: str
     what: str
@@ -141,29 +153,165 @@ class Cell:
     trainer: tuple[str, ...] = ()
     knobs: tuple[tuple[str, str], ...] = ()
     local: bool = False  # the trainer says how far it is on its node, not in the shared folder
-    stays: bool = False  # the node folders stay until a person brings them home with the command that the job has named
+    stays: bool = (
+        False  # the node folders stay until a person brings them home with the command that the job has named
+    )
 
 
 LONGER = ("--steps", "45", "--seconds", "0.2")  # so that the job still runs when the storage is back
 
 CELLS = (
     Cell("ok", "the driver ends with 0", "COMPLETED", 0, ("ok",), "^$", inject=finish, short=True),
-    Cell("driver exits", "the driver ends with 7 in step 9", "FAILED", 7, reason="exit code 7", fault="exit7", short=True),
-    Cell("driver killed", "the driver gets SIGKILL", "FAILED", 137, reason=r"signal 9 \(SIGKILL\)|exit code 137", fault="kill_driver"),
-    Cell("worker dies", "one worker actor gets SIGKILL, the driver fails", "FAILED", 1, reason="exit code 1|ended while the window was open", fault="kill_actor"),
-    Cell("scancel", "scancel of the job", "CANCELLED", None, reason="stopped|signal", inject=cancel, short=True),
-    Cell("scancel step", "scancel of the step that holds the cluster: Slurm kills it outright", "FAILED", 137, reason="step that held the cluster was killed", inject=cancel_step),
-    Cell("time limit", "the time limit of two minutes, with 30 s of notice", "FAILED", 140, reason="time limit", args=("--time=2", "--signal=B:USR2@30"), seconds=130),
-    Cell("two signals", "notice of the time limit, then scancel at once", "CANCELLED", None, reason="time limit|stopped", inject=two_signals),
-    Cell("node lost", "a node is cut off the power", "NODE_FAIL", None, reason="n2|lost|node|stopped", inject=kill_worker_node, gone=("n2",)),
-    Cell("head lost", "the head node is cut off the power", "NODE_FAIL", None, reason="head node n1|node n1", inject=kill_head_node, gone=("n1",)),
-    Cell("Ray's head dies", "the GCS gets SIGKILL", "FAILED", None, reason="Ray|node|exit code", inject=kill_ray_head),
-    Cell("drain interrupted", "a node's supervisor gets SIGKILL while it drains", "FAILED", None, reason="n2|time limit", inject=kill_supervisor),
-    Cell("sync killed", "both sync processes get SIGKILL, training goes on", "COMPLETED", 0, ("ok",), "^$", inject=kill_sync, said="sync ended with -9 while the job runs; starting it again"),
-    Cell("storage full", "the run folder is full, and is given room again while the job runs", "COMPLETED", 0, ("ok",), "^$", inject=storage_fails(full), local=True, trainer=LONGER),
-    Cell("storage read-only", "the run folder is read-only for a while", "COMPLETED", 0, ("ok",), "^$", inject=storage_fails(read_only), local=True, trainer=LONGER),
-    Cell("storage gone", "the run folder is gone for a while, as when a mount is lost", "COMPLETED", 0, ("ok",), "^$", inject=storage_fails(gone), local=True, trainer=LONGER),
-    Cell("storage fails to the end", "the run folder is read-only from the second window on, and writable again after the job", "COMPLETED", 0, ("ok",), "^$",
-         inject=storage_fails_to_the_end, local=True, knobs=(("RLPROF_DRAIN_SECONDS", "24"),), stays=True, seconds=90),
-    Cell("agents killed", "the nsys agents of a node get SIGKILL, training goes on", "COMPLETED", 0, ("ok", "missing", "truncated", "recovered"), ".*", inject=kill_agents),
+    Cell(
+        "driver exits",
+        "the driver ends with 7 in step 9",
+        "FAILED",
+        7,
+        reason="exit code 7",
+        fault="exit7",
+        short=True,
+    ),
+    Cell(
+        "driver killed",
+        "the driver gets SIGKILL",
+        "FAILED",
+        137,
+        reason=r"signal 9 \(SIGKILL\)|exit code 137",
+        fault="kill_driver",
+    ),
+    Cell(
+        "worker dies",
+        "one worker actor gets SIGKILL, the driver fails",
+        "FAILED",
+        1,
+        reason="exit code 1|ended while the window was open",
+        fault="kill_actor",
+    ),
+    Cell(
+        "scancel", "scancel of the job", "CANCELLED", None, reason="stopped|signal", inject=cancel, short=True
+    ),
+    Cell(
+        "scancel step",
+        "scancel of the step that holds the cluster: Slurm kills it outright",
+        "FAILED",
+        137,
+        reason="step that held the cluster was killed",
+        inject=cancel_step,
+    ),
+    Cell(
+        "time limit",
+        "the time limit of two minutes, with 30 s of notice",
+        "FAILED",
+        140,
+        reason="time limit",
+        args=("--time=2", "--signal=B:USR2@30"),
+        seconds=130,
+    ),
+    Cell(
+        "two signals",
+        "notice of the time limit, then scancel at once",
+        "CANCELLED",
+        None,
+        reason="time limit|stopped",
+        inject=two_signals,
+    ),
+    Cell(
+        "node lost",
+        "a node is cut off the power",
+        "NODE_FAIL",
+        None,
+        reason="n2|lost|node|stopped",
+        inject=kill_worker_node,
+        gone=("n2",),
+    ),
+    Cell(
+        "head lost",
+        "the head node is cut off the power",
+        "NODE_FAIL",
+        None,
+        reason="head node n1|node n1",
+        inject=kill_head_node,
+        gone=("n1",),
+    ),
+    Cell(
+        "Ray's head dies",
+        "the GCS gets SIGKILL",
+        "FAILED",
+        None,
+        reason="Ray|node|exit code",
+        inject=kill_ray_head,
+    ),
+    Cell(
+        "drain interrupted",
+        "a node's supervisor gets SIGKILL while it drains",
+        "FAILED",
+        None,
+        reason="n2|time limit",
+        inject=kill_supervisor,
+    ),
+    Cell(
+        "sync killed",
+        "both sync processes get SIGKILL, training goes on",
+        "COMPLETED",
+        0,
+        ("ok",),
+        "^$",
+        inject=kill_sync,
+        said="sync ended with -9 while the job runs; starting it again",
+    ),
+    Cell(
+        "storage full",
+        "the run folder is full, and is given room again while the job runs",
+        "COMPLETED",
+        0,
+        ("ok",),
+        "^$",
+        inject=storage_fails(full),
+        local=True,
+        trainer=LONGER,
+    ),
+    Cell(
+        "storage read-only",
+        "the run folder is read-only for a while",
+        "COMPLETED",
+        0,
+        ("ok",),
+        "^$",
+        inject=storage_fails(read_only),
+        local=True,
+        trainer=LONGER,
+    ),
+    Cell(
+        "storage gone",
+        "the run folder is gone for a while, as when a mount is lost",
+        "COMPLETED",
+        0,
+        ("ok",),
+        "^$",
+        inject=storage_fails(gone),
+        local=True,
+        trainer=LONGER,
+    ),
+    Cell(
+        "storage fails to the end",
+        "the run folder is read-only from the second window on, and writable again after the job",
+        "COMPLETED",
+        0,
+        ("ok",),
+        "^$",
+        inject=storage_fails_to_the_end,
+        local=True,
+        knobs=(("RLPROF_DRAIN_SECONDS", "24"),),
+        stays=True,
+        seconds=90,
+    ),
+    Cell(
+        "agents killed",
+        "the nsys agents of a node get SIGKILL, training goes on",
+        "COMPLETED",
+        0,
+        ("ok", "missing", "truncated", "recovered"),
+        ".*",
+        inject=kill_agents,
+    ),
 )

@@ -18,12 +18,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class AgentLost(Exception):
-    """nsys 2023.4 on a busy machine: `nsys launch` sometimes does not find its agent, and the worker never starts."""
+    """nsys 2023.4 on a busy machine: `nsys launch` sometimes does not find its agent, and the worker never
+    starts.
+    """
 
 
 @dataclass
 class Job:
-    """A job that was submitted. `folder` is its run folder, `progress` the file where its trainer says how far it is.
+    """A job that was submitted. `folder` is its run folder, `progress` the file where its trainer says how
+    far it is.
 
     `stand_in`: not ray.sub but what tests/bench/losses compares it with.
     """
@@ -55,7 +58,9 @@ class Job:
             state = self.sandbox.job(self.id)
             if self.agent_lost():
                 raise AgentLost
-            assert state.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), f"{state}\n{self.output()}"
+            assert state.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), (
+                f"{state}\n{self.output()}"
+            )
             assert time.monotonic() < until, f"step {self.step()} after {timeout_s} s\n{self.output()}"
             time.sleep(0.2)
 
@@ -70,11 +75,18 @@ class Job:
 
     def output(self) -> str:
         parts = [self.base / f"slurm-{self.id}.out", *sorted((self.folder / "logs").glob("*.log"))]
-        return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in parts if path.exists())
+        return "\n".join(
+            f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in parts if path.exists()
+        )
 
     def harvest(self) -> Manifest:
         """As a person does after the job, on the login node; also where the job itself could."""
-        self.sandbox.run([sys.executable, "-m", "rlprof_ops", "harvest", str(self.folder), "--json"], env={"PYTHONPATH": str(ROOT / "python")}, timeout=300, check=False)
+        self.sandbox.run(
+            [sys.executable, "-m", "rlprof_ops", "harvest", str(self.folder), "--json"],
+            env={"PYTHONPATH": str(ROOT / "python")},
+            timeout=300,
+            check=False,
+        )
         return Manifest.load(self.folder)
 
     def node_log(self, node: str, name: str) -> str:
@@ -83,18 +95,38 @@ class Job:
         return log.read_text(errors="replace") if log.exists() else ""
 
 
-def submit(sandbox: Sandbox, base: Path, fault: str = "", args: tuple[str, ...] = (), trainer: tuple[str, ...] = (), *,
-           steps: str = f"{FIRST}, {SECOND}", local: bool = False, **knobs: str) -> Job:
+def submit(
+    sandbox: Sandbox,
+    base: Path,
+    fault: str = "",
+    args: tuple[str, ...] = (),
+    trainer: tuple[str, ...] = (),
+    *,
+    steps: str = f"{FIRST}, {SECOND}",
+    local: bool = False,
+    **knobs: str,
+) -> Job:
     """Submit ray.sub with the trainer of this folder on two nodes; `base` lies in the shared folder.
 
-    `local`: the trainer says how far it is in the /tmp of node n1, because the shared folder is going to fail.
+    `local`: the trainer says how far it is in the /tmp of node n1, because the shared folder is going to
+    fail.
     """
     base.mkdir(parents=True)
-    captures = [{"backend": backend, "workers": ["policy_worker"], "steps": steps} for backend in ("nsight", "torch")]
+    captures = [
+        {"backend": backend, "workers": ["policy_worker"], "steps": steps} for backend in ("nsight", "torch")
+    ]
     (base / "request.json").write_text(json.dumps({"captures": captures}))
     command, progress = trainer_command(sandbox, base, local, "--fault", fault, *trainer)
-    env = {"COMMAND": command, "RLPROF_REQUEST": str(base / "request.json"), "RLPROF_VENV": sys.prefix, "BASE_LOG_DIR": str(base),
-           "RAY_LOG_SYNC_FREQUENCY": "2", "GPUS_PER_NODE": "2", "RLPROF_READY_SECONDS": "400", **knobs}
+    env = {
+        "COMMAND": command,
+        "RLPROF_REQUEST": str(base / "request.json"),
+        "RLPROF_VENV": sys.prefix,
+        "BASE_LOG_DIR": str(base),
+        "RAY_LOG_SYNC_FREQUENCY": "2",
+        "GPUS_PER_NODE": "2",
+        "RLPROF_READY_SECONDS": "400",
+        **knobs,
+    }
     job = sandbox.sbatch(["-N2", "--gres=gpu:2", "--no-requeue", *args, ROOT / "ray.sub"], env=env, cwd=base)
     return Job(sandbox, job, base, progress)
 
@@ -102,8 +134,12 @@ def submit(sandbox: Sandbox, base: Path, fault: str = "", args: tuple[str, ...] 
 def trainer_command(sandbox: Sandbox, base: Path, local: bool, *words: str) -> tuple[str, Path]:
     """The command of the trainer with `words`, and where this machine sees its progress."""
     name = f"progress-{base.name}"
-    inside, seen = (Path("/tmp") / name, sandbox.tmp("n1") / name) if local else (base / "progress", base / "progress")
-    return shlex.join(["python", str(ROOT / "tests/faults/trainer.py"), "--progress", str(inside), *words]), seen
+    inside, seen = (
+        (Path("/tmp") / name, sandbox.tmp("n1") / name) if local else (base / "progress", base / "progress")
+    )
+    return shlex.join(
+        ["python", str(ROOT / "tests/faults/trainer.py"), "--progress", str(inside), *words]
+    ), seen
 
 
 def left_behind(sandbox: Sandbox, user_folders: bool = True) -> dict[str, list[str]]:
@@ -111,7 +147,11 @@ def left_behind(sandbox: Sandbox, user_folders: bool = True) -> dict[str, list[s
     found: dict[str, list[str]] = {}
     for node in sandbox.nodes:
         left = [f"process {process.pid} {process.cmdline[:100]}" for process in sandbox.processes(node)]
-        left += [f"file /tmp/{path.name}" for path in sandbox.tmp(node).iterdir() if path.name.startswith(("rlprof", "ray", "nsys", "nvidia"))]
+        left += [
+            f"file /tmp/{path.name}"
+            for path in sandbox.tmp(node).iterdir()
+            if path.name.startswith(("rlprof", "ray", "nsys", "nvidia"))
+        ]
         if left:
             found[node] = left
     return found

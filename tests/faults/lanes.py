@@ -1,4 +1,6 @@
-"""Brings jobs to their end two at a time, each lane in a sandbox of its own; tests wait for what became of theirs."""
+"""Brings jobs to their end two at a time, each lane in a sandbox of its own; tests wait for what became of
+theirs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Work:
 
 
 class Lanes:
-    """Works off some `Work` in sandboxes of three nodes; `result` gives each back, or raises what it raised."""
+    """Works off some `Work` in sandboxes of three nodes; `result` gives each back, or raises what it
+    raised.
+    """
 
     def __init__(self, work: Iterable[Work]) -> None:
         self._left = sorted(work, key=lambda each: each.seconds)
@@ -33,7 +37,10 @@ class Lanes:
         self._sandboxes: list[Sandbox] = []
         self._lock = threading.Lock()
         self._ended = False
-        self._threads = [threading.Thread(target=self._lane, name=f"lane {number}", daemon=True) for number in range(min(LANES, len(self._left)))]
+        self._threads = [
+            threading.Thread(target=self._lane, name=f"lane {number}", daemon=True)
+            for number in range(min(LANES, len(self._left)))
+        ]
         for thread in self._threads:
             thread.start()
 

@@ -14,7 +14,9 @@ from tests.sandbox import JobState, Sandbox
 
 @dataclass
 class Outcome:
-    """What became of one cell's job: as Slurm says, seconds from the fault to its end, what its nodes still hold."""
+    """What became of one cell's job: as Slurm says, seconds from the fault to its end, what its nodes
+    still hold.
+    """
 
     job: Job
     state: JobState
@@ -45,13 +47,16 @@ def outcome(slurm: Sandbox, cell: Cell) -> Outcome:
 
 
 def bring_home(job: Job) -> None:
-    """What had not come over when the storage failed is on its nodes, the manifest says so, and the command that the job names brings it home.
+    """What had not come over when the storage failed is on its nodes, the manifest says so, and the command
+    that the job names brings it home.
 
     A first window that ended just before may be among it: the next pass would have taken it.
     """
     captures = job.harvest().captures
     missing = [capture for capture in captures if capture.state != "ok"]
-    assert {capture.state for capture in missing} == {"missing"} and {capture.start for capture in missing} >= {9}, captures
+    assert {capture.state for capture in missing} == {"missing"} and {
+        capture.start for capture in missing
+    } >= {9}, captures
     assert all(capture in missing for capture in captures if capture.start == 9), captures
     assert all("n1" in capture.reason or "n2" in capture.reason for capture in missing), captures
     for node in ("n1", "n2"):

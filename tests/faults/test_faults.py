@@ -26,19 +26,38 @@ def work_of(cell: Cell) -> Work:
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("cell", [
-    pytest.param(cell, id=cell.name.replace(" ", "-"), marks=[pytest.mark.lane(work_of(cell)), *([] if cell.short else [pytest.mark.long])]) for cell in CELLS
-])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(
+            cell,
+            id=cell.name.replace(" ", "-"),
+            marks=[pytest.mark.lane(work_of(cell)), *([] if cell.short else [pytest.mark.long])],
+        )
+        for cell in CELLS
+    ],
+)
 def test_what_had_ended_is_home_and_the_rest_is_explained(lanes, cell):
     found: Outcome = lanes.result(cell.name)
 
-    captures = {(capture.backend, capture.rank, capture.start): capture for capture in found.manifest.captures}
+    captures = {
+        (capture.backend, capture.rank, capture.start): capture for capture in found.manifest.captures
+    }
     first = {key: capture.state for key, capture in captures.items() if key[2] == 2}
     second = [capture for key, capture in captures.items() if key[2] == 9]
     shown = "\n".join(f"{capture.id} {capture.state} {capture.reason}" for capture in found.manifest.captures)
     state, output = found.state, found.job.output()
-    TABLE.rows.append(Row(cell.name, cell.what, f"{state.state} {state.exit_code}:{state.signal}", words(list(first.values())), words([each.state for each in second]),
-                          "; ".join(sorted({each.reason for each in second if each.reason})), found.seconds))
+    TABLE.rows.append(
+        Row(
+            cell.name,
+            cell.what,
+            f"{state.state} {state.exit_code}:{state.signal}",
+            words(list(first.values())),
+            words([each.state for each in second]),
+            "; ".join(sorted({each.reason for each in second if each.reason})),
+            found.seconds,
+        )
+    )
 
     assert not found.left, output
     assert state.state == cell.state, f"{state}\n{output}"
@@ -53,7 +72,9 @@ def test_what_had_ended_is_home_and_the_rest_is_explained(lanes, cell):
 
 
 def requeued(slurm: Sandbox) -> tuple[Job, JobState, bool]:
-    """A job that is requeued in its second window and then runs through; whether the second attempt left the first one's files alone."""
+    """A job that is requeued in its second window and then runs through; whether the second attempt left
+    the first one's files alone.
+    """
     job = submit(slurm, slurm.shared / "requeue", args=("--requeue",))
     job.wait_step()
     slurm.run(["scontrol", "requeue", str(job.id)])
@@ -62,9 +83,13 @@ def requeued(slurm: Sandbox) -> tuple[Job, JobState, bool]:
         assert time.monotonic() < until
         time.sleep(0.2)
     until = time.monotonic() + 240
-    while not (job.base / f"{job.id}.r1-logs/run.json").exists():  # the first attempt drains until the second begins
+    while not (
+        job.base / f"{job.id}.r1-logs/run.json"
+    ).exists():  # the first attempt drains until the second begins
         assert time.monotonic() < until
-        slurm.run(["scontrol", "update", f"jobid={job.id}", "starttime=now"], check=False)  # a requeued job waits two minutes by default
+        slurm.run(
+            ["scontrol", "update", f"jobid={job.id}", "starttime=now"], check=False
+        )  # a requeued job waits two minutes by default
         time.sleep(0.5)
     first = files(job)
     job.progress.unlink()
@@ -87,10 +112,10 @@ def test_a_requeued_job_gets_a_folder_of_its_own(lanes):
 
 
 def files(job: Job) -> dict[str, int]:
-    return {str(path): path.stat().st_mtime_ns for path in (job.folder / "profiles").rglob("*") if path.is_file()}
+    return {
+        str(path): path.stat().st_mtime_ns for path in (job.folder / "profiles").rglob("*") if path.is_file()
+    }
 
 
 def words(states: list[str]) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-
-

@@ -1,4 +1,6 @@
-"""SIGKILL for our helpers at random moments of one job: training does not notice, nothing that had ended is lost."""
+"""SIGKILL for our helpers at random moments of one job: training does not notice, nothing that had ended
+is lost.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.
 KILLS = 20
 STEPS = 45
 WINDOWS = "2:4, 9:11, 16:18, 23:25, 30:32, 37:39"
-# Kind of helper -> words of its command line. Not the batch script, Ray, the trainer, or the supervisor that srun watches;
-# the supervisor's own end is a row of the fault matrix.
+# Kind of helper -> words of its command line. Not the batch script, Ray, the trainer, or the supervisor that
+# srun watches; the supervisor's own end is a row of the fault matrix.
 KINDS = {
     "readiness probe": "rlprof_ops.supervisor.gcs_probe",
     "sync": "rlprof_ops.collect.sync",
@@ -56,7 +58,12 @@ def kind_of(process: Process) -> str | None:
 def kill_helpers(slurm: Sandbox) -> Killed:
     for attempt in range(3):
         slurm.heal()
-        job = submit(slurm, slurm.shared / f"kills-{attempt}", trainer=("--steps", str(STEPS), "--seconds", "0.4"), steps=WINDOWS)
+        job = submit(
+            slurm,
+            slurm.shared / f"kills-{attempt}",
+            trainer=("--steps", str(STEPS), "--seconds", "0.4"),
+            steps=WINDOWS,
+        )
         job.go()
         kills = kill_while_it_lives(job, random.Random(7))
         state = slurm.wait(job.id, timeout=400)
@@ -68,16 +75,25 @@ def kill_helpers(slurm: Sandbox) -> Killed:
 def kill_while_it_lives(job: Job, rng: random.Random) -> list[tuple[str, int]]:
     """At random moments kill one helper, of a kind that was spared so far where there is one.
 
-    What ends the kinds below it comes after them: no `nsys stop` follows a start that was killed, and agents come back for nobody.
+    What ends the kinds below it comes after them: no `nsys stop` follows a start that was killed, and agents
+    come back for nobody.
     """
     kills: list[tuple[str, int]] = []
     while job.sandbox.job(job.id).state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
         step = job.step()
         until = time.monotonic() + rng.uniform(0.02, 0.4)
         while time.monotonic() < until:
-            found = [(kind, process) for node in ("n1", "n2") for process in job.sandbox.processes(node) if (kind := kind_of(process))]
+            found = [
+                (kind, process)
+                for node in ("n1", "n2")
+                for process in job.sandbox.processes(node)
+                if (kind := kind_of(process))
+            ]
             done = dict(kills)
-            later = {"nsys start": "nsys stop" not in done, "nsys agent": not {"nsys stop", "nsys start"} <= set(done) and step < STEPS - 8}
+            later = {
+                "nsys start": "nsys stop" not in done,
+                "nsys agent": not {"nsys stop", "nsys start"} <= set(done) and step < STEPS - 8,
+            }
             found = [(kind, process) for kind, process in found if not later.get(kind)]
             spared = [(kind, process) for kind, process in found if kind not in done]
             if spared:
@@ -104,13 +120,32 @@ def test_killing_helpers_at_random_moments_costs_training_nothing(lanes):
     assert set(counts) == set(KINDS), counts
     assert (found.state.state, found.state.exit_code) == ("COMPLETED", 0), output
     assert f"result {sum(range(STEPS + 1))}" in (found.job.folder / "logs/driver.log").read_text()
-    shown = "\n".join([*map(str, found.kills), *(f"{capture.id} {capture.state} {capture.reason}" for capture in captures), output])
+    shown = "\n".join(
+        [
+            *map(str, found.kills),
+            *(f"{capture.id} {capture.state} {capture.reason}" for capture in captures),
+            output,
+        ]
+    )
     with ContainedDir(found.job.folder) as run:
-        ended = {(event.backend, log.rank, event.start) for log in observe(run).logs for event in log.windows if event.event == "closed"}
+        ended = {
+            (event.backend, log.rank, event.start)
+            for log in observe(run).logs
+            for event in log.windows
+            if event.event == "closed"
+        }
     states = {(capture.backend, capture.rank, capture.start): capture.state for capture in captures}
     assert all(states[key] in ("ok", "recovered") for key in ended), shown
-    assert all(states["torch", rank, start] == "ok" for rank in (0, 1) for start in (2, 9, 16, 23, 30, 37)), shown
+    assert all(states["torch", rank, start] == "ok" for rank in (0, 1) for start in (2, 9, 16, 23, 30, 37)), (
+        shown
+    )
     assert all(capture.reason for capture in captures if capture.state != "ok"), shown
-    job_said = (found.job.base / f"slurm-{found.job.id}.out").read_text(errors="replace")  # `output` is its end only
-    for kind, said in (("sync", "sync ended with -9 while the job runs"), ("harvest", "harvest ended with -9"), ("readiness probe", "the process that asks")):
+    job_said = (found.job.base / f"slurm-{found.job.id}.out").read_text(
+        errors="replace"
+    )  # `output` is its end only
+    for kind, said in (
+        ("sync", "sync ended with -9 while the job runs"),
+        ("harvest", "harvest ended with -9"),
+        ("readiness probe", "the process that asks"),
+    ):
         assert said in job_said, f"{kind}\n{shown}"

@@ -1,4 +1,6 @@
-"""Another user on the same nodes: cannot join the job's Ray, read its token, its folders, or see a secret in a command line."""
+"""Another user on the same nodes: cannot join the job's Ray, read its token, its folders, or see a secret
+in a command line.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def job():
         yield job
         job.go()
         sandbox.wait(job.id, timeout=200)
-        text = "".join(path.read_text(errors="replace") for path in job.folder.rglob("*") if path.is_file() and path.stat().st_size < 10 << 20)
+        text = "".join(
+            path.read_text(errors="replace")
+            for path in job.folder.rglob("*")
+            if path.is_file() and path.stat().st_size < 10 << 20
+        )
         assert SECRET not in text
 
 
@@ -49,7 +55,9 @@ def test_the_token_and_the_nodes_folder_are_the_users_alone(job, token):
 
 
 def test_no_command_line_and_no_readable_environment_holds_a_secret(job, token):
-    shown = as_stranger(job, ["sh", "-c", "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'"]).stdout
+    shown = as_stranger(
+        job, ["sh", "-c", "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'"]
+    ).stdout
     assert "ray" in shown  # command lines of the job are visible at all
     assert token.strip() not in shown and SECRET not in shown
 
@@ -60,13 +68,18 @@ def test_without_the_token_nobody_joins(job):
     env = {"HOME": "/nonexistent", "RAY_AUTH_MODE": "disabled", "PATH": os.environ["PATH"]}
     modes = ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64})
     with ThreadPoolExecutor() as pool:
-        tried = [pool.submit(as_stranger, job, [sys.executable, "-c", code], env={**env, **mode}, timeout=120) for mode in modes]
+        tried = [
+            pool.submit(as_stranger, job, [sys.executable, "-c", code], env={**env, **mode}, timeout=120)
+            for mode in modes
+        ]
     for done in (each.result() for each in tried):
         assert done.returncode != 0 and "joined" not in done.stdout, done
 
 
 def ray_command(job) -> list[str]:
-    [raylet] = [process for process in job.sandbox.processes("n1") if "raylet/raylet" in process.cmdline.split(" ")[0]]
+    [raylet] = [
+        process for process in job.sandbox.processes("n1") if "raylet/raylet" in process.cmdline.split(" ")[0]
+    ]
     return raylet.cmdline.split(" ")
 
 

@@ -1,6 +1,8 @@
-"""A trainer that is all profiling and no training: two actors on two nodes, steps, and a fault where it is told.
+"""A trainer that is all profiling and no training: two actors on two nodes, steps, and a fault where it is
+told.
 
-It holds in the middle of step HOLD, inside the second window, until `<progress>.go` appears or FAULT makes an end.
+It holds in the middle of step HOLD, inside the second window, until `<progress>.go` appears or FAULT makes an
+end.
 """
 
 import argparse
@@ -19,7 +21,9 @@ FIRST, SECOND = "2:4", "9:11"
 
 
 class RayNsightWorker:
-    """The same rank under Ray's own nsight plugin: a window is a capture range, as in trainers that call the profiler API."""
+    """The same rank under Ray's own nsight plugin: a window is a capture range, as in trainers that call
+    the profiler API.
+    """
 
     def __init__(self, rank: int) -> None:
         self.capture = None
@@ -52,10 +56,18 @@ class RayNsightWorker:
         pass
 
 
-# NeMo RL's options (nemo_rl/distributed/worker_group_utils.py) with an NVTX range in place of cudaProfilerApi, for
-# machines without a GPU, and `repeat`, without which there is one window only.
-RAY_NSIGHT = {"t": "nvtx", "o": "'policy_worker_2:11_%p'", "s": "none", "cpuctxsw": "none", "capture-range": "nvtx",
-              "nvtx-capture": "capture@rlprof", "capture-range-end": "repeat", "stop-on-exit": "true"}
+# NeMo RL's options (nemo_rl/distributed/worker_group_utils.py) with an NVTX range in place of
+# cudaProfilerApi, for machines without a GPU, and `repeat`, without which there is one window only.
+RAY_NSIGHT = {
+    "t": "nvtx",
+    "o": "'policy_worker_2:11_%p'",
+    "s": "none",
+    "cpuctxsw": "none",
+    "capture-range": "nvtx",
+    "nvtx-capture": "capture@rlprof",
+    "capture-range-end": "repeat",
+    "stop-on-exit": "true",
+}
 
 
 class PolicyWorker:
@@ -98,7 +110,14 @@ def main() -> None:
     ours = arguments.style == "rlprof"
     worker = ray.remote(PolicyWorker if ours else RayNsightWorker)
     theirs = {"nsight": RAY_NSIGHT, "env_vars": {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}}
-    workers = [worker.options(num_cpus=1, num_gpus=2, runtime_env=profiler.runtime_env("policy_worker", rank) if ours else theirs).remote(rank) for rank in range(2)]
+    workers = [
+        worker.options(
+            num_cpus=1,
+            num_gpus=2,
+            runtime_env=profiler.runtime_env("policy_worker", rank) if ours else theirs,
+        ).remote(rank)
+        for rank in range(2)
+    ]
     places = ray.get([each.where.remote() for each in workers], timeout=120)
     if len({node for node, _ in places}) != 2:
         sys.exit(f"the two workers sit on {places}, not on two nodes")

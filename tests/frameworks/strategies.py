@@ -1,4 +1,6 @@
-"""Hypothesis strategies for requests that one trainer can express, and for any request in its worker names."""
+"""Hypothesis strategies for requests that one trainer can express, and for any request in its worker
+names.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,19 @@ listed = steps(may_be_open=False)
 
 def nemo_rl() -> st.SearchStrategy[ProfileRequest]:
     patterns = st.lists(
-        st.sampled_from(("*policy*", "*vllm*", "megatron_policy_worker", "dtensor_policy_worker*", "*")), min_size=1, max_size=3, unique=True
+        st.sampled_from(("*policy*", "*vllm*", "megatron_policy_worker", "dtensor_policy_worker*", "*")),
+        min_size=1,
+        max_size=3,
+        unique=True,
     ).map(tuple)
     nsight = st.builds(CaptureSpec, workers=patterns, steps=one_range, options=options)
     torch = st.builds(CaptureSpec, backend=st.just("torch"), workers=patterns, steps=one_range)
     return st.one_of(
         st.builds(ProfileRequest, captures=st.tuples(nsight)),
         st.builds(ProfileRequest, captures=st.tuples(nsight, torch)),
-        st.builds(ProfileRequest, captures=st.tuples(torch), output_dir=st.one_of(st.none(), folders.map(str.strip))),
+        st.builds(
+            ProfileRequest, captures=st.tuples(torch), output_dir=st.one_of(st.none(), folders.map(str.strip))
+        ),
     )
 
 
@@ -50,13 +57,15 @@ def verl(draw: st.DrawFn) -> ProfileRequest:
     which = draw(one_range if backend == "torch" else steps(may_be_open=False))
     wanted = {
         "nsight": options,
-        "torch": st.dictionaries(st.sampled_from(("record_shapes", "profile_memory", "with_stack")), st.just("true")),
-        "memory": st.dictionaries(st.sampled_from(("trace_alloc_max_entries", "stack_depth")), st.integers(1, 999).map(str)),
+        "torch": st.dictionaries(
+            st.sampled_from(("record_shapes", "profile_memory", "with_stack")), st.just("true")
+        ),
+        "memory": st.dictionaries(
+            st.sampled_from(("trace_alloc_max_entries", "stack_depth")), st.integers(1, 999).map(str)
+        ),
     }
     chosen = draw(wanted[backend])
-    specs = [
-        CaptureSpec(backend, roles, own, which, each, chosen) for own, roles in draw(_roles()).items()
-    ]
+    specs = [CaptureSpec(backend, roles, own, which, each, chosen) for own, roles in draw(_roles()).items()]
     folder = None if backend == "nsight" or not specs else draw(st.one_of(st.none(), folders))
     return ProfileRequest(tuple(specs), output_dir=folder)
 
@@ -71,23 +80,42 @@ def verl_legacy(draw: st.DrawFn) -> ProfileRequest:
 @st.composite
 def rlinf(draw: st.DrawFn) -> ProfileRequest:
     groups = ("ActorGroup", "RolloutGroup", "EnvGroup", "RewardGroup", "Actor", "Rollout", "Env", "Reward")
-    workers = draw(st.one_of(st.just(("*",)), st.sets(st.sampled_from(groups), min_size=1).map(lambda s: tuple(g for g in groups if g in s))))
+    workers = draw(
+        st.one_of(
+            st.just(("*",)),
+            st.sets(st.sampled_from(groups), min_size=1).map(lambda s: tuple(g for g in groups if g in s)),
+        )
+    )
     whole_life = Steps.parse("1:")
     which = draw(st.one_of(listed, st.just(whole_life)))
     backend = draw(st.sampled_from(("nsight", "rocprof_sys", "torch")))
     folder = draw(st.one_of(st.none(), folders))
     if backend == "torch":
-        switches = {"with_stack": "true", "record_shapes": "true", "with_modules": "false", "schedule_active": "3", "activities": "cpu"}
+        switches = {
+            "with_stack": "true",
+            "record_shapes": "true",
+            "with_modules": "false",
+            "schedule_active": "3",
+            "activities": "cpu",
+        }
         keys = draw(st.sets(st.sampled_from(sorted(switches))))
         which = Steps.parse(f"1:{draw(st.integers(2, 30))}")
-        spec = CaptureSpec("torch", ("ActorGroup",), None, which, options={k: switches[k] for k in sorted(keys)})
+        spec = CaptureSpec(
+            "torch", ("ActorGroup",), None, which, options={k: switches[k] for k in sorted(keys)}
+        )
         return ProfileRequest((spec,), output_dir=folder)
     chosen = draw(options)
     if backend == "nsight":
         flags = tuple(draw(st.lists(names.filter(lambda n: n not in chosen), max_size=2, unique=True)))
         spec = CaptureSpec(backend, workers, None, which, options=chosen, flags=flags)
     else:
-        env = draw(st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), texts.map(lambda t: t.replace("$", "")), max_size=2))
+        env = draw(
+            st.dictionaries(
+                st.from_regex(r"[A-Z_]{1,8}", fullmatch=True),
+                texts.map(lambda t: t.replace("$", "")),
+                max_size=2,
+            )
+        )
         spec = CaptureSpec(backend, workers, None, which, options=chosen, env=env)
     return ProfileRequest((spec,), enabled=draw(st.booleans()), output_dir=folder)
 

@@ -1,4 +1,6 @@
-"""Round trips through each trainer's words, and through bash and Hydra's own parser; nothing is lost without a word."""
+"""Round trips through each trainer's words, and through bash and Hydra's own parser; nothing is lost
+without a word.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,19 @@ def test_what_a_trainer_can_say_comes_back_the_same(name: str, fmt: str, data: s
 @pytest.mark.parametrize(("name", "fmt"), FORMATS)
 @given(request=requests(), data=st.data())
 @settings(suppress_health_check=[HealthCheck.too_slow])
-def test_a_rendering_without_losses_means_the_same(name: str, fmt: str, request: ProfileRequest, data: st.DataObject) -> None:
+def test_a_rendering_without_losses_means_the_same(
+    name: str, fmt: str, request: ProfileRequest, data: st.DataObject
+) -> None:
     dialect = frameworks.get(name)
-    patterns = st.lists(st.sampled_from([*(w.name for w in dialect.workers), "*", "*[rR]*"]), min_size=1, max_size=3, unique=True)
-    request = replace(request, captures=tuple(replace(c, workers=tuple(data.draw(patterns))) for c in request.captures))
+    patterns = st.lists(
+        st.sampled_from([*(w.name for w in dialect.workers), "*", "*[rR]*"]),
+        min_size=1,
+        max_size=3,
+        unique=True,
+    )
+    request = replace(
+        request, captures=tuple(replace(c, workers=tuple(data.draw(patterns))) for c in request.captures)
+    )
     rendered = dialect.render(request, fmt)
     if rendered.losses:
         assert all(f"# lost: {' '.join(loss.split())}" in rendered.text for loss in rendered.losses)
@@ -53,7 +64,13 @@ def _meaning(dialect: Framework, request: ProfileRequest) -> dict[str, Any]:
     """What each process would take, whatever way it was written."""
     return {
         f"{worker.name}/{rank}": [
-            (spec.backend, str(spec.steps), spec.each, _options(spec.options) | dict.fromkeys(spec.flags, "true"), spec.env)
+            (
+                spec.backend,
+                str(spec.steps),
+                spec.each,
+                _options(spec.options) | dict.fromkeys(spec.flags, "true"),
+                spec.env,
+            )
             for spec in request.for_worker(worker.name, rank)
         ]
         for worker in dialect.workers
@@ -74,13 +91,49 @@ def test_any_text_is_imported_or_refused(name: str, text: str) -> None:
         assert error.problems
 
 
-KEYS = ["global_profiler.tool", "global_profiler.steps", "actor_rollout_ref.actor.profiler.enable", "actor_rollout_ref.actor.profiler.ranks",
-        "actor_rollout_ref.actor.profile_ranks", "trainer.profile_steps", "cluster.profiling", "cluster.profiling.backend",
-        "cluster.profiling.options", "cluster.profiling.worker_groups", "cluster.profiling.steps", "cluster.profiling.flags",
-        "actor.megatron.use_profiler", "actor.megatron.profiler", "actor_rollout_ref", "global_profiler.global_tool_config.nsys.discrete",
-        "global_profiler.global_tool_config.nsys.worker_nsight_options", "actor_rollout_ref.actor.profiler.tool_config.torch.contents"]  # fmt: skip
-VALUES = ["null", "[1,2]", "[]", "nsys", "torch", "torch_memory", "True", "nsight", "rocprof_sys", "[ActorGroup]", "all", "{t:cuda}", "-1", "[-1]",
-          "['0']", "x", "{}", "{activities:[gpu]}", "[cpu,foo]", "1.5", "''"]  # fmt: skip
+KEYS = [
+    "global_profiler.tool",
+    "global_profiler.steps",
+    "actor_rollout_ref.actor.profiler.enable",
+    "actor_rollout_ref.actor.profiler.ranks",
+    "actor_rollout_ref.actor.profile_ranks",
+    "trainer.profile_steps",
+    "cluster.profiling",
+    "cluster.profiling.backend",
+    "cluster.profiling.options",
+    "cluster.profiling.worker_groups",
+    "cluster.profiling.steps",
+    "cluster.profiling.flags",
+    "actor.megatron.use_profiler",
+    "actor.megatron.profiler",
+    "actor_rollout_ref",
+    "global_profiler.global_tool_config.nsys.discrete",
+    "global_profiler.global_tool_config.nsys.worker_nsight_options",
+    "actor_rollout_ref.actor.profiler.tool_config.torch.contents",
+]
+VALUES = [
+    "null",
+    "[1,2]",
+    "[]",
+    "nsys",
+    "torch",
+    "torch_memory",
+    "True",
+    "nsight",
+    "rocprof_sys",
+    "[ActorGroup]",
+    "all",
+    "{t:cuda}",
+    "-1",
+    "[-1]",
+    "['0']",
+    "x",
+    "{}",
+    "{activities:[gpu]}",
+    "[cpu,foo]",
+    "1.5",
+    "''",
+]
 
 
 @pytest.mark.parametrize("name", [n for n in frameworks.NAMES if n != "nemo_rl"])
@@ -101,7 +154,12 @@ def bash_words(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", [n for n in frameworks.NAMES if n != "nemo_rl"])
 @given(data=st.data())
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow], deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(
+    max_examples=8,
+    suppress_health_check=[HealthCheck.too_slow],
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+)
 def test_overrides_survive_bash_and_hydra(name: str, data: st.DataObject) -> None:
     """Hydra itself applies them to a configuration that has the trainer's keys and no others."""
     compose = pytest.importorskip("hydra", reason="hydra-core is not installed").compose
@@ -110,7 +168,9 @@ def test_overrides_survive_bash_and_hydra(name: str, data: st.DataObject) -> Non
 
     request = data.draw(EXPRESSIBLE[name]())
     dialect = frameworks.get(name)
-    body = "\n".join(line for line in dialect.render(request, "hydra").text.splitlines() if not line.startswith("#"))
+    body = "\n".join(
+        line for line in dialect.render(request, "hydra").text.splitlines() if not line.startswith("#")
+    )
     words = bash_words(body) if body.strip() else []
     with initialize_config_dir(str(Path(__file__).parent / "data"), version_base=None):
         config = compose(name, overrides=words)
@@ -118,12 +178,18 @@ def test_overrides_survive_bash_and_hydra(name: str, data: st.DataObject) -> Non
     with_yaml.merge_with(OmegaConf.create(dialect.render(request, "yaml").text) or {})
     assert OmegaConf.to_container(config) == OmegaConf.to_container(with_yaml), "overrides and YAML agree"
     whole = dialect.import_(json.dumps(OmegaConf.to_container(config), ensure_ascii=False), "test").request
-    for found, asked in zip(whole.captures, request.captures, strict=True):  # a whole file also holds the trainer's defaults
+    for found, asked in zip(
+        whole.captures, request.captures, strict=True
+    ):  # a whole file also holds the trainer's defaults
         assert replace(found, options=asked.options) == asked
         assert found.options.items() >= asked.options.items()
 
 
-@given(st.one_of(texts, st.text(st.sampled_from("a'\"\\,:=[]{}$ ()#"), max_size=12).map(lambda t: t.replace("$", ""))))
+@given(
+    st.one_of(
+        texts, st.text(st.sampled_from("a'\"\\,:=[]{}$ ()#"), max_size=12).map(lambda t: t.replace("$", ""))
+    )
+)
 def test_text_values_survive_hydra(text: str) -> None:
     pytest.importorskip("hydra", reason="hydra-core is not installed")
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -135,10 +201,30 @@ def test_text_values_survive_hydra(text: str) -> None:
     assert hydra.parse_value(hydra.hydra_value([text, 1, None])) == [text, 1, None]
 
 
-WORLD_KEYS = ("cluster", "num_nodes", "gpus_per_node", "num_gpus_per_node", "component_placement", "actor,env", "actor", "policy", "generation",
-              "backend", "colocated", "enabled", "trainer", "nnodes", "n_gpus_per_node", "placement", "vllm_cfg", "tensor_parallel_size")  # fmt: skip
+WORLD_KEYS = (
+    "cluster",
+    "num_nodes",
+    "gpus_per_node",
+    "num_gpus_per_node",
+    "component_placement",
+    "actor,env",
+    "actor",
+    "policy",
+    "generation",
+    "backend",
+    "colocated",
+    "enabled",
+    "trainer",
+    "nnodes",
+    "n_gpus_per_node",
+    "placement",
+    "vllm_cfg",
+    "tensor_parallel_size",
+)
 configurations = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-2, 9), st.sampled_from(("vllm", "all", "0-7", "5-2", "x", ""))),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-2, 9), st.sampled_from(("vllm", "all", "0-7", "5-2", "x", ""))
+    ),
     lambda inner: st.dictionaries(st.sampled_from(WORLD_KEYS), inner, max_size=5),
     max_leaves=12,
 )

@@ -32,19 +32,43 @@ def render(**fields: Any) -> frameworks.Framework | Any:
 RENDERED = [
     (DOC, {}, "export NRL_NSYS_WORKER_PATTERNS='*policy*'"),
     (DOC, {"workers": ["*policy*", "*vllm*"]}, "export NRL_NSYS_WORKER_PATTERNS='*policy*,*vllm*'"),
-    (DOC, {"workers": "megatron_policy_worker,vllm_generation_worker"}, "=megatron_policy_worker,vllm_generation_worker"),
+    (
+        DOC,
+        {"workers": "megatron_policy_worker,vllm_generation_worker"},
+        "=megatron_policy_worker,vllm_generation_worker",
+    ),
     (DOC, {}, "export NRL_NSYS_PROFILE_STEP_RANGE=3:5"),
     (DOC, {"steps": [2]}, "export NRL_NSYS_PROFILE_STEP_RANGE=2:3"),
     (f"{DOC}: Slurm users set RAY_LOG_SYNC_FREQUENCY", {}, "export RAY_LOG_SYNC_FREQUENCY=30"),
-    (f"{DOC}: Megatron needs its libraries", {"workers": "megatron_policy_worker"}, f"\nexport LD_LIBRARY_PATH={nemo_rl.LD_LIBRARY_PATH}\n"),
+    (
+        f"{DOC}: Megatron needs its libraries",
+        {"workers": "megatron_policy_worker"},
+        f"\nexport LD_LIBRARY_PATH={nemo_rl.LD_LIBRARY_PATH}\n",
+    ),
     (f"{DOC}: Megatron behind a pattern", {}, "# only for a Megatron policy: export LD_LIBRARY_PATH="),
-    (f"{CODE}: NRL_NSYS_EXTRA_OPTIONS is JSON", {"options": {"t": "cuda,nvtx,osrt"}}, """export NRL_NSYS_EXTRA_OPTIONS='{"t": "cuda,nvtx,osrt"}'"""),
-    (f"{DOC}: vLLM with model parallelism", {"workers": "*vllm*"}, "its own report is empty; the inner workers write worker_process_<PID>"),
+    (
+        f"{CODE}: NRL_NSYS_EXTRA_OPTIONS is JSON",
+        {"options": {"t": "cuda,nvtx,osrt"}},
+        """export NRL_NSYS_EXTRA_OPTIONS='{"t": "cuda,nvtx,osrt"}'""",
+    ),
+    (
+        f"{DOC}: vLLM with model parallelism",
+        {"workers": "*vllm*"},
+        "its own report is empty; the inner workers write worker_process_<PID>",
+    ),
     (TORCH, {"backend": "torch"}, "export NRL_TORCH_PROFILE_WORKER_PATTERNS='*policy*'"),
     (TORCH, {"backend": "torch"}, "export NRL_TORCH_PROFILE_STEP_RANGE=3:5"),
-    (f"{TORCH}: known issue", {"backend": "torch", "workers": "*vllm*"}, "vLLM's own profiler records no CUDA events"),
+    (
+        f"{TORCH}: known issue",
+        {"backend": "torch", "workers": "*vllm*"},
+        "vLLM's own profiler records no CUDA events",
+    ),
     (f"{CODE}: the torch profiler is on a branch", {"backend": "torch"}, "exist on NeMo RL's branch"),
-    ("own: our neutral names", {"workers": "generation_worker"}, "'generation_worker' is vllm_generation_worker, vllm_async_generation_worker"),
+    (
+        "own: our neutral names",
+        {"workers": "generation_worker"},
+        "'generation_worker' is vllm_generation_worker, vllm_async_generation_worker",
+    ),
 ]
 
 
@@ -66,7 +90,11 @@ LOST = [
     ("own", {"backend": "memory"}, "NeMo RL has no memory"),
     ("own", {"backend": "torch", "options": {"with_stack": True}}, "options with_stack"),
     ("own", {"steps": None}, "has no steps"),
-    (f"{TORCH}: three workers", {"backend": "torch", "workers": "sglang_generation_worker"}, "matches no worker of NeMo RL"),
+    (
+        f"{TORCH}: three workers",
+        {"backend": "torch", "workers": "sglang_generation_worker"},
+        "matches no worker of NeMo RL",
+    ),
     ("own: nearest name", {"workers": "dtensor_polcy_worker"}, "Did you mean 'dtensor_policy_worker'?"),
 ]
 
@@ -79,12 +107,41 @@ def test_says_what_is_lost(origin: str, fields: dict[str, Any], part: str) -> No
 
 
 READ = [
-    (f"{DOC}: an export", "export NRL_NSYS_WORKER_PATTERNS=\"*policy*,*vllm*\"\nexport NRL_NSYS_PROFILE_STEP_RANGE=3:5", ("nsight", "*policy* *vllm*", "3:5")),
-    (f"{DOC}: before a command", 'NRL_NSYS_PROFILE_STEP_RANGE=2:3 NRL_NSYS_WORKER_PATTERNS="*policy*" uv run examples/run_grpo_math.py grpo.max_num_steps=5', ("nsight", "*policy*", "2")),
-    (f"{DOC}: exact names", 'NRL_NSYS_PROFILE_STEP_RANGE=3:10 NRL_NSYS_WORKER_PATTERNS="dtensor_policy_worker,vllm_generation_worker" uv run x', ("nsight", "dtensor_policy_worker vllm_generation_worker", "3:10")),
-    (f"{DOC}: Megatron, continued lines", 'LD_LIBRARY_PATH="/a:/b" \\\nNRL_NSYS_PROFILE_STEP_RANGE=2:3 NRL_NSYS_WORKER_PATTERNS="megatron_policy_worker,vllm_generation_worker" uv run x', ("nsight", "megatron_policy_worker vllm_generation_worker", "2")),
-    (TORCH, 'export NRL_TORCH_PROFILE_STEP_RANGE=3:5\nexport NRL_TORCH_PROFILE_WORKER_PATTERNS="*vllm*"', ("torch", "*vllm*", "3:5")),
-]  # fmt: skip
+    (
+        f"{DOC}: an export",
+        'export NRL_NSYS_WORKER_PATTERNS="*policy*,*vllm*"\nexport NRL_NSYS_PROFILE_STEP_RANGE=3:5',
+        ("nsight", "*policy* *vllm*", "3:5"),
+    ),
+    (
+        f"{DOC}: before a command",
+        (
+            'NRL_NSYS_PROFILE_STEP_RANGE=2:3 NRL_NSYS_WORKER_PATTERNS="*policy*" uv run'
+            " examples/run_grpo_math.py grpo.max_num_steps=5"
+        ),
+        ("nsight", "*policy*", "2"),
+    ),
+    (
+        f"{DOC}: exact names",
+        (
+            "NRL_NSYS_PROFILE_STEP_RANGE=3:10"
+            ' NRL_NSYS_WORKER_PATTERNS="dtensor_policy_worker,vllm_generation_worker" uv run x'
+        ),
+        ("nsight", "dtensor_policy_worker vllm_generation_worker", "3:10"),
+    ),
+    (
+        f"{DOC}: Megatron, continued lines",
+        (
+            'LD_LIBRARY_PATH="/a:/b" \\\nNRL_NSYS_PROFILE_STEP_RANGE=2:3'
+            ' NRL_NSYS_WORKER_PATTERNS="megatron_policy_worker,vllm_generation_worker" uv run x'
+        ),
+        ("nsight", "megatron_policy_worker vllm_generation_worker", "2"),
+    ),
+    (
+        TORCH,
+        'export NRL_TORCH_PROFILE_STEP_RANGE=3:5\nexport NRL_TORCH_PROFILE_WORKER_PATTERNS="*vllm*"',
+        ("torch", "*vllm*", "3:5"),
+    ),
+]
 
 
 @pytest.mark.parametrize(("origin", "text", "expected"), READ)
@@ -94,7 +151,9 @@ def test_reads_its_documents_examples(origin: str, text: str, expected: tuple[st
 
 
 def test_the_torch_documents_own_mistake_profiles_nothing() -> None:
-    """Its example exports NRL_NSYS_WORKER_PATTERNS beside NRL_TORCH_PROFILE_STEP_RANGE; ours names both that are missing."""
+    """Its example exports NRL_NSYS_WORKER_PATTERNS beside NRL_TORCH_PROFILE_STEP_RANGE; ours names both
+    that are missing.
+    """
     with pytest.raises(RequestError) as caught:
         nemo_rl.import_('NRL_TORCH_PROFILE_STEP_RANGE=3:5 NRL_NSYS_WORKER_PATTERNS="*vllm*"', "test")
     assert "NRL_NSYS_PROFILE_STEP_RANGE is not" in str(caught.value)
@@ -102,18 +161,29 @@ def test_the_torch_documents_own_mistake_profiles_nothing() -> None:
 
 
 def test_torch_folder_becomes_the_output_dir() -> None:
-    env = {"NRL_TORCH_PROFILE_STEP_RANGE": "3:5", "NRL_TORCH_PROFILE_WORKER_PATTERNS": "*", "NRL_TORCH_PROFILE_DIR": "./torch_profiler_trace"}
+    env = {
+        "NRL_TORCH_PROFILE_STEP_RANGE": "3:5",
+        "NRL_TORCH_PROFILE_WORKER_PATTERNS": "*",
+        "NRL_TORCH_PROFILE_DIR": "./torch_profiler_trace",
+    }
     assert load_request(env=env).output_dir == "./torch_profiler_trace"
     both = env | {"NRL_NSYS_PROFILE_STEP_RANGE": "3:5", "NRL_NSYS_WORKER_PATTERNS": "*"}
     request = load_request(env=both)
-    assert request.output_dir is None and any("NRL_TORCH_PROFILE_DIR is ignored" in note for note in request.notes)
+    assert request.output_dir is None and any(
+        "NRL_TORCH_PROFILE_DIR is ignored" in note for note in request.notes
+    )
 
 
 NAMES = [
     (DOC, "dtensor_policy_worker", "*policy*", True),
     (DOC, "vllm_generation_worker", "*vllm*", True),
     (TORCH, "megatron_policy_worker", "megatron_policy_worker", True),
-    (f"{CODE} 2.3: an exact name does not match V2", "dtensor_policy_worker_v2", "dtensor_policy_worker", False),
+    (
+        f"{CODE} 2.3: an exact name does not match V2",
+        "dtensor_policy_worker_v2",
+        "dtensor_policy_worker",
+        False,
+    ),
     (f"{CODE} 2.3", "megatron_quant_policy_worker", "*policy*", True),
     (f"{CODE} 2.3", "vllm_async_generation_worker", "*vllm*", True),
     (f"{CODE} 2.3", "trtllm_async_generation_worker", "*generation*", True),
@@ -163,11 +233,15 @@ GATES = [
 
 
 @pytest.mark.parametrize(("behaviour", "steps", "seen", "expected"), GATES)
-def test_windows_start_and_stop_as_its_tests_say(behaviour: str, steps: str, seen: Any, expected: list[str]) -> None:
+def test_windows_start_and_stop_as_its_tests_say(
+    behaviour: str, steps: str, seen: Any, expected: list[str]
+) -> None:
     done: list[str] = []
     last = SimpleNamespace(step=0)
     windows = request_from_dict({"captures": [{"workers": "w", "steps": steps}]}).captures[0].windows()
-    gate = StepGate(windows, lambda _: done.append(f"start {last.step}"), lambda *_: done.append(f"stop {last.step}"))
+    gate = StepGate(
+        windows, lambda _: done.append(f"start {last.step}"), lambda *_: done.append(f"stop {last.step}")
+    )
     for step in seen:
         last.step = step
         gate.enter(step)
@@ -177,14 +251,48 @@ def test_windows_start_and_stop_as_its_tests_say(behaviour: str, steps: str, see
 
 
 CONFIGS = [
-    ("colocated, vLLM on 2 GPUs", {"cluster": {"num_nodes": 2, "gpus_per_node": 8}, "policy": {"generation": {"backend": "vllm", "vllm_cfg": {"tensor_parallel_size": 2}}}},
-     {"dtensor_policy_worker": 16, "vllm_generation_worker": 8}),
-    ("Megatron, asynchronous engine", {"cluster": {"num_nodes": 1, "gpus_per_node": 8}, "policy": {"megatron_cfg": {"enabled": True}, "generation": {"backend": "vllm", "vllm_cfg": {"async_engine": True, "tensor_parallel_size": 4, "pipeline_parallel_size": 2}}}},
-     {"megatron_policy_worker": 8, "vllm_async_generation_worker": 1}),
-    ("generation on nodes of its own", {"cluster": {"num_nodes": 3, "gpus_per_node": 4}, "policy": {"dtensor_cfg": {"_v2": True}, "generation": {"backend": "vllm", "colocated": {"enabled": False, "resources": {"num_nodes": 1, "gpus_per_node": 4}}}}},
-     {"dtensor_policy_worker_v2": 8, "vllm_generation_worker": 4}),
+    (
+        "colocated, vLLM on 2 GPUs",
+        {
+            "cluster": {"num_nodes": 2, "gpus_per_node": 8},
+            "policy": {"generation": {"backend": "vllm", "vllm_cfg": {"tensor_parallel_size": 2}}},
+        },
+        {"dtensor_policy_worker": 16, "vllm_generation_worker": 8},
+    ),
+    (
+        "Megatron, asynchronous engine",
+        {
+            "cluster": {"num_nodes": 1, "gpus_per_node": 8},
+            "policy": {
+                "megatron_cfg": {"enabled": True},
+                "generation": {
+                    "backend": "vllm",
+                    "vllm_cfg": {
+                        "async_engine": True,
+                        "tensor_parallel_size": 4,
+                        "pipeline_parallel_size": 2,
+                    },
+                },
+            },
+        },
+        {"megatron_policy_worker": 8, "vllm_async_generation_worker": 1},
+    ),
+    (
+        "generation on nodes of its own",
+        {
+            "cluster": {"num_nodes": 3, "gpus_per_node": 4},
+            "policy": {
+                "dtensor_cfg": {"_v2": True},
+                "generation": {
+                    "backend": "vllm",
+                    "colocated": {"enabled": False, "resources": {"num_nodes": 1, "gpus_per_node": 4}},
+                },
+            },
+        },
+        {"dtensor_policy_worker_v2": 8, "vllm_generation_worker": 4},
+    ),
     ("not told", {}, {}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("what", "config", "world"), CONFIGS)

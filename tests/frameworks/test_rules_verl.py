@@ -1,4 +1,6 @@
-"""verl, rule by rule: both schemes, the readings that were run, the keys that do not exist, and its unit tests' behaviours."""
+"""verl, rule by rule: both schemes, the readings that were run, the keys that do not exist, and its unit
+tests' behaviours.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def read(text: str) -> list[tuple[str, str, Any, str, str]]:
 
 
 def read_legacy(text: str) -> list[tuple[str, Any, str, str]]:
-    return [(" ".join(c.workers), c.ranks, str(c.steps), c.each) for c in verl.LEGACY.import_(text, "test").request.captures]
+    return [
+        (" ".join(c.workers), c.ranks, str(c.steps), c.each)
+        for c in verl.LEGACY.import_(text, "test").request.captures
+    ]
 
 
 EXAMPLE = """
@@ -45,13 +50,36 @@ critic:
 """
 LEGACY = [
     (f"{RST}: null disables", "trainer:\n    profile_steps: null # disable profile\n", []),
-    (f"{RST}: first example; null is no ranks, as its prose says", EXAMPLE.format("False"), [("actor", (0, 1), "1:3,5", "step"), ("critic", (0,), "1:3,5", "step")]),
-    (f"{RST}: second example; ref is not profiled, so its mode does not count", EXAMPLE.format("True"), [("actor", (0, 1), "1:3,5", "phase"), ("critic", (0,), "1:3,5", "phase")]),
+    (
+        f"{RST}: first example; null is no ranks, as its prose says",
+        EXAMPLE.format("False"),
+        [("actor", (0, 1), "1:3,5", "step"), ("critic", (0,), "1:3,5", "step")],
+    ),
+    (
+        f"{RST}: second example; ref is not profiled, so its mode does not count",
+        EXAMPLE.format("True"),
+        [("actor", (0, 1), "1:3,5", "phase"), ("critic", (0,), "1:3,5", "phase")],
+    ),
     (f"{RST}: [] is no ranks", "trainer.profile_steps=[3] actor_rollout_ref.actor.profile_ranks=[]", []),
-    (f"{RST}: profile_ranks_all", "trainer.profile_steps=[3] actor_rollout_ref.actor.profile_ranks_all=True", [("actor", None, "3", "step")]),
-    (f"{RST}: lists hybrid_engine among the rank settings; it is none", "trainer.profile_steps=[3] actor_rollout_ref.hybrid_engine=True actor_rollout_ref.actor.profile_ranks=[0]", [("actor", (0,), "3", "step")]),
-    (f"{RST}: names critic and rm below actor_rollout_ref", "trainer.profile_steps=[3] actor_rollout_ref.rm.profile_ranks=[0]", [("reward_model", (0,), "3", "step")]),
-]  # fmt: skip
+    (
+        f"{RST}: profile_ranks_all",
+        "trainer.profile_steps=[3] actor_rollout_ref.actor.profile_ranks_all=True",
+        [("actor", None, "3", "step")],
+    ),
+    (
+        f"{RST}: lists hybrid_engine among the rank settings; it is none",
+        (
+            "trainer.profile_steps=[3] actor_rollout_ref.hybrid_engine=True"
+            " actor_rollout_ref.actor.profile_ranks=[0]"
+        ),
+        [("actor", (0,), "3", "step")],
+    ),
+    (
+        f"{RST}: names critic and rm below actor_rollout_ref",
+        "trainer.profile_steps=[3] actor_rollout_ref.rm.profile_ranks=[0]",
+        [("reward_model", (0,), "3", "step")],
+    ),
+]
 
 
 @pytest.mark.parametrize(("origin", "text", "expected"), LEGACY)
@@ -61,28 +89,85 @@ def test_legacy_readings(origin: str, text: str, expected: Any) -> None:
 
 def test_legacy_null_is_explained() -> None:
     notes = verl.LEGACY.import_(EXAMPLE.format("False"), "test").notes
-    assert any("rollout.profile_ranks null is read as no ranks; one example of verl's document comments it as all" in n for n in notes)
+    assert any(
+        "rollout.profile_ranks null is read as no ranks; one example of verl's document comments it as all"
+        in n
+        for n in notes
+    )
 
 
 ROLE = "actor_rollout_ref.actor.profiler."
 TODAY = [
-    (f"{CODE} 2.4 [run]: enable, ranks [] is rank 0 only", NSYS, [("nsight", "actor rollout", (0,), "1:3,5", "step")]),
-    (f"{CODE} 2.4 [run]: ranks [1,2]", NSYS + ROLE + "ranks=[1,2]", [("nsight", "actor rollout", (1, 2), "1:3,5", "step")]),
-    (f"{CODE} 2.4 [run]: all_ranks wins", NSYS + ROLE + "ranks=[3] " + ROLE + "all_ranks=True", [("nsight", "actor rollout", None, "1:3,5", "step")]),
+    (
+        f"{CODE} 2.4 [run]: enable, ranks [] is rank 0 only",
+        NSYS,
+        [("nsight", "actor rollout", (0,), "1:3,5", "step")],
+    ),
+    (
+        f"{CODE} 2.4 [run]: ranks [1,2]",
+        NSYS + ROLE + "ranks=[1,2]",
+        [("nsight", "actor rollout", (1, 2), "1:3,5", "step")],
+    ),
+    (
+        f"{CODE} 2.4 [run]: all_ranks wins",
+        NSYS + ROLE + "ranks=[3] " + ROLE + "all_ranks=True",
+        [("nsight", "actor rollout", None, "1:3,5", "step")],
+    ),
     (f"{CODE} 2.4 [run]: enable False wins over all_ranks", OFF + ROLE + "all_ranks=True", []),
     (f"{CODE} 2.2: rollout follows actor", NSYS, [("nsight", "actor rollout", (0,), "1:3,5", "step")]),
-    (f"{CODE} 2.2: rollout on its own", NSYS + "actor_rollout_ref.rollout.profiler.enable=False", [("nsight", "actor", (0,), "1:3,5", "step")]),
-    (f"{CODE} 2.2: ref does not follow", OFF + "actor_rollout_ref.ref.profiler.enable=True", [("nsight", "ref", (0,), "1:3,5", "step")]),
-    (f"{CODE}: steps null is off", "global_profiler.tool=nsys global_profiler.steps=null " + ROLE + "enable=True", [("nsight", "actor rollout", (0,), "", "step")]),
+    (
+        f"{CODE} 2.2: rollout on its own",
+        NSYS + "actor_rollout_ref.rollout.profiler.enable=False",
+        [("nsight", "actor", (0,), "1:3,5", "step")],
+    ),
+    (
+        f"{CODE} 2.2: ref does not follow",
+        OFF + "actor_rollout_ref.ref.profiler.enable=True",
+        [("nsight", "ref", (0,), "1:3,5", "step")],
+    ),
+    (
+        f"{CODE}: steps null is off",
+        "global_profiler.tool=nsys global_profiler.steps=null " + ROLE + "enable=True",
+        [("nsight", "actor rollout", (0,), "", "step")],
+    ),
     (f"{CODE}: steps set, tool null", "global_profiler.steps=[1] " + ROLE + "enable=True", []),
-    (f"{CODE}: discrete from the global key", NSYS + "global_profiler.global_tool_config.nsys.discrete=True", [("nsight", "actor rollout", (0,), "1:3,5", "phase")]),
-    (f"{CODE} 2.6: continuous and discrete, discrete wins", NSYS + "global_profiler.profile_continuous_steps=True global_profiler.global_tool_config.nsys.discrete=True", [("nsight", "actor rollout", (0,), "1:3,5", "phase")]),
-    (f"{CODE}: torch", NSYS.replace("nsys", "torch") + ROLE + "tool_config.torch.discrete=True", [("torch", "actor rollout", (0,), "1:3,5", "phase")]),
-    (f"{CODE}: torch_memory", NSYS.replace("nsys", "torch_memory"), [("memory", "actor rollout", (0,), "1:3,5", "step")]),
-    (f"{CODE}: an interpolation is a default", NSYS + "'actor_rollout_ref.rollout.profiler.enable=${actor_rollout_ref.actor.profiler.enable}'", [("nsight", "actor rollout", (0,), "1:3,5", "step")]),
-    (f"{CODE}: roles that differ in ranks are captures of their own", NSYS + "critic.profiler.enable=True critic.profiler.all_ranks=True", [("nsight", "actor rollout", (0,), "1:3,5", "step"), ("nsight", "critic", None, "1:3,5", "step")]),
-    (f"{CODE}: the reward model", OFF + "reward_model.profiler.enable=True", [("nsight", "reward_model", (0,), "1:3,5", "step")]),
-]  # fmt: skip
+    (
+        f"{CODE}: discrete from the global key",
+        NSYS + "global_profiler.global_tool_config.nsys.discrete=True",
+        [("nsight", "actor rollout", (0,), "1:3,5", "phase")],
+    ),
+    (
+        f"{CODE} 2.6: continuous and discrete, discrete wins",
+        NSYS + "global_profiler.profile_continuous_steps=True"
+        " global_profiler.global_tool_config.nsys.discrete=True",
+        [("nsight", "actor rollout", (0,), "1:3,5", "phase")],
+    ),
+    (
+        f"{CODE}: torch",
+        NSYS.replace("nsys", "torch") + ROLE + "tool_config.torch.discrete=True",
+        [("torch", "actor rollout", (0,), "1:3,5", "phase")],
+    ),
+    (
+        f"{CODE}: torch_memory",
+        NSYS.replace("nsys", "torch_memory"),
+        [("memory", "actor rollout", (0,), "1:3,5", "step")],
+    ),
+    (
+        f"{CODE}: an interpolation is a default",
+        NSYS + "'actor_rollout_ref.rollout.profiler.enable=${actor_rollout_ref.actor.profiler.enable}'",
+        [("nsight", "actor rollout", (0,), "1:3,5", "step")],
+    ),
+    (
+        f"{CODE}: roles that differ in ranks are captures of their own",
+        NSYS + "critic.profiler.enable=True critic.profiler.all_ranks=True",
+        [("nsight", "actor rollout", (0,), "1:3,5", "step"), ("nsight", "critic", None, "1:3,5", "step")],
+    ),
+    (
+        f"{CODE}: the reward model",
+        OFF + "reward_model.profiler.enable=True",
+        [("nsight", "reward_model", (0,), "1:3,5", "step")],
+    ),
+]
 
 
 @pytest.mark.parametrize(("origin", "text", "expected"), TODAY)
@@ -90,21 +175,66 @@ def test_todays_readings(origin: str, text: str, expected: Any) -> None:
     assert read(text) == expected, origin
 
 
-# What verl accepts and then does nothing with, or fails on once workers are built; here each is an error before the job.
+# What verl accepts and then does nothing with, or fails on once workers are built; here each is an error
+# before the job.
 REFUSED = [
-    (f"{CODE} 2.4 [run]: ranks=None is an AssertionError", NSYS + ROLE + "ranks=null", "null stops verl with an assertion error"),
-    (f"{CODE} 2.4 [run]: ranks ['0'] match nothing, silently", NSYS + ROLE + """'ranks=["0"]'""", "ranks are numbers: write [0]"),
-    (f"{CODE} 2.4: negative ranks are not checked", NSYS + ROLE + "ranks=[-1]", "ranks are whole numbers from 0"),
-    (f"{CODE} 2.5: an unknown tool is a silent no-op", NSYS.replace("=nsys", "=nsight"), "'nsight' is unknown; allowed are nsys, torch or torch_memory"),
+    (
+        f"{CODE} 2.4 [run]: ranks=None is an AssertionError",
+        NSYS + ROLE + "ranks=null",
+        "null stops verl with an assertion error",
+    ),
+    (
+        f"{CODE} 2.4 [run]: ranks ['0'] match nothing, silently",
+        NSYS + ROLE + """'ranks=["0"]'""",
+        "ranks are numbers: write [0]",
+    ),
+    (
+        f"{CODE} 2.4: negative ranks are not checked",
+        NSYS + ROLE + "ranks=[-1]",
+        "ranks are whole numbers from 0",
+    ),
+    (
+        f"{CODE} 2.5: an unknown tool is a silent no-op",
+        NSYS.replace("=nsys", "=nsight"),
+        "'nsight' is unknown; allowed are nsys, torch or torch_memory",
+    ),
     (f"{CODE} 2.5: npu is Ascend's", NSYS.replace("=nsys", "=npu"), "Ascend"),
-    (f"{CODE} 2.5: steps that are no steps are not checked", NSYS.replace("[1,2,5]", "[0]"), "list of steps counted from 1"),
-    (f"{CODE} 2.1: global_profiler.discrete does not exist", NSYS + "global_profiler.discrete=True", "has no key 'discrete'"),
-    (f"{CODE} 2.1: a bare profiler block does not exist", NSYS + "profiler.steps=[1]", "write global_profiler.steps"),
-    (f"{CODE} 2.5 [run]: torch schedule is a TypeError in the worker", NSYS.replace("nsys", "torch") + ROLE + "tool_config.torch.schedule=1", "has no key 'schedule'"),
-    (f"{CODE} 2.5: unknown keys fail at worker construction", NSYS + ROLE + "rank=[0]", "Did you mean 'ranks'?"),
-    (f"{CODE} 2.5: contents 'cpu' fails per character", NSYS.replace("nsys", "torch") + ROLE + "tool_config.torch.contents=cpu", "must be a list of cpu, cuda, shapes"),
-    (f"{CODE} 2.6 [run]: discrete mismatch loses the rest of the step", NSYS + "critic.profiler.enable=True critic.profiler.tool_config.nsys.discrete=True", "is true for critic and false for actor or rollout"),
-]  # fmt: skip
+    (
+        f"{CODE} 2.5: steps that are no steps are not checked",
+        NSYS.replace("[1,2,5]", "[0]"),
+        "list of steps counted from 1",
+    ),
+    (
+        f"{CODE} 2.1: global_profiler.discrete does not exist",
+        NSYS + "global_profiler.discrete=True",
+        "has no key 'discrete'",
+    ),
+    (
+        f"{CODE} 2.1: a bare profiler block does not exist",
+        NSYS + "profiler.steps=[1]",
+        "write global_profiler.steps",
+    ),
+    (
+        f"{CODE} 2.5 [run]: torch schedule is a TypeError in the worker",
+        NSYS.replace("nsys", "torch") + ROLE + "tool_config.torch.schedule=1",
+        "has no key 'schedule'",
+    ),
+    (
+        f"{CODE} 2.5: unknown keys fail at worker construction",
+        NSYS + ROLE + "rank=[0]",
+        "Did you mean 'ranks'?",
+    ),
+    (
+        f"{CODE} 2.5: contents 'cpu' fails per character",
+        NSYS.replace("nsys", "torch") + ROLE + "tool_config.torch.contents=cpu",
+        "must be a list of cpu, cuda, shapes",
+    ),
+    (
+        f"{CODE} 2.6 [run]: discrete mismatch loses the rest of the step",
+        NSYS + "critic.profiler.enable=True critic.profiler.tool_config.nsys.discrete=True",
+        "is true for critic and false for actor or rollout",
+    ),
+]
 
 
 @pytest.mark.parametrize(("origin", "text", "part"), REFUSED)
@@ -115,9 +245,16 @@ def test_what_verl_lets_pass_is_refused(origin: str, text: str, part: str) -> No
 
 
 def test_legacy_discrete_must_agree() -> None:
-    """The document leaves it to the user: "if one component is set to True, all components should be set to True"."""
-    text = "trainer.profile_steps=[1] actor_rollout_ref.actor.profile_ranks=[0] critic.profile_ranks=[0] critic.profile_discrete=True"
-    with pytest.raises(RequestError, match="profile_discrete is true for critic and false for actor; if one is, all must be"):
+    """The document leaves it to the user: "if one component is set to True, all components should be set
+    to True".
+    """
+    text = (
+        "trainer.profile_steps=[1] actor_rollout_ref.actor.profile_ranks=[0] critic.profile_ranks=[0]"
+        " critic.profile_discrete=True"
+    )
+    with pytest.raises(
+        RequestError, match="profile_discrete is true for critic and false for actor; if one is, all must be"
+    ):
         read_legacy(text)
 
 
@@ -127,7 +264,9 @@ def render(legacy: bool = False, fmt: str = "hydra", **fields: Any) -> Any:
 
 
 def test_capture_range_end_is_computed_from_the_plan() -> None:
-    """verl writes repeat-shutdown:6*len(steps), whatever the mode: 18 here, where 2 windows or 6 tasks happen."""
+    """verl writes repeat-shutdown:6*len(steps), whatever the mode: 18 here, where 2 windows or 6 tasks
+    happen.
+    """
     end = re.compile(r"capture-range-end=(\S+)")
     assert end.search(render().text)[1] == "repeat-shutdown:2", "adjacent steps are one range"
     assert end.search(render(each="phase").text)[1] == f"repeat-shutdown:{3 * len(TASKS['actor'])}"
@@ -142,7 +281,9 @@ def test_the_controller_has_options_of_its_own() -> None:
     for whose in ("controller", "worker"):
         assert f"++global_profiler.global_tool_config.nsys.{whose}_nsight_options.trace=nvtx" in rendered.text
     assert "controller_nsight_options" not in render(options={"trace": "nvtx"}).text
-    assert any("verl also records its controller" in note for note in verl.FRAMEWORK.import_(NSYS, "test").notes)
+    assert any(
+        "verl also records its controller" in note for note in verl.FRAMEWORK.import_(NSYS, "test").notes
+    )
 
 
 def test_discrete_is_the_same_for_every_role_of_the_old_scheme() -> None:
@@ -156,11 +297,28 @@ def test_continuous_and_discrete_are_never_both_on() -> None:
         assert f"profile_continuous_steps={continuous} " in text and f"nsys.discrete={discrete} " in text
 
 
-@pytest.mark.parametrize("fields", [{}, {"each": "phase"}, {"backend": "torch", "steps": "3", "options": {"with_stack": True}}, {"backend": "memory"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"each": "phase"},
+        {"backend": "torch", "steps": "3", "options": {"with_stack": True}},
+        {"backend": "memory"},
+    ],
+)
 def test_no_key_that_does_not_exist(fields: dict[str, Any]) -> None:
     """Reference 2.1, 2.2, 2.3 and 2.5 list these as dead, documented only, or refused by the dataclasses."""
-    dead = ("global_profiler.discrete", "torch.schedule", "torch_memory.context", "torch_memory.stacks", "torch_memory.kw_args",
-            "actor_rollout_ref.critic", "actor_rollout_ref.rm", "npu_profile", "actor_rollout_ref.profiler")  # fmt: skip
+    dead = (
+        "global_profiler.discrete",
+        "torch.schedule",
+        "torch_memory.context",
+        "torch_memory.stacks",
+        "torch_memory.kw_args",
+        "actor_rollout_ref.critic",
+        "actor_rollout_ref.rm",
+        "npu_profile",
+        "actor_rollout_ref.profiler",
+    )
     for fmt in ("hydra", "yaml"):
         for legacy in (False, True):
             text = render(legacy, fmt, **fields).text
@@ -193,7 +351,11 @@ def test_says_what_is_lost(fields: dict[str, Any], part: str) -> None:
 
 
 def test_two_tools_or_lists_of_steps_are_lost() -> None:
-    captures = [{"workers": "actor", "steps": 3}, {"workers": "critic", "steps": 4}, {"workers": "actor", "steps": 3, "backend": "torch"}]
+    captures = [
+        {"workers": "actor", "steps": 3},
+        {"workers": "critic", "steps": 4},
+        {"workers": "actor", "steps": 3, "backend": "torch"},
+    ]
     losses = verl.FRAMEWORK.render(request_from_dict({"captures": captures}), "hydra").losses
     assert [loss[:23] for loss in losses] == ["capture 2 is left out: ", "capture 3 is left out: "]
 
@@ -215,12 +377,26 @@ def test_every_role_keeps_its_own_settings() -> None:
 
 
 WORLDS = [
-    ({"trainer": {"nnodes": 2, "n_gpus_per_node": 8}, "actor_rollout_ref": {"rollout": {"tensor_model_parallel_size": 4}, "actor": {"use_kl_loss": True}}},
-     {"actor": 16, "rollout": 4, "ref": 16, "controller": 1}),
-    ({"trainer": {"nnodes": 1, "n_gpus_per_node": 4}, "algorithm": {"adv_estimator": "gae"}, "reward_model": {"enable": True}},
-     {"actor": 4, "rollout": 4, "critic": 4, "reward_model": 4, "controller": 1}),
+    (
+        {
+            "trainer": {"nnodes": 2, "n_gpus_per_node": 8},
+            "actor_rollout_ref": {
+                "rollout": {"tensor_model_parallel_size": 4},
+                "actor": {"use_kl_loss": True},
+            },
+        },
+        {"actor": 16, "rollout": 4, "ref": 16, "controller": 1},
+    ),
+    (
+        {
+            "trainer": {"nnodes": 1, "n_gpus_per_node": 4},
+            "algorithm": {"adv_estimator": "gae"},
+            "reward_model": {"enable": True},
+        },
+        {"actor": 4, "rollout": 4, "critic": 4, "reward_model": 4, "controller": 1},
+    ),
     ({}, {}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("config", "world"), WORLDS)

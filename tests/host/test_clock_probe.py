@@ -52,11 +52,18 @@ def test_nobody_there_is_none_and_not_a_wait():
     assert time.monotonic() - started < 5
 
 
-@given(st.integers(-(10**12), 10**12), st.lists(st.tuples(st.integers(0, 10**8), st.integers(0, 10**8), st.integers(0, 10**6)), min_size=1, max_size=8))
+@given(
+    st.integers(-(10**12), 10**12),
+    st.lists(
+        st.tuples(st.integers(0, 10**8), st.integers(0, 10**8), st.integers(0, 10**6)), min_size=1, max_size=8
+    ),
+)
 def test_the_truth_is_always_within_the_error(ahead, ways):
     """`ways`: nanoseconds there, back, and between receiving and replying."""
-    exchanges = [Exchange(t, t + there + ahead, t + there + ahead + between, t + there + between + back)
-                 for t, (there, back, between) in enumerate(ways, 10**18)]
+    exchanges = [
+        Exchange(t, t + there + ahead, t + there + ahead + between, t + there + between + back)
+        for t, (there, back, between) in enumerate(ways, 10**18)
+    ]
     found = estimate(exchanges)
     assert found is not None and abs(found.offset_ns - ahead) <= found.error_ns + 1
 
@@ -68,5 +75,11 @@ def test_an_impossible_exchange_is_left_out():
 
 def test_between_two_probes_the_offset_is_a_line():
     entries = [Estimate(1000, 10, 2, 1).to_dict("start", "n1"), Estimate(3000, 30, 5, 1).to_dict("end", "n1")]
-    assert [offset_at(t, entries) for t in (0, 1000, 2000, 3000, 9000)] == [(10, 2), (10, 2), (20, 5), (30, 5), (30, 5)]
+    assert [offset_at(t, entries) for t in (0, 1000, 2000, 3000, 9000)] == [
+        (10, 2),
+        (10, 2),
+        (20, 5),
+        (30, 5),
+        (30, 5),
+    ]
     assert offset_at(5, []) == (0, -1)

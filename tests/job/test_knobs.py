@@ -1,4 +1,6 @@
-"""Knobs: read once from defaults.env, bad values refused all at once, each with its name, value and what is allowed."""
+"""Knobs: read once from defaults.env, bad values refused all at once, each with its name, value and what
+is allowed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Slurm's commands as small programs on PATH, for exact arguments and for states that are hard to bring about.
+"""Slurm's commands as small programs on PATH, for exact arguments and for states that are hard to bring
+about.
 
 The same commands against a real Slurm are in tests/operate/test_real_jobs.py.
 """
@@ -79,22 +80,29 @@ class FakeSlurm:
 def shown(job: str, state: str, **fields: str) -> str:
     """As `scontrol show job` of Slurm 22.05 prints it."""
     values = {
-        "JobName": "rl profile", "Reason": "None", "ExitCode": "0:0", "WorkDir": "/nowhere", "Command": "/opt/rlprof/ray.sub",
-        "StdOut": "/nowhere/slurm.out", "Restarts": "0", "NodeList": "n[1-2]", **fields,
-    }  # fmt: skip
-    return f"""JobId={job} JobName={values['JobName']}
+        "JobName": "rl profile",
+        "Reason": "None",
+        "ExitCode": "0:0",
+        "WorkDir": "/nowhere",
+        "Command": "/opt/rlprof/ray.sub",
+        "StdOut": "/nowhere/slurm.out",
+        "Restarts": "0",
+        "NodeList": "n[1-2]",
+        **fields,
+    }
+    return f"""JobId={job} JobName={values["JobName"]}
    UserId=ann(1000) GroupId=ann(1000) MCS_label=N/A
    Priority=1 Nice=0 Account=(null) QOS=(null)
-   JobState={state} Reason={values['Reason']} Dependency=(null)
-   Requeue=1 Restarts={values['Restarts']} BatchFlag=1 Reboot=0 ExitCode={values['ExitCode']}
+   JobState={state} Reason={values["Reason"]} Dependency=(null)
+   Requeue=1 Restarts={values["Restarts"]} BatchFlag=1 Reboot=0 ExitCode={values["ExitCode"]}
    RunTime=00:01:02 TimeLimit=04:00:00 TimeMin=N/A
-   NodeList={values['NodeList']}
+   NodeList={values["NodeList"]}
    BatchHost=n1
    NumNodes=2 NumCPUs=2 NumTasks=2 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
-   Command={values['Command']}
-   WorkDir={values['WorkDir']}
-   StdErr={values['StdOut']}
+   Command={values["Command"]}
+   WorkDir={values["WorkDir"]}
+   StdErr={values["StdOut"]}
    StdIn=/dev/null
-   StdOut={values['StdOut']}
+   StdOut={values["StdOut"]}
    Power=
 """

@@ -39,17 +39,36 @@ def used_tools(sandbox: Sandbox) -> str:
 class Login:
     """In an own folder, without sacct, pyxis and rsync. `rlprof` is how the program is called there."""
 
-    def __init__(self, sandbox: Sandbox, folder: Path, path: str = "", rlprof: Sequence[str] = (sys.executable, "-m", "rlprof_ops")) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        folder: Path,
+        path: str = "",
+        rlprof: Sequence[str] = (sys.executable, "-m", "rlprof_ops"),
+    ) -> None:
         self.sandbox, self.folder, self.rlprof = sandbox, folder, list(rlprof)
         folder.mkdir(parents=True, exist_ok=True)
-        self.env = {"PATH": f"{without_tools(sandbox)}:{path or os.environ['PATH']}", "XDG_STATE_HOME": str(sandbox.shared / "state")}
+        self.env = {
+            "PATH": f"{without_tools(sandbox)}:{path or os.environ['PATH']}",
+            "XDG_STATE_HOME": str(sandbox.shared / "state"),
+        }
         self.text: list[str] = []
 
     def start(self, *words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
-        return self.sandbox.popen("login", [*self.rlprof, *words], env=self.env, cwd=cwd or self.folder, text=True,
-                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+        return self.sandbox.popen(
+            "login",
+            [*self.rlprof, *words],
+            env=self.env,
+            cwd=cwd or self.folder,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
-    def type(self, *words: str, cwd: Path | None = None, code: int = 0, show: bool = True, timeout: float = 120) -> str:
+    def type(
+        self, *words: str, cwd: Path | None = None, code: int = 0, show: bool = True, timeout: float = 120
+    ) -> str:
         """Run one command to its end, hold it to its exit code, and give what it said."""
         process = self.start(*words, cwd=cwd)
         try:
@@ -106,7 +125,10 @@ def put_into(document: Path, transcript: str) -> None:
 
 def shape(transcript: str) -> list[str]:
     """The lines that every run of the same story has: what was typed, how much came home, how it ended."""
-    jobs = {number: f"J{i}" for i, number in enumerate(re.findall(r"(?m)^job (\d+) submitted$", transcript), start=1)}
+    jobs = {
+        number: f"J{i}"
+        for i, number in enumerate(re.findall(r"(?m)^job (\d+) submitted$", transcript), start=1)
+    }
     wanted = r"\$ rlprof .*|\d+ captures planned: .*|\(exit code \d+\)|n\d|reports: .*"
     lines = [line for line in transcript.splitlines() if re.fullmatch(wanted, line)]
     takes_job = re.compile(r"(\$ rlprof (?:status|attach|capture|stop|retry|logs -f) )(\d+)")

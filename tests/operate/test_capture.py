@@ -34,8 +34,16 @@ def run(tmp_path):
     """A run folder with one live worker whose `nodes/n1` is its node folder's copy; ends it afterwards."""
     run = tmp_path / "4711-logs"
     (run / "nodes").mkdir(parents=True)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RLPROF_ON_DEMAND": "1", "RLPROF_NODE": "n1", "RLPROF_RUN_DIR": str(run)}
-    for name in [name for name in env if name in ("RLPROF_NODE_DIR", "RLPROF_REQUEST_JSON", "RLPROF_NSYS_SESSION")]:
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "RLPROF_ON_DEMAND": "1",
+        "RLPROF_NODE": "n1",
+        "RLPROF_RUN_DIR": str(run),
+    }
+    for name in [
+        name for name in env if name in ("RLPROF_NODE_DIR", "RLPROF_REQUEST_JSON", "RLPROF_NSYS_SESSION")
+    ]:
         del env[name]
     process = subprocess.Popen([sys.executable, "-c", TRAINING], env=env, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
@@ -45,7 +53,15 @@ def run(tmp_path):
 
 
 def ask(run, **changes):
-    values = {"workers": ("*policy*",), "ranks": None, "backend": "memory", "steps": None, "seconds": None, "options": {"host": "true"}, "timeout_s": 30.0}
+    values = {
+        "workers": ("*policy*",),
+        "ranks": None,
+        "backend": "memory",
+        "steps": None,
+        "seconds": None,
+        "options": {"host": "true"},
+        "timeout_s": 30.0,
+    }
     return capture.capture(run, progress=lambda *_: None, **{**values, **changes})
 
 
@@ -55,14 +71,33 @@ def test_windows_of_a_running_job_by_steps_and_by_seconds(run):
 
     assert first.path.is_file() and second.path.is_file() and first.path != second.path
     assert first.path.parent == run / "profiles/memory/policy_worker/rank0"
-    rows = [json.loads(line) for path in run.glob("nodes/n1/events/*.jsonl") for line in path.read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for path in run.glob("nodes/n1/events/*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
     closed = [row for row in rows if row["event"] == "closed"]
     assert closed[0]["steps"][1] - closed[0]["steps"][0] == 2 and len(closed[1]["seen"]) > 5
 
 
 def test_the_command_says_where_the_report_is(run, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["capture", str(run), "--workers", "policy_worker", "--ranks", "0", "--steps", "next:1", "--backend", "memory", "--option", "host=true"])
+        main(
+            [
+                "capture",
+                str(run),
+                "--workers",
+                "policy_worker",
+                "--ranks",
+                "0",
+                "--steps",
+                "next:1",
+                "--backend",
+                "memory",
+                "--option",
+                "host=true",
+            ]
+        )
 
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"policy_worker rank 0 on n1: {run}/profiles/memory/")
@@ -70,9 +105,29 @@ def test_the_command_says_where_the_report_is(run, capsys):
 
 def test_a_person_who_waits_sees_a_bar(run):
     """On a real terminal: the line is drawn while the window is open, and gone at the end."""
-    argv = [sys.executable, "-m", "rlprof_ops", "capture", str(run), "--workers", "policy_worker", "--seconds", "2.5", "--backend", "memory", "--option", "host=true"]
+    argv = [
+        sys.executable,
+        "-m",
+        "rlprof_ops",
+        "capture",
+        str(run),
+        "--workers",
+        "policy_worker",
+        "--seconds",
+        "2.5",
+        "--backend",
+        "memory",
+        "--option",
+        "host=true",
+    ]
     master, terminal = pty.openpty()
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=terminal, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "80"})
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "80"},
+    )
     os.close(terminal)
     try:
         out, _ = process.communicate(timeout=60)
@@ -92,11 +147,16 @@ def test_why_a_capture_failed_is_said(run, capsys):
         main(["capture", str(run), "--workers", "policy_worker", "--steps", "next:1", "--backend", "nsight"])
 
     assert ended.value.code == 3
-    assert "policy_worker rank 0 on n1: missing: this process was not started by `nsys launch`" in capsys.readouterr().out
+    assert (
+        "policy_worker rank 0 on n1: missing: this process was not started by `nsys launch`"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_worker_that_does_not_exist_is_answered_with_those_that_do(run):
-    with pytest.raises(UsageError, match=r"no running worker matches reward rank 1: there are policy_worker rank 0"):
+    with pytest.raises(
+        UsageError, match=r"no running worker matches reward rank 1: there are policy_worker rank 0"
+    ):
         ask(run, workers=("reward",), ranks=(1,), steps="next:1")
 
 
@@ -104,7 +164,9 @@ def test_a_job_that_has_ended_says_so(run):
     record = {"job": "4711", "driver": {"ended_ns": 5, "exit_code": 7}, "end": {"cause": "driver_exit"}}
     (run / "run.json").write_text(json.dumps(record))
 
-    with pytest.raises(RlprofError, match=r"job 4711 has ended \(driver_exit, exit code 7\): there is nothing to capture"):
+    with pytest.raises(
+        RlprofError, match=r"job 4711 has ended \(driver_exit, exit code 7\): there is nothing to capture"
+    ):
         ask(run, steps="next:1")
 
 
@@ -123,7 +185,9 @@ def test_a_worker_that_does_not_listen_is_named(run):
     (path,) = run.glob("nodes/n1/events/*.jsonl")
     path.write_text(path.read_text().replace('"on_demand": true', '"on_demand": false'))
 
-    with pytest.raises(RlprofError, match=r"policy_worker rank 0 do not listen: the job was started with RLPROF_ON_DEMAND=0"):
+    with pytest.raises(
+        RlprofError, match=r"policy_worker rank 0 do not listen: the job was started with RLPROF_ON_DEMAND=0"
+    ):
         ask(run, steps="next:1")
 
 

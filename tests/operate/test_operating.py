@@ -1,4 +1,6 @@
-"""`ps`, `status`, `logs`, `attach`, `dashboard`, `stop`, `retry` against a fake Slurm and run folders written by hand."""
+"""`ps`, `status`, `logs`, `attach`, `dashboard`, `stop`, `retry` against a fake Slurm and run folders
+written by hand.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,23 @@ def status(capsys, job: str = "4711") -> dict[str, object]:
 
 
 def test_what_scontrol_says_is_read_with_spaces_and_equals_signs(fake):
-    fake.show("4711", "FAILED", ExitCode="7:0", WorkDir="/a b/c=d", JobName="x JobState=RUNNING Restarts=9", Command="/x y/ray.sub")
+    fake.show(
+        "4711",
+        "FAILED",
+        ExitCode="7:0",
+        WorkDir="/a b/c=d",
+        JobName="x JobState=RUNNING Restarts=9",
+        Command="/x y/ray.sub",
+    )
     job = client.show("4711.r2")
     assert job is not None
-    assert (job.id, job.name, job.state, job.work_dir, job.exit_code) == ("4711", "x JobState=RUNNING Restarts=9", "FAILED", "/a b/c=d", 7)
+    assert (job.id, job.name, job.state, job.work_dir, job.exit_code) == (
+        "4711",
+        "x JobState=RUNNING Restarts=9",
+        "FAILED",
+        "/a b/c=d",
+        7,
+    )
     assert job.restarts == 0 and job.is_ours and job.ended
 
 
@@ -54,7 +69,9 @@ def test_a_jobs_way_from_the_queue_to_its_end(fake, run_folder, capsys):
     fake.show("4711", "RUNNING")
     assert status(capsys)["state"] == "starting"
     run_folder.record()
-    (run_folder.path / "logs" / "head.log").write_text("[rlprof +  1.00s n1] 1 of 2 nodes are up\n[rlprof +  2.00s n1] 2 of 2 nodes are up\n")
+    (run_folder.path / "logs" / "head.log").write_text(
+        "[rlprof +  1.00s n1] 1 of 2 nodes are up\n[rlprof +  2.00s n1] 2 of 2 nodes are up\n"
+    )
     run_folder.worker(0, CLOSED, OPEN, last_step=7)
     view = status(capsys)
     assert (view["state"], view["nodes_up"], view["step"]) == ("running", 2, 7)
@@ -67,7 +84,9 @@ def test_a_jobs_way_from_the_queue_to_its_end(fake, run_folder, capsys):
     assert (view["state"], view["exit_code"], view["complete"]) == ("ended", 7, False)
 
 
-@pytest.mark.parametrize(("exit_code", "last", "code"), [(0, "ok", 0), (7, "ok", 1), (0, "missing", 3), (7, "missing", 3)])
+@pytest.mark.parametrize(
+    ("exit_code", "last", "code"), [(0, "ok", 0), (7, "ok", 1), (0, "missing", 3), (7, "missing", 3)]
+)
 def test_status_ends_as_documented(fake, run_folder, exit_code, last, code):
     run_folder.record(cause="driver_exit", exit_code=exit_code)
     run_folder.manifest(("policy_worker", 0, 3, 5, "ok"), ("policy_worker", 0, 7, 8, last))
@@ -153,7 +172,10 @@ def test_logs_of_a_node_and_of_the_driver(fake, run_folder, capfdbinary):
     assert run("logs", str(run_folder.path), "--node", "n2") == 0
     assert capfdbinary.readouterr().out == b"driver 1\ndriver 2\nhead 2\nn2 1\nn2 2\n"
     assert run("logs", "4711", "--node", "n7") == 2
-    assert b"--node n7: the job has n1, n2, and 0 is the head. Did you mean 'n2'?" in capfdbinary.readouterr().err
+    assert (
+        b"--node n7: the job has n1, n2, and 0 is the head. Did you mean 'n2'?"
+        in capfdbinary.readouterr().err
+    )
 
 
 def test_stop_drains_and_does_not_cancel_what_ends_by_itself(fake, run_folder, capsys):
@@ -193,17 +215,37 @@ def test_stop_of_a_forgotten_job_says_so(fake, run_folder, capsys):
 
 
 def test_retry_asks_for_what_is_missing_with_the_flags_of_the_first(fake, run_folder, capsys, monkeypatch):
-    assert run("submit", "-N", "2", "--gres=gpu:8", "--steps", "3:5,7", "--workers", "policy_worker", "--", "python", "a b.py") == 0
+    assert (
+        run(
+            "submit",
+            "-N",
+            "2",
+            "--gres=gpu:8",
+            "--steps",
+            "3:5,7",
+            "--workers",
+            "policy_worker",
+            "--",
+            "python",
+            "a b.py",
+        )
+        == 0
+    )
     run_folder.record(cause="driver_exit", exit_code=1)
     run_folder.manifest(
-        ("policy_worker", 0, 3, 5, "ok"), ("policy_worker", 1, 3, 5, "missing"),
-        ("policy_worker", 0, 7, 8, "truncated"), ("policy_worker", 1, 7, 8, "recovered"), ("policy_worker", 2, 7, 8, "empty"),
-    )  # fmt: skip
+        ("policy_worker", 0, 3, 5, "ok"),
+        ("policy_worker", 1, 3, 5, "missing"),
+        ("policy_worker", 0, 7, 8, "truncated"),
+        ("policy_worker", 1, 7, 8, "recovered"),
+        ("policy_worker", 2, 7, 8, "empty"),
+    )
     (fake.folder / "calls.jsonl").unlink()
     monkeypatch.chdir("/")
     assert run("retry", "4711", "--time=1:00:00") == 0
     argv, env = sent(fake)
-    assert [call["cwd"] for call in fake.calls if call["argv"][0] == "sbatch"] == [str(run_folder.path.parent)]
+    assert [call["cwd"] for call in fake.calls if call["argv"][0] == "sbatch"] == [
+        str(run_folder.path.parent)
+    ]
 
     assert argv[4:-1] == ["-N", "2", "--gres=gpu:8", "--time=1:00:00"]
     assert env["COMMAND"] == "python 'a b.py'"
@@ -243,13 +285,19 @@ def test_what_is_another_users_is_not_run_as_me(fake, run_folder, monkeypatch, c
 
 
 def test_retry_of_a_job_that_sbatch_started(fake, run_folder, capsys):
-    (run_folder.path / ".secrets" / "attach.env").write_text("export CONTAINER='my image'\nexport RLPROF_NODE_ROOT=/tmp\nexport RLPROF_DRAIN_SECONDS=30\n")
+    (run_folder.path / ".secrets" / "attach.env").write_text(
+        "export CONTAINER='my image'\nexport RLPROF_NODE_ROOT=/tmp\nexport RLPROF_DRAIN_SECONDS=30\n"
+    )
     run_folder.record(cause="driver_exit", exit_code=1)
     run_folder.manifest(("policy_worker", 0, 7, 8, "missing"))
     assert run("retry", "4711") == 0
     argv, env = sent(fake)
     assert argv[4:-1] == ["--nodes=2"]
-    assert (env["CONTAINER"], env["RLPROF_DRAIN_SECONDS"], env["COMMAND"]) == ("my image", "30", "python train.py")
+    assert (env["CONTAINER"], env["RLPROF_DRAIN_SECONDS"], env["COMMAND"]) == (
+        "my image",
+        "30",
+        "python train.py",
+    )
     assert "RLPROF_NODE_ROOT" not in env
     assert "was not submitted by `rlprof submit`" in capsys.readouterr().err
     (run_folder.path / ".secrets" / "submit.json").unlink()  # the fake gives every job the same number
@@ -259,9 +307,13 @@ def test_retry_of_a_job_that_sbatch_started(fake, run_folder, capsys):
 
 
 def test_attach_leads_into_the_container_of_the_job(fake, run_folder, tmp_path):
-    """The srun line, word for word, through the real scripts/attach.sh with an srun that shows its arguments."""
+    """The srun line, word for word, through the real scripts/attach.sh with an srun that shows its
+    arguments.
+    """
     (fake.folder / "queue").write_text("n[1-2]\n")
-    (fake.folder / "bin" / "scontrol").write_text('#!/bin/sh\n[ "$1 $2" = "show hostnames" ] && printf "n1\\nn2\\n"\n')
+    (fake.folder / "bin" / "scontrol").write_text(
+        '#!/bin/sh\n[ "$1 $2" = "show hostnames" ] && printf "n1\\nn2\\n"\n'
+    )
     srun = fake.folder / "bin" / "srun"
     srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     srun.chmod(0o755)
@@ -269,18 +321,39 @@ def test_attach_leads_into_the_container_of_the_job(fake, run_folder, tmp_path):
     from rlprof_ops.operate.find_job import Job
 
     file = run_folder.path / ".secrets" / "attach.env"
-    tail = ["bash", "-c", 'source "$0" && if [[ -n $1 ]]; then exec bash -c "$1"; else exec bash -i; fi', str(file), "nvidia-smi 'a b'"]
+    tail = [
+        "bash",
+        "-c",
+        'source "$0" && if [[ -n $1 ]]; then exec bash -c "$1"; else exec bash -i; fi',
+        str(file),
+        "nvidia-smi 'a b'",
+    ]
     start = ["--jobid=4711", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=n2", "--mpi=none"]
-    apptainer = ["apptainer", "exec", "--nv", "--bind", f"/d:/d,/opt/r:/opt/r,{run_folder.path}:{run_folder.path}", "i.sif"]
+    apptainer = [
+        "apptainer",
+        "exec",
+        "--nv",
+        "--bind",
+        f"/d:/d,/opt/r:/opt/r,{run_folder.path}:{run_folder.path}",
+        "i.sif",
+    ]
     node, argv = node_and_command(["1", "--", "nvidia-smi", "a b"])
     for variables, middle in (
         ("export CONTAINER=", []),
         ("export CONTAINER=img", ["--container-name=rlprof-4711.r1"]),
-        ("export CONTAINER=i.sif RLPROF_CONTAINER_RUNTIME=apptainer MOUNTS=/d:/d RLPROF_APPTAINER_ARGS=--nv RLPROF_HOME=/opt/r", apptainer),
+        (
+            (
+                "export CONTAINER=i.sif RLPROF_CONTAINER_RUNTIME=apptainer MOUNTS=/d:/d"
+                " RLPROF_APPTAINER_ARGS=--nv RLPROF_HOME=/opt/r"
+            ),
+            apptainer,
+        ),
     ):
         file.write_text(f"export RLPROF_JOB=4711.r1\n{variables}\n")
         line, env = into(Job("4711.r1", run_folder.path, None), node, argv, os.environ)
-        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            line, env=env, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL
+        )
         assert done.stdout.splitlines() == [*start, *middle, *tail]
     with pytest.raises(UsageError, match="a command goes after `--`"):
         node_and_command(["n1", "nvidia-smi"])
@@ -311,15 +384,17 @@ def test_the_dashboard_is_found_in_what_ray_said(fake, run_folder, capsys, tmp_p
 
 
 def tunnel_with_browser(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ssh that is slow to listen, waits for one caller and ends with 4, and a browser that writes down what it is given."""
+    """An ssh that is slow to listen, waits for one caller and ends with 4, and a browser that writes down
+    what it is given.
+    """
     ssh, browser = folder / "bin" / "ssh", folder / "bin" / "xdg-open"
     ssh.parent.mkdir()
     ssh.write_text(
-        f"#!{sys.executable}\nimport socket, sys, time\ntime.sleep(0.5)\n"
-        "port = int(sys.argv[sys.argv.index('-L') + 1].split(':')[1])\nserver = socket.create_server(('127.0.0.1', port))\n"
-        "server.settimeout(10)\nserver.accept()\ntime.sleep(0.5)\nsys.exit(4)\n"
+        f"#!{sys.executable}\nimport socket, sys, time\ntime.sleep(0.5)\nport ="
+        " int(sys.argv[sys.argv.index('-L') + 1].split(':')[1])\nserver = socket.create_server(('127.0.0.1',"
+        " port))\nserver.settimeout(10)\nserver.accept()\ntime.sleep(0.5)\nsys.exit(4)\n"
     )
-    browser.write_text(f"#!/bin/sh\necho \"$1\" > {folder}/opened\n")
+    browser.write_text(f'#!/bin/sh\necho "$1" > {folder}/opened\n')
     for tool in (ssh, browser):
         tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
@@ -328,8 +403,14 @@ def tunnel_with_browser(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_following_says_each_change_once_and_ends_with_the_job(fake, run_folder):
     said: list[str] = []
-    steps = iter([lambda: run_folder.record(), lambda: None, lambda: run_folder.record(cause="driver_exit", exit_code=7),
-                  lambda: fake.show("4711", "FAILED", ExitCode="7:0")])  # fmt: skip
+    steps = iter(
+        [
+            lambda: run_folder.record(),
+            lambda: None,
+            lambda: run_folder.record(cause="driver_exit", exit_code=7),
+            lambda: fake.show("4711", "FAILED", ExitCode="7:0"),
+        ]
+    )
     fake.show("4711", "PENDING", Reason="Resources")
     turns = [lambda: fake.show("4711", "RUNNING"), *steps]
     view = follow("4711", run_folder.path, Lines(said.append), sleep=lambda seconds: turns.pop(0)())

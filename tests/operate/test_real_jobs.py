@@ -1,4 +1,5 @@
-"""A new user at a login node of a real Slurm, with an installed rlprof: the story of docs/tutorial.md, which has its transcript.
+"""A new user at a login node of a real Slurm, with an installed rlprof: the story of docs/tutorial.md, which
+has its transcript.
 
 RLPROF_TRANSCRIPT=docs/tutorial.md pytest tests/operate/test_real_jobs.py   puts this run's transcript into the document.
 """
@@ -20,7 +21,13 @@ from tests.packaging.conftest import run, wheel
 
 __all__ = ["wheel"]  # a fixture
 
-pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(700)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.nsys,
+    pytest.mark.ray,
+    pytest.mark.torch,
+    pytest.mark.timeout(700),
+]
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 REQUEST = """\
 captures:
@@ -42,11 +49,26 @@ def user(slurm, wheel):
     """A new user: an empty folder on shared storage, and a virtual environment with Ray and the wheel."""
     place = slurm.shared / "venv"
     venv.create(place, with_pip=False, symlinks=True)
-    run(sys.executable, "-m", "pip", "--python", place / "bin/python", "install", "--no-deps", "--no-index", "--quiet", wheel)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        place / "bin/python",
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--quiet",
+        wheel,
+    )
     packages = next((place / "lib").glob("python*/site-packages"))
-    (packages / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")  # Ray and the rest, from where the tests have them
+    (packages / "tests.pth").write_text(
+        sysconfig.get_path("purelib") + "\n"
+    )  # Ray and the rest, from where the tests have them
     (place / "bin" / "ray").symlink_to(Path(sysconfig.get_path("scripts")) / "ray")
-    me = Login(slurm, slurm.shared / "me", f"{place}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", ["rlprof"])
+    me = Login(
+        slurm, slurm.shared / "me", f"{place}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", ["rlprof"]
+    )
     me.env["HOME"] = str(me.folder)
     return me
 
@@ -57,8 +79,21 @@ def test_a_new_users_first_day(slurm, user):
     me.type("init", "project")
     (me.folder / "profile.yaml").write_text(REQUEST)
     me.type("plan", "profile.yaml", *WORLD)
-    me.env |= {"LEFT_OVER": "1", "NRL_NSYS_WORKER_PATTERNS": "left over", "SEED": "7"}  # of which a job gets what it is given
-    common = ("-N", "3", "--gres=gpu:2", "--request", "profile.yaml", *WORLD, "--set", "RAY_LOG_SYNC_FREQUENCY=2")
+    me.env |= {
+        "LEFT_OVER": "1",
+        "NRL_NSYS_WORKER_PATTERNS": "left over",
+        "SEED": "7",
+    }  # of which a job gets what it is given
+    common = (
+        "-N",
+        "3",
+        "--gres=gpu:2",
+        "--request",
+        "profile.yaml",
+        *WORLD,
+        "--set",
+        "RAY_LOG_SYNC_FREQUENCY=2",
+    )
     first = me.type("submit", *common, "--wait", "--", *DEMO, "8", timeout=240)
     assert "5 captures planned: 5 ok" in first
     assert re.search(r"(?m)^report: .*/\d+-logs/report.html$", first)
@@ -127,8 +162,8 @@ def test_a_sites_defaults_reach_slurm(slurm):
     me.env["PYTHONPATH"] = str(Path(__file__).parents[2] / "python")
     site = slurm.shared / "site.env"
     site.write_text(
-        "SBATCH_JOB_NAME=a | b $c = \"d\"\nSBATCH_TIMELIMIT=30\nRLPROF_SBATCH_ARGS=--comment='{\"reaper\": {\"exempt\": \"60 min\"}}' -N1\n"
-        f"BASE_LOG_DIR={slurm.shared}/runs of all\n"
+        'SBATCH_JOB_NAME=a | b $c = "d"\nSBATCH_TIMELIMIT=30\nRLPROF_SBATCH_ARGS=--comment=\'{"reaper":'
+        f' {{"exempt": "60 min"}}}}\' -N1\nBASE_LOG_DIR={slurm.shared}/runs of all\n'
     )
     me.env |= {"RLPROF_SITE_ENV": str(site), "SBATCH_TIMELIMIT": "99", "SBATCH_PARTITION": "moon"}
     said = json.loads(me.type("submit", "--json", "--hold", "--time=10", "--", "true").splitlines()[-1])

@@ -1,4 +1,6 @@
-"""`rlprof submit`: the exact sbatch line and environment, and every mistake named before Slurm sees the job."""
+"""`rlprof submit`: the exact sbatch line and environment, and every mistake named before Slurm sees the
+job.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +38,59 @@ def sent(fake) -> tuple[list[str], dict[str, str]]:
 
 
 def test_the_line_is_an_argument_list_in_the_order_it_was_given(fake):
-    code = run("submit", "-N", "3", "--gpus-per-node", "8", "-p", "gpu x", "--comment=$(id) 'a'", "--exclusive", *ASKED, "--time=4:00:00",
-               "--", "python", "train.py", "--name", "it's $HOME")  # fmt: skip
+    code = run(
+        "submit",
+        "-N",
+        "3",
+        "--gpus-per-node",
+        "8",
+        "-p",
+        "gpu x",
+        "--comment=$(id) 'a'",
+        "--exclusive",
+        *ASKED,
+        "--time=4:00:00",
+        "--",
+        "python",
+        "train.py",
+        "--name",
+        "it's $HOME",
+    )
     argv, env = sent(fake)
 
     assert code == 0
     assert argv == [
-        "sbatch", "--parsable", "--export=ALL", "--job-name=rlprof", "-N", "3", "--gpus-per-node", "8", "-p", "gpu x",
-        "--comment=$(id) 'a'", "--exclusive", "--time=4:00:00", f"{home()}/ray.sub",
-    ]  # fmt: skip
+        "sbatch",
+        "--parsable",
+        "--export=ALL",
+        "--job-name=rlprof",
+        "-N",
+        "3",
+        "--gpus-per-node",
+        "8",
+        "-p",
+        "gpu x",
+        "--comment=$(id) 'a'",
+        "--exclusive",
+        "--time=4:00:00",
+        f"{home()}/ray.sub",
+    ]
     assert shlex.split(env["COMMAND"]) == ["python", "train.py", "--name", "it's $HOME"]
     asked = load_request(env=env)
     assert [str(spec.steps) for spec in asked.captures] == ["3:5,7"]
 
 
 def test_nothing_of_the_shell_goes_along_by_accident(fake, monkeypatch, capsys):
-    for name in ("RLPROF_STEPS", "COMMAND", "WANDB_API_KEY", "LD_LIBRARY_PATH", "SLURM_JOB_ID", "SBATCH_PARTITION", "SOMETHING", "NRL_NSYS_WORKER_PATTERNS"):
+    for name in (
+        "RLPROF_STEPS",
+        "COMMAND",
+        "WANDB_API_KEY",
+        "LD_LIBRARY_PATH",
+        "SLURM_JOB_ID",
+        "SBATCH_PARTITION",
+        "SOMETHING",
+        "NRL_NSYS_WORKER_PATTERNS",
+    ):
         monkeypatch.setenv(name, "left-over")
     monkeypatch.setenv("HF_TOKEN", "hf_secret_value")
     monkeypatch.setenv("SLURM_CONF", "/etc/other/slurm.conf")
@@ -64,17 +103,45 @@ def test_nothing_of_the_shell_goes_along_by_accident(fake, monkeypatch, capsys):
     assert env["HF_TOKEN"] == "hf_secret_value"
     assert env["NCCL_DEBUG"] == "INFO"
     assert (env["SLURM_CONF"], env["LC_ALL"]) == ("/etc/other/slurm.conf", "C.UTF-8")
-    allowed = {*prepare.FROM_SHELL, "LC_ALL", "HF_TOKEN", "NCCL_DEBUG", "COMMAND", "RLPROF_HOME", "RLPROF_VENV", "LC_CTYPE"}
+    allowed = {
+        *prepare.FROM_SHELL,
+        "LC_ALL",
+        "HF_TOKEN",
+        "NCCL_DEBUG",
+        "COMMAND",
+        "RLPROF_HOME",
+        "RLPROF_VENV",
+        "LC_CTYPE",
+    }
     assert set(env) <= allowed
     note = capsys.readouterr().err
-    for name in ("RLPROF_STEPS", "COMMAND", "WANDB_API_KEY", "LD_LIBRARY_PATH", "SBATCH_PARTITION", "NRL_NSYS_WORKER_PATTERNS"):
+    for name in (
+        "RLPROF_STEPS",
+        "COMMAND",
+        "WANDB_API_KEY",
+        "LD_LIBRARY_PATH",
+        "SBATCH_PARTITION",
+        "NRL_NSYS_WORKER_PATTERNS",
+    ):
         if name != "COMMAND":  # the command of this line stands in its place
             assert name in note
 
 
 def test_a_dry_run_shows_all_and_sends_nothing(fake, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", "hf_secret_value")
-    code = run("submit", "--dry-run", "-N2", "--set", "HF_TOKEN", "--", "env", "PASSWORD=hunter22", "python", "train.py", "hf_secret_value")
+    code = run(
+        "submit",
+        "--dry-run",
+        "-N2",
+        "--set",
+        "HF_TOKEN",
+        "--",
+        "env",
+        "PASSWORD=hunter22",
+        "python",
+        "train.py",
+        "hf_secret_value",
+    )
     out = capsys.readouterr().out
 
     assert code == 0
@@ -98,7 +165,9 @@ def test_a_dry_run_line_does_the_same_when_it_is_typed(fake, capsys, tmp_path):
 
     assert typed[0] == direct[0]
     shells_own = ("PWD", "SHLVL", "_", "OLDPWD", "LC_CTYPE")
-    assert {k: v for k, v in typed[1].items() if k not in shells_own} == {k: v for k, v in direct[1].items() if k not in shells_own}
+    assert {k: v for k, v in typed[1].items() if k not in shells_own} == {
+        k: v for k, v in direct[1].items() if k not in shells_own
+    }
 
 
 @pytest.mark.parametrize(
@@ -116,10 +185,16 @@ def test_a_dry_run_line_does_the_same_when_it_is_typed(fake, capsys, tmp_path):
         (["--set", "NOT_THERE"], "--set NOT_THERE: not set in this shell"),
         (["--set", "a-b=1"], "'a-b' is no name of a variable"),
         (["--set", "SBATCH_QOS=high"], "--set SBATCH_QOS: give sbatch's own option"),
-        (["--set", "PORT=abc", "--set", "RLPROF_READY_SECONDS=0"], "RLPROF_READY_SECONDS='0': expected a number"),
+        (
+            ["--set", "PORT=abc", "--set", "RLPROF_READY_SECONDS=0"],
+            "RLPROF_READY_SECONDS='0': expected a number",
+        ),
         (["--steps", "0:10", "--workers", "x"], "steps are counted from 1"),
         (["--request", "no-such.yaml"], "no-such.yaml"),
-        (["--steps", "3:5", "--workers", "x", "--framework", "verl"], "--framework verl adds the trainer's settings to its command"),
+        (
+            ["--steps", "3:5", "--workers", "x", "--framework", "verl"],
+            "--framework verl adds the trainer's settings to its command",
+        ),
     ],
 )
 def test_a_mistake_is_named_and_ends_with_2(fake, capsys, argv, message):
@@ -134,7 +209,9 @@ def test_what_sbatch_says_is_passed_on_with_the_nearest_option(fake, capsys):
     assert "Did you mean --partition?" in capsys.readouterr().err
     (fake.folder / "refused").write_text("sbatch: error: invalid partition specified: moon")
     assert run("submit", "--partition=moon", "--", "true") == 1
-    assert "sbatch refused the job: sbatch: error: invalid partition specified: moon" in capsys.readouterr().err
+    assert (
+        "sbatch refused the job: sbatch: error: invalid partition specified: moon" in capsys.readouterr().err
+    )
 
 
 def test_without_slurm_it_says_so(fake, monkeypatch, capsys):
@@ -146,7 +223,8 @@ def test_without_slurm_it_says_so(fake, monkeypatch, capsys):
 def test_a_site_gives_sbatch_its_defaults_and_a_flag_wins(fake, tmp_path, monkeypatch, capsys):
     site = tmp_path / "east.env"
     site.write_text(
-        "SBATCH_PARTITION=gpu long\nSBATCH_ACCOUNT=rl\nRLPROF_SBATCH_ARGS=--comment='{\"reaper\": {\"exempt\": \"60\"}}' --exclude=n9\n"
+        'SBATCH_PARTITION=gpu long\nSBATCH_ACCOUNT=rl\nRLPROF_SBATCH_ARGS=--comment=\'{"reaper": {"exempt":'
+        ' "60"}}\' --exclude=n9\n'
         f"BASE_LOG_DIR={tmp_path}/runs\nNCCL_IB_HCA=mlx5\nRLPROF_STEPS=1:2\nRLPROF_WORKERS=x\nRLPROF_REDY_SECONDS=3\n"
     )
     monkeypatch.setenv("RLPROF_SITE_ENV", str(site))
@@ -185,7 +263,20 @@ def test_a_sites_file_that_is_not_there(fake, monkeypatch, capsys):
 
 
 def test_verl_gets_its_overrides_after_the_command(fake):
-    assert run("submit", *ASKED, "--framework", "verl", "--", "python3", "-m", "verl.trainer.main_ppo", "trainer.nnodes=2") == 0
+    assert (
+        run(
+            "submit",
+            *ASKED,
+            "--framework",
+            "verl",
+            "--",
+            "python3",
+            "-m",
+            "verl.trainer.main_ppo",
+            "trainer.nnodes=2",
+        )
+        == 0
+    )
     _, env = sent(fake)
     words = shlex.split(env["COMMAND"])
 
@@ -213,7 +304,12 @@ def test_nemo_rl_gets_its_variables_and_what_it_cannot_do_is_said(fake, capsys):
     ("nemo_rl", "*policy*", "nemo_rl"), ("verl-legacy", "actor", "verl"), ("rlinf", "ActorGroup", "rlinf"),
 ])  # fmt: skip
 def test_a_framework_chooses_its_trainers_settings(fake, framework, workers, trainer):
-    assert run("submit", "--steps", "3:5", "--workers", workers, "--framework", framework, "--", "python", "x.py") == 0
+    assert (
+        run(
+            "submit", "--steps", "3:5", "--workers", workers, "--framework", framework, "--", "python", "x.py"
+        )
+        == 0
+    )
     assert sent(fake)[1]["RLPROF_TRAINER"] == trainer
     (fake.folder / "calls.jsonl").unlink()
     given = ("--set", "RLPROF_TRAINER=verl", "--steps", "3:5", "--workers", workers)
@@ -226,7 +322,9 @@ def test_two_clusters_side_by_side(fake, tmp_path, monkeypatch):
         (tmp_path / f"{name}.env").write_text(f"SBATCH_PARTITION={name}\nBASE_LOG_DIR={tmp_path}/{name}\n")
         monkeypatch.setenv("RLPROF_SITE_ENV", str(tmp_path / f"{name}.env"))
         assert run("submit", "--", "true") == 0
-        assert [call["env"]["SBATCH_PARTITION"] for call in fake.calls if call["argv"][0] == "sbatch"][-1] == name
+        assert [call["env"]["SBATCH_PARTITION"] for call in fake.calls if call["argv"][0] == "sbatch"][
+            -1
+        ] == name
     # Both have a job 4711: the site that is chosen now says which is meant.
     for name in ("east", "west"):
         monkeypatch.setenv("RLPROF_SITE_ENV", str(tmp_path / f"{name}.env"))
@@ -235,7 +333,21 @@ def test_two_clusters_side_by_side(fake, tmp_path, monkeypatch):
 
 def test_the_job_is_remembered_and_its_secrets_are_not(fake, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("WANDB_API_KEY", "key-of-the-shell")
-    assert run("submit", "-N2", "--set", "WANDB_API_KEY", "--set", "MY_TOKEN=typed-token", "--set", "SEED=3", "--", "true") == 0
+    assert (
+        run(
+            "submit",
+            "-N2",
+            "--set",
+            "WANDB_API_KEY",
+            "--set",
+            "MY_TOKEN=typed-token",
+            "--set",
+            "SEED=3",
+            "--",
+            "true",
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     folder = Path.cwd() / "4711-logs"
     record = folder / ".secrets" / "submit.json"
@@ -266,7 +378,23 @@ def test_the_virtual_environment_is_a_said_guess(fake, capsys):
 
 def test_words_before_the_dashes():
     options = {"--request": True, "--wait": False, "-h": False}
-    words = sbatch_options.split(["-N", "3", "--wait", "--request=a", "--request", "b", "-Jname", "--nice", "--foo-bar", "x", "--", "--wait"], options)
+    words = sbatch_options.split(
+        [
+            "-N",
+            "3",
+            "--wait",
+            "--request=a",
+            "--request",
+            "b",
+            "-Jname",
+            "--nice",
+            "--foo-bar",
+            "x",
+            "--",
+            "--wait",
+        ],
+        options,
+    )
     assert words.ours == ("--wait", "--request=a", "--request", "b")
     assert words.sbatch == ("-N", "3", "-Jname", "--nice", "--foo-bar", "x")
     assert words.command == ("--wait",)
@@ -277,7 +405,11 @@ def test_the_carried_request_is_the_lowest_layer(tmp_path):
     file = tmp_path / "profile.yaml"
     file.write_text("captures: [{workers: b, steps: '4'}]")
     env = {"RLPROF_REQUEST_JSON": carried}
-    for more, worker in (({}, "a"), ({"RLPROF_REQUEST": str(file)}, "b"), ({"RLPROF_STEPS": "5", "RLPROF_WORKERS": "c"}, "c")):
+    for more, worker in (
+        ({}, "a"),
+        ({"RLPROF_REQUEST": str(file)}, "b"),
+        ({"RLPROF_STEPS": "5", "RLPROF_WORKERS": "c"}, "c"),
+    ):
         assert load_request(env=env | more).captures[0].workers == (worker,)
     with pytest.raises(RequestError, match="RLPROF_REQUEST_JSON"):
         load_request(env={"RLPROF_REQUEST_JSON": "{"})

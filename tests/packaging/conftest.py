@@ -15,14 +15,37 @@ from pathlib import Path
 import pytest
 
 HOME = Path(__file__).parents[2]
-PARTS = ("python", "scripts", "env", "ray.sub", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
+PARTS = (
+    "python",
+    "scripts",
+    "env",
+    "ray.sub",
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+)
 NEEDED = ("click", "yaml", "_yaml")  # the modules of what pyproject.toml lists under dependencies
 
 
 def run(*argv: str | Path, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     """Run and return it, output as text; a failure shows both streams."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RLPROF_HOME", "VIRTUAL_ENV")}
-    done = subprocess.run(list(map(str, argv)), cwd=cwd, env=clean | env, capture_output=True, text=True, timeout=240, check=False)
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "RLPROF_HOME", "VIRTUAL_ENV")
+    }
+    done = subprocess.run(
+        list(map(str, argv)),
+        cwd=cwd,
+        env=clean | env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, f"{argv}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -45,7 +68,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(folder)
-    run(sys.executable, "-c", build.format("wheel", folder), cwd=folder / archive.name.removesuffix(".tar.gz"))
+    run(
+        sys.executable, "-c", build.format("wheel", folder), cwd=folder / archive.name.removesuffix(".tar.gz")
+    )
     [built] = folder.glob("*.whl")
     return built
 
@@ -56,7 +81,18 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("empty") / "venv"
     venv.create(folder, with_pip=False, symlinks=True)
     packages = next((folder / "lib").glob("python*/site-packages"))
-    run(sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--no-deps", "--no-index", "--quiet", wheel)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        folder / "bin/python",
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--quiet",
+        wheel,
+    )
     link_needed(packages)
     return folder / "bin"
 
@@ -76,12 +112,21 @@ def other_python() -> Callable[[str], str]:
     """`other_python("3.13")`: an interpreter of that version, or a skip that says where it was looked for."""
 
     def find(version: str) -> str:
-        places = [f"{home}/versions/{version}*/bin/python" for home in (os.environ.get("PYENV_ROOT", "~/.pyenv"), "/opt/pyenv")]
+        places = [
+            f"{home}/versions/{version}*/bin/python"
+            for home in (os.environ.get("PYENV_ROOT", "~/.pyenv"), "/opt/pyenv")
+        ]
         found = shutil.which(f"python{version}")
         candidates = [found] if found else []
         candidates += [path for place in places for path in sorted(glob.glob(os.path.expanduser(place)))]
         for candidate in candidates:  # a pyenv shim may stand there and do nothing
-            said = subprocess.run([candidate, "-c", "import sys; print(sys.version)"], capture_output=True, text=True, timeout=20, check=False)
+            said = subprocess.run(
+                [candidate, "-c", "import sys; print(sys.version)"],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=False,
+            )
             if said.stdout.startswith(version):
                 return candidate
         pytest.skip(f"no Python {version} (looked for python{version} on PATH and in {', '.join(places)})")

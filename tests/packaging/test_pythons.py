@@ -10,7 +10,13 @@ import pytest
 from tests.packaging.conftest import HOME, link_needed, run
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-TESTS = ("tests/request/test_core.py", "tests/request/test_rules.py", "tests/backends", "tests/runtime/test_steps.py", "tests/runtime/test_profiler.py")
+TESTS = (
+    "tests/request/test_core.py",
+    "tests/request/test_rules.py",
+    "tests/backends",
+    "tests/runtime/test_steps.py",
+    "tests/runtime/test_profiler.py",
+)
 # All modules but those of packages that this place may lack; what those import is listed, not hidden.
 IMPORT_ALL = """
 import importlib, pathlib, sys
@@ -49,9 +55,24 @@ def test_the_rules_hold(version, other_python, tmp_path):
     python = other_python(version)
     run(python, "-m", "venv", tmp_path / "venv")
     pip = [tmp_path / "venv/bin/pip", "install", "--quiet", "--disable-pip-version-check"]
-    got = subprocess.run([*pip, "click", "pyyaml", "pytest", "pytest-timeout", "hypothesis"], capture_output=True, text=True, timeout=180, check=False)
+    got = subprocess.run(
+        [*pip, "click", "pyyaml", "pytest", "pytest-timeout", "hypothesis"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
     if got.returncode:
         pytest.skip(f"pip of Python {version} cannot get pytest: {got.stderr.strip().splitlines()[-1:]}")
     options = ["-q", "-p", "no:cacheprovider", "-m", "not nsys and not ray and not torch and not slurm"]
-    tests = run(tmp_path / "venv/bin/python", "-m", "pytest", *options, *TESTS, cwd=HOME, PYTHONDONTWRITEBYTECODE="1", RLPROF_TESTS_REQUIRE="")
+    tests = run(
+        tmp_path / "venv/bin/python",
+        "-m",
+        "pytest",
+        *options,
+        *TESTS,
+        cwd=HOME,
+        PYTHONDONTWRITEBYTECODE="1",
+        RLPROF_TESTS_REQUIRE="",
+    )
     assert " passed" in tests.stdout

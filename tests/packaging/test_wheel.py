@@ -1,4 +1,6 @@
-"""`pip install .` gives the whole thing: the command line, ray.sub with its scripts and knobs, and `rlprof init`."""
+"""`pip install .` gives the whole thing: the command line, ray.sub with its scripts and knobs, and `rlprof
+init`.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,27 @@ def test_the_command_line_in_an_empty_environment(installed):
     commands = run(installed / "rlprof", "--help").stdout.partition("Commands:")[2].split("\n")
     for line in filter(str.strip, commands):
         run(installed / "rlprof", line.split()[0], "--help")
-    home = run(installed / "python", "-c", "from rlprof_ops.job import knobs; print(knobs.home())").stdout.strip()
+    home = run(
+        installed / "python", "-c", "from rlprof_ops.job import knobs; print(knobs.home())"
+    ).stdout.strip()
     assert (Path(home) / "ray.sub").is_file() and home.endswith("rlprof_ops/job")
 
 
 def test_the_door_shows_the_package_and_not_its_neighbours(installed, tmp_path):
     """PYTHONPATH=<home>/python: what ray.sub sets for the trainer's Python, which has another environment."""
     code = "from rlprof_ops.job import knobs; import sys; print(knobs.import_path()); import click"
-    door = run(installed / "python", "-c", "from rlprof_ops.job import knobs; print(knobs.import_path())").stdout.strip()
+    door = run(
+        installed / "python", "-c", "from rlprof_ops.job import knobs; print(knobs.import_path())"
+    ).stdout.strip()
     python = Path(run(installed / "python", "-c", "import sys; print(sys._base_executable)").stdout.strip())
-    done = subprocess.run([python, "-S", "-c", code], env={"PYTHONPATH": door}, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [python, "-S", "-c", code],
+        env={"PYTHONPATH": door},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.stdout.strip() == door
     assert "No module named 'click'" in done.stderr
 
@@ -55,10 +68,22 @@ def test_a_project(installed, tmp_path):
     run("bash", "-n", project / "ray.sub")
     for script in (project / "scripts").rglob("*.sh"):
         run("bash", "-n", script)
-    shown = run(installed / "rlprof", "plan", project / "profile.yaml", "--world", "policy_worker=8,generation_worker=1", "--json")
+    shown = run(
+        installed / "rlprof",
+        "plan",
+        project / "profile.yaml",
+        "--world",
+        "policy_worker=8,generation_worker=1",
+        "--json",
+    )
     assert json.loads(shown.stdout)
     # What ray.sub runs before anything else, with the project's own copy of the package.
-    base = {"PYTHONPATH": str(project / "python"), "RLPROF_HOME": str(project), "RLPROF_REQUEST": str(project / "profile.yaml"), "CUDA_VISIBLE_DEVICES": "0"}
+    base = {
+        "PYTHONPATH": str(project / "python"),
+        "RLPROF_HOME": str(project),
+        "RLPROF_REQUEST": str(project / "profile.yaml"),
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
     run(installed / "python", "-m", "rlprof_ops.submit.preflight", **base)
     where = run(installed / "python", "-c", "import rlprof_ops; print(rlprof_ops.__file__)", **base).stdout
     assert where.startswith(str(project))
@@ -71,7 +96,13 @@ def test_a_project_keeps_what_its_user_changed(installed, tmp_path):
     assert "kept as it is: profile.yaml" in run(installed / "rlprof", "init", "--no-package", tmp_path).stdout
 
     (tmp_path / "ray.sub").write_text("changed\n")
-    refused = subprocess.run([installed / "rlprof", "init", "--no-package", tmp_path], capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run(
+        [installed / "rlprof", "init", "--no-package", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert refused.returncode == 2 and "ray.sub differ" in refused.stderr
     assert (tmp_path / "ray.sub").read_text() == "changed\n"
 

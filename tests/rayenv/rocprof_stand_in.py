@@ -1,9 +1,10 @@
 """A stand-in for rocprofiler-systems' Python front end, for machines without an AMD GPU.
 
-It has the real one's rules, as far as a launcher meets them: the bash script's own choice of interpreter and its
-unquoted `eval`; the options and their arity; a script after `--`; exit code 0 whatever the script does, 2 for an unknown
-option; names from OUTPUT_PATH, OUTPUT_PREFIX and USE_PID; a metadata file with the whole environment; recording only
-between start_trace and stop_trace when INIT_ENABLED is off. The "trace" is text: one line a recorded section.
+It has the real one's rules, as far as a launcher meets them: the bash script's own choice of interpreter and
+its unquoted `eval`; the options and their arity; a script after `--`; exit code 0 whatever the script does, 2
+for an unknown option; names from OUTPUT_PATH, OUTPUT_PREFIX and USE_PID; a metadata file with the whole
+environment; recording only between start_trace and stop_trace when INIT_ENABLED is off. The "trace" is text:
+one line a recorded section.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ echo "##### rocprof-sys :: executing '${PYTHON_EXECUTABLE} -m rocprofsys $@'... 
 eval ${PYTHON_EXECUTABLE} -m rocprofsys $@
 """
 
-MAIN = r'''
+MAIN = r"""
 import argparse, os, sys, traceback
 from . import core
 
@@ -67,9 +68,9 @@ def main():
 
 main()
 core.finalize()
-'''
+"""
 
-CORE = r'''
+CORE = r"""
 import atexit, json, os, time
 env = os.environ.get
 state = {"on": False, "since": 0, "sections": [], "options": None, "done": False}
@@ -104,7 +105,7 @@ def finalize():
         json.dump({"pid": os.getpid(), "options": state["options"], "sections": state["sections"]}, trace)
     with open(f"{folder}/{prefix}metadata{suffix}.json", "w") as metadata:
         json.dump({"environment": dict(os.environ)}, metadata)
-'''
+"""
 
 USER = "from .core import start as start_trace, stop as stop_trace\n"
 

@@ -1,4 +1,6 @@
-"""Real Ray and real nsys: what a profiled actor creates. Children that nobody selected, and the inner workers of an engine."""
+"""Real Ray and real nsys: what a profiled actor creates. Children that nobody selected, and the inner
+workers of an engine.
+"""
 
 import json
 import os
@@ -102,16 +104,27 @@ def job(tmp_path_factory):
     ]})  # fmt: skip
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "RAY_", "NRL_"))}
     env |= rayenv.environment() | {
-        "PYTHONPATH": os.pathsep.join(sys.path), "RLPROF_JOB": "78", "RLPROF_NODE": "n1", "RLPROF_NODE_DIR": str(node_dir),
-        "RLPROF_REQUEST_JSON": request.to_json(), "RAY_AUTH_MODE": "disabled",
-    }  # fmt: skip
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "RLPROF_JOB": "78",
+        "RLPROF_NODE": "n1",
+        "RLPROF_NODE_DIR": str(node_dir),
+        "RLPROF_REQUEST_JSON": request.to_json(),
+        "RAY_AUTH_MODE": "disabled",
+    }
     try:
-        done = subprocess.run([sys.executable, "-c", DRIVER, ray_dir], env=env, capture_output=True, text=True, timeout=240)
-        log = "".join(path.read_text(errors="replace")[-3000:] for path in Path(ray_dir).glob("session_latest/logs/runtime_env_*.log"))
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, ray_dir], env=env, capture_output=True, text=True, timeout=240
+        )
+        log = "".join(
+            path.read_text(errors="replace")[-3000:]
+            for path in Path(ray_dir).glob("session_latest/logs/runtime_env_*.log")
+        )
     finally:
         shutil.rmtree(ray_dir, ignore_errors=True)
     assert done.returncode == 0, done.stdout + done.stderr + log
-    said = next(line for line in done.stdout.splitlines() if line.startswith("SAID "))  # Ray warns of many workers there
+    said = next(
+        line for line in done.stdout.splitlines() if line.startswith("SAID ")
+    )  # Ray warns of many workers there
     return json.loads(said[5:]), node_dir
 
 
@@ -143,7 +156,10 @@ def test_inner_workers_of_an_engine_have_ranks_of_their_own(job):
     assert sorted(one["ours"] for one in second["inner"]) == ["2", "3"]
     assert [one["nsys"] for one in first["inner"]] == ["", ""], "not selected"
     assert all(one["nsys"] for one in second["inner"])
-    reports = sorted(path.relative_to(node_dir).as_posix() for path in node_dir.glob("inplace/nsight/vllm_tp_worker/*/*"))
+    reports = sorted(
+        path.relative_to(node_dir).as_posix() for path in node_dir.glob("inplace/nsight/vllm_tp_worker/*/*")
+    )
     assert reports == sorted(
-        f"inplace/nsight/vllm_tp_worker/rank{one['ours']}/vllm_tp_worker_rank{one['ours']}_step3-4_n1_{one['pid']}.nsys-rep" for one in second["inner"]
+        f"inplace/nsight/vllm_tp_worker/rank{one['ours']}/vllm_tp_worker_rank{one['ours']}_step3-4_n1_{one['pid']}.nsys-rep"
+        for one in second["inner"]
     )

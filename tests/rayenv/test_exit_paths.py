@@ -1,4 +1,6 @@
-"""Every way a Ray worker can end, by `ray.sub` on real nodes: windows that had ended are home, in both ways to take them."""
+"""Every way a Ray worker can end, by `ray.sub` on real nodes: windows that had ended are home, in both
+ways to take them.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from tests.whole_job.jobs import Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(400)]
 
-# In the second window, which is open, each worker ends in the way of its rank; the driver or Ray itself ends with those left.
+# In the second window, which is open, each worker ends in the way of its rank; the driver or Ray itself ends
+# with those left.
 WAYS = {0: "ray.kill", 1: "__ray_terminate__", 2: "out of scope", 3: "the end of the job"}
-TRAINER = r'''
+TRAINER = r"""
 import glob, os, signal, subprocess, sys, time
 import ray
 from rlprof_ops.runtime import profiler
@@ -51,7 +54,7 @@ while time.monotonic() < until and not glob.glob(glob.escape(sys.argv[2]) + "/no
 subprocess.run([sys.executable, "-c", "from ray.scripts.scripts import main; main()", "stop"], timeout=60)
 time.sleep(5)
 sys.exit(9)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +72,9 @@ def jobs(slurm_sandbox):
 
     def sent(*arguments: str) -> Job:
         command = shlex.join(["python", str(trainer), *arguments])
-        return Job.submit(slurm_sandbox, nodes=1, COMMAND=command, RLPROF_REQUEST=str(request), RAY_LOG_SYNC_FREQUENCY="2")
+        return Job.submit(
+            slurm_sandbox, nodes=1, COMMAND=command, RLPROF_REQUEST=str(request), RAY_LOG_SYNC_FREQUENCY="2"
+        )
 
     crash = sent("crash")
     both = {"crash": crash, "ray stop": sent("ray stop", str(crash.run))}
@@ -87,4 +92,6 @@ def test_a_window_that_had_ended_is_home(jobs, end, rank, kind):
     assert "LEFT [3, 3]" in (job.run / "logs/driver.log").read_text(), job.say()
     assert captures[kind, rank, 3].state in ("ok", "recovered"), (captures[kind, rank, 3], job.say())
     second = captures[kind, rank, 6]
-    assert second.state in ("ok", "recovered") or second.reason, "what was open is there, or it is said why not"
+    assert second.state in ("ok", "recovered") or second.reason, (
+        "what was open is there, or it is said why not"
+    )

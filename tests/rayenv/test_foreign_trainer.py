@@ -1,4 +1,6 @@
-"""A trainer that sets Ray's own `nsight` key and calls nothing of ours: stock Ray cannot start it here, a job of ours can."""
+"""A trainer that sets Ray's own `nsight` key and calls nothing of ours: stock Ray cannot start it here, a
+job of ours can.
+"""
 
 import json
 import os
@@ -18,7 +20,7 @@ pytestmark = [
 ]
 
 # What NeMo RL puts on a policy worker and verl on any, but for what needs a GPU or rights.
-TRAINER = r'''
+TRAINER = r"""
 import os, sys, time
 import ray
 
@@ -46,7 +48,7 @@ for worker in workers:
         sys.exit()
 # An orderly end, as trainers have it: what a killed process had not handed to nsys yet is lost. nsys still writes then.
 ray.wait([worker.__ray_terminate__.remote() for worker in workers], num_returns=3, timeout=30)
-'''
+"""
 
 
 @pytest.fixture
@@ -57,21 +59,30 @@ def trainer(tmp_path):
 
 
 def test_stock_ray_never_starts_it_where_there_is_no_python_command(trainer, tmp_path):
-    path = os.pathsep.join(d for d in ("/usr/local/bin", "/usr/bin", "/bin") if not os.path.exists(f"{d}/python"))
+    path = os.pathsep.join(
+        d for d in ("/usr/local/bin", "/usr/bin", "/bin") if not os.path.exists(f"{d}/python")
+    )
     if shutil.which("python", path=path) or not shutil.which("nsys", path=path):
         pytest.skip("needs nsys, and no `python`, in the system's folders")
     options = {"num_cpus": 1, "include_dashboard": False, "_temp_dir": f"/tmp/rlprof-f{os.getpid()}"}
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "RAY_"))}
     env |= {"PATH": path, "RAY_AUTH_MODE": "disabled"}
     try:
-        done = subprocess.run([sys.executable, trainer, repr(options), "10"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, trainer, repr(options), "10"],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
     finally:
         shutil.rmtree(options["_temp_dir"], ignore_errors=True)
 
     assert done.stdout == "never|started|\n", (done.stdout, done.stderr)
 
 
-STOCK = r'''
+STOCK = r"""
 import os, sys, time
 import ray
 
@@ -86,16 +97,26 @@ kept = Worker.options(runtime_env={"nsight": options, "py_executable": f"{sys.ex
 print("utf8", ray.get(kept.utf8.remote(), timeout=60), flush=True)
 odd = Worker.options(runtime_env={"nsight": {**options, "nvtx-domain-exclude": f"a|b$(touch {sys.argv[2]})"}}).remote()
 print("started", bool(ray.wait([odd.utf8.remote()], timeout=15)[0]), flush=True)
-'''
+"""
 
 
 def test_stock_ray_drops_py_executable_and_runs_an_option_in_a_shell(tmp_path):
     """What test_real_workers.py and test_trainer_job.py show to work with us."""
     folder, touched = f"/tmp/rlprof-o{os.getpid()}", tmp_path / "touched"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "RAY_"))}
-    env |= {"PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]), "RAY_AUTH_MODE": "disabled"}
+    env |= {
+        "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]),
+        "RAY_AUTH_MODE": "disabled",
+    }
     try:
-        done = subprocess.run([sys.executable, "-c", STOCK, folder, touched], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(
+            [sys.executable, "-c", STOCK, folder, touched],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=150,
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -107,19 +128,32 @@ def test_in_a_job_of_ours_it_runs_and_its_reports_come_home_by_name(trainer, tmp
     from rlprof_ops.demo.local_job import run_local
 
     request = tmp_path / "profile.yaml"
-    request.write_text("captures: [{backend: nsight, workers: [dtensor_policy_worker], ranks: [0], steps: '3:5'}]")
+    request.write_text(
+        "captures: [{backend: nsight, workers: [dtensor_policy_worker], ranks: [0], steps: '3:5'}]"
+    )
     for name in [name for name in os.environ if name.startswith(("RLPROF_", "RAY_"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("PATH", os.pathsep.join(d for d in os.environ["PATH"].split(os.pathsep) if not os.path.exists(f"{d}/python")))
+    monkeypatch.setenv(
+        "PATH",
+        os.pathsep.join(d for d in os.environ["PATH"].split(os.pathsep) if not os.path.exists(f"{d}/python")),
+    )
     lines = []
     command = shlex.join([sys.executable, str(trainer), "{}", "90"])
 
-    result = run_local(tmp_path, {"COMMAND": command, "RLPROF_REQUEST": str(request), "RAY_LOG_SYNC_FREQUENCY": "2"}, lines.append)
+    result = run_local(
+        tmp_path,
+        {"COMMAND": command, "RLPROF_REQUEST": str(request), "RAY_LOG_SYNC_FREQUENCY": "2"},
+        lines.append,
+    )
 
     seen = [line.split("|") for line in lines if "|" in line and "/" in line]
     assert result.exit_code == 0, lines
     assert [python for python, _, _ in seen] == [sys.executable] * 3, lines
-    assert [parent.startswith("nsys") for _, _, parent in seen] == [True, False, True], "rank 1 is not selected"
+    assert [parent.startswith("nsys") for _, _, parent in seen] == [
+        True,
+        False,
+        True,
+    ], "rank 1 is not selected"
     manifest = json.loads((result.run.path / "manifest.json").read_text())
     states = {(c["worker"], c["rank"]): c["state"] for c in manifest["captures"]}
     assert states == {("dtensor_policy_worker", 0): "ok"}, manifest

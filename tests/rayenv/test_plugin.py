@@ -29,9 +29,9 @@ def node(monkeypatch, tmp_path):
     fake.parent.mkdir()
     # Stands in for nsys: shows what it was given, then runs the program as nsys would.
     fake.write_text(
-        '#!/bin/bash\nprintf "%s\\n" "$RLPROF_NSYS_SESSION" "$TMPDIR" "$@"\n'
-        'left=$(cat "$0.fails" 2> /dev/null || echo 0); [ "$left" = 0 ] || { echo $((left - 1)) > "$0.fails"; echo "End of file" >&2; exit 3; }\n'
-        'until [ "$1" = /bin/sh ]; do shift; done; exec "$@"\n'
+        '#!/bin/bash\nprintf "%s\\n" "$RLPROF_NSYS_SESSION" "$TMPDIR" "$@"\nleft=$(cat "$0.fails" 2>'
+        ' /dev/null || echo 0); [ "$left" = 0 ] || { echo $((left - 1)) > "$0.fails"; echo "End of file" >&2;'
+        ' exit 3; }\nuntil [ "$1" = /bin/sh ]; do shift; done; exec "$@"\n'
     )
     fake.chmod(0o755)
 
@@ -70,25 +70,45 @@ def test_a_selected_worker_is_wrapped_and_its_interpreter_text_is_kept(node):
 
     made = modify({"worker": "dtensor_policy_worker", "rank": 3}, "uv run --project '/a b' python")
 
-    assert made.py_executable.endswith(" rlprof-4711.r1-dtensor_policy_worker-r3- continue 2 -t nvtx uv run --project '/a b' python")
+    assert made.py_executable.endswith(
+        " rlprof-4711.r1-dtensor_policy_worker-r3- continue 2 -t nvtx uv run --project '/a b' python"
+    )
     made.env_vars.pop(HOOK_VARIABLE, None)
-    assert made.env_vars == {"MINE": "1", "NCCL_DEBUG": "INFO", "RLPROF_WORKER": "dtensor_policy_worker", "RLPROF_RANK": "3"}
+    assert made.env_vars == {
+        "MINE": "1",
+        "NCCL_DEBUG": "INFO",
+        "RLPROF_WORKER": "dtensor_policy_worker",
+        "RLPROF_RANK": "3",
+    }
     assert (tmp_path / "node dir's" / "tmp").is_dir()
 
 
 def test_bash_hands_nsys_exactly_what_was_meant(node):
     """As Ray's `exec_worker` runs it: hostile option values and worker names arrive as single words."""
     tmp_path = node()
-    hostile = SimpleNamespace(options={"t": "nvtx", "nvtx-capture": "a|b;$(touch pwned) 'c'"}, flags=("python-backtrace",))
+    hostile = SimpleNamespace(
+        options={"t": "nvtx", "nvtx-capture": "a|b;$(touch pwned) 'c'"}, flags=("python-backtrace",)
+    )
     prefix = command.session_prefix("x; policy $HOME", None, os.environ)
 
-    text = command.wrapped(shlex.quote(sys.executable), prefix, hostile, os.environ, os.environ["RLPROF_NSYS"])
-    done = subprocess.run(["bash", "-c", f"exec {text} -c pass"], capture_output=True, text=True, cwd=tmp_path, timeout=30)
+    text = command.wrapped(
+        shlex.quote(sys.executable), prefix, hostile, os.environ, os.environ["RLPROF_NSYS"]
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"exec {text} -c pass"], capture_output=True, text=True, cwd=tmp_path, timeout=30
+    )
 
     session, tmp, *argv = done.stdout.splitlines()
     assert re.fullmatch(r"rlprof-4711\.r1-x--policy--HOME-r0-\d+-1", session)
     assert tmp == str(tmp_path / "node dir's" / "tmp")
-    assert argv[:6] == ["launch", f"--session-new={session}", "-t", "nvtx", "--nvtx-capture=a|b;$(touch pwned) 'c'", "--python-backtrace"]
+    assert argv[:6] == [
+        "launch",
+        f"--session-new={session}",
+        "-t",
+        "nvtx",
+        "--nvtx-capture=a|b;$(touch pwned) 'c'",
+        "--python-backtrace",
+    ]
     assert argv[-3:] == [sys.executable, "-c", "pass"]
     assert list((tmp_path / "node dir's" / "tmp").iterdir()) == []
     assert not (tmp_path / "pwned").exists()
@@ -99,11 +119,22 @@ def test_an_nsys_that_hangs_before_the_worker_began_is_ended(node, monkeypatch):
     tmp_path = node()
     nsys = tmp_path / "bin dir" / "nsys"
     text = nsys.read_text()
-    nsys.write_text(text.replace('until [ "$1"', '[ -e "$0.hung" ] || { touch "$0.hung"; until [ "$1" = /bin/sh ]; do shift; done; (sleep 3; "$@") & exec sleep 600; }\nuntil [ "$1"'))
+    nsys.write_text(
+        text.replace(
+            'until [ "$1"',
+            '[ -e "$0.hung" ] || { touch "$0.hung"; until [ "$1" = /bin/sh ]; do shift; done; (sleep 3; "$@")'
+            ' & exec sleep 600; }\nuntil [ "$1"',
+        )
+    )
     monkeypatch.setattr(command, "_patience", lambda env: "1")
     made = modify({"worker": "policy_worker", "rank": 0}, shlex.quote(sys.executable))
     program = f"open({str(tmp_path / 'ran')!r}, 'a').write('x'); import sys; sys.exit(7)"
-    done = subprocess.run(["bash", "-c", f"exec {made.py_executable} -c {shlex.quote(program)}"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        ["bash", "-c", f"exec {made.py_executable} -c {shlex.quote(program)}"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
 
     assert done.returncode == 7, done.stderr
     assert "rlprof: nsys launch hung for 1 s before the worker began (try 1 of 3)" in done.stderr
@@ -119,8 +150,16 @@ def test_an_nsys_that_ends_before_the_worker_began_is_tried_again(node, fails, o
     tmp_path = node(on_error=on_error)
     (tmp_path / "bin dir" / "nsys.fails").write_text(str(fails))
     made = modify({"worker": "policy_worker", "rank": 0}, shlex.quote(sys.executable))
-    program = "import os, sys; print('unprofiled' if os.environ.get('RLPROF_NOT_WRAPPED') else 'session', os.environ.get('RLPROF_NSYS_SESSION')); sys.exit(7)"
-    done = subprocess.run(["bash", "-c", f"exec {made.py_executable} -c {shlex.quote(program)}"], capture_output=True, text=True, timeout=30)
+    program = (
+        "import os, sys; print('unprofiled' if os.environ.get('RLPROF_NOT_WRAPPED') else 'session',"
+        " os.environ.get('RLPROF_NSYS_SESSION')); sys.exit(7)"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"exec {made.py_executable} -c {shlex.quote(program)}"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
 
     assert done.returncode == code, done.stderr
     last = done.stdout.splitlines()[-1]
@@ -162,10 +201,11 @@ def test_a_missing_nsys_fails_the_worker_when_asked_to(node, monkeypatch):
     with pytest.raises(RuntimeError) as caught:
         modify({"worker": "policy_worker", "rank": 0})
 
-    assert str(caught.value) == (
-        "rlprof: no nsys on node gpu012 for worker 'policy_worker' rank 0: RLPROF_NSYS='/nowhere/nsys' is no program. Install "
-        "nsight-systems-cli there (or in the container), set RLPROF_NSYS to it, or set `on_error: continue` in the "
-        "request to train unprofiled"
+    assert (
+        str(caught.value)
+        == "rlprof: no nsys on node gpu012 for worker 'policy_worker' rank 0: RLPROF_NSYS='/nowhere/nsys' is"
+        " no program. Install nsight-systems-cli there (or in the container), set RLPROF_NSYS to it, or"
+        " set `on_error: continue` in the request to train unprofiled"
     )
 
 
@@ -186,7 +226,17 @@ def test_the_agent_survives_a_request_it_cannot_read(monkeypatch, caplog):
     assert "starts unprofiled" in caplog.text
 
 
-@pytest.mark.parametrize("value", ["policy_worker", {"rank": 0}, {"worker": ""}, {"worker": "a", "rank": -1}, {"worker": "a", "rank": "0"}, {"worker": "a", "steps": "3:5"}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "policy_worker",
+        {"rank": 0},
+        {"worker": ""},
+        {"worker": "a", "rank": -1},
+        {"worker": "a", "rank": "0"},
+        {"worker": "a", "steps": "3:5"},
+    ],
+)
 def test_a_wrong_runtime_env_is_refused_before_the_worker_starts(value):
     with pytest.raises(ValueError, match=r"expected \{\"worker\": \"policy_worker\", \"rank\": 0\}"):
         RlprofPlugin.validate({"rlprof": value})
@@ -199,7 +249,10 @@ def test_loading_leaves_a_marker(node, tmp_path):
 
     RlprofPlugin()
 
-    assert json.loads((node_dir / "plugin_loaded").read_text()) == {"pid": os.getpid(), "python": sys.executable}
+    assert json.loads((node_dir / "plugin_loaded").read_text()) == {
+        "pid": os.getpid(),
+        "python": sys.executable,
+    }
 
 
 def test_registration_keeps_other_plugins_and_is_idempotent():

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.nsys,
 ]
 
-DRIVER = r'''
+DRIVER = r"""
 import json, os, sys, time
 import ray
 from rlprof_ops.runtime import profiler
@@ -53,14 +53,22 @@ ray.get(b.step.remote(7))
 ray.kill(b)
 ray.get(a.close.remote())
 print("done", flush=True)
-'''
+"""
 
 
 def ranges(report, folder):
     output = folder / f"{report.stem}.sqlite"
-    subprocess.run(["nsys", "export", "--type", "sqlite", "-o", str(output), str(report)], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        ["nsys", "export", "--type", "sqlite", "-o", str(output), str(report)],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     with sqlite3.connect(output) as database:
-        query = "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId where e.eventType in (59, 60) and e.end is not null"
+        query = (
+            "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId"
+            " where e.eventType in (59, 60) and e.end is not null"
+        )
         return sorted(name for (name,) in database.execute(query))
 
 
@@ -84,7 +92,9 @@ def test_two_actors_are_profiled_at_once(tmp_path):
         "RAY_ADDRESS": "",
     }
     try:
-        done = subprocess.run([sys.executable, "-c", DRIVER, ray_dir], env=env, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, ray_dir], env=env, capture_output=True, text=True, timeout=150
+        )
     finally:
         shutil.rmtree(ray_dir, ignore_errors=True)
     assert done.returncode == 0, done.stderr
@@ -97,7 +107,9 @@ def test_two_actors_are_profiled_at_once(tmp_path):
     assert who[0]["session"] != who[1]["session"] and who[2]["session"] is None
     assert json.loads((node_dir / "plugin_loaded").read_text())["pid"]
 
-    reports = sorted(path.relative_to(node_dir / "profiles").as_posix() for path in node_dir.glob("profiles/*/*/*/*"))
+    reports = sorted(
+        path.relative_to(node_dir / "profiles").as_posix() for path in node_dir.glob("profiles/*/*/*/*")
+    )
     assert reports == [
         f"nsight/policy_worker/rank0/policy_worker_rank0_step3-4_n1_{who[0]['pid']}.nsys-rep",
         f"nsight/policy_worker/rank0/policy_worker_rank0_step7-8_n1_{who[0]['pid']}.nsys-rep",
@@ -107,7 +119,8 @@ def test_two_actors_are_profiled_at_once(tmp_path):
         assert ranges(node_dir / "profiles" / report, tmp_path) == ["step 3", "step 4", "train", "train"]
     assert ranges(node_dir / "profiles" / reports[1], tmp_path) == ["step 7", "train"]
 
-    # ray.kill gives a process no chance; nsys itself writes the report, under its final name, for the collector.
+    # ray.kill gives a process no chance; nsys itself writes the report, under its final name, for the
+    # collector.
     killed = node_dir / "tmp" / f"policy_worker_rank1_step7-8_n1_{who[1]['pid']}.nsys-rep"
     deadline = time.monotonic() + 15
     while not killed.exists() and time.monotonic() < deadline:

@@ -1,4 +1,6 @@
-"""Real Ray and real nsys: every way to start a worker, all at once, with two sets of options, on read-only site-packages."""
+"""Real Ray and real nsys: every way to start a worker, all at once, with two sets of options, on read-only
+site-packages.
+"""
 
 import json
 import os
@@ -23,7 +25,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.nsys]
 # All that a shell means something by, in one value of an option. Of a backslash nsys itself wants two.
 HOSTILE = "a b|c; $(touch pwned) $HOME `id` 'd' \"e\" \\\\ {f,g} * é"
 
-DRIVER = r'''
+DRIVER = r"""
 import json, os, sys, time
 import ray
 from rlprof_ops.runtime import profiler
@@ -72,7 +74,8 @@ for key, ref in refs.items():
     except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}"[:2000]}
     print(json.dumps([key, round(time.monotonic() - begun, 1), result]), flush=True)
-'''
+"""
+
 
 def a_wheel(folder: Path) -> Path:
     """The smallest package that pip installs without an index."""
@@ -87,9 +90,17 @@ def a_wheel(folder: Path) -> Path:
 
 
 def ranges(report, output):
-    subprocess.run(["nsys", "export", "--type", "sqlite", "-o", output, report], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        ["nsys", "export", "--type", "sqlite", "-o", output, report],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     with sqlite3.connect(output) as database:
-        query = "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId where e.eventType in (59, 60)"
+        query = (
+            "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId"
+            " where e.eventType in (59, 60)"
+        )
         return sorted(name for (name,) in database.execute(query))
 
 
@@ -104,7 +115,11 @@ def workers(tmp_path_factory):
     ways = {
         "plain": (policy, 0, {}),
         "options": (generation, 0, {}),
-        "py_executable": (policy, 1, {"py_executable": f"env -u NOTHING {shlex.quote(sys.executable)} -X utf8"}),
+        "py_executable": (
+            policy,
+            1,
+            {"py_executable": f"env -u NOTHING {shlex.quote(sys.executable)} -X utf8"},
+        ),
         "working_dir": (policy, 2, {"working_dir": f"file://{project}"}),
         "task": (generation, 1, {}),
         "unselected": ("reward", 0, {}),
@@ -113,31 +128,57 @@ def workers(tmp_path_factory):
         ways["pip"] = (policy, 3, {"pip": {"packages": [str(a_wheel(tmp))], "pip_check": False}})
     uv = shutil.which("uv", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]]))
     if uv:
-        ways["uv run"] = (policy, 4, {"py_executable": f"{shlex.quote(uv)} run --no-project --offline --python {shlex.quote(sys.executable)} python"})
-    request = request_from_dict({"captures": [
-        {"workers": [policy], "steps": "1:2", "options": {"t": "nvtx"}},
-        {"workers": [generation], "steps": "1:2", "options": {"t": "nvtx,osrt", "osrt-threshold": "5000", "nvtx-capture": HOSTILE}},
-    ]})  # fmt: skip
+        ways["uv run"] = (
+            policy,
+            4,
+            {
+                "py_executable": (
+                    f"{shlex.quote(uv)} run --no-project --offline --python {shlex.quote(sys.executable)}"
+                    " python"
+                )
+            },
+        )
+    request = request_from_dict(
+        {
+            "captures": [
+                {"workers": [policy], "steps": "1:2", "options": {"t": "nvtx"}},
+                {
+                    "workers": [generation],
+                    "steps": "1:2",
+                    "options": {"t": "nvtx,osrt", "osrt-threshold": "5000", "nvtx-capture": HOSTILE},
+                },
+            ]
+        }
+    )
     node_dir = tmp / "node"
     ray_dir = f"/tmp/rlprof-w{os.getpid()}"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RLPROF_", "RAY_", "NRL_"))}
     env |= rayenv.environment() | {
-        "PYTHONPATH": os.pathsep.join(sys.path), "RLPROF_JOB": "77", "RLPROF_NODE": "n1", "RLPROF_NODE_DIR": str(node_dir),
-        "RLPROF_REQUEST_JSON": request.to_json(), "RAY_AUTH_MODE": "disabled",
-    }  # fmt: skip
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "RLPROF_JOB": "77",
+        "RLPROF_NODE": "n1",
+        "RLPROF_NODE_DIR": str(node_dir),
+        "RLPROF_REQUEST_JSON": request.to_json(),
+        "RAY_AUTH_MODE": "disabled",
+    }
     command = [sys.executable, "-c", DRIVER, ray_dir, json.dumps(ways)]
     if os.geteuid() == 0:  # as in a container image: Ray's own files cannot be patched
         import ray
 
         site = Path(ray.__file__).parents[1]
-        text = f'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && ! touch "$0/rlprof-probe" 2>/dev/null && exec {shlex.join(command)}'
+        text = (
+            'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && ! touch "$0/rlprof-probe"'
+            f" 2>/dev/null && exec {shlex.join(command)}"
+        )
         command = ["unshare", "-m", "bash", "-c", text, str(site)]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     finally:
         shutil.rmtree(ray_dir, ignore_errors=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]  # Ray warns of many workers there
+    lines = [
+        line for line in done.stdout.splitlines() if line.startswith("[")
+    ]  # Ray warns of many workers there
     said = {key: result for key, _, result in map(json.loads, lines)}
     assert set(said) == set(ways), done.stdout
     return said, node_dir, ways
@@ -154,9 +195,15 @@ def test_each_worker_has_its_own_interpreter(workers):
 
     assert not [one for one in said.values() if "error" in one], said
     own = {key: result["python"] for key, result in said.items()}
-    assert {own[key] for key in ("plain", "options", "py_executable", "working_dir", "task", "unselected")} == {sys.executable}
+    assert {
+        own[key] for key in ("plain", "options", "py_executable", "working_dir", "task", "unselected")
+    } == {sys.executable}
     assert said["py_executable"]["utf8"] == 1 and said["plain"]["utf8"] == 0
-    assert "working_dir_files" in said["working_dir"]["cwd"] and said["working_dir"]["probe"] and not said["plain"]["probe"]
+    assert (
+        "working_dir_files" in said["working_dir"]["cwd"]
+        and said["working_dir"]["probe"]
+        and not said["plain"]["probe"]
+    )
 
 
 def test_a_pip_environment_keeps_its_interpreter(workers):
@@ -192,7 +239,9 @@ def test_each_kind_of_worker_has_its_own_options(workers):
 
 def test_each_selected_worker_left_its_report(workers, tmp_path):
     _, node_dir, ways = workers
-    wanted = sorted(f"{worker}_rank{rank}_step1-1_n1" for worker, rank, _ in ways.values() if worker != "reward")
+    wanted = sorted(
+        f"{worker}_rank{rank}_step1-1_n1" for worker, rank, _ in ways.values() if worker != "reward"
+    )
 
     reports = sorted(node_dir.glob("profiles/nsight/*/*/*.nsys-rep"))
 

@@ -1,4 +1,6 @@
-"""Trainers that set only runtime-env keys, run by `ray.sub` on three real nodes, one without nsys; and options that cannot work."""
+"""Trainers that set only runtime-env keys, run by `ray.sub` on three real nodes, one without nsys; and
+options that cannot work.
+"""
 
 from __future__ import annotations
 
@@ -117,18 +119,35 @@ def finished(slurm_sandbox):
     def capture(workers, **more):
         return {"backend": "nsight", "workers": workers, "ranks": [0], "steps": "3:5", **more}
 
-    request.write_text(json.dumps({"captures": [
-        capture(["dtensor_policy_worker", "critic_worker", "megatron_worker", "value_worker"], on_error="continue"),
-        capture(["reference_worker"], on_error="fail"),
-        capture(["policy_worker"], ranks=[0, 1], options={"t": "nvtx", "nvtx-capture": HOSTILE}),
-        capture(["reward_worker"], options={"t": "nvtx", "no-such-option": "a b"}),
-    ]}))  # fmt: skip
+    request.write_text(
+        json.dumps(
+            {
+                "captures": [
+                    capture(
+                        ["dtensor_policy_worker", "critic_worker", "megatron_worker", "value_worker"],
+                        on_error="continue",
+                    ),
+                    capture(["reference_worker"], on_error="fail"),
+                    capture(["policy_worker"], ranks=[0, 1], options={"t": "nvtx", "nvtx-capture": HOSTILE}),
+                    capture(["reward_worker"], options={"t": "nvtx", "no-such-option": "a b"}),
+                ]
+            }
+        )
+    )
     job = Job.submit(
-        slurm_sandbox, COMMAND=shlex.join(["python", str(trainer), HOSTILE]), RLPROF_REQUEST=str(request), RLPROF_NSYS="/tmp/nsys",
-        RLPROF_CHECK_TIMEOUT_S="25", RAY_LOG_SYNC_FREQUENCY="2",
-    )  # fmt: skip
+        slurm_sandbox,
+        COMMAND=shlex.join(["python", str(trainer), HOSTILE]),
+        RLPROF_REQUEST=str(request),
+        RLPROF_NSYS="/tmp/nsys",
+        RLPROF_CHECK_TIMEOUT_S="25",
+        RAY_LOG_SYNC_FREQUENCY="2",
+    )
     state = job.wait(timeout=300)
-    lines = [json.loads(line.partition("SAID ")[2]) for line in (job.run / "logs/driver.log").read_text().splitlines() if "SAID " in line]
+    lines = [
+        json.loads(line.partition("SAID ")[2])
+        for line in (job.run / "logs/driver.log").read_text().splitlines()
+        if "SAID " in line
+    ]
     assert len(lines) == 12 and state.exit_code in (0, 3), job.say()
     return job, {name: said for name, _, said in lines}, {name: seconds for name, seconds, _ in lines}
 
@@ -140,7 +159,10 @@ def captures(job, worker):
 def test_right_interpreter_and_only_selected_ranks_are_wrapped(finished):
     job, said, _ = finished
 
-    assert {name for name, one in said.items() if "error" in one} == {"without nsys, fail", "bad option, fail"}, said
+    assert {name for name, one in said.items() if "error" in one} == {
+        "without nsys, fail",
+        "bad option, fail",
+    }, said
     assert {one["python"] for one in said.values() if "error" not in one} == {sys.executable}, job.say()
     assert (said["nemo_rl 0"]["utf8"], said["nemo_rl 1"]["utf8"], said["verl 0"]["utf8"]) == (1, 1, 0)
     wrapped = {name: one["nsys"][1:2] for name, one in said.items() if name.startswith(("nemo_rl", "verl"))}
@@ -152,7 +174,10 @@ def test_their_reports_are_named_and_in_the_manifest(finished, tmp_path):
 
     assert captures(job, "dtensor_policy_worker")[0].state == "ok", job.say()
     names = {report.path.rpartition("/")[2] for report in job.manifest.reports}
-    nemo_rl, verl = (f"dtensor_policy_worker_rank0_step3-4_n1_{said['nemo_rl 0']['pid']}.nsys-rep", f"worker_process_rank0_n2_{said['verl 0']['pid']}.nsys-rep")
+    nemo_rl, verl = (
+        f"dtensor_policy_worker_rank0_step3-4_n1_{said['nemo_rl 0']['pid']}.nsys-rep",
+        f"worker_process_rank0_n2_{said['verl 0']['pid']}.nsys-rep",
+    )
     assert {nemo_rl, verl} <= names
     assert not [name for name in names if "_rank0_" not in name]
     for report in job.manifest.reports:
@@ -163,7 +188,9 @@ def test_their_reports_are_named_and_in_the_manifest(finished, tmp_path):
 def test_an_option_arrives_as_it_was_written(finished):
     job, said, _ = finished
 
-    assert said["own"]["nsys"][1] == "launch" and f"--nvtx-capture={HOSTILE}" in said["own"]["nsys"], said["own"]
+    assert said["own"]["nsys"][1] == "launch" and f"--nvtx-capture={HOSTILE}" in said["own"]["nsys"], said[
+        "own"
+    ]
     assert captures(job, "policy_worker")[0].state == "ok", job.say()
     assert f"--nvtx-domain-exclude={HOSTILE}" in said["verl 0"]["nsys"], said["verl 0"]
 
@@ -172,9 +199,14 @@ def test_a_node_without_nsys(finished):
     job, said, _ = finished
 
     assert said["without nsys"]["node"] == said["own, without nsys"]["node"] == "n3"
-    for capture, worker in ((captures(job, "critic_worker")[0], "'critic_worker' rank 0"), (captures(job, "policy_worker")[1], "'policy_worker' rank 1")):
+    for capture, worker in (
+        (captures(job, "critic_worker")[0], "'critic_worker' rank 0"),
+        (captures(job, "policy_worker")[1], "'policy_worker' rank 1"),
+    ):
         assert capture.state == "missing"
-        assert "n3" in capture.reason and worker in capture.reason and "no nsys" in capture.reason, capture.reason
+        assert "n3" in capture.reason and worker in capture.reason and "no nsys" in capture.reason, (
+            capture.reason
+        )
         assert "RLPROF_NSYS='/tmp/nsys' is no program" in capture.reason
     assert "rlprof: node n3, worker 'reference_worker' rank 0: no nsys" in said["without nsys, fail"]["error"]
 
@@ -182,12 +214,24 @@ def test_a_node_without_nsys(finished):
 def test_an_option_that_nsys_does_not_know(finished):
     job, said, _ = finished
 
-    for worker, option in (("megatron_worker", "--no-such-option=1"), ("reward_worker", "--no-such-option=a b")):
+    for worker, option in (
+        ("megatron_worker", "--no-such-option=1"),
+        ("reward_worker", "--no-such-option=a b"),
+    ):
         capture = captures(job, worker)[0]
         assert capture.state == "missing"
-        assert f"node n1, worker '{worker}' rank 0: " in capture.reason and f"unrecognised option '{option}'" in capture.reason, capture.reason
-    assert "error" not in said["bad option"] and said["bad option"]["nsys"] == said["own, bad option"]["nsys"] == []
-    assert "rlprof: node n1, worker 'reference_worker' rank 0: `nsys profile" in said["bad option, fail"]["error"]
+        assert (
+            f"node n1, worker '{worker}' rank 0: " in capture.reason
+            and f"unrecognised option '{option}'" in capture.reason
+        ), capture.reason
+    assert (
+        "error" not in said["bad option"]
+        and said["bad option"]["nsys"] == said["own, bad option"]["nsys"] == []
+    )
+    assert (
+        "rlprof: node n1, worker 'reference_worker' rank 0: `nsys profile"
+        in said["bad option, fail"]["error"]
+    )
     assert "unrecognised option '--no-such-option=1'" in said["bad option, fail"]["error"]
 
 
@@ -197,5 +241,8 @@ def test_an_nsys_that_never_returns(finished):
 
     assert "error" not in said["hanging"] and seconds["hanging"] < 90
     assert capture.state == "missing"
-    assert "node n2, worker 'value_worker' rank 0: `nsys profile" in capture.reason and "did not return within 25 s" in capture.reason, capture.reason
+    assert (
+        "node n2, worker 'value_worker' rank 0: `nsys profile" in capture.reason
+        and "did not return within 25 s" in capture.reason
+    ), capture.reason
     assert "--osrt-threshold=4711" in capture.reason

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from rlprof_ops.request import BACKENDS, CaptureSpec, ProfileRequest, Steps, Window
 
-# No deadline: the machines that run this are shared. RLPROF_EXAMPLES=2000 digs; the whole CI takes the same examples each time.
+# No deadline: the machines that run this are shared. RLPROF_EXAMPLES=2000 digs; the whole CI takes the same
+# examples each time.
 settings.register_profile(
     "rlprof",
     max_examples=int(os.environ.get("RLPROF_EXAMPLES", "40")),
@@ -35,12 +36,17 @@ def steps(may_be_open: bool = True, least: int = 0) -> st.SearchStrategy[Steps]:
 
 
 option_names = st.from_regex(r"[a-z][a-z0-9-]{0,15}", fullmatch=True)
-option_values = st.one_of(st.from_regex(r"[A-Za-z0-9_./,:=@%+-]{0,12}", fullmatch=True), st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=12))
+option_values = st.one_of(
+    st.from_regex(r"[A-Za-z0-9_./,:=@%+-]{0,12}", fullmatch=True),
+    st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=12),
+)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=12)
 
 
 def ranks(top: int) -> st.SearchStrategy[tuple[int, ...] | None]:
-    return st.one_of(st.none(), st.lists(st.integers(0, top), max_size=4).map(lambda r: tuple(sorted(set(r)))))
+    return st.one_of(
+        st.none(), st.lists(st.integers(0, top), max_size=4).map(lambda r: tuple(sorted(set(r))))
+    )
 
 
 @st.composite
@@ -48,7 +54,9 @@ def captures(draw: st.DrawFn, max_rank: int = 30, live: bool = False) -> Capture
     options = draw(st.dictionaries(option_names, option_values, max_size=3))
     return CaptureSpec(
         backend=draw(st.sampled_from(BACKENDS[:2] if live else BACKENDS)),
-        workers=tuple(draw(st.lists(st.sampled_from((*WORKERS, "*", "*worker")), min_size=1, max_size=3, unique=True))),
+        workers=tuple(
+            draw(st.lists(st.sampled_from((*WORKERS, "*", "*worker")), min_size=1, max_size=3, unique=True))
+        ),
         ranks=draw(ranks(max_rank)),
         steps=draw(steps(least=int(live))),
         each=draw(st.sampled_from(("step", "phase"))),
@@ -60,7 +68,9 @@ def captures(draw: st.DrawFn, max_rank: int = 30, live: bool = False) -> Capture
 
 
 def requests(max_rank: int = 30, live: bool = False) -> st.SearchStrategy[ProfileRequest]:
-    """Requests of one mode per backend, so that no two captures are in conflict; `live` ones ask for something."""
+    """Requests of one mode per backend, so that no two captures are in conflict; `live` ones ask for
+    something.
+    """
 
     def one_mode(specs: list[CaptureSpec]) -> tuple[CaptureSpec, ...]:
         from dataclasses import replace
@@ -78,7 +88,9 @@ def requests(max_rank: int = 30, live: bool = False) -> st.SearchStrategy[Profil
 
 plain_data: st.SearchStrategy[Any] = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12)),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -86,7 +98,9 @@ plain_data: st.SearchStrategy[Any] = st.recursive(
 def near_requests() -> st.SearchStrategy[Any]:
     """The right keys with any values: deeper into the reader than blind data gets."""
     keys = ("backend", "workers", "ranks", "steps", "each", "options", "flags", "env", "on_error", "step", 3)
-    values = st.one_of(plain_data, st.sampled_from(["all", "3:5", "nsight", "step", [0, 1], {"t": "cuda"}, "1-10", "0:10"]))
+    values = st.one_of(
+        plain_data, st.sampled_from(["all", "3:5", "nsight", "step", [0, 1], {"t": "cuda"}, "1-10", "0:10"])
+    )
     capture = st.dictionaries(st.sampled_from(keys), values, max_size=6)
     top = st.dictionaries(st.sampled_from(("enabled", "output_dir", "steps")), values, max_size=2)
     return st.tuples(top, st.one_of(st.lists(st.one_of(capture, plain_data), max_size=3), plain_data)).map(

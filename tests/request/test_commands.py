@@ -71,11 +71,25 @@ def test_plan_as_json(request_file: str) -> None:
 def test_plan_takes_the_world_of_a_trainer(request_file: str, tmp_path: Path) -> None:
     config = tmp_path / "ppo.yaml"
     config.write_text("trainer: {nnodes: 2, n_gpus_per_node: 4}\n")
-    out, _ = run("plan", request_file, "--workers", "actor", "--each", "phase", "--framework", "verl", "--trainer-config", str(config))
+    out, _ = run(
+        "plan",
+        request_file,
+        "--workers",
+        "actor",
+        "--each",
+        "phase",
+        "--framework",
+        "verl",
+        "--trainer-config",
+        str(config),
+    )
     assert "1  nsight   actor   all 8  3 4 10   phase  72" in out, "8 ranks x 3 steps x 3 phases of the actor"
     assert "needs --framework" in run("plan", request_file, "--trainer-config", str(config), code=2)[1]
     config.write_text("{}")
-    assert "does not tell how many ranks" in run("plan", request_file, "--framework", "verl", "--trainer-config", str(config), code=2)[1]
+    assert (
+        "does not tell how many ranks"
+        in run("plan", request_file, "--framework", "verl", "--trainer-config", str(config), code=2)[1]
+    )
 
 
 def test_plan_for_the_job_before_ray_starts(request_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +130,10 @@ def test_render_and_import(request_file: str, tmp_path: Path) -> None:
     assert "export NRL_NSYS_WORKER_PATTERNS='*policy*'\n" in out
     assert err == "rlprof: lost: capture 1: steps '10'; NeMo RL takes one range, the first is written\n"
     run("render", "--framework", "nemo_rl", request_file, "--strict", code=2)
-    assert "configured by env" in run("render", "--framework", "nemo_rl", request_file, "--format", "yaml", code=2)[1]
+    assert (
+        "configured by env"
+        in run("render", "--framework", "nemo_rl", request_file, "--format", "yaml", code=2)[1]
+    )
     script = tmp_path / "run.sh"
     script.write_text(out)
     back, _ = run("import", "--framework", "nemo_rl", str(script))
@@ -124,9 +141,15 @@ def test_render_and_import(request_file: str, tmp_path: Path) -> None:
 
 
 def test_import_of_overrides_and_stdin() -> None:
-    words = ["global_profiler.tool=nsys", "global_profiler.steps=[1,2]", "actor_rollout_ref.ref.profiler.enable=True"]
+    words = [
+        "global_profiler.tool=nsys",
+        "global_profiler.steps=[1,2]",
+        "actor_rollout_ref.ref.profiler.enable=True",
+    ]
     out, err = run("import", "--framework", "verl", "--json", *words)
-    assert json.loads(out)["captures"] == [{"backend": "nsight", "workers": ["ref"], "ranks": [0], "steps": "1:3"}]
+    assert json.loads(out)["captures"] == [
+        {"backend": "nsight", "workers": ["ref"], "ranks": [0], "steps": "1:3"}
+    ]
     assert "read as rank 0" in err
     result = CliRunner().invoke(cli, ["import", "--framework", "verl", "-"], input="\n".join(words))
     assert "workers: [ref]" in result.stdout
@@ -140,7 +163,11 @@ def test_the_schema_agrees_with_the_loader() -> None:
     validator = jsonschema.Draft202012Validator(printed)
     validator.check_schema(printed)
     cases = [rule.given for rule in REQUESTS]
-    cases += [{"captures": [{"workers": "w", "steps": rule.given}]} for rule in STEPS if not isinstance(rule.given, float)]
+    cases += [
+        {"captures": [{"workers": "w", "steps": rule.given}]}
+        for rule in STEPS
+        if not isinstance(rule.given, float)
+    ]
     looser = stricter = 0
     for data in cases:
         try:
@@ -180,18 +207,33 @@ output_dir: null
 
 def test_importing_the_request_is_cheap() -> None:
     """Every training process pays for it: no PyYAML, no click, nothing of other rooms."""
-    code = "import sys, rlprof_ops.request; print(*[m for m in sys.modules if m.split('.')[0] in ('yaml', 'click', 'rlprof_ops', 'json')])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(PYTHON)})
+    code = (
+        "import sys, rlprof_ops.request; print(*[m for m in sys.modules if m.split('.')[0] in ('yaml',"
+        " 'click', 'rlprof_ops', 'json')])"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(PYTHON)},
+    )
     modules = out.stdout.split()
     assert not [m for m in modules if m.startswith(("yaml", "click", "json"))]
-    assert all(m in ("rlprof_ops", "rlprof_ops.errors", "rlprof_ops.version") or m.startswith("rlprof_ops.request") for m in modules)
+    assert all(
+        m in ("rlprof_ops", "rlprof_ops.errors", "rlprof_ops.version") or m.startswith("rlprof_ops.request")
+        for m in modules
+    )
 
 
 @pytest.mark.parametrize(
     ("env", "message"),
     [
         ({"RLPROF_STEPS": "0:10", "RLPROF_WORKERS": "*"}, "RLPROF_STEPS: steps '0:10'"),
-        ({"NRL_NSYS_PROFILE_STEP_RANGE": "1-10", "NRL_NSYS_WORKER_PATTERNS": "*"}, "NRL_NSYS_PROFILE_STEP_RANGE: steps '1-10'"),
+        (
+            {"NRL_NSYS_PROFILE_STEP_RANGE": "1-10", "NRL_NSYS_WORKER_PATTERNS": "*"},
+            "NRL_NSYS_PROFILE_STEP_RANGE: steps '1-10'",
+        ),
         ({"RLPROF_REQUEST": "/nowhere.yaml"}, "/nowhere.yaml: cannot read the request"),
     ],
 )

@@ -55,10 +55,18 @@ def test_file_problems_carry_line_and_column(tmp_path) -> None:
     with pytest.raises(RequestError) as caught:
         load_request(str(path))
     assert [str(p) for p in caught.value.problems] == [
-        f"{path}:5:5: unknown key 'rankz'; allowed are backend, workers, ranks, steps, each, options, flags, env or "
-        "on_error. Did you mean 'ranks'?",
-        f"{path}:2:14: backend 'nsigt' is unknown; allowed are nsight, torch, rocprof_sys or memory. Did you mean 'nsight'?",
-        f"{path}:4:12: steps '0:10': steps are counted from 1 and stop is not included; write '1:11' for the first 10 steps",
+        (
+            f"{path}:5:5: unknown key 'rankz'; allowed are backend, workers, ranks, steps, each, options,"
+            " flags, env or on_error. Did you mean 'ranks'?"
+        ),
+        (
+            f"{path}:2:14: backend 'nsigt' is unknown; allowed are nsight, torch, rocprof_sys or memory. Did"
+            " you mean 'nsight'?"
+        ),
+        (
+            f"{path}:4:12: steps '0:10': steps are counted from 1 and stop is not included; write '1:11' for"
+            " the first 10 steps"
+        ),
     ]
 
 

@@ -27,7 +27,10 @@ def test_the_file_of_the_document_loads(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
     path.write_text(re.search(r"```yaml\n(.*?)```", TEXT, re.DOTALL)[1])
     request = load_request(str(path))
-    assert [(c.backend, str(c.steps), c.ranks) for c in request.captures] == [("nsight", "3:5,10", (0, 1)), ("torch", "3:5", None)]
+    assert [(c.backend, str(c.steps), c.ranks) for c in request.captures] == [
+        ("nsight", "3:5,10", (0, 1)),
+        ("torch", "3:5", None),
+    ]
 
 
 MISTAKES = [
@@ -40,9 +43,13 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("fields", "env", "start"), MISTAKES)
-def test_five_likely_mistakes(fields: dict[str, str], env: dict[str, str], start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_five_likely_mistakes(
+    fields: dict[str, str], env: dict[str, str], start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("profile.yaml").write_text(CAPTURE.format(**{"workers": "[policy_worker]", "steps": "3", "ranks": "all"} | fields))
+    Path("profile.yaml").write_text(
+        CAPTURE.format(**{"workers": "[policy_worker]", "steps": "3", "ranks": "all"} | fields)
+    )
     with pytest.raises(RequestError) as caught:
         request = load_request("profile.yaml", env)
         plan(request, parse_world("policy_worker=8,generation_worker=4"), steps_total=50)

@@ -1,4 +1,6 @@
-"""Properties of requests: what is printed reads back, counts agree with counting, and nothing but RequestError is raised."""
+"""Properties of requests: what is printed reads back, counts agree with counting, and nothing but
+RequestError is raised.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_parse_print_parse_of_any_text(text: str) -> None:
         return
     assert Steps.parse(str(found)) == found
     runs = found.runs
-    assert all(a.stop is not None and a.stop < b.start for a, b in itertools.pairwise(runs)), "disjoint, not adjacent"
+    assert all(a.stop is not None and a.stop < b.start for a, b in itertools.pairwise(runs)), (
+        "disjoint, not adjacent"
+    )
 
 
 @given(st.integers(1, 50), st.integers(1, 60), st.integers(1, 9))
@@ -73,8 +77,15 @@ def test_requests_survive_json_and_yaml(request: ProfileRequest) -> None:
     assert request_from_dict(data) == request
 
 
-@given(requests(max_rank=3, live=True), st.fixed_dictionaries({w: st.integers(4, 5) for w in WORKERS}), st.integers(30, 80), st.integers(1, 20))
-def test_plan_counts_what_a_naive_enumeration_counts(request: ProfileRequest, world: dict[str, int], total: int, first: int) -> None:
+@given(
+    requests(max_rank=3, live=True),
+    st.fixed_dictionaries({w: st.integers(4, 5) for w in WORKERS}),
+    st.integers(30, 80),
+    st.integers(1, 20),
+)
+def test_plan_counts_what_a_naive_enumeration_counts(
+    request: ProfileRequest, world: dict[str, int], total: int, first: int
+) -> None:
     try:
         made = plan(request, world, steps_total=total, resume_from=first)
     except RequestError:
@@ -84,9 +95,13 @@ def test_plan_counts_what_a_naive_enumeration_counts(request: ProfileRequest, wo
         for rank in range(ranks):
             taken: set[tuple[str, int]] = set()
             for spec in request.captures if request else ():
-                if not any(fnmatchcase(worker, p) for p in spec.workers) or (spec.ranks is not None and rank not in spec.ranks):
+                if not any(fnmatchcase(worker, p) for p in spec.workers) or (
+                    spec.ranks is not None and rank not in spec.ranks
+                ):
                     continue
-                asked = [n for n in range(first, total + 1) if n in spec.steps and (spec.backend, n) not in taken]
+                asked = [
+                    n for n in range(first, total + 1) if n in spec.steps and (spec.backend, n) not in taken
+                ]
                 taken |= {(spec.backend, n) for n in asked}
                 for n in asked:
                     if spec.each == "phase":
@@ -105,7 +120,9 @@ def test_plan_counts_what_a_naive_enumeration_counts(request: ProfileRequest, wo
 
 
 @given(requests(max_rank=3, live=True), st.fixed_dictionaries({w: st.integers(4, 5) for w in WORKERS}))
-def test_each_process_takes_exactly_its_planned_captures(request: ProfileRequest, world: dict[str, int]) -> None:
+def test_each_process_takes_exactly_its_planned_captures(
+    request: ProfileRequest, world: dict[str, int]
+) -> None:
     try:
         made = plan(request, world, steps_total=50)
     except RequestError:
@@ -146,16 +163,39 @@ def test_any_yaml_is_data_or_a_request_error(text: str) -> None:
     json.dumps(data, default=str, skipkeys=True)
 
 
-VARIABLES = ("RLPROF_STEPS", "RLPROF_WORKERS", "RLPROF_RANKS", "RLPROF_BACKEND", "RLPROF_EACH", "RLPROF_OPTIONS", "RLPROF_FLAGS",
-             "RLPROF_OUTPUT_DIR", "RLPROF_ENABLED", "RLPROF_REQUEST", "NRL_NSYS_WORKER_PATTERNS", "NRL_NSYS_PROFILE_STEP_RANGE",
-             "NRL_NSYS_EXTRA_OPTIONS", "NRL_TORCH_PROFILE_WORKER_PATTERNS", "NRL_TORCH_PROFILE_STEP_RANGE", "NRL_TORCH_PROFILE_DIR")  # fmt: skip
+VARIABLES = (
+    "RLPROF_STEPS",
+    "RLPROF_WORKERS",
+    "RLPROF_RANKS",
+    "RLPROF_BACKEND",
+    "RLPROF_EACH",
+    "RLPROF_OPTIONS",
+    "RLPROF_FLAGS",
+    "RLPROF_OUTPUT_DIR",
+    "RLPROF_ENABLED",
+    "RLPROF_REQUEST",
+    "NRL_NSYS_WORKER_PATTERNS",
+    "NRL_NSYS_PROFILE_STEP_RANGE",
+    "NRL_NSYS_EXTRA_OPTIONS",
+    "NRL_TORCH_PROFILE_WORKER_PATTERNS",
+    "NRL_TORCH_PROFILE_STEP_RANGE",
+    "NRL_TORCH_PROFILE_DIR",
+)
 values = st.one_of(
-    st.text(max_size=12), st.sampled_from(["3:5", "*policy*", "all", "0,1", '{"t": "cuda"}', "[1]", "null", "phase", "torch", "0:10"])
+    st.text(max_size=12),
+    st.sampled_from(
+        ["3:5", "*policy*", "all", "0,1", '{"t": "cuda"}', "[1]", "null", "phase", "torch", "0:10"]
+    ),
 )
 
 
-@given(st.dictionaries(st.sampled_from(VARIABLES), values), st.dictionaries(st.sampled_from(("steps", "workers", "ranks", "each", "x")), values))
-def test_any_environment_and_flags_are_a_request_or_a_request_error(env: dict[str, str], flags: dict[str, str]) -> None:
+@given(
+    st.dictionaries(st.sampled_from(VARIABLES), values),
+    st.dictionaries(st.sampled_from(("steps", "workers", "ranks", "each", "x")), values),
+)
+def test_any_environment_and_flags_are_a_request_or_a_request_error(
+    env: dict[str, str], flags: dict[str, str]
+) -> None:
     try:
         request = load_request(env=env, overrides=flags)
     except RequestError as error:

@@ -1,7 +1,8 @@
-"""Every rule for steps, workers, ranks and variables, with where it comes from; where ours is stricter it says so.
+"""Every rule for steps, workers, ranks and variables, with where it comes from; where ours is stricter it
+says so.
 
-NeMo RL's documents: docs/nsys-profiling.md and the torch profiler page. Its tests: tests/unit/.../test_nsys.py and
-test_worker_groups.py. `own` is this project's design.
+NeMo RL's documents: docs/nsys-profiling.md and the torch profiler page. Its tests:
+tests/unit/.../test_nsys.py and test_worker_groups.py. `own` is this project's design.
 """
 
 from __future__ import annotations
@@ -101,12 +102,20 @@ PATTERNS = [
     Rule(f"{DOC}: ? matches one character", ("worker1", "worker?"), "worker?"),
     Rule(f"{DOC}: [seq]", ("worker1", "worker[12]"), "worker[12]"),
     Rule(f"{DOC}: [!seq]", ("worker1", "worker[!12]"), None),
-    Rule(f"{DOC}: exact names", ("vllm_generation_worker", "dtensor_policy_worker,vllm_generation_worker"), "vllm_generation_worker"),
+    Rule(
+        f"{DOC}: exact names",
+        ("vllm_generation_worker", "dtensor_policy_worker,vllm_generation_worker"),
+        "vllm_generation_worker",
+    ),
     Rule(f"{DOC}: whitespace is stripped", ("policy", "  *vllm* ,  *policy* "), "*policy*"),
     Rule(f"{DOC}: empty patterns are ignored", ("policy", ",,policy,"), "policy"),
     Rule(f"{TEST_GROUPS}: no match", ("policy", "*vllm*"), None),
     Rule(f"{TEST_GROUPS}: the first of several wins", ("policy_worker", "*policy*,*worker*"), "*policy*"),
-    Rule("NeMo RL worker names: v2 is another name", ("dtensor_policy_worker_v2", "dtensor_policy_worker"), None),
+    Rule(
+        "NeMo RL worker names: v2 is another name",
+        ("dtensor_policy_worker_v2", "dtensor_policy_worker"),
+        None,
+    ),
     Rule("own: matching is case-sensitive everywhere", ("Policy", "policy"), None),
 ]
 
@@ -131,9 +140,19 @@ REQUESTS = [
     Rule("verl docs: [0,1] are ranks 0 and 1", capture(ranks=[0, 1]), {"ranks": (0, 1)}),
     Rule("own: one number", capture(ranks=2), {"ranks": (2,)}),
     Rule("own: duplicates are one", capture(ranks=[1, 1, 0]), {"ranks": (0, 1)}, "verl does not look"),
-    Rule("verl reference 2.4: ['0'] matches nothing, silently", capture(ranks=["0", "1"]), "!ranks are numbers: write [0, 1]", "an error"),
+    Rule(
+        "verl reference 2.4: ['0'] matches nothing, silently",
+        capture(ranks=["0", "1"]),
+        "!ranks are numbers: write [0, 1]",
+        "an error",
+    ),
     Rule("own", capture(ranks="0,1"), "!ranks '0,1' is text; ranks are numbers: write [0, 1]"),
-    Rule("verl reference 2.4: negative ranks are not checked", capture(ranks=[-1]), "!ranks are whole numbers from 0", "an error"),
+    Rule(
+        "verl reference 2.4: negative ranks are not checked",
+        capture(ranks=[-1]),
+        "!ranks are whole numbers from 0",
+        "an error",
+    ),
     Rule("own", capture(ranks=[True]), "!is not a rank"),
     Rule("own: steps null is off", capture(steps=None), {"steps": Steps()}),
     Rule("own: workers are needed", {"captures": [{"steps": 3}]}, "!workers is missing"),
@@ -146,22 +165,64 @@ REQUESTS = [
     Rule("own: unknown key", capture(rank=[0]), "!unknown key 'rank'"),
     Rule("own: unknown key", capture(worker_groups="x"), "!Did you mean 'workers'?"),
     Rule("own: a capture's key at the top", {"steps": "3:5"}, "!belongs inside an entry of 'captures'"),
-    Rule("own: options to text", capture(options={"t": "cuda", "n": 3, "b": True}), {"options": {"t": "cuda", "n": "3", "b": "true"}}),
-    Rule("own: options without dashes", capture(options={"--trace": "cuda"}), "!write 'trace', without dashes"),
-    Rule("own: what a shell means something by is text", capture(options={"t": "cuda; rm -rf /"}), {"options": {"t": "cuda; rm -rf /"}}),
-    Rule("own: what a shell means something by is text", capture(options={"p": "a b|c$(d) `e` 'f' \"g\" \\ é"}), {"options": {"p": "a b|c$(d) `e` 'f' \"g\" \\ é"}}),
-    Rule("own: what a shell means something by is text", capture(options={"o": "a{b,c}"}), {"options": {"o": "a{b,c}"}}),
-    Rule("own: no command line takes NUL", capture(options={"t": "a\0b"}), "!option 't' must be one line of text, not"),
-    Rule("own: a setting is one line", capture(options={"t": "a\nb"}), "!option 't' must be one line of text, not"),
-    Rule("own: nsys' own placeholders pass", capture(options={"env-var": "A=%q{RANK}"}), {"options": {"env-var": "A=%q{RANK}"}}),
+    Rule(
+        "own: options to text",
+        capture(options={"t": "cuda", "n": 3, "b": True}),
+        {"options": {"t": "cuda", "n": "3", "b": "true"}},
+    ),
+    Rule(
+        "own: options without dashes", capture(options={"--trace": "cuda"}), "!write 'trace', without dashes"
+    ),
+    Rule(
+        "own: what a shell means something by is text",
+        capture(options={"t": "cuda; rm -rf /"}),
+        {"options": {"t": "cuda; rm -rf /"}},
+    ),
+    Rule(
+        "own: what a shell means something by is text",
+        capture(options={"p": "a b|c$(d) `e` 'f' \"g\" \\ é"}),
+        {"options": {"p": "a b|c$(d) `e` 'f' \"g\" \\ é"}},
+    ),
+    Rule(
+        "own: what a shell means something by is text",
+        capture(options={"o": "a{b,c}"}),
+        {"options": {"o": "a{b,c}"}},
+    ),
+    Rule(
+        "own: no command line takes NUL",
+        capture(options={"t": "a\0b"}),
+        "!option 't' must be one line of text, not",
+    ),
+    Rule(
+        "own: a setting is one line",
+        capture(options={"t": "a\nb"}),
+        "!option 't' must be one line of text, not",
+    ),
+    Rule(
+        "own: nsys' own placeholders pass",
+        capture(options={"env-var": "A=%q{RANK}"}),
+        {"options": {"env-var": "A=%q{RANK}"}},
+    ),
     Rule("own", capture(options=["t"]), "!options must be a mapping"),
     Rule("own: flags", capture(flags=["python-backtrace"]), {"flags": ("python-backtrace",)}),
-    Rule("own: flags without dashes", capture(flags="--python-backtrace"), "!write 'python-backtrace', without dashes"),
-    Rule("RLinf: a name in flags and options", capture(options={"x": "1"}, flags=["x"]), "!both in options and in flags"),
+    Rule(
+        "own: flags without dashes",
+        capture(flags="--python-backtrace"),
+        "!write 'python-backtrace', without dashes",
+    ),
+    Rule(
+        "RLinf: a name in flags and options",
+        capture(options={"x": "1"}, flags=["x"]),
+        "!both in options and in flags",
+    ),
     Rule("own: environment", capture(env={"A": 1}), {"env": {"A": "1"}}),
     Rule("own: environment", capture(env={"A B": 1}), "!is not a variable's name"),
     Rule("own: environment", capture(env={"A": "x\ny"}), "!must be one line of text"),
-    Rule("own: one mode a process", {"captures": [capture()["captures"][0], capture(each="phase")["captures"][0]]}, "!mixes with each: step"),
+    Rule(
+        "own: one mode a process",
+        {"captures": [capture()["captures"][0], capture(each="phase")["captures"][0]]},
+        "!mixes with each: step",
+    ),
     Rule("own: on_error", capture(on_error="stop"), "!allowed are continue or fail"),
 ]
 
@@ -188,42 +249,149 @@ def spec(**fields: Any) -> CaptureSpec:
 
 ENVIRONMENTS = [
     Rule("own: nothing set, nothing asked", {}, ()),
-    Rule(f"{TEST_GROUPS}: nothing set, nothing asked", {"NRL_NSYS_WORKER_PATTERNS": "", "NRL_NSYS_PROFILE_STEP_RANGE": ""}, ()),
+    Rule(
+        f"{TEST_GROUPS}: nothing set, nothing asked",
+        {"NRL_NSYS_WORKER_PATTERNS": "", "NRL_NSYS_PROFILE_STEP_RANGE": ""},
+        (),
+    ),
     Rule(DOC, NSYS, (spec(),)),
-    Rule(f"{TEST_NSYS}: whitespace", {"NRL_NSYS_WORKER_PATTERNS": " *policy* , *vllm* ", "NRL_NSYS_PROFILE_STEP_RANGE": " 3:5 "}, (spec(),)),
-    Rule(f"{TEST_NSYS}: both or neither", {"NRL_NSYS_WORKER_PATTERNS": "*"}, "!NRL_NSYS_WORKER_PATTERNS: is set, but NRL_NSYS_PROFILE_STEP_RANGE is not"),
-    Rule(f"{TEST_NSYS}: both or neither", {"NRL_NSYS_PROFILE_STEP_RANGE": "3:5"}, "!NRL_NSYS_PROFILE_STEP_RANGE: is set, but NRL_NSYS_WORKER_PATTERNS is not"),
-    Rule(f"{TEST_NSYS}: no colon", NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "1-10"}, "!NRL_NSYS_PROFILE_STEP_RANGE: steps '1-10'"),
-    Rule(f"{TEST_NSYS}: no colon", NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "7"}, "!NeMo RL's form is one range start:stop"),
-    Rule(f"{TEST_NSYS}: not a number", NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "abc:10"}, "!'abc' is not a whole number"),
+    Rule(
+        f"{TEST_NSYS}: whitespace",
+        {"NRL_NSYS_WORKER_PATTERNS": " *policy* , *vllm* ", "NRL_NSYS_PROFILE_STEP_RANGE": " 3:5 "},
+        (spec(),),
+    ),
+    Rule(
+        f"{TEST_NSYS}: both or neither",
+        {"NRL_NSYS_WORKER_PATTERNS": "*"},
+        "!NRL_NSYS_WORKER_PATTERNS: is set, but NRL_NSYS_PROFILE_STEP_RANGE is not",
+    ),
+    Rule(
+        f"{TEST_NSYS}: both or neither",
+        {"NRL_NSYS_PROFILE_STEP_RANGE": "3:5"},
+        "!NRL_NSYS_PROFILE_STEP_RANGE: is set, but NRL_NSYS_WORKER_PATTERNS is not",
+    ),
+    Rule(
+        f"{TEST_NSYS}: no colon",
+        NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "1-10"},
+        "!NRL_NSYS_PROFILE_STEP_RANGE: steps '1-10'",
+    ),
+    Rule(
+        f"{TEST_NSYS}: no colon",
+        NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "7"},
+        "!NeMo RL's form is one range start:stop",
+    ),
+    Rule(
+        f"{TEST_NSYS}: not a number",
+        NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "abc:10"},
+        "!'abc' is not a whole number",
+    ),
     Rule(f"{TEST_NSYS}: empty", NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "5:5"}, "!is empty"),
     Rule(f"{TEST_NSYS}: below 1", NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "0:10"}, "!write '1:11'"),
-    Rule(f"{DOC}: one range only", NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "3:5,7"}, "!NeMo RL's form is one range start:stop"),
-    Rule(f"{DOC}: no stride", NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "3:9:2"}, "!NeMo RL's form is one range start:stop"),
-    Rule(f"{DOC}: no open range", NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "3:"}, "!NeMo RL's form is one range start:stop"),
-    Rule(f"{TEST_GROUPS}: extra options add", NSYS | {"NRL_NSYS_EXTRA_OPTIONS": '{"gpu-metrics-device": "all"}'}, (spec(options={"gpu-metrics-device": "all"}),)),
-    Rule(f"{TEST_GROUPS}: extra options override a default", NSYS | {"NRL_NSYS_EXTRA_OPTIONS": '{"cuda-graph-trace": "graph"}'}, (spec(options={"cuda-graph-trace": "graph"}),)),
-    Rule(f"{TEST_GROUPS}: capture-range may be overridden", NSYS | {"NRL_NSYS_EXTRA_OPTIONS": '{"capture-range": "nvtx"}'}, (spec(),), "steps decide windows; a note says it is ignored"),
+    Rule(
+        f"{DOC}: one range only",
+        NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "3:5,7"},
+        "!NeMo RL's form is one range start:stop",
+    ),
+    Rule(
+        f"{DOC}: no stride",
+        NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "3:9:2"},
+        "!NeMo RL's form is one range start:stop",
+    ),
+    Rule(
+        f"{DOC}: no open range",
+        NSYS | {"NRL_NSYS_PROFILE_STEP_RANGE": "3:"},
+        "!NeMo RL's form is one range start:stop",
+    ),
+    Rule(
+        f"{TEST_GROUPS}: extra options add",
+        NSYS | {"NRL_NSYS_EXTRA_OPTIONS": '{"gpu-metrics-device": "all"}'},
+        (spec(options={"gpu-metrics-device": "all"}),),
+    ),
+    Rule(
+        f"{TEST_GROUPS}: extra options override a default",
+        NSYS | {"NRL_NSYS_EXTRA_OPTIONS": '{"cuda-graph-trace": "graph"}'},
+        (spec(options={"cuda-graph-trace": "graph"}),),
+    ),
+    Rule(
+        f"{TEST_GROUPS}: capture-range may be overridden",
+        NSYS | {"NRL_NSYS_EXTRA_OPTIONS": '{"capture-range": "nvtx"}'},
+        (spec(),),
+        "steps decide windows; a note says it is ignored",
+    ),
     Rule(f"{TEST_GROUPS}: empty extra options", NSYS | {"NRL_NSYS_EXTRA_OPTIONS": ""}, (spec(),)),
-    Rule(f"{TEST_GROUPS}: not JSON", NSYS | {"NRL_NSYS_EXTRA_OPTIONS": "{t: x"}, "!NRL_NSYS_EXTRA_OPTIONS: '{t: x' is not JSON"),
+    Rule(
+        f"{TEST_GROUPS}: not JSON",
+        NSYS | {"NRL_NSYS_EXTRA_OPTIONS": "{t: x"},
+        "!NRL_NSYS_EXTRA_OPTIONS: '{t: x' is not JSON",
+    ),
     Rule(f"{TEST_GROUPS}: a JSON list", NSYS | {"NRL_NSYS_EXTRA_OPTIONS": "[1]"}, "!must be a JSON object"),
     Rule(TORCH_DOC, TORCH, (spec(backend="torch", workers=("*vllm*",)),)),
-    Rule(f"{TORCH_DOC}: 0:10 is an error", TORCH | {"NRL_TORCH_PROFILE_STEP_RANGE": "0:10"}, "!NRL_TORCH_PROFILE_STEP_RANGE"),
-    Rule(f"{TORCH_DOC}: both or neither", {"NRL_TORCH_PROFILE_STEP_RANGE": "3:5"}, "!NRL_TORCH_PROFILE_WORKER_PATTERNS is not"),
+    Rule(
+        f"{TORCH_DOC}: 0:10 is an error",
+        TORCH | {"NRL_TORCH_PROFILE_STEP_RANGE": "0:10"},
+        "!NRL_TORCH_PROFILE_STEP_RANGE",
+    ),
+    Rule(
+        f"{TORCH_DOC}: both or neither",
+        {"NRL_TORCH_PROFILE_STEP_RANGE": "3:5"},
+        "!NRL_TORCH_PROFILE_WORKER_PATTERNS is not",
+    ),
     Rule("own: both of NeMo RL's", NSYS | TORCH, (spec(), spec(backend="torch", workers=("*vllm*",)))),
     Rule("own: twins", TWINS, (spec(workers=("*policy*",), steps=Steps.parse("3:5,7")),)),
-    Rule("own: twins win over NeMo RL's", TWINS | NSYS, (spec(workers=("*policy*",), steps=Steps.parse("3:5,7")),)),
-    Rule("own: all twins", TWINS | {"RLPROF_RANKS": "0,1", "RLPROF_BACKEND": "torch", "RLPROF_EACH": "phase", "RLPROF_OPTIONS": '{"with_stack": true}', "RLPROF_FLAGS": "a,b"},
-         (spec(workers=("*policy*",), steps=Steps.parse("3:5,7"), ranks=(0, 1), backend="torch", each="phase", options={"with_stack": "true"}, flags=("a", "b")),)),
-    Rule("own: ranks all", TWINS | {"RLPROF_RANKS": "all"}, (spec(workers=("*policy*",), steps=Steps.parse("3:5,7")),)),
-    Rule("own: ranks as a list", TWINS | {"RLPROF_RANKS": "[0, 2]"}, (spec(workers=("*policy*",), steps=Steps.parse("3:5,7"), ranks=(0, 2)),)),
+    Rule(
+        "own: twins win over NeMo RL's",
+        TWINS | NSYS,
+        (spec(workers=("*policy*",), steps=Steps.parse("3:5,7")),),
+    ),
+    Rule(
+        "own: all twins",
+        TWINS
+        | {
+            "RLPROF_RANKS": "0,1",
+            "RLPROF_BACKEND": "torch",
+            "RLPROF_EACH": "phase",
+            "RLPROF_OPTIONS": '{"with_stack": true}',
+            "RLPROF_FLAGS": "a,b",
+        },
+        (
+            spec(
+                workers=("*policy*",),
+                steps=Steps.parse("3:5,7"),
+                ranks=(0, 1),
+                backend="torch",
+                each="phase",
+                options={"with_stack": "true"},
+                flags=("a", "b"),
+            ),
+        ),
+    ),
+    Rule(
+        "own: ranks all",
+        TWINS | {"RLPROF_RANKS": "all"},
+        (spec(workers=("*policy*",), steps=Steps.parse("3:5,7")),),
+    ),
+    Rule(
+        "own: ranks as a list",
+        TWINS | {"RLPROF_RANKS": "[0, 2]"},
+        (spec(workers=("*policy*",), steps=Steps.parse("3:5,7"), ranks=(0, 2)),),
+    ),
     Rule("own: both or neither", {"RLPROF_STEPS": "3:5"}, "!RLPROF_STEPS: is set, but RLPROF_WORKERS is not"),
     Rule("own: both or neither", {"RLPROF_WORKERS": "*"}, "!RLPROF_WORKERS: is set, but RLPROF_STEPS is not"),
-    Rule("own: a twin alone", {"RLPROF_BACKEND": "torch"}, "!RLPROF_BACKEND: is set, but RLPROF_WORKERS and RLPROF_STEPS are not"),
-    Rule("own: misspelt", TWINS | {"RLPROF_OPTION": "{}"}, "!RLPROF_OPTION: is not a variable of rlprof. Did you mean RLPROF_OPTIONS?"),
+    Rule(
+        "own: a twin alone",
+        {"RLPROF_BACKEND": "torch"},
+        "!RLPROF_BACKEND: is set, but RLPROF_WORKERS and RLPROF_STEPS are not",
+    ),
+    Rule(
+        "own: misspelt",
+        TWINS | {"RLPROF_OPTION": "{}"},
+        "!RLPROF_OPTION: is not a variable of rlprof. Did you mean RLPROF_OPTIONS?",
+    ),
     Rule("own: the plugin's own variables are no slips", {"RLPROF_WORKER": "x", "RLPROF_RANK": "0"}, ()),
-    Rule("own: options not JSON", TWINS | {"RLPROF_OPTIONS": "t=cuda"}, "!RLPROF_OPTIONS: 't=cuda' is not JSON"),
-]  # fmt: skip
+    Rule(
+        "own: options not JSON", TWINS | {"RLPROF_OPTIONS": "t=cuda"}, "!RLPROF_OPTIONS: 't=cuda' is not JSON"
+    ),
+]
 
 
 @pytest.mark.parametrize("rule", ENVIRONMENTS, ids=ids(ENVIRONMENTS))
@@ -236,13 +404,20 @@ def test_environment(rule: Rule) -> None:
         assert load_request(env=rule.given).captures == rule.expected
 
 
-REQUEST_FILE = "captures:\n- {workers: ref_worker, steps: 9}\n- {backend: torch, workers: x, steps: 1}\noutput_dir: /from/file\n"
+REQUEST_FILE = (
+    "captures:\n- {workers: ref_worker, steps: 9}\n- {backend: torch, workers: x, steps: 1}\noutput_dir:"
+    " /from/file\n"
+)
 PRECEDENCE = [
     Rule("own: the file alone", ({}, {}), [("ref_worker", "9", None), ("x", "1", None)]),
     Rule("own: NeMo RL's replace the file's captures", (NSYS, {}), [("*policy*,*vllm*", "3:5", None)]),
     Rule("own: twins replace both", (NSYS | TWINS, {}), [("*policy*", "3:5,7", None)]),
     Rule("own: two flags make the one capture", (TWINS, {"workers": "w", "steps": "4"}), [("w", "4", None)]),
-    Rule("own: one flag changes every capture", ({}, {"steps": "4"}), [("ref_worker", "4", None), ("x", "4", None)]),
+    Rule(
+        "own: one flag changes every capture",
+        ({}, {"steps": "4"}),
+        [("ref_worker", "4", None), ("x", "4", None)],
+    ),
     Rule("own: one flag changes every capture", (TWINS, {"ranks": "0"}), [("*policy*", "3:5,7", (0,))]),
 ]
 
@@ -252,24 +427,50 @@ def test_precedence(rule: Rule, tmp_path: Any) -> None:
     path = tmp_path / "request.yaml"
     path.write_text(REQUEST_FILE)
     env, flags = rule.given
-    for request in (load_request(str(path), env, flags), load_request(None, env | {"RLPROF_REQUEST": str(path)}, flags)):
+    for request in (
+        load_request(str(path), env, flags),
+        load_request(None, env | {"RLPROF_REQUEST": str(path)}, flags),
+    ):
         assert [(",".join(c.workers), str(c.steps), c.ranks) for c in request.captures] == rule.expected
         assert request.output_dir == "/from/file"
     assert load_request(str(path), env | {"RLPROF_OUTPUT_DIR": "/from/env"}, flags).output_dir == "/from/env"
-    assert load_request(str(path), env | {"RLPROF_OUTPUT_DIR": "/e"}, flags | {"output_dir": "/flag"}).output_dir == "/flag"
+    assert (
+        load_request(str(path), env | {"RLPROF_OUTPUT_DIR": "/e"}, flags | {"output_dir": "/flag"}).output_dir
+        == "/flag"
+    )
     assert not load_request(str(path), env | {"RLPROF_ENABLED": "0"}, flags)
 
 
 PLANS = [
-    Rule("own: window past the end", ("12", {"w": 1}, 10, None), "!steps '12' will never run: the run ends after step 10; write e.g. '10'"),
-    Rule("own: partly past the end", ("9:12", {"w": 1}, 10, None), "steps '11' will never run: the run ends after step 10"),
-    Rule("own: passed on resume", ("3:5", {"w": 1}, None, 100), "!the run resumes at step 100; write e.g. '100:102'"),
-    Rule("own: partly passed on resume", ("3:7", {"w": 1}, None, 5), "steps '3:5' will never run: the run resumes at step 5"),
+    Rule(
+        "own: window past the end",
+        ("12", {"w": 1}, 10, None),
+        "!steps '12' will never run: the run ends after step 10; write e.g. '10'",
+    ),
+    Rule(
+        "own: partly past the end",
+        ("9:12", {"w": 1}, 10, None),
+        "steps '11' will never run: the run ends after step 10",
+    ),
+    Rule(
+        "own: passed on resume",
+        ("3:5", {"w": 1}, None, 100),
+        "!the run resumes at step 100; write e.g. '100:102'",
+    ),
+    Rule(
+        "own: partly passed on resume",
+        ("3:7", {"w": 1}, None, 5),
+        "steps '3:5' will never run: the run resumes at step 5",
+    ),
     Rule("own: many reports", ("3", {"w": 512}, None, None), "512 reports are a lot"),
     Rule("NeMo RL docs: about 10 steps at most", ("3:20", {"w": 1}, None, None), "17 steps in one report"),
     Rule("own: no end", ("3:", {"w": 1}, None, None), "the window stays open until the run ends"),
     Rule("own: unknown world", ("3", None, None, None), "the world is unknown"),
-    Rule("own: unknown worker", ("3", {"v": 1}, None, None), "!worker 'w' matches no worker of this run; it has v."),
+    Rule(
+        "own: unknown worker",
+        ("3", {"v": 1}, None, None),
+        "!worker 'w' matches no worker of this run; it has v.",
+    ),
 ]
 
 
@@ -288,7 +489,11 @@ def test_plan_warns(rule: Rule) -> None:
 def test_phases_are_counted_when_they_are_known() -> None:
     request = request_from_dict({"captures": [{"workers": "w", "steps": "3:5", "each": "phase"}]})
     symbolic = plan(request, {"w": 4})
-    assert (symbolic.reports, symbolic.rows[0].formula, symbolic.captures[0].id) == (None, "4 x 2 x phases", "nsight/w/rank0/step3-3/*")
+    assert (symbolic.reports, symbolic.rows[0].formula, symbolic.captures[0].id) == (
+        None,
+        "4 x 2 x phases",
+        "nsight/w/rank0/step3-3/*",
+    )
     known = plan(request, {"w": 4}, phases={"w": ("logprob", "train")})
     assert (known.reports, known.exact, known.captures[1].id) == (16, True, "nsight/w/rank0/step3-3/train")
 
@@ -301,11 +506,15 @@ def test_a_rank_that_does_not_exist_is_named() -> None:
 
 def test_all_problems_come_at_once_with_their_places(tmp_path: Any) -> None:
     path = tmp_path / "p.yaml"
-    path.write_text("captures:\n- workers: []\n  steps: 5:5\n  ranks: ['0']\n- bakend: torch\nenabled: perhaps\n")
+    path.write_text(
+        "captures:\n- workers: []\n  steps: 5:5\n  ranks: ['0']\n- bakend: torch\nenabled: perhaps\n"
+    )
     with pytest.raises(RequestError) as caught:
         load_request(str(path), {"RLPROF_OPTION": "1"})
     places = [problem.origin.replace(str(path), "p") for problem in caught.value.problems]
-    assert sorted(places) == sorted(["RLPROF_OPTION", "p:2:12", "p:3:10", "p:4:11", "p:5:3", "p:5:3", "p:5:3", "p:6:10"])
+    assert sorted(places) == sorted(
+        ["RLPROF_OPTION", "p:2:12", "p:3:10", "p:4:11", "p:5:3", "p:5:3", "p:5:3", "p:6:10"]
+    )
     assert str(caught.value).startswith("8 problems in the request:\n")
 
 
@@ -343,7 +552,9 @@ def test_anchors_and_merges_work() -> None:
 
 
 def test_a_carried_request_stands_where_a_file_would(tmp_path: Any) -> None:
-    """`rlprof submit` hands the checked request to the job; a file that is named, and the twins, are above it."""
+    """`rlprof submit` hands the checked request to the job; a file that is named, and the twins, are above
+    it.
+    """
     carried = request_from_dict({"captures": [{"workers": "carried", "steps": 3}], "output_dir": "/c"})
     env = {"RLPROF_REQUEST_JSON": carried.to_json()}
     assert load_request(env=env) == carried
@@ -374,8 +585,16 @@ def test_no_variable_of_ours_counts_as_misspelt() -> None:
     from pathlib import Path
 
     root = Path(__file__).parents[2]
-    files = [*root.glob("python/**/*.py"), *root.glob("scripts/**/*.sh"), root / "env" / "defaults.env", root / "ray.sub", *root.glob("docs/*.md")]
+    files = [
+        *root.glob("python/**/*.py"),
+        *root.glob("scripts/**/*.sh"),
+        root / "env" / "defaults.env",
+        root / "ray.sub",
+        *root.glob("docs/*.md"),
+    ]
     names = {name for file in files for name in re.findall(r"\bRLPROF_[A-Z_]+[A-Z]\b", file.read_text())}
     assert len(names) > 40
-    for name in sorted(names - set(REQUEST_VARIABLES) - {"RLPROF_STEP", "RLPROF_OPTION", "RLPROF_REQUEST_JSON"}):  # slips in the docs; its own test is below
+    for name in sorted(
+        names - set(REQUEST_VARIABLES) - {"RLPROF_STEP", "RLPROF_OPTION", "RLPROF_REQUEST_JSON"}
+    ):  # slips in the docs; its own test is below
         assert not load_request(env={name: "1"}).captures

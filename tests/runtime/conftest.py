@@ -31,14 +31,20 @@ def events(tmp_path):
     """The events that processes of this node have written: `events()` or `events("closed")`."""
 
     def read(kind=None):
-        lines = [line for path in sorted(tmp_path.glob("node/events/*.jsonl")) for line in path.read_text().splitlines()]
+        lines = [
+            line
+            for path in sorted(tmp_path.glob("node/events/*.jsonl"))
+            for line in path.read_text().splitlines()
+        ]
         return [event for event in map(json.loads, lines) if kind in (None, event["event"])]
 
     return read
 
 
 class Recorder:
-    """Stands in for a profiler and its ranges: what was open when, in order. `fail` names the moment that raises."""
+    """Stands in for a profiler and its ranges: what was open when, in order. `fail` names the moment that
+    raises.
+    """
 
     suffix = ".nsys-rep"
     kind = "recorder"

@@ -10,7 +10,9 @@ WINDOWS = [SimpleNamespace(start=3, stop=5), SimpleNamespace(start=7, stop=8)]
 
 
 def run(steps, windows=WINDOWS, finish=True):
-    """What a gate did for these steps: (opened at, window start) and (closed, window start, partial, seen)."""
+    """What a gate did for these steps: (opened at, window start) and (closed, window start, partial,
+    seen).
+    """
     done = []
     gate = StepGate(
         windows,
@@ -46,6 +48,8 @@ def test_an_open_window_closes_at_the_end():
     assert run([2, 9], [SimpleNamespace(start=2, stop=None)]) == [("open", 2), ("close", 2, True, [2, 9])]
 
 
-@pytest.mark.parametrize(("step", "quiet"), [(1, (-NEVER, 3)), (3, (3, 3)), (5, (5, 7)), (6, (5, 7)), (8, (8, NEVER))])
+@pytest.mark.parametrize(
+    ("step", "quiet"), [(1, (-NEVER, 3)), (3, (3, 3)), (5, (5, 7)), (6, (5, 7)), (8, (8, NEVER))]
+)
 def test_quiet_steps_are_those_between_windows(step, quiet):
     assert StepGate(WINDOWS, lambda _: None, lambda *_: None).inactive_step_range(step) == quiet

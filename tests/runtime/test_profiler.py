@@ -56,7 +56,9 @@ def test_the_last_step_survives_a_kill(asked, events):
         "for n in range(1, 7):\n  with prof.step(n):\n    n == 6 and os.kill(os.getpid(), signal.SIGKILL)"
     )
 
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60
+    )
 
     (step_file,) = node_dir.glob("events/*.step")
     assert int.from_bytes(step_file.read_bytes(), "little", signed=True) == 6
@@ -97,7 +99,12 @@ def test_torch_windows_end_as_named_traces(asked, events):
     ]
     trace = json.loads(gzip.decompress(paths[0].read_bytes()))
     spans = [event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
-    assert sorted(name for name in spans if not name.startswith("PyTorch")) == ["step 3", "step 4", "train", "train"]
+    assert sorted(name for name in spans if not name.startswith("PyTorch")) == [
+        "step 3",
+        "step 4",
+        "train",
+        "train",
+    ]
     kinds = [(event["event"], event.get("steps")) for event in events()]
     assert kinds == [
         ("registered", None),

@@ -1,4 +1,6 @@
-"""The sandbox by hand: python -m tests.sandbox up | down | status | list | run | exec | kill-node | start-node | fill | …"""
+"""The sandbox by hand: python -m tests.sandbox up | down | status | list | run | exec | kill-node |
+start-node | fill | …
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.sandbox",
         description="A real Slurm of several nodes on this machine.",
-        epilog="example: python -m tests.sandbox up --nodes 3; python -m tests.sandbox run -- srun -N3 hostname; python -m tests.sandbox down",
+        epilog=(
+            "example: python -m tests.sandbox up --nodes 3; python -m tests.sandbox run -- srun -N3 hostname;"
+            " python -m tests.sandbox down"
+        ),
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     named = argparse.ArgumentParser(add_help=False)
@@ -29,8 +34,18 @@ def _parser() -> argparse.ArgumentParser:
     for option, meaning in DESCRIPTIONS.items():
         if option != "name":
             value = getattr(defaults, option)
-            up.add_argument(f"--{option.replace('_', '-')}", type=type(value), default=value, help=f"{meaning} (default: {value!r})")
-    up.add_argument("--timeout-s", type=float, default=60, help="give up, and take everything away, after so many seconds (default: %(default)s)")
+            up.add_argument(
+                f"--{option.replace('_', '-')}",
+                type=type(value),
+                default=value,
+                help=f"{meaning} (default: {value!r})",
+            )
+    up.add_argument(
+        "--timeout-s",
+        type=float,
+        default=60,
+        help="give up, and take everything away, after so many seconds (default: %(default)s)",
+    )
     commands.add_parser("list", help="the sandboxes that are up")
     for command, meaning in {
         "down": "take a sandbox away, whatever is left of it",
@@ -63,7 +78,10 @@ def _up(options: argparse.Namespace) -> int:
     began = time.monotonic()
     fields = {option: getattr(options, option) for option in DESCRIPTIONS}
     sandbox = Sandbox.up(detached=True, timeout_s=options.timeout_s, **fields)
-    print(f"sandbox '{sandbox.name}' is up after {time.monotonic() - began:.1f} s: {', '.join(sandbox.nodes)}; shared folder {sandbox.shared}")
+    print(
+        f"sandbox '{sandbox.name}' is up after {time.monotonic() - began:.1f} s: {', '.join(sandbox.nodes)};"
+        f" shared folder {sandbox.shared}"
+    )
     return 0
 
 
@@ -72,7 +90,10 @@ def _status(sandbox: Sandbox) -> int:
     print(f"sandbox '{sandbox.name}', shared folder {sandbox.shared}")
     for node in sandbox.nodes:
         running = sandbox.processes(node)
-        print(f"  {node}  {sandbox.address(node):<12} {states.get(node, '?'):<6} {len(running)} processes  /tmp is {sandbox.tmp(node)}")
+        print(
+            f"  {node}  {sandbox.address(node):<12} {states.get(node, '?'):<6} {len(running)} processes  /tmp"
+            f" is {sandbox.tmp(node)}"
+        )
     print(sandbox.run(["squeue"]).stdout, end="")
     return 0
 

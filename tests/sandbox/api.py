@@ -27,14 +27,28 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TEST_USER = "rlprof-test"
 POLL_S = 0.1
 DOWN_DEADLINE_S = 30
-FINAL = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
+FINAL = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "TIMEOUT",
+    }
+)
 _DAEMONS = frozenset({"slurmd", "slurmctld", "slurmscriptd", "munged"})
 _INIT_WAITS = "sleep infinity"
 
 
 @dataclass(frozen=True)
 class JobState:
-    """How Slurm sees a job: state as `scontrol show job` says it, the script's exit code and the signal that ended it."""
+    """How Slurm sees a job: state as `scontrol show job` says it, the script's exit code and the signal
+    that ended it.
+    """
 
     state: str
     exit_code: int
@@ -48,7 +62,9 @@ class JobState:
 class Sandbox:
     """A sandbox that is up. Make one with `Sandbox.up()`, find one with `Sandbox.attach(name)`."""
 
-    def __init__(self, spec: Spec, lifeline: int | None = None, keeper: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(
+        self, spec: Spec, lifeline: int | None = None, keeper: subprocess.Popen[bytes] | None = None
+    ) -> None:
         self.spec = spec
         self._lifeline = lifeline
         self._keeper = keeper
@@ -56,11 +72,20 @@ class Sandbox:
     # Coming and going
 
     @classmethod
-    def up(cls, nodes: int = 3, name: str | None = None, *, timeout_s: float = 60, detached: bool = False, **options: Any) -> Sandbox:
+    def up(
+        cls,
+        nodes: int = 3,
+        name: str | None = None,
+        *,
+        timeout_s: float = 60,
+        detached: bool = False,
+        **options: Any,
+    ) -> Sandbox:
         """Brings a sandbox up and returns when every node is idle.
 
-        `options` are the further fields of Spec. Unless detached it goes down when this process ends, however it ends.
-        Raises SandboxError, with the ends of all logs, when it is not up in time; then nothing of it is left.
+        `options` are the further fields of Spec. Unless detached it goes down when this process ends, however
+        it ends. Raises SandboxError, with the ends of all logs, when it is not up in time; then nothing of it
+        is left.
         """
         if os.getuid() != 0:
             raise SandboxError("the sandbox makes namespaces, bridges and mounts: it needs root")
@@ -72,10 +97,22 @@ class Sandbox:
         try:
             with (spec.dir / "keeper.log").open("wb") as log:
                 keeper = subprocess.Popen(
-                    [sys.executable, "-m", "tests.sandbox.keeper", str(spec.dir), str(lock), str(alive), str(timeout_s)],
-                    cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-                    pass_fds=[lock] if detached else [lock, alive], start_new_session=True,
-                )  # fmt: skip
+                    [
+                        sys.executable,
+                        "-m",
+                        "tests.sandbox.keeper",
+                        str(spec.dir),
+                        str(lock),
+                        str(alive),
+                        str(timeout_s),
+                    ],
+                    cwd=REPOSITORY,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    pass_fds=[lock] if detached else [lock, alive],
+                    start_new_session=True,
+                )
         finally:
             os.close(lock)
             if not detached:
@@ -96,7 +133,11 @@ class Sandbox:
             answer = json.loads(stream.readline() or b"{}") if answered else {}
         if "boxes" not in answer:
             log = self.spec.dir / "keeper.log"
-            why = answer.get("error") or (log.read_text(errors="replace")[-2000:] if log.exists() else "") or "its keeper said nothing"
+            why = (
+                answer.get("error")
+                or (log.read_text(errors="replace")[-2000:] if log.exists() else "")
+                or "its keeper said nothing"
+            )
             raise SandboxError(f"sandbox '{self.spec.name}' did not come up: {why}")
 
     @classmethod
@@ -113,7 +154,9 @@ class Sandbox:
         return [name for name in store.names() if store.held(BASE / name)]
 
     def down(self) -> None:
-        """Takes everything away: processes, mounts, network, folder. Fine to call twice, and after the keeper was killed."""
+        """Takes everything away: processes, mounts, network, folder. Fine to call twice, and after the
+        keeper was killed.
+        """
         keeper = store.keeper(self.spec.dir)
         with contextlib.suppress(OSError):
             self._ask({"do": "down"}, timeout_s=DOWN_DEADLINE_S)
@@ -136,7 +179,9 @@ class Sandbox:
         with store.base_lock():
             if self.spec.dir.exists():
                 if store.held(self.spec.dir):
-                    raise SandboxError(f"sandbox '{self.name}' does not go down: a process still holds {self.spec.dir}/lock")
+                    raise SandboxError(
+                        f"sandbox '{self.name}' does not go down: a process still holds {self.spec.dir}/lock"
+                    )
                 store.remove(self.spec.dir)
 
     def __enter__(self) -> Sandbox:
@@ -186,22 +231,40 @@ class Sandbox:
         except FileNotFoundError:
             raise SandboxError(f"sandbox '{self.name}' is not up") from None
         except KeyError:
-            raise SandboxError(f"no node '{name}' in sandbox '{self.name}' (there are {LOGIN}, {', '.join(self.nodes)})") from None
+            raise SandboxError(
+                f"no node '{name}' in sandbox '{self.name}' (there are {LOGIN}, {', '.join(self.nodes)})"
+            ) from None
         if not box.alive():
             raise SandboxError(f"node '{name}' of sandbox '{self.name}' is down")
         return box
 
     # Running things
 
-    def argv(self, node: str, argv: Sequence[str | os.PathLike[str]], *, cwd: os.PathLike[str] | str | None = None, user: str | None = None) -> list[str]:
+    def argv(
+        self,
+        node: str,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        cwd: os.PathLike[str] | str | None = None,
+        user: str | None = None,
+    ) -> list[str]:
         """The host command line that runs `argv` inside a node ("login" is one)."""
-        become = ["setpriv", "--reuid", user, "--regid", str(pwd.getpwnam(user).pw_gid), "--init-groups"] if user else []
+        become = (
+            ["setpriv", "--reuid", user, "--regid", str(pwd.getpwnam(user).pw_gid), "--init-groups"]
+            if user
+            else []
+        )
         return [*self._box(node).enter(), *become, "env", "-C", os.fspath(cwd or self.shared), *words(argv)]
 
     def popen(self, node: str, argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None,
               cwd: os.PathLike[str] | str | None = None, user: str | None = None, **options: Any) -> subprocess.Popen[Any]:  # fmt: skip
         """Starts a command inside a node and does not wait; `options` go to subprocess.Popen."""
-        return subprocess.Popen(self.argv(node, argv, cwd=cwd, user=user), env=environment(user, env), start_new_session=True, **options)
+        return subprocess.Popen(
+            self.argv(node, argv, cwd=cwd, user=user),
+            env=environment(user, env),
+            start_new_session=True,
+            **options,
+        )
 
     def exec(self, node: str, argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, cwd: os.PathLike[str] | str | None = None,
              user: str | None = None, timeout: float = 60, check: bool = True, input: str | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
@@ -209,8 +272,17 @@ class Sandbox:
 
         Raises SandboxError when it fails (unless check is False) or takes longer than `timeout` seconds.
         """
-        process = self.popen(node, argv, env=env, cwd=cwd, user=user, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL)  # fmt: skip
+        process = self.popen(
+            node,
+            argv,
+            env=env,
+            cwd=cwd,
+            user=user,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL,
+        )
         command = " ".join(words(argv))
         try:
             out, err = process.communicate(input, timeout)
@@ -222,7 +294,9 @@ class Sandbox:
             except subprocess.TimeoutExpired:
                 out, err = "", "(a process it left in the background still holds its output)"
             if isinstance(error, subprocess.TimeoutExpired):
-                raise SandboxError(f"on {node}: {command}: not done after {timeout:g} s\n{out}{err}") from None
+                raise SandboxError(
+                    f"on {node}: {command}: not done after {timeout:g} s\n{out}{err}"
+                ) from None
             raise
         if check and process.returncode != 0:
             raise SandboxError(f"on {node}: {command}: exit code {process.returncode}\n{out}{err}")
@@ -236,7 +310,9 @@ class Sandbox:
 
     def sbatch(self, args: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, cwd: os.PathLike[str] | str | None = None,
                user: str | None = None, input: str | None = None) -> int:  # fmt: skip
-        """Submits `sbatch <args>` (a script in `input` instead of a file, when given) and returns the job id."""
+        """Submits `sbatch <args>` (a script in `input` instead of a file, when given) and returns the job
+        id.
+        """
         done = self.run(["sbatch", "--parsable", *args], env=env, cwd=cwd, user=user, input=input)
         return int(done.stdout.strip().splitlines()[-1].split(";")[0])
 
@@ -245,37 +321,60 @@ class Sandbox:
         text = self.run(["scontrol", "-o", "show", "job", str(job)], timeout=20).stdout
         words = dict(word.split("=", 1) for word in text.split() if "=" in word)
         code, _, number = words["ExitCode"].partition(":")
-        return JobState(words["JobState"], int(code), int(number or 0), words.get("NodeList", ""), words.get("Reason", ""),
-                        int(words.get("Restarts", 0)), words)  # fmt: skip
+        return JobState(
+            words["JobState"],
+            int(code),
+            int(number or 0),
+            words.get("NodeList", ""),
+            words.get("Reason", ""),
+            int(words.get("Restarts", 0)),
+            words,
+        )
 
     def wait(self, job: int, timeout: float = 60, states: Iterable[str] = FINAL) -> JobState:
-        """Waits until a job is in one of `states` (default: ended); raises SandboxError with the logs when it is not in time."""
+        """Waits until a job is in one of `states` (default: ended); raises SandboxError with the logs when
+        it is not in time.
+        """
         wanted = {states} if isinstance(states, str) else set(states)
         deadline = time.monotonic() + timeout
         while (state := self.job(job)).state not in wanted:
             if time.monotonic() > deadline:
-                raise SandboxError(f"job {job} is {state.state} ({state.reason}) on {state.nodes} after {timeout:g} s, not {'/'.join(sorted(wanted))}\n{self.logs()}")
+                raise SandboxError(
+                    f"job {job} is {state.state} ({state.reason}) on {state.nodes} after {timeout:g} s, not"
+                    f" {'/'.join(sorted(wanted))}\n{self.logs()}"
+                )
             time.sleep(POLL_S)
         return state
 
     def processes(self, node: str, daemons: bool = False) -> list[boxes.Process]:
-        """The processes of a node but its init and Slurm's own daemons (with `daemons`: all). Empty for a dead node."""
+        """The processes of a node but its init and Slurm's own daemons (with `daemons`: all). Empty for a
+        dead node.
+        """
         box = store.read_state(self.spec.dir)[node]
         found = boxes.processes(box.pid_namespace) if box.alive() else []
-        return found if daemons else [p for p in found if not (p.pid == 1 or p.name in _DAEMONS or p.cmdline == _INIT_WAITS)]
+        return (
+            found
+            if daemons
+            else [p for p in found if not (p.pid == 1 or p.name in _DAEMONS or p.cmdline == _INIT_WAITS)]
+        )
 
     def node_states(self) -> dict[str, str]:
         """Each node's state as sinfo says it, e.g. {"n1": "idle", "n2": "down*"}."""
         lines = self.run(["sinfo", "-h", "-N", "-o", "%N %t"], timeout=20).stdout.split("\n")
         return dict(line.split() for line in lines if line)
 
-    def wait_nodes(self, state: str = "idle", nodes: Iterable[str] | None = None, timeout: float = 30) -> None:
+    def wait_nodes(
+        self, state: str = "idle", nodes: Iterable[str] | None = None, timeout: float = 30
+    ) -> None:
         """Waits until the nodes (default: all) are in a state of sinfo."""
         wanted = set(nodes or self.nodes)
         deadline = time.monotonic() + timeout
         while any((states := self.node_states()).get(node) != state for node in wanted):
             if time.monotonic() > deadline:
-                raise SandboxError(f"nodes {states} after {timeout:g} s, wanted {', '.join(sorted(wanted))} {state}\n{self.logs()}")
+                raise SandboxError(
+                    f"nodes {states} after {timeout:g} s, wanted {', '.join(sorted(wanted))}"
+                    f" {state}\n{self.logs()}"
+                )
             time.sleep(POLL_S)
 
     # Breaking and healing
@@ -283,7 +382,8 @@ class Sandbox:
     def kill_node(self, node: str, noticed: bool = False) -> None:
         """Ends a node at once with all its processes, as a power cut does.
 
-        Slurm notices by itself, some slurmd_timeout to 30 s later; with `noticed` it is told at once, as by an operator.
+        Slurm notices by itself, some slurmd_timeout to 30 s later; with `noticed` it is told at once, as by
+        an operator.
         """
         self._ask({"do": "kill-node", "node": node}, timeout_s=20)
         if noticed:
@@ -301,11 +401,15 @@ class Sandbox:
         shared.fill(self.spec, leave_bytes)
 
     def readonly(self) -> None:
-        """Makes the shared folder read-only on all nodes (not here); files that are open and cwd-relative paths stay writable."""
+        """Makes the shared folder read-only on all nodes (not here); files that are open and cwd-relative
+        paths stay writable.
+        """
         shared.cover(self.spec, self._alive(), "readonly")
 
     def vanish(self) -> None:
-        """Puts an empty read-only folder in the shared folder's place on all nodes (not here), as when a mount is lost."""
+        """Puts an empty read-only folder in the shared folder's place on all nodes (not here), as when a
+        mount is lost.
+        """
         shared.cover(self.spec, self._alive(), "vanished")
 
     def restore(self) -> None:
@@ -313,7 +417,9 @@ class Sandbox:
         shared.restore(self.spec, self._alive())
 
     def heal(self, timeout: float = 60) -> None:
-        """Ready for the next test: shared folder writable, no job, every node up and idle with an empty /tmp and /dev/shm."""
+        """Ready for the next test: shared folder writable, no job, every node up and idle with an empty
+        /tmp and /dev/shm.
+        """
         self.restore()
         if jobs := self.run(["squeue", "-h", "-o", "%A"]).stdout.split():
             self.run(["scancel", "-f", "-s", "KILL", *jobs], check=False)
@@ -326,7 +432,11 @@ class Sandbox:
                 os.kill(process.host_pid, signal.SIGKILL)
         for node in self.nodes:
             self._clean(node)
-        bad = [node for node, state in self.node_states().items() if state.rstrip("*") in ("down", "drain", "drng", "fail", "failg")]
+        bad = [
+            node
+            for node, state in self.node_states().items()
+            if state.rstrip("*") in ("down", "drain", "drng", "fail", "failg")
+        ]
         if bad:
             self.run(["scontrol", "update", f"nodename={','.join(bad)}", "state=resume"], check=False)
         self.wait_nodes("idle", timeout=timeout)
@@ -334,7 +444,9 @@ class Sandbox:
     def _clean(self, node: str) -> None:
         kept = {Path(path).parts[2] for path in self.spec.visible}
         litter = [f"/tmp/{path.name}" for path in self.tmp(node).iterdir() if path.name not in kept]
-        litter += [f"/dev/shm/{name}" for name in self.exec(node, ["ls", "-A", "/dev/shm"]).stdout.splitlines()]
+        litter += [
+            f"/dev/shm/{name}" for name in self.exec(node, ["ls", "-A", "/dev/shm"]).stdout.splitlines()
+        ]
         if litter:
             self.exec(node, ["rm", "-rf", "--", *litter])
 

@@ -1,4 +1,6 @@
-"""A box: one process that is PID 1 of its own PID, mount, network, host name and IPC namespaces. A node, or the login node."""
+"""A box: one process that is PID 1 of its own PID, mount, network, host name and IPC namespaces. A node,
+or the login node.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,11 @@ def processes(pid_namespace: str) -> list[Process]:
         try:
             if os.readlink(f"/proc/{pid}/ns/pid") != pid_namespace:
                 continue
-            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+            status = dict(
+                line.split(":", 1)
+                for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+                if ":" in line
+            )
             cmdline = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
@@ -91,7 +97,9 @@ def processes(pid_namespace: str) -> list[Process]:
             continue
         name = status["Name"].strip()
         text = cmdline.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace") or f"[{name}]"
-        found.append(Process(int(status["NSpid"].split()[-1]), int(status["Uid"].split()[0]), text, pid, name))
+        found.append(
+            Process(int(status["NSpid"].split()[-1]), int(status["Uid"].split()[0]), text, pid, name)
+        )
     return sorted(found, key=lambda process: process.pid)
 
 
@@ -116,20 +124,51 @@ class Starting:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 # pdeathsig and kill-child chain the box's life to its keeper's, even when that is killed.
-                ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--mount-proc",
-                 "--fork", "--kill-child=KILL", "--propagation", "private", "--",
-                 "bash", str(INIT), role, name, str(spec.dir), f"{spec.shm_mb}m", *visible, "--", *spec.opened],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env={"PATH": os.environ["PATH"]},
-            )  # fmt: skip
+                [
+                    "setpriv",
+                    "--pdeathsig",
+                    "KILL",
+                    "unshare",
+                    "--net",
+                    "--mount",
+                    "--uts",
+                    "--ipc",
+                    "--pid",
+                    "--mount-proc",
+                    "--fork",
+                    "--kill-child=KILL",
+                    "--propagation",
+                    "private",
+                    "--",
+                    "bash",
+                    str(INIT),
+                    role,
+                    name,
+                    str(spec.dir),
+                    f"{spec.shm_mb}m",
+                    *visible,
+                    "--",
+                    *spec.opened,
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={"PATH": os.environ["PATH"]},
+            )
 
     def ready(self, deadline: float) -> Box:
         """Waits until the box has its mounts and host name."""
         if _read_line(self.process.stdout, deadline) != "ready":
             self.process.kill()
-            raise SandboxError(f"box {self.name} did not come up: {self.log.read_text(errors='replace')[-2000:] or 'no output'}")
+            raise SandboxError(
+                f"box {self.name} did not come up:"
+                f" {self.log.read_text(errors='replace')[-2000:] or 'no output'}"
+            )
         children = _children(self.process.pid)
         if len(children) != 1:
-            raise SandboxError(f"box {self.name} did not come up: unshare has {len(children)} children instead of 1")
+            raise SandboxError(
+                f"box {self.name} did not come up: unshare has {len(children)} children instead of 1"
+            )
         started = start_time(children[0])
         if started is None:
             raise SandboxError(f"box {self.name} ended at once")

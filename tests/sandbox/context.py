@@ -1,4 +1,6 @@
-"""What a command inside the sandbox sees of this machine: its environment, and the folders its Python needs."""
+"""What a command inside the sandbox sees of this machine: its environment, and the folders its Python
+needs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def opened(paths: Iterable[Path]) -> tuple[str, ...]:
 
 def environment(user: str | None, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without an outer Slurm's and pytest's variables, as the given user's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH_", "SRUN_", "PYTEST_", "TMPDIR"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM", "SBATCH_", "SRUN_", "PYTEST_", "TMPDIR"))
+    }
     who = pwd.getpwnam(user or "root")
     kept |= {"HOME": who.pw_dir, "USER": who.pw_name, "LOGNAME": who.pw_name}
     for folder in ("/usr/local/sbin", "/usr/sbin", "/sbin"):

@@ -14,7 +14,9 @@ from tests.sandbox.api import Sandbox
 def slurm_sandbox() -> Iterator[Sandbox]:
     """One sandbox of three nodes for the whole run, as earlier tests left it. Tests take `slurm` instead."""
     need("slurm")
-    with Sandbox.up(nodes=3) as sandbox:  # KillWait is Slurm's own 30 s: jobs are promised an orderly end within that
+    with Sandbox.up(
+        nodes=3
+    ) as sandbox:  # KillWait is Slurm's own 30 s: jobs are promised an orderly end within that
         yield sandbox
 
 

@@ -1,4 +1,5 @@
-"""The one host process of a sandbox: brings its boxes up, keeps them, answers on a socket, and takes everything away.
+"""The one host process of a sandbox: brings its boxes up, keeps them, answers on a socket, and takes
+everything away.
 
 usage (by Sandbox.up only): python -m tests.sandbox.keeper SANDBOX_DIR LOCK_FD LIFELINE_FD|-1 TIMEOUT_S
 """
@@ -36,13 +37,26 @@ class Keeper:
     def up(self) -> None:
         """From an empty folder to all nodes idle; raises SandboxError when that takes too long."""
         self._write_files()
-        _call(["mount", "-t", "tmpfs", "-o", f"size={self.spec.shared_mb}m,mode=1777", f"rlprof-{self.spec.name}", str(self.spec.shared)])
+        _call(
+            [
+                "mount",
+                "-t",
+                "tmpfs",
+                "-o",
+                f"size={self.spec.shared_mb}m,mode=1777",
+                f"rlprof-{self.spec.name}",
+                str(self.spec.shared),
+            ]
+        )
         self._start((LOGIN, *self.spec.node_names))
         self._wait_idle()
 
     def start_node(self, name: str) -> None:
         if name not in self.spec.node_names:
-            raise SandboxError(f"no node '{name}' in sandbox '{self.spec.name}' (there are {', '.join(self.spec.node_names)})")
+            raise SandboxError(
+                f"no node '{name}' in sandbox '{self.spec.name}' (there are"
+                f" {', '.join(self.spec.node_names)})"
+            )
         if name in self.boxes and self.boxes[name].alive():
             raise SandboxError(f"node '{name}' is up already")
         self.deadline = time.monotonic() + 20
@@ -50,7 +64,10 @@ class Keeper:
 
     def kill_node(self, name: str) -> None:
         if name not in self.boxes or name == LOGIN:
-            raise SandboxError(f"no node '{name}' in sandbox '{self.spec.name}' (there are {', '.join(self.spec.node_names)})")
+            raise SandboxError(
+                f"no node '{name}' in sandbox '{self.spec.name}' (there are"
+                f" {', '.join(self.spec.node_names)})"
+            )
         self.boxes[name].kill()
         self._starting[name].process.wait(10)
 
@@ -67,7 +84,16 @@ class Keeper:
 
     def _write_files(self) -> None:
         spec = self.spec
-        for folder in ("etc", "hosts", "dev", "munge", "ctl/state", "boxes", "shared", *(f"nodes/{n}/spool" for n in spec.node_names)):
+        for folder in (
+            "etc",
+            "hosts",
+            "dev",
+            "munge",
+            "ctl/state",
+            "boxes",
+            "shared",
+            *(f"nodes/{n}/spool" for n in spec.node_names),
+        ):
             (spec.dir / folder).mkdir(parents=True)
         for node in spec.node_names:
             (spec.dir / "nodes" / node / "tmp").mkdir()
@@ -104,7 +130,10 @@ class Keeper:
                 fabric += ["link add br0 type bridge", f"{address} br0", "link set br0 up"]
             else:
                 pid = self.boxes[name].pid
-                fabric += [f"link add veth-{name} type veth peer name eth0 netns {pid}", f"link set veth-{name} master br0 up"]
+                fabric += [
+                    f"link add veth-{name} type veth peer name eth0 netns {pid}",
+                    f"link set veth-{name} master br0 up",
+                ]
         _ip(self.boxes[LOGIN], fabric)
         for name in names:
             if name != LOGIN:
@@ -114,10 +143,16 @@ class Keeper:
         seen = ""
         while time.monotonic() < self.deadline:
             answer = subprocess.run(
-                [*self.boxes[LOGIN].enter(), "sinfo", "-h", "-N", "-o", "%N=%t"], capture_output=True, text=True, timeout=15, check=False
+                [*self.boxes[LOGIN].enter(), "sinfo", "-h", "-N", "-o", "%N=%t"],
+                capture_output=True,
+                text=True,
+                timeout=15,
+                check=False,
             )
             seen = " ".join(answer.stdout.split()) or answer.stderr.strip()
-            if answer.returncode == 0 and set(answer.stdout.split()) == {f"{node}=idle" for node in self.spec.node_names}:
+            if answer.returncode == 0 and set(answer.stdout.split()) == {
+                f"{node}=idle" for node in self.spec.node_names
+            }:
                 return
             for name in self.boxes:
                 if fatal := store.fatal_line(self.spec.dir, name):

@@ -1,4 +1,6 @@
-"""Faults of the shared folder: full, read-only, gone; and back. It is a tmpfs of its own, so nothing else is touched."""
+"""Faults of the shared folder: full, read-only, gone; and back. It is a tmpfs of its own, so nothing else
+is touched.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ def fill(spec: Spec, leave_bytes: int = 0) -> None:
 
 
 def cover(spec: Spec, boxes: Mapping[str, Box], how: str) -> None:
-    """Puts a read-only view ("readonly") or an empty folder ("vanished") over the shared folder inside each box.
+    """Puts a read-only view ("readonly") or an empty folder ("vanished") over the shared folder inside each
+    box.
 
-    A cover, not `remount,ro`: the kernel refuses that while any file is open for writing, and jobs have logs open.
+    A cover, not `remount,ro`: the kernel refuses that while any file is open for writing, and jobs have logs
+    open.
     """
     if broken(spec):
         uncover(spec, boxes)
@@ -46,7 +50,7 @@ def restore(spec: Spec, boxes: Mapping[str, Box]) -> None:
 
 
 def broken(spec: Spec) -> str:
-    """"readonly", "vanished", or empty when nothing covers the shared folder."""
+    """ "readonly", "vanished", or empty when nothing covers the shared folder."""
     try:
         return (spec.dir / "broken").read_text()
     except FileNotFoundError:
@@ -54,7 +58,8 @@ def broken(spec: Spec) -> str:
 
 
 def _inside(box: Box, *argv: str) -> list[str]:
-    # All namespaces: mount and umount read /proc/self, which the box's /proc has only for the box's own processes.
+    # All namespaces: mount and umount read /proc/self, which the box's /proc has only for the box's own
+    # processes.
     return [*box.enter(), *argv]
 
 

@@ -1,4 +1,6 @@
-"""What a sandbox is made of, as data: nodes, addresses, sizes, time limits, and the Slurm configuration they give."""
+"""What a sandbox is made of, as data: nodes, addresses, sizes, time limits, and the Slurm configuration
+they give.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +54,16 @@ class Spec:
     visible: tuple[str, ...] = ()
     """Host folders below /tmp that every node still sees although its /tmp is its own."""
     opened: tuple[str, ...] = ()
-    """Folders in a folder that only root may enter; inside, everybody reaches them, and nothing else of that folder is there."""
+    """Folders in a folder that only root may enter; inside, everybody reaches them, and nothing else of
+    that folder is there.
+    """
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}", self.name):
-            raise SandboxError(f"name '{self.name}': allowed are 1 to 32 of A-Z a-z 0-9 _ . - beginning with a letter or digit")
+            raise SandboxError(
+                f"name '{self.name}': allowed are 1 to 32 of A-Z a-z 0-9 _ . - beginning with a letter or"
+                " digit"
+            )
         if not 1 <= self.nodes <= 100:
             raise SandboxError(f"nodes {self.nodes}: allowed is 1 to 100")
         if self.resolve not in ("none", "self", "all"):
@@ -90,8 +97,9 @@ class Spec:
 def slurm_conf(spec: Spec) -> str:
     """The text of slurm.conf.
 
-    config_overrides: nodes claim more CPUs than the machine has. linuxproc and task/none: no cgroup is needed. The
-    scheduler looks at once instead of waiting for more jobs. No accounting, so `sacct` answers nothing.
+    config_overrides: nodes claim more CPUs than the machine has. linuxproc and task/none: no cgroup is
+    needed. The scheduler looks at once instead of waiting for more jobs. No accounting, so `sacct` answers
+    nothing.
     """
     where = spec.dir
     nodes = "\n".join(

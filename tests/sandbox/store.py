@@ -1,4 +1,6 @@
-"""The folder of sandboxes on the host: who lives in it, taking a name, and removing what a dead keeper left."""
+"""The folder of sandboxes on the host: who lives in it, taking a name, and removing what a dead keeper
+left.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def base_lock() -> Iterator[None]:
         deadline = time.monotonic() + LOCK_DEADLINE_S
         while not _lock(handle):
             if time.monotonic() > deadline:
-                raise SandboxError(f"{BASE} has been locked by another sandbox command for {LOCK_DEADLINE_S} s")
+                raise SandboxError(
+                    f"{BASE} has been locked by another sandbox command for {LOCK_DEADLINE_S} s"
+                )
             time.sleep(0.02)
         yield
     finally:
@@ -36,11 +40,16 @@ def base_lock() -> Iterator[None]:
 
 
 def claim(spec: Spec) -> int:
-    """Makes the sandbox's folder and returns the descriptor of its lock, held as long as any process has it open."""
+    """Makes the sandbox's folder and returns the descriptor of its lock, held as long as any process has
+    it open.
+    """
     with base_lock():
         prune()
         if spec.dir.exists():
-            raise SandboxError(f"sandbox '{spec.name}' is up already; use it, or `python -m tests.sandbox down --name {spec.name}` first")
+            raise SandboxError(
+                f"sandbox '{spec.name}' is up already; use it, or `python -m tests.sandbox down --name"
+                f" {spec.name}` first"
+            )
         spec.dir.mkdir(mode=0o755)
         handle = os.open(spec.dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         if not _lock(handle):
@@ -74,7 +83,9 @@ def held(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Ends what still runs of a sandbox, unmounts its shared folder and deletes its folder; needs base_lock."""
+    """Ends what still runs of a sandbox, unmounts its shared folder and deletes its folder; needs
+    base_lock.
+    """
     with contextlib.suppress(OSError, ValueError):
         for box in read_state(folder).values():
             box.kill()
@@ -110,8 +121,17 @@ def read_state(folder: Path) -> dict[str, Box]:
 
 def _logs(folder: Path, box: str) -> list[Path]:
     if box == LOGIN:
-        return [folder / "ctl" / "slurmctld.log", folder / "ctl" / "stderr", folder / "munge" / "log", folder / "boxes" / "login.log"]
-    return [folder / "nodes" / box / "slurmd.log", folder / "nodes" / box / "stderr", folder / "boxes" / f"{box}.log"]
+        return [
+            folder / "ctl" / "slurmctld.log",
+            folder / "ctl" / "stderr",
+            folder / "munge" / "log",
+            folder / "boxes" / "login.log",
+        ]
+    return [
+        folder / "nodes" / box / "slurmd.log",
+        folder / "nodes" / box / "stderr",
+        folder / "boxes" / f"{box}.log",
+    ]
 
 
 def fatal_line(folder: Path, box: str) -> str:

@@ -1,4 +1,6 @@
-"""The sandbox keeps its promises: real Slurm, nodes apart from each other, faults on demand, nothing left behind."""
+"""The sandbox keeps its promises: real Slurm, nodes apart from each other, faults on demand, nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ pytestmark = pytest.mark.slurm
 def _traces(name: str) -> list[str]:
     """Everything of a sandbox that this machine still shows: folder, mounts, processes."""
     found = [str(BASE / name)] if (BASE / name).exists() else []
-    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"{BASE / name}/" in line]
+    found += [
+        line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"{BASE / name}/" in line
+    ]
     for pid in host_pids():
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
@@ -36,7 +40,11 @@ def _traces(name: str) -> list[str]:
 
 
 def _namespaces(sandbox: Sandbox) -> set[str]:
-    pids = [process.host_pid for node in ("login", *sandbox.nodes) for process in sandbox.processes(node, daemons=True)]
+    pids = [
+        process.host_pid
+        for node in ("login", *sandbox.nodes)
+        for process in sandbox.processes(node, daemons=True)
+    ]
     return {os.readlink(f"/proc/{pid}/ns/{kind}") for pid in pids for kind in ("net", "pid", "mnt")}
 
 
@@ -73,10 +81,15 @@ def _cli(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_nodes_have_their_own_names_addresses_tmp_and_share_one_folder(slurm: Sandbox) -> None:
-    script = f'touch "/tmp/of $(hostname)"; cd /tmp; ls -m of*; hostname -I; touch "{slurm.shared}/from $(hostname)"'
+    script = (
+        f'touch "/tmp/of $(hostname)"; cd /tmp; ls -m of*; hostname -I; touch "{slurm.shared}/from'
+        ' $(hostname)"'
+    )
     lines = slurm.run(["srun", "-N3", "-l", "bash", "-c", script]).stdout.splitlines()
 
-    assert sorted(lines) == sorted(f"{i}: {text}" for i in range(3) for text in (f"of n{i + 1}", f"10.77.0.{i + 1} "))
+    assert sorted(lines) == sorted(
+        f"{i}: {text}" for i in range(3) for text in (f"of n{i + 1}", f"10.77.0.{i + 1} ")
+    )
     assert {path.name for path in slurm.shared.glob("from *")} == {"from n1", "from n2", "from n3"}
     assert not list(Path("/tmp").glob("of n?"))
     assert (slurm.tmp("n2") / "of n2").exists()
@@ -100,7 +113,9 @@ def test_two_users_share_a_node(slurm: Sandbox) -> None:
 
 
 def test_the_other_user_can_run_the_tests_python(slurm: Sandbox) -> None:
-    done = slurm.run(["srun", "-N2", sys.executable, "-c", "import os; print(os.getuid() > 0)"], user=TEST_USER, cwd="/")
+    done = slurm.run(
+        ["srun", "-N2", sys.executable, "-c", "import os; print(os.getuid() > 0)"], user=TEST_USER, cwd="/"
+    )
 
     assert done.stdout == "True\nTrue\n"
 
@@ -108,14 +123,19 @@ def test_the_other_user_can_run_the_tests_python(slurm: Sandbox) -> None:
 def test_a_command_that_hangs_is_ended_in_time_even_with_a_background_child(slurm: Sandbox) -> None:
     began = time.monotonic()
 
-    with pytest.raises(SandboxError, match=r"on n1: bash -c setsid sleep 30 & sleep 30: not done after 0\.5 s"):
+    with pytest.raises(
+        SandboxError, match=r"on n1: bash -c setsid sleep 30 & sleep 30: not done after 0\.5 s"
+    ):
         slurm.exec("n1", ["bash", "-c", "setsid sleep 30 & sleep 30"], timeout=0.5)
 
     assert time.monotonic() - began < 10
 
 
 def test_exit_code_and_the_signal_before_the_end_are_slurms_own(slurm: Sandbox) -> None:
-    script = '#!/bin/bash\ntrap "echo got it; exit 7" USR2\nscancel --signal=USR2 --batch $SLURM_JOB_ID\nwhile :; do sleep 0.1; done\n'
+    script = (
+        '#!/bin/bash\ntrap "echo got it; exit 7" USR2\nscancel --signal=USR2 --batch $SLURM_JOB_ID\nwhile :;'
+        " do sleep 0.1; done\n"
+    )
     job = slurm.sbatch(["--signal=B:USR2@1", "-o", "out.txt"], input=script)
 
     state = slurm.wait(job, 15)
@@ -144,7 +164,9 @@ def test_a_killed_node_takes_its_processes_and_requeues_its_job(slurm: Sandbox) 
 
 def test_the_shared_folder_fills_turns_readonly_vanishes_and_comes_back(slurm: Sandbox) -> None:
     def write(node: str) -> str:
-        return slurm.exec(node, ["python3", "-c", "open('probe', 'wb').write(bytes(1 << 20))"], check=False).stderr
+        return slurm.exec(
+            node, ["python3", "-c", "open('probe', 'wb').write(bytes(1 << 20))"], check=False
+        ).stderr
 
     with (slurm.shared / "open").open("w"):
         slurm.fill()
@@ -185,14 +207,19 @@ def test_a_failed_up_shows_the_log_and_leaves_nothing(slurm: Sandbox, extra_conf
 
 
 def test_an_up_that_takes_too_long_leaves_nothing() -> None:
-    with pytest.raises(SandboxError, match=r"(?s)not all nodes idle in time; sinfo says: .*n9=unk.*slurmctld\.log"):
+    with pytest.raises(
+        SandboxError, match=r"(?s)not all nodes idle in time; sinfo says: .*n9=unk.*slurmctld\.log"
+    ):
         Sandbox.up(nodes=1, name="t-slow", timeout_s=2, extra_conf="NodeName=n9 NodeAddr=10.77.0.9")
 
     assert _traces("t-slow") == []
 
 
 def test_a_killed_parent_takes_its_sandbox_with_it() -> None:
-    code = "import os, signal; from tests.sandbox import Sandbox; Sandbox.up(nodes=1, name='t-orphan'); os.kill(os.getpid(), signal.SIGKILL)"
+    code = (
+        "import os, signal; from tests.sandbox import Sandbox; Sandbox.up(nodes=1, name='t-orphan');"
+        " os.kill(os.getpid(), signal.SIGKILL)"
+    )
 
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=30, check=False)
 
@@ -218,10 +245,30 @@ def test_by_hand_up_status_run_down() -> None:
         assert "n1  10.77.0.1    idle" in status
         assert "n2  10.77.0.2    idle" in status
         assert "t-hand" in _cli("list").stdout.split()
-        assert "KillWait                = 3 sec" in _cli("run", "--name", "t-hand", "--", "scontrol", "show", "config").stdout
-        assert _cli("exec", "--name", "t-hand", "--node", "n2", "--user", TEST_USER, "--cwd", "/tmp", "--", "id", "-un").stdout == f"{TEST_USER}\n"
-        assert _cli("exec", "--name", "t-hand", "--node", "n3", "--", "true").stderr == (
-            "error: no node 'n3' in sandbox 't-hand' (there are login, n1, n2)\n"
+        assert (
+            "KillWait                = 3 sec"
+            in _cli("run", "--name", "t-hand", "--", "scontrol", "show", "config").stdout
+        )
+        assert (
+            _cli(
+                "exec",
+                "--name",
+                "t-hand",
+                "--node",
+                "n2",
+                "--user",
+                TEST_USER,
+                "--cwd",
+                "/tmp",
+                "--",
+                "id",
+                "-un",
+            ).stdout
+            == f"{TEST_USER}\n"
+        )
+        assert (
+            _cli("exec", "--name", "t-hand", "--node", "n3", "--", "true").stderr
+            == "error: no node 'n3' in sandbox 't-hand' (there are login, n1, n2)\n"
         )
     finally:
         assert _cli("down", "--name", "t-hand").returncode == 0

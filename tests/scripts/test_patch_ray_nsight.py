@@ -31,7 +31,9 @@ def plugin(tmp_path):
     path = tmp_path / "site 'packages" / "nsight.py"
     path.parent.mkdir()
     source = original().read_text()
-    assert source.count(BROKEN) == 1, "the installed Ray is repaired already: this test needs its original file"
+    assert source.count(BROKEN) == 1, (
+        "the installed Ray is repaired already: this test needs its original file"
+    )
     path.write_text(source)
     path.chmod(0o664)
     return path
@@ -83,7 +85,9 @@ plugin.modify_context([], None, context)
 print(context.py_executable)
 """
 
-    result = subprocess.run([sys.executable, "-c", program, plugin], capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", program, plugin], capture_output=True, text=True, timeout=60
+    )
 
     assert result.stdout == "nsys profile uv run --isolated python3\n", result.stderr
 
@@ -97,7 +101,9 @@ def test_check_changes_nothing_and_tells_by_its_exit_code(plugin):
     done = patch("--file", plugin, "--check")
 
     assert (needed.returncode, unchanged, done.returncode) == (1, True, 0)
-    assert needed.stdout.startswith("patch_ray_nsight: needs the patch (https://github.com/ray-project/ray/issues/66093)")
+    assert needed.stdout.startswith(
+        "patch_ray_nsight: needs the patch (https://github.com/ray-project/ray/issues/66093)"
+    )
 
 
 def test_a_repair_by_ray_itself_is_recognised(plugin):
@@ -113,11 +119,15 @@ def test_a_repair_by_ray_itself_is_recognised(plugin):
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda source: source.replace(BROKEN, 'context.py_executable = f"{shlex.join(self.nsight_cmd)} python"'),
+        lambda source: source.replace(
+            BROKEN, 'context.py_executable = f"{shlex.join(self.nsight_cmd)} python"'
+        ),
         lambda source: source.replace(BROKEN, "context.py_executable = wrap(self.nsight_cmd)"),
         lambda source: source.replace(BROKEN, "pass"),
         lambda source: source.replace(BROKEN, f"{BROKEN}\n        {BROKEN}"),
-        lambda source: source.replace(BROKEN, f"if x:\n            {BROKEN}\n        else:\n            {PATCHED}"),
+        lambda source: source.replace(
+            BROKEN, f"if x:\n            {BROKEN}\n        else:\n            {PATCHED}"
+        ),
         lambda source: source + "\n    syntax error",
         lambda source: "",
     ],
@@ -140,7 +150,9 @@ def test_a_read_only_file_is_refused_also_for_root(plugin):
     result = patch("--file", plugin)
 
     assert_untouched(plugin, before, result)
-    assert "is read-only (mode 444), left as it is: chmod u+w it, or use the runtime-env plugin" in result.stderr
+    assert (
+        "is read-only (mode 444), left as it is: chmod u+w it, or use the runtime-env plugin" in result.stderr
+    )
 
 
 @root_only
@@ -169,7 +181,10 @@ def test_another_users_file_is_refused(plugin, open_folder):
 @root_only
 def test_a_read_only_mount_is_refused(plugin):
     before = plugin.read_text()
-    inside = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && exec bash "$2" --python "$3" --file "$1/nsight.py"'
+    inside = (
+        'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && exec bash "$2" --python "$3" --file'
+        ' "$1/nsight.py"'
+    )
 
     result = subprocess.run(
         ["unshare", "-m", "bash", "-c", inside, "-", plugin.parent, SCRIPT, sys.executable],
@@ -208,12 +223,16 @@ def test_a_hard_link_elsewhere_keeps_its_content(plugin, tmp_path):
 def test_a_compiled_copy_that_would_still_be_run_is_reported(plugin):
     import py_compile
 
-    py_compile.compile(str(plugin), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    py_compile.compile(
+        str(plugin), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+    )
 
     result = patch("--file", plugin)
 
     assert result.returncode == 2
-    assert "stale compiled copy" in result.stderr and "is patched, but Python does not load it" in result.stderr
+    assert (
+        "stale compiled copy" in result.stderr and "is patched, but Python does not load it" in result.stderr
+    )
 
 
 def test_finds_the_ray_of_an_interpreter_and_not_of_the_current_folder(tmp_path):

@@ -42,8 +42,14 @@ def test_cpus_and_extra_arguments_and_spare_nodes():
     line = srun_line(CPUS_PER_WORKER="16", RLPROF_SRUN_ARGS="--mem=0 --gres=gpu:8", RLPROF_MIN_NODES="2")
 
     assert line == [
-        *COMMON, "--cpus-per-task=16", "--kill-on-bad-exit=0", "--mem=0", "--gres=gpu:8", "bash", f"{HOME}/scripts/node.sh",
-    ]  # fmt: skip
+        *COMMON,
+        "--cpus-per-task=16",
+        "--kill-on-bad-exit=0",
+        "--mem=0",
+        "--gres=gpu:8",
+        "bash",
+        f"{HOME}/scripts/node.sh",
+    ]
 
 
 def test_pyxis():
@@ -108,8 +114,12 @@ def test_megatron_library_path_follows_the_machine(tmp_path, machine, folder):
         tool.chmod(0o755)
     trainer = (HOME / "env" / "trainer_nemo_rl_megatron.env").read_text().splitlines()
     values = dict(line.split("=", 1) for line in trainer if line.startswith("RLPROF_LD"))
-    env = {"PATH": f"{tools}:{os.environ['PATH']}", "RLPROF_RUN_DIR": str(tmp_path), "RLPROF_PYTHON": "fakepython",
-           "LD_LIBRARY_PATH": "/mine"}  # fmt: skip
+    env = {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "RLPROF_RUN_DIR": str(tmp_path),
+        "RLPROF_PYTHON": "fakepython",
+        "LD_LIBRARY_PATH": "/mine",
+    }
 
     done = bash([str(HOME / "scripts" / "node.sh")], values | env)
 

@@ -6,7 +6,17 @@ import sys
 from pathlib import Path
 
 TRAINER = [sys.executable, "-u", str(Path(__file__).with_name("trainer.py"))]
-ASKED = {"captures": [{"backend": "memory", "workers": ["policy_worker"], "ranks": [0], "steps": "2,4:6", "options": {"host": "true"}}]}
+ASKED = {
+    "captures": [
+        {
+            "backend": "memory",
+            "workers": ["policy_worker"],
+            "ranks": [0],
+            "steps": "2,4:6",
+            "options": {"host": "true"},
+        }
+    ]
+}
 CAPTURES = {"memory/policy_worker/rank0/step2-2", "memory/policy_worker/rank0/step4-5"}
 QUICK = {"RAY_LOG_SYNC_FREQUENCY": "1"}
 

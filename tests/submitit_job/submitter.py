@@ -1,4 +1,6 @@
-"""Run on the sandbox's login node: submits one RayJob as a user's script would, and prints what it hands back as JSON."""
+"""Run on the sandbox's login node: submits one RayJob as a user's script would, and prints what it hands
+back as JSON.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,26 @@ def main() -> None:
     )  # fmt: skip
     if "partition" in options:
         executor.update_parameters(slurm_partition=options["partition"])
-    job = executor.submit(RayJob(options["command"], options.get("request", ASKED), QUICK, requeue=options.get("requeue", False)))
+    job = executor.submit(
+        RayJob(
+            options["command"], options.get("request", ASKED), QUICK, requeue=options.get("requeue", False)
+        )
+    )
     (folder / "job").write_text(job.job_id)
     print(job.job_id, flush=True)
     summary = wait_for(job, seconds=240)
-    shown = {"exit_code": summary.exit_code, "cause": summary.cause, "run_dir": summary.run_dir, "earlier": summary.earlier,
-             "captures": summary.captures(), "planned": [capture.id for capture in summary.manifest.captures]}  # fmt: skip
+    shown = {
+        "exit_code": summary.exit_code,
+        "cause": summary.cause,
+        "run_dir": summary.run_dir,
+        "earlier": summary.earlier,
+        "captures": summary.captures(),
+        "planned": [capture.id for capture in summary.manifest.captures],
+    }
     if options.get("follow_up"):
-        executor.update_parameters(nodes=1, slurm_additional_parameters={"dependency": f"afterany:{job.job_id}"})
+        executor.update_parameters(
+            nodes=1, slurm_additional_parameters={"dependency": f"afterany:{job.job_id}"}
+        )
         harvested = executor.submit(HarvestRun.of(job))
         answer = executor.submit(ReportRun.of(job))
         shown["harvested"] = result_of(harvested).complete

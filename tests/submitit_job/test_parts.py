@@ -1,4 +1,6 @@
-"""RayJob's parts without Ray: what it refuses, how it travels, how tasks find each other, what is left to capture."""
+"""RayJob's parts without Ray: what it refuses, how it travels, how tasks find each other, what is left to
+capture.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,37 @@ ASKED = request_from_dict({"captures": [
 
 def manifest(*rows: tuple[str, str, int | None, int, int, str]) -> Manifest:
     captures = tuple(
-        CaptureResult(f"{backend}/{worker}/{rank}/{start}", backend, worker, rank, start, stop, None, state) for backend, worker, rank, start, stop, state in rows
+        CaptureResult(f"{backend}/{worker}/{rank}/{start}", backend, worker, rank, start, stop, None, state)
+        for backend, worker, rank, start, stop, state in rows
     )
     return Manifest("1", captures, ())
 
 
 def test_what_is_missing_is_asked_again():
-    left = missing_request(manifest(
-        ("nsight", "policy_worker", 0, 3, 5, "ok"), ("nsight", "policy_worker", 0, 10, 11, "missing"),
-        ("nsight", "policy_worker", 1, 3, 5, "recovered"), ("nsight", "policy_worker", 1, 10, 11, "truncated"),
-        ("torch", "generation_worker", 0, 3, 4, "ok"),
-    ), ASKED)  # fmt: skip
+    left = missing_request(
+        manifest(
+            ("nsight", "policy_worker", 0, 3, 5, "ok"),
+            ("nsight", "policy_worker", 0, 10, 11, "missing"),
+            ("nsight", "policy_worker", 1, 3, 5, "recovered"),
+            ("nsight", "policy_worker", 1, 10, 11, "truncated"),
+            ("torch", "generation_worker", 0, 3, 4, "ok"),
+        ),
+        ASKED,
+    )
     [spec] = left.captures
-    assert (spec.backend, spec.workers, spec.ranks, str(spec.steps), spec.options) == ("nsight", ("policy_worker",), (0, 1), "10", {"t": "nvtx"})
-    again = missing_request(manifest(("nsight", "policy_worker", 0, 10, 11, "ok"), ("nsight", "policy_worker", 1, 10, 11, "missing")), left)
+    assert (spec.backend, spec.workers, spec.ranks, str(spec.steps), spec.options) == (
+        "nsight",
+        ("policy_worker",),
+        (0, 1),
+        "10",
+        {"t": "nvtx"},
+    )
+    again = missing_request(
+        manifest(
+            ("nsight", "policy_worker", 0, 10, 11, "ok"), ("nsight", "policy_worker", 1, 10, 11, "missing")
+        ),
+        left,
+    )
     assert again.captures[0].ranks == (1,)
     assert not missing_request(manifest(("nsight", "policy_worker", 1, 10, 11, "ok")), again)
 
@@ -113,12 +132,27 @@ def test_seats_of_local_attempts(tmp_path, monkeypatch):
 
 def test_seats_on_slurm(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
-    env = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "3", "SLURM_JOB_NUM_NODES": "3", "SLURM_NODEID": "2",
-           "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_RESTART_COUNT": "1", "SLURMD_NODENAME": "n3", "SUBMITIT_FOLDER": str(tmp_path)}  # fmt: skip
+    env = {
+        "SUBMITIT_EXECUTOR": "slurm",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "3",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_NODEID": "2",
+        "SLURM_JOB_NODELIST": "n[1-3]",
+        "SLURM_RESTART_COUNT": "1",
+        "SLURMD_NODENAME": "n3",
+        "SUBMITIT_FOLDER": str(tmp_path),
+    }
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     taken = task_context.take(None)
-    assert (taken.job, taken.rank, taken.node, taken.nodes, taken.run_dir) == ("7.r1", 2, "n3", ("n1", "n2", "n3"), tmp_path / "7.r1-logs")
+    assert (taken.job, taken.rank, taken.node, taken.nodes, taken.run_dir) == (
+        "7.r1",
+        2,
+        "n3",
+        ("n1", "n2", "n3"),
+        tmp_path / "7.r1-logs",
+    )
     monkeypatch.setenv("SLURM_NTASKS", "6")
     with pytest.raises(UsageError, match="tasks_per_node=1"):
         task_context.take(None)
@@ -132,7 +166,10 @@ def test_the_environment_names_this_python():
 def test_a_task_process_has_its_own_session_and_dies_with_its_task(tmp_path, monkeypatch):
     script = tmp_path / "scripts" / "node.sh"
     script.parent.mkdir()
-    script.write_text(f'trap "echo told > {tmp_path}/told; exit 5" TERM\nps -o sid= -p $$ > {tmp_path}/sid\ntouch {tmp_path}/up\nwhile sleep 0.1; do :; done\n')
+    script.write_text(
+        f'trap "echo told > {tmp_path}/told; exit 5" TERM\nps -o sid= -p $$ > {tmp_path}/sid\ntouch'
+        f" {tmp_path}/up\nwhile sleep 0.1; do :; done\n"
+    )
     monkeypatch.setenv("RLPROF_HOME", str(tmp_path))
     process = TaskProcess(os.environ)
     deadline = time.monotonic() + 20
@@ -159,7 +196,9 @@ def test_waiting_ends_when_the_job_is_gone(tmp_path, monkeypatch):
         job_id = "9"
 
         def task(self, number):
-            return SimpleNamespace(paths=SimpleNamespace(result_pickle=tmp_path / "none", stderr=tmp_path / "err"), job_id="9")
+            return SimpleNamespace(
+                paths=SimpleNamespace(result_pickle=tmp_path / "none", stderr=tmp_path / "err"), job_id="9"
+            )
 
     with pytest.raises(RlprofError, match=r"ended without a result(.|\n)*CANCELLED"):
         follow_up.wait_for(SlurmJob())
@@ -168,7 +207,11 @@ def test_waiting_ends_when_the_job_is_gone(tmp_path, monkeypatch):
 def test_a_summary_joins_attempts(tmp_path):
     earlier = tmp_path / "1-logs"
     earlier.mkdir()
-    (earlier / "manifest.json").write_text(manifest(("torch", "w", 0, 1, 2, "ok"), ("torch", "w", 0, 3, 4, "missing")).to_json())
+    (earlier / "manifest.json").write_text(
+        manifest(("torch", "w", 0, 1, 2, "ok"), ("torch", "w", 0, 3, 4, "missing")).to_json()
+    )
     last = manifest(("torch", "w", 0, 3, 4, "ok"))
-    summary = RunSummary(0, str(tmp_path / "1.r1-logs"), "driver_exit", manifest=last, earlier=(str(earlier),))
+    summary = RunSummary(
+        0, str(tmp_path / "1.r1-logs"), "driver_exit", manifest=last, earlier=(str(earlier),)
+    )
     assert summary.captures() == {"torch/w/0/1": "ok", "torch/w/0/3": "ok"} and summary.ok

@@ -1,4 +1,6 @@
-"""RayJob on the real Slurm of the sandbox: every task a node, through submitit alone, without ray.sub and without sacct."""
+"""RayJob on the real Slurm of the sandbox: every task a node, through submitit alone, without ray.sub and
+without sacct.
+"""
 
 from __future__ import annotations
 
@@ -55,21 +57,33 @@ class Submitted:
             return json.loads(out.strip().splitlines()[-1])
         except Exception as error:
             self.process.kill()
-            raise AssertionError(f"{error!r}\n{self.slurm.job(self.id).fields}\n{(self.folder / 'submitter.err').read_text()}\n{say(self.folder)}") from None
+            raise AssertionError(
+                f"{error!r}\n{self.slurm.job(self.id).fields}\n{(self.folder / 'submitter.err').read_text()}\n{say(self.folder)}"
+            ) from None
 
 
 def test_three_nodes(slurm):
     nsys = {"backend": "nsight", "workers": ["policy_worker"], "steps": "5", "options": {"t": "nvtx"}}
-    job = Submitted(slurm, slurm.shared / "three nodes", nodes=3, command=[*TRAINER, "--nodes", "3"], follow_up=True,
-                    request={"captures": [*ASKED["captures"], nsys]})  # fmt: skip
+    job = Submitted(
+        slurm,
+        slurm.shared / "three nodes",
+        nodes=3,
+        command=[*TRAINER, "--nodes", "3"],
+        follow_up=True,
+        request={"captures": [*ASKED["captures"], nsys]},
+    )
     found = job.result()
 
     assert (found["exit_code"], found["cause"]) == (0, "driver_exit"), say(job.folder)
-    assert found["captures"] == dict.fromkeys([*CAPTURES, "nsight/policy_worker/rank0/step5-5"], "ok"), say(job.folder)
+    assert found["captures"] == dict.fromkeys([*CAPTURES, "nsight/policy_worker/rank0/step5-5"], "ok"), say(
+        job.folder
+    )
     assert found["harvested"] and found["answer"]["arrived"] == 3
     assert (job.folder / f"{job.id}-logs" / "report.html").is_file()
     assert found["run_dir"] == str(job.folder / f"{job.id}-logs")
-    assert {path.stem for path in (job.folder / f"{job.id}-logs" / "nodes").glob("*.json")} == set(slurm.nodes)
+    assert {path.stem for path in (job.folder / f"{job.id}-logs" / "nodes").glob("*.json")} == set(
+        slurm.nodes
+    )
     assert slurm.wait(job.id).state == "COMPLETED"
     secrets = job.folder / f"{job.id}-logs" / ".secrets"
     assert all(path.stat().st_mode & 0o077 == 0 for path in secrets.iterdir())
@@ -77,10 +91,18 @@ def test_three_nodes(slurm):
 
 
 def test_rlprof_stop_drains_it(slurm):
-    job = Submitted(slurm, slurm.shared / "stop me", nodes=2, command=[*TRAINER, "--nodes", "2", "--step-seconds", "4"])
+    job = Submitted(
+        slurm, slurm.shared / "stop me", nodes=2, command=[*TRAINER, "--nodes", "2", "--step-seconds", "4"]
+    )
     run = job.folder / f"{job.id}-logs"
     job.until(lambda: list(run.glob("profiles/memory/policy_worker/rank0/*step2-2*")))
-    said = slurm.run([sys.executable, "-m", "rlprof_ops", "stop", str(job.id)], env=job.env, cwd="/", timeout=120, check=False)
+    said = slurm.run(
+        [sys.executable, "-m", "rlprof_ops", "stop", str(job.id)],
+        env=job.env,
+        cwd="/",
+        timeout=120,
+        check=False,
+    )
     found = job.result()
 
     assert said.returncode == 3 and "told to drain" in said.stdout, said.stdout + said.stderr
@@ -98,17 +120,23 @@ def test_a_command_that_fails(slurm):
 
 @pytest.fixture
 def preempting():
-    """Two nodes, on which jobs of the partition `urgent` take the place of those in `spare`, which have a minute to go."""
+    """Two nodes, on which jobs of the partition `urgent` take the place of those in `spare`, which have a
+    minute to go.
+    """
     need("slurm")
     with Sandbox.up(nodes=2, extra_conf=PREEMPTION) as sandbox:
         yield sandbox
 
 
 def test_a_preempted_job_takes_the_remaining_windows(preempting):
-    """Preempted by Slurm itself after the first window: drained, requeued, and only the second window again."""
+    """Preempted by Slurm itself after the first window: drained, requeued, and only the second window
+    again.
+    """
     slurm = preempting
     slow = [*TRAINER, "--nodes", "2", "--step-seconds", "2"]
-    job = Submitted(slurm, slurm.shared / "requeue me", nodes=2, command=shlex.join(slow), requeue=True, partition="spare")
+    job = Submitted(
+        slurm, slurm.shared / "requeue me", nodes=2, command=shlex.join(slow), requeue=True, partition="spare"
+    )
     first = job.folder / f"{job.id}-logs"
     job.until(lambda: list(first.glob("profiles/memory/policy_worker/rank0/*step2-2*")))
     urgent = slurm.sbatch(["--partition=urgent", "-N2", "--exclusive", "--wrap", "sleep 3"], cwd=slurm.shared)
@@ -125,7 +153,9 @@ def test_a_preempted_job_takes_the_remaining_windows(preempting):
 
 
 def start_again(slurm, job: Submitted) -> None:
-    """Without the two minutes that Slurm lets a requeued job wait, but not before its first start has left the nodes."""
+    """Without the two minutes that Slurm lets a requeued job wait, but not before its first start has left
+    the nodes.
+    """
     deadline = time.monotonic() + 60
     while any(slurm.processes(node) for node in slurm.nodes):
         assert time.monotonic() < deadline, [slurm.processes(node) for node in slurm.nodes]

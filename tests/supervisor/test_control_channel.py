@@ -70,7 +70,9 @@ def test_a_stranger_without_the_token_is_not_heard():
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize("noise", [b"\n", b"GET / HTTP/1.1\r\n\r\n", b'["a"]\n', b'{"node": 5}\n', b"\xff\xfe\n"])
+@pytest.mark.parametrize(
+    "noise", [b"\n", b"GET / HTTP/1.1\r\n\r\n", b'["a"]\n', b'{"node": 5}\n', b"\xff\xfe\n"]
+)
 def test_noise_does_no_harm(noise):
     async def scene() -> None:
         head, port, heard = await head_with("secret")

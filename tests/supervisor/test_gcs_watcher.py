@@ -1,4 +1,6 @@
-"""The process that asks which nodes are alive: killed, it is started again, and it cannot be killed for ever."""
+"""The process that asks which nodes are alive: killed, it is started again, and it cannot be killed for
+ever.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,15 @@ import pytest
 
 from rlprof_ops.supervisor.gcs_watcher import GcsWatcher
 
-# The first line tells why the plugin does not load; an answer of the GCS would take Ray half a minute, since there is none.
+# The first line tells why the plugin does not load; an answer of the GCS would take Ray half a minute, since
+# there is none.
 WITHOUT_PLUGIN = {**os.environ, "RLPROF_REQUEST_JSON": "{}", "RAY_RUNTIME_ENV_PLUGINS": "[]"}
 
 
 async def kills(times: int) -> tuple[object, list[str]]:
-    """The first answer when the process got SIGKILL `times` times before it, and what was said; nobody listens at the address."""
+    """The first answer when the process got SIGKILL `times` times before it, and what was said; nobody
+    listens at the address.
+    """
     said: list[str] = []
     asking = GcsWatcher("127.0.0.1:1", WITHOUT_PLUGIN, set(), said.append)
     await asking.start()

@@ -30,7 +30,11 @@ def test_head_line():
     assert found["node-ip-address"] == "10.0.0.1"
     assert found["include-dashboard"] == "false"
     assert found["num-gpus"] == "8"
-    assert json.loads(found["resources"]) == {"slurm_node:n1": 1, "slurm_managed_ray_cluster": 1, "worker_units": 8}
+    assert json.loads(found["resources"]) == {
+        "slurm_node:n1": 1,
+        "slurm_managed_ray_cluster": 1,
+        "worker_units": 8,
+    }
     assert "address" not in found
 
 
@@ -44,8 +48,15 @@ def test_worker_line_has_the_heads_address_and_no_fixed_port():
 
 
 def test_knobs_reach_the_line():
-    env = {"NODE_MANAGER_PORT": "1301", "MIN_WORKER_PORT": "2000", "MAX_WORKER_PORT": "2999", "RLPROF_DASHBOARD": "1",
-           "DASHBOARD_PORT": "8265", "CPUS_PER_WORKER": "64", "RAY_DEBUG": "legacy"}  # fmt: skip
+    env = {
+        "NODE_MANAGER_PORT": "1301",
+        "MIN_WORKER_PORT": "2000",
+        "MAX_WORKER_PORT": "2999",
+        "RLPROF_DASHBOARD": "1",
+        "DASHBOARD_PORT": "8265",
+        "CPUS_PER_WORKER": "64",
+        "RAY_DEBUG": "legacy",
+    }
     found = options(start_argv(Settings.load(env), node(is_head=True), "python3"))
 
     assert found["node-manager-port"] == "1301"
@@ -60,7 +71,11 @@ def test_a_dedicated_head_takes_no_gpu_work():
 
     assert resources(settings, node(is_head=True)) == {"slurm_node:n1": 1, "ray_head": 1}
     assert options(start_argv(settings, node(is_head=True), "p"))["num-gpus"] == "0"
-    assert resources(settings, node()) == {"slurm_node:n1": 1, "slurm_managed_ray_cluster": 1, "worker_units": 8}
+    assert resources(settings, node()) == {
+        "slurm_node:n1": 1,
+        "slurm_managed_ray_cluster": 1,
+        "worker_units": 8,
+    }
 
 
 @pytest.mark.parametrize(
@@ -88,5 +103,7 @@ def test_a_port_in_use_is_named_with_its_knob_and_node():
         busy.listen()
         port = busy.getsockname()[1]
         assert port in listening()
-        with pytest.raises(UsageError, match=f"node n1: port in use: PORT={port}. Another process listens there"):
+        with pytest.raises(
+            UsageError, match=f"node n1: port in use: PORT={port}. Another process listens there"
+        ):
             check_free({"PORT": port, "DASHBOARD_PORT": 0}, "n1")

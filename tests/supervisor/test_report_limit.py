@@ -38,7 +38,9 @@ def test_a_report_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     started = tmp_path / "pid"
-    (package / "__main__.py").write_text(f"import os, time\nopen({str(started)!r}, 'w').write(str(os.getpid()))\ntime.sleep(300)\n")
+    (package / "__main__.py").write_text(
+        f"import os, time\nopen({str(started)!r}, 'w').write(str(os.getpid()))\ntime.sleep(300)\n"
+    )
     said: list[str] = []
     head: Any = SimpleNamespace(
         settings=SimpleNamespace(number=lambda knob: {"RLPROF_REPORT_SECONDS": 2}[knob]),
@@ -58,17 +60,12 @@ def test_workers_of_a_report_end_with_it(tmp_path: Path) -> None:
     pytest.importorskip("msgspec")
     script = tmp_path / "report.py"
     script.write_text(
-        "import os, sys, time\n"
-        "from pathlib import Path\n"
-        "from rlprof_ops.analyze import engine\n"
-        "from rlprof_ops.analyze.run.identity import Report\n"
-        "def stuck(root, report, cache):\n"
-        "    (root / f'pid{os.getpid()}').touch()\n"
-        "    time.sleep(300)\n"
-        "if __name__ == '__main__':\n"
-        "    engine.summarise_file = stuck\n"
-        "    reports = [Report(f'{i}.json', 'torch', 'w', i, '', None, None, None, None, 1) for i in range(2)]\n"
-        "    engine.summarise_all(Path(sys.argv[1]), reports, workers=2)\n"
+        "import os, sys, time\nfrom pathlib import Path\nfrom rlprof_ops.analyze import engine\nfrom"
+        " rlprof_ops.analyze.run.identity import Report\ndef stuck(root, report, cache):\n    (root /"
+        " f'pid{os.getpid()}').touch()\n    time.sleep(300)\nif __name__ == '__main__':\n   "
+        " engine.summarise_file = stuck\n    reports = [Report(f'{i}.json', 'torch', 'w', i, '', None, None,"
+        " None, None, 1) for i in range(2)]\n    engine.summarise_all(Path(sys.argv[1]), reports,"
+        " workers=2)\n"
     )
     report = subprocess.Popen([sys.executable, str(script), str(tmp_path)])
     try:

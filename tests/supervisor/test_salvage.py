@@ -1,4 +1,6 @@
-"""What a node could not bring home when the storage failed comes home by the command that the job names; how long a drain may take."""
+"""What a node could not bring home when the storage failed comes home by the command that the job names;
+how long a drain may take.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ def place(tmp_path: Path) -> NodeContext:
 
 
 def ending(place: NodeContext, **knobs: str) -> Ending:
-    return Ending(Settings.load(knobs), ProfileRequest(captures=()), place, Journal(place.run.logs / "n1.log", "n1", time.time()))
+    return Ending(
+        Settings.load(knobs),
+        ProfileRequest(captures=()),
+        place,
+        Journal(place.run.logs / "n1.log", "n1", time.time()),
+    )
 
 
 def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
@@ -54,18 +61,32 @@ def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
     aside.rename(place.run.path)  # and is back
     assert json.loads(place.run.run_json.read_text())["end"]["cause"] == "running"
 
-    done = subprocess.run(["sh", "-c", salvage.command_line(place, str(tmp_path))], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        ["sh", "-c", salvage.command_line(place, str(tmp_path))],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
     assert done.returncode == 0, done.stderr
     assert (place.run.path / "profiles/torch/w/rank0/a.pt.trace.json.gz").read_bytes() == b"report"
     kept = json.loads(place.run.run_json.read_text())
     assert (kept["end"]["cause"], kept["driver"]["exit_code"]) == ("driver_exit", 3)
     node = json.loads((place.run.path / "nodes/n1.json").read_text())
-    assert (node["role"], node["clean"], node["clock"], [file["state"] for file in node["files"]]) == ("head", True, one.clock, ["copied"])
+    assert (node["role"], node["clean"], node["clock"], [file["state"] for file in node["files"]]) == (
+        "head",
+        True,
+        one.clock,
+        ["copied"],
+    )
     assert not place.folder.path.exists()
 
 
-_TOLD_TO_END_BY_SLURM = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print(flush=True); time.sleep(60)"
+_TOLD_TO_END_BY_SLURM = (
+    "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print(flush=True);"
+    " time.sleep(60)"
+)
 
 
 def test_a_sync_that_slurm_has_told_to_end_before_us_has_made_no_last_pass(place, monkeypatch):
@@ -73,12 +94,16 @@ def test_a_sync_that_slurm_has_told_to_end_before_us_has_made_no_last_pass(place
         one = ending(place)
         monkeypatch.setattr(one, "environment", lambda: {**os.environ, "PYTHONPATH": import_path()})
         syncer = Syncer(place.folder.path, place.run.path, place.node)
-        _record(place.folder.path, last_pass(syncer, 5))  # what it did of its own accord, before the window was closed
+        _record(
+            place.folder.path, last_pass(syncer, 5)
+        )  # what it did of its own accord, before the window was closed
         syncer.close()
         report = place.folder.path / "profiles/torch/w/rank0/a.pt.trace.json.gz"
         report.parent.mkdir(parents=True)
         report.write_bytes(b"report")
-        one.sync = await asyncio.create_subprocess_exec(sys.executable, "-c", _TOLD_TO_END_BY_SLURM, stdout=asyncio.subprocess.PIPE)
+        one.sync = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _TOLD_TO_END_BY_SLURM, stdout=asyncio.subprocess.PIPE
+        )
         await one.sync.stdout.readline()
         return await one.last_sync(30)
 
@@ -86,7 +111,13 @@ def test_a_sync_that_slurm_has_told_to_end_before_us_has_made_no_last_pass(place
     assert (place.run.path / "profiles/torch/w/rank0/a.pt.trace.json.gz").read_bytes() == b"report"
 
 
-@pytest.mark.parametrize(("left", "clean"), [("profiles/torch/w/rank0/a.pt.trace.json.gz", False), ("profiles/torch/w/rank0/a.pt.trace.json.gz.tmp", True)])
+@pytest.mark.parametrize(
+    ("left", "clean"),
+    [
+        ("profiles/torch/w/rank0/a.pt.trace.json.gz", False),
+        ("profiles/torch/w/rank0/a.pt.trace.json.gz.tmp", True),
+    ],
+)
 def test_a_node_with_a_report_that_came_nowhere_keeps_its_folder(place, monkeypatch, left, clean):
     async def said_to_be_done(seconds: float) -> bool:
         return True
@@ -114,16 +145,23 @@ def test_a_record_that_the_storage_takes_again_is_kept_nowhere_else(place, tmp_p
     assert json.loads(place.run.run_json.read_text())["driver"]["exit_code"] == 3
 
 
-@pytest.mark.parametrize(("wait", "seconds"), [("30", 27), ("5", 4), ("0", 4), ("120", 90), ("", 90), ("UNLIMITED", 90)])
+@pytest.mark.parametrize(
+    ("wait", "seconds"), [("30", 27), ("5", 4), ("0", 4), ("120", 90), ("", 90), ("UNLIMITED", 90)]
+)
 def test_a_cancelled_job_drains_within_slurms_patience(place, monkeypatch, wait, seconds):
     monkeypatch.setenv("RLPROF_KILL_WAIT", wait)
     assert ending(place, RLPROF_DRAIN_SECONDS="90").drain_budget_s() == seconds
 
 
-@pytest.mark.parametrize(("state", "cancelled"), [("RUNNING", False), ("COMPLETING", True), ("CANCELLED", True)])
+@pytest.mark.parametrize(
+    ("state", "cancelled"), [("RUNNING", False), ("COMPLETING", True), ("CANCELLED", True)]
+)
 def test_a_signal_to_the_step_alone_is_no_cancelled_job(tmp_path, monkeypatch, state, cancelled):
     tool = tmp_path / "scontrol"  # what Slurm 22 prints, shortened; the fault matrix asks the real one
-    tool.write_text(f"#!/bin/sh\n[ \"$*\" = {shlex.quote('-o show job 7')} ] && echo 'JobId=7 JobName=x JobState={state} Reason=None'\n")
+    tool.write_text(
+        f'#!/bin/sh\n[ "$*" = {shlex.quote("-o show job 7")} ] && echo \'JobId=7 JobName=x JobState={state}'
+        " Reason=None'\n"
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert shutil.which("scontrol") == str(tool)

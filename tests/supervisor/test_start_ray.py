@@ -33,16 +33,23 @@ def node(tmp_path: Path, **knobs: str) -> base.Supervisor:
     run, folder = RunFolder(tmp_path / "run"), NodeFolder(tmp_path / "node")
     run.create()
     folder.create()
-    place = NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, False, ("n0", "n1"), run, folder, 0, "token")
+    place = NodeContext(
+        "7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, False, ("n0", "n1"), run, folder, 0, "token"
+    )
     return base.Supervisor(
-        Settings.load(knobs), ProfileRequest(captures=()), place, Journal(run.logs / "n1.log", "n1", time.time())
+        Settings.load(knobs),
+        ProfileRequest(captures=()),
+        place,
+        Journal(run.logs / "n1.log", "n1", time.time()),
     )
 
 
 def start(one: base.Supervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comes_up_at: int) -> str:
     """Start the stand-in and give back what it was told, one x a try."""
     tries = tmp_path / "tries"
-    monkeypatch.setattr(base, "start_argv", lambda *_: [sys.executable, "-c", RAY, str(tries), str(comes_up_at)])
+    monkeypatch.setattr(
+        base, "start_argv", lambda *_: [sys.executable, "-c", RAY, str(tries), str(comes_up_at)]
+    )
 
     async def scene() -> None:
         try:
@@ -64,6 +71,8 @@ def test_it_tries_again(tmp_path, monkeypatch, capsys):
 
 def test_it_gives_up_with_rays_words(tmp_path, monkeypatch):
     one = node(tmp_path, RLPROF_RAY_START_TRIES="2")
-    with pytest.raises(RlprofError, match="node n1: `ray start` ended; its last words:\nThe current node timed out"):
+    with pytest.raises(
+        RlprofError, match="node n1: `ray start` ended; its last words:\nThe current node timed out"
+    ):
         start(one, monkeypatch, tmp_path, comes_up_at=9)
     assert (tmp_path / "tries").read_text() == "xx"

@@ -1,4 +1,6 @@
-"""What the tests of whole jobs share: submit ray.sub on the sandbox as a user would, and read what it left."""
+"""What the tests of whole jobs share: submit ray.sub on the sandbox as a user would, and read what it
+left.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from rlprof_ops.collect.harvest.manifest import Manifest
 
 HOME = Path(__file__).parents[2]
 DEMO = "python -m rlprof_ops.demo --steps 8"
-ASKED = {"RLPROF_STEPS": "3:5,7", "RLPROF_WORKERS": "policy_worker,generation_worker", "RLPROF_OPTIONS": '{"t": "nvtx"}'}
+ASKED = {
+    "RLPROF_STEPS": "3:5,7",
+    "RLPROF_WORKERS": "policy_worker,generation_worker",
+    "RLPROF_OPTIONS": '{"t": "nvtx"}',
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,9 @@ class Job:
     folder: Path
 
     @classmethod
-    def submit(cls, sandbox: Sandbox, *arguments: str, nodes: int = 3, user: str | None = None, **knobs: str) -> Job:
+    def submit(
+        cls, sandbox: Sandbox, *arguments: str, nodes: int = 3, user: str | None = None, **knobs: str
+    ) -> Job:
         folder = sandbox.shared / "my project"
         folder.mkdir(exist_ok=True)
         folder.chmod(0o777)
@@ -74,8 +82,18 @@ class Job:
 
     def say(self) -> str:
         """Everything a person would look at after a failure."""
-        texts = [self.output, *(f"{node}: {process}" for node in self.sandbox.nodes for process in self.sandbox.processes(node))]
-        texts += [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in sorted((self.run / "logs").glob("*.log"))]
+        texts = [
+            self.output,
+            *(
+                f"{node}: {process}"
+                for node in self.sandbox.nodes
+                for process in self.sandbox.processes(node)
+            ),
+        ]
+        texts += [
+            f"--- {path}\n{path.read_text(errors='replace')[-3000:]}"
+            for path in sorted((self.run / "logs").glob("*.log"))
+        ]
         return "\n".join(texts)
 
 
@@ -83,11 +101,24 @@ def nvtx_ranges(report: Path, folder: Path) -> list[str]:
     """The texts of all NVTX ranges of a report, through nsys's own export."""
     target = folder / f"{report.name}.sqlite"
     subprocess.run(
-        ["nsys", "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(target), str(report)],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+        [
+            "nsys",
+            "export",
+            "--type",
+            "sqlite",
+            "--force-overwrite",
+            "true",
+            "--output",
+            str(target),
+            str(report),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     with sqlite3.connect(target) as database:
         rows = database.execute(
-            "SELECT coalesce(text, (SELECT value FROM StringIds WHERE id = textId)) FROM NVTX_EVENTS WHERE eventType IN (59, 60)"
+            "SELECT coalesce(text, (SELECT value FROM StringIds WHERE id = textId)) FROM NVTX_EVENTS WHERE"
+            " eventType IN (59, 60)"
         ).fetchall()
     return [row[0] for row in rows]

@@ -14,7 +14,11 @@ LIMIT_S = 60
 @pytest.mark.parametrize(
     ("knobs", "code", "message"),
     [
-        ({"RAY_LOG_SYNC_FREQUENCY": "abc"}, 2, "RAY_LOG_SYNC_FREQUENCY='abc': expected a number from 0 to 86400"),
+        (
+            {"RAY_LOG_SYNC_FREQUENCY": "abc"},
+            2,
+            "RAY_LOG_SYNC_FREQUENCY='abc': expected a number from 0 to 86400",
+        ),
         ({"RLPROF_VENV": "/no/such/venv"}, 2, "RLPROF_VENV=/no/such/venv: no bin/python there"),
         ({"RLPROF_STEPS": "0:10"}, 2, "steps are counted from 1"),
         ({"BASE_LOG_DIR": "/proc/nowhere"}, 1, "BASE_LOG_DIR: the run folder /proc/nowhere/"),

@@ -12,7 +12,9 @@ from tests.whole_job.jobs import HOME, Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(300)]
 
-COUNT = "import ray; ray.init(logging_level='ERROR'); print(f\"{len(ray.nodes())} nodes, it's \\\"quoted\\\"\")"
+COUNT = (
+    'import ray; ray.init(logging_level=\'ERROR\'); print(f"{len(ray.nodes())} nodes, it\'s \\"quoted\\"")'
+)
 
 
 def test_attach_and_cancel(slurm):
@@ -21,7 +23,11 @@ def test_attach_and_cancel(slurm):
     wait_for(job, "no COMMAND: the cluster waits. Attach with: bash ")
 
     def attach(command: str, *node: str) -> str:
-        done = slurm.run(["bash", HOME / "scripts" / "attach.sh", str(job.id), *node], env=env | {"COMMAND": command}, timeout=60)
+        done = slurm.run(
+            ["bash", HOME / "scripts" / "attach.sh", str(job.id), *node],
+            env=env | {"COMMAND": command},
+            timeout=60,
+        )
         return done.stdout
 
     assert attach(f"{sys.executable} - <<'END'\n{COUNT}\nEND") == '3 nodes, it\'s "quoted"\n'
@@ -32,11 +38,17 @@ def test_attach_and_cancel(slurm):
     slurm.run(["scancel", str(job.id)])
     job.wait(timeout=60)
     assert job.record["end"]["cause"] == "signal"
-    assert sorted(path.name for path in (job.run / "nodes").glob("*.json")) == ["n1.json", "n2.json", "n3.json"]
+    assert sorted(path.name for path in (job.run / "nodes").glob("*.json")) == [
+        "n1.json",
+        "n2.json",
+        "n3.json",
+    ]
     for node in ("n2", "n3"):
         probes = json.loads((job.run / "nodes" / f"{node}.json").read_text())["clock"]
         assert [probe["moment"] for probe in probes] == ["start", "end"]
-        assert all(abs(probe["offset_ns"]) <= probe["error_ns"] for probe in probes), "one machine has one clock"
+        assert all(abs(probe["offset_ns"]) <= probe["error_ns"] for probe in probes), (
+            "one machine has one clock"
+        )
     assert job.leftovers() == []
 
 

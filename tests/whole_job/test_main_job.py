@@ -1,4 +1,6 @@
-"""The main job: `sbatch ray.sub` on three real nodes, real Ray, real nsys in the workers, every window home."""
+"""The main job: `sbatch ray.sub` on three real nodes, real Ray, real nsys in the workers, every window
+home.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from pathlib import Path
 import pytest
 from tests.whole_job.jobs import ASKED, DEMO, Job, nvtx_ranges
 
-pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.nsys,
+    pytest.mark.ray,
+    pytest.mark.torch,
+    pytest.mark.timeout(400),
+]
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
 PHASES = {
@@ -32,10 +40,29 @@ def other_users_ray(slurm):
     home.chmod(0o777)
     env = {"HOME": str(home), "RAY_AUTH_MODE": "disabled"}
     # Another uid, which may still read an interpreter that lies in root's home.
-    become = ["setpriv", "--reuid=nobody", "--clear-groups", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-    argv = [*become, sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--block",
-            "--port=6399", "--include-dashboard=false", "--disable-usage-stats", f"--node-ip-address={slurm.address('n1')}",
-            "--temp-dir=/tmp/stranger", "--num-cpus=1", "--object-store-memory=100000000"]  # fmt: skip
+    become = [
+        "setpriv",
+        "--reuid=nobody",
+        "--clear-groups",
+        "--inh-caps=+dac_read_search",
+        "--ambient-caps=+dac_read_search",
+    ]
+    argv = [
+        *become,
+        sys.executable,
+        "-c",
+        "from ray.scripts.scripts import main; main()",
+        "start",
+        "--head",
+        "--block",
+        "--port=6399",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+        f"--node-ip-address={slurm.address('n1')}",
+        "--temp-dir=/tmp/stranger",
+        "--num-cpus=1",
+        "--object-store-memory=100000000",
+    ]
     with open(home / "ray.log", "wb") as log:
         process = slurm.popen("n1", argv, env=env, stdout=log, stderr=log)
     deadline = time.monotonic() + 60
@@ -67,7 +94,14 @@ def test_every_window_comes_home(slurm, other_users_ray, tmp_path):
 
 def check_layout(job: Job) -> None:
     """The run folder as docs/contracts.md says."""
-    for name in ("run.json", "manifest.json", "logs/driver.log", "logs/head.log", "logs/n2.log", "logs/n3.log"):
+    for name in (
+        "run.json",
+        "manifest.json",
+        "logs/driver.log",
+        "logs/head.log",
+        "logs/n2.log",
+        "logs/n3.log",
+    ):
         assert (job.run / name).is_file(), name
     for node in job.sandbox.nodes:
         assert (job.run / "nodes" / f"{node}.json").is_file()

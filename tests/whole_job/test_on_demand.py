@@ -1,4 +1,6 @@
-"""`rlprof capture` and `rlprof stacks` from another shell, against the demo on three nodes in which nothing was planned."""
+"""`rlprof capture` and `rlprof stacks` from another shell, against the demo on three nodes in which
+nothing was planned.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +11,58 @@ import time
 import pytest
 from tests.whole_job.jobs import Job, nvtx_ranges
 
-pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.nsys,
+    pytest.mark.ray,
+    pytest.mark.torch,
+    pytest.mark.timeout(400),
+]
 
 
 def rlprof(job, *arguments):
     """The command as a person types it where only the shared storage is; its exit code and output."""
     done = subprocess.run(
-        [sys.executable, "-m", "rlprof_ops", *arguments], cwd=job.folder, capture_output=True, text=True, timeout=150,
+        [sys.executable, "-m", "rlprof_ops", *arguments],
+        cwd=job.folder,
+        capture_output=True,
+        text=True,
+        timeout=150,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout + done.stderr
 
 
 def test_windows_of_a_job_in_which_nothing_was_planned(slurm, tmp_path):
-    job = Job.submit(slurm, COMMAND="python -m rlprof_ops.demo --steps 2000", RAY_LOG_SYNC_FREQUENCY="2", RLPROF_ON_DEMAND="nsight")
+    job = Job.submit(
+        slurm,
+        COMMAND="python -m rlprof_ops.demo --steps 2000",
+        RAY_LOG_SYNC_FREQUENCY="2",
+        RLPROF_ON_DEMAND="nsight",
+    )
     deadline = time.monotonic() + 150
-    while not list(job.run.glob("nodes/*/events/policy_worker_rank1_*.jsonl")) or not list(job.run.glob("nodes/*/events/generation*.jsonl")):
-        assert time.monotonic() < deadline and not job.sandbox.job(job.id).state.startswith(("FAIL", "CANC", "COMP")), job.say()
+    while not list(job.run.glob("nodes/*/events/policy_worker_rank1_*.jsonl")) or not list(
+        job.run.glob("nodes/*/events/generation*.jsonl")
+    ):
+        assert time.monotonic() < deadline and not job.sandbox.job(job.id).state.startswith(
+            ("FAIL", "CANC", "COMP")
+        ), job.say()
         time.sleep(0.2)
 
     folder = str(job.run)
-    code, said = rlprof(job, "capture", folder, "--workers", "policy_worker", "--ranks", "1", "--steps", "next:2", "--option", "t=nvtx")
+    code, said = rlprof(
+        job,
+        "capture",
+        folder,
+        "--workers",
+        "policy_worker",
+        "--ranks",
+        "1",
+        "--steps",
+        "next:2",
+        "--option",
+        "t=nvtx",
+    )
     assert code == 0, said
     by_rank = list(job.run.glob("profiles/nsight/*/*/*.nsys-rep"))
     assert len(by_rank) == 1 and str(by_rank[0]) in said and "policy_worker_rank1_" in said
@@ -39,11 +72,18 @@ def test_windows_of_a_job_in_which_nothing_was_planned(slurm, tmp_path):
 
     code, said = rlprof(job, "capture", folder, "--workers", "*", "--seconds", "2", "--backend", "torch")
     assert code == 0, said
-    assert {path.parts[-3] for path in job.run.glob("profiles/torch/*/*/*.gz")} == {"policy_worker", "generation_worker", "controller"}
+    assert {path.parts[-3] for path in job.run.glob("profiles/torch/*/*/*.gz")} == {
+        "policy_worker",
+        "generation_worker",
+        "controller",
+    }
     assert job.sandbox.job(job.id).state == "RUNNING"
 
     code, said = rlprof(job, "capture", folder, "--workers", "critic", "--steps", "next:1")
-    assert code == 2 and "no running worker matches critic: there are controller rank 0; generation_worker rank 0" in said
+    assert (
+        code == 2
+        and "no running worker matches critic: there are controller rank 0; generation_worker rank 0" in said
+    )
 
     code, said = rlprof(job, "stacks", folder, "--workers", "policy_worker")
     assert code == 0 and said.count("MainThread") == 2, said

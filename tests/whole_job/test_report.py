@@ -1,4 +1,6 @@
-"""A job ends with its report: the anatomy agrees with the demo's own clock, the slow rank is named, Ray gives the same."""
+"""A job ends with its report: the anatomy agrees with the demo's own clock, the slow rank is named, Ray
+gives the same.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,17 @@ from typing import Any
 import pytest
 from tests.whole_job.jobs import ASKED, DEMO, Job
 
-pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(500)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.nsys,
+    pytest.mark.ray,
+    pytest.mark.torch,
+    pytest.mark.timeout(500),
+]
 LONG_NS = 100_000_000  # a phase that lasts this long is compared by itself, the others together with it
-SLOW = {("policy_worker", 1, step, "train") for step in (3, 4, 7)}  # these last long on any machine, they are told to
+SLOW = {
+    ("policy_worker", 1, step, "train") for step in (3, 4, 7)
+}  # these last long on any machine, they are told to
 PREEMPTED_NS = 5_000_000  # on a busy machine, between a range and the demo's own clock beside it
 
 
@@ -27,12 +37,18 @@ def test_the_report_of_a_job(slurm):
     answer = json.loads((job.run / "report.json").read_text())
     assert (job.run / "report.html").is_file()
     agrees_with_the_demo(answer, json.loads(times.read_text()))
-    named = {(answer["ranks"][s["rank"]]["worker"], answer["ranks"][s["rank"]]["rank"], s["phase"]) for s in answer["stragglers"]}
+    named = {
+        (answer["ranks"][s["rank"]]["worker"], answer["ranks"][s["rank"]]["rank"], s["phase"])
+        for s in answer["stragglers"]
+    }
     assert named == {("policy_worker", 1, "train")}
     assert answer["coverage"]["planned"] == answer["coverage"]["arrived"] == 6
 
     again = job.folder / "by ray"
-    report = f"python -m rlprof_ops report {shlex.quote(str(job.run))} --engine ray --no-cache -o {shlex.quote(str(again))}"
+    report = (
+        f"python -m rlprof_ops report {shlex.quote(str(job.run))} --engine ray --no-cache -o"
+        f" {shlex.quote(str(again))}"
+    )
     second = Job.submit(slurm, COMMAND=report)
     assert second.wait().exit_code == 0, second.say()
     assert numbers(json.loads((again / "report.json").read_text())) == numbers(answer)
@@ -57,7 +73,9 @@ def agrees_with_the_demo(answer: dict[str, Any], demo: dict[str, Any]) -> None:
                 compared.add(key)
     assert compared >= SLOW
     assert together == pytest.approx(truths, rel=0.02)
-    assert {(r["step"], answer["ranks"][r["rank"]]["worker"]) for r in answer["anatomy"]} >= {(s, w) for s in (3, 4, 7) for w in ("policy_worker", "generation_worker")}
+    assert {(r["step"], answer["ranks"][r["rank"]]["worker"]) for r in answer["anatomy"]} >= {
+        (s, w) for s in (3, 4, 7) for w in ("policy_worker", "generation_worker")
+    }
 
 
 def numbers(answer: dict[str, Any]) -> dict[str, Any]:
@@ -66,5 +84,3 @@ def numbers(answer: dict[str, Any]) -> dict[str, Any]:
     for report in kept["coverage"]["reports"]:
         report.pop("seconds", None)
     return kept
-
-

@@ -1,4 +1,6 @@
-"""The columns that every reader fills and every metric reads: one `Trace` a report file, times in int64 nanoseconds."""
+"""The columns that every reader fills and every metric reads: one `Trace` a report file, times in int64
+nanoseconds.
+"""
 
 from __future__ import annotations
 
@@ -99,8 +101,9 @@ class Origin:
 class Trace:
     """One report as columns.
 
-    `ranges` are the named ranges of the application (NVTX, `record_function`), `ops` the framework's operators.
-    `truncated` is why only a part could be read ("" when all was), `damaged` how many events were left out.
+    `ranges` are the named ranges of the application (NVTX, `record_function`), `ops` the framework's
+    operators. `truncated` is why only a part could be read ("" when all was), `damaged` how many events were
+    left out.
     """
 
     origin: Origin
@@ -120,13 +123,21 @@ class Trace:
         return self.names[code]
 
     def shift(self, offset_ns: int) -> Trace:
-        """The same trace, all times later by `offset_ns`; the columns are changed in place, so the old trace is void."""
+        """The same trace, all times later by `offset_ns`; the columns are changed in place, so the old
+        trace is void.
+        """
         origin = replace(
             self.origin,
             window_start=self.origin.window_start + offset_ns,
             window_end=self.origin.window_end + offset_ns,
         )
-        for times in (self.ranges.start, self.ops.start, self.launches.start, self.gpu.start, self.memory.time):
+        for times in (
+            self.ranges.start,
+            self.ops.start,
+            self.launches.start,
+            self.gpu.start,
+            self.memory.time,
+        ):
             times += offset_ns
         return replace(self, origin=origin)
 
@@ -134,14 +145,26 @@ class Trace:
 T = TypeVar("T")
 
 _DTYPES: dict[str, Any] = {
-    "start": np.int64, "duration": np.int64, "time": np.int64, "correlation": np.int64, "size_bytes": np.int64,
-    "allocated_bytes": np.int64, "reserved_bytes": np.int64, "kind": np.uint8, "name": np.int32,
-    "track": np.int32, "device": np.int32, "stream": np.int32, "collective": np.int32,
-}  # fmt: skip
+    "start": np.int64,
+    "duration": np.int64,
+    "time": np.int64,
+    "correlation": np.int64,
+    "size_bytes": np.int64,
+    "allocated_bytes": np.int64,
+    "reserved_bytes": np.int64,
+    "kind": np.uint8,
+    "name": np.int32,
+    "track": np.int32,
+    "device": np.int32,
+    "stream": np.int32,
+    "collective": np.int32,
+}
 
 
 def join(table: type[T], parts: list[dict[str, npt.NDArray[Any]]]) -> T:
-    """One table of many pieces, freeing the pieces column by column so that the peak is one column above the sum."""
+    """One table of many pieces, freeing the pieces column by column so that the peak is one column above
+    the sum.
+    """
     columns = {}
     for column in (f.name for f in fields(table)):  # type: ignore[arg-type]
         pieces = [part.pop(column) for part in parts]
@@ -179,5 +202,7 @@ class Coder:
 
 
 def codes_where(names: tuple[str, ...], test: Callable[[str], bool]) -> Flags:
-    """(len(names),) mask of the dictionary entries that pass `test`: names are tested once, not once an event."""
+    """(len(names),) mask of the dictionary entries that pass `test`: names are tested once, not once an
+    event.
+    """
     return np.fromiter((test(name) for name in names), np.bool_, len(names))

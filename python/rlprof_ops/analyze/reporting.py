@@ -16,12 +16,18 @@ from rlprof_ops.errors import RlprofError, UsageError
 
 
 def report(
-    root: Path, as_json: bool = False, open_page: bool = False, engine: str = "local", jobs: int | None = None,
-    output: Path | None = None, cache: bool = True,
-) -> dict[str, Any]:  # fmt: skip
+    root: Path,
+    as_json: bool = False,
+    open_page: bool = False,
+    engine: str = "local",
+    jobs: int | None = None,
+    output: Path | None = None,
+    cache: bool = True,
+) -> dict[str, Any]:
     """Reads a run, writes `report.json` and `report.html`, prints the summary; returns the answer.
 
-    Raises `UsageError` when there is nothing to read, `RlprofError` when the output folder cannot be written to.
+    Raises `UsageError` when there is nothing to read, `RlprofError` when the output folder cannot be written
+    to.
     """
     from rich.console import Console
 
@@ -33,10 +39,14 @@ def report(
     folder = output or (root if root.is_dir() else root.parent)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "report.json", json.dumps(answer, separators=(",", ":"), ensure_ascii=False) + "\n")
+        write_text(
+            folder / "report.json", json.dumps(answer, separators=(",", ":"), ensure_ascii=False) + "\n"
+        )
         write_text(folder / "report.html", render(answer))
     except OSError as error:
-        raise RlprofError(f"{folder}: cannot write the report ({error.strerror}). Give another folder with --output.") from error
+        raise RlprofError(
+            f"{folder}: cannot write the report ({error.strerror}). Give another folder with --output."
+        ) from error
     if as_json:
         sys.stdout.write(json.dumps(answer, indent=1, ensure_ascii=False) + "\n")
     else:
@@ -49,7 +59,9 @@ def report(
     return answer
 
 
-def answer_of(root: Path, engine: str = "local", jobs: int | None = None, cache: bool = True, quiet: bool = False) -> dict[str, Any]:
+def answer_of(
+    root: Path, engine: str = "local", jobs: int | None = None, cache: bool = True, quiet: bool = False
+) -> dict[str, Any]:
     """The answer to a run folder, with a progress bar on a terminal's standard error."""
     reports = find_reports(root)
     folder = root if root.is_dir() else root.parent
@@ -94,9 +106,14 @@ def load_answer(path: Path, jobs: int | None = None) -> dict[str, Any]:
     try:
         answer = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{file}: cannot be read as report.json ({error}); make it anew with `rlprof report`") from error
+        raise UsageError(
+            f"{file}: cannot be read as report.json ({error}); make it anew with `rlprof report`"
+        ) from error
     if answer.get("schema") != SCHEMA:
-        raise UsageError(f"{file}: its schema is {answer.get('schema')!r}, this is for {SCHEMA}; make it anew with `rlprof report`")
+        raise UsageError(
+            f"{file}: its schema is {answer.get('schema')!r}, this is for {SCHEMA}; make it anew with `rlprof"
+            " report`"
+        )
     found: dict[str, Any] = answer
     return found
 

@@ -29,8 +29,8 @@ SUFFIXES = (
 class ReportName:
     """What a file name says. `stop` is exclusive, None for an open end or when the name does not tell.
 
-    `kind` is who named it: rlprof, nemo_rl, vllm, verl, rlinf, ray, torch (TensorBoard's handler) or nsys (its fallback).
-    Fields that a foreign name does not carry are None.
+    `kind` is who named it: rlprof, nemo_rl, vllm, verl, rlinf, ray, torch (TensorBoard's handler) or nsys
+    (its fallback). Fields that a foreign name does not carry are None.
     """
 
     kind: str
@@ -54,7 +54,9 @@ class StepsNamed:
 
 
 def safe(text: str) -> str:
-    """`text` as one part of a file name: every character outside [A-Za-z0-9.-] becomes "-", no leading dot."""
+    """`text` as one part of a file name: every character outside [A-Za-z0-9.-] becomes "-", no leading
+    dot.
+    """
     return _hide_no_dot(_UNSAFE.sub("-", text))
 
 
@@ -75,8 +77,11 @@ def steps_label(start: int, stop: int | None) -> str:
     return f"step{start}-{OPEN_END if stop is None else stop - 1}"
 
 
-def report_name(worker: str, rank: int | None, window: object, phase: str | None, host: str, pid: int, suffix: str) -> str:
-    """The file name of one report. `window` has `start` and half-open `stop` (None: open); `suffix` keeps its dot.
+def report_name(
+    worker: str, rank: int | None, window: object, phase: str | None, host: str, pid: int, suffix: str
+) -> str:
+    """The file name of one report. `window` has `start` and half-open `stop` (None: open); `suffix` keeps its
+    dot.
 
     No rank counts as rank 0, as in the folders of docs/contracts.md.
     """
@@ -88,8 +93,11 @@ def report_name(worker: str, rank: int | None, window: object, phase: str | None
     return "_".join([*parts, safe(host), str(pid)]) + suffix
 
 
-def process_report_stem(worker: str | None, rank: int | None, window: object | None, host: str, pid: str) -> str:
-    """The name, without suffix, of a report that a profiler writes when the process ends; `pid` is the tool's own word for it.
+def process_report_stem(
+    worker: str | None, rank: int | None, window: object | None, host: str, pid: str
+) -> str:
+    """The name, without suffix, of a report that a profiler writes when the process ends; `pid` is the tool's
+    own word for it.
 
     `window` is None when the tool decides what is recorded.
     """
@@ -120,16 +128,33 @@ _ROCPROF_TAIL = re.compile(r"_?perfetto-trace(?:-\d+)?$")
 NAMELESS = "worker_process"
 # The orders matter: the first that matches the stem wins.
 _FOREIGN: tuple[tuple[str, re.Pattern[str]], ...] = (
-    # NeMo RL: '<worker>_<start>:<stop>_%p' (nemo_rl/distributed/worker_group_utils.py); its vLLM inner workers too.
-    ("vllm", re.compile(r"(?P<worker>vllm_tp_worker)_(?P<start>\d+):(?P<stop>\d+)_(?P<pid>\d+)(?:\.(?P<ordinal>\d+))?")),
-    ("nemo_rl", re.compile(r"(?P<worker>\w+?)_(?P<start>\d+):(?P<stop>\d+)_(?P<pid>\d+)(?:\.(?P<ordinal>\d+))?")),
+    # NeMo RL: '<worker>_<start>:<stop>_%p' (nemo_rl/distributed/worker_group_utils.py); its vLLM inner
+    # workers too.
+    (
+        "vllm",
+        re.compile(
+            r"(?P<worker>vllm_tp_worker)_(?P<start>\d+):(?P<stop>\d+)_(?P<pid>\d+)(?:\.(?P<ordinal>\d+))?"
+        ),
+    ),
+    (
+        "nemo_rl",
+        re.compile(r"(?P<worker>\w+?)_(?P<start>\d+):(?P<stop>\d+)_(?P<pid>\d+)(?:\.(?P<ordinal>\d+))?"),
+    ),
     # RLinf: rlinf_profile_<group>_<rank>_%p
-    ("rlinf", re.compile(r"rlinf_profile_(?P<worker>[A-Za-z0-9._-]+?)_(?P<rank>\d+)_(?P<pid>\d+)(?:\.(?P<ordinal>\d+))?")),
+    (
+        "rlinf",
+        re.compile(
+            r"rlinf_profile_(?P<worker>[A-Za-z0-9._-]+?)_(?P<rank>\d+)_(?P<pid>\d+)(?:\.(?P<ordinal>\d+))?"
+        ),
+    ),
     # Ray's default for its nsight plugin, and verl's with `repeat-shutdown` (one ordinal a range).
     ("ray", re.compile(r"'?worker_process_(?P<pid>\d+)'?(?:\.(?P<ordinal>\d+))?")),
     # verl: prof_rank-<rank>.json.gz and torch_memory_rank<rank>_pid<pid>.pickle
     ("verl", re.compile(r"prof_rank-(?P<rank>\d+)")),
-    ("verl", re.compile(r"(?:post_update_step(?P<start>\d+)_rank|torch_memory_rank)(?P<rank>\d+)_pid(?P<pid>\d+)")),
+    (
+        "verl",
+        re.compile(r"(?:post_update_step(?P<start>\d+)_rank|torch_memory_rank)(?P<rank>\d+)_pid(?P<pid>\d+)"),
+    ),
     # nsys, when the target existed or its folder was missing.
     ("nsys", re.compile(r"nsys-report-[0-9A-Za-z]+(?:-[0-9A-Za-z-]+)?")),
     # torch.profiler.tensorboard_trace_handler: <host>_<pid>.<timestamp>.pt.trace.json[.gz]

@@ -1,4 +1,6 @@
-"""nsys: how a session is launched, started and stopped, which option belongs to which command, and a whole report."""
+"""nsys: how a session is launched, started and stopped, which option belongs to which command, and a whole
+report.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,103 @@ from rlprof_ops.errors import UsageError
 SUFFIX = ".nsys-rep"
 RAW_SUFFIX = ".qdstrm"
 
-# `nsys start` takes 0.2 s and `nsys stop` 0.7 s for a small window; a window of gigabytes takes minutes to write.
+# `nsys start` takes 0.2 s and `nsys stop` 0.7 s for a small window; a window of gigabytes takes minutes to
+# write.
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 600.0
 
 # Which command of a session takes which option: the `--help` of nsys 2023.4.4 (long and short spellings).
 LAUNCH_OPTIONS = frozenset(
-    ["command-file", "cuda-flush-interval", "cuda-graph-trace", "cuda-memory-usage", "cuda-um-cpu-page-faults", "cuda-um-gpu-page-faults", "cudabacktrace", "e", "env-var", "hotkey-capture", "mpi-impl", "n", "inherit-environment", "nvtx-domain-include", "nvtx-domain-exclude", "opengl-gpu-workload", "osrt-backtrace-depth", "osrt-backtrace-stack-size", "osrt-backtrace-threshold", "osrt-threshold", "p", "nvtx-capture", "python-backtrace", "python-nvtx-annotations", "python-sampling", "python-sampling-frequency", "resolve-symbols", "run-as", "t", "trace", "trace-fork-before-exec", "vulkan-gpu-workload", "w", "show-output", "wait"]
+    [
+        "command-file",
+        "cuda-flush-interval",
+        "cuda-graph-trace",
+        "cuda-memory-usage",
+        "cuda-um-cpu-page-faults",
+        "cuda-um-gpu-page-faults",
+        "cudabacktrace",
+        "e",
+        "env-var",
+        "hotkey-capture",
+        "mpi-impl",
+        "n",
+        "inherit-environment",
+        "nvtx-domain-include",
+        "nvtx-domain-exclude",
+        "opengl-gpu-workload",
+        "osrt-backtrace-depth",
+        "osrt-backtrace-stack-size",
+        "osrt-backtrace-threshold",
+        "osrt-threshold",
+        "p",
+        "nvtx-capture",
+        "python-backtrace",
+        "python-nvtx-annotations",
+        "python-sampling",
+        "python-sampling-frequency",
+        "resolve-symbols",
+        "run-as",
+        "t",
+        "trace",
+        "trace-fork-before-exec",
+        "vulkan-gpu-workload",
+        "w",
+        "show-output",
+        "wait",
+    ]
 )
 START_OPTIONS = frozenset(
-    ["b", "backtrace", "cpu-core-events", "cpuctxsw", "event-sample", "event-sampling-interval", "export", "f", "force-overwrite", "flush-on-cudaprofilerstop", "ftrace", "ftrace-keep-user-config", "gpu-metrics-device", "gpu-metrics-devices", "gpu-metrics-frequency", "gpu-metrics-set", "gpu-video-device", "gpuctxsw", "nic-metrics", "os-events", "s", "sample", "samples-per-backtrace", "sampling-frequency", "sampling-period", "stats", "x", "stop-on-exit"]
+    [
+        "b",
+        "backtrace",
+        "cpu-core-events",
+        "cpuctxsw",
+        "event-sample",
+        "event-sampling-interval",
+        "export",
+        "f",
+        "force-overwrite",
+        "flush-on-cudaprofilerstop",
+        "ftrace",
+        "ftrace-keep-user-config",
+        "gpu-metrics-device",
+        "gpu-metrics-devices",
+        "gpu-metrics-frequency",
+        "gpu-metrics-set",
+        "gpu-video-device",
+        "gpuctxsw",
+        "nic-metrics",
+        "os-events",
+        "s",
+        "sample",
+        "samples-per-backtrace",
+        "sampling-frequency",
+        "sampling-period",
+        "stats",
+        "x",
+        "stop-on-exit",
+    ]
 )
 # A session's window is opened by `start`, named by us and closed by `stop`; these would fight with that.
 OURS = frozenset(
-    ["o", "output", "c", "capture-range", "capture-range-end", "session", "session-new", "kill", "d", "duration", "y", "delay", "Y", "start-later", "duration-frames", "start-frame-index"]
+    [
+        "o",
+        "output",
+        "c",
+        "capture-range",
+        "capture-range-end",
+        "session",
+        "session-new",
+        "kill",
+        "d",
+        "duration",
+        "y",
+        "delay",
+        "Y",
+        "start-later",
+        "duration-frames",
+        "start-frame-index",
+    ]
 )
 
 
@@ -55,7 +140,9 @@ class SplitOptions:
 
 
 def render_option(name: str, value: str) -> list[str]:
-    """`t`, `nvtx` -> `-t nvtx`; `backtrace`, `fp` -> `--backtrace=fp` (the rule of Ray's and RLinf's options)."""
+    """`t`, `nvtx` -> `-t nvtx`; `backtrace`, `fp` -> `--backtrace=fp` (the rule of Ray's and RLinf's
+    options).
+    """
     return [f"-{name}", value] if len(name) == 1 else [f"--{name}={value}"]
 
 
@@ -70,10 +157,11 @@ def has_gpu() -> bool:
 
 
 def split_options(spec: NsightSpec | None) -> SplitOptions:
-    """Deal the options and flags of `spec` to `nsys launch` and `nsys start`, with defaults for what it leaves open.
+    """Deal the options and flags of `spec` to `nsys launch` and `nsys start`, with defaults for what it
+    leaves open.
 
-    An option in neither list goes to `nsys launch`, whose own message then names it. Raises `UsageError` for options
-    that contradict each other.
+    An option in neither list goes to `nsys launch`, whose own message then names it. Raises `UsageError` for
+    options that contradict each other.
     """
     flags = tuple(spec.flags) if spec else ()
     options = resolve(spec.options, flags) if spec else {}
@@ -83,7 +171,8 @@ def split_options(spec: NsightSpec | None) -> SplitOptions:
     left_out: list[str] = []
     if "trace" not in named:
         launch += ["-t", "cuda,nvtx" if has_gpu() else "nvtx"]
-    # CPU sampling and context switches need rights that containers lack, and make nsys slow to start and stop.
+    # CPU sampling and context switches need rights that containers lack, and make nsys slow to start and
+    # stop.
     for name in ("sample", "cpuctxsw"):
         if name not in named:
             start.append(f"--{name}=none")
@@ -101,7 +190,8 @@ def split_options(spec: NsightSpec | None) -> SplitOptions:
     return SplitOptions(tuple(launch), tuple(start), tuple(left_out))
 
 
-# How a window may be opened from inside instead, by the words of nsys; "none" records the whole life of the process.
+# How a window may be opened from inside instead, by the words of nsys; "none" records the whole life of the
+# process.
 _RANGES = {"cudaprofilerapi": "cudaProfilerApi", "nvtx": "nvtx", "none": "none"}
 # What opens a window with `capture-range: nvtx`. Not in the domain of the phases, or it would be read as one.
 NVTX_RANGE, NVTX_DOMAIN = "capture", "rlprof-window"
@@ -116,24 +206,33 @@ def capture_range(spec: NsightSpec) -> str | None:
     if word is None:
         return None
     if word.lower() not in _RANGES:
-        raise UsageError(f"capture-range {word!r}: allowed are {', '.join(_RANGES.values())}; without it windows are sessions")
+        raise UsageError(
+            f"capture-range {word!r}: allowed are {', '.join(_RANGES.values())}; without it windows are"
+            " sessions"
+        )
     return _RANGES[word.lower()]
 
 
 def profile_words(spec: NsightSpec, windows: int | None) -> list[str]:
-    """The options of `nsys profile` for `windows` windows of one process (None: not known), but for its output.
+    """The options of `nsys profile` for `windows` windows of one process (None: not known), but for its
+    output.
 
-    Sampling and context switches are off unless asked for, as in sessions. `stop` closes for good after one window, so
-    more than one need `repeat` (nsys user guide, --capture-range-end).
+    Sampling and context switches are off unless asked for, as in sessions. `stop` closes for good after one
+    window, so more than one need `repeat` (nsys user guide, --capture-range-end).
     """
     opened_by = capture_range(spec)
-    options = {name: value for name, value in resolve(spec.options, tuple(spec.flags)).items() if name not in OURS}
+    options = {
+        name: value for name, value in resolve(spec.options, tuple(spec.flags)).items() if name not in OURS
+    }
     named = {_SAME.get(name, name) for name in [*options, *spec.flags]}
     words = [] if "trace" in named else ["-t", "cuda,nvtx" if has_gpu() else "nvtx"]
     words += [f"--{name}=none" for name in ("sample", "cpuctxsw") if name not in named]
     if opened_by in ("cudaProfilerApi", "nvtx"):
         end = "repeat" if windows is None else "stop" if windows == 1 else f"repeat:{windows}"
-        words += [f"--capture-range={opened_by}", f"--capture-range-end={spec.options.get('capture-range-end', end)}"]
+        words += [
+            f"--capture-range={opened_by}",
+            f"--capture-range-end={spec.options.get('capture-range-end', end)}",
+        ]
     if opened_by == "nvtx" and "nvtx-capture" not in named:
         words.append(f"--nvtx-capture={NVTX_RANGE}@{NVTX_DOMAIN}")
     for name, value in options.items():
@@ -148,7 +247,14 @@ def launch_argv(session: str, spec: NsightSpec | None) -> list[str]:
 
 def start_argv(session: str, output: str | os.PathLike[str], spec: NsightSpec | None) -> list[str]:
     """`nsys start …`: opens a window that will be written to `output`."""
-    return [find() or "nsys", "start", f"--session={session}", "-o", os.fspath(output), *split_options(spec).start]
+    return [
+        find() or "nsys",
+        "start",
+        f"--session={session}",
+        "-o",
+        os.fspath(output),
+        *split_options(spec).start,
+    ]
 
 
 def stop_argv(session: str) -> list[str]:
@@ -162,22 +268,30 @@ def list_argv() -> list[str]:
 
 
 def session_states(listing: str) -> dict[str, str]:
-    """State by name in the text of `nsys sessions list`, e.g. {"rlprof-4711-policy_worker-r0-12": "Collection"}."""
-    return {match["name"]: match["state"] for match in map(_SESSION_LINE.match, listing.splitlines()) if match}
+    """State by name in the text of `nsys sessions list`, e.g. {"rlprof-4711-policy_worker-r0-12":
+    "Collection"}.
+    """
+    return {
+        match["name"]: match["state"] for match in map(_SESSION_LINE.match, listing.splitlines()) if match
+    }
 
 
 def traces_cuda(spec: NsightSpec) -> bool:
     """Whether this capture uses CUPTI, which a process can give to one profiler only."""
     launch = split_options(spec).launch
     for token, following in zip(launch, [*launch[1:], ""], strict=True):
-        value = following if token == "-t" else token.partition("=")[2] if token.startswith("--trace=") else ""
+        value = (
+            following if token == "-t" else token.partition("=")[2] if token.startswith("--trace=") else ""
+        )
         if any(part.strip().startswith(("cuda", "cublas", "cudnn")) for part in value.split(",")):
             return True
     return False
 
 
 def find(env: Mapping[str, str] | None = None) -> str | None:
-    """The nsys to use: `RLPROF_NSYS` when set (even if wrong: it is named in the error), else `nsys` from PATH."""
+    """The nsys to use: `RLPROF_NSYS` when set (even if wrong: it is named in the error), else `nsys` from
+    PATH.
+    """
     env = os.environ if env is None else env
     chosen = env.get("RLPROF_NSYS")
     if chosen:
@@ -206,7 +320,11 @@ def client_env(env: Mapping[str, str]) -> dict[str, str]:
     A client that kept them would load the injection libraries and be recorded as part of the training.
     """
     kept = {key: value for key, value in env.items() if not key.startswith(_INJECTED)}
-    preload = [lib for lib in _split_preload(kept.pop("LD_PRELOAD", "")) if "ToolsInjection" not in lib and "KeyboardInterceptor" not in lib]
+    preload = [
+        lib
+        for lib in _split_preload(kept.pop("LD_PRELOAD", ""))
+        if "ToolsInjection" not in lib and "KeyboardInterceptor" not in lib
+    ]
     if preload:
         kept["LD_PRELOAD"] = ":".join(preload)
     return kept
@@ -219,7 +337,8 @@ def _split_preload(value: str) -> Iterable[str]:
 def generated_path(stdout: str, suffix: str = SUFFIX) -> str | None:
     """The report that `nsys stop` says it wrote: nsys exits 0 also when it had to write elsewhere than asked.
 
-    With `RAW_SUFFIX` the raw capture, which is all there is when its own import failed (2023.4 does that now and then).
+    With `RAW_SUFFIX` the raw capture, which is all there is when its own import failed (2023.4 does that now
+    and then).
     """
     lines = stdout.splitlines()
     for index, line in enumerate(lines):
@@ -230,7 +349,9 @@ def generated_path(stdout: str, suffix: str = SUFFIX) -> str | None:
 
 
 def find_importer(env: Mapping[str, str] | None = None) -> Path | None:
-    """QdstrmImporter of the nsys in use: it lies beside nsys's real file, in `host-linux-*`, or one or two folders up."""
+    """QdstrmImporter of the nsys in use: it lies beside nsys's real file, in `host-linux-*`, or one or two
+    folders up.
+    """
     nsys = find(env)
     if nsys is None:
         return None
@@ -261,7 +382,9 @@ def check(path: Path) -> Check:
     if found:
         return found
     if path.name.endswith(RAW_SUFFIX):
-        return Check(TRUNCATED, "raw capture that was not imported yet: run QdstrmImporter or `rlprof harvest`")
+        return Check(
+            TRUNCATED, "raw capture that was not imported yet: run QdstrmImporter or `rlprof harvest`"
+        )
     with path.open("rb") as report:
         head = report.read(len(_MAGIC))
         size_bytes = report.seek(0, os.SEEK_END)

@@ -23,9 +23,21 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     },
 }  # fmt: skip
 # One-letter names of nsys, and what they are short for (`nsys profile --help`, 2023.4).
-LONG = {"t": "trace", "s": "sample", "b": "backtrace", "x": "stop-on-exit", "f": "force-overwrite", "w": "show-output",
-        "o": "output", "c": "capture-range", "d": "duration", "y": "delay", "e": "env-var", "n": "inherit-environment",
-        "p": "nvtx-capture"}  # fmt: skip
+LONG = {
+    "t": "trace",
+    "s": "sample",
+    "b": "backtrace",
+    "x": "stop-on-exit",
+    "f": "force-overwrite",
+    "w": "show-output",
+    "o": "output",
+    "c": "capture-range",
+    "d": "duration",
+    "y": "delay",
+    "e": "env-var",
+    "n": "inherit-environment",
+    "p": "nvtx-capture",
+}
 
 
 def resolve(options: Mapping[str, str], flags: tuple[str, ...] = ()) -> dict[str, str]:
@@ -44,5 +56,8 @@ def resolve(options: Mapping[str, str], flags: tuple[str, ...] = ()) -> dict[str
     preset = str(options["preset"])
     if preset not in PRESETS:
         near = get_close_matches(preset, PRESETS, n=1)
-        raise UsageError(f"unknown nsys preset {preset!r}: there are {', '.join(PRESETS)}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        raise UsageError(
+            f"unknown nsys preset {preset!r}: there are {', '.join(PRESETS)}"
+            + (f"; did you mean {near[0]!r}?" if near else "")
+        )
     return {**{name: value for name, value in PRESETS[preset].items() if name not in seen}, **given}

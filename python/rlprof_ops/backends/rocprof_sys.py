@@ -1,9 +1,11 @@
-"""rocprof-sys (AMD): how a Python worker is started under it, what its options and variables are, what it writes.
+"""rocprof-sys (AMD): how a Python worker is started under it, what its options and variables are, what it
+writes.
 
-Its front end `rocprof-sys-python` is a bash script that puts a folder on PYTHONPATH and runs `python -m rocprofsys`
-through an unquoted `eval`, with an interpreter of its own choice (rocprofiler-systems, cmake/Templates/console-script.in).
-What follows `--` must be a Python script, and whatever happens in it the exit code is 0
-(source/python/rocprofsys/__main__.py). So workers are started with `<their interpreter> -m rocprofsys … --` here.
+Its front end `rocprof-sys-python` is a bash script that puts a folder on PYTHONPATH and runs `python -m
+rocprofsys` through an unquoted `eval`, with an interpreter of its own choice (rocprofiler-systems,
+cmake/Templates/console-script.in). What follows `--` must be a Python script, and whatever happens in it the
+exit code is 0 (source/python/rocprofsys/__main__.py). So workers are started with `<their interpreter> -m
+rocprofsys … --` here.
 """
 
 from __future__ import annotations
@@ -44,15 +46,18 @@ class FrontEndError(Exception):
 def find(env: Mapping[str, str] | None = None, version: tuple[int, int] = sys.version_info[:2]) -> FrontEnd:
     """The front end to use: `RLPROF_ROCPROF_SYS` when set, else `rocprof-sys-python` from PATH.
 
-    `version` is the workers' Python, of which Ray allows one in a cluster: the bindings are built for some versions only.
-    Raises `FrontEndError`.
+    `version` is the workers' Python, of which Ray allows one in a cluster: the bindings are built for some
+    versions only. Raises `FrontEndError`.
     """
     env = os.environ if env is None else env
     chosen = env.get("RLPROF_ROCPROF_SYS")
     script = shutil.which(chosen or FRONT_END, path=env.get("PATH"))
     if script is None:
         looked = f"RLPROF_ROCPROF_SYS={chosen!r} is no program" if chosen else f"{FRONT_END} is not on PATH"
-        raise FrontEndError(f"no rocprof-sys: {looked}; install rocprofiler-systems, or source its setup-env.sh before Ray starts")
+        raise FrontEndError(
+            f"no rocprof-sys: {looked}; install rocprofiler-systems, or source its setup-env.sh before Ray"
+            " starts"
+        )
     folders = sorted(Path(os.path.realpath(script)).parents[1].glob("lib*/python*/site-packages/rocprofsys"))
     if not folders:
         raise FrontEndError(f"{script} has no Python package rocprofsys below {Path(script).parents[1]}")
@@ -68,7 +73,9 @@ def find(env: Mapping[str, str] | None = None, version: tuple[int, int] = sys.ve
 
 
 def render(options: Mapping[str, str | None], flags: Iterable[str]) -> list[str]:
-    """The front end's words: `F`, `true` -> `-F true`; `trace-c`, `true` -> `--trace-c=true`; `label`, `args line` -> three words."""
+    """The front end's words: `F`, `true` -> `-F true`; `trace-c`, `true` -> `--trace-c=true`; `label`,
+    `args line` -> three words.
+    """
     words: list[str] = []
     for name in flags:
         words.append(_dashed(name))
@@ -91,8 +98,9 @@ def _dashed(name: str) -> str:
 def variables(folder: str, stem: str, user: Mapping[str, str], windowed: bool = False) -> dict[str, str]:
     """The `ROCPROFSYS_*` variables of one worker; what `user` sets wins.
 
-    `stem` names the trace, with %pid% for the process. Left to itself rocprof-sys adds a time and a pid of its own to the
-    name, and does not record the ranges of torch and ours. `windowed`: nothing is recorded until the step gate says so.
+    `stem` names the trace, with %pid% for the process. Left to itself rocprof-sys adds a time and a pid of
+    its own to the name, and does not record the ranges of torch and ours. `windowed`: nothing is recorded
+    until the step gate says so.
     """
     derived = {
         "ROCPROFSYS_OUTPUT_PATH": folder,

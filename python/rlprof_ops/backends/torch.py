@@ -1,4 +1,6 @@
-"""torch.profiler traces: their file names and whether one is whole. (Absolute imports keep `import torch` the real one.)"""
+"""torch.profiler traces: their file names and whether one is whole. (Absolute imports keep `import torch`
+the real one.)
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _CHUNK_BYTES = 1 << 20
 
 
 def check(path: Path) -> Check:
-    """Inflate once, in constant memory: a job that was killed leaves a gzip without its end, or half a JSON object."""
+    """Inflate once, in constant memory: a job that was killed leaves a gzip without its end, or half a
+    JSON object.
+    """
     found = check_not_empty(path)
     if found:
         return found

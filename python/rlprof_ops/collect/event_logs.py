@@ -1,4 +1,6 @@
-"""Reads the events that training processes leave: which worker ran where, which windows opened, closed, failed."""
+"""Reads the events that training processes leave: which worker ran where, which windows opened, closed,
+failed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _MOST_BYTES = 64 << 20  # of one event file; a training process writes a few lin
 
 @dataclass(frozen=True, slots=True)
 class WindowEvent:
-    """One line about a window: `event` is opened, closed or failed; `stop` is exclusive, None for an open end."""
+    """One line about a window: `event` is opened, closed or failed; `stop` is exclusive, None for an open
+    end.
+    """
 
     event: str
     t_ns: int
@@ -50,11 +54,15 @@ class ProcessLog:
 
 
 def unclosed(logs: Iterable[ProcessLog]) -> list[tuple[ProcessLog, WindowEvent]]:
-    """Every window that opened and whose report is not there: open when its process ended, or closed in vain."""
+    """Every window that opened and whose report is not there: open when its process ended, or closed in
+    vain.
+    """
     found = []
     for log in logs:
         closed = {event.key for event in log.windows if event.event == "closed"}
-        found += [(log, event) for event in log.windows if event.event == "opened" and event.key not in closed]
+        found += [
+            (log, event) for event in log.windows if event.event == "opened" and event.key not in closed
+        ]
     return found
 
 
@@ -101,9 +109,16 @@ def _read_log(tree: ContainedDir, relative: str, node: str) -> ProcessLog | None
     if registered is None or not isinstance(registered.get("worker"), str):
         return None
     return ProcessLog(
-        node=node, worker=registered["worker"], rank=_number(registered.get("rank")) or 0, pid=_number(registered.get("pid")) or 0,
-        host=_text(registered.get("host")), world_size=_number(registered.get("world_size")), registered_ns=_number(registered.get("t_ns")) or 0,
-        windows=tuple(windows), last_step=last_step, ended=ended,
+        node=node,
+        worker=registered["worker"],
+        rank=_number(registered.get("rank")) or 0,
+        pid=_number(registered.get("pid")) or 0,
+        host=_text(registered.get("host")),
+        world_size=_number(registered.get("world_size")),
+        registered_ns=_number(registered.get("t_ns")) or 0,
+        windows=tuple(windows),
+        last_step=last_step,
+        ended=ended,
     )
 
 
@@ -119,14 +134,25 @@ def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 def _window(row: dict[str, Any]) -> WindowEvent | None:
     steps = row.get("steps")
-    if not isinstance(steps, list) or len(steps) != 2 or _number(steps[0]) is None or not isinstance(row.get("backend"), str):
+    if (
+        not isinstance(steps, list)
+        or len(steps) != 2
+        or _number(steps[0]) is None
+        or not isinstance(row.get("backend"), str)
+    ):
         return None
     phase = row.get("phase")
     return WindowEvent(
         # A job has thousands of these: the few words that they repeat are kept once.
-        event=sys.intern(row["event"]), t_ns=_number(row.get("t_ns")) or 0, backend=sys.intern(row["backend"]), start=steps[0], stop=_number(steps[1]),
-        phase=sys.intern(phase) if isinstance(phase, str) and phase else None, path=_text(row.get("path")),
-        reason=_text(row.get("reason")), partial=row.get("partial") is True,
+        event=sys.intern(row["event"]),
+        t_ns=_number(row.get("t_ns")) or 0,
+        backend=sys.intern(row["backend"]),
+        start=steps[0],
+        stop=_number(steps[1]),
+        phase=sys.intern(phase) if isinstance(phase, str) and phase else None,
+        path=_text(row.get("path")),
+        reason=_text(row.get("reason")),
+        partial=row.get("partial") is True,
     )
 
 

@@ -12,8 +12,12 @@ _REDRAW_S = 0.1
 
 
 @contextmanager
-def bar(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[int, int, str], None]]:
-    """Gives `progress(done, total, what)`; draws nothing when `stream` is no terminal, and clears its line at the end."""
+def bar(
+    stream: TextIO, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int, int, str], None]]:
+    """Gives `progress(done, total, what)`; draws nothing when `stream` is no terminal, and clears its line
+    at the end.
+    """
     if not stream.isatty():
         yield lambda done, total, what: None
         return
@@ -36,7 +40,7 @@ def bar(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Itera
 
 
 def line(done: int, total: int, elapsed_s: float, width: int) -> str:
-    """`[#####     ] 512/4096 reports, 12 s left`; before the first one is there, for how long one has waited."""
+    """`[#####     ] 512/4096 reports, 12 s left`; before the first one is there, how long one has waited."""
     left = ""
     if elapsed_s > 1:
         left = f", {elapsed_s / done * (total - done):.0f} s left" if done else f", {elapsed_s:.0f} s so far"

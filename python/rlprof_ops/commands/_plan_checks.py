@@ -7,7 +7,9 @@ from rlprof_ops.request.problems import nearest
 
 
 def check_options(request: ProfileRequest) -> None:
-    """Raise RequestError for options that a training process would refuse; the workers' machines may have a GPU."""
+    """Raise RequestError for options that a training process would refuse; the workers' machines may have
+    a GPU.
+    """
     from rlprof_ops.runtime import request_checks
 
     found = []
@@ -27,12 +29,16 @@ def option_warnings(request: ProfileRequest) -> tuple[str, ...]:
     found = []
     for number, spec in enumerate(request.captures, 1):
         if spec.backend == "rocprof_sys":
-            found.append(f"capture {number}: rlprof takes no rocprof_sys captures itself; render the request for RLinf")
+            found.append(
+                f"capture {number}: rlprof takes no rocprof_sys captures itself; render the request for RLinf"
+            )
         if spec.backend != "nsight":
             continue
         for name in (*spec.options, *spec.flags):
             if name in nsight.OURS:
-                found.append(f"capture {number}: option {name!r} has no effect: steps and output_dir decide it")
+                found.append(
+                    f"capture {number}: option {name!r} has no effect: steps and output_dir decide it"
+                )
             elif name not in known:
                 found.append(f"capture {number}: nsys 2023.4 has no option {name!r}.{nearest(name, known)}")
     return tuple(found)

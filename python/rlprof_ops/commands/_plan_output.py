@@ -56,7 +56,9 @@ def print_plan(request: ProfileRequest, plan: Plan) -> None:
 def _cells(row: PlanRow) -> tuple[str, ...]:
     ranks = row.ranks_text if row.ranks is None or row.ranks_text != "all" else f"all {row.ranks}"
     windows = [str(window) for window in row.windows]
-    shown = " ".join(windows[:WINDOWS_SHOWN]) + (f" … ({len(windows)})" if len(windows) > WINDOWS_SHOWN else "")
+    shown = " ".join(windows[:WINDOWS_SHOWN]) + (
+        f" … ({len(windows)})" if len(windows) > WINDOWS_SHOWN else ""
+    )
     reports = row.formula if row.reports is None else str(row.reports)
     size = "?" if row.size_bytes is None else human(row.size_bytes)
     return (str(row.index + 1), row.backend, row.worker, ranks, shown, row.each, reports, size)

@@ -11,7 +11,11 @@ _META = "rlprof.words"
 # In the help and in the shell's completion; given to sbatch as they are.
 FORWARDED = {
     "nodes": (("-N", "--nodes"), "N", "Nodes."),
-    "gpus_per_node": (("--gpus-per-node",), "N", "GPUs of each node; or --gres=gpu:N, as your site wants it."),
+    "gpus_per_node": (
+        ("--gpus-per-node",),
+        "N",
+        "GPUs of each node; or --gres=gpu:N, as your site wants it.",
+    ),
     "time_limit": (("-t", "--time"), "LIMIT", "Time limit, as sbatch has it: 4:00:00."),
 }
 

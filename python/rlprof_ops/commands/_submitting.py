@@ -40,7 +40,16 @@ def go(asked: Asked, cwd: Path, wishes: Wishes) -> None:
     job = send(submission, cwd, os.environ)
     folder = submission.run_folder(job)
     if wishes.as_json and not wishes.wait:
-        click.echo(json.dumps({"job": job, "run_dir": str(folder), "argv": submission.shown_argv(), "request": submission.request.to_dict()}))
+        click.echo(
+            json.dumps(
+                {
+                    "job": job,
+                    "run_dir": str(folder),
+                    "argv": submission.shown_argv(),
+                    "request": submission.request.to_dict(),
+                }
+            )
+        )
     else:
         _say_next(job, folder, bool(submission.env["COMMAND"]), err=wishes.as_json)
     if wishes.wait:
@@ -67,7 +76,11 @@ def _plan(submission: Submission, world: str | None) -> None:
 
 def _show(submission: Submission, as_json: bool) -> None:
     if as_json:
-        shown = {"argv": submission.shown_argv(), "env": submission.shown_env(), "request": submission.request.to_dict()}
+        shown = {
+            "argv": submission.shown_argv(),
+            "env": submission.shown_env(),
+            "request": submission.request.to_dict(),
+        }
         click.echo(json.dumps(shown, indent=1))
     else:
         click.echo(submission.shown())
@@ -75,6 +88,10 @@ def _show(submission: Submission, as_json: bool) -> None:
 
 def _say_next(job: str, folder: Path, has_command: bool, err: bool) -> None:
     lines = [f"job {job} submitted", f"run folder: {folder}", "next:"]
-    steps = [f"rlprof status {job}", f"rlprof logs -f {job}" if has_command else f"rlprof attach {job}", f"rlprof stop {job}"]
+    steps = [
+        f"rlprof status {job}",
+        f"rlprof logs -f {job}" if has_command else f"rlprof attach {job}",
+        f"rlprof stop {job}",
+    ]
     for line in (*lines, *(f"  {step}" for step in steps)):
         click.echo(line, err=err)

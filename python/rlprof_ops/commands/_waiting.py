@@ -15,7 +15,9 @@ _INTERRUPTED = 130
 
 
 def wait_for(job: str, folder: Path, *, as_json: bool = False, deadline_s: float | None = None) -> int:
-    """Follow to the end, print the table. Gives the job's exit code; 3 where that is 0 and a planned report is missing."""
+    """Follow to the end, print the table. Gives the job's exit code; 3 where that is 0 and a planned
+    report is missing.
+    """
     from rlprof_ops.operate.follow import current, follow, shower
 
     def say(text: str) -> None:
@@ -55,5 +57,9 @@ def show_end(run: Path | None) -> bool | None:
     click.echo(render(manifest))
     click.echo(f"manifest: {run / 'manifest.json'}")
     made = (run / "report.html").is_file()
-    click.echo(f"report:   {run / 'report.html'}" if made else f"report:   not made by the job; rlprof report {shlex.quote(str(run))}")
+    click.echo(
+        f"report:   {run / 'report.html'}"
+        if made
+        else f"report:   not made by the job; rlprof report {shlex.quote(str(run))}"
+    )
     return manifest.complete

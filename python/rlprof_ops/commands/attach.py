@@ -13,7 +13,8 @@ from rlprof_ops.commands._jobs import job_argument
 @job_argument
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[NODE] [-- COMMAND ...]")
 def command(job: str, words: tuple[str, ...]) -> None:
-    """Open a shell on the head of JOB, or on NODE (a name or a number), in its container, with its Ray reachable.
+    """Open a shell on the head of JOB, or on NODE (a name or a number), in its container, with its Ray
+    reachable.
 
     With COMMAND, run that instead of a shell; the exit code is its own.
 

@@ -11,16 +11,46 @@ from rlprof_ops.errors import EXIT_INCOMPLETE, UsageError
 
 @click.command()
 @click.argument("job")
-@click.option("--workers", required=True, help="Patterns of worker names, with commas: '*policy*,controller'.")
+@click.option(
+    "--workers", required=True, help="Patterns of worker names, with commas: '*policy*,controller'."
+)
 @click.option("--ranks", default="all", show_default=True, help="Ranks with commas, or all.")
 @click.option("--steps", metavar="next:N", help="The next N steps of each worker.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="From now on for so long.")
-@click.option("--backend", type=click.Choice(["auto", "nsight", "torch", "memory"]), default="auto", show_default=True,
-              help="auto: nsight for workers that run under nsys, else torch.")
-@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the backend, e.g. with_stack=true.")
-@click.option("--timeout", "timeout_s", default=600.0, show_default=True, metavar="SECONDS", help="Wait no longer for reports.")
-def command(job: str, workers: str, ranks: str, steps: str | None, seconds: float | None, backend: str, options: tuple[str, ...], timeout_s: float) -> None:
-    """Open windows in the running JOB (a job id or a run folder) and wait until their reports are in its run folder.
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "nsight", "torch", "memory"]),
+    default="auto",
+    show_default=True,
+    help="auto: nsight for workers that run under nsys, else torch.",
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of the backend, e.g. with_stack=true.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Wait no longer for reports.",
+)
+def command(
+    job: str,
+    workers: str,
+    ranks: str,
+    steps: str | None,
+    seconds: float | None,
+    backend: str,
+    options: tuple[str, ...],
+    timeout_s: float,
+) -> None:
+    """Open windows in the running JOB (a job id or a run folder) and wait until their reports are in its run
+    folder.
 
     The job goes on meanwhile. Ends with 3 when a report did not come.
 
@@ -34,9 +64,13 @@ def command(job: str, workers: str, ranks: str, steps: str | None, seconds: floa
         raise UsageError("give one of --steps next:N and --seconds S")
     run = run_folder(job)
     with bar(sys.stderr) as progress:
-        answers = capture(run, split(workers), ranks_of(ranks), backend, steps, seconds, pairs(options), timeout_s, progress)
+        answers = capture(
+            run, split(workers), ranks_of(ranks), backend, steps, seconds, pairs(options), timeout_s, progress
+        )
     for answer in answers:
-        click.echo(f"{answer.worker.name} on {answer.worker.node}: {answer.path or 'missing: ' + answer.reason}")
+        click.echo(
+            f"{answer.worker.name} on {answer.worker.node}: {answer.path or 'missing: ' + answer.reason}"
+        )
     if any(answer.path is None for answer in answers):
         sys.exit(EXIT_INCOMPLETE)
 

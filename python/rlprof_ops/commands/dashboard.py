@@ -17,10 +17,18 @@ _TUNNEL_SECONDS = 60.0
 
 @click.command()
 @job_argument
-@click.option("--port", default=8265, show_default=True, type=click.IntRange(1, 65535), help="Port on this machine.")
-@click.option("--open", "open_it", is_flag=True, help="Open the tunnel here, until Ctrl-C, and a browser where there is one.")
+@click.option(
+    "--port", default=8265, show_default=True, type=click.IntRange(1, 65535), help="Port on this machine."
+)
+@click.option(
+    "--open",
+    "open_it",
+    is_flag=True,
+    help="Open the tunnel here, until Ctrl-C, and a browser where there is one.",
+)
 def command(job: str, port: int, open_it: bool) -> None:
-    """Print the ssh tunnel to the Ray dashboard of JOB. The job needs it switched on: --set RLPROF_DASHBOARD=1.
+    """Print the ssh tunnel to the Ray dashboard of JOB. The job needs it switched on: --set
+    RLPROF_DASHBOARD=1.
 
     Example: rlprof dashboard 4711
     """
@@ -48,7 +56,9 @@ def command(job: str, port: int, open_it: bool) -> None:
 
 
 def _listens(port: int, tunnel: subprocess.Popen[bytes]) -> bool:
-    """Whether the tunnel's end on this machine takes connections; False when ssh has ended or is asking for a password too long."""
+    """Whether the tunnel's end on this machine takes connections; False when ssh has ended or is asking
+    for a password too long.
+    """
     until = time.monotonic() + _TUNNEL_SECONDS
     while tunnel.poll() is None and time.monotonic() < until:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):

@@ -12,8 +12,18 @@ import click
 
 @click.command()
 @click.option("--steps", default=8, show_default=True, type=click.IntRange(1), help="Training steps.")
-@click.option("--output", default="rlprof-demo", show_default=True, type=click.Path(path_type=Path), help="Where the run folder goes.")
-@click.option("--request", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A request of your own instead of the demo's. Default: RLPROF_REQUEST.")
+@click.option(
+    "--output",
+    default="rlprof-demo",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where the run folder goes.",
+)
+@click.option(
+    "--request",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A request of your own instead of the demo's. Default: RLPROF_REQUEST.",
+)
 @click.argument("trainer_arguments", nargs=-1, type=click.UNPROCESSED)
 def command(steps: int, output: Path, request: Path | None, trainer_arguments: tuple[str, ...]) -> None:
     """Profile a small real GRPO on this machine: local Ray, no Slurm, no GPU.
@@ -32,11 +42,18 @@ def command(steps: int, output: Path, request: Path | None, trainer_arguments: t
     if request is None:
         request = write_request(output / "profile.yaml", with_nsight=nsight.find() is not None)
     trainer = [sys.executable, "-u", "-m", "rlprof_ops.demo", f"--steps={steps}", *trainer_arguments]
-    settings = {"COMMAND": shlex.join(trainer), "RLPROF_REQUEST": str(request.resolve()), "RAY_LOG_SYNC_FREQUENCY": "2"}
+    settings = {
+        "COMMAND": shlex.join(trainer),
+        "RLPROF_REQUEST": str(request.resolve()),
+        "RAY_LOG_SYNC_FREQUENCY": "2",
+    }
     result = run_local(output, settings, lambda line: click.echo(f"  {line}"))
     click.echo(f"run folder: {result.run.path}")
     if nsight.find() is None:
-        click.echo("nsys is not installed here, so there are torch traces alone (env/setup_test_machine.sh nsys, as root).")
+        click.echo(
+            "nsys is not installed here, so there are torch traces alone (env/setup_test_machine.sh nsys, as"
+            " root)."
+        )
     if result.exit_code:
         sys.exit(result.exit_code)
     sys.exit(incomplete(result.run.path))

@@ -1,4 +1,6 @@
-"""`rlprof diff`: what changed between two runs, with the noise stated, and an exit code for continuous integration."""
+"""`rlprof diff`: what changed between two runs, with the noise stated, and an exit code for continuous
+integration.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,23 @@ import click
 @click.command()
 @click.argument("before")
 @click.argument("after")
-@click.option("--fail-if", "rules", multiple=True, metavar="RULE", help="Exit 1 when broken beyond the noise: 'step>5%', 'train>20ms', 'missing>0', 'stragglers>0'. May be repeated.")
+@click.option(
+    "--fail-if",
+    "rules",
+    multiple=True,
+    metavar="RULE",
+    help=(
+        "Exit 1 when broken beyond the noise: 'step>5%', 'train>20ms', 'missing>0', 'stragglers>0'. May be"
+        " repeated."
+    ),
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
-@click.option("-j", "--jobs", type=click.IntRange(min=1), help="How many files are read at once where a run has no report.json yet.")
+@click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="How many files are read at once where a run has no report.json yet.",
+)
 def command(before: str, after: str, rules: tuple[str, ...], as_json: bool, jobs: int | None) -> None:
     """Compare two runs (job ids, run folders, or their report.json).
 

@@ -10,18 +10,52 @@ import click
 
 
 @click.command()
-@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Also on N compute nodes, by a short srun job.")
+@click.option(
+    "--nodes", type=click.IntRange(1), metavar="N", help="Also on N compute nodes, by a short srun job."
+)
 @click.option("--job", metavar="J", help="Also on the nodes of a running job of yours.")
-@click.option("--container", metavar="IMG", help="The compute nodes' part inside this image (pyxis); one node unless --nodes or --job.")
-@click.option("--shared", type=click.Path(path_type=Path), metavar="DIR", help="Where run folders will be. Default: BASE_LOG_DIR, else here.")
-@click.option("--python", metavar="PY", help="The nodes' Python. Default: of RLPROF_VENV, else this one; python3 in a container.")
-@click.option("--srun-args", default="", metavar="WORDS", help="More for srun, e.g. '--partition=gpu --gres=gpu:1'.")
-@click.option("--wait", "seconds", default=300, show_default=True, metavar="SECONDS", help="For the compute nodes, queueing included.")
+@click.option(
+    "--container",
+    metavar="IMG",
+    help="The compute nodes' part inside this image (pyxis); one node unless --nodes or --job.",
+)
+@click.option(
+    "--shared",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where run folders will be. Default: BASE_LOG_DIR, else here.",
+)
+@click.option(
+    "--python",
+    metavar="PY",
+    help="The nodes' Python. Default: of RLPROF_VENV, else this one; python3 in a container.",
+)
+@click.option(
+    "--srun-args", default="", metavar="WORDS", help="More for srun, e.g. '--partition=gpu --gres=gpu:1'."
+)
+@click.option(
+    "--wait",
+    "seconds",
+    default=300,
+    show_default=True,
+    metavar="SECONDS",
+    help="For the compute nodes, queueing included.",
+)
 @click.option("--quick", is_flag=True, help="Without the trial capture and without importing torch.")
 @click.option("--json", "as_json", is_flag=True, help="A list of {place, check, state, said, fix}.")
-def command(nodes: int | None, job: str | None, container: str | None, shared: Path | None, python: str | None, srun_args: str,
-            seconds: int, quick: bool, as_json: bool) -> None:  # fmt: skip
-    """Check Slurm, the shared folder, profilers, Ray and clocks, each with a fix; exits with 1 when a job would fail.
+def command(
+    nodes: int | None,
+    job: str | None,
+    container: str | None,
+    shared: Path | None,
+    python: str | None,
+    srun_args: str,
+    seconds: int,
+    quick: bool,
+    as_json: bool,
+) -> None:
+    """Check Slurm, the shared folder, profilers, Ray and clocks, each with a fix; exits with 1 when a job
+    would fail.
 
     Without --nodes, --job or --container only this machine is looked at.
 
@@ -45,8 +79,15 @@ def command(nodes: int | None, job: str | None, container: str | None, shared: P
     if nodes or job or container:
         venv = settings.path("RLPROF_VENV")
         python = python or settings["RLPROF_PYTHON"] or (str(venv / "bin" / "python") if venv else "")
-        where = remote.Where(nodes=nodes or 1, job=job or "", container=container or "", mounts=settings["MOUNTS"], python=python,
-                             srun_args=tuple(shlex.split(srun_args)), seconds=seconds)  # fmt: skip
+        where = remote.Where(
+            nodes=nodes or 1,
+            job=job or "",
+            container=container or "",
+            mounts=settings["MOUNTS"],
+            python=python,
+            srun_args=tuple(shlex.split(srun_args)),
+            seconds=seconds,
+        )
         found += remote.examine(where, base, quick)
     if as_json:
         click.echo(json.dumps([finding.to_dict() for finding in found], indent=1))

@@ -14,12 +14,32 @@ from rlprof_ops.errors import EXIT_INCOMPLETE
 @click.argument("job")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of the table.")
 @click.option("--no-recover", is_flag=True, help="Leave raw captures (.qdstrm) as they are.")
-@click.option("--inside", "content_budget_s", default=120.0, show_default=True, metavar="SECONDS",
-              help="Time for looking inside reports with nsys; 0 checks only that each is whole.")
+@click.option(
+    "--inside",
+    "content_budget_s",
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for looking inside reports with nsys; 0 checks only that each is whole.",
+)
 @click.option("--watch", is_flag=True, help="Repeat while the job runs: print what has changed.")
-@click.option("--every", "every_s", default=30.0, show_default=True, metavar="SECONDS", help="How often --watch looks.")
-@click.option("--archive", is_flag=True, help="Also write archives/<node>.tar.zst, one a node, to take away from a slow file system.")
-def command(job: str, as_json: bool, no_recover: bool, content_budget_s: float, watch: bool, every_s: float, archive: bool) -> None:
+@click.option(
+    "--every", "every_s", default=30.0, show_default=True, metavar="SECONDS", help="How often --watch looks."
+)
+@click.option(
+    "--archive",
+    is_flag=True,
+    help="Also write archives/<node>.tar.zst, one a node, to take away from a slow file system.",
+)
+def command(
+    job: str,
+    as_json: bool,
+    no_recover: bool,
+    content_budget_s: float,
+    watch: bool,
+    every_s: float,
+    archive: bool,
+) -> None:
     """List every planned capture of JOB (a run folder or a job id) with its report, or why it is missing.
 
     Writes manifest.json into the run folder; safe to repeat. Ends with 3 when a planned report is missing.
@@ -38,7 +58,9 @@ def command(job: str, as_json: bool, no_recover: bool, content_budget_s: float, 
     if watch:
         watch_job(folder, every_s=max(1.0, every_s), say=lambda text: click.echo(text, err=as_json))
     with bar(sys.stderr) as progress:
-        manifest = harvest(folder, recover=not no_recover, progress=progress, content_budget_s=content_budget_s)
+        manifest = harvest(
+            folder, recover=not no_recover, progress=progress, content_budget_s=content_budget_s
+        )
     if as_json:
         click.echo(manifest.to_json(), nl=False)
     else:

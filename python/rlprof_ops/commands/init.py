@@ -9,10 +9,19 @@ import click
 
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--no-package", is_flag=True, help="Without python/rlprof_ops: the nodes' own Python has rlprof-ops installed.")
-@click.option("--force", is_flag=True, help="Replace files that differ from this version's; profile.yaml is never replaced.")
+@click.option(
+    "--no-package",
+    is_flag=True,
+    help="Without python/rlprof_ops: the nodes' own Python has rlprof-ops installed.",
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Replace files that differ from this version's; profile.yaml is never replaced.",
+)
 def command(folder: Path, no_package: bool, force: bool) -> None:
-    """Put ray.sub, scripts/, env/, python/ and an example profile.yaml into FOLDER, on storage that all nodes share.
+    """Put ray.sub, scripts/, env/, python/ and an example profile.yaml into FOLDER, on storage that all nodes
+    share.
 
     Safe to repeat; what you changed is named and kept.
 
@@ -26,4 +35,7 @@ def command(folder: Path, no_package: bool, force: bool) -> None:
         click.echo(f"kept as it is: {name}")
     click.echo("next:")
     click.echo(f"  rlprof plan {folder / 'profile.yaml'} --world policy_worker=8")
-    click.echo(f"  COMMAND='python train.py' RLPROF_REQUEST={folder.resolve() / 'profile.yaml'} RLPROF_VENV=<venv> sbatch -N 2 {folder.resolve() / 'ray.sub'}")
+    click.echo(
+        f"  COMMAND='python train.py' RLPROF_REQUEST={folder.resolve() / 'profile.yaml'} RLPROF_VENV=<venv>"
+        f" sbatch -N 2 {folder.resolve() / 'ray.sub'}"
+    )

@@ -13,9 +13,15 @@ from rlprof_ops.commands._jobs import job_argument
 @click.command()
 @job_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
-@click.option("--node", metavar="NODE", help="A node's supervisor instead of the driver: its name, or its number; 0 is the head.")
+@click.option(
+    "--node",
+    metavar="NODE",
+    help="A node's supervisor instead of the driver: its name, or its number; 0 is the head.",
+)
 @click.option("--job-output", is_flag=True, help="What the batch script itself said (slurm-<job>.out).")
-@click.option("-n", "--lines", type=click.IntRange(0), metavar="N", help="Only the last N lines; default: all.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), metavar="N", help="Only the last N lines; default: all."
+)
 def command(job: str, follow: bool, node: str | None, job_output: bool, lines: int | None) -> None:
     """Print the driver's output of JOB; before the driver runs, what the head or the job says.
 

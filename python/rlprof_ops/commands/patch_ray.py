@@ -10,18 +10,23 @@ import click
 
 from rlprof_ops import rayenv
 
-SCRIPT = Path(rayenv.__file__).parent / "patch_ray_nsight.sh"  # a link to scripts/ in a checkout, a copy in a wheel
+SCRIPT = (
+    Path(rayenv.__file__).parent / "patch_ray_nsight.sh"
+)  # a link to scripts/ in a checkout, a copy in a wheel
 
 
 @click.command()
-@click.option("--python", metavar="PY", help="The interpreter whose Ray is meant. Default: the one that runs rlprof.")
+@click.option(
+    "--python", metavar="PY", help="The interpreter whose Ray is meant. Default: the one that runs rlprof."
+)
 @click.option("--file", "path", metavar="FILE", help="The nsight.py itself, wherever it is.")
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 when the patch is needed.")
 def command(python: str | None, path: str | None, check: bool) -> None:
     """Make Ray's nsight plugin keep a worker's own interpreter, in the installed file.
 
-    Only for clusters where rlprof's runtime-env plugin cannot be registered. Exits 0 when the file is repaired
-    (now, before, or by Ray itself), 1 with --check when it needs the patch, 2 when it could not be done.
+    Only for clusters where rlprof's runtime-env plugin cannot be registered. Exits 0 when the file is
+    repaired (now, before, or by Ray itself), 1 with --check when it needs the patch, 2 when it could not be
+    done.
 
     Example: rlprof patch-ray --python /opt/venv/bin/python --check
     """

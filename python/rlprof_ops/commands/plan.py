@@ -14,14 +14,22 @@ from rlprof_ops.frameworks import NAMES
 
 @click.command()
 @click.argument("file", required=False)
-@click.option("--world", metavar="NAME=RANKS,...", help="Ranks of each worker, e.g. policy_worker=8,generation_worker=4.")
+@click.option(
+    "--world",
+    metavar="NAME=RANKS,...",
+    help="Ranks of each worker, e.g. policy_worker=8,generation_worker=4.",
+)
 @click.option("--framework", type=click.Choice(NAMES), help="The trainer, for its workers' phases.")
-@click.option("--trainer-config", metavar="FILE", help="Take the world from the trainer's own YAML (needs --framework).")
+@click.option(
+    "--trainer-config", metavar="FILE", help="Take the world from the trainer's own YAML (needs --framework)."
+)
 @click.option("--steps-total", type=click.IntRange(1), metavar="N", help="The run's last step.")
 @click.option("--resume-from", type=click.IntRange(1), metavar="K", help="The first step that will run.")
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON.")
 @click.option("--from-env", is_flag=True, help="No FILE: RLPROF_* and NRL_* variables only.")
-@click.option("--resolved", is_flag=True, help="Print only the checked request, as RLPROF_REQUEST_JSON carries it.")
+@click.option(
+    "--resolved", is_flag=True, help="Print only the checked request, as RLPROF_REQUEST_JSON carries it."
+)
 @request_options
 def command(
     file: str | None,
@@ -35,7 +43,8 @@ def command(
     resolved: bool,
     overrides: dict[str, str],
 ) -> None:
-    """Print the captures of FILE (or of the RLPROF_* variables): reports, disk, warnings. A bad request exits with 2.
+    """Print the captures of FILE (or of the RLPROF_* variables): reports, disk, warnings. A bad request exits
+    with 2.
 
     Example: rlprof plan profile.yaml --world policy_worker=8,generation_worker=4 --steps-total 100
     """

@@ -8,7 +8,9 @@ import click
 
 
 @click.command()
-@click.option("--all", "all_jobs", is_flag=True, help="Also jobs that have ended, as far as rlprof submitted them.")
+@click.option(
+    "--all", "all_jobs", is_flag=True, help="Also jobs that have ended, as far as rlprof submitted them."
+)
 @click.option("--json", "as_json", is_flag=True, help="As a JSON list.")
 def command(all_jobs: bool, as_json: bool) -> None:
     """List your jobs that wait or run, and where each stands.

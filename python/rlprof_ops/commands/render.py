@@ -15,11 +15,19 @@ from rlprof_ops.frameworks import NAMES
 @click.command()
 @click.argument("file", required=False)
 @click.option("--framework", required=True, type=click.Choice(NAMES), help="Whose words.")
-@click.option("--format", "fmt", type=click.Choice(["env", "hydra", "yaml"]), help="Default: what the trainer is started with.")
+@click.option(
+    "--format",
+    "fmt",
+    type=click.Choice(["env", "hydra", "yaml"]),
+    help="Default: what the trainer is started with.",
+)
 @click.option("--strict", is_flag=True, help="Fail when the trainer cannot do all of the request.")
 @request_options
-def command(file: str | None, framework: str, fmt: str | None, strict: bool, overrides: dict[str, str]) -> None:
-    """Print FILE as the trainer's variables, Hydra overrides or YAML; comments and stderr say what it cannot do.
+def command(
+    file: str | None, framework: str, fmt: str | None, strict: bool, overrides: dict[str, str]
+) -> None:
+    """Print FILE as the trainer's variables, Hydra overrides or YAML; comments and stderr say what it cannot
+    do.
 
     Example: rlprof render --framework verl profile.yaml
     """

@@ -9,14 +9,37 @@ import click
 
 @click.command()
 @click.argument("run", metavar="JOB")
-@click.option("--json", "as_json", is_flag=True, help="Print report.json to standard output instead of the summary.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print report.json to standard output instead of the summary."
+)
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a browser afterwards.")
-@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where the files are read.")
-@click.option("-j", "--jobs", type=click.IntRange(min=1), help="How many files are read at once. Default: one a CPU.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for report.html and report.json. Default: the run folder.")
-@click.option("--no-cache", is_flag=True, help="Neither use nor write the Parquet columns beside the reports.")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where the files are read.",
+)
+@click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), help="How many files are read at once. Default: one a CPU."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for report.html and report.json. Default: the run folder.",
+)
+@click.option(
+    "--no-cache", is_flag=True, help="Neither use nor write the Parquet columns beside the reports."
+)
 def command(
-    run: str, as_json: bool, open_page: bool, engine: str, jobs: int | None, output: Path | None, no_cache: bool
+    run: str,
+    as_json: bool,
+    open_page: bool,
+    engine: str,
+    jobs: int | None,
+    output: Path | None,
+    no_cache: bool,
 ) -> None:
     """Explain a run: step anatomy, idle time, stragglers, kernels; as a page, as JSON and here.
 
@@ -28,4 +51,12 @@ def command(
     from rlprof_ops.analyze.reporting import report
     from rlprof_ops.operate.find_job import folder_of
 
-    report(folder_of(run), as_json=as_json, open_page=open_page, engine=engine, jobs=jobs, output=output, cache=not no_cache)
+    report(
+        folder_of(run),
+        as_json=as_json,
+        open_page=open_page,
+        engine=engine,
+        jobs=jobs,
+        output=output,
+        cache=not no_cache,
+    )

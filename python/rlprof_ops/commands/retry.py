@@ -14,15 +14,24 @@ from rlprof_ops.commands._sbatch_command import RetryCommand, forwarded_options,
 @click.command(cls=RetryCommand, options_metavar="[OPTIONS] [ANY SBATCH OPTION] [-- COMMAND ...]")
 @click.argument("job", shell_complete=complete)
 @forwarded_options
-@click.option("--set", "settings", metavar="NAME[=VALUE]", multiple=True, help="A knob or any variable for the job, over what it had.")
+@click.option(
+    "--set",
+    "settings",
+    metavar="NAME[=VALUE]",
+    multiple=True,
+    help="A knob or any variable for the job, over what it had.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the sbatch line and its environment, and submit nothing.")
 @click.option("--wait", is_flag=True, help="Follow the job to its end, as rlprof submit does.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, the rest on stderr.")
 @click.pass_context
-def command(ctx: click.Context, job: str, settings: tuple[str, ...], dry_run: bool, wait: bool, as_json: bool) -> None:
+def command(
+    ctx: click.Context, job: str, settings: tuple[str, ...], dry_run: bool, wait: bool, as_json: bool
+) -> None:
     """Submit JOB again, asking only for the captures that did not end in a whole report.
 
-    Flags of sbatch and a COMMAND given here come after, or instead of, those it had. Nothing to do ends with 0.
+    Flags of sbatch and a COMMAND given here come after, or instead of, those it had. Nothing to do ends with
+    0.
 
     Example: rlprof retry 4711 --time=2:00:00 --wait
     """
@@ -36,9 +45,13 @@ def command(ctx: click.Context, job: str, settings: tuple[str, ...], dry_run: bo
 
     known = find(job)
     if known.run is None:
-        raise RlprofError(f"job {known.id} has no run folder, so there is no manifest of it: nothing to retry")
+        raise RlprofError(
+            f"job {known.id} has no run folder, so there is no manifest of it: nothing to retry"
+        )
     if look(known).state in ("waiting", "starting", "running", "ending"):
-        raise RlprofError(f"job {known.id} still runs; what is missing is known when it has ended (rlprof stop {known.id})")
+        raise RlprofError(
+            f"job {known.id} still runs; what is missing is known when it has ended (rlprof stop {known.id})"
+        )
     manifest = Manifest.load(known.run)
     request = missing_request(manifest, resubmit.request_of(known.run))
     if not request:
@@ -50,9 +63,14 @@ def command(ctx: click.Context, job: str, settings: tuple[str, ...], dry_run: bo
     knobs, from_shell = prepare.parse_settings(settings, os.environ)
     words = words_of(ctx)
     asked = replace(
-        asked, sbatch=(*asked.sbatch, *words.sbatch), knobs={**asked.knobs, **knobs}, request=request, retry_of=known.id,
-        from_shell=(asked.from_shell - set(knobs)) | from_shell, overrides={},
+        asked,
+        sbatch=(*asked.sbatch, *words.sbatch),
+        knobs={**asked.knobs, **knobs},
+        request=request,
+        retry_of=known.id,
+        from_shell=(asked.from_shell - set(knobs)) | from_shell,
+        overrides={},
         command=prepare.command_line(words.command) if words.command else asked.command,
-    )  # fmt: skip
+    )
     world = ",".join(f"{name}={ranks}" for name, ranks in manifest.world.items()) or None
     _submitting.go(asked, resubmit.home_of(known.run), _submitting.Wishes(world, dry_run, wait, as_json))

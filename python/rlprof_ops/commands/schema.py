@@ -10,10 +10,19 @@ import click
 
 SCHEMAS = {
     "request": "What to profile, as YAML: [the request](request.md).",
-    "manifest": "What was planned and what came home: `manifest.json`, written by `rlprof harvest`, see [harvest](collect.md#harvest).",
-    "report": "The answer as numbers: `report.json`, written by `rlprof report`, see [definitions](report.md#definitions).",
+    "manifest": (
+        "What was planned and what came home: `manifest.json`, written by `rlprof harvest`, see"
+        " [harvest](collect.md#harvest)."
+    ),
+    "report": (
+        "The answer as numbers: `report.json`, written by `rlprof report`, see"
+        " [definitions](report.md#definitions)."
+    ),
 }
-_FILES = {"manifest": ("rlprof_ops.collect.harvest", "manifest.schema.json"), "report": ("rlprof_ops.analyze.output", "report.schema.json")}
+_FILES = {
+    "manifest": ("rlprof_ops.collect.harvest", "manifest.schema.json"),
+    "report": ("rlprof_ops.analyze.output", "report.schema.json"),
+}
 
 
 def load(name: str) -> dict[str, Any]:

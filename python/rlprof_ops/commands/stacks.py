@@ -9,9 +9,17 @@ import click
 @click.argument("job")
 @click.option("--workers", default="*", show_default=True, help="Patterns of worker names, with commas.")
 @click.option("--ranks", default="all", show_default=True, help="Ranks with commas, or all.")
-@click.option("--timeout", "timeout_s", default=60.0, show_default=True, metavar="SECONDS", help="Wait no longer for nodes.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Wait no longer for nodes.",
+)
 def command(job: str, workers: str, ranks: str, timeout_s: float) -> None:
-    """Print the Python stacks of the workers of the running JOB, read from outside by py-spy: they need not answer.
+    """Print the Python stacks of the workers of the running JOB, read from outside by py-spy: they need not
+    answer.
 
     Example: rlprof stacks 4711 --workers '*policy*'
     """

@@ -14,9 +14,11 @@ from rlprof_ops.commands._jobs import job_argument
 @job_argument
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def command(job: str, as_json: bool) -> None:
-    """Print where JOB (a job id or a run folder) stands: nodes up, step, captures done of planned, how it ended.
+    """Print where JOB (a job id or a run folder) stands: nodes up, step, captures done of planned, how it
+    ended.
 
-    Ends with 0 while the job goes on or when all is well, 1 when it failed, 3 when a planned report is missing.
+    Ends with 0 while the job goes on or when all is well, 1 when it failed, 3 when a planned report is
+    missing.
 
     Example: rlprof status 4711
     """

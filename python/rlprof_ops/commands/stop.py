@@ -11,7 +11,13 @@ from rlprof_ops.commands._jobs import job_argument
 
 @click.command()
 @job_argument
-@click.option("--patience", default=300.0, show_default=True, metavar="SECONDS", help="Time to drain and harvest; then the job is cancelled.")
+@click.option(
+    "--patience",
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time to drain and harvest; then the job is cancelled.",
+)
 def command(job: str, patience: float) -> None:
     """Tell JOB to drain, wait until it has ended, and cancel it when it does not; then print its captures.
 

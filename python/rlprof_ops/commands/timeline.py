@@ -9,15 +9,27 @@ import click
 
 @click.command()
 @click.argument("run", metavar="JOB")
-@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to. Default: the run folder.")
-@click.option("--legacy-json", is_flag=True, help="Also write one merged JSON for viewers older than Perfetto v58.2.")
-@click.option("-j", "--jobs", type=click.IntRange(min=1), help="How many files are read at once. Default: one a CPU.")
-@click.option("--no-cache", is_flag=True, help="Neither use nor write the Parquet columns beside the reports.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder to write to. Default: the run folder.",
+)
+@click.option(
+    "--legacy-json", is_flag=True, help="Also write one merged JSON for viewers older than Perfetto v58.2."
+)
+@click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), help="How many files are read at once. Default: one a CPU."
+)
+@click.option(
+    "--no-cache", is_flag=True, help="Neither use nor write the Parquet columns beside the reports."
+)
 def command(run: str, output: Path | None, legacy_json: bool, jobs: int | None, no_cache: bool) -> None:
     """Put all ranks of JOB (a job id, or a folder of reports) on one timeline.
 
-    Writes timeline.overview.pftrace (steps, phases, collectives, GPU busy, longest kernels of all ranks; small at any
-    number of ranks) and timeline.ranks.zip (every full trace, clocks aligned; needs Perfetto v58.2 or later).
+    Writes timeline.overview.pftrace (steps, phases, collectives, GPU busy, longest kernels of all ranks;
+    small at any number of ranks) and timeline.ranks.zip (every full trace, clocks aligned; needs Perfetto
+    v58.2 or later).
 
     Example: rlprof timeline logs/4711-logs
     """
@@ -31,4 +43,7 @@ def command(run: str, output: Path | None, legacy_json: bool, jobs: int | None, 
     for name, reason in made.left_out:
         click.echo(f"left out: {name}: {reason}", err=True)
     residual = "unknown between hosts" if made.residual_ns is None else duration(made.residual_ns)
-    click.echo(f"{made.ranks} ranks, clocks aligned with a residual that is {residual}. Open the files in ui.perfetto.dev.")
+    click.echo(
+        f"{made.ranks} ranks, clocks aligned with a residual that is {residual}. Open the files in"
+        " ui.perfetto.dev."
+    )

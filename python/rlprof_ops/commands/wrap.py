@@ -17,13 +17,23 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--worker", required=True, metavar="NAME", help="The worker's name, as the request's patterns match it.")
-@click.option("--rank", type=click.IntRange(0), metavar="R", help="Default: RANK, SLURM_PROCID, or what MPI says.")
-@click.option("--request", "path", metavar="FILE", help="Default: RLPROF_REQUEST_JSON, RLPROF_REQUEST and the RLPROF_* variables.")
+@click.option(
+    "--worker", required=True, metavar="NAME", help="The worker's name, as the request's patterns match it."
+)
+@click.option(
+    "--rank", type=click.IntRange(0), metavar="R", help="Default: RANK, SLURM_PROCID, or what MPI says."
+)
+@click.option(
+    "--request",
+    "path",
+    metavar="FILE",
+    help="Default: RLPROF_REQUEST_JSON, RLPROF_REQUEST and the RLPROF_* variables.",
+)
 @click.option("--show", is_flag=True, help="Print the command that would run, and end.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD [ARG]...")
 def command(worker: str, rank: int | None, path: str | None, show: bool, program: tuple[str, ...]) -> None:
-    """Run CMD under nsys or rocprof-sys when the request selects this worker and rank; otherwise run it as it is.
+    """Run CMD under nsys or rocprof-sys when the request selects this worker and rank; otherwise run it as it
+    is.
 
     Windows are opened and closed by CMD itself, with rlprof_ops.runtime.profiler. The exit code is CMD's.
 
@@ -36,7 +46,9 @@ def command(worker: str, rank: int | None, path: str | None, show: bool, program
 
     text = os.environ.get("RLPROF_REQUEST_JSON")
     request = request_from_json(text) if text and not path else load_request(path, os.environ)
-    made = wrapped_command(worker, rank_from(os.environ) if rank is None else rank, program, request, os.environ)
+    made = wrapped_command(
+        worker, rank_from(os.environ) if rank is None else rank, program, request, os.environ
+    )
     if show:
         click.echo(shlex.join(made.argv))
         return
@@ -46,7 +58,9 @@ def command(worker: str, rank: int | None, path: str | None, show: bool, program
 
 
 def run(made: Command) -> None:
-    """Become the command; stay its parent where it is nsys's, or where the tool hides the exit code. Does not return."""
+    """Become the command; stay its parent where it is nsys's, or where the tool hides the exit code. Does
+    not return.
+    """
     from rlprof_ops.errors import RlprofError
     from rlprof_ops.runtime.process import nsys_launcher
 
@@ -63,7 +77,9 @@ def run(made: Command) -> None:
 
 
 def _supervise(made: Command, exit_code_file: str) -> int:
-    """Run it as a child that gets our signals; its exit code is in the file, unless it did not come that far."""
+    """Run it as a child that gets our signals; its exit code is in the file, unless it did not come that
+    far.
+    """
     child = subprocess.Popen(made.argv, env=dict(made.env))
 
     def pass_on(number: int, frame: FrameType | None) -> None:

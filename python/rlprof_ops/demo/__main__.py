@@ -22,16 +22,29 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--steps", type=int, default=defaults.steps, help="training steps (%(default)s)")
     add("--policy-workers", type=int, default=defaults.policy_workers, metavar="N", help="(%(default)s)")
-    add("--generation-workers", type=int, default=defaults.generation_workers, metavar="N", help="(%(default)s)")
+    add(
+        "--generation-workers",
+        type=int,
+        default=defaults.generation_workers,
+        metavar="N",
+        help="(%(default)s)",
+    )
     add("--seed", type=int, default=defaults.seed, help="(%(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write rewards and the times of every phase of every worker")
+    add(
+        "--json", type=Path, metavar="FILE", help="write rewards and the times of every phase of every worker"
+    )
     add("--address", help="auto, local or a Ray address (a running cluster if there is one, else local)")
     add("--step-seconds", type=float, default=0.0, metavar="S", help="make every step at least this long")
     faults = parser.add_argument_group("faults, for tests of what profiles them")
     faults.add_argument("--slow-rank", type=int, metavar="R", help="this policy worker is slower")
-    faults.add_argument("--slow-ms", type=int, default=200, metavar="MS", help="by this much a step (%(default)s)")
     faults.add_argument(
-        "--slow-phase", choices=("ref_logprob", "logprob", "advantage", "train"), default="train", help="(%(default)s)"
+        "--slow-ms", type=int, default=200, metavar="MS", help="by this much a step (%(default)s)"
+    )
+    faults.add_argument(
+        "--slow-phase",
+        choices=("ref_logprob", "logprob", "advantage", "train"),
+        default="train",
+        help="(%(default)s)",
     )
     faults.add_argument("--fail-at-step", type=int, metavar="N", help="end in step N as a crash does")
     faults.add_argument("--exit-code", type=int, default=defaults.exit_code, help="of that end (%(default)s)")
@@ -44,7 +57,9 @@ def settings_from(args: argparse.Namespace) -> Settings:
         if getattr(args, option) < 1:
             raise UsageError(f"--{option.replace('_', '-')} {getattr(args, option)}: must be 1 or more")
     if args.slow_rank is not None and not 0 <= args.slow_rank < args.policy_workers:
-        raise UsageError(f"--slow-rank {args.slow_rank}: policy workers have ranks 0 to {args.policy_workers - 1}")
+        raise UsageError(
+            f"--slow-rank {args.slow_rank}: policy workers have ranks 0 to {args.policy_workers - 1}"
+        )
     if args.fail_at_step is not None and not 1 <= args.fail_at_step <= args.steps:
         raise UsageError(f"--fail-at-step {args.fail_at_step}: this run has steps 1 to {args.steps}")
     return Settings(
@@ -75,7 +90,8 @@ def connect(address: str | None) -> None:
         if address or os.environ.get("RAY_ADDRESS"):
             wanted = address or os.environ["RAY_ADDRESS"]
             raise RlprofError(
-                f"no Ray cluster at {wanted!r}: {error}. Start one with `ray start --head`, or give --address local."
+                f"no Ray cluster at {wanted!r}: {error}. Start one with `ray start --head`, or give --address"
+                " local."
             ) from error
         ray.init(address="local", include_dashboard=False, **quiet)
 
@@ -90,8 +106,8 @@ def train(settings: Settings, address: str | None, json_path: Path | None) -> No
     for step in range(1, settings.steps + 1):
         record = trainer.step(step)
         print(
-            f"step {step:3d}  reward {record['reward']:.3f}  loss {record['loss']:+.4f}  kl {record['kl']:.4f}  "
-            f"length {record['length']:4.1f}  {record['seconds']:.2f} s",
+            f"step {step:3d}  reward {record['reward']:.3f}  loss {record['loss']:+.4f}  kl"
+            f" {record['kl']:.4f}  length {record['length']:4.1f}  {record['seconds']:.2f} s",
             flush=True,
         )
     record = trainer.record()

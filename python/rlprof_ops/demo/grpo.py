@@ -6,10 +6,11 @@ import torch
 
 
 def group_advantages(rewards: torch.Tensor, group_size: int, eps: float = 1e-6) -> torch.Tensor:
-    """Reward minus its group's mean, over the group's standard deviation (DeepSeekMath, arXiv 2402.03300, 4.1.2).
+    """Reward minus its group's mean, over the group's standard deviation (DeepSeekMath, arXiv 2402.03300,
+    4.1.2).
 
-    rewards: float (B,), the completions of one prompt adjacent, B a multiple of `group_size`. A group whose rewards are
-    all equal teaches nothing and gets zeros. Raises ValueError when B does not divide.
+    rewards: float (B,), the completions of one prompt adjacent, B a multiple of `group_size`. A group whose
+    rewards are all equal teaches nothing and gets zeros. Raises ValueError when B does not divide.
     """
     if group_size < 1 or rewards.numel() % group_size:
         raise ValueError(f"{rewards.numel()} rewards do not divide into groups of {group_size}")
@@ -19,7 +20,9 @@ def group_advantages(rewards: torch.Tensor, group_size: int, eps: float = 1e-6) 
 
 
 def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Per token, never negative, unbiased for KL(policy || reference) on the policy's samples ("k3" of Schulman 2020)."""
+    """Per token, never negative, unbiased for KL(policy || reference) on the policy's samples ("k3" of
+    Schulman 2020).
+    """
     log_ratio = reference - logprobs
     return log_ratio.exp() - log_ratio - 1
 

@@ -28,7 +28,8 @@ class LocalRun:
 
 
 def run_local(base: Path, settings: Mapping[str, str], on_line: Callable[[str], None]) -> LocalRun:
-    """Run one job here: `settings` are knobs (COMMAND and so on), `on_line` gets each line of the driver's output.
+    """Run one job here: `settings` are knobs (COMMAND and so on), `on_line` gets each line of the driver's
+    output.
 
     The run folder is `<base>/local-<pid>-logs`. An interrupt drains the job, as scancel does on a cluster.
     """

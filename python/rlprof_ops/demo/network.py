@@ -25,7 +25,9 @@ def interface_of(address: str) -> str | None:
 
 
 def bind_gloo_to(address: str) -> None:
-    """Make gloo of this process listen on the interface of `address`; without one, leave the choice to gloo."""
+    """Make gloo of this process listen on the interface of `address`; without one, leave the choice to
+    gloo.
+    """
     interface = interface_of(address)
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = interface

@@ -1,4 +1,6 @@
-"""The policy: a two-layer causal transformer, sampling from it, and the log-probabilities of what was sampled."""
+"""The policy: a two-layer causal transformer, sampling from it, and the log-probabilities of what was
+sampled.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Policy(nn.Module):
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, TOKENS)
-        nn.init.normal_(self.head.weight, std=0.02)  # start close to uniform, as far as possible from the answer
+        nn.init.normal_(
+            self.head.weight, std=0.02
+        )  # start close to uniform, as far as possible from the answer
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         places = torch.arange(ids.shape[1], device=ids.device)
@@ -52,7 +56,9 @@ class Policy(nn.Module):
 
 
 def new_policy(seed: int) -> Policy:
-    """The same initial weights for the same seed on every worker; leaves torch's global generator as it was."""
+    """The same initial weights for the same seed on every worker; leaves torch's global generator as it
+    was.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Policy()
@@ -62,7 +68,9 @@ def new_policy(seed: int) -> Policy:
 def sample(
     policy: Policy, prompt: torch.Tensor, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Complete each prompt (B, P) once. Returns ids (B, C) and mask (B, C): 1 up to and with the first stop token."""
+    """Complete each prompt (B, P) once. Returns ids (B, C) and mask (B, C): 1 up to and with the first
+    stop token.
+    """
     ids = prompt
     for _ in range(COMPLETION_LENGTH):
         probabilities = policy(ids)[:, -1].softmax(dim=-1)

@@ -1,4 +1,6 @@
-"""What the demo profiles: two nsight windows where nsys is installed, and one torch window of every worker."""
+"""What the demo profiles: two nsight windows where nsys is installed, and one torch window of every
+worker.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """`prompts` and `group_size` are per policy worker and step; `slow_ms` is added to every `slow_phase` of `slow_rank`."""
+    """`prompts` and `group_size` are per policy worker and step; `slow_ms` is added to every `slow_phase`
+    of `slow_rank`.
+    """
 
     steps: int = 8
     policy_workers: int = 2

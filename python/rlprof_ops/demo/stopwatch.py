@@ -1,4 +1,6 @@
-"""The demo's own clock: when each phase of each step began and ended, to hold against what the profilers report."""
+"""The demo's own clock: when each phase of each step began and ended, to hold against what the profilers
+report.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from typing import Any
 class PhaseTimer:
     """Opens a profiler's steps and phases and writes down their times in UTC nanoseconds.
 
-    A step's phases come as separate remote calls, so the step is opened and closed by two calls; a trainer whose step
-    is one function writes `with prof.step(step):` instead.
+    A step's phases come as separate remote calls, so the step is opened and closed by two calls; a trainer
+    whose step is one function writes `with prof.step(step):` instead.
     """
 
     def __init__(self, profiler: Any) -> None:

@@ -44,7 +44,10 @@ class Trainer:
             with self.timer.phase("generation"):
                 batches = self._generate(step)
             if step == self.settings.fail_at_step:
-                print(f"demo: failing in step {step} as asked, exit code {self.settings.exit_code}", file=sys.stderr)
+                print(
+                    f"demo: failing in step {step} as asked, exit code {self.settings.exit_code}",
+                    file=sys.stderr,
+                )
                 sys.stderr.flush()
                 raise SystemExit(self.settings.exit_code)
             with self.timer.phase("reward"):
@@ -81,7 +84,11 @@ class Trainer:
         """Close every profiler, then let the actors go: after this all reports are complete."""
         self._wait([worker.close.remote() for worker in self.workers])
         self.timer.close()
-        ray.wait([worker.__ray_terminate__.remote() for worker in self.workers], num_returns=len(self.workers), timeout=60)
+        ray.wait(
+            [worker.__ray_terminate__.remote() for worker in self.workers],
+            num_returns=len(self.workers),
+            timeout=60,
+        )
         remove_placement_group(self._group)
 
     def _place(self) -> None:
@@ -91,8 +98,9 @@ class Trainer:
         self._group = placement_group([{"CPU": CPUS_PER_WORKER}] * total, strategy="SPREAD")
         if not self._group.wait(s.start_timeout_s):
             raise RlprofError(
-                f"Ray found no place for {total} workers of {CPUS_PER_WORKER} CPU in {s.start_timeout_s:.0f} s; "
-                f"free: {ray.available_resources().get('CPU', 0):g} CPU. Ask for fewer workers, or free the cluster."
+                f"Ray found no place for {total} workers of {CPUS_PER_WORKER} CPU in {s.start_timeout_s:.0f}"
+                f" s; free: {ray.available_resources().get('CPU', 0):g} CPU. Ask for fewer workers, or free"
+                " the cluster."
             )
         self.policies = [self._start(PolicyWorker, r, s.policy_workers, r) for r in range(s.policy_workers)]
         self.generators = [
@@ -147,14 +155,18 @@ class Trainer:
         self._wait([worker.end_step.remote() for worker in self.workers])
 
     def _wait(self, refs: list[Any], fetch: bool = True) -> list[Any]:
-        """Results of remote calls, or the refs themselves. Raises ray's GetTimeoutError after `phase_timeout_s`."""
+        """Results of remote calls, or the refs themselves. Raises ray's GetTimeoutError after
+        `phase_timeout_s`.
+        """
         if fetch:
             return list(ray.get(refs, timeout=self.settings.phase_timeout_s))
         _, late = ray.wait(
             refs, num_returns=len(refs), timeout=self.settings.phase_timeout_s, fetch_local=False
         )
         if late:
-            raise ray.exceptions.GetTimeoutError(f"{len(late)} calls took over {self.settings.phase_timeout_s} s")
+            raise ray.exceptions.GetTimeoutError(
+                f"{len(late)} calls took over {self.settings.phase_timeout_s} s"
+            )
         return refs
 
 

@@ -1,4 +1,6 @@
-"""The two kinds of Ray actors. Each has a profiler; its phases are called by the controller, one remote call each."""
+"""The two kinds of Ray actors. Each has a profiler; its phases are called by the controller, one remote
+call each.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from rlprof_ops.demo.settings import Settings
 from rlprof_ops.demo.stopwatch import PhaseTimer
 from rlprof_ops.runtime import profiler
 
-Batch = dict[str, torch.Tensor]  # prompt (B, P), completion (B, C), mask (B, C), rewards (B,); groups adjacent
+Batch = dict[
+    str, torch.Tensor
+]  # prompt (B, P), completion (B, C), mask (B, C), rewards (B,); groups adjacent
 Weights = dict[str, torch.Tensor]  # by parameter name
 
 
@@ -67,7 +71,9 @@ class GenerationWorker(Worker):
         self.policy = new_policy(settings.seed)
 
     def generate(self, step: int, shard: int) -> Batch:
-        """The completions of one policy worker's prompts in one step; the same whichever worker makes them."""
+        """The completions of one policy worker's prompts in one step; the same whichever worker makes
+        them.
+        """
         with self.timer.phase("generation"):
             generator = torch.Generator().manual_seed(hash((self.settings.seed, step, shard)) % 2**63)
             prompt = task.prompts(self.settings.prompts, generator)
@@ -157,7 +163,9 @@ class PolicyWorker(Worker):
             }
 
     def publish_weights(self) -> Any:
-        """Put this replica's share of the parameters into the object store; the shares of all ranks make the whole."""
+        """Put this replica's share of the parameters into the object store; the shares of all ranks make
+        the whole.
+        """
         with self.timer.phase("weight_sync"):
             parameters = list(self.policy.state_dict().items())[self.rank :: self.world_size]
             return ray.put({name: value.detach().clone() for name, value in parameters})

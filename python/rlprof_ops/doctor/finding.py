@@ -34,14 +34,31 @@ def run_all(checks: Mapping[str, Check], place: str) -> list[Finding]:
         try:
             found += [replace(finding, place=place) for finding in check()]
         except Exception as error:  # whatever a strange machine makes a check raise
-            found.append(Finding(name, WARN, f"the check itself failed: {type(error).__name__}: {error}", "report this", place))
+            found.append(
+                Finding(
+                    name,
+                    WARN,
+                    f"the check itself failed: {type(error).__name__}: {error}",
+                    "report this",
+                    place,
+                )
+            )
     return found
 
 
 def output(argv: Sequence[str], seconds: float = 20, **options: object) -> tuple[int, str]:
     """Exit code and both outputs of a command; (127, reason) when it cannot run or is not done in time."""
     try:
-        done = subprocess.run(list(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds, check=False, **options)  # type: ignore[call-overload]
+        done = subprocess.run(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+            **options,
+        )  # type: ignore[call-overload]
     except subprocess.TimeoutExpired:
         return 127, f"not done after {seconds:.0f} s"
     except OSError as error:

@@ -22,9 +22,21 @@ def space(path: Path, what: str, warn_gib: float = 10, fail_gib: float = 1) -> F
     try:
         free = shutil.disk_usage(path).free / _GIB
     except OSError as error:
-        return Finding(f"space: {what}", FAIL, f"{path}: {error.strerror}", f"choose a folder that exists on every node for {what}")
+        return Finding(
+            f"space: {what}",
+            FAIL,
+            f"{path}: {error.strerror}",
+            f"choose a folder that exists on every node for {what}",
+        )
     state = FAIL if free < fail_gib else WARN if free < warn_gib else OK
-    return Finding(f"space: {what}", state, f"{free:.1f} GiB free in {path}", "" if state == OK else "a report is 50 to 500 MB a rank and step: make room, or choose another folder")
+    return Finding(
+        f"space: {what}",
+        state,
+        f"{free:.1f} GiB free in {path}",
+        ""
+        if state == OK
+        else "a report is 50 to 500 MB a rank and step: make room, or choose another folder",
+    )
 
 
 def room(settings: Settings, shared: Path | None) -> Iterator[Finding]:
@@ -34,13 +46,29 @@ def room(settings: Settings, shared: Path | None) -> Iterator[Finding]:
     yield space(Path("/dev/shm"), "/dev/shm (Ray's object store)", warn_gib=2, fail_gib=0.1)
     temp = f"{settings['RLPROF_NODE_ROOT'].rstrip('/')}/rlprof-{os.getuid()}-0000000.r1/ray"
     long = len(temp) > _TEMP_DIR_MOST
-    yield Finding("socket paths", FAIL if long else OK, f"{len(temp)} characters for Ray's temporary folder, {_TEMP_DIR_MOST} fit",
-                  f"shorten RLPROF_NODE_ROOT={settings['RLPROF_NODE_ROOT']!r}: Ray's sockets have at most 107 bytes" if long else "")
+    yield Finding(
+        "socket paths",
+        FAIL if long else OK,
+        f"{len(temp)} characters for Ray's temporary folder, {_TEMP_DIR_MOST} fit",
+        f"shorten RLPROF_NODE_ROOT={settings['RLPROF_NODE_ROOT']!r}: Ray's sockets have at most 107 bytes"
+        if long
+        else "",
+    )
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     few = hard != resource.RLIM_INFINITY and hard < _FILES
-    yield Finding("open files", WARN if few else OK, f"at most {'unlimited' if hard == resource.RLIM_INFINITY else hard}", f"raise the hard limit to {_FILES} (LimitNOFILE of slurmd) for large jobs" if few else "")
+    yield Finding(
+        "open files",
+        WARN if few else OK,
+        f"at most {'unlimited' if hard == resource.RLIM_INFINITY else hard}",
+        f"raise the hard limit to {_FILES} (LimitNOFILE of slurmd) for large jobs" if few else "",
+    )
     bash = shutil.which("bash")
-    yield Finding("bash", OK if bash else FAIL, bash or "not there", "" if bash else "Ray starts workers through bash: install it in the image")
+    yield Finding(
+        "bash",
+        OK if bash else FAIL,
+        bash or "not there",
+        "" if bash else "Ray starts workers through bash: install it in the image",
+    )
 
 
 def port_check(settings: Settings) -> Iterator[Finding]:
@@ -48,7 +76,12 @@ def port_check(settings: Settings) -> Iterator[Finding]:
     taken = ports.listening()
     clashes = [f"{name}={port}" for name, port in wanted.items() if port in taken]
     if clashes:
-        yield Finding("ports", FAIL, f"in use: {', '.join(clashes)}", "choose another port, or 0 to have a free one chosen")
+        yield Finding(
+            "ports",
+            FAIL,
+            f"in use: {', '.join(clashes)}",
+            "choose another port, or 0 to have a free one chosen",
+        )
     elif wanted:
         yield Finding("ports", OK, f"free: {', '.join(f'{name}={port}' for name, port in wanted.items())}")
     else:

@@ -19,7 +19,9 @@ _PIECE = 600  # srun passes a line on whole up to about a kilobyte; longer ones 
 
 
 def here(settings: Settings, folder: Path | None, *, quick: bool, place: str) -> list[Finding]:
-    """What can be told of this machine alone. `quick` leaves out what takes seconds: the trial capture, torch."""
+    """What can be told of this machine alone. `quick` leaves out what takes seconds: the trial capture,
+    torch.
+    """
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "python": software.python,
         "ray": software.ray,
@@ -44,7 +46,10 @@ def main() -> None:
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     rank, tasks = int(os.environ.get("SLURM_PROCID", 0)), int(os.environ.get("SLURM_NTASKS", 1))
     # The shared folder first: all tasks have to be at it at the same time.
-    found = run_all({"shared folder": lambda: shared_storage.together(asked.folder, rank, tasks, asked.seconds, node)}, node)
+    found = run_all(
+        {"shared folder": lambda: shared_storage.together(asked.folder, rank, tasks, asked.seconds, node)},
+        node,
+    )
     found += here(Settings.load(os.environ), asked.folder.parent, quick=asked.quick, place=node)
     sys.stdout.write("".join(line + "\n" for line in pieces(rank, found)))
 

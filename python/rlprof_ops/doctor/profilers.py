@@ -19,7 +19,8 @@ _HANGS = "2022."
 _BOUND_S = 60.0
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 _NVIDIA_PARAMETERS = Path("/proc/driver/nvidia/params")
-# Processes that hold a GPU's profiling counters, or record others: a second user of CUPTI gets nothing or an error.
+# Processes that hold a GPU's profiling counters, or record others: a second user of CUPTI gets nothing or an
+# error.
 _OTHER_USERS = {
     "nv-hostengine": "dcgmi profile --pause while you profile, and --resume after",
     "dcgm-exporter": "dcgmi profile --pause while you profile, and --resume after",
@@ -32,17 +33,32 @@ def nsys() -> Iterator[Finding]:
     path = nsight.find()
     if path is None:
         named = os.environ.get("RLPROF_NSYS")
-        yield Finding("nsys", WARN, f"RLPROF_NSYS={named!r} is not there" if named else "not on PATH",
-                      "needed for nsight captures: module load, install Nsight Systems, or set RLPROF_NSYS; torch captures work without")
+        yield Finding(
+            "nsys",
+            WARN,
+            f"RLPROF_NSYS={named!r} is not there" if named else "not on PATH",
+            "needed for nsight captures: module load, install Nsight Systems, or set RLPROF_NSYS; torch"
+            " captures work without",
+        )
         return
     code, text = output([path, "--version"], seconds=30)
     found = re.search(r"(\d{4}\.\S+)", text)
     version = found[1] if found else ""
     if code or not version:
-        yield Finding("nsys", FAIL, f"{path} --version: {last_line(text)}", "install Nsight Systems again, or set RLPROF_NSYS to another")
+        yield Finding(
+            "nsys",
+            FAIL,
+            f"{path} --version: {last_line(text)}",
+            "install Nsight Systems again, or set RLPROF_NSYS to another",
+        )
         return
     if version.startswith(_HANGS):
-        yield Finding("nsys", FAIL, f"{version} ({path}) hangs in most runs of short programs", "use 2023.1 or newer; set RLPROF_NSYS")
+        yield Finding(
+            "nsys",
+            FAIL,
+            f"{version} ({path}) hangs in most runs of short programs",
+            "use 2023.1 or newer; set RLPROF_NSYS",
+        )
         return
     yield Finding("nsys", OK, f"{version} ({path})")
     first = trial(path)
@@ -50,7 +66,16 @@ def nsys() -> Iterator[Finding]:
         yield first
         return
     again = trial(path)  # nsys 2023.4 fails now and then on a busy machine; a job tries again too
-    yield again if again.state != OK else Finding("nsys capture", WARN, f"{again.said}; before it, {first.said}", "nothing, if the machine is busy now")
+    yield (
+        again
+        if again.state != OK
+        else Finding(
+            "nsys capture",
+            WARN,
+            f"{again.said}; before it, {first.said}",
+            "nothing, if the machine is busy now",
+        )
+    )
 
 
 def trial(path: str) -> Finding:
@@ -73,8 +98,18 @@ def trial(path: str) -> Finding:
         found = nsight.check(report) if not problem else None
         if found is None or found.state != "ok":
             why = problem or (f"the report is {found.state}: {found.reason}" if found else "")
-            return Finding("nsys capture", FAIL, f"a 1 s window gave no report: {why}", "run the same by hand: nsys launch, start, stop; nsys status -e names missing permissions")
-        return Finding("nsys capture", OK, f"a 1 s window gave a report of {report.stat().st_size / 1024:.0f} KiB ({took:.1f} s with start and stop)")
+            return Finding(
+                "nsys capture",
+                FAIL,
+                f"a 1 s window gave no report: {why}",
+                "run the same by hand: nsys launch, start, stop; nsys status -e names missing permissions",
+            )
+        return Finding(
+            "nsys capture",
+            OK,
+            f"a 1 s window gave a report of {report.stat().st_size / 1024:.0f} KiB ({took:.1f} s with start"
+            " and stop)",
+        )
     finally:
         output([path, "shutdown", "--kill=sigkill", f"--session={session}"], seconds=20, env=env)
         launched.kill()
@@ -90,7 +125,11 @@ def _window(path: str, session: str, report: Path, env: Mapping[str, str]) -> st
         if time.monotonic() > deadline:
             return f"nsys launch opened no session within {_BOUND_S:.0f} s"
         time.sleep(0.3)
-    code, text = output([path, "start", f"--session={session}", "-o", str(report), "-s", "none", "--cpuctxsw=none"], seconds=_BOUND_S, env=env)
+    code, text = output(
+        [path, "start", f"--session={session}", "-o", str(report), "-s", "none", "--cpuctxsw=none"],
+        seconds=_BOUND_S,
+        env=env,
+    )
     if code:
         return f"nsys start: {last_line(text)}"
     time.sleep(1)
@@ -104,25 +143,47 @@ def rocprof() -> Iterator[Finding]:
         front_end = rocprof_sys.find()
     except rocprof_sys.FrontEndError as error:
         needed = os.path.exists("/dev/kfd") or os.environ.get("RLPROF_ROCPROF_SYS")
-        yield Finding("rocprof-sys", WARN if needed else OK, str(error) if needed else "not here, and no AMD GPU that would need it",
-                      "load ROCm's module, or set RLPROF_ROCPROF_SYS" if needed else "")
+        yield Finding(
+            "rocprof-sys",
+            WARN if needed else OK,
+            str(error) if needed else "not here, and no AMD GPU that would need it",
+            "load ROCm's module, or set RLPROF_ROCPROF_SYS" if needed else "",
+        )
         return
     yield Finding("rocprof-sys", OK, str(front_end)[:200])
 
 
 def perf_event_paranoid() -> Iterator[Finding]:
-    """2 allows a user to sample own processes, 1 the kernel's side too (kernel documentation, perf-security)."""
+    """2 allows a user to sample own processes, 1 the kernel's side too (kernel documentation,
+    perf-security).
+    """
     try:
         value = int(_PARANOID.read_text())
     except (OSError, ValueError):
-        yield Finding("perf_event_paranoid", WARN, "cannot be read", "CPU samples (nsys -s process-tree) may be missing")
+        yield Finding(
+            "perf_event_paranoid", WARN, "cannot be read", "CPU samples (nsys -s process-tree) may be missing"
+        )
         return
     fine = value <= 2 or os.getuid() == 0
-    yield Finding("perf_event_paranoid", OK if fine else WARN, str(value), "" if fine else "above 2 nsys takes no CPU samples: sysctl kernel.perf_event_paranoid=2, or leave the option s off")
+    yield Finding(
+        "perf_event_paranoid",
+        OK if fine else WARN,
+        str(value),
+        (
+            ""
+            if fine
+            else (
+                "above 2 nsys takes no CPU samples: sysctl kernel.perf_event_paranoid=2, or leave the option"
+                " s off"
+            )
+        ),
+    )
 
 
 def cupti() -> Iterator[Finding]:
-    """NVIDIA's rule: RmProfilingAdminOnly=1 keeps GPU counters to root (developer.nvidia.com/ERR_NVGPUCTRPERM)."""
+    """NVIDIA's rule: RmProfilingAdminOnly=1 keeps GPU counters to root
+    (developer.nvidia.com/ERR_NVGPUCTRPERM).
+    """
     if not nsight.has_gpu():
         yield Finding("GPU counters", OK, "no NVIDIA driver here, so nothing to permit")
         return
@@ -131,11 +192,25 @@ def cupti() -> Iterator[Finding]:
     except OSError:
         found = None
     if found is None:
-        yield Finding("GPU counters", WARN, f"{_NVIDIA_PARAMETERS} does not tell", "CUDA traces need no counters; gpu-metrics-* do")
+        yield Finding(
+            "GPU counters",
+            WARN,
+            f"{_NVIDIA_PARAMETERS} does not tell",
+            "CUDA traces need no counters; gpu-metrics-* do",
+        )
         return
     closed = found[1] == "1" and os.getuid() != 0
-    yield Finding("GPU counters", WARN if closed else OK, "for administrators only" if closed else "allowed",
-                  "CUDA and NVTX traces work; for gpu-metrics-* the operator sets NVreg_RestrictProfilingToAdminUsers=0" if closed else "")
+    yield Finding(
+        "GPU counters",
+        WARN if closed else OK,
+        "for administrators only" if closed else "allowed",
+        (
+            "CUDA and NVTX traces work; for gpu-metrics-* the operator sets"
+            " NVreg_RestrictProfilingToAdminUsers=0"
+            if closed
+            else ""
+        ),
+    )
 
 
 def other_users(proc: Path = Path("/proc")) -> Iterator[Finding]:
@@ -152,4 +227,9 @@ def other_users(proc: Path = Path("/proc")) -> Iterator[Finding]:
         yield Finding("other profilers", OK, "no DCGM, ncu or nvprof runs here (as far as this user sees)")
     for name in found:
         pids = [pid for pid, other in names.items() if other == name]
-        yield Finding("other profilers", WARN, f"{name} runs (pid {', '.join(pids[:3])}) and may hold the GPU's counters", _OTHER_USERS[name])
+        yield Finding(
+            "other profilers",
+            WARN,
+            f"{name} runs (pid {', '.join(pids[:3])}) and may hold the GPU's counters",
+            _OTHER_USERS[name],
+        )

@@ -35,13 +35,39 @@ class Where:
         if self.job:
             line += [f"--jobid={self.job}", "--overlap"]
         else:
-            line += [f"--nodes={self.nodes}", f"--ntasks={self.nodes}", "--job-name=rlprof-doctor", f"--time={max(1, int(self.seconds // 60))}"]
+            line += [
+                f"--nodes={self.nodes}",
+                f"--ntasks={self.nodes}",
+                "--job-name=rlprof-doctor",
+                f"--time={max(1, int(self.seconds // 60))}",
+            ]
         line += self.srun_args
         if self.container:
-            mounts = ",".join(filter(None, [self.mounts, f"{home()}:{home()}", f"{import_path()}:{import_path()}", f"{folder}:{folder}"]))
-            line += [f"--container-image={self.container}", f"--container-mounts={mounts}", "--container-workdir=/", "--no-container-mount-home"]
+            mounts = ",".join(
+                filter(
+                    None,
+                    [
+                        self.mounts,
+                        f"{home()}:{home()}",
+                        f"{import_path()}:{import_path()}",
+                        f"{folder}:{folder}",
+                    ],
+                )
+            )
+            line += [
+                f"--container-image={self.container}",
+                f"--container-mounts={mounts}",
+                "--container-workdir=/",
+                "--no-container-mount-home",
+            ]
         python = self.python or ("python3" if self.container else sys.executable)
-        program = [python, "-m", "rlprof_ops.doctor.node", f"--folder={folder}", *(["--quick"] if quick else [])]
+        program = [
+            python,
+            "-m",
+            "rlprof_ops.doctor.node",
+            f"--folder={folder}",
+            *(["--quick"] if quick else []),
+        ]
         # Not srun's --export: it would drop the rest of the environment, or be lost in a container.
         path = f"export PYTHONPATH={shlex.quote(import_path())}${{PYTHONPATH:+:$PYTHONPATH}}"
         return [*line, "bash", "-c", f"{path}; exec {shlex.join(program)}"]
@@ -55,7 +81,10 @@ def examine(where: Where, shared: Path, quick: bool) -> list[Finding]:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise RlprofError(f"--shared {shared}: {error.strerror}; give a folder that you may write, on storage that all nodes mount") from error
+        raise RlprofError(
+            f"--shared {shared}: {error.strerror}; give a folder that you may write, on storage that all"
+            " nodes mount"
+        ) from error
     try:
         return _run(where.argv(folder, quick), where.seconds)
     finally:
@@ -64,8 +93,20 @@ def examine(where: Where, shared: Path, quick: bool) -> list[Finding]:
 
 def _run(argv: list[str], seconds: float) -> list[Finding]:
     # The variables of a job that we may be in ourselves would bend the new one.
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "PYXIS_")) or name == "SLURM_CONF"}
-    process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM_", "SBATCH_", "PYXIS_")) or name == "SLURM_CONF"
+    }
+    process = subprocess.Popen(
+        argv,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -78,7 +119,17 @@ def _run(argv: list[str], seconds: float) -> list[Finding]:
         err += f"\nnot done after {seconds:.0f} s (--wait): the nodes are busy, or a check hangs"
     found = joined(out)
     if not found:
-        raise RlprofError(f"no node answered: {last_line(err) or 'srun said nothing'}\nThe line was: {shlex.join(argv)}")
+        raise RlprofError(
+            f"no node answered: {last_line(err) or 'srun said nothing'}\nThe line was: {shlex.join(argv)}"
+        )
     if process.returncode:
-        found.append(Finding("srun", FAIL, f"exit code {process.returncode}: {last_line(err)}", "see the nodes that are missing above", "compute"))
+        found.append(
+            Finding(
+                "srun",
+                FAIL,
+                f"exit code {process.returncode}: {last_line(err)}",
+                "see the nodes that are missing above",
+                "compute",
+            )
+        )
     return found

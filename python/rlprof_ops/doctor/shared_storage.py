@@ -1,7 +1,9 @@
-"""Is the folder really shared, and how stale does a node see it? Measured between the tasks of one step, with their clocks.
+"""Is the folder really shared, and how stale does a node see it? Measured between the tasks of one step, with
+their clocks.
 
-Every task asks for all others' files before they are there, so that a client that remembers "no such file" (NFS: up to
-a minute) is caught; then each writes its own, and looks how long the others' take; then the first rewrites its own.
+Every task asks for all others' files before they are there, so that a client that remembers "no such file"
+(NFS: up to a minute) is caught; then each writes its own, and looks how long the others' take; then the first
+rewrites its own.
 """
 
 from __future__ import annotations
@@ -32,17 +34,33 @@ def together(folder: Path, rank: int, tasks: int, seconds: float, node: str) -> 
         (folder / f"task{number}").exists()
     server = _server(rank)
     try:
-        text = {"node": node, "address": server[1] if server else "", "port": server[0].port if server else 0, "version": 1}
+        text = {
+            "node": node,
+            "address": server[1] if server else "",
+            "port": server[0].port if server else 0,
+            "version": 1,
+        }
         try:
             _write(mine, text)
         except OSError as error:
-            yield Finding("shared folder", FAIL, f"{folder} cannot be written from here: {error.strerror}", "give --shared a folder on storage that all nodes mount")
+            yield Finding(
+                "shared folder",
+                FAIL,
+                f"{folder} cannot be written from here: {error.strerror}",
+                "give --shared a folder on storage that all nodes mount",
+            )
             return
         began = time.monotonic()
         missing = _until(lambda: [number for number in others if _read(folder, number) is None], seconds)
         if missing:
-            yield Finding("shared folder", FAIL, f"{folder}: after {seconds:.0f} s the files of {len(missing)} of {len(others)} other nodes are not seen",
-                          "it is not shared between the nodes: set BASE_LOG_DIR to storage that is, and with a container put it in MOUNTS")
+            yield Finding(
+                "shared folder",
+                FAIL,
+                f"{folder}: after {seconds:.0f} s the files of {len(missing)} of {len(others)} other nodes"
+                " are not seen",
+                "it is not shared between the nodes: set BASE_LOG_DIR to storage that is, and with a"
+                " container put it in MOUNTS",
+            )
             return
         appeared = time.monotonic() - began
         yield from _rewritten(folder, rank, tasks, seconds, appeared, text)
@@ -55,11 +73,17 @@ def together(folder: Path, rank: int, tasks: int, seconds: float, node: str) -> 
             server[0].close()
 
 
-def _rewritten(folder: Path, rank: int, tasks: int, seconds: float, appeared: float, text: dict[str, Any]) -> Iterator[Finding]:
-    """How long a changed file looks unchanged: the first task waits until all have read, then writes again."""
+def _rewritten(
+    folder: Path, rank: int, tasks: int, seconds: float, appeared: float, text: dict[str, Any]
+) -> Iterator[Finding]:
+    """How long a changed file looks unchanged: the first task waits until all have read, then writes
+    again.
+    """
     _write(folder / f"read{rank}", {})
     if rank == 0:
-        _until(lambda: [number for number in range(tasks) if not (folder / f"read{number}").exists()], seconds)
+        _until(
+            lambda: [number for number in range(tasks) if not (folder / f"read{number}").exists()], seconds
+        )
         _write(folder / "task0", {**text, "version": 2})
         yield Finding("shared folder", OK, f"{folder} is written and read by all {tasks} nodes")
         return
@@ -68,12 +92,25 @@ def _rewritten(folder: Path, rank: int, tasks: int, seconds: float, appeared: fl
     stale = _until(lambda: [] if (_read(folder, 0) or {}).get("version") == 2 else [0], seconds)
     late = time.monotonic() - began
     if stale:
-        yield Finding("shared folder", WARN, f"{folder}: a file that another node rewrote still looks old after {seconds:.0f} s",
-                      "reports are safe (each is written once, under a name of its own); status commands run here show old numbers: mount with a shorter actimeo")
+        yield Finding(
+            "shared folder",
+            WARN,
+            f"{folder}: a file that another node rewrote still looks old after {seconds:.0f} s",
+            "reports are safe (each is written once, under a name of its own); status commands run here show"
+            " old numbers: mount with a shorter actimeo",
+        )
         return
     slow = max(appeared, late) > _STALE_S
-    yield Finding("shared folder", WARN if slow else OK, f"{folder}: others' files seen after {appeared:.1f} s, a change after {late:.1f} s",
-                  "this client remembers old answers: expect status to lag by as much; mount with a shorter actimeo" if slow else "")
+    yield Finding(
+        "shared folder",
+        WARN if slow else OK,
+        f"{folder}: others' files seen after {appeared:.1f} s, a change after {late:.1f} s",
+        (
+            "this client remembers old answers: expect status to lag by as much; mount with a shorter actimeo"
+            if slow
+            else ""
+        ),
+    )
 
 
 def _server(rank: int) -> tuple[ClockServer, str] | None:
@@ -90,10 +127,20 @@ def _clock(folder: Path, rank: int) -> Finding:
     reference = _read(folder, 0) or {}
     found = measure(str(reference.get("address")), int(reference.get("port") or 0), _KEY)
     if found is None:
-        return Finding("clock", WARN, f"no UDP answer from {reference.get('node')} ({reference.get('address')})", "timelines of several hosts will rely on the nodes' own clocks; allow UDP between nodes")
+        return Finding(
+            "clock",
+            WARN,
+            f"no UDP answer from {reference.get('node')} ({reference.get('address')})",
+            "timelines of several hosts will rely on the nodes' own clocks; allow UDP between nodes",
+        )
     off, error = found.offset_ns / 1e9, found.error_ns / 1e9
     state = FAIL if abs(off) > _SKEW_FAIL_S else WARN if abs(off) > _SKEW_WARN_S else OK
-    return Finding("clock", state, f"{off * 1e3:+.3f} ms to {reference.get('node')} (within {error * 1e3:.3f} ms)", "" if state == OK else "run chrony or ntpd on the nodes; reports are aligned by these clocks")
+    return Finding(
+        "clock",
+        state,
+        f"{off * 1e3:+.3f} ms to {reference.get('node')} (within {error * 1e3:.3f} ms)",
+        "" if state == OK else "run chrony or ntpd on the nodes; reports are aligned by these clocks",
+    )
 
 
 def _until(left: Callable[[], list[int]], seconds: float) -> list[int]:

@@ -16,11 +16,21 @@ _TEN = 10  # seconds that closing windows and the last sync take at least
 def checks(settings: Settings) -> Iterator[Finding]:
     """Ask `scontrol show config`; nothing to say about Slurm where there is none."""
     if shutil.which("scontrol") is None:
-        yield Finding("slurm", WARN, "no scontrol on PATH", "run this on a login node, or use rlprof demo and submitit's local executor without Slurm")
+        yield Finding(
+            "slurm",
+            WARN,
+            "no scontrol on PATH",
+            "run this on a login node, or use rlprof demo and submitit's local executor without Slurm",
+        )
         return
     code, text = output(["scontrol", "show", "config"])
     if code:
-        yield Finding("slurm", FAIL, f"scontrol show config: {last_line(text.splitlines()[0])}", "ask the operator: slurmctld does not answer this machine")
+        yield Finding(
+            "slurm",
+            FAIL,
+            f"scontrol show config: {last_line(text.splitlines()[0])}",
+            "ask the operator: slurmctld does not answer this machine",
+        )
         return
     yield from judge(parse(text), settings)
     yield from _commands()
@@ -41,7 +51,9 @@ def judge(config: Mapping[str, str], settings: Settings) -> Iterator[Finding]:
     yield _requeue(config)
     accounting = config.get("AccountingStorageType", "")
     none = "none" in accounting or accounting in ("", "(null)")
-    yield Finding("accounting", OK, "no accounting, so sacct is empty: nothing here needs it" if none else accounting)
+    yield Finding(
+        "accounting", OK, "no accounting, so sacct is empty: nothing here needs it" if none else accounting
+    )
 
 
 def _version(text: str) -> Finding:
@@ -49,7 +61,12 @@ def _version(text: str) -> Finding:
     if not found:
         return Finding("slurm version", WARN, f"not understood: {text!r}", "22.05 or newer is needed")
     fine = (int(found[1]), int(found[2])) >= _OLDEST
-    return Finding("slurm version", OK if fine else FAIL, text, "" if fine else "22.05 or newer is needed: older ones lack --signal for steps as ray.sub uses it")
+    return Finding(
+        "slurm version",
+        OK if fine else FAIL,
+        text,
+        "" if fine else "22.05 or newer is needed: older ones lack --signal for steps as ray.sub uses it",
+    )
 
 
 def _kill_wait(seconds: int | None, drain: int) -> Finding:
@@ -57,27 +74,51 @@ def _kill_wait(seconds: int | None, drain: int) -> Finding:
     if seconds is None:
         return Finding("KillWait", WARN, "not told", "30 s is assumed")
     if seconds < _TEN:
-        return Finding("KillWait", FAIL, f"{seconds} s from scancel to SIGKILL", "end jobs with `scancel --signal=TERM <job>.0`, or have KillWait raised to 30")
+        return Finding(
+            "KillWait",
+            FAIL,
+            f"{seconds} s from scancel to SIGKILL",
+            "end jobs with `scancel --signal=TERM <job>.0`, or have KillWait raised to 30",
+        )
     if seconds < drain:
-        fix = "enough for small reports; for large ones end jobs with `scancel --signal=TERM <job>.0`, which has no limit but RLPROF_DRAIN_SECONDS"
-        return Finding("KillWait", OK, f"{seconds} s from scancel to SIGKILL, below RLPROF_DRAIN_SECONDS={drain}", fix)
+        fix = (
+            "enough for small reports; for large ones end jobs with `scancel --signal=TERM <job>.0`, which"
+            " has no limit but RLPROF_DRAIN_SECONDS"
+        )
+        return Finding(
+            "KillWait", OK, f"{seconds} s from scancel to SIGKILL, below RLPROF_DRAIN_SECONDS={drain}", fix
+        )
     return Finding("KillWait", OK, f"{seconds} s")
 
 
 def _private_tmp(config: Mapping[str, str]) -> Finding:
-    """job_container/tmpfs gives each job its own /tmp, gone with it: what is synced is safe, a node's leftovers are not."""
+    """job_container/tmpfs gives each job its own /tmp, gone with it: what is synced is safe, a node's
+    leftovers are not.
+    """
     if "tmpfs" in config.get("JobContainerType", ""):
-        return Finding("private /tmp", OK, "each job has a /tmp of its own, deleted with it",
-                       "what could not be copied cannot be looked for afterwards; RLPROF_NODE_ROOT on a local disk outside of /tmp keeps it")
+        return Finding(
+            "private /tmp",
+            OK,
+            "each job has a /tmp of its own, deleted with it",
+            "what could not be copied cannot be looked for afterwards; RLPROF_NODE_ROOT on a local disk"
+            " outside of /tmp keeps it",
+        )
     return Finding("private /tmp", OK, "jobs on a node share /tmp; our folder in it is mode 0700")
 
 
 def _signals(config: Mapping[str, str]) -> Finding:
     tracker = config.get("ProctrackType", "")
     if "cgroup" in tracker:
-        return Finding("signals", OK, f"{tracker}: signals reach a step's own processes, and nothing survives a job")
-    return Finding("signals", WARN, f"{tracker or 'unknown'}: a signal to a step reaches Ray's processes too",
-                   "ask the operator for ProctrackType=proctrack/cgroup; until then windows that are open at the time limit may be lost")
+        return Finding(
+            "signals", OK, f"{tracker}: signals reach a step's own processes, and nothing survives a job"
+        )
+    return Finding(
+        "signals",
+        WARN,
+        f"{tracker or 'unknown'}: a signal to a step reaches Ray's processes too",
+        "ask the operator for ProctrackType=proctrack/cgroup; until then windows that are open at the time"
+        " limit may be lost",
+    )
 
 
 def _requeue(config: Mapping[str, str]) -> Finding:
@@ -86,7 +127,13 @@ def _requeue(config: Mapping[str, str]) -> Finding:
         return Finding("preemption", OK, f"PreemptMode={preempt}")
     if "send_user_signal" in config.get("PreemptParameters", ""):
         return Finding("preemption", OK, "requeues, after the job's own signal")
-    return Finding("preemption", WARN, "requeues with SIGTERM and GraceTime only", "set RLPROF_DRAIN_SECONDS below the partition's GraceTime; PreemptParameters=send_user_signal would help")
+    return Finding(
+        "preemption",
+        WARN,
+        "requeues with SIGTERM and GraceTime only",
+        "set RLPROF_DRAIN_SECONDS below the partition's GraceTime; PreemptParameters=send_user_signal would"
+        " help",
+    )
 
 
 def _seconds(text: str) -> int | None:
@@ -96,5 +143,9 @@ def _seconds(text: str) -> int | None:
 
 def _commands() -> Iterator[Finding]:
     missing = [name for name in ("sbatch", "srun", "scancel", "squeue") if shutil.which(name) is None]
-    yield Finding("slurm commands", FAIL if missing else OK, f"missing: {', '.join(missing)}" if missing else "sbatch, srun, scancel, squeue",
-                  "install Slurm's client commands here" if missing else "")
+    yield Finding(
+        "slurm commands",
+        FAIL if missing else OK,
+        f"missing: {', '.join(missing)}" if missing else "sbatch, srun, scancel, squeue",
+        "install Slurm's client commands here" if missing else "",
+    )

@@ -26,7 +26,12 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip
 def python() -> Iterator[Finding]:
     text = f"{platform.python_version()} ({sys.executable}), rlprof-ops {__version__}"
     fine = sys.version_info >= (3, 10)
-    yield Finding("python", OK if fine else FAIL, text, "" if fine else "3.10 or newer is needed: set RLPROF_VENV or RLPROF_PYTHON")
+    yield Finding(
+        "python",
+        OK if fine else FAIL,
+        text,
+        "" if fine else "3.10 or newer is needed: set RLPROF_VENV or RLPROF_PYTHON",
+    )
     if _version("pyyaml") is None:
         yield Finding("python", FAIL, f"{sys.executable} lacks PyYAML", "pip install pyyaml there")
 
@@ -34,14 +39,30 @@ def python() -> Iterator[Finding]:
 def ray() -> Iterator[Finding]:
     version = _version("ray")
     if version is None:
-        yield Finding("ray", FAIL, f"not installed for {sys.executable}", "set RLPROF_VENV to the trainer's environment, or install ray there")
+        yield Finding(
+            "ray",
+            FAIL,
+            f"not installed for {sys.executable}",
+            "set RLPROF_VENV to the trainer's environment, or install ray there",
+        )
         return
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     fine = numbers >= _OLDEST_RAY
-    yield Finding("ray", OK if fine else WARN, version, "" if fine else "2.49 or newer is tested; older ones may lack what the plugin needs")
+    yield Finding(
+        "ray",
+        OK if fine else WARN,
+        version,
+        "" if fine else "2.49 or newer is tested; older ones may lack what the plugin needs",
+    )
     reason = rayenv.check_import(dict(os.environ))
-    yield Finding("ray plugin", FAIL if reason else OK, last_line(reason) if reason else "loads in Ray's runtime-env agent",
-                  "nsight windows need it: put rlprof-ops (python/ of the checkout) on the nodes' PYTHONPATH" if reason else "")
+    yield Finding(
+        "ray plugin",
+        FAIL if reason else OK,
+        last_line(reason) if reason else "loads in Ray's runtime-env agent",
+        "nsight windows need it: put rlprof-ops (python/ of the checkout) on the nodes' PYTHONPATH"
+        if reason
+        else "",
+    )
     yield _patch_state()
 
 
@@ -53,9 +74,15 @@ def _patch_state() -> Finding:
     if code == 0:
         return Finding("ray's nsight", OK, said)
     if code == 1:
-        return Finding("ray's nsight", OK, "has the bare-python fault in its file; our plugin repairs it in memory",
-                       "where the plugin cannot be registered: rlprof patch-ray")
-    return Finding("ray's nsight", WARN, said, "its file is of no known shape; captures through our plugin do not use it")
+        return Finding(
+            "ray's nsight",
+            OK,
+            "has the bare-python fault in its file; our plugin repairs it in memory",
+            "where the plugin cannot be registered: rlprof patch-ray",
+        )
+    return Finding(
+        "ray's nsight", WARN, said, "its file is of no known shape; captures through our plugin do not use it"
+    )
 
 
 def nvtx() -> Iterator[Finding]:
@@ -63,9 +90,19 @@ def nvtx() -> Iterator[Finding]:
     if version is not None:
         yield Finding("nvtx", OK, version)
     elif _version("torch") is not None:
-        yield Finding("nvtx", WARN, "not installed", "pip install nvtx==0.2.10: without it only CUDA builds of torch write ranges")
+        yield Finding(
+            "nvtx",
+            WARN,
+            "not installed",
+            "pip install nvtx==0.2.10: without it only CUDA builds of torch write ranges",
+        )
     else:
-        yield Finding("nvtx", WARN, "neither nvtx nor torch is installed: reports will have no ranges", "pip install nvtx==0.2.10")
+        yield Finding(
+            "nvtx",
+            WARN,
+            "neither nvtx nor torch is installed: reports will have no ranges",
+            "pip install nvtx==0.2.10",
+        )
 
 
 def torch() -> Iterator[Finding]:
@@ -79,12 +116,24 @@ def torch() -> Iterator[Finding]:
     except ValueError:
         facts = None
     if facts is None:
-        yield Finding("torch", FAIL, f"{version} does not import: {last_line(text)}", "repair the environment of RLPROF_VENV")
+        yield Finding(
+            "torch",
+            FAIL,
+            f"{version} does not import: {last_line(text)}",
+            "repair the environment of RLPROF_VENV",
+        )
         return
-    build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU only"
+    build = (
+        f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU only"
+    )
     said = f"{facts['version']}, {build}, {facts['devices']} GPUs seen"
     wrong = (facts["cuda"] or facts["hip"]) and not facts["devices"] and _has_gpu()
-    yield Finding("torch", WARN if wrong else OK, said, "this node has a GPU that torch does not see: compare driver and build" if wrong else "")
+    yield Finding(
+        "torch",
+        WARN if wrong else OK,
+        said,
+        "this node has a GPU that torch does not see: compare driver and build" if wrong else "",
+    )
 
 
 def _has_gpu() -> bool:

@@ -1,4 +1,6 @@
-"""The findings as a table for a terminal: equal ones of several nodes in one line, what is wrong with its fix below it."""
+"""The findings as a table for a terminal: equal ones of several nodes in one line, what is wrong with its
+fix below it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def merged(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[str, ...]]]
 def render(findings: list[Finding]) -> str:
     """Plain text, one line a finding, an arrow before each fix; the last line counts."""
     rows = merged(findings)
-    names = [", ".join(where) if len(where) <= 3 else f"{where[0]} and {len(where) - 1} more" for _, where in rows]
+    names = [
+        ", ".join(where) if len(where) <= 3 else f"{where[0]} and {len(where) - 1} more" for _, where in rows
+    ]
     width = max((len(name) for name in names), default=0)
     check = max((len(found.check) for found, _ in rows), default=0)
     lines = []
@@ -28,4 +32,6 @@ def render(findings: list[Finding]) -> str:
         if found.fix:
             lines.append(f"{'':<4}  {'':<{width}}  {'':<{check}}  -> {found.fix}")
     counts = {state: sum(found.state == state for found in findings) for state in (OK, WARN, FAIL)}
-    return "\n".join([*lines, "", f"{counts[OK]} ok, {counts[WARN]} to look at, {counts[FAIL]} that a job would fail on"])
+    return "\n".join(
+        [*lines, "", f"{counts[OK]} ok, {counts[WARN]} to look at, {counts[FAIL]} that a job would fail on"]
+    )

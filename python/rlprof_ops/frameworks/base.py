@@ -1,4 +1,6 @@
-"""What every trainer's dialect has in common: its words for workers and phases, what it renders, what it reads back."""
+"""What every trainer's dialect has in common: its words for workers and phases, what it renders, what it
+reads back.
+"""
 
 from __future__ import annotations
 
@@ -81,15 +83,23 @@ class Remarks:
 
     def header(self, title: str) -> str:
         """Comment lines that stand above the rendered text."""
-        lines = [f"# {title}, from an rlprof request", *(f"# lost: {t}" for t in self.losses), *(f"# note: {t}" for t in self.notes)]
+        lines = [
+            f"# {title}, from an rlprof request",
+            *(f"# lost: {t}" for t in self.losses),
+            *(f"# note: {t}" for t in self.notes),
+        ]
         return "\n".join(" ".join(line.split()) for line in lines) + "\n"
 
     def rendered(self, title: str, body: str) -> Rendered:
         return Rendered(self.header(title) + body, tuple(self.losses), tuple(self.notes))
 
 
-def select(patterns: Iterable[str], workers: Sequence[Worker], trainer: str, remarks: Remarks) -> tuple[str, ...]:
-    """The trainer's worker names that patterns mean, in the trainer's order; a pattern without any is a loss."""
+def select(
+    patterns: Iterable[str], workers: Sequence[Worker], trainer: str, remarks: Remarks
+) -> tuple[str, ...]:
+    """The trainer's worker names that patterns mean, in the trainer's order; a pattern without any is a
+    loss.
+    """
     found: set[str] = set()
     for pattern in patterns:
         names = [w.name for w in workers if fnmatchcase(w.name, pattern)]
@@ -99,7 +109,10 @@ def select(patterns: Iterable[str], workers: Sequence[Worker], trainer: str, rem
                 remarks.note(f"{pattern!r} is {words(names)} in {trainer}")
         if not names:
             near = nearest(pattern.strip("*"), [w.name for w in workers])
-            remarks.lose(f"workers {pattern!r} matches no worker of {trainer}; it has {words(w.name for w in workers)}.{near}")
+            remarks.lose(
+                f"workers {pattern!r} matches no worker of {trainer}; it has"
+                f" {words(w.name for w in workers)}.{near}"
+            )
         found.update(names)
     return tuple(w.name for w in workers if w.name in found)
 
@@ -120,4 +133,7 @@ def common_losses(number: int, spec: CaptureSpec, trainer: str, remarks: Remarks
     if spec.on_error == "fail":
         remarks.lose(f"capture {number}: on_error: fail; {trainer} has no such choice")
     if spec.env and not env:
-        remarks.lose(f"capture {number}: env {', '.join(spec.env)}; {trainer} cannot set variables for profiled workers only")
+        remarks.lose(
+            f"capture {number}: env {', '.join(spec.env)}; {trainer} cannot set variables for profiled"
+            " workers only"
+        )

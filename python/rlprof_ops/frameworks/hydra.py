@@ -1,4 +1,6 @@
-"""Hydra overrides and YAML fragments, written and read: values keep their type through bash and through Hydra's grammar."""
+"""Hydra overrides and YAML fragments, written and read: values keep their type through bash and through
+Hydra's grammar.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,16 @@ from rlprof_ops.request.problems import Problem, RequestError, shown
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*", re.ASCII)
 _KEYWORDS = ("null", "true", "false", "nan", "inf", "yes", "no", "on", "off", "y", "n")
-_OVERRIDE = re.compile(r"(?P<mark>\+\+|\+|~)?(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?", re.ASCII | re.DOTALL)
+_OVERRIDE = re.compile(
+    r"(?P<mark>\+\+|\+|~)?(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?", re.ASCII | re.DOTALL
+)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of a configuration. `new`: the trainer's own configuration may not hold it yet (`++` in Hydra)."""
+    """One key of a configuration. `new`: the trainer's own configuration may not hold it yet (`++` in
+    Hydra).
+    """
 
     path: tuple[str, ...]
     value: Any
@@ -26,19 +32,26 @@ class Setting:
 
 def to_hydra(settings: Iterable[Setting]) -> str:
     """Lines to paste after the trainer's command, quoted for bash, each but the last continued."""
-    overrides = [shell_word(("++" if s.new else "") + ".".join(s.path) + "=" + hydra_value(s.value, top=True)) for s in settings]
+    overrides = [
+        shell_word(("++" if s.new else "") + ".".join(s.path) + "=" + hydra_value(s.value, top=True))
+        for s in settings
+    ]
     return " \\\n".join(overrides) + "\n" if overrides else ""
 
 
 def shell_word(word: str) -> str:
-    """One word for bash; text with single quotes goes into double quotes where that is safe, to stay readable."""
+    """One word for bash; text with single quotes goes into double quotes where that is safe, to stay
+    readable.
+    """
     if "'" in word and not re.search(r'["$`\\!]', word):
         return f'"{word}"'
     return shlex.quote(word)
 
 
 def hydra_value(value: Any, top: bool = False) -> str:
-    """A value in Hydra's override grammar (hydra.cc, "Basic Override syntax"); text that could be read otherwise is quoted."""
+    """A value in Hydra's override grammar (hydra.cc, "Basic Override syntax"); text that could be read
+    otherwise is quoted.
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -74,9 +87,15 @@ def to_yaml(settings: Iterable[Setting]) -> str:
         _put(tree, setting.path, setting.value)
     if not tree:
         return ""
-    dumped: str = yaml.dump(tree, Dumper=Dumper, sort_keys=False, default_flow_style=None, width=10_000, allow_unicode=True)
+    dumped: str = yaml.dump(
+        tree, Dumper=Dumper, sort_keys=False, default_flow_style=None, width=10_000, allow_unicode=True
+    )
     # `default_flow_style=None` writes every mapping of scalars inline; only lists should be.
-    return dumped if "{" not in dumped else yaml.dump(tree, Dumper=_block(Dumper), sort_keys=False, width=10_000, allow_unicode=True)
+    return (
+        dumped
+        if "{" not in dumped
+        else yaml.dump(tree, Dumper=_block(Dumper), sort_keys=False, width=10_000, allow_unicode=True)
+    )
 
 
 def _block(base: Any) -> Any:
@@ -111,7 +130,9 @@ def read_settings(text: str, name: str) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise RequestError([Problem(f"a trainer's configuration is a mapping or Hydra overrides, not {shown(data)}", name)])
+        raise RequestError(
+            [Problem(f"a trainer's configuration is a mapping or Hydra overrides, not {shown(data)}", name)]
+        )
     return data
 
 
@@ -119,7 +140,10 @@ def _looks_like_overrides(text: str) -> bool:
     for line in text.splitlines():
         line = line.strip()
         if line and not line.startswith("#"):
-            return re.match(r"""["']?(\+\+|\+|~)?[A-Za-z_][\w./@-]*=|["']?~""", line) is not None or "=" in line.split(":")[0]
+            return (
+                re.match(r"""["']?(\+\+|\+|~)?[A-Za-z_][\w./@-]*=|["']?~""", line) is not None
+                or "=" in line.split(":")[0]
+            )
     return False
 
 

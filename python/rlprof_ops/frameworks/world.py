@@ -36,5 +36,12 @@ def world_of_trainer(framework: Framework, path: str) -> dict[str, int]:
 
     found = framework.world(read_settings(read_file(path), path))
     if not found:
-        raise RequestError([Problem(f"does not tell how many ranks {framework.title}'s workers have; give --world {EXAMPLE}", path)])
+        raise RequestError(
+            [
+                Problem(
+                    f"does not tell how many ranks {framework.title}'s workers have; give --world {EXAMPLE}",
+                    path,
+                )
+            ]
+        )
     return found

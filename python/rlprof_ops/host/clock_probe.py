@@ -1,7 +1,8 @@
-"""How far this node's clock is from the head's: a few signed datagrams at job start and end, for the one timeline.
+"""How far this node's clock is from the head's: a few signed datagrams at job start and end, for the one
+timeline.
 
-The rule is NTP's (RFC 5905, section 8): of the four times of an exchange, offset = ((t1 - t0) + (t2 - t3)) / 2, and its
-error is at most half the round trip. The exchange with the shortest round trip tells most.
+The rule is NTP's (RFC 5905, section 8): of the four times of an exchange, offset = ((t1 - t0) + (t2 - t3)) /
+2, and its error is at most half the round trip. The exchange with the shortest round trip tells most.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Estimate:
-    """`offset_ns` is added to this node's times to get the reference's; the truth is within `error_ns` of it."""
+    """`offset_ns` is added to this node's times to get the reference's; the truth is within `error_ns` of
+    it.
+    """
 
     at_ns: int
     offset_ns: int
@@ -54,12 +57,20 @@ class Estimate:
 
     def to_dict(self, moment: str, reference: str) -> dict[str, Any]:
         """An entry of `clock` in nodes/<node>.json; `moment` is start or end, `reference` a node."""
-        return {"moment": moment, "reference": reference, "at_ns": self.at_ns, "offset_ns": self.offset_ns, "error_ns": self.error_ns,
-                "exchanges": self.exchanges}
+        return {
+            "moment": moment,
+            "reference": reference,
+            "at_ns": self.at_ns,
+            "offset_ns": self.offset_ns,
+            "error_ns": self.error_ns,
+            "exchanges": self.exchanges,
+        }
 
 
 def estimate(exchanges: Iterable[Exchange]) -> Estimate | None:
-    """The best estimate of some exchanges; None when there are none that can be true (a round trip is not negative)."""
+    """The best estimate of some exchanges; None when there are none that can be true (a round trip is not
+    negative).
+    """
     usable = [exchange for exchange in exchanges if exchange.round_trip_ns >= 0]
     if not usable:
         return None
@@ -68,9 +79,11 @@ def estimate(exchanges: Iterable[Exchange]) -> Estimate | None:
 
 
 def offset_at(t_ns: int, entries: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """(offset, error) at a time of this node's clock, from the entries of its record: between two, a straight line.
+    """(offset, error) at a time of this node's clock, from the entries of its record: between two, a straight
+    line.
 
-    Before the first and after the last the nearest one holds. Without entries the offset is 0 and the error unknown (-1).
+    Before the first and after the last the nearest one holds. Without entries the offset is 0 and the error
+    unknown (-1).
     """
     points = sorted((entry["at_ns"], entry["offset_ns"], entry["error_ns"]) for entry in entries)
     if not points:
@@ -85,7 +98,9 @@ def offset_at(t_ns: int, entries: Sequence[dict[str, Any]]) -> tuple[int, int]:
 
 
 class ClockServer:
-    """Answers with its times on a UDP port of `host`; only to datagrams signed with `key` (the job's token)."""
+    """Answers with its times on a UDP port of `host`; only to datagrams signed with `key` (the job's
+    token).
+    """
 
     def __init__(self, host: str, key: bytes, port: int = 0, clock: Callable[[], int] = time.time_ns) -> None:
         self._key, self._clock = key, clock
@@ -124,8 +139,18 @@ class ClockServer:
         return body + _sign(self._key, b"answer", body)
 
 
-def measure(host: str, port: int, key: bytes, *, exchanges: int = 16, timeout_s: float = 0.5, clock: Callable[[], int] = time.time_ns) -> Estimate | None:
-    """Ask a `ClockServer` some times; lost, late and unsigned answers are left out. None when no answer came."""
+def measure(
+    host: str,
+    port: int,
+    key: bytes,
+    *,
+    exchanges: int = 16,
+    timeout_s: float = 0.5,
+    clock: Callable[[], int] = time.time_ns,
+) -> Estimate | None:
+    """Ask a `ClockServer` some times; lost, late and unsigned answers are left out. None when no answer
+    came.
+    """
     found: list[Exchange] = []
     misses = 0
     try:
@@ -153,7 +178,11 @@ def _ask(channel: socket.socket, key: bytes, clock: Callable[[], int]) -> Exchan
             reply = channel.recv(_REPLY + 1)
             answered = clock()
             body, signature = reply[:-_SIGNATURE], reply[-_SIGNATURE:]
-            if len(reply) == _REPLY and reply[:_NONCE] == nonce and hmac.compare_digest(signature, _sign(key, b"answer", body)):
+            if (
+                len(reply) == _REPLY
+                and reply[:_NONCE] == nonce
+                and hmac.compare_digest(signature, _sign(key, b"answer", body))
+            ):
                 received, replied = _TIMES.unpack(body[_NONCE:])
                 return Exchange(asked, received, replied, answered)
     except OSError:

@@ -1,4 +1,6 @@
-"""Files beneath one folder, reached without ever following a link: names from nodes and trainers are hostile."""
+"""Files beneath one folder, reached without ever following a link: names from nodes and trainers are
+hostile.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,14 @@ class UnsafeName(RlprofError):
 
 
 def safe_parts(relative: str) -> tuple[str, ...]:
-    """The components of a relative path; raises `UnsafeName` for absolute paths, `..`, NUL and empty components."""
+    """The components of a relative path; raises `UnsafeName` for absolute paths, `..`, NUL and empty
+    components.
+    """
     parts = tuple(relative.split("/"))
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise UnsafeName(f"{relative!r} is not a plain path below its folder (no '..', no leading '/', no empty part)")
+        raise UnsafeName(
+            f"{relative!r} is not a plain path below its folder (no '..', no leading '/', no empty part)"
+        )
     return parts
 
 
@@ -50,7 +56,9 @@ class ContainedDir:
     def __enter__(self) -> ContainedDir:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -163,7 +171,9 @@ class ContainedDir:
             return stream.read(min(limit, os.fstat(stream.fileno()).st_size))
 
     def files(self, relative: str = "") -> Iterator[tuple[str, os.stat_result]]:
-        """Every regular file below `relative` with its stat, folders in sorted order; links and specials are left out."""
+        """Every regular file below `relative` with its stat, folders in sorted order; links and specials
+        are left out.
+        """
         parts = safe_parts(relative) if relative else ()
         try:
             with self.folder(parts) as fd:
@@ -191,7 +201,10 @@ def _walk(fd: int, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.name)
                 elif entry.is_file(follow_symlinks=False):
-                    yield (f"{prefix}/{entry.name}" if prefix else entry.name), entry.stat(follow_symlinks=False)
+                    yield (
+                        (f"{prefix}/{entry.name}" if prefix else entry.name),
+                        entry.stat(follow_symlinks=False),
+                    )
             except FileNotFoundError:
                 continue
     for name in sorted(folders):

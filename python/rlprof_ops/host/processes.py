@@ -14,7 +14,9 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Process:
-    """A running process; `started` is its start time in clock ticks since boot, so that a reused pid is noticed."""
+    """A running process; `started` is its start time in clock ticks since boot, so that a reused pid is
+    noticed.
+    """
 
     pid: int
     started: int
@@ -26,22 +28,28 @@ class Process:
         return stat is not None and stat[1] == self.started and stat[2] not in "ZX"
 
 
-def of_job(job: str, node_dir: str | os.PathLike[str], *, exclude: frozenset[int] = frozenset()) -> list[Process]:
+def of_job(
+    job: str, node_dir: str | os.PathLike[str], *, exclude: frozenset[int] = frozenset()
+) -> list[Process]:
     """This user's processes whose start environment has RLPROF_JOB=`job` and RLPROF_NODE_DIR=`node_dir`.
 
-    Ray's workers and agents write their title over some or all of their environment (setproctitle): those are known by
-    what is left of it, or by a file of the job's private folder that they have open for writing. Never the caller, its
-    parents or `exclude`.
+    Ray's workers and agents write their title over some or all of their environment (setproctitle): those are
+    known by what is left of it, or by a file of the job's private folder that they have open for writing.
+    Never the caller, its parents or `exclude`.
     """
     wanted = {f"RLPROF_JOB={job}".encode(), b"RLPROF_NODE_DIR=" + os.fsencode(node_dir)}
     below = os.path.realpath(node_dir) + "/"
     spare = exclude | _ancestors()
-    return [process for process in _mine() if process.pid not in spare and _is_ours(process.pid, wanted, below)]
+    return [
+        process for process in _mine() if process.pid not in spare and _is_ours(process.pid, wanted, below)
+    ]
 
 
 def _is_ours(pid: int, wanted: set[bytes], below: str) -> bool:
     told = {entry for entry in _environment(pid) if entry.startswith((b"RLPROF_JOB=", b"RLPROF_NODE_DIR="))}
-    return told <= wanted and (any(entry.startswith(b"RLPROF_NODE_DIR=") for entry in told) or _writes_below(pid, below))
+    return told <= wanted and (
+        any(entry.startswith(b"RLPROF_NODE_DIR=") for entry in told) or _writes_below(pid, below)
+    )
 
 
 def _writes_below(pid: int, folder: str) -> bool:
@@ -51,7 +59,9 @@ def _writes_below(pid: int, folder: str) -> bool:
         return False
     for name in names:
         try:
-            if os.readlink(_PROC / str(pid) / "fd" / name).startswith(folder) and _opened_for_writing(pid, name):
+            if os.readlink(_PROC / str(pid) / "fd" / name).startswith(folder) and _opened_for_writing(
+                pid, name
+            ):
                 return True
         except OSError:
             continue
@@ -66,7 +76,9 @@ def environment_has(pid: int, **variables: str) -> bool:
 def is_profiler(process: Process) -> bool:
     """Whether it belongs to nsys: its command line, agents, launchers and the report importer."""
     program = process.argv[0].rsplit("/", 1)[-1] if process.argv else process.name
-    return program.startswith(("nsys", "QdstrmImporter")) or process.name.startswith(("nsys", "QdstrmImporter"))
+    return program.startswith(("nsys", "QdstrmImporter")) or process.name.startswith(
+        ("nsys", "QdstrmImporter")
+    )
 
 
 def parent(pid: int) -> int | None:
@@ -111,8 +123,12 @@ def writers(paths: frozenset[str]) -> set[str]:
     return busy
 
 
-def end(processes: list[Process], *, grace_s: float, clock: Callable[[], float] = time.monotonic) -> list[Process]:
-    """SIGTERM, wait up to `grace_s`, SIGKILL, wait up to 2 s. Returns those still there (for instance in a dead file system)."""
+def end(
+    processes: list[Process], *, grace_s: float, clock: Callable[[], float] = time.monotonic
+) -> list[Process]:
+    """SIGTERM, wait up to `grace_s`, SIGKILL, wait up to 2 s. Returns those still there (for instance in a
+    dead file system).
+    """
     _signal(processes, signal.SIGTERM)
     left = _wait(processes, clock() + grace_s, clock)
     if left:
@@ -153,7 +169,9 @@ def _mine() -> Iterator[Process]:
         try:
             if entry.stat().st_uid != uid:
                 continue
-            argv = tuple(os.fsdecode(part) for part in (_PROC / entry.name / "cmdline").read_bytes().split(b"\0")[:-1])
+            argv = tuple(
+                os.fsdecode(part) for part in (_PROC / entry.name / "cmdline").read_bytes().split(b"\0")[:-1]
+            )
         except OSError:
             continue
         stat = _stat(int(entry.name))

@@ -1,4 +1,6 @@
-"""Which run folder belongs to which job, kept in the user's own state folder: Slurm forgets jobs after minutes."""
+"""Which run folder belongs to which job, kept in the user's own state folder: Slurm forgets jobs after
+minutes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Remembered:
 def path(env: Mapping[str, str] | None = None) -> Path:
     """`$XDG_STATE_HOME/rlprof/jobs.jsonl`, or below ~/.local/state."""
     env = os.environ if env is None else env
-    state = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    state = env.get("XDG_STATE_HOME") or os.path.join(
+        env.get("HOME") or os.path.expanduser("~"), ".local", "state"
+    )
     return Path(state) / "rlprof" / "jobs.jsonl"
 
 
@@ -46,7 +50,9 @@ def remember(entry: Remembered, env: Mapping[str, str] | None = None) -> None:
 def _rewrite(file: Path, entries: list[Remembered]) -> None:
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        with open(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+        ) as out:
             out.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
         os.replace(temporary, file)
 
@@ -62,7 +68,9 @@ def recall(env: Mapping[str, str] | None = None) -> list[Remembered]:
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             row = json.loads(line)
-            found.append(Remembered(str(row["job"]), str(row["run"]), str(row["name"]), int(row["submitted_ns"])))
+            found.append(
+                Remembered(str(row["job"]), str(row["run"]), str(row["name"]), int(row["submitted_ns"]))
+            )
     return found
 
 

@@ -29,7 +29,9 @@ def home() -> Path:
 
 
 def import_path() -> str:
-    """A folder for PYTHONPATH that gives this package and nothing else; see setup.py for the installed one."""
+    """A folder for PYTHONPATH that gives this package and nothing else; see setup.py for the installed
+    one.
+    """
     package = Path(__file__).resolve().parents[1]
     door = package / "job_files" / "python"
     return str(door if door.is_dir() else package.parent)
@@ -37,7 +39,9 @@ def import_path() -> str:
 
 @dataclass(frozen=True)
 class Knob:
-    """One line of defaults.env: `kind` is text, path, flag, port, `int A..B`, `float A..B` or `choice a|b`."""
+    """One line of defaults.env: `kind` is text, path, flag, port, `int A..B`, `float A..B` or `choice
+    a|b`.
+    """
 
     name: str
     kind: str
@@ -46,7 +50,9 @@ class Knob:
     section: str
 
     def problem(self, value: str) -> str | None:
-        """Why `value` is not allowed, as one sentence, or None. Empty is allowed where the default is empty."""
+        """Why `value` is not allowed, as one sentence, or None. Empty is allowed where the default is
+        empty.
+        """
         if value == "" and (self.default == "" or self.kind in ("text", "path")):
             return None
         word, _, rest = self.kind.partition(" ")
@@ -85,7 +91,9 @@ class Knob:
 
 
 def read_knobs(path: Path | None = None) -> dict[str, Knob]:
-    """All knobs of defaults.env by name, in the file's order. A knob without its `#:` line is a ValueError."""
+    """All knobs of defaults.env by name, in the file's order. A knob without its `#:` line is a
+    ValueError.
+    """
     path = path or home() / "env" / "defaults.env"
     knobs: dict[str, Knob] = {}
     kind = meaning = ""
@@ -171,7 +179,10 @@ def _combination_problems(values: Mapping[str, str]) -> Iterator[str]:
         except ValueError as error:
             resources = error
         if not isinstance(resources, dict):
-            yield f'RLPROF_RAY_RESOURCES={values["RLPROF_RAY_RESOURCES"]!r}: expected a JSON object such as {{"fast_disk": 1}}.'
+            yield (
+                f"RLPROF_RAY_RESOURCES={values['RLPROF_RAY_RESOURCES']!r}: expected a JSON object such as"
+                ' {"fast_disk": 1}.'
+            )
     if (values["MIN_WORKER_PORT"] == "0") != (values["MAX_WORKER_PORT"] == "0"):
         yield "MIN_WORKER_PORT and MAX_WORKER_PORT: set both or neither."
     if values["RLPROF_CONTAINER_RUNTIME"] in ("pyxis", "apptainer") and not values["CONTAINER"]:
@@ -195,10 +206,11 @@ def reference() -> str:
 _INTRODUCTION = """\
 # The knobs of a job
 
-Set them in the environment of `sbatch`, or once for a site in `env/site.env`. Order of precedence: the environment, then
-`env/site.env` (or the file that `RLPROF_SITE_ENV` names), then `env/trainer_<RLPROF_TRAINER>.env`, then the default. Lines of
-these files are taken literally: nothing is evaluated. A value that is not allowed ends the job before Ray starts, with the
-knob's name, its value and what is allowed. Names that NeMo RL's `ray.sub` has mean the same here.
+Set them in the environment of `sbatch`, or once for a site in `env/site.env`. Order of precedence: the
+environment, then `env/site.env` (or the file that `RLPROF_SITE_ENV` names), then
+`env/trainer_<RLPROF_TRAINER>.env`, then the default. Lines of these files are taken literally: nothing is
+evaluated. A value that is not allowed ends the job before Ray starts, with the knob's name, its value and what
+is allowed. Names that NeMo RL's `ray.sub` has mean the same here.
 
 This page is made from `env/defaults.env` by `python -m rlprof_ops.job.knobs`."""
 

@@ -19,8 +19,9 @@ _SCONTROL_TIMEOUT_S = 10.0
 def run_folder(text: str, env: Mapping[str, str] | None = None) -> Path:
     """The run folder that `text` names: a folder, its manifest.json or run.json, or a job id.
 
-    A job id is looked for in BASE_LOG_DIR, then here, then where `rlprof submit` remembers it, then where Slurm says that
-    the job's output is; the newest attempt of a requeued job wins. Raises `UsageError` with the places that were tried.
+    A job id is looked for in BASE_LOG_DIR, then here, then where `rlprof submit` remembers it, then where
+    Slurm says that the job's output is; the newest attempt of a requeued job wins. Raises `UsageError` with
+    the places that were tried.
     """
     env = os.environ if env is None else env
     path = Path(text)
@@ -29,17 +30,24 @@ def run_folder(text: str, env: Mapping[str, str] | None = None) -> Path:
     if path.is_dir():
         return path
     if not _JOB.fullmatch(text):
-        raise UsageError(f"{text!r} is neither a folder nor a job id; give the run folder <job>-logs/ or a number like 4711")
+        raise UsageError(
+            f"{text!r} is neither a folder nor a job id; give the run folder <job>-logs/ or a number like"
+            " 4711"
+        )
     tried: list[Path] = []
     for base in _bases(text, env):
         tried.append(base / f"{text}-logs")
-        attempts = [entry for entry in base.glob(f"{text}.r*-logs") if entry.is_dir()] if "." not in text else []
+        attempts = (
+            [entry for entry in base.glob(f"{text}.r*-logs") if entry.is_dir()] if "." not in text else []
+        )
         if attempts:
             return max(attempts, key=_attempt)
         if tried[-1].is_dir():
             return tried[-1]
     places = ", ".join(str(place) for place in dict.fromkeys(tried))
-    raise UsageError(f"no run folder for job {text}: tried {places}; set BASE_LOG_DIR or give the folder itself")
+    raise UsageError(
+        f"no run folder for job {text}: tried {places}; set BASE_LOG_DIR or give the folder itself"
+    )
 
 
 def _attempt(folder: Path) -> int:
@@ -62,8 +70,14 @@ def _slurm_folders(job: str) -> list[Path]:
     if shutil.which("scontrol") is None or not job.replace("_", "").isdigit():
         return []
     try:
-        shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, errors="replace", timeout=_SCONTROL_TIMEOUT_S,
-                               check=False).stdout
+        shown = subprocess.run(
+            ["scontrol", "show", "job", job],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SCONTROL_TIMEOUT_S,
+            check=False,
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return []
     values = dict(line.strip().partition("=")[::2] for line in shown.splitlines())

@@ -1,4 +1,6 @@
-"""A site's file, env/site.env or what RLPROF_SITE_ENV names: knobs, defaults of sbatch, variables of every job."""
+"""A site's file, env/site.env or what RLPROF_SITE_ENV names: knobs, defaults of sbatch, variables of every
+job.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from rlprof_ops.slurm.sbatch_options import VARIABLES
 class Site:
     """What a site's file says. `path` is None without one; `named` when RLPROF_SITE_ENV chose it.
 
-    `sbatch_env` are its SBATCH_* lines, sbatch's own variables; `sbatch_args` the words of RLPROF_SBATCH_ARGS.
+    `sbatch_env` are its SBATCH_* lines, sbatch's own variables; `sbatch_args` the words of
+    RLPROF_SBATCH_ARGS.
     """
 
     path: Path | None = None
@@ -29,12 +32,17 @@ class Site:
 
 
 def read_site(env: Mapping[str, str]) -> Site:
-    """The site that `env` chooses. Raises UsageError for a file that is not there and for a wrong SBATCH_* line."""
+    """The site that `env` chooses. Raises UsageError for a file that is not there and for a wrong SBATCH_*
+    line.
+    """
     chosen = env.get("RLPROF_SITE_ENV", "")
     path = Path(chosen).absolute() if chosen else home() / "env" / "site.env"
     if not path.is_file():
         if chosen:
-            raise UsageError(f"RLPROF_SITE_ENV={chosen}: no such file. Copy {home() / 'env' / 'site.env.example'} and fill it in.")
+            raise UsageError(
+                f"RLPROF_SITE_ENV={chosen}: no such file. Copy {home() / 'env' / 'site.env.example'} and fill"
+                " it in."
+            )
         return Site()
     values = read_env_file(path)
     sbatch_env = {name: value for name, value in values.items() if name.startswith("SBATCH_")}
@@ -50,12 +58,16 @@ def read_site(env: Mapping[str, str]) -> Site:
 def _check_variable(path: Path, name: str) -> None:
     if name not in VARIABLES:
         near = difflib.get_close_matches(name, VARIABLES, n=1)
-        hint = f" Did you mean {near[0]}?" if near else " Options without a variable go into RLPROF_SBATCH_ARGS."
+        hint = (
+            f" Did you mean {near[0]}?" if near else " Options without a variable go into RLPROF_SBATCH_ARGS."
+        )
         raise UsageError(f"{path}: {name}: not a variable that sbatch reads for rlprof.{hint}")
 
 
 def _warnings(path: Path, values: Mapping[str, str]) -> tuple[str, ...]:
-    """Names that are one slip away from a knob: they would become a variable of every job, and set nothing."""
+    """Names that are one slip away from a knob: they would become a variable of every job, and set
+    nothing.
+    """
     knobs = list(read_knobs())
     found = []
     for name in values:
@@ -63,5 +75,7 @@ def _warnings(path: Path, values: Mapping[str, str]) -> tuple[str, ...]:
             continue
         near = difflib.get_close_matches(name, knobs, n=1, cutoff=0.85)
         if near:
-            found.append(f"{path}: {name} is no knob and becomes a variable of every job. Did you mean {near[0]}?")
+            found.append(
+                f"{path}: {name} is no knob and becomes a variable of every job. Did you mean {near[0]}?"
+            )
     return tuple(found)

@@ -1,4 +1,6 @@
-"""`rlprof capture` and `rlprof stacks`: ask a running job's workers for something and wait for what they answer."""
+"""`rlprof capture` and `rlprof stacks`: ask a running job's workers for something and wait for what they
+answer.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Worker:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of one worker's capture: `path` of its report in the run folder, or `reason` why there is none."""
+    """What became of one worker's capture: `path` of its report in the run folder, or `reason` why there
+    is none.
+    """
 
     worker: Worker
     path: Path | None
@@ -58,7 +62,8 @@ def capture(
     timeout_s: float,
     progress: Callable[[int, int, str], None],
 ) -> list[Answer]:
-    """Open a window in each matching worker of the running job `run`, and wait until every report is in the run folder.
+    """Open a window in each matching worker of the running job `run`, and wait until every report is in the
+    run folder.
 
     Raises:
         UsageError: nothing matches, or `steps` is not `next:N`.
@@ -68,7 +73,10 @@ def capture(
     meant = _meant(run, workers, ranks)
     deaf = [worker.name for worker in meant if not worker.on_demand]
     if deaf:
-        raise RlprofError(f"{', '.join(deaf)} do not listen: the job was started with {watcher.VARIABLE}=0; set it to 1 at sbatch")
+        raise RlprofError(
+            f"{', '.join(deaf)} do not listen: the job was started with {watcher.VARIABLE}=0; set it to 1 at"
+            " sbatch"
+        )
     demand = watcher.CaptureRequest(_new_id(), tuple(workers), ranks, backend, options, next_steps, seconds)
     watcher.leave(run / watcher.FOLDER, demand)
     deadline = time.monotonic() + timeout_s + (seconds or 0)
@@ -87,10 +95,14 @@ def capture(
     return [found.get(worker, Answer(worker, None, why)) for worker in meant]
 
 
-def stacks(run: Path, workers: Sequence[str], ranks: tuple[int, ...] | None, timeout_s: float) -> Iterator[tuple[Worker, str]]:
+def stacks(
+    run: Path, workers: Sequence[str], ranks: tuple[int, ...] | None, timeout_s: float
+) -> Iterator[tuple[Worker, str]]:
     """The Python stacks of each matching worker, as they come; directly when it runs on this machine."""
     meant = _meant(run, workers, ranks)
-    here = {worker for worker in meant if worker.node == _this_node() and os.path.isdir(f"/proc/{worker.pid}")}
+    here = {
+        worker for worker in meant if worker.node == _this_node() and os.path.isdir(f"/proc/{worker.pid}")
+    }
     for worker in sorted(here, key=_place):
         yield worker, capture_relay.stacks_of(worker.pid)
     waiting = {(worker.node, worker.pid): worker for worker in meant if worker not in here}
@@ -115,7 +127,10 @@ def parse_next(text: str) -> int:
     """`next:2` -> 2; raises `UsageError` for anything else."""
     match = re.fullmatch(r"next:([1-9][0-9]{0,5})", text.strip())
     if not match:
-        raise UsageError(f"--steps is {text!r}: expected next:N, e.g. next:2 for the next two steps; plan other steps before the job")
+        raise UsageError(
+            f"--steps is {text!r}: expected next:N, e.g. next:2 for the next two steps; plan other steps"
+            " before the job"
+        )
     return int(match[1])
 
 
@@ -126,8 +141,8 @@ def _meant(run: Path, patterns: Sequence[str], ranks: tuple[int, ...] | None) ->
     there = registered(run)
     if not there:
         raise RlprofError(
-            f"no worker of {run.name} has registered yet: workers do when they call profiler.from_env, and the log sync brings it "
-            "here every RAY_LOG_SYNC_FREQUENCY seconds"
+            f"no worker of {run.name} has registered yet: workers do when they call profiler.from_env, and"
+            " the log sync brings it here every RAY_LOG_SYNC_FREQUENCY seconds"
         )
     spec = CaptureSpec(workers=tuple(patterns), ranks=ranks)
     meant = sorted((worker for worker in there if spec.matches(worker.worker, worker.rank)), key=_place)
@@ -135,14 +150,18 @@ def _meant(run: Path, patterns: Sequence[str], ranks: tuple[int, ...] | None) ->
         kinds: dict[str, list[int]] = {}
         for worker in there:
             kinds.setdefault(worker.worker, []).append(worker.rank)
-        running = "; ".join(f"{kind} rank {', '.join(map(str, sorted(found)))}" for kind, found in sorted(kinds.items()))
+        running = "; ".join(
+            f"{kind} rank {', '.join(map(str, sorted(found)))}" for kind, found in sorted(kinds.items())
+        )
         asked = f"{', '.join(patterns)}" + ("" if ranks is None else f" rank {', '.join(map(str, ranks))}")
         raise UsageError(f"no running worker matches {asked}: there are {running}")
     return meant
 
 
 def registered(run: Path) -> list[Worker]:
-    """The processes that registered and have not ended; of one worker and rank the latest (a restarted actor)."""
+    """The processes that registered and have not ended; of one worker and rank the latest (a restarted
+    actor).
+    """
     latest: dict[tuple[str, int], tuple[Worker, bool]] = {}
     for path in [*run.glob("nodes/*/events/*.jsonl"), *run.glob("events/*.jsonl")]:
         rows = _rows(path)
@@ -181,7 +200,10 @@ def _ended(run: Path) -> str:
     if cause == "running" and driver.get("ended_ns") is None:
         return ""
     code = driver.get("exit_code")
-    return f"job {data.get('job', run.name)} has ended ({cause if cause != 'running' else 'driver_exit'}{'' if code is None else f', exit code {code}'})"
+    return (
+        f"job {data.get('job', run.name)} has ended"
+        f" ({cause if cause != 'running' else 'driver_exit'}{'' if code is None else f', exit code {code}'})"
+    )
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

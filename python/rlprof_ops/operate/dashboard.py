@@ -1,4 +1,6 @@
-"""Where the Ray dashboard of a job listens, and the tunnel to it: it has no login of its own, so it stays on the head's loopback."""
+"""Where the Ray dashboard of a job listens, and the tunnel to it: it has no login of its own, so it stays
+on the head's loopback.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Dashboard:
 
 
 def locate(job: Job) -> Dashboard:
-    """Raises UsageError when the job runs without one, RlprofError when it does not run or has not said yet."""
+    """Raises UsageError when the job runs without one, RlprofError when it does not run or has not said
+    yet.
+    """
     if job.run is None or (job.slurm is not None and job.slurm.waiting):
         raise RlprofError(f"job {job.id} has not started yet")
     if job.slurm is not None and job.slurm.ended:
@@ -58,13 +62,20 @@ def locate(job: Job) -> Dashboard:
     if not _HEAD.fullmatch(head):
         raise RlprofError(f"{job.run}/run.json names {head!r} as the head, which is no name of a node")
     with contextlib.suppress(OSError):
-        said = _SAID.search(_COLOUR.sub("", (job.run / "logs" / head / "ray_start.log").read_text(errors="replace")))
+        said = _SAID.search(
+            _COLOUR.sub("", (job.run / "logs" / head / "ray_start.log").read_text(errors="replace"))
+        )
         if said is not None:
             host = "127.0.0.1" if said["host"] in ("0.0.0.0", "localhost") else said["host"]
             return Dashboard(head, host, int(said["port"]), job.run / ".secrets" / "ray_token")
     if _switched_off(job.run):
-        raise UsageError(f"job {job.id} runs without Ray's dashboard; submit it with --set RLPROF_DASHBOARD=1")
-    raise RlprofError(f"job {job.id}: Ray's start has not come home yet (logs/{head}/ray_start.log); try again in half a minute")
+        raise UsageError(
+            f"job {job.id} runs without Ray's dashboard; submit it with --set RLPROF_DASHBOARD=1"
+        )
+    raise RlprofError(
+        f"job {job.id}: Ray's start has not come home yet (logs/{head}/ray_start.log); try again in half a"
+        " minute"
+    )
 
 
 def _switched_off(run: Path) -> bool:

@@ -1,4 +1,6 @@
-"""From a job id or a folder, as a person types it, to the job: its number, its run folder, what Slurm says."""
+"""From a job id or a folder, as a person types it, to the job: its number, its run folder, what Slurm
+says.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _FOLDER = re.compile(r"(?P<job>\d+(?:_\d+)?(?:\.r\d+)?|local-[\d-]+)-logs")
 
 @dataclass(frozen=True)
 class Job:
-    """A job: `id` as in its run folder's name (`4711`, `4711.r1`). `run` is None while there is no run folder."""
+    """A job: `id` as in its run folder's name (`4711`, `4711.r1`). `run` is None while there is no run
+    folder.
+    """
 
     id: str
     run: Path | None
@@ -48,7 +52,9 @@ def find(text: str, env: Mapping[str, str] | None = None) -> Job:
         return Job(known.id, None, known)
     job = job_of(folder)
     if job is None:
-        raise UsageError(f"{text!r} is a folder, but not the run folder of a job (<job>-logs/ with a run.json)")
+        raise UsageError(
+            f"{text!r} is a folder, but not the run folder of a job (<job>-logs/ with a run.json)"
+        )
     return Job(job, folder, client.show(job))
 
 
@@ -57,7 +63,11 @@ def folder_of(text: str, env: Mapping[str, str] | None = None) -> Path:
 
     Raises UsageError with the places that were tried.
     """
-    return Path(text) if os.path.exists(text) else run_folder.run_folder(text, with_site(os.environ if env is None else env))
+    return (
+        Path(text)
+        if os.path.exists(text)
+        else run_folder.run_folder(text, with_site(os.environ if env is None else env))
+    )
 
 
 def with_site(env: Mapping[str, str]) -> dict[str, str]:

@@ -18,12 +18,19 @@ _GONE_LOOKS = 3
 _NAMES_MOST = 8
 
 
-def follow(job: str, folder: Path, show: Callable[[View], None], *, sleep: Callable[[float], None] = time.sleep,
-           deadline_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> View:  # fmt: skip
+def follow(
+    job: str,
+    folder: Path,
+    show: Callable[[View], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    deadline_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> View:
     """Look again and again until the job is over; `show` gets every look. The last view is returned.
 
-    Every two seconds while it runs, up to fifteen while it waits: Slurm's controller is everybody's. Returns a view
-    that is not over when `deadline_s` has passed.
+    Every two seconds while it runs, up to fifteen while it waits: Slurm's controller is everybody's. Returns
+    a view that is not over when `deadline_s` has passed.
     """
     pause, unknown, began = RUNNING_S, 0, clock()
     while True:
@@ -77,7 +84,9 @@ class Panel:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(show_header=False, title=f"job {view.job}", title_justify="left", box=None, pad_edge=False)
+        table = Table(
+            show_header=False, title=f"job {view.job}", title_justify="left", box=None, pad_edge=False
+        )
         for name, value in rows(view):
             table.add_row(Text(name, style="bold"), Text(value))
         self._live.update(table, refresh=True)
@@ -95,16 +104,24 @@ def rows(view: View) -> list[tuple[str, str]]:
     from rlprof_ops.collect.harvest.manifest_table import printable
 
     state = view.state + (f" ({view.slurm_state})" if view.slurm_state else "")
-    nodes = f"{view.node_count}" + (f", {view.nodes_up} up" if view.nodes_up is not None and not view.over else "")
+    nodes = f"{view.node_count}" + (
+        f", {view.nodes_up} up" if view.nodes_up is not None and not view.over else ""
+    )
     limit = f" of {view.time_limit}" if view.time_limit else ""
     exit_code = "" if view.exit_code is None else str(view.exit_code)
     ended = f"{view.cause}{': ' if view.detail else ''}{view.detail}" if view.cause != "running" else ""
     found = [
-        ("state", state), ("reason", view.reason if view.state == "waiting" else ""), ("nodes", nodes if view.node_count else ""),
-        ("names", ", ".join(view.nodes[:_NAMES_MOST]) + (", …" if len(view.nodes) > _NAMES_MOST else "")), ("time", f"{view.elapsed}{limit}" if view.elapsed else ""),
-        ("step", "" if view.step is None else str(view.step)), ("captures", str(view.captures) if view.run_dir else ""),
-        ("end", ended), ("exit code", exit_code), ("run folder", view.run_dir or "none yet"),
-    ]  # fmt: skip
+        ("state", state),
+        ("reason", view.reason if view.state == "waiting" else ""),
+        ("nodes", nodes if view.node_count else ""),
+        ("names", ", ".join(view.nodes[:_NAMES_MOST]) + (", …" if len(view.nodes) > _NAMES_MOST else "")),
+        ("time", f"{view.elapsed}{limit}" if view.elapsed else ""),
+        ("step", "" if view.step is None else str(view.step)),
+        ("captures", str(view.captures) if view.run_dir else ""),
+        ("end", ended),
+        ("exit code", exit_code),
+        ("run folder", view.run_dir or "none yet"),
+    ]
     return [(name, printable(value)) for name, value in found if value]
 
 

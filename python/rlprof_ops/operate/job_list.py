@@ -41,5 +41,13 @@ def _folder(job: SlurmJob) -> Path | None:
 def row(view: View) -> tuple[str, ...]:
     state = view.state if view.exit_code is None else f"{view.state} ({view.exit_code})"
     up = "" if view.nodes_up is None or view.over else f"{view.nodes_up}/"
-    return (view.job, view.name, state, view.elapsed, f"{up}{view.node_count}", "" if view.step is None else str(view.step),
-            str(view.captures) if view.run_dir else "", view.run_dir or "")  # fmt: skip
+    return (
+        view.job,
+        view.name,
+        state,
+        view.elapsed,
+        f"{up}{view.node_count}",
+        "" if view.step is None else str(view.step),
+        str(view.captures) if view.run_dir else "",
+        view.run_dir or "",
+    )

@@ -1,4 +1,6 @@
-"""A job's logs by what they are of: the driver, the head, a node, the batch script; read whole, from the end, or followed."""
+"""A job's logs by what they are of: the driver, the head, a node, the batch script; read whole, from the
+end, or followed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _ASK_S = 3.0  # how often Slurm is asked whether the job is over
 
 @dataclass(frozen=True)
 class Source:
-    """One log of a job: `what` is driver, head, job (the batch script's own output), or a node's name or number."""
+    """One log of a job: `what` is driver, head, job (the batch script's own output), or a node's name or
+    number.
+    """
 
     job: str
     what: str
@@ -38,12 +42,16 @@ class Source:
         return path if path is not None and path.exists() else None, view.state in ("ended", "unknown")
 
     def file(self) -> Path:
-        """The file that is there now; for the driver before it runs, the head's log or the job's output. Raises RlprofError."""
+        """The file that is there now; for the driver before it runs, the head's log or the job's output.
+        Raises RlprofError.
+        """
         path, _ = self.look()
         for what in ("head", "job") if self.what == "driver" else ():
             path = path or replace(self, what=what).look()[0]
         if path is None:
-            raise RlprofError(f"job {self.job}: there is no log of {self.what!r} (yet); see rlprof status {self.job}")
+            raise RlprofError(
+                f"job {self.job}: there is no log of {self.what!r} (yet); see rlprof status {self.job}"
+            )
         return path
 
     def _path(self, job: Job, view: View) -> Path | None:
@@ -64,7 +72,9 @@ def node_of(text: str, nodes: tuple[str, ...]) -> str:
     """A node's name from its name or its number, 0 for the head. Raises UsageError with the job's nodes."""
     node = nodes[int(text)] if text.isdigit() and int(text) < len(nodes) else text
     if node not in nodes:
-        raise UsageError(f"--node {text}: the job has {', '.join(nodes)}, and 0 is the head.{nearest(text, nodes)}")
+        raise UsageError(
+            f"--node {text}: the job has {', '.join(nodes)}, and 0 is the head.{nearest(text, nodes)}"
+        )
     return node
 
 
@@ -76,7 +86,9 @@ def more_of(run: Path, node: str) -> list[str]:
 
 
 def copy(path: Path, write: Callable[[bytes], object], lines: int | None = None) -> int:
-    """Write the file, or its last `lines` lines; gives the position after it. Raises RlprofError when it cannot be read."""
+    """Write the file, or its last `lines` lines; gives the position after it. Raises RlprofError when it
+    cannot be read.
+    """
     try:
         with open(path, "rb") as file:
             file.seek(start_of(file, lines))
@@ -110,8 +122,13 @@ def start_of(file: BinaryIO, lines: int | None) -> int:
     return 0
 
 
-def follow(source: Source, write: Callable[[bytes], object], lines: int | None = None,
-           sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
+def follow(
+    source: Source,
+    write: Callable[[bytes], object],
+    lines: int | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     """Write the log and what is added to it until the job is over. Waits for a log that is not there yet."""
     path, over = source.look()
     asked, position = clock(), -1

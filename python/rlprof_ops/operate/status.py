@@ -24,7 +24,9 @@ _LOG_TAIL_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Captures:
-    """Counts of captures. `planned` is None while no worker has registered, so that nobody knows how many there will be."""
+    """Counts of captures. `planned` is None while no worker has registered, so that nobody knows how many
+    there will be.
+    """
 
     planned: int | None = None
     done: int = 0
@@ -36,7 +38,11 @@ class Captures:
         if self.planned == 0:
             return "none planned"
         text = f"{self.done} of {'?' if self.planned is None else self.planned} captures"
-        more = [f"{count} {word}" for count, word in ((self.open, "open"), (self.failed, "failed"), (self.missing, "missing")) if count]
+        more = [
+            f"{count} {word}"
+            for count, word in ((self.open, "open"), (self.failed, "failed"), (self.missing, "missing"))
+            if count
+        ]
         return text + (f" ({', '.join(more)})" if more else "")
 
 
@@ -44,8 +50,9 @@ class Captures:
 class View:
     """One look at a job.
 
-    `state`: waiting, starting, running, ending, ended, or unknown (no Slurm to ask, no word in the run folder).
-    `slurm_state` is Slurm's own. `step` is the last one that any profiled worker entered; times are UTC nanoseconds.
+    `state`: waiting, starting, running, ending, ended, or unknown (no Slurm to ask, no word in the run
+    folder). `slurm_state` is Slurm's own. `step` is the last one that any profiled worker entered; times are
+    UTC nanoseconds.
     """
 
     job: str
@@ -72,7 +79,9 @@ class View:
         return self.state == "ended"
 
     def exit_status(self) -> int:
-        """For a command that reports on the job: 0 while it goes on or is whole, 1 failed, 3 a report is missing."""
+        """For a command that reports on the job: 0 while it goes on or is whole, 1 failed, 3 a report is
+        missing.
+        """
         if not self.over:
             return 0
         if self.complete is False:
@@ -84,7 +93,15 @@ class View:
 
     def line(self) -> str:
         """`running 3/3 nodes, step 5, 4 of 9 captures`."""
-        parts = [self.state if not self.over else f"ended with exit code {self.exit_code}" if self.exit_code is not None else "ended"]
+        parts = [
+            (
+                self.state
+                if not self.over
+                else f"ended with exit code {self.exit_code}"
+                if self.exit_code is not None
+                else "ended"
+            )
+        ]
         if self.state == "waiting":
             parts[0] += f" in Slurm's queue ({self.reason or 'no reason given'})"
         if self.nodes_up is not None and not self.over:
@@ -100,10 +117,15 @@ def look(job: Job) -> View:
     """How `job` stands now. Nothing is changed."""
     known = job.slurm
     view: dict[str, Any] = {
-        "job": job.id, "run_dir": str(job.run) if job.run else None, "slurm_state": known.state if known else "",
-        "reason": known.reason if known else "", "name": known.name if known else "", "node_count": known.node_count if known else 0,
-        "elapsed": known.elapsed if known else "", "time_limit": known.time_limit if known else "",
-    }  # fmt: skip
+        "job": job.id,
+        "run_dir": str(job.run) if job.run else None,
+        "slurm_state": known.state if known else "",
+        "reason": known.reason if known else "",
+        "name": known.name if known else "",
+        "node_count": known.node_count if known else 0,
+        "elapsed": known.elapsed if known else "",
+        "time_limit": known.time_limit if known else "",
+    }
     observed = _observe(job.run)
     if observed is not None:
         view |= _told(job, observed)
@@ -125,9 +147,14 @@ def _told(job: Job, observed: Observed) -> dict[str, Any]:
     assert job.run is not None
     steps = [log.last_step for log in observed.logs if log.last_step]
     found: dict[str, Any] = {
-        "cause": observed.cause, "detail": printable(observed.detail), "nodes": observed.nodes, "node_count": len(observed.nodes),
-        "nodes_up": nodes_up(job.run), "step": max(steps, default=None), "captures": count_captures(observed),
-    }  # fmt: skip
+        "cause": observed.cause,
+        "detail": printable(observed.detail),
+        "nodes": observed.nodes,
+        "node_count": len(observed.nodes),
+        "nodes_up": nodes_up(job.run),
+        "step": max(steps, default=None),
+        "captures": count_captures(observed),
+    }
     with contextlib.suppress(RlprofError, OSError):
         manifest = None if observed.running else Manifest.load(job.run)
         if manifest is not None:
@@ -143,8 +170,14 @@ def _from_manifest(manifest: Manifest) -> Captures:
 
 
 def count_captures(observed: Observed) -> Captures:
-    """From the events that have come home so far: which windows of the plan have closed, are open, or failed."""
-    states = {(log.worker, log.rank, event.backend, event.start): event.event for log in observed.logs for event in log.windows}
+    """From the events that have come home so far: which windows of the plan have closed, are open, or
+    failed.
+    """
+    states = {
+        (log.worker, log.rank, event.backend, event.start): event.event
+        for log in observed.logs
+        for event in log.windows
+    }
     if not observed.request:
         return Captures(0)
     if not observed.world:

@@ -16,7 +16,8 @@ _KILL_S = 90.0  # Slurm's KillWait and the epilog
 
 def stop(job: Job, patience_s: float, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep,
          clock: Callable[[], float] = time.monotonic) -> str:  # fmt: skip
-    """Drain, wait `patience_s`, then cancel. Gives how: "ended" before, "cancelled" in the queue, "drained", "killed".
+    """Drain, wait `patience_s`, then cancel. Gives how: "ended" before, "cancelled" in the queue, "drained",
+    "killed".
 
     Raises UsageError for a job that Slurm does not know, RlprofError when it does not end at all.
     """
@@ -33,18 +34,24 @@ def stop(job: Job, patience_s: float, say: Callable[[str], None], sleep: Callabl
         say(f"job {job.id} was waiting in Slurm's queue and is cancelled")
         return "cancelled"
     if client.signal_step(job.number, "TERM"):
-        say(f"job {job.id}: told to drain; windows are closed and reports come home, up to {patience_s:.0f} s")
+        say(
+            f"job {job.id}: told to drain; windows are closed and reports come home, up to {patience_s:.0f} s"
+        )
         if _wait(job.number, patience_s, sleep, clock) is not None:
             return "drained"
         say(f"job {job.id} has not ended within {patience_s:.0f} s")
     say(f"job {job.id}: cancelled")
     client.cancel(job.number)
     if _wait(job.number, _KILL_S, sleep, clock) is None:
-        raise RlprofError(f"job {job.id} still runs {_KILL_S:.0f} s after scancel; ask the cluster's operator")
+        raise RlprofError(
+            f"job {job.id} still runs {_KILL_S:.0f} s after scancel; ask the cluster's operator"
+        )
     return "killed"
 
 
-def _wait(number: str, seconds: float, sleep: Callable[[float], None], clock: Callable[[], float]) -> SlurmJob | str | None:
+def _wait(
+    number: str, seconds: float, sleep: Callable[[float], None], clock: Callable[[], float]
+) -> SlurmJob | str | None:
     """The ended job, "forgotten" when Slurm knows it no more, None after `seconds`."""
     until = clock() + seconds
     while clock() < until:

@@ -32,11 +32,14 @@ def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     return {"RAY_RUNTIME_ENV_PLUGINS": json.dumps([*others, {"class": PLUGIN_CLASS, "priority": PRIORITY}])}
 
 
-def check_import(env: Mapping[str, str] | None = None, python: str | None = None, timeout_s: float = 60.0) -> str | None:
+def check_import(
+    env: Mapping[str, str] | None = None, python: str | None = None, timeout_s: float = 60.0
+) -> str | None:
     """Why the plugin would not load in a fresh `python` under `env`; None when it loads.
 
-    Run it before `ray start`: a plugin that fails to import takes the agent and with it the raylet down, which shows
-    as "current node timed out during startup" (`RuntimeEnvPluginManager.__init__`, ray/_private/runtime_env/plugin.py).
+    Run it before `ray start`: a plugin that fails to import takes the agent and with it the raylet down,
+    which shows as "current node timed out during startup" (`RuntimeEnvPluginManager.__init__`,
+    ray/_private/runtime_env/plugin.py).
     """
     import os
     import subprocess
@@ -70,7 +73,8 @@ def check_import(env: Mapping[str, str] | None = None, python: str | None = None
 
 
 def load_problem() -> str | None:
-    """Why Ray in this very process does not load our plugin as `RAY_RUNTIME_ENV_PLUGINS` says; None when it does.
+    """Why Ray in this very process does not load our plugin as `RAY_RUNTIME_ENV_PLUGINS` says; None when it
+    does.
 
     Imports ray. The test leaves no marker: that is for the agent of a node to leave.
     """

@@ -1,4 +1,6 @@
-"""What happens to a selected worker that cannot be profiled on its node: the request says stop, or go on without."""
+"""What happens to a selected worker that cannot be profiled on its node: the request says stop, or go on
+without.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,14 @@ class CannotProfile(Exception):
     """A selected worker cannot be profiled on this node, and nobody said to go on without."""
 
 
-def give_up(identity: Identity, spec: Any | None, context: Any, reason: str, logger: logging.Logger, tell: bool = True) -> None:
-    """Let the worker start unprofiled where the request allows that; else raise `CannotProfile`, which fails its creation.
+def give_up(
+    identity: Identity, spec: Any | None, context: Any, reason: str, logger: logging.Logger, tell: bool = True
+) -> None:
+    """Let the worker start unprofiled where the request allows that; else raise `CannotProfile`, which fails
+    its creation.
 
-    `spec` is None when only the trainer asked: then going on in silence would be a surprise. `tell` leaves the reason
-    for the manifest; not needed for workers with our runtime, which do it themselves.
+    `spec` is None when only the trainer asked: then going on in silence would be a surprise. `tell` leaves
+    the reason for the manifest; not needed for workers with our runtime, which do it themselves.
     """
     text = f"node {os.environ.get('RLPROF_NODE') or socket.gethostname()}, {identity}: {reason}"
     if spec is None or spec.on_error == "fail":
@@ -35,6 +40,16 @@ def _tell_the_manifest(identity: Identity, spec: Any, reason: str) -> None:
 
     place = find_place(identity.worker, identity.rank, None, os.environ)
     log = EventLog(place.events / f"{place.stem}.jsonl")
-    log.write("registered", worker=place.worker, rank=place.rank, world_size=None, pid=place.pid, host=place.host, backends=[spec.backend])
+    log.write(
+        "registered",
+        worker=place.worker,
+        rank=place.rank,
+        world_size=None,
+        pid=place.pid,
+        host=place.host,
+        backends=[spec.backend],
+    )
     for window in spec.windows():
-        log.write("failed", backend=spec.backend, steps=[window.start, window.stop], phase=None, reason=reason)
+        log.write(
+            "failed", backend=spec.backend, steps=[window.start, window.stop], phase=None, reason=reason
+        )

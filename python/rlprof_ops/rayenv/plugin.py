@@ -1,8 +1,9 @@
-"""The Ray runtime-env plugin: wraps the selected workers in `nsys launch`, keeping the interpreter they would have had.
+"""The Ray runtime-env plugin: wraps the selected workers in `nsys launch`, keeping the interpreter they would
+have had.
 
-Ray loads it in its runtime-env agent (one per node) from RAY_RUNTIME_ENV_PLUGINS; it needs the standard library,
-PyYAML and Ray's own base class. Its priority puts it after uv, pip, conda and py_executable, so what it finds in
-`context.py_executable` is final (ray/_private/runtime_env/plugin.py sorts by priority, 0 to 100).
+Ray loads it in its runtime-env agent (one per node) from RAY_RUNTIME_ENV_PLUGINS; it needs the standard
+library, PyYAML and Ray's own base class. Its priority puts it after uv, pip, conda and py_executable, so what
+it finds in `context.py_executable` is final (ray/_private/runtime_env/plugin.py sorts by priority, 0 to 100).
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ except ImportError:  # outside Ray, for `import` tests and documentation
         """Stand-in for Ray's base class."""
 
 
-# What a profiled worker gives its children (runtime/process/ray_children.py), so that they do not inherit who it is.
+# What a profiled worker gives its children (runtime/process/ray_children.py), so that they do not inherit who
+# it is.
 _NOBODY: dict[str, Any] = {}
 
 
 class RlprofPlugin(RuntimeEnvPlugin):
-    """`runtime_env={"rlprof": {"worker": "policy_worker", "rank": 0}}` says who the worker is; the request decides."""
+    """`runtime_env={"rlprof": {"worker": "policy_worker", "rank": 0}}` says who the worker is; the request
+    decides.
+    """
 
     name = KEY
     priority = PRIORITY
@@ -54,9 +58,11 @@ class RlprofPlugin(RuntimeEnvPlugin):
             identity(value)
 
     async def create(self, uri: str | None, runtime_env: Any, context: Any, logger: logging.Logger) -> int:
-        """Try the tool and the options that the request wants for this worker, once on this node for the same options.
+        """Try the tool and the options that the request wants for this worker, once on this node for the same
+        options.
 
-        Raises `RuntimeError`, which fails the actor's creation, when rocprof-sys does not work and `on_error` is fail.
+        Raises `RuntimeError`, which fails the actor's creation, when rocprof-sys does not work and `on_error`
+        is fail.
         """
         if runtime_env[KEY] == _NOBODY:
             return 0
@@ -73,7 +79,9 @@ class RlprofPlugin(RuntimeEnvPlugin):
             elif "rocprof_sys" in wanted:
                 from rlprof_ops.rayenv.wrap import rocprof_request
 
-                wrap = await rocprof_request.prepare(wanted["rocprof_sys"], worker, rank, context, self._trials, logger)
+                wrap = await rocprof_request.prepare(
+                    wanted["rocprof_sys"], worker, rank, context, self._trials, logger
+                )
                 if wrap is not None:
                     self._rocprof[context] = wrap
         except UsageError as error:  # options that make no command line
@@ -81,7 +89,9 @@ class RlprofPlugin(RuntimeEnvPlugin):
         except RuntimeError:
             raise
         except Exception as error:
-            logger.warning("rlprof: %s rank %s: options not tried: %s: %s", worker, rank, type(error).__name__, error)
+            logger.warning(
+                "rlprof: %s rank %s: options not tried: %s: %s", worker, rank, type(error).__name__, error
+            )
         return 0
 
     def modify_context(self, uris: list[str], runtime_env: Any, context: Any, logger: logging.Logger) -> None:
@@ -104,7 +114,9 @@ class RlprofPlugin(RuntimeEnvPlugin):
         except WrapError as error:
             raise RuntimeError(f"rlprof: {error}") from None
         except Exception as error:
-            logger.warning("rlprof: %s rank %s starts unprofiled: %s: %s", worker, rank, type(error).__name__, error)
+            logger.warning(
+                "rlprof: %s rank %s starts unprofiled: %s: %s", worker, rank, type(error).__name__, error
+            )
 
 
 def _specs(worker: str, rank: int | None) -> tuple[Any, ...]:
@@ -121,7 +133,9 @@ def _node() -> str:
 
 
 def identity(value: Any) -> tuple[str, int | None]:
-    """The worker and rank in the runtime env's `rlprof` value; raises `ValueError` that says what is expected."""
+    """The worker and rank in the runtime env's `rlprof` value; raises `ValueError` that says what is
+    expected.
+    """
     expected = f'the runtime env\'s "{KEY}" is {value!r}: expected {{"worker": "policy_worker", "rank": 0}}'
     if not isinstance(value, dict):
         raise ValueError(expected)
@@ -142,7 +156,9 @@ def _repair_ray() -> None:
 
         repair.install(log)
     except Exception as error:
-        log.warning("rlprof: Ray's own profiler plugins are left as they are: %s: %s", type(error).__name__, error)
+        log.warning(
+            "rlprof: Ray's own profiler plugins are left as they are: %s: %s", type(error).__name__, error
+        )
 
 
 def _leave_marker() -> None:

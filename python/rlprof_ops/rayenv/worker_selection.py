@@ -1,4 +1,6 @@
-"""Who a worker is that a trainer handed to Ray's own profiler plugins, and whether the request wants it profiled."""
+"""Who a worker is that a trainer handed to Ray's own profiler plugins, and whether the request wants it
+profiled.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ _RANK_VARIABLES = ("RLPROF_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 # A process with neither name nor rank is a trainer's controller, or something that inherited its options.
 _CONTROLLERS = ("controller", "driver", "TaskRunner")
 # Ray actors that an engine creates inside a generation worker, as NeMo RL names their reports (vLLM's
-# RayDistributedExecutor, TensorRT-LLM's `ray_worker_nsight_options`). RANK in their variables is the outer worker's.
+# RayDistributedExecutor, TensorRT-LLM's `ray_worker_nsight_options`). RANK in their variables is the outer
+# worker's.
 INNER_WORKER = "vllm_tp_worker"
 _INNER_WORKERS = (INNER_WORKER, "trtllm_async_generation_worker")
-# vLLM's own options for them: RayDistributedExecutor._configure_ray_workers_use_nsight, vllm/v1/executor/ray_executor.py.
+# vLLM's own options for them: RayDistributedExecutor._configure_ray_workers_use_nsight,
+# vllm/v1/executor/ray_executor.py.
 _VLLM_OPTIONS = {"t": "cuda,cudnn,cublas", "o": "worker_process_%p", "cuda-graph-trace": "node"}
 
 
@@ -25,8 +29,9 @@ _VLLM_OPTIONS = {"t": "cuda,cudnn,cublas", "o": "worker_process_%p", "cuda-graph
 class Identity:
     """A worker as far as its runtime env tells. `window` is what NeMo RL writes into its output names.
 
-    `base`: an inner worker of an engine, whose runtime env is that of its siblings too. It has no rank before it starts and
-    takes the first free number on its node from `base` on, the rank of the actor that created it.
+    `base`: an inner worker of an engine, whose runtime env is that of its siblings too. It has no rank before
+    it starts and takes the first free number on its node from `base` on, the rank of the actor that created
+    it.
     """
 
     worker: str | None
@@ -41,14 +46,18 @@ class Identity:
 
 @dataclass(frozen=True)
 class Selection:
-    """`spec` is the capture of the request that selects the worker; None when no request speaks of this backend."""
+    """`spec` is the capture of the request that selects the worker; None when no request speaks of this
+    backend.
+    """
 
     wanted: bool
     spec: Any | None = None
 
 
 def identify(runtime_env: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Identity:
-    """The identity in a runtime env: our own key, the variables of its `env_vars`, then the report name its `options` ask for."""
+    """The identity in a runtime env: our own key, the variables of its `env_vars`, then the report name
+    its `options` ask for.
+    """
     output = (options or {}).get("o")
     own = runtime_env.get("rlprof") or {}
     variables = runtime_env.get("env_vars") or {}
@@ -73,8 +82,9 @@ def _stem(output: str) -> str:
 def select(identity: Identity, request: Any | None, backend: str) -> Selection:
     """Whether to keep the profiling that a trainer put on this worker.
 
-    A request that asks nothing of `backend` leaves the trainer's own choice alone. Otherwise the request decides; where
-    the worker's name is not known, its rank does, and a process with neither counts as the controller.
+    A request that asks nothing of `backend` leaves the trainer's own choice alone. Otherwise the request
+    decides; where the worker's name is not known, its rank does, and a process with neither counts as the
+    controller.
     """
     specs = [spec for spec in request.captures if spec.backend == backend and spec] if request else []
     if not specs:

@@ -1,6 +1,8 @@
-"""What to profile: steps, workers and ranks as one checked `ProfileRequest`, and the plan of reports it makes.
+"""What to profile: steps, workers and ranks as one checked `ProfileRequest`, and the plan of reports it
+makes.
 
-Pure: standard library and PyYAML only (PyYAML only once a file is read), since every training process imports this.
+Pure: standard library and PyYAML only (PyYAML only once a file is read), since every training process imports
+this.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ def load_request(
     env: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ProfileRequest:
-    """Read the request of a file, an environment and CLI flags; later ones win: file < NRL_* < RLPROF_* < flags.
+    """Read the request of a file, an environment and CLI flags; later ones win: file < NRL_* < RLPROF_* <
+    flags.
 
     Args:
         path: a YAML file; default `env["RLPROF_REQUEST"]`.

@@ -1,4 +1,6 @@
-"""Plain data to a checked `ProfileRequest`: every problem is collected with the place its value was written."""
+"""Plain data to a checked `ProfileRequest`: every problem is collected with the place its value was
+written.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,21 @@ BACKEND_ALIASES = {
     "rocm": "rocprof_sys", "amd": "rocprof_sys", "omnitrace": "rocprof_sys", "torch_memory": "memory",
 }  # fmt: skip
 KEY_ALIASES = {
-    "worker": "workers", "worker_groups": "workers", "worker_patterns": "workers", "roles": "workers",
-    "rank": "ranks", "step": "steps", "profile_steps": "steps", "step_range": "steps", "tool": "backend",
-    "discrete": "each", "args": "options", "capture": "captures", "enable": "enabled", "save_path": "output_dir",
-}  # fmt: skip
+    "worker": "workers",
+    "worker_groups": "workers",
+    "worker_patterns": "workers",
+    "roles": "workers",
+    "rank": "ranks",
+    "step": "steps",
+    "profile_steps": "steps",
+    "step_range": "steps",
+    "tool": "backend",
+    "discrete": "each",
+    "args": "options",
+    "capture": "captures",
+    "enable": "enabled",
+    "save_path": "output_dir",
+}
 MAX_RANK = 10**7
 
 _OPTION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
@@ -117,11 +130,17 @@ def read_request(reader: Reader, data: Any) -> ProfileRequest:
         _check_modes(reader, captures)
     elif raw is not None:
         hint = " put '- ' before its first line" if isinstance(raw, Mapping) else ""
-        reader.problem(("captures",), f"captures must be a list of captures, not {shown(raw)}{';' if hint else ''}{hint}")
+        reader.problem(
+            ("captures",), f"captures must be a list of captures, not {shown(raw)}{';' if hint else ''}{hint}"
+        )
     enabled = _boolean(reader, ("enabled",), data.get("enabled", True))
     output_dir = data.get("output_dir")
-    if output_dir is not None and (not isinstance(output_dir, str) or not output_dir or _CONTROL.search(output_dir)):
-        reader.problem(("output_dir",), f"output_dir must be a folder's path or null, not {shown(output_dir)}")
+    if output_dir is not None and (
+        not isinstance(output_dir, str) or not output_dir or _CONTROL.search(output_dir)
+    ):
+        reader.problem(
+            ("output_dir",), f"output_dir must be a folder's path or null, not {shown(output_dir)}"
+        )
         output_dir = None
     return ProfileRequest(tuple(captures), enabled, output_dir)
 
@@ -138,7 +157,9 @@ def read_capture(reader: Reader, path: Path, data: Any) -> CaptureSpec:
         return read(reader, (*path, name), data[name]) if name in data else default
 
     if "workers" not in data:
-        reader.problem(path, "workers is missing; name at least one worker or pattern, e.g. workers: ['*policy*']")
+        reader.problem(
+            path, "workers is missing; name at least one worker or pattern, e.g. workers: ['*policy*']"
+        )
     if "steps" not in data:
         reader.problem(path, "steps is missing; say which steps, e.g. steps: '3:5', or null for none")
     options: dict[str, str] = get("options", _options, {})
@@ -155,12 +176,15 @@ def read_capture(reader: Reader, path: Path, data: Any) -> CaptureSpec:
         flags=flags,
         env=get("env", _environment, {}),
         on_error=get("on_error", _one_of(ON_ERROR), "continue"),
-        origins={"": reader.at(path)} | {str(key): reader.at((*path, key)) for key in data if key in CAPTURE_KEYS},
+        origins={"": reader.at(path)}
+        | {str(key): reader.at((*path, key)) for key in data if key in CAPTURE_KEYS},
     )
 
 
 def _check_modes(reader: Reader, captures: Sequence[CaptureSpec]) -> None:
-    """One process cannot be in step and in phase mode of one profiler: the inner stop would end the outer window."""
+    """One process cannot be in step and in phase mode of one profiler: the inner stop would end the outer
+    window.
+    """
     for i, later in enumerate(captures):
         for earlier in captures[:i]:
             if later.backend != earlier.backend or later.each == earlier.each:
@@ -171,8 +195,9 @@ def _check_modes(reader: Reader, captures: Sequence[CaptureSpec]) -> None:
             if shared:
                 reader.problem(
                     ("captures", i, "each"),
-                    f"each: {later.each} for {shared!r} mixes with each: {earlier.each} of an earlier {later.backend} "
-                    "capture; one process takes one of them: use the same 'each', or other ranks",
+                    f"each: {later.each} for {shared!r} mixes with each: {earlier.each} of an earlier"
+                    f" {later.backend} capture; one process takes one of them: use the same 'each', or other"
+                    " ranks",
                 )
 
 
@@ -211,7 +236,11 @@ def _ranks(reader: Reader, path: Path, value: Any) -> tuple[int, ...] | None:
         if value.strip().lower() in ("none", "null", "[]"):
             return ()
         digits = re.findall(r"[0-9]+", value)
-        fix = f"write [{', '.join(str(int(d[:9])) for d in digits[:8])}]" if digits else "write 'all' or a list such as [0, 1]"
+        fix = (
+            f"write [{', '.join(str(int(d[:9])) for d in digits[:8])}]"
+            if digits
+            else "write 'all' or a list such as [0, 1]"
+        )
         reader.problem(path, f"ranks {shown(value)} is text; ranks are numbers: {fix}")
         return None
     if isinstance(value, int) and not isinstance(value, bool):
@@ -224,11 +253,16 @@ def _ranks(reader: Reader, path: Path, value: Any) -> tuple[int, ...] | None:
         numbers = [item.strip() if isinstance(item, str) else str(item) for item in value]
         numeric = all(re.fullmatch("[0-9]{1,8}", n, re.ASCII) for n in numbers)
         fix = f"[{', '.join(numbers)}]" if numeric else "[0, 1]"
-        reader.problem((*path, value.index(texts[0])), f"ranks item {shown(texts[0])} is text; ranks are numbers: write {fix}")
+        reader.problem(
+            (*path, value.index(texts[0])),
+            f"ranks item {shown(texts[0])} is text; ranks are numbers: write {fix}",
+        )
         return None
     for i, item in enumerate(value):
         if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item <= MAX_RANK:
-            reader.problem((*path, i), f"ranks item {shown(item)} is not a rank; ranks are whole numbers from 0")
+            reader.problem(
+                (*path, i), f"ranks item {shown(item)} is not a rank; ranks are whole numbers from 0"
+            )
             return None
     return tuple(sorted(set(value)))
 
@@ -256,7 +290,9 @@ def _one_of(allowed: Sequence[str]) -> Callable[[Reader, Path, Any], str]:
 def _boolean(reader: Reader, path: Path, value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    text = str(value).lower() if isinstance(value, str) or (isinstance(value, int) and value in (0, 1)) else ""
+    text = (
+        str(value).lower() if isinstance(value, str) or (isinstance(value, int) and value in (0, 1)) else ""
+    )
     if text in ("true", "yes", "on", "1"):
         return True
     if text in ("false", "no", "off", "0"):
@@ -282,8 +318,12 @@ def _options(reader: Reader, path: Path, value: Any) -> dict[str, str]:
         elif text is None:
             reader.problem(here, f"option {name!r} must be text, a number, true or false, not {shown(raw)}")
         elif _CONTROL.search(text):
-            reader.problem(here, f"option {name!r} must be one line of text, not {shown(text)}: a profiler's command line takes no control "
-                                 "character, and a trainer's settings no line break; write the value without it")  # fmt: skip
+            reader.problem(
+                here,
+                f"option {name!r} must be one line of text, not {shown(text)}: a profiler's command line"
+                " takes no control character, and a trainer's settings no line break; write the value"
+                " without it",
+            )
         else:
             found[name] = text
     return found

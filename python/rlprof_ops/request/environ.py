@@ -1,4 +1,6 @@
-"""A request in environment variables: the `RLPROF_*` twins, and NeMo RL's `NRL_*` with its own strict rules."""
+"""A request in environment variables: the `RLPROF_*` twins, and NeMo RL's `NRL_*` with its own strict
+rules.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,36 @@ from rlprof_ops.request.problems import Problem, shown
 from rlprof_ops.request.selectors import split_words
 
 TWINS = {  # variable -> field of the one capture that the variables describe
-    "RLPROF_STEPS": "steps", "RLPROF_WORKERS": "workers", "RLPROF_RANKS": "ranks", "RLPROF_BACKEND": "backend",
-    "RLPROF_EACH": "each", "RLPROF_OPTIONS": "options", "RLPROF_FLAGS": "flags",
-}  # fmt: skip
+    "RLPROF_STEPS": "steps",
+    "RLPROF_WORKERS": "workers",
+    "RLPROF_RANKS": "ranks",
+    "RLPROF_BACKEND": "backend",
+    "RLPROF_EACH": "each",
+    "RLPROF_OPTIONS": "options",
+    "RLPROF_FLAGS": "flags",
+}
 REQUEST_VARIABLES = ("RLPROF_REQUEST", *TWINS, "RLPROF_OUTPUT_DIR", "RLPROF_ENABLED")
 OTHER_VARIABLES = (  # of other rooms (docs/contracts.md) whose names come close to ours
     "RLPROF_RANK", "RLPROF_WORKER", "RLPROF_REQUEST_JSON",
 )  # fmt: skip
 NRL_RULES = "NeMo RL's form is one range start:stop, counted from 1, stop not included, e.g. '3:5'"
 # What `steps` decides here: NeMo RL sets these itself and lets NRL_NSYS_EXTRA_OPTIONS override them.
-WINDOW_OPTIONS = ("capture-range", "c", "capture-range-end", "stop-on-range-end", "stop-on-exit", "x", "o", "output",
-                  "kill", "wait", "w", "session", "session-new", "start-later")  # fmt: skip
+WINDOW_OPTIONS = (
+    "capture-range",
+    "c",
+    "capture-range-end",
+    "stop-on-range-end",
+    "stop-on-exit",
+    "x",
+    "o",
+    "output",
+    "kill",
+    "wait",
+    "w",
+    "session",
+    "session-new",
+    "start-later",
+)
 
 
 def twin_captures(reader: Reader, env: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -33,16 +54,27 @@ def twin_captures(reader: Reader, env: Mapping[str, str]) -> list[dict[str, Any]
         return []
     for name, other in (("RLPROF_STEPS", "RLPROF_WORKERS"), ("RLPROF_WORKERS", "RLPROF_STEPS")):
         if name in given and other not in given:
-            near = " (RLPROF_WORKER is another variable)" if other == "RLPROF_WORKERS" and "RLPROF_WORKER" in env else ""
+            near = (
+                " (RLPROF_WORKER is another variable)"
+                if other == "RLPROF_WORKERS" and "RLPROF_WORKER" in env
+                else ""
+            )
             example = "'*policy*'" if other == "RLPROF_WORKERS" else "'3:5'"
-            reader.problems.append(Problem(
-                f"is set, but {other} is not{near}; set both or neither, e.g. {other}={example}", name))  # fmt: skip
+            reader.problems.append(
+                Problem(
+                    f"is set, but {other} is not{near}; set both or neither, e.g. {other}={example}", name
+                )
+            )
             return []
     if "RLPROF_STEPS" not in given:
         for name in given:
-            reader.problems.append(Problem(
-                "is set, but RLPROF_WORKERS and RLPROF_STEPS are not; variables describe one whole capture, they do "
-                "not change the ones of a file", name))  # fmt: skip
+            reader.problems.append(
+                Problem(
+                    "is set, but RLPROF_WORKERS and RLPROF_STEPS are not; variables describe one whole"
+                    " capture, they do not change the ones of a file",
+                    name,
+                )
+            )
         return []
     capture: dict[str, Any] = {TWINS[name]: _twin_value(reader, name, text) for name, text in given.items()}
     return [capture]
@@ -62,7 +94,9 @@ def _twin_value(reader: Reader, name: str, text: str) -> Any:
 
 
 def ranks_text(text: str) -> Any:
-    """`0,1` or `[0, 1]` as numbers; a variable or a flag has no other way to write them. Other text stays text."""
+    """`0,1` or `[0, 1]` as numbers; a variable or a flag has no other way to write them. Other text stays
+    text.
+    """
     words = split_words(text.strip().removeprefix("[").removesuffix("]"))
     if words and all(re.fullmatch("-?[0-9]{1,9}", word, re.ASCII) for word in words):
         return [int(word) for word in words]
@@ -74,10 +108,14 @@ def json_object(reader: Reader, name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        reader.problems.append(Problem(f"{shown(text)} is not JSON ({error}); write e.g. '{{\"t\": \"cuda,nvtx\"}}'", name))
+        reader.problems.append(
+            Problem(f'{shown(text)} is not JSON ({error}); write e.g. \'{{"t": "cuda,nvtx"}}\'', name)
+        )
         return {}
     if not isinstance(value, dict):
-        reader.problems.append(Problem(f"{shown(text)} must be a JSON object, e.g. '{{\"t\": \"cuda,nvtx\"}}'", name))
+        reader.problems.append(
+            Problem(f'{shown(text)} must be a JSON object, e.g. \'{{"t": "cuda,nvtx"}}\'', name)
+        )
         return {}
     return value
 
@@ -94,8 +132,12 @@ def misspelt_variables(reader: Reader, env: Mapping[str, str]) -> None:
             reader.problems.append(Problem(f"is not a variable of rlprof. Did you mean {near[0]}?", name))
 
 
-def nrl_captures(reader: Reader, env: Mapping[str, str], notes: list[str]) -> list[tuple[dict[str, Any], dict[str, str]]]:
-    """NeMo RL's variables as captures with the origin of each field (its docs nsys-profiling, torch profiler)."""
+def nrl_captures(
+    reader: Reader, env: Mapping[str, str], notes: list[str]
+) -> list[tuple[dict[str, Any], dict[str, str]]]:
+    """NeMo RL's variables as captures with the origin of each field (its docs nsys-profiling, torch
+    profiler).
+    """
     found = []
     for backend, prefix in (("nsight", "NRL_NSYS"), ("torch", "NRL_TORCH")):
         patterns_name, range_name = f"{prefix}_PROFILE_WORKER_PATTERNS", f"{prefix}_PROFILE_STEP_RANGE"

@@ -1,4 +1,6 @@
-"""One loader for every way to ask: file (or RLPROF_REQUEST_JSON where no file is named) < NeMo RL's variables < `RLPROF_*` < flags, each value with its origin."""
+"""One loader for every way to ask: file (or RLPROF_REQUEST_JSON where no file is named) < NeMo RL's
+variables < `RLPROF_*` < flags, each value with its origin.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ FLAG_KEYS = (*CAPTURE_KEYS, "output_dir", "enabled")
 
 
 def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any]) -> ProfileRequest:
-    """See `rlprof_ops.request.load_request`. Captures come whole from the highest of: RLPROF_* , NRL_*, the file.
+    """See `rlprof_ops.request.load_request`. Captures come whole from the highest of: RLPROF_* , NRL_*, the
+    file.
 
-    Flags that name both workers and steps make the one capture; other flags change that field in every capture.
+    Flags that name both workers and steps make the one capture; other flags change that field in every
+    capture.
     """
     reader, notes = Reader(), list[str]()
     data, values, keys = _file_layer(path, env, reader)
@@ -31,7 +35,9 @@ def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any])
     if twins and nrl:
         notes.append("RLPROF_STEPS and RLPROF_WORKERS overrule NeMo RL's NRL_* variables")
     if twins:
-        data, values, keys = _replace(data, values, keys, twins, [{n: environ.twin_origin(n) for n in ("", *twins[0])}])
+        data, values, keys = _replace(
+            data, values, keys, twins, [{n: environ.twin_origin(n) for n in ("", *twins[0])}]
+        )
     elif nrl:
         data, values, keys = _replace(data, values, keys, [c for c, _ in nrl], [o for _, o in nrl])
     _nrl_folder(env, [] if twins else [capture["backend"] for capture, _ in nrl], data, values, notes)
@@ -59,7 +65,9 @@ def _file_layer(
     try:
         data, values, keys = parse_yaml(read_file(name), name)
         if data is not None and not isinstance(data, dict):
-            raise RequestError([Problem("a request is a mapping with 'captures', 'enabled' and 'output_dir'", name)])
+            raise RequestError(
+                [Problem("a request is a mapping with 'captures', 'enabled' and 'output_dir'", name)]
+            )
     except RequestError as error:
         source = "" if path else " (named by RLPROF_REQUEST)"
         reader.problems.extend(Problem(p.message + source, p.origin) for p in error.problems)
@@ -68,7 +76,9 @@ def _file_layer(
 
 
 def _carried_layer(env: Mapping[str, str], reader: Reader) -> dict[str, Any]:
-    """What `rlprof submit` has checked already and hands to the job whole: no file that may change or not be mounted."""
+    """What `rlprof submit` has checked already and hands to the job whole: no file that may change or not
+    be mounted.
+    """
     if not env.get(CARRIED):
         return {}
     try:
@@ -79,7 +89,11 @@ def _carried_layer(env: Mapping[str, str], reader: Reader) -> dict[str, Any]:
 
 
 def _nrl_folder(
-    env: Mapping[str, str], backends: list[str], data: dict[str, Any], values: dict[Path, str], notes: list[str]
+    env: Mapping[str, str],
+    backends: list[str],
+    data: dict[str, Any],
+    values: dict[Path, str],
+    notes: list[str],
 ) -> None:
     """NRL_TORCH_PROFILE_DIR is the torch profiler's folder only; a request has one for all captures."""
     name = "NRL_TORCH_PROFILE_DIR"
@@ -106,10 +120,14 @@ def _replace(
     return {**data, "captures": captures}, values, keys
 
 
-def _apply_flags(reader: Reader, data: dict[str, Any], values: dict[Path, str], overrides: Mapping[str, Any]) -> None:
+def _apply_flags(
+    reader: Reader, data: dict[str, Any], values: dict[Path, str], overrides: Mapping[str, Any]
+) -> None:
     given = {name: value for name, value in overrides.items() if value is not None}
     for name in [name for name in given if name not in FLAG_KEYS]:
-        reader.problems.append(Problem(f"unknown field; allowed are {words(FLAG_KEYS)}.{nearest(name, FLAG_KEYS)}", flag(name)))
+        reader.problems.append(
+            Problem(f"unknown field; allowed are {words(FLAG_KEYS)}.{nearest(name, FLAG_KEYS)}", flag(name))
+        )
         del given[name]
     for name in ("output_dir", "enabled"):
         if name in given:

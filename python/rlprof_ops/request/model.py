@@ -72,7 +72,11 @@ class CaptureSpec:
         data["steps"] = str(self.steps) or None
         if self.each != "step":
             data["each"] = self.each
-        for name, value in (("options", dict(self.options)), ("flags", list(self.flags)), ("env", dict(self.env))):
+        for name, value in (
+            ("options", dict(self.options)),
+            ("flags", list(self.flags)),
+            ("env", dict(self.env)),
+        ):
             if value:
                 data[name] = value
         if self.on_error != "continue":
@@ -84,8 +88,8 @@ class CaptureSpec:
 class ProfileRequest:
     """What a person asks: YAML, environment and flags all end as one of these.
 
-    False when nothing is asked. `notes` are remarks of the loader for the person (a variable that was overruled, an
-    option that is ignored).
+    False when nothing is asked. `notes` are remarks of the loader for the person (a variable that was
+    overruled, an option that is ignored).
     """
 
     captures: tuple[CaptureSpec, ...] = ()
@@ -113,17 +117,22 @@ class ProfileRequest:
     def for_worker(self, worker: str, rank: int | None = None) -> tuple[CaptureSpec, ...]:
         """The captures that this process takes, in the request's order.
 
-        Where two of one backend ask for the same step of one process, the first one wins and the later one keeps its
-        other steps; a later one in the other `each` mode is left out, since one process cannot mix them.
+        Where two of one backend ask for the same step of one process, the first one wins and the later one
+        keeps its other steps; a later one in the other `each` mode is left out, since one process cannot mix
+        them.
         """
         if not self.enabled:
             return ()
         mine = [spec for spec in self.captures if spec.is_on and spec.matches(worker, rank)]
-        return tuple(spec if left == spec.steps else replace(spec, steps=left) for spec, left in share_steps(mine))
+        return tuple(
+            spec if left == spec.steps else replace(spec, steps=left) for spec, left in share_steps(mine)
+        )
 
 
 def share_steps(specs: Sequence[CaptureSpec]) -> list[tuple[CaptureSpec, Steps]]:
-    """Which steps each of one process's captures takes: the first of a backend wins, and its `each` counts for all."""
+    """Which steps each of one process's captures takes: the first of a backend wins, and its `each` counts
+    for all.
+    """
     taken: dict[str, Steps] = {}
     mode: dict[str, str] = {}
     found = []
@@ -141,8 +150,8 @@ def share_steps(specs: Sequence[CaptureSpec]) -> list[tuple[CaptureSpec, Steps]]
 class Capture(NamedTuple):
     """One window x one worker x one rank x one backend; it must end in one report.
 
-    `phase` None: the whole window; `ANY_PHASE`: one report for each phase that the worker runs inside the step.
-    A named tuple, since a plan can hold a hundred thousand.
+    `phase` None: the whole window; `ANY_PHASE`: one report for each phase that the worker runs inside the
+    step. A named tuple, since a plan can hold a hundred thousand.
     """
 
     backend: str

@@ -1,4 +1,6 @@
-"""Request x world -> the captures that must each end in a report, their number, their size, and what looks wrong."""
+"""Request x world -> the captures that must each end in a report, their number, their size, and what looks
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from rlprof_ops.request.problems import Problem, RequestError, nearest, words
 from rlprof_ops.request.selectors import is_pattern, ranks_overlap
 from rlprof_ops.request.steps import Steps, Window
 
-# Bytes of report per rank and step, a rule of thumb for the disk estimate and nothing else. torch: 150 MB a rank
-# (slime #1879 in `reference/verl.md`); the others are in the same range for a step of some seconds.
+# Bytes of report per rank and step, a rule of thumb for the disk estimate and nothing else. torch: 150 MB a
+# rank (slime #1879 in `reference/verl.md`); the others are in the same range for a step of some seconds.
 BYTES_PER_RANK_STEP = {"nsight": 50e6, "torch": 150e6, "rocprof_sys": 100e6, "memory": 50e6}
 SIZE_RULE = "reports x steps in each x 50 MB (nsight, memory), 100 MB (rocprof_sys) or 150 MB (torch)"
 MANY_REPORTS = 256
@@ -78,7 +80,8 @@ def plan(
         phases: worker name -> the phases it runs, for `each: phase`; unknown ones are planned as `ANY_PHASE`.
 
     Raises:
-        RequestError: a pattern matches no worker, a rank does not exist, every step is out of the run, or one process
+        RequestError: a pattern matches no worker, a rank does not exist, every step is out of the run, or one
+            process
             would be in step and phase mode at once.
     """
     if not request:
@@ -117,7 +120,9 @@ def _rows(
     problems: list[Problem],
     warnings: list[str],
 ) -> list[PlanRow]:
-    """Rows by capture and worker; fills `captures` process by process, as `ProfileRequest.for_worker` deals them."""
+    """Rows by capture and worker; fills `captures` process by process, as `ProfileRequest.for_worker`
+    deals them.
+    """
     found: dict[tuple[int, str], PlanRow] = {}
     selected = {index: set(_workers(spec, world, problems)) for index, spec in asked}
     for worker, count in world.items():
@@ -133,7 +138,11 @@ def _rows(
                 made[key] = [(places[id(s)], s, replace(s, steps=left).windows(total)) for s, left in shares]
             for index, spec, windows in made[key]:
                 names = (tuple(phases.get(worker, ())) or (ANY_PHASE,)) if spec.each == "phase" else (None,)
-                new = [Capture(spec.backend, worker, rank, window, phase) for window in windows for phase in names]
+                new = [
+                    Capture(spec.backend, worker, rank, window, phase)
+                    for window in windows
+                    for phase in names
+                ]
                 captures += new
                 old = found.get((index, worker)) or _row(index, spec, worker, 0, total, 0)
                 open_phases = spec.each == "phase" and any(window.stop is None for window in windows)
@@ -180,15 +189,25 @@ def _in_run(
     where = spec.origin("steps")
     steps = spec.steps
     for reachable, edge in (
-        (Steps.of([Window(1, total + 1)]) if total is not None and total > 0 else None, f"the run ends after step {total}"),
-        (Steps.of([Window(resume, None)]) if resume is not None and resume > 0 else None, f"the run resumes at step {resume}"),
+        (
+            Steps.of([Window(1, total + 1)]) if total is not None and total > 0 else None,
+            f"the run ends after step {total}",
+        ),
+        (
+            Steps.of([Window(resume, None)]) if resume is not None and resume > 0 else None,
+            f"the run resumes at step {resume}",
+        ),
     ):
         if reachable is None or not steps:
             continue
         kept = steps.intersect(reachable)
         lost = steps.minus(reachable)
         if not kept:
-            problems.append(Problem(f"steps '{spec.steps}' will never run: {edge}; {_fix(spec.steps, total, resume)}", where))
+            problems.append(
+                Problem(
+                    f"steps '{spec.steps}' will never run: {edge}; {_fix(spec.steps, total, resume)}", where
+                )
+            )
             return replace(spec, steps=Steps())
         if lost and not (spec.steps.is_open and lost.is_open):
             warnings.append(f"{where + ': ' if where else ''}steps '{lost}' will never run: {edge}")
@@ -216,8 +235,12 @@ def _workers(spec: CaptureSpec, world: Mapping[str, int], problems: list[Problem
             kind = "pattern" if is_pattern(pattern) else "worker"
             near = nearest(pattern.strip("*?"), list(world))
             known = words(sorted(world)) if world else "none"
-            problems.append(Problem(
-                f"workers: {kind} {pattern!r} matches no worker of this run; it has {known}.{near}", spec.origin("workers")))  # fmt: skip
+            problems.append(
+                Problem(
+                    f"workers: {kind} {pattern!r} matches no worker of this run; it has {known}.{near}",
+                    spec.origin("workers"),
+                )
+            )
     return [worker for worker in world if spec.matches(worker)]
 
 
@@ -227,7 +250,12 @@ def _ranks(spec: CaptureSpec, worker: str, count: int, problems: list[Problem]) 
     outside = [rank for rank in spec.ranks if rank >= count]
     if outside:
         has = f"has ranks 0 to {count - 1}" if count else "has no ranks"
-        problems.append(Problem(f"ranks: {worker!r} {has}, so {words(map(str, outside))} cannot be profiled", spec.origin("ranks")))
+        problems.append(
+            Problem(
+                f"ranks: {worker!r} {has}, so {words(map(str, outside))} cannot be profiled",
+                spec.origin("ranks"),
+            )
+        )
     return tuple(rank for rank in spec.ranks if rank < count)
 
 
@@ -240,43 +268,73 @@ def _conflicts(
             if other.backend != spec.backend or not ranks_overlap(spec.ranks, other.ranks):
                 continue
             if other.each != spec.each:
-                problems.append(Problem(
-                    f"each: {worker!r} would be in {other.each} mode by capture {number + 1} and in {spec.each} mode by capture "
-                    f"{index + 1}; one process takes one of them", spec.origin("each")))  # fmt: skip
+                problems.append(
+                    Problem(
+                        f"each: {worker!r} would be in {other.each} mode by capture {number + 1} and in"
+                        f" {spec.each} mode by capture {index + 1}; one process takes one of them",
+                        spec.origin("each"),
+                    )
+                )
             shared = other.steps.intersect(spec.steps)
             if shared:
                 warnings.append(
-                    f"steps '{shared}' of {worker!r} are asked twice of {spec.backend}; capture {number + 1} takes them, not {index + 1}"
+                    f"steps '{shared}' of {worker!r} are asked twice of {spec.backend}; capture {number + 1}"
+                    f" takes them, not {index + 1}"
                 )
 
 
-def _row(index: int, spec: CaptureSpec, worker: str, ranks: int | None, total: int | None, reports: int | None) -> PlanRow:
+def _row(
+    index: int, spec: CaptureSpec, worker: str, ranks: int | None, total: int | None, reports: int | None
+) -> PlanRow:
     """One row; `ranks` None when the world is unknown, then the number of reports is a formula."""
     windows = spec.windows(total)
-    if ranks is None and spec.ranks is not None and len(spec.workers) == 1 and not is_pattern(spec.workers[0]):
+    if (
+        ranks is None
+        and spec.ranks is not None
+        and len(spec.workers) == 1
+        and not is_pattern(spec.workers[0])
+    ):
         ranks = len(spec.ranks)
         if spec.each == "step":
             reports = ranks * len(windows)
     each_size = _size(spec.backend, windows)
     size = None if ranks is None or each_size is None else ranks * each_size
     text = "all" if spec.ranks is None else ",".join(map(str, spec.ranks))
-    return PlanRow(index, spec.backend, worker, ranks, text, windows, spec.each, reports, _formula(ranks, windows, spec.each), size)
+    return PlanRow(
+        index,
+        spec.backend,
+        worker,
+        ranks,
+        text,
+        windows,
+        spec.each,
+        reports,
+        _formula(ranks, windows, spec.each),
+        size,
+    )
 
 
 def _sizes(rows: Sequence[PlanRow], world: Mapping[str, int] | None) -> list[str]:
     found = []
     total = sum(row.reports or 0 for row in rows)
     if total > MANY_REPORTS:
-        found.append(f"{total} reports are a lot to write and to look at; name ranks, e.g. ranks: [0], or fewer steps")
+        found.append(
+            f"{total} reports are a lot to write and to look at; name ranks, e.g. ranks: [0], or fewer steps"
+        )
     for row in rows:
         for window in row.windows:
             if window.stop is None:
-                found.append(f"{row.backend} {row.worker} {window.label}: the window stays open until the run ends; name a stop")
+                found.append(
+                    f"{row.backend} {row.worker} {window.label}: the window stays open until the run ends;"
+                    " name a stop"
+                )
             elif len(window) > LONG_WINDOW:
                 found.append(
-                    f"{row.backend} {row.worker} {window.label}: {len(window)} steps in one report; reports of more than "
-                    f"{LONG_WINDOW} steps are slow to open"
+                    f"{row.backend} {row.worker} {window.label}: {len(window)} steps in one report; reports"
+                    f" of more than {LONG_WINDOW} steps are slow to open"
                 )
     if world is None:
-        found.append("the world is unknown, so patterns and ranks are unchecked and counts are symbolic; give --world")
+        found.append(
+            "the world is unknown, so patterns and ranks are unchecked and counts are symbolic; give --world"
+        )
     return found

@@ -10,7 +10,9 @@ from rlprof_ops.errors import UsageError
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to fix. `origin` is a file's line:column, a variable or a flag; empty when the value stood alone."""
+    """One thing to fix. `origin` is a file's line:column, a variable or a flag; empty when the value stood
+    alone.
+    """
 
     message: str
     origin: str = ""
@@ -25,7 +27,9 @@ class RequestError(UsageError):
     def __init__(self, problems: Iterable[Problem | str] | str) -> None:
         if isinstance(problems, str):
             problems = [problems]
-        self.problems: tuple[Problem, ...] = tuple(p if isinstance(p, Problem) else Problem(p) for p in problems)
+        self.problems: tuple[Problem, ...] = tuple(
+            p if isinstance(p, Problem) else Problem(p) for p in problems
+        )
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -39,7 +43,9 @@ class RequestError(UsageError):
 
 
 def nearest(word: str, allowed: Sequence[str], aliases: dict[str, str] | None = None) -> str:
-    """` Did you mean 'x'?`, or nothing when no allowed word is close. `aliases` are other tools' words for ours."""
+    """` Did you mean 'x'?`, or nothing when no allowed word is close. `aliases` are other tools' words for
+    ours.
+    """
     from difflib import get_close_matches  # only needed once something is wrong
 
     folded = word.strip().lower()

@@ -12,7 +12,9 @@ VALUE = {"type": ["string", "number", "boolean"]}
 
 
 def schema() -> dict[str, Any]:
-    """A draft 2020-12 schema. It is looser than the loader only where JSON Schema cannot say it (`5:5` is empty)."""
+    """A draft 2020-12 schema. It is looser than the loader only where JSON Schema cannot say it (`5:5` is
+    empty).
+    """
     step = {"type": "integer", "minimum": 1}
     steps_text = {"type": "string", "pattern": STEPS_TEXT}
     capture = {
@@ -22,7 +24,9 @@ def schema() -> dict[str, Any]:
         "properties": {
             "backend": {"enum": list(BACKENDS), "default": "nsight", "description": "The profiler."},
             "workers": {
-                "description": "Worker names or fnmatch patterns; a string with commas is the same as a list.",
+                "description": (
+                    "Worker names or fnmatch patterns; a string with commas is the same as a list."
+                ),
                 "oneOf": [
                     {"type": "string", "minLength": 1},
                     {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
@@ -40,11 +44,23 @@ def schema() -> dict[str, Any]:
                 ],
             },
             "steps": {
-                "description": "Steps from 1; start:stop without stop, start:stop:stride, start: until the end; null is off.",
-                "oneOf": [step, steps_text, {"type": "null"}, {"type": "array", "items": {"oneOf": [step, steps_text]}}],
+                "description": (
+                    "Steps from 1; start:stop without stop, start:stop:stride, start: until the end; null is"
+                    " off."
+                ),
+                "oneOf": [
+                    step,
+                    steps_text,
+                    {"type": "null"},
+                    {"type": "array", "items": {"oneOf": [step, steps_text]}},
+                ],
                 "examples": ["3:5, 10", [3, 4, 10], "3:20:5", "3:"],
             },
-            "each": {"enum": list(EACH), "default": "step", "description": "One report per window, or per phase in each step."},
+            "each": {
+                "enum": list(EACH),
+                "default": "step",
+                "description": "One report per window, or per phase in each step.",
+            },
             "options": {
                 "description": "Options of the profiler without dashes: t is -t, backtrace is --backtrace=.",
                 "type": ["object", "null"],
@@ -53,7 +69,11 @@ def schema() -> dict[str, Any]:
             },
             "flags": {
                 "description": "Options without a value, without dashes.",
-                "oneOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": {"type": "string"}}],
+                "oneOf": [
+                    {"type": "string"},
+                    {"type": "null"},
+                    {"type": "array", "items": {"type": "string"}},
+                ],
             },
             "env": {
                 "description": "Extra environment of the profiled worker.",

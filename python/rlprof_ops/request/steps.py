@@ -124,7 +124,9 @@ class Steps:
         return tuple(
             single
             for run in cut
-            for single in ([run] if run.stop is None else [Window(n, n + 1) for n in range(run.start, run.stop)])
+            for single in (
+                [run] if run.stop is None else [Window(n, n + 1) for n in range(run.start, run.stop)]
+            )
         )
 
     def count(self, last: int | None = None) -> int | None:
@@ -169,11 +171,15 @@ def _items(value: Any, problems: list[str]) -> list[Any]:
         nested: list[Any] = []
         for item in value:
             if isinstance(item, (list, tuple)) or item is None:
-                problems.append(f"steps item {shown(item)} is not a step; write numbers or ranges: [3, 4, '8:10']")
+                problems.append(
+                    f"steps item {shown(item)} is not a step; write numbers or ranges: [3, 4, '8:10']"
+                )
             else:
                 nested.extend(_items(item, problems))
         return nested
-    problems.append(f"steps {shown(value)} are not steps; write '3:5, 10', [3, 4, 10], '3:20:5', '3:' or null")
+    problems.append(
+        f"steps {shown(value)} are not steps; write '3:5, 10', [3, 4, 10], '3:20:5', '3:' or null"
+    )
     return []
 
 
@@ -199,7 +205,9 @@ def _windows(item: int | str) -> list[Window]:
         raise ValueError(f"steps {shown(item)} has no start; steps are counted from 1: write '1{item}'")
     start = _integer(parts[0], item)
     if len(parts) == 3 and not parts[1]:
-        raise ValueError(f"steps {shown(item)}: a stride needs an end; write '{start}:{start + 100}:{parts[2]}'")
+        raise ValueError(
+            f"steps {shown(item)}: a stride needs an end; write '{start}:{start + 100}:{parts[2]}'"
+        )
     if not parts[1]:
         return [Window(_at_least_one(start, item), None)]
     stop = _integer(parts[1], item)
@@ -214,23 +222,28 @@ def _windows(item: int | str) -> list[Window]:
         raise ValueError(f"steps {shown(item)}: the stride must be at least 1, not {stride}")
     if stop == start:
         raise ValueError(
-            f"steps {shown(item)} is empty: stop is not included; write '{start}:{start + 1}' for step {start} alone"
+            f"steps {shown(item)} is empty: stop is not included; write '{start}:{start + 1}' for step"
+            f" {start} alone"
         )
     if stop < start:
-        raise ValueError(f"steps {shown(item)} is empty: stop must be above start; did you mean '{stop}:{start}'?")
+        raise ValueError(
+            f"steps {shown(item)} is empty: stop must be above start; did you mean '{stop}:{start}'?"
+        )
     if stride == 1:
         return [Window(start, stop)]
     if (stop - start) // stride > MAX_WINDOWS:
         raise ValueError(
-            f"steps {shown(item)} make {(stop - start - 1) // stride + 1} windows, each a report per rank; at most "
-            f"{MAX_WINDOWS} are allowed: use a larger stride or an earlier end"
+            f"steps {shown(item)} make {(stop - start - 1) // stride + 1} windows, each a report per rank; at"
+            f" most {MAX_WINDOWS} are allowed: use a larger stride or an earlier end"
         )
     return [Window(step, step + 1) for step in range(start, stop, stride)]
 
 
 def _integer(text: str, item: str) -> int:
     if not _INTEGER.fullmatch(text):
-        raise ValueError(f"steps {shown(item)}: {shown(text)} is not a whole number; write '3:5' or '3, 4, 10'")
+        raise ValueError(
+            f"steps {shown(item)}: {shown(text)} is not a whole number; write '3:5' or '3, 4, 10'"
+        )
     if len(text) > MAX_DIGITS:
         raise ValueError(f"steps {shown(item)}: {shown(text)} is too large for a step")
     return int(text)

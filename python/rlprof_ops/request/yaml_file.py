@@ -52,7 +52,9 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[Path, str], dict[Path, s
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         raise RequestError([Problem(f"not YAML: {error.problem or error.context}", where)]) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RequestError([Problem(f"not YAML: {str(error).splitlines()[0] if str(error) else 'too deep'}", name)]) from None
+        raise RequestError(
+            [Problem(f"not YAML: {str(error).splitlines()[0] if str(error) else 'too deep'}", name)]
+        ) from None
     walker = _Walker(name)
     if root is None:
         return None, {(): name}, {}
@@ -99,7 +101,9 @@ class _Walker:
             elif not isinstance(key_node, yaml.ScalarNode):
                 self.problems.append(Problem("a key must be a word", self.where(key_node)))
             elif scalar(key_node) in found:
-                self.problems.append(Problem(f"key {scalar(key_node)!r} stands twice in this mapping", self.where(key_node)))
+                self.problems.append(
+                    Problem(f"key {scalar(key_node)!r} stands twice in this mapping", self.where(key_node))
+                )
             else:
                 self.entry(key_node, value_node, path, parents, found)
         for merge in merges:
@@ -107,7 +111,12 @@ class _Walker:
         return found
 
     def entry(
-        self, key_node: yaml.Node, value_node: yaml.Node, path: Path, parents: tuple[int, ...], found: dict[Any, Any]
+        self,
+        key_node: yaml.Node,
+        value_node: yaml.Node,
+        path: Path,
+        parents: tuple[int, ...],
+        found: dict[Any, Any],
     ) -> None:
         here = (*path, scalar(key_node))
         self.keys[here] = self.where(key_node)
@@ -153,7 +162,9 @@ def request_yaml(request: ProfileRequest) -> str:
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
         # Quoted wherever YAML 1.1 or 1.2 would read something else: 3:5 is 185 in the one, text in the other.
-        style = None if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]*", value) and value.lower() not in _WORDS else "'"
+        style = (
+            None if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]*", value) and value.lower() not in _WORDS else "'"
+        )
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     def inline(dumper: yaml.SafeDumper, value: list[Any]) -> yaml.SequenceNode:
@@ -162,5 +173,7 @@ def request_yaml(request: ProfileRequest) -> str:
 
     Dumper.add_representer(str, text)
     Dumper.add_representer(list, inline)
-    dumped: str = yaml.dump(request.to_dict(), Dumper=Dumper, sort_keys=False, width=10_000, allow_unicode=True)
+    dumped: str = yaml.dump(
+        request.to_dict(), Dumper=Dumper, sort_keys=False, width=10_000, allow_unicode=True
+    )
     return dumped

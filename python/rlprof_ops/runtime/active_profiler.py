@@ -28,15 +28,25 @@ _RUNNING = -1
 
 
 class Profiler:
-    """Opens and closes the windows of one process. Made by `profiler.from_env`; `specs` are the matching `CaptureSpec`s.
+    """Opens and closes the windows of one process. Made by `profiler.from_env`; `specs` are the matching
+    `CaptureSpec`s.
 
     Threads and coroutines may share it. A forked child has nothing of it: its methods do nothing there.
     """
 
-    def __init__(self, place: NodeContext, specs: Sequence[Any], metrics: bool = False, output_dir: str | None = None, on_demand: bool = False) -> None:
+    def __init__(
+        self,
+        place: NodeContext,
+        specs: Sequence[Any],
+        metrics: bool = False,
+        output_dir: str | None = None,
+        on_demand: bool = False,
+    ) -> None:
         self.place = place
         self._metrics = Metrics() if metrics else None
-        self.active = metrics  # ranges are looked at: a window is open, may open at a range, or times are wanted
+        self.active = (
+            metrics  # ranges are looked at: a window is open, may open at a range, or times are wanted
+        )
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._events = EventLog(place.events / f"{place.stem}.jsonl")
@@ -73,11 +83,15 @@ class Profiler:
     # -- steps
 
     def step(self, step: int) -> Step:
-        """`with prof.step(n):` around training step `n`, counted from 1. An exception in it ends the open windows."""
+        """`with prof.step(n):` around training step `n`, counted from 1. An exception in it ends the open
+        windows.
+        """
         return Step(self, step)
 
     def start_step(self, step: int) -> bool:
-        """Step `step` begins; for trainers with callbacks. False, and nothing changes, when it has begun already."""
+        """Step `step` begins; for trainers with callbacks. False, and nothing changes, when it has begun
+        already.
+        """
         self._last_step = step
         self._step_file.store(step)
         low, high = self._quiet
@@ -149,7 +163,9 @@ class Profiler:
         elif armed or self._pending or self._current_step is not None:
             self._quiet = (0, 0)
         else:
-            self._quiet = self._captures.inactive_step_range(self._last_step + 1 if next_step is None else next_step)
+            self._quiet = self._captures.inactive_step_range(
+                self._last_step + 1 if next_step is None else next_step
+            )
 
     # -- captures on demand (rlprof_ops.runtime.on_demand.apply), called from the watcher's thread
 
@@ -169,22 +185,30 @@ class Profiler:
     # -- ranges
 
     def range(self, name: str) -> Any:
-        """`with prof.range("generation"):`; recorded only while a window is open, timed where metrics are asked."""
+        """`with prof.range("generation"):`; recorded only while a window is open, timed where metrics are
+        asked.
+        """
         if not self.active:
             return NULL_CONTEXT
         return Span(self, name)
 
     def annotate(self, name: Any = None) -> Any:
-        """`@prof.annotate("train")`, or bare for the function's own name. The function runs exactly once, its exceptions are its own."""
+        """`@prof.annotate("train")`, or bare for the function's own name. The function runs exactly once,
+        its exceptions are its own.
+        """
         from rlprof_ops.runtime.ranges.annotate import Holder, annotated
 
         holder = Holder(self)
         if callable(name):
             return annotated(holder, name, name.__qualname__)
-        return lambda function: annotated(holder, function, name or getattr(function, "__qualname__", "range"))
+        return lambda function: annotated(
+            holder, function, name or getattr(function, "__qualname__", "range")
+        )
 
     def metrics(self, reset: bool = False) -> dict[str, RangeTimes]:
-        """Count, total and longest time of each range so far, in seconds; {} unless asked (`RLPROF_METRICS=1`)."""
+        """Count, total and longest time of each range so far, in seconds; {} unless asked
+        (`RLPROF_METRICS=1`).
+        """
         return self._metrics.read(reset) if self._metrics else {}
 
     def _phase_begins(self, name: str) -> Any:
@@ -238,11 +262,16 @@ class Profiler:
 
     def _ended_steps(self) -> dict[str, list[int]]:
         now = time.time_ns()
-        return {step: [start, now if end == _RUNNING else end] for step, (start, end) in self._step_times_ns.items()}
+        return {
+            step: [start, now if end == _RUNNING else end]
+            for step, (start, end) in self._step_times_ns.items()
+        }
 
     @contextlib.contextmanager
     def _work(self) -> Iterator[None]:
-        """Opening or closing windows: one thread at a time, and a SIGTERM meanwhile waits until the report is in place."""
+        """Opening or closing windows: one thread at a time, and a SIGTERM meanwhile waits until the report
+        is in place.
+        """
         with self._lock:
             outer, self._working = self._working, True
             try:

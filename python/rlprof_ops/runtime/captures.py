@@ -1,4 +1,6 @@
-"""The captures of one process: which specs can be taken here, their gates, and what the manifest is told about each."""
+"""The captures of one process: which specs can be taken here, their gates, and what the manifest is told
+about each.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker, mirr
 
 @dataclass
 class Capture:
-    """One spec that this process can take, or cannot (`impossible` says why). `asked_by`: the id of an on-demand request."""
+    """One spec that this process can take, or cannot (`impossible` says why). `asked_by`: the id of an
+    on-demand request.
+    """
 
     spec: Any
     taker: WindowRecorder | None
@@ -30,9 +34,13 @@ class Capture:
 
 
 class Captures:
-    """All captures of a process, opened and closed by steps and ranges. No method raises for a profiler's failure."""
+    """All captures of a process, opened and closed by steps and ranges. No method raises for a profiler's
+    failure.
+    """
 
-    def __init__(self, place: NodeContext, specs: Sequence[Any], events: EventLog, output_dir: str | None = None) -> None:
+    def __init__(
+        self, place: NodeContext, specs: Sequence[Any], events: EventLog, output_dir: str | None = None
+    ) -> None:
         self._place = place
         self._events = events
         self._output_dir = output_dir
@@ -51,7 +59,9 @@ class Captures:
         empty._finishing = []
         return empty
 
-    def add(self, spec: Any, beside: Sequence[Any] = (), asked_by: str | None = None, timed: bool = False) -> Capture:
+    def add(
+        self, spec: Any, beside: Sequence[Any] = (), asked_by: str | None = None, timed: bool = False
+    ) -> Capture:
         """Take `spec` from now on. `beside`: all specs of the process, which may exclude each other."""
         taker, impossible = choose_taker(spec, [*beside, *(capture.spec for capture in self._all)])
         capture = Capture(spec, taker, impossible, asked_by=asked_by)
@@ -101,7 +111,9 @@ class Captures:
             _phase_gate(capture).end(partial)
 
     def close_all(self) -> None:
-        """End every open window before its last step ended: partial, unless it was to go on until the end anyway."""
+        """End every open window before its last step ended: partial, unless it was to go on until the end
+        anyway.
+        """
         for capture in reversed(self._all):
             current = capture.gate.current
             if current:
@@ -163,7 +175,8 @@ class Captures:
             other is not capture
             and other.gate.current
             and other.target
-            and (other.spec.backend, getattr(other.taker, "suffix", "")) == (capture.spec.backend, getattr(capture.taker, "suffix", ""))
+            and (other.spec.backend, getattr(other.taker, "suffix", ""))
+            == (capture.spec.backend, getattr(capture.taker, "suffix", ""))
             for other in self._all
         )
 
@@ -176,7 +189,9 @@ class Captures:
         except Exception as error:
             self._failed(capture, window, _reason(error))
             return
-        if getattr(capture.taker, "late", False):  # the tool writes when the process ends; harvest finds it by its name
+        if getattr(
+            capture.taker, "late", False
+        ):  # the tool writes when the process ends; harvest finds it by its name
             return
         if capture.asked_by is not None:  # named by what it saw, not by what was planned
             window.window = _steps_window(window.window.start, max(window.seen) + 1)
@@ -184,7 +199,12 @@ class Captures:
             self._finish(capture, window, partial, lambda: finished)
             return
         # Nothing more enters this report, so the next step may begin while it is written.
-        thread = threading.Thread(target=self._finish, args=(capture, window, partial, finished.wait), name="rlprof-report", daemon=True)
+        thread = threading.Thread(
+            target=self._finish,
+            args=(capture, window, partial, finished.wait),
+            name="rlprof-report",
+            daemon=True,
+        )
         try:
             thread.start()
         except RuntimeError:  # no new threads at interpreter exit
@@ -222,7 +242,10 @@ class Captures:
             try:
                 mirror(final, self._output_dir, capture.spec.backend, self._place.worker, self._place.rank)
             except OSError as error:
-                log_once(f"cannot copy reports to the request's output_dir {self._output_dir}: {_reason(error)}; they are in {final.parent}")
+                log_once(
+                    f"cannot copy reports to the request's output_dir {self._output_dir}: {_reason(error)};"
+                    f" they are in {final.parent}"
+                )
 
     def _guarded(self, capture: Capture, action: Callable[[int], None], step: int) -> None:
         try:

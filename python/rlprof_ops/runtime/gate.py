@@ -31,7 +31,9 @@ OnClose = Callable[[OpenWindow, bool], None]
 
 
 class Gate:
-    """What all gates share: `on_open(OpenWindow)` and `on_close(OpenWindow, partial)` do the work that the gate decides."""
+    """What all gates share: `on_open(OpenWindow)` and `on_close(OpenWindow, partial)` do the work that the
+    gate decides.
+    """
 
     def __init__(self, on_open: OnOpen, on_close: OnClose) -> None:
         self.current: OpenWindow | None = None
@@ -49,7 +51,9 @@ class Gate:
         return False
 
     def inactive_step_range(self, step: int) -> tuple[int, int]:
-        """The half-open range of steps around `step` in which this gate has nothing to do; empty when it has."""
+        """The half-open range of steps around `step` in which this gate has nothing to do; empty when it
+        has.
+        """
         return ALWAYS_QUIET
 
     def close(self, partial: bool) -> None:
@@ -70,9 +74,9 @@ class Gate:
 class StepGate(Gate):
     """Windows of whole steps.
 
-    Steps may repeat, be skipped, or start after a resume: a window opens at the first of its steps that is seen and
-    closes after its last one, or when a step outside it comes. A window is taken once; its steps coming again do not
-    open it again.
+    Steps may repeat, be skipped, or start after a resume: a window opens at the first of its steps that is
+    seen and closes after its last one, or when a step outside it comes. A window is taken once; its steps
+    coming again do not open it again.
     """
 
     def __init__(self, windows: Sequence[Any], on_open: OnOpen, on_close: OnClose) -> None:
@@ -104,9 +108,13 @@ class StepGate(Gate):
 
 
 class PhaseGate(Gate):
-    """One window for each phase of each asked step: the outermost range of that name, the first time in the step."""
+    """One window for each phase of each asked step: the outermost range of that name, the first time in
+    the step.
+    """
 
-    def __init__(self, windows: Sequence[Any], one_step: Callable[[int], Any], on_open: OnOpen, on_close: OnClose) -> None:
+    def __init__(
+        self, windows: Sequence[Any], one_step: Callable[[int], Any], on_open: OnOpen, on_close: OnClose
+    ) -> None:
         super().__init__(on_open, on_close)
         self.windows = tuple(windows)
         self._one_step = one_step
@@ -127,7 +135,9 @@ class PhaseGate(Gate):
         return self._step is not None
 
     def begin(self, phase: str) -> bool:
-        """A range begins; whether it opened a window, which `end` then closes. Inside an open window it is only a range."""
+        """A range begins; whether it opened a window, which `end` then closes. Inside an open window it is
+        only a range.
+        """
         if self._step is None or self.current or (self._step, phase) in self._taken:
             return False
         self._taken.add((self._step, phase))

@@ -23,7 +23,9 @@ NULL_CONTEXT = NullContext()
 
 
 class NullProfiler:
-    """Same methods as `Profiler`. `annotate` hands the function back, so a decorated call costs nothing at all."""
+    """Same methods as `Profiler`. `annotate` hands the function back, so a decorated call costs nothing at
+    all.
+    """
 
     __slots__ = ()
     active = False

@@ -1,7 +1,8 @@
-"""The step gate and the ranges of one training process: `prof = profiler.from_env(worker=…, rank=…)`, `with prof.step(n)`.
+"""The step gate and the ranges of one training process: `prof = profiler.from_env(worker=…, rank=…)`, `with
+prof.step(n)`.
 
-Nothing asked: `from_env` hands out a `NullProfiler`, whose `annotate` returns the function unchanged. A profiler that
-fails costs one log line and an event for the manifest; training goes on.
+Nothing asked: `from_env` hands out a `NullProfiler`, whose `annotate` returns the function unchanged. A
+profiler that fails costs one log line and an event for the manifest; training goes on.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ _LISTENING = ("RLPROF_METRICS", "RLPROF_ON_DEMAND")
 
 
 def _concerned() -> bool:
-    return any(map(os.environ.get, _ASKING)) or any(os.environ.get(name, "0") not in ("0", "") for name in _LISTENING)
+    return any(map(os.environ.get, _ASKING)) or any(
+        os.environ.get(name, "0") not in ("0", "") for name in _LISTENING
+    )
 
 
 def request_from_env(env: Mapping[str, str]) -> Any | None:
-    """The request that reached this process: what the job checked, else what the variables say; None when nothing is asked.
+    """The request that reached this process: what the job checked, else what the variables say; None when
+    nothing is asked.
 
     Raises `RequestError` for a request that does not parse: `from_env` logs it, a driver may want to stop.
     """
@@ -46,7 +50,8 @@ def request_from_env(env: Mapping[str, str]) -> Any | None:
 
 
 def from_env(worker: str | None = None, rank: int | None = None, world_size: int | None = None) -> Any:
-    """The profiler of this process, from the job's request. Asked again for the same worker and rank, it is the same one.
+    """The profiler of this process, from the job's request. Asked again for the same worker and rank, it is
+    the same one.
 
     Args:
         worker: the worker's kind, e.g. "policy_worker"; default: as the runtime env named it.
@@ -70,7 +75,9 @@ def from_env(worker: str | None = None, rank: int | None = None, world_size: int
         return NullProfiler()
 
 
-def from_request(request: Any, worker: str | None = None, rank: int | None = None, world_size: int | None = None) -> Any:
+def from_request(
+    request: Any, worker: str | None = None, rank: int | None = None, world_size: int | None = None
+) -> Any:
     """Like `from_env`, for a `ProfileRequest` at hand; always a new profiler."""
     return _made(request, worker, rank, world_size, reuse=False)
 
@@ -91,14 +98,18 @@ def _made(request: Any, worker: str | None, rank: int | None, world_size: int | 
     from rlprof_ops.runtime.active_profiler import Profiler
 
     specs = request.for_worker(place.worker, place.rank) if request else ()
-    _CURRENT.profiler = Profiler(place, specs, with_metrics, request.output_dir if request else None, on_demand)
+    _CURRENT.profiler = Profiler(
+        place, specs, with_metrics, request.output_dir if request else None, on_demand
+    )
     if on_demand:
         _CURRENT.profiler.watch(place.root / watcher.FOLDER)
     return _CURRENT.profiler
 
 
 class _Current:
-    """The profiler that `from_env` made last in this process, for decorators that were applied before it was there."""
+    """The profiler that `from_env` made last in this process, for decorators that were applied before it
+    was there.
+    """
 
     __slots__ = ("profiler",)
 
@@ -110,7 +121,8 @@ _CURRENT = _Current()
 
 
 def annotate(name: Any = None) -> Any:
-    """`@profiler.annotate("train")` on a function or method, before any profiler exists: the one of `from_env` will record it.
+    """`@profiler.annotate("train")` on a function or method, before any profiler exists: the one of
+    `from_env` will record it.
 
     Where nothing is asked in this process's environment the function is handed back unchanged.
     """
@@ -124,7 +136,8 @@ def annotate(name: Any = None) -> Any:
 
 
 def runtime_env(worker: str, rank: int | None = None) -> dict[str, Any]:
-    """What to merge into an actor's `runtime_env` so that our plugin wraps it; {} when nothing is asked in this process.
+    """What to merge into an actor's `runtime_env` so that our plugin wraps it; {} when nothing is asked in
+    this process.
 
     Example: `Actor.options(runtime_env={**mine, **profiler.runtime_env("policy_worker", rank)})`
     """

@@ -1,4 +1,6 @@
-"""Slurm's commands as functions: ask for a job, list mine, signal, cancel. No sacct; argument lists, never a shell."""
+"""Slurm's commands as functions: ask for a job, list mine, signal, cancel. No sacct; argument lists, never
+a shell.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,23 @@ from pathlib import Path
 from rlprof_ops.errors import RlprofError
 
 TIMEOUT_S = 30.0
-ENDED = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"})
-WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+WAITING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+)
 _WHOLE_LINE = ("Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment")
 _SEPARATOR = "\x1f"  # in no job's name that a shell could type
 _FIELDS = ("%i", "%T", "%M", "%l", "%D", "%N", "%r", "%j", "%Z", "%o")  # man squeue, --format
@@ -22,7 +39,9 @@ _FIELDS = ("%i", "%T", "%M", "%l", "%D", "%N", "%r", "%j", "%Z", "%o")  # man sq
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What Slurm knows of a job now. `exit_code` is a shell's view (143 for SIGTERM), None while the job runs."""
+    """What Slurm knows of a job now. `exit_code` is a shell's view (143 for SIGTERM), None while the job
+    runs.
+    """
 
     id: str
     name: str
@@ -61,12 +80,25 @@ def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path 
         timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """One of Slurm's commands. Raises RlprofError when it is not installed or does not answer in time."""
     if shutil.which(argv[0]) is None:
-        raise RlprofError(f"{argv[0]} is not on PATH: this is no login node of a Slurm cluster, or its module is not loaded")
+        raise RlprofError(
+            f"{argv[0]} is not on PATH: this is no login node of a Slurm cluster, or its module is not loaded"
+        )
     try:
-        return subprocess.run(list(argv), env=None if env is None else dict(env), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, errors="replace", timeout=timeout_s, check=False)  # fmt: skip
+        return subprocess.run(
+            list(argv),
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        raise RlprofError(f"{argv[0]} did not answer within {timeout_s:.0f} s; Slurm's controller may be busy: try again") from None
+        raise RlprofError(
+            f"{argv[0]} did not answer within {timeout_s:.0f} s; Slurm's controller may be busy: try again"
+        ) from None
 
 
 def show(job: str) -> SlurmJob | None:
@@ -84,7 +116,11 @@ def show(job: str) -> SlurmJob | None:
 def parse_shown(text: str) -> SlurmJob | None:
     """The first job that `scontrol show job` printed. Names and paths may hold spaces and equals signs."""
     lines = [line.strip() for line in text.strip().split("\n")]
-    first = re.match(r"JobId=(?P<id>\S+)(?: ArrayJobId=\S+)?(?: ArrayTaskId=\S+)?(?: HetJobId=\S+)?(?: HetJobOffset=\S+)? JobName=(?P<name>.*)", lines[0])
+    first = re.match(
+        r"JobId=(?P<id>\S+)(?: ArrayJobId=\S+)?(?: ArrayTaskId=\S+)?(?: HetJobId=\S+)?(?: HetJobOffset=\S+)?"
+        r" JobName=(?P<name>.*)",
+        lines[0],
+    )
     if first is None:
         return None
     fields: dict[str, str] = {}
@@ -100,12 +136,21 @@ def parse_shown(text: str) -> SlurmJob | None:
             fields.setdefault(key, value)
     state = fields.get("JobState", "")
     return SlurmJob(
-        id=first["id"], name=first["name"], state=state, reason=_known(fields.get("Reason", "")), elapsed=fields.get("RunTime", ""),
-        time_limit=fields.get("TimeLimit", ""), node_count=_number(fields.get("NumNodes", "")), nodes=_known(fields.get("NodeList", "")),
-        work_dir=fields.get("WorkDir", ""), command=fields.get("Command", ""), output=fields.get("StdOut", "").replace("%j", first["id"]),
-        user=fields.get("UserId", "").partition("(")[0], exit_code=_exit_code(fields.get("ExitCode", ""), state),
+        id=first["id"],
+        name=first["name"],
+        state=state,
+        reason=_known(fields.get("Reason", "")),
+        elapsed=fields.get("RunTime", ""),
+        time_limit=fields.get("TimeLimit", ""),
+        node_count=_number(fields.get("NumNodes", "")),
+        nodes=_known(fields.get("NodeList", "")),
+        work_dir=fields.get("WorkDir", ""),
+        command=fields.get("Command", ""),
+        output=fields.get("StdOut", "").replace("%j", first["id"]),
+        user=fields.get("UserId", "").partition("(")[0],
+        exit_code=_exit_code(fields.get("ExitCode", ""), state),
         restarts=_number(fields.get("Restarts", "")),
-    )  # fmt: skip
+    )
 
 
 def _exit_code(text: str, state: str) -> int | None:
@@ -130,15 +175,28 @@ def _known(text: str) -> str:
 
 def mine() -> list[SlurmJob]:
     """My jobs that wait or run, oldest first. Raises RlprofError without squeue."""
-    done = run(["squeue", "--noheader", f"--user={os.getuid()}", "--sort=i", f"--format={_SEPARATOR.join(_FIELDS)}"])
+    done = run(
+        ["squeue", "--noheader", f"--user={os.getuid()}", "--sort=i", f"--format={_SEPARATOR.join(_FIELDS)}"]
+    )
     if done.returncode:
         raise RlprofError(f"squeue failed: {done.stderr.strip()}")
     rows = (line.split(_SEPARATOR) for line in done.stdout.splitlines())
     return [
-        SlurmJob(id=row[0], state=row[1], elapsed=row[2], time_limit=row[3], node_count=_number(row[4]), nodes=row[5],
-                 reason=_known(row[6]), name=row[7], work_dir=row[8], command=row[9])
-        for row in rows if len(row) == len(_FIELDS)
-    ]  # fmt: skip
+        SlurmJob(
+            id=row[0],
+            state=row[1],
+            elapsed=row[2],
+            time_limit=row[3],
+            node_count=_number(row[4]),
+            nodes=row[5],
+            reason=_known(row[6]),
+            name=row[7],
+            work_dir=row[8],
+            command=row[9],
+        )
+        for row in rows
+        if len(row) == len(_FIELDS)
+    ]
 
 
 def signal_step(job: str, signal: str) -> bool:

@@ -1,4 +1,6 @@
-"""Whether a job is over although its run.json says that it runs: the head that would have written it is gone."""
+"""Whether a job is over although its run.json says that it runs: the head that would have written it is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +10,49 @@ import subprocess
 
 _TIMEOUT_S = 10.0
 _SLURM_JOB = re.compile(r"(\d+)(?:\.r(\d+))?")
-_ENDED = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT", "REVOKED"})
+_ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "TIMEOUT",
+        "REVOKED",
+    }
+)
 
 
 def is_cancelled(job: str) -> bool:
-    """Whether Slurm has begun to end `job`, so that what still runs is killed KillWait seconds after its SIGTERM.
+    """Whether Slurm has begun to end `job`, so that what still runs is killed KillWait seconds after its
+    SIGTERM.
 
-    A signal to a step alone (`scancel --signal=TERM 4711.0`) looks the same to a process, but has no such limit.
+    A signal to a step alone (`scancel --signal=TERM 4711.0`) looks the same to a process, but has no such
+    limit.
     """
     match = _SLURM_JOB.fullmatch(job)
     if match is None or shutil.which("scontrol") is None:
         return False
     try:
-        done = subprocess.run(["scontrol", "-o", "show", "job", match[1]], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S / 2, check=False)
+        done = subprocess.run(
+            ["scontrol", "-o", "show", "job", match[1]],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S / 2,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return any(f"JobState={state} " in done.stdout for state in ("COMPLETING", "CANCELLED", "PREEMPTED"))
 
 
 def ended_as(job: str) -> str | None:
-    """Slurm's word for how `job` (an attempt: `4711`, `4711.r1`) ended; "" while it runs, None when nobody can tell.
+    """Slurm's word for how `job` (an attempt: `4711`, `4711.r1`) ended; "" while it runs, None when nobody
+    can tell.
 
     `unknown` when Slurm has forgotten the job, `REQUEUED` when a later attempt has begun.
     """
@@ -35,7 +60,14 @@ def ended_as(job: str) -> str | None:
     if match is None or shutil.which("scontrol") is None:
         return None
     try:
-        done = subprocess.run(["scontrol", "-o", "show", "job", match[1]], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            ["scontrol", "-o", "show", "job", match[1]],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return read_state(done.stdout, done.returncode, done.stderr, int(match[2] or 0))

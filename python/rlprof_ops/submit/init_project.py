@@ -41,7 +41,8 @@ def sources(with_package: bool) -> Iterator[tuple[str, Path]]:
 
 
 def put(folder: Path, *, with_package: bool = True, force: bool = False) -> Put:
-    """Copy the set into `folder`. Safe to repeat: equal files are left, a changed one is replaced only with `force`.
+    """Copy the set into `folder`. Safe to repeat: equal files are left, a changed one is replaced only with
+    `force`.
 
     Raises:
         UsageError: files there differ from ours; nothing was written.
@@ -50,14 +51,19 @@ def put(folder: Path, *, with_package: bool = True, force: bool = False) -> Put:
     wanted = dict(sources(with_package))
     missing = [name for name, file in wanted.items() if not file.is_file()]
     if missing:
-        raise RlprofError(f"{home()} is not whole: {', '.join(missing[:3])} not there. Install rlprof-ops again, or set RLPROF_HOME.")
+        raise RlprofError(
+            f"{home()} is not whole: {', '.join(missing[:3])} not there. Install rlprof-ops again, or set"
+            " RLPROF_HOME."
+        )
     present = {name for name in wanted if (folder / name).exists()}
     same = {name for name in present if _equal(folder / name, wanted[name])}
     kept = (present - same) & _USERS_OWN
     differing = sorted(present - same - kept)
     if differing and not force:
         shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
-        raise UsageError(f"{folder}: {shown} differ from this version's. Nothing was written; --force replaces them.")
+        raise UsageError(
+            f"{folder}: {shown} differ from this version's. Nothing was written; --force replaces them."
+        )
     written = [name for name in wanted if name not in same and name not in kept]
     try:
         for name in written:

@@ -10,11 +10,12 @@ from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 
 
 def missing_request(manifest: Manifest, asked: ProfileRequest) -> ProfileRequest:
-    """Ask again for each capture that is not whole, with the options it was asked with. Falsy when all are whole.
+    """Ask again for each capture that is not whole, with the options it was asked with. Falsy when all are
+    whole.
 
-    Ranks that miss the same steps of a worker become one capture. In phase mode a step is asked again whole, since a
-    phase cannot be asked alone. A pattern that no worker matched is asked again as it was, and so is the whole request
-    when the manifest lists nothing.
+    Ranks that miss the same steps of a worker become one capture. In phase mode a step is asked again whole,
+    since a phase cannot be asked alone. A pattern that no worker matched is asked again as it was, and so is
+    the whole request when the manifest lists nothing.
     """
     if not manifest.captures:
         return asked
@@ -29,7 +30,9 @@ def missing_request(manifest: Manifest, asked: ProfileRequest) -> ProfileRequest
         runs = Steps.of(Window(start, stop) for start, stop in windows)
         ranks.setdefault((number, worker, runs), []).append(rank)
     specs = []
-    for (number, worker, runs), found in sorted(ranks.items(), key=lambda item: (item[0][0], item[0][1], str(item[0][2]))):
+    for (number, worker, runs), found in sorted(
+        ranks.items(), key=lambda item: (item[0][0], item[0][1], str(item[0][2]))
+    ):
         spec = asked.captures[number]
         numbers = spec.ranks if None in found else tuple(sorted(rank for rank in found if rank is not None))
         specs.append(replace(spec, workers=(worker,), ranks=numbers, steps=runs, origins={}))

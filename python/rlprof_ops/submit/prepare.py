@@ -20,7 +20,19 @@ from rlprof_ops.request.environ import REQUEST_VARIABLES
 from rlprof_ops.slurm import sbatch_options
 
 # What a job is given of the shell it was submitted from. Anything else is asked for by name, with --set.
-FROM_SHELL = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LANGUAGE", "TZ", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
+FROM_SHELL = (
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "PATH",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "SLURM_CONF",
+    "SLURM_CONF_SERVER",
+    "SLURM_CLUSTERS",
+)
 _LOCALE = re.compile(r"LC_[A-Z]+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OFTEN_MEANT = ("LD_LIBRARY_PATH", "PYTHONPATH", "WANDB_API_KEY", "HF_TOKEN", "HF_HOME", "CUDA_HOME")
@@ -30,8 +42,9 @@ _OFTEN_MEANT = ("LD_LIBRARY_PATH", "PYTHONPATH", "WANDB_API_KEY", "HF_TOKEN", "H
 class Asked:
     """What the command line says.
 
-    `sbatch`: words for sbatch; `command`: a line for bash, None for an interactive cluster; `knobs`: knobs and further
-    variables by name; `from_shell`: those of them whose value came from this shell; `overrides`: of the request.
+    `sbatch`: words for sbatch; `command`: a line for bash, None for an interactive cluster; `knobs`: knobs
+    and further variables by name; `from_shell`: those of them whose value came from this shell; `overrides`:
+    of the request.
     """
 
     sbatch: tuple[str, ...] = ()
@@ -46,7 +59,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Submission:
-    """What will be run. `argv` is the sbatch line, `env` its whole environment, `base` the folder of the run folder."""
+    """What will be run. `argv` is the sbatch line, `env` its whole environment, `base` the folder of the
+    run folder.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -62,14 +77,19 @@ class Submission:
 
     def shown_env(self) -> dict[str, str]:
         """The environment without secrets."""
-        return {name: MASK if is_secret_name(name) and value else redact_text(value, self.env) for name, value in sorted(self.env.items())}
+        return {
+            name: MASK if is_secret_name(name) and value else redact_text(value, self.env)
+            for name, value in sorted(self.env.items())
+        }
 
     def shown_argv(self) -> list[str]:
         return [redact_text(word, self.env) for word in self.argv]
 
     def shown(self) -> str:
         """One line for bash that does the same; secrets are masked."""
-        variables = " \\\n    ".join(shlex.quote(f"{name}={value}") for name, value in self.shown_env().items())
+        variables = " \\\n    ".join(
+            shlex.quote(f"{name}={value}") for name, value in self.shown_env().items()
+        )
         return f"env -i \\\n    {variables} \\\n    {shlex.join(self.shown_argv())}"
 
 
@@ -80,14 +100,15 @@ def command_line(argv: Sequence[str]) -> str:
     """
     if len(argv) == 1 and re.search(r"[\s;&|]", argv[0]) and not os.path.exists(argv[0]):
         raise UsageError(
-            f"{argv[0]!r} is one word, so it would be the name of a program. Give the words of the command without quotes"
-            f" around them, or a line for a shell: -- bash -c {shlex.quote(argv[0])}"
+            f"{argv[0]!r} is one word, so it would be the name of a program. Give the words of the command"
+            f" without quotes around them, or a line for a shell: -- bash -c {shlex.quote(argv[0])}"
         )
     return shlex.join(argv)
 
 
 def parse_settings(words: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, str], frozenset[str]]:
-    """`NAME=value`, or `NAME` alone for its value in `env`. Gives the values and the names that came from `env`.
+    """`NAME=value`, or `NAME` alone for its value in `env`. Gives the values and the names that came from
+    `env`.
 
     Raises UsageError for a name that no shell has, one that is not set, and a misspelt RLPROF_ knob.
     """
@@ -99,10 +120,15 @@ def parse_settings(words: Sequence[str], env: Mapping[str, str]) -> tuple[dict[s
         if not _NAME.fullmatch(name):
             raise UsageError(f"--set {word}: {name!r} is no name of a variable; write --set NAME=value")
         if name.startswith(("SLURM_", "SBATCH_")):
-            raise UsageError(f"--set {name}: give sbatch's own option instead, or the line {name}=… in the site's file")
+            raise UsageError(
+                f"--set {name}: give sbatch's own option instead, or the line {name}=… in the site's file"
+            )
         if name.startswith("RLPROF_") and name not in knobs:
             near = difflib.get_close_matches(name, knobs, n=1)
-            raise UsageError(f"--set {name}: no such knob.{f' Did you mean {near[0]}?' if near else ''} All knobs: docs/knobs.md")
+            raise UsageError(
+                f"--set {name}: no such knob.{f' Did you mean {near[0]}?' if near else ''} All knobs:"
+                " docs/knobs.md"
+            )
         if not equals:
             if name not in env:
                 raise UsageError(f"--set {name}: not set in this shell; write --set {name}=value")
@@ -113,7 +139,9 @@ def parse_settings(words: Sequence[str], env: Mapping[str, str]) -> tuple[dict[s
 
 
 def prepare(asked: Asked, env: Mapping[str, str], cwd: Path) -> Submission:
-    """Check everything that can be checked here. Raises UsageError (RequestError) with all mistakes of a kind."""
+    """Check everything that can be checked here. Raises UsageError (RequestError) with all mistakes of a
+    kind.
+    """
     site = read_site(env)
     explicit = dict(asked.knobs)
     if site.named:
@@ -148,12 +176,17 @@ def _base_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _python(explicit: dict[str, str], site: Site) -> Iterator[str]:
-    """Without another choice a job uses the virtual environment that rlprof itself runs in; said, since it is a guess."""
+    """Without another choice a job uses the virtual environment that rlprof itself runs in; said, since it
+    is a guess.
+    """
     chosen = ("RLPROF_VENV", "RLPROF_PYTHON", "CONTAINER")
     if any(name in explicit or site.values.get(name) for name in chosen) or sys.prefix == sys.base_prefix:
         return
     explicit["RLPROF_VENV"] = sys.prefix
-    yield f"the job uses the virtual environment of this rlprof, {sys.prefix}; every node has to see it (--set RLPROF_VENV=… for another)"
+    yield (
+        f"the job uses the virtual environment of this rlprof, {sys.prefix}; every node has to see it (--set"
+        " RLPROF_VENV=… for another)"
+    )
 
 
 def _request(asked: Asked, explicit: Mapping[str, str], settings: Settings) -> ProfileRequest:
@@ -163,7 +196,9 @@ def _request(asked: Asked, explicit: Mapping[str, str], settings: Settings) -> P
 
 
 def _carried(request: ProfileRequest, explicit: dict[str, str], settings: Settings) -> dict[str, str]:
-    """The checked request as one variable, and every other way to ask closed: the job gets what was shown here."""
+    """The checked request as one variable, and every other way to ask closed: the job gets what was shown
+    here.
+    """
     closed = {name: "" for name in REQUEST_VARIABLES if settings.values.get(name)}
     for name in list(explicit):
         if name.startswith("NRL_") and ("PROFILE" in name or "NSYS" in name):
@@ -175,7 +210,9 @@ def _carried(request: ProfileRequest, explicit: dict[str, str], settings: Settin
 
 def _argv(words: tuple[str, ...], site: Site) -> tuple[str, ...]:
     named = sbatch_options.names_of([*site.sbatch_args, *words])
-    name = [] if named & {"-J", "--job-name"} or "SBATCH_JOB_NAME" in site.sbatch_env else ["--job-name=rlprof"]
+    name = (
+        [] if named & {"-J", "--job-name"} or "SBATCH_JOB_NAME" in site.sbatch_env else ["--job-name=rlprof"]
+    )
     return ("sbatch", "--parsable", "--export=ALL", *name, *site.sbatch_args, *words, str(home() / "ray.sub"))
 
 
@@ -183,22 +220,33 @@ def _short_limit(argv: Sequence[str], site: Site) -> Iterator[str]:
     """Slurm signals a job whose limit is no longer than the signal's lead as soon as it starts."""
     limit = sbatch_options.value_of(argv, "--time", "-t") or site.sbatch_env.get("SBATCH_TIMELIMIT", "")
     seconds = sbatch_options.seconds_of(limit)
-    lead = re.search(r"@(\d+)$", sbatch_options.value_of(argv, "--signal") or site.sbatch_env.get("SBATCH_SIGNAL", "@120"))
+    lead = re.search(
+        r"@(\d+)$", sbatch_options.value_of(argv, "--signal") or site.sbatch_env.get("SBATCH_SIGNAL", "@120")
+    )
     if seconds and lead and seconds - int(lead[1]) < 120:
         left = max(0, seconds - int(lead[1]))
-        yield f"--time={limit} leaves {left} s until the job is told to drain, {lead[1]} s before its limit (--signal); give it more"
+        yield (
+            f"--time={limit} leaves {left} s until the job is told to drain, {lead[1]} s before its limit"
+            " (--signal); give it more"
+        )
 
 
 def _left_behind(env: Mapping[str, str], job_env: Mapping[str, str]) -> Iterator[str]:
     """Variables of this shell that a person may believe to count."""
     ways = {*read_knobs(), *_OFTEN_MEANT} - {"RLPROF_HOME", "RLPROF_SITE_ENV", "RLPROF_VENV"}
-    names = sorted(name for name in env if (name in ways or name.startswith(("NRL_", "SBATCH_"))) and env[name] and name not in job_env)
+    names = sorted(
+        name
+        for name in env
+        if (name in ways or name.startswith(("NRL_", "SBATCH_"))) and env[name] and name not in job_env
+    )
     if names:
         yield f"set in this shell and not given to the job: {', '.join(names)} (--set NAME gives one)"
 
 
 def trainer_file(framework: str, request: ProfileRequest) -> str:
-    """The env/trainer_*.env of a dialect; NeMo RL's Megatron workers need library folders that the others do not."""
+    """The env/trainer_*.env of a dialect; NeMo RL's Megatron workers need library folders that the others
+    do not.
+    """
     if framework != "nemo_rl":
         return framework.partition("-")[0]
     from rlprof_ops import frameworks
@@ -208,20 +256,26 @@ def trainer_file(framework: str, request: ProfileRequest) -> str:
 
 
 def in_trainers_words(framework: str, request: ProfileRequest, command: str) -> tuple[str, list[str]]:
-    """`command` with the trainer's own settings for `request`: exports before it, or Hydra overrides after it.
+    """`command` with the trainer's own settings for `request`: exports before it, or Hydra overrides after
+    it.
 
     Gives the line and remarks: what the trainer cannot do, what to know. Raises UsageError without a command.
     """
     from rlprof_ops import frameworks
 
     if not command:
-        raise UsageError(f"--framework {framework} adds the trainer's settings to its command; give it after `--`")
+        raise UsageError(
+            f"--framework {framework} adds the trainer's settings to its command; give it after `--`"
+        )
     dialect = frameworks.get(framework)
     rendered = dialect.render(request, "env" if "env" in dialect.formats else "hydra")
     words = shlex.split(rendered.text.replace("\\\n", " "), comments=True)
     remarks = [f"{dialect.title} cannot do this: {loss}" for loss in rendered.losses]
     if "env" in dialect.formats:
         exports = [word for word in words if word.startswith("NRL_")]
-        line = "".join(f"export {name}={shlex.quote(value)}\n" for name, _, value in (word.partition("=") for word in exports))
+        line = "".join(
+            f"export {name}={shlex.quote(value)}\n"
+            for name, _, value in (word.partition("=") for word in exports)
+        )
         return line + command, remarks
     return (f"{command} {shlex.join(words)}" if words else command), remarks

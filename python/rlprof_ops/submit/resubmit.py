@@ -1,4 +1,6 @@
-"""The same job again with only what is missing: its command, its flags and its knobs, from what its run folder tells."""
+"""The same job again with only what is missing: its command, its flags and its knobs, from what its run
+folder tells.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,24 @@ def asked_again(folder: Path, env: Mapping[str, str]) -> tuple[Asked, list[str]]
     Raises RlprofError when the run folder does not tell its command, UsageError when it is somebody else's.
     """
     if folder.stat().st_uid != os.getuid():
-        raise UsageError(f"{folder} is another user's: its command would run as you; submit your own with rlprof submit")
+        raise UsageError(
+            f"{folder} is another user's: its command would run as you; submit your own with rlprof submit"
+        )
     found = read_record(folder, env)
     if found is not None:
         return found, []
     record = _run_record(folder)
     command = str(record.get("command") or "")
     if MASK in command:
-        raise RlprofError(f"{folder}/run.json holds the command with its secrets masked; give the command again after `--`")
+        raise RlprofError(
+            f"{folder}/run.json holds the command with its secrets masked; give the command again after `--`"
+        )
     nodes = record.get("nodes")
     words = (f"--nodes={len(nodes)}",) if isinstance(nodes, list) and nodes else ()
-    note = f"this job was not submitted by `rlprof submit`: it gets {' '.join(words) or 'no nodes'} and no other flag of sbatch; give those it needs"
+    note = (
+        f"this job was not submitted by `rlprof submit`: it gets {' '.join(words) or 'no nodes'} and no other"
+        " flag of sbatch; give those it needs"
+    )
     return Asked(sbatch=words, command=command or None, knobs=_knobs_of(folder)), [note]
 
 
@@ -55,20 +64,29 @@ def _run_record(folder: Path) -> dict[str, Any]:
 
 
 def _knobs_of(folder: Path) -> dict[str, str]:
-    """The knobs that the job ran with and that differ from the defaults, from the file that attaching uses."""
+    """The knobs that the job ran with and that differ from the defaults, from the file that attaching
+    uses.
+    """
     knobs = read_knobs()
     found = {}
     with contextlib.suppress(OSError, ValueError):
         for line in (folder / ".secrets" / "attach.env").read_text().splitlines():
             for word in shlex.split(line.removeprefix("export ")):
                 name, _, value = word.partition("=")
-                if name in knobs and name not in _NOT_AGAIN and value != knobs[name].default and not is_secret_name(name):
+                if (
+                    name in knobs
+                    and name not in _NOT_AGAIN
+                    and value != knobs[name].default
+                    and not is_secret_name(name)
+                ):
                     found[name] = value
     return found
 
 
 def home_of(folder: Path) -> Path:
-    """Where the first job was submitted, so that the second one's folder comes beside the first; else the folder's own parent."""
+    """Where the first job was submitted, so that the second one's folder comes beside the first; else the
+    folder's own parent.
+    """
     with contextlib.suppress(RlprofError, OSError):
         named = str(_run_record(folder).get("submit_dir") or "")
         if named and os.path.isdir(named):

@@ -24,7 +24,9 @@ RECORD = "submit.json"  # in .secrets of the run folder
 
 
 def send(submission: Submission, cwd: Path, env: Mapping[str, str]) -> str:
-    """Run sbatch in `cwd`, which becomes the job's own folder; the job's id. Raises RlprofError with sbatch's own words, and the option it may have meant."""
+    """Run sbatch in `cwd`, which becomes the job's own folder; the job's id. Raises RlprofError with
+    sbatch's own words, and the option it may have meant.
+    """
     if not (home() / "ray.sub").is_file():
         raise RlprofError(f"{home()}/ray.sub does not exist; set RLPROF_HOME to the folder that holds it")
     done = client.run(submission.argv, env=submission.env, cwd=cwd, timeout_s=120)
@@ -58,14 +60,28 @@ def _job_name(submission: Submission) -> str:
 
 
 def write_record(submission: Submission, job: str, cwd: Path) -> None:
-    """What `rlprof retry` needs, beside the job's token, readable by the user alone. No secret that has a name is in it."""
+    """What `rlprof retry` needs, beside the job's token, readable by the user alone. No secret that has a
+    name is in it.
+    """
     asked = submission.asked
-    kept = {name: value for name, value in submission.explicit.items() if not is_secret_name(name) and name not in asked.from_shell}
+    kept = {
+        name: value
+        for name, value in submission.explicit.items()
+        if not is_secret_name(name) and name not in asked.from_shell
+    }
     record: dict[str, Any] = {
-        "schema": 1, "job": job, "sbatch": list(asked.sbatch), "command": asked.command, "knobs": kept,
-        "from_shell": sorted(asked.from_shell | {name for name in submission.explicit if is_secret_name(name)}),
-        "framework": asked.framework, "cwd": str(cwd), "retry_of": asked.retry_of,
-    }  # fmt: skip
+        "schema": 1,
+        "job": job,
+        "sbatch": list(asked.sbatch),
+        "command": asked.command,
+        "knobs": kept,
+        "from_shell": sorted(
+            asked.from_shell | {name for name in submission.explicit if is_secret_name(name)}
+        ),
+        "framework": asked.framework,
+        "cwd": str(cwd),
+        "retry_of": asked.retry_of,
+    }
     folder = submission.run_folder(job)
     with contextlib.suppress(OSError):  # a folder that only compute nodes can write; the job makes it too
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -75,7 +91,9 @@ def write_record(submission: Submission, job: str, cwd: Path) -> None:
         if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode):
             return  # job numbers can be guessed, and somebody who may write in the base has been here before
         temporary = secrets / f".{RECORD}.{os.getpid()}"
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        with open(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+        ) as file:
             file.write(json.dumps(record, indent=1) + "\n")
         os.replace(temporary, secrets / RECORD)
 
@@ -83,15 +101,21 @@ def write_record(submission: Submission, job: str, cwd: Path) -> None:
 def read_record(folder: Path, env: Mapping[str, str]) -> Asked | None:
     """How the job of a run folder was submitted; None when not by `rlprof submit`, or by somebody else.
 
-    Variables that came from a shell are taken from `env` now. Raises UsageError naming those that are not set.
+    Variables that came from a shell are taken from `env` now. Raises UsageError naming those that are not
+    set.
     """
     try:
         data = json.loads((folder / ".secrets" / RECORD).read_bytes())
         knobs, names = dict(data["knobs"]), list(data["from_shell"])
-        asked = Asked(tuple(data["sbatch"]), data["command"], knobs, frozenset(names), framework=data["framework"])
+        asked = Asked(
+            tuple(data["sbatch"]), data["command"], knobs, frozenset(names), framework=data["framework"]
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
     missing = [name for name in names if name not in env]
     if missing:
-        raise UsageError(f"the job was given {', '.join(missing)} from the shell; set {'it' if len(missing) == 1 else 'them'} here too")
+        raise UsageError(
+            f"the job was given {', '.join(missing)} from the shell; set"
+            f" {'it' if len(missing) == 1 else 'them'} here too"
+        )
     return replace(asked, knobs={**knobs, **{name: env[name] for name in names}})

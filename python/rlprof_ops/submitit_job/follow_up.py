@@ -1,4 +1,6 @@
-"""After a `RayJob` was submitted: wait for its summary without sacct; harvest and report as jobs of their own."""
+"""After a `RayJob` was submitted: wait for its summary without sacct; harvest and report as jobs of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ _GRACE_S = 60.0  # for the result's file to come over from the node that wrote i
 
 
 def wait_for(job: Any, seconds: float | None = None) -> RunSummary:
-    """The first task's summary of a submitted RayJob; submitit's `job.results()[0]`, but it ends when the job does.
+    """The first task's summary of a submitted RayJob; submitit's `job.results()[0]`, but it ends when the job
+    does.
 
-    submitit asks sacct alone: without accounting it waits for ever for a job that was killed. This asks squeue.
-    Raises RlprofError when the job ended without a result, or is not done after `seconds`.
+    submitit asks sacct alone: without accounting it waits for ever for a job that was killed. This asks
+    squeue. Raises RlprofError when the job ended without a result, or is not done after `seconds`.
     """
     first = job.task(0)
     if type(job).__name__ != "SlurmJob":
@@ -36,7 +39,10 @@ def wait_for(job: Any, seconds: float | None = None) -> RunSummary:
         elif gone_since is None:
             gone_since = now
         elif now - gone_since > _GRACE_S:
-            raise RlprofError(f"job {job.job_id} ended without a result: it was killed, or never started. Its last words:\n{_tail(first.paths.stderr)}")
+            raise RlprofError(
+                f"job {job.job_id} ended without a result: it was killed, or never started. Its last"
+                f" words:\n{_tail(first.paths.stderr)}"
+            )
         _sleep_until(first.paths.result_pickle, _ASK_EVERY_S)
     return _result(first)
 
@@ -55,9 +61,13 @@ def _sleep_until(path: Path, seconds: float) -> None:
 
 
 def _in_queue(job: str) -> bool:
-    """Whether Slurm has it waiting or running. True also when Slurm does not answer: that is no reason to give up."""
+    """Whether Slurm has it waiting or running. True also when Slurm does not answer: that is no reason to
+    give up.
+    """
     try:
-        done = subprocess.run(["squeue", "-h", "-j", job, "-o", "%T"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            ["squeue", "-h", "-j", job, "-o", "%T"], capture_output=True, text=True, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return True
     if done.returncode:
@@ -77,7 +87,10 @@ def run_folder_of(job: Any) -> Path:
     cluster = "slurm" if type(job).__name__ == "SlurmJob" else "local"
     name = task_context.job_name(cluster, str(job.job_id))
     base = Path(job.paths.folder)
-    attempts = sorted(base.glob(f"{name}.r*-logs"), key=lambda path: int(path.name.rpartition(".r")[2].removesuffix("-logs")))
+    attempts = sorted(
+        base.glob(f"{name}.r*-logs"),
+        key=lambda path: int(path.name.rpartition(".r")[2].removesuffix("-logs")),
+    )
     return attempts[-1] if attempts else base / f"{name}-logs"
 
 
@@ -103,7 +116,9 @@ class HarvestRun:
 
 @dataclass(frozen=True)
 class ReportRun:
-    """A follow-up job: writes report.json and report.html of a run folder, and returns the answer (what report.json holds)."""
+    """A follow-up job: writes report.json and report.html of a run folder, and returns the answer (what
+    report.json holds).
+    """
 
     folder: str
 
@@ -121,4 +136,6 @@ def newest(folder: Path) -> Path:
     """The last attempt's folder: the job may have been requeued after the follow-up was submitted."""
     name = folder.name.removesuffix("-logs").partition(".r")[0]
     found = [path for path in folder.parent.glob(f"{name}.r*-logs") if path.is_dir()]
-    return max(found, key=lambda path: int(path.name.rpartition(".r")[2].removesuffix("-logs")), default=folder)
+    return max(
+        found, key=lambda path: int(path.name.rpartition(".r")[2].removesuffix("-logs")), default=folder
+    )

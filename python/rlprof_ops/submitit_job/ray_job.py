@@ -1,4 +1,6 @@
-"""`RayJob`: the whole chain as a callable for submitit, whose tasks, one a node, become the head and the other nodes."""
+"""`RayJob`: the whole chain as a callable for submitit, whose tasks, one a node, become the head and the
+other nodes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,17 @@ if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
 _OWN = ("COMMAND", "RLPROF_REQUEST", "RLPROF_HOME", "BASE_LOG_DIR")
-_ASKS = ("RLPROF_STEPS", "RLPROF_WORKERS", "RLPROF_RANKS", "RLPROF_BACKEND", "RLPROF_EACH", "RLPROF_OPTIONS", "RLPROF_FLAGS", "RLPROF_OUTPUT_DIR", "RLPROF_ENABLED")
+_ASKS = (
+    "RLPROF_STEPS",
+    "RLPROF_WORKERS",
+    "RLPROF_RANKS",
+    "RLPROF_BACKEND",
+    "RLPROF_EACH",
+    "RLPROF_OPTIONS",
+    "RLPROF_FLAGS",
+    "RLPROF_OUTPUT_DIR",
+    "RLPROF_ENABLED",
+)
 _LAST_SECONDS = 10.0  # of a job's time, left for submitit to save and to requeue
 _HARVEST_AGAIN_S = 20.0
 
@@ -42,11 +54,13 @@ class RayJob:
 
     Args:
         command: a line for bash, or a list of words. Run on the first node, where the job was submitted from.
-        request: a ProfileRequest, its plain data, or the path of a YAML file (read here and now). None: nothing is captured.
+        request: a ProfileRequest, its plain data, or the path of a YAML file (read here and now). None:
+            nothing is captured.
         settings: knobs (docs/knobs.md) by name. The shell's own RLPROF_ variables are not taken.
         log_dir: gets `<job id>-logs`; on shared storage. None: submitit's folder, which the debug executor
             does not tell: the current one.
-        requeue: on a time limit or a preemption save the job for another start, which captures only what is missing.
+        requeue: on a time limit or a preemption save the job for another start, which captures only what is
+            missing.
             The command has to go on from its own checkpoint.
 
     Raises:
@@ -70,10 +84,13 @@ class RayJob:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_process": None, "_folders": ()}
 
-    # ---- a task ------------------------------------------------------------------------------------------------
+    # ---- a task
+    # ------------------------------------------------------------------------------------------------
 
     def __call__(self) -> RunSummary:
-        """One task: node 0 is the head. Returns when the job has drained. Raises RlprofError when it could not start."""
+        """One task: node 0 is the head. Returns when the job has drained. Raises RlprofError when it could
+        not start.
+        """
         place = task_context.take(str(self.log_dir) if self.log_dir else None)
         run = RunFolder(place.run_dir)
         ends = _ExitCode(place)
@@ -89,7 +106,9 @@ class RayJob:
         return _summary(place, ends.code)
 
     def _open(self, place: task_context.TaskContext, run: RunFolder) -> dict[str, str]:
-        """The first task's part: run folder, token, request, address and ports; the others learn them, or why not."""
+        """The first task's part: run folder, token, request, address and ports; the others learn them, or
+        why not.
+        """
         run.create()
         self._folders = (*place.earlier, run.path)
         try:
@@ -99,7 +118,9 @@ class RayJob:
             gcs, control = rendezvous.free_pair(int("".join(filter(str.isdigit, place.job)) or 0) % 1_000_000)
             settings = Settings.load(self._knobs())
             found = rendezvous.Rendezvous(
-                rendezvous.own_address(os.environ), settings.number("PORT") or gcs, settings.number("RLPROF_CONTROL_PORT") or control
+                rendezvous.own_address(os.environ),
+                settings.number("PORT") or gcs,
+                settings.number("RLPROF_CONTROL_PORT") or control,
             )
         except Exception as error:
             with contextlib.suppress(OSError):
@@ -111,10 +132,24 @@ class RayJob:
     def _knobs(self) -> dict[str, str]:
         return {**self.settings, "COMMAND": str(self.command)}
 
-    def _environment(self, place: task_context.TaskContext, run: RunFolder, found: rendezvous.Rendezvous) -> dict[str, str]:
-        """What scripts/node.sh gets: this task's environment without anybody's knobs, ours, and the contract of ray.sub."""
-        foreign = {*read_knobs(), "RLPROF_REQUEST_JSON"} - {"RLPROF_NSYS", "OMP_NUM_THREADS", "RLPROF_SITE_ENV", "CONTAINER", "MOUNTS"}
-        env = {name: value for name, value in os.environ.items() if name not in foreign and not name.startswith(("NRL_NSYS_", "NRL_TORCH_"))}
+    def _environment(
+        self, place: task_context.TaskContext, run: RunFolder, found: rendezvous.Rendezvous
+    ) -> dict[str, str]:
+        """What scripts/node.sh gets: this task's environment without anybody's knobs, ours, and the
+        contract of ray.sub.
+        """
+        foreign = {*read_knobs(), "RLPROF_REQUEST_JSON"} - {
+            "RLPROF_NSYS",
+            "OMP_NUM_THREADS",
+            "RLPROF_SITE_ENV",
+            "CONTAINER",
+            "MOUNTS",
+        }
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in foreign and not name.startswith(("NRL_NSYS_", "NRL_TORCH_"))
+        }
         if place.cluster != "slurm":
             env = {name: value for name, value in env.items() if not name.startswith("SLURM")}
         env |= self._knobs()
@@ -130,14 +165,16 @@ class RayJob:
             "RLPROF_BEGAN": str(time.time()),
         })  # fmt: skip
 
-    # ---- signals -----------------------------------------------------------------------------------------------
+    # ---- signals
+    # -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _signals(self, place: task_context.TaskContext) -> Any:
         """Pass an order to end on to the supervisor, which drains.
 
-        submitit ignores SIGTERM and ends a job without `requeue` with an error at SIGUSR2; with `requeue` its handler
-        stays, and calls `checkpoint`. Only the first task drains at SIGUSR2: its head tells the others.
+        submitit ignores SIGTERM and ends a job without `requeue` with an error at SIGUSR2; with `requeue` its
+        handler stays, and calls `checkpoint`. Only the first task drains at SIGUSR2: its head tells the
+        others.
         """
         process = self._process
         assert process is not None
@@ -159,7 +196,9 @@ class RayJob:
                 signal.signal(number, old)
 
     def checkpoint(self) -> DelayedSubmission | None:
-        """For submitit, at its signal: drain, then this job with what is missing; None when it was not asked to requeue."""
+        """For submitit, at its signal: drain, then this job with what is missing; None when it was not
+        asked to requeue.
+        """
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:
@@ -173,13 +212,16 @@ class RayJob:
     def _seconds_left(self) -> float:
         """For the drain: what it may take by the knobs, and no longer than the job has."""
         settings = Settings.load(self._knobs())
-        seconds = float(settings.number("RLPROF_DRAIN_SECONDS") + settings.number("RLPROF_HARVEST_SECONDS") + 15)
+        seconds = float(
+            settings.number("RLPROF_DRAIN_SECONDS") + settings.number("RLPROF_HARVEST_SECONDS") + 15
+        )
         end = os.environ.get("SLURM_JOB_END_TIME", "")
         if end.isdigit():
             seconds = min(seconds, float(end) - time.time() - _LAST_SECONDS)
         return max(1.0, seconds)
 
-    # ---- attempts ----------------------------------------------------------------------------------------------
+    # ---- attempts
+    # ----------------------------------------------------------------------------------------------
 
     def left_to_capture(self, earlier: Sequence[Path]) -> ProfileRequest:
         """The request without what earlier attempts brought home whole."""
@@ -192,7 +234,9 @@ class RayJob:
 
 
 def _manifest(folder: Path) -> Any:
-    """The manifest of an attempt; made now when that one was killed before its harvest. None when it cannot be made."""
+    """The manifest of an attempt; made now when that one was killed before its harvest. None when it
+    cannot be made.
+    """
     from rlprof_ops.collect.harvest.harvest import harvest
     from rlprof_ops.collect.harvest.manifest import Manifest
 
@@ -215,7 +259,9 @@ def _summary(place: task_context.TaskContext, code: int) -> RunSummary:
         end = json.loads((place.run_dir / "run.json").read_text()).get("end") or {}
     cause = str(end.get("cause") or "startup_failed")
     detail = str(end.get("detail") or "")
-    return RunSummary(code, str(place.run_dir), cause, detail, place.rank, manifest, tuple(map(str, place.earlier)))
+    return RunSummary(
+        code, str(place.run_dir), cause, detail, place.rank, manifest, tuple(map(str, place.earlier))
+    )
 
 
 def _as_request(given: Any) -> ProfileRequest:
@@ -237,7 +283,10 @@ def _checked(settings: Mapping[str, str]) -> dict[str, str]:
             problems.append(f"settings[{name!r}]: give it to RayJob itself (command=, request=, log_dir=).")
         elif name not in knobs:
             near = difflib.get_close_matches(name, knobs, n=1)
-            problems.append(f"settings[{name!r}]: no such knob.{f' Did you mean {near[0]!r}?' if near else ''} All knobs: docs/knobs.md.")
+            problems.append(
+                f"settings[{name!r}]: no such knob.{f' Did you mean {near[0]!r}?' if near else ''} All knobs:"
+                " docs/knobs.md."
+            )
     text = {name: str(value) for name, value in settings.items()}
     if not problems:
         try:
@@ -255,7 +304,9 @@ def _submitits_signal() -> signal.Signals:
 
 @contextlib.contextmanager
 def _end_of_submitits_patience(process: TaskProcess) -> Any:
-    """submitit raises from its handler when a job timed out too often; the job has drained by then, so it has a result."""
+    """submitit raises from its handler when a job timed out too often; the job has drained by then, so it
+    has a result.
+    """
     try:
         yield
     except Exception as error:
@@ -264,7 +315,8 @@ def _end_of_submitits_patience(process: TaskProcess) -> Any:
 
 
 class _ExitCode:
-    """Makes the first task of a Slurm job end with the command's exit code: submitit's own is 0 whatever the result says.
+    """Makes the first task of a Slurm job end with the command's exit code: submitit's own is 0 whatever the
+    result says.
 
     Registered first, so it runs last of what the job registers for the interpreter's end.
     """

@@ -1,4 +1,6 @@
-"""How the tasks of one job agree on head, ports and run folder without ray.sub: a file that the first task writes."""
+"""How the tasks of one job agree on head, ports and run folder without ray.sub: a file that the first task
+writes.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def write_token(run: RunFolder) -> None:
 def publish(run: RunFolder, what: Rendezvous) -> None:
     """Write it whole or not at all."""
     temporary = _file(run).with_name(f".rendezvous.{os.getpid()}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+    with open(
+        os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+    ) as file:
         json.dump(asdict(what), file)
         file.flush()
         os.fsync(file.fileno())
@@ -53,27 +57,32 @@ def publish(run: RunFolder, what: Rendezvous) -> None:
 
 
 def wait(run: RunFolder, seconds: float) -> Rendezvous:
-    """What the first task published. Raises RlprofError with its reason when it failed, or after `seconds`."""
+    """What the first task published. Raises RlprofError with its reason when it failed, or after
+    `seconds`.
+    """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            os.listdir(run.secrets)  # NFS answers "no such file" from memory until the folder itself was read again
+            os.listdir(
+                run.secrets
+            )  # NFS answers "no such file" from memory until the folder itself was read again
             found = Rendezvous(**json.loads(_file(run).read_text()))
             if found.failed:
                 raise RlprofError(f"the first node could not start: {found.failed}")
             return found
         time.sleep(_PAUSE_S)
     raise RlprofError(
-        f"after {seconds:.0f} s (RLPROF_READY_SECONDS) the first task has not written {_file(run)}: it has not started,"
-        " or log_dir is not on storage that all nodes share."
+        f"after {seconds:.0f} s (RLPROF_READY_SECONDS) the first task has not written {_file(run)}: it has"
+        " not started, or log_dir is not on storage that all nodes share."
     )
 
 
 def own_address(env: Mapping[str, str]) -> str:
     """The IPv4 address at which other nodes reach this one; 127.0.0.1 without other nodes.
 
-    Slurm's own address of the node first (as ray.sub does), then the one srun was started from, the resolver, the route.
-    Each is tried by binding a socket to it: an address of another interface or host does not serve.
+    Slurm's own address of the node first (as ray.sub does), then the one srun was started from, the resolver,
+    the route. Each is tried by binding a socket to it: an address of another interface or host does not
+    serve.
     """
     if int(env.get("SLURM_JOB_NUM_NODES") or 1) == 1:
         return "127.0.0.1"
@@ -81,7 +90,10 @@ def own_address(env: Mapping[str, str]) -> str:
         address = candidate(env)
         if address and _is_ours(address):
             return address
-    raise RlprofError(f"node {os.uname().nodename}: no IPv4 address that other nodes could reach (asked Slurm, the resolver and the routes).")
+    raise RlprofError(
+        f"node {os.uname().nodename}: no IPv4 address that other nodes could reach (asked Slurm, the resolver"
+        " and the routes)."
+    )
 
 
 def _address_of_slurm(env: Mapping[str, str]) -> str:
@@ -89,7 +101,9 @@ def _address_of_slurm(env: Mapping[str, str]) -> str:
     if not node or shutil.which("scontrol") is None:
         return ""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        shown = subprocess.run(["scontrol", "-o", "show", "node", node], capture_output=True, text=True, timeout=20, check=False).stdout
+        shown = subprocess.run(
+            ["scontrol", "-o", "show", "node", node], capture_output=True, text=True, timeout=20, check=False
+        ).stdout
         words = dict(word.partition("=")[::2] for word in shown.split())
         return _resolved(words.get("NodeAddr", ""))
     return ""
@@ -124,7 +138,8 @@ def _is_ours(address: str) -> bool:
 
 
 def free_pair(seed: int) -> tuple[int, int]:
-    """Two adjacent free ports below the range that the kernel hands out by itself, spread by `seed` (a job id).
+    """Two adjacent free ports below the range that the kernel hands out by itself, spread by `seed` (a job
+    id).
 
     The same rule as slurm::free_ports in scripts/lib/slurm.sh. Raises RlprofError when there are none.
     """

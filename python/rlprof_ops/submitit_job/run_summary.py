@@ -14,7 +14,8 @@ class RunSummary:
     """One attempt of one job, as one of its tasks saw it.
 
     Attributes:
-        exit_code: the command's on the first task; elsewhere 0 unless the node never got up. 143: told to end, 140: out of time.
+        exit_code: the command's on the first task; elsewhere 0 unless the node never got up. 143: told to
+            end, 140: out of time.
         run_dir: the run folder, see docs/contracts.md.
         cause: `end.cause` of run.json: driver_exit, signal, time_limit, node_lost, startup_failed.
         detail: more of it, where there is more.
@@ -37,7 +38,9 @@ class RunSummary:
         return self.exit_code == 0 and (self.manifest is None or self.manifest.complete)
 
     def captures(self) -> dict[str, str]:
-        """Capture id -> state over this and the earlier attempts; a whole one wins over what an attempt missed."""
+        """Capture id -> state over this and the earlier attempts; a whole one wins over what an attempt
+        missed.
+        """
         from rlprof_ops.collect.harvest.manifest import WHOLE, Manifest
         from rlprof_ops.errors import RlprofError
 

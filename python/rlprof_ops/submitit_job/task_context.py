@@ -12,7 +12,9 @@ from rlprof_ops.errors import UsageError
 
 @dataclass(frozen=True)
 class TaskContext:
-    """`job` carries the attempt, as in docs/contracts.md; `base` gets the run folder; `earlier`: run folders of past attempts."""
+    """`job` carries the attempt, as in docs/contracts.md; `base` gets the run folder; `earlier`: run
+    folders of past attempts.
+    """
 
     cluster: str
     job: str
@@ -28,12 +30,15 @@ class TaskContext:
 
 
 def job_name(cluster: str, job_id: str) -> str:
-    """The job part of a run folder's name: Slurm's id, or `local-<digits>` for submitit's local and debug executors."""
+    """The job part of a run folder's name: Slurm's id, or `local-<digits>` for submitit's local and debug
+    executors.
+    """
     return job_id if cluster == "slurm" else "local-" + re.sub(r"\D", "", job_id)
 
 
 def take(log_dir: str | None) -> TaskContext:
-    """This task's seat, from submitit's environment; outside a submitit job this machine alone is the cluster.
+    """This task's seat, from submitit's environment; outside a submitit job this machine alone is the
+    cluster.
 
     Raises UsageError when the job has more than one task on a node.
     """
@@ -48,10 +53,15 @@ def take(log_dir: str | None) -> TaskContext:
         base = env.paths.folder
     if env.cluster != "slurm":
         if env.num_tasks > 1:
-            raise UsageError(f"tasks_per_node={env.num_tasks}: RayJob takes one task a node; set tasks_per_node=1")
+            raise UsageError(
+                f"tasks_per_node={env.num_tasks}: RayJob takes one task a node; set tasks_per_node=1"
+            )
         return _local(env.cluster, env.job_id, base)
     if env.num_tasks != env.num_nodes:
-        raise UsageError(f"{env.num_tasks} tasks on {env.num_nodes} nodes: RayJob takes one task a node; set tasks_per_node=1")
+        raise UsageError(
+            f"{env.num_tasks} tasks on {env.num_nodes} nodes: RayJob takes one task a node; set"
+            " tasks_per_node=1"
+        )
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     names = [_attempt(env.job_id, number) for number in range(restarts + 1)]
     return TaskContext(
@@ -62,7 +72,9 @@ def take(log_dir: str | None) -> TaskContext:
 
 
 def _local(cluster: str, job_id: str, base: Path) -> TaskContext:
-    """submitit starts a local job again under the same id, so the attempt is the first number without a folder."""
+    """submitit starts a local job again under the same id, so the attempt is the first number without a
+    folder.
+    """
     base = base.absolute()
     number = 0
     while (base / f"{_attempt(job_name(cluster, job_id), number)}-logs").exists():

@@ -1,4 +1,6 @@
-"""One node's supervisor as the child of a submitit task: out of reach of its signals, gone in order when the task dies."""
+"""One node's supervisor as the child of a submitit task: out of reach of its signals, gone in order when
+the task dies.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class TaskProcess:
-    """`scripts/node.sh` in a session of its own: submitit's USR2 goes to the task's group, and would end Ray."""
+    """`scripts/node.sh` in a session of its own: submitit's USR2 goes to the task's group, and would end
+    Ray.
+    """
 
     def __init__(self, env: Mapping[str, str]) -> None:
         libc = ctypes.CDLL(None)  # loaded before the fork
@@ -33,12 +37,18 @@ class TaskProcess:
 
         argv = ["bash", str(home() / "scripts" / "node.sh")]
         self._process = subprocess.Popen(
-            argv, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=drain_without_parent
+            argv,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=drain_without_parent,
         )
 
     @property
     def ended(self) -> bool:
-        """Asked of the kernel and not of Popen, whose lock a signal handler would find held by the code it interrupted."""
+        """Asked of the kernel and not of Popen, whose lock a signal handler would find held by the code it
+        interrupted.
+        """
         if self._process.returncode is not None:
             return True
         with contextlib.suppress(ChildProcessError):
@@ -72,5 +82,7 @@ def python_environment(env: Mapping[str, str]) -> dict[str, str]:
     more = {"PYTHONPATH": path, "RLPROF_HOME": str(home())}
     if not env.get("RLPROF_VENV") and not env.get("RLPROF_PYTHON"):
         more["RLPROF_PYTHON"] = sys.executable
-        more["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])  # for COMMAND='python …'
+        more["PATH"] = os.pathsep.join(
+            [str(Path(sys.executable).parent), env.get("PATH", os.defpath)]
+        )  # for COMMAND='python …'
     return {**env, **more}

@@ -1,4 +1,6 @@
-"""`python -m rlprof_ops.supervisor`: the supervisor of one node of a job, started by scripts/node.sh under srun."""
+"""`python -m rlprof_ops.supervisor`: the supervisor of one node of a job, started by scripts/node.sh under
+srun.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from rlprof_ops.supervisor.worker import Worker
 
 
 def find_place(env: Mapping[str, str], settings: Settings) -> NodeContext:
-    """Read what ray.sub (or `rlprof demo`) set for this node. Raises UsageError when the run folder is not visible."""
+    """Read what ray.sub (or `rlprof demo`) set for this node. Raises UsageError when the run folder is not
+    visible.
+    """
     job = env.get("RLPROF_JOB") or folders.job_name(env)
     node = env.get("SLURMD_NODENAME") or env.get("RLPROF_NODE") or os.uname().nodename
     run = folders.RunFolder(Path(env["RLPROF_RUN_DIR"]))
@@ -34,8 +38,8 @@ def find_place(env: Mapping[str, str], settings: Settings) -> NodeContext:
         token = run.token.read_text().strip()
     except OSError as error:
         raise UsageError(
-            f"node {node}: the job's token {run.token} cannot be read ({error.strerror}): BASE_LOG_DIR has to be on"
-            " storage that all nodes share and, with a container, in MOUNTS."
+            f"node {node}: the job's token {run.token} cannot be read ({error.strerror}): BASE_LOG_DIR has to"
+            " be on storage that all nodes share and, with a container, in MOUNTS."
         ) from error
     head_ip = env["RLPROF_HEAD_IP"]
     return NodeContext(
@@ -72,7 +76,9 @@ def make_supervisor(env: Mapping[str, str]) -> Supervisor:
 
 
 def main() -> int:
-    """The exit code of this node's task: on the head the job's own, elsewhere 0 unless the node never got up."""
+    """The exit code of this node's task: on the head the job's own, elsewhere 0 unless the node never got
+    up.
+    """
     try:
         supervisor = make_supervisor(os.environ)
         return asyncio.run(supervisor.run())  # type: ignore[attr-defined,no-any-return]
@@ -83,7 +89,9 @@ def main() -> int:
 
 
 def end_step(env: Mapping[str, str]) -> None:
-    """Tell the other nodes to end in order, where Slurm's commands are at hand; see node::end_step in scripts/node.sh."""
+    """Tell the other nodes to end in order, where Slurm's commands are at hand; see node::end_step in
+    scripts/node.sh.
+    """
     scancel = shutil.which("scancel")
     if scancel and env.get("SLURM_STEP_ID") and env.get("RLPROF_MIN_NODES", "0") == "0":
         step = f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}"

@@ -17,7 +17,9 @@ def command_line(place: NodeContext) -> str:
 
 
 def write(place: NodeContext, env: Mapping[str, str]) -> None:
-    """`.secrets/attach.env`: shell assignments that scripts/attach.sh reads, beside the token they point to."""
+    """`.secrets/attach.env`: shell assignments that scripts/attach.sh reads, beside the token they point
+    to.
+    """
     names = [
         name
         for name in env

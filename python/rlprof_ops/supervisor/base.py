@@ -1,4 +1,6 @@
-"""What the supervisors of the head and of the other nodes share: the environment, signals, the start of this node's Ray."""
+"""What the supervisors of the head and of the other nodes share: the environment, signals, the start of
+this node's Ray.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,22 @@ class Supervisor(Ending):
 
     shutdown_requested: asyncio.Future[str] | None = None
 
-    # ---- environment -------------------------------------------------------------------------------------------
+    # ---- environment
+    # -------------------------------------------------------------------------------------------
 
     def environment(self) -> dict[str, str]:
-        """What every process of the job on this node gets: the driver this, Ray's processes this without SLURM_*."""
+        """What every process of the job on this node gets: the driver this, Ray's processes this without
+        SLURM_*.
+        """
         place = self.place
         env = dict(os.environ)
         for name in _PASSED_ON:  # an empty OMP_NUM_THREADS is a value to OpenMP, and a wrong one
             env.pop(name, None)
             if self.settings[name]:
                 env[name] = self.settings[name]
-        env.update(environment(env))  # without a request too: it repairs Ray's nsight for trainers that use that
+        env.update(
+            environment(env)
+        )  # without a request too: it repairs Ray's nsight for trainers that use that
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH")]))
         env["RAY_ADDRESS"] = f"{place.head_ip}:{place.gcs_port}"
         env["RAY_AUTH_MODE"] = self.settings["RAY_AUTH_MODE"]
@@ -56,7 +63,8 @@ class Supervisor(Ending):
             env["RLPROF_REQUEST_JSON"] = self.request.to_json()
         return env
 
-    # ---- start -------------------------------------------------------------------------------------------------
+    # ---- start
+    # -------------------------------------------------------------------------------------------------
 
     def listen_to_signals(self) -> None:
         """SIGTERM: the job ends now. SIGUSR2: its time runs out. The first one decides the cause."""
@@ -90,7 +98,8 @@ class Supervisor(Ending):
             )
 
     async def start_ray(self, deadline: float) -> None:
-        """Start Ray and wait until it says that it runs; again when it gives up, which it does after 30 s by itself.
+        """Start Ray and wait until it says that it runs; again when it gives up, which it does after 30 s by
+        itself.
 
         Raises RlprofError with Ray's own last words.
         """
@@ -122,17 +131,23 @@ class Supervisor(Ending):
             argv, stripped(self.environment()), self.place.folder.logs / "ray_start.log"
         )
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.ray.settled.wait(), max(0.0, deadline - asyncio.get_running_loop().time()))
+            await asyncio.wait_for(
+                self.ray.settled.wait(), max(0.0, deadline - asyncio.get_running_loop().time())
+            )
         return self.ray
 
     async def _blame_plugin(self) -> None:
-        """Raise RlprofError when the plugin is why Ray did not start: Ray itself only says that a node timed out."""
+        """Raise RlprofError when the plugin is why Ray did not start: Ray itself only says that a node
+        timed out.
+        """
         reason = await asyncio.to_thread(check_import, self.environment()) if self.request else None
         if reason is not None:
             raise RlprofError(plugin_message(self.place.node, reason))
 
     async def watch_plugin(self) -> None:
-        """Say so when this node's runtime-env agent did not load our plugin: its windows would be lost in silence."""
+        """Say so when this node's runtime-env agent did not load our plugin: its windows would be lost in
+        silence.
+        """
         if not self._wraps():
             return
         for _ in range(int(_PLUGIN_SECONDS / 0.25)):
@@ -141,8 +156,9 @@ class Supervisor(Ending):
                 return
             await asyncio.sleep(0.25)
         self.journal.say(
-            f"node {self.place.node} did not load the rlprof plugin within {_PLUGIN_SECONDS:.0f} s: nsight windows of"
-            " its workers will be missing. The reason stands in runtime_env_agent.log of this node under ray/."
+            f"node {self.place.node} did not load the rlprof plugin within {_PLUGIN_SECONDS:.0f} s: nsight"
+            " windows of its workers will be missing. The reason stands in runtime_env_agent.log of this"
+            " node under ray/."
         )
 
     def _wraps(self) -> bool:

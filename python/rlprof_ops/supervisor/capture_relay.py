@@ -1,7 +1,8 @@
-"""A node's part in captures on demand: hands requests from the run folder to the node's workers, and takes their stacks.
+"""A node's part in captures on demand: hands requests from the run folder to the node's workers, and takes
+their stacks.
 
-`rlprof capture` and `rlprof stacks` reach only shared storage. One process a node reads it, once a second, so that the
-number of workers does not matter to the file system.
+`rlprof capture` and `rlprof stacks` reach only shared storage. One process a node reads it, once a second, so
+that the number of workers does not matter to the file system.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ async def serve(run_dir: Path, node_dir: Path, node: str, say: Callable[[str], N
         await asyncio.sleep(watcher.POLL_S)
 
 
-def _answer_stacks(run_control: Path, path: Path, node_dir: Path, node: str, say: Callable[[str], None]) -> None:
+def _answer_stacks(
+    run_control: Path, path: Path, node_dir: Path, node: str, say: Callable[[str], None]
+) -> None:
     try:
         demand = watcher.CaptureRequest.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -47,7 +50,13 @@ def _answer_stacks(run_control: Path, path: Path, node_dir: Path, node: str, say
         return
     for log in living(read_node(node_dir / "events", node)):
         if CaptureSpec(workers=demand.workers, ranks=demand.ranks).matches(log.worker, log.rank):
-            answer = {"worker": log.worker, "rank": log.rank, "node": node, "pid": log.pid, "text": stacks_of(log.pid)}
+            answer = {
+                "worker": log.worker,
+                "rank": log.rank,
+                "node": node,
+                "pid": log.pid,
+                "text": stacks_of(log.pid),
+            }
             write_answer(run_control / f"{demand.id}.{STACKS}", answer)
 
 
@@ -66,20 +75,31 @@ def living(logs: list[ProcessLog]) -> list[ProcessLog]:
 
 
 def stacks_of(pid: int) -> str:
-    """The Python stacks of a process of this machine, by py-spy from outside: it need not answer. Else why there are none."""
+    """The Python stacks of a process of this machine, by py-spy from outside: it need not answer. Else why
+    there are none.
+    """
     tool = _py_spy()
     if tool is None:
         return "no py-spy on this node: pip install py-spy there (or in the container)"
     try:
         done = subprocess.run(
-            [tool, "dump", "--pid", str(pid)], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=_PY_SPY_SECONDS, check=False,
-        )  # fmt: skip
+            [tool, "dump", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PY_SPY_SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"py-spy: {error}"
     if done.returncode:
         reason = (done.stderr or done.stdout).strip()
-        hint = "; reading another process needs CAP_SYS_PTRACE (or kernel.yama.ptrace_scope=0)" if "ermission" in reason else ""
+        hint = (
+            "; reading another process needs CAP_SYS_PTRACE (or kernel.yama.ptrace_scope=0)"
+            if "ermission" in reason
+            else ""
+        )
         return f"py-spy: {reason}{hint}"
     return done.stdout
 

@@ -1,8 +1,8 @@
 """The control channel between the node supervisors: JSON lines over TCP, opened by each node to the head.
 
-It carries who has joined, when to drain, and who is done, so that nobody polls a file on shared storage (a cached
-negative lookup there can hide a new file for minutes). A node proves that it belongs to the job with an HMAC of the
-job's token over a number the head has just drawn; the token itself never crosses the network.
+It carries who has joined, when to drain, and who is done, so that nobody polls a file on shared storage (a
+cached negative lookup there can hide a new file for minutes). A node proves that it belongs to the job with
+an HMAC of the job's token over a number the head has just drawn; the token itself never crosses the network.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ async def _receive(reader: asyncio.StreamReader) -> Message | None:
 class Head:
     """The head's side: accepts nodes, hands every message to `on_message(node, message)`, sends to all.
 
-    `on_message` gets `{"state": "joined", …}` after a good handshake and `{"state": "lost"}` when a link breaks.
+    `on_message` gets `{"state": "joined", …}` after a good handshake and `{"state": "lost"}` when a link
+    breaks.
     """
 
     def __init__(self, token: str, on_message: Callable[[str, Message], None]) -> None:

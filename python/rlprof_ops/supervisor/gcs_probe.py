@@ -1,9 +1,10 @@
-"""`python -m rlprof_ops.supervisor.gcs_probe IP:PORT`: asks Ray's GCS which nodes are alive, prints each change.
+"""`python -m rlprof_ops.supervisor.gcs_probe IP:PORT`: asks Ray's GCS which nodes are alive, prints each
+change.
 
-A process of its own, because it imports ray, which the supervisor must not: a supervisor has to outlive a broken Ray.
-The first line is a JSON object, `{"plugin": why it does not load, or null}`: the test wants ray too, so it is made here,
-while Ray is starting. Each further line is a JSON list of the addresses of the nodes that are alive. It ends when its
-standard input closes.
+A process of its own, because it imports ray, which the supervisor must not: a supervisor has to outlive a
+broken Ray. The first line is a JSON object, `{"plugin": why it does not load, or null}`: the test wants ray
+too, so it is made here, while Ray is starting. Each further line is a JSON list of the addresses of the nodes
+that are alive. It ends when its standard input closes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The process that asks Ray's GCS which nodes are alive, as its supervisor sees it; started again when it dies."""
+"""The process that asks Ray's GCS which nodes are alive, as its supervisor sees it; started again when it
+dies.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,27 @@ _RESTARTS = 5
 class GcsWatcher:
     """`rlprof_ops.supervisor.gcs_probe` beside the start of Ray; see there for its answers."""
 
-    def __init__(self, address: str, env: Mapping[str, str], helpers: set[int], say: Callable[[str], None]) -> None:
-        """`address`: IP:PORT of the GCS; the process's pid joins `helpers`, so that nobody takes it for a stray."""
+    def __init__(
+        self, address: str, env: Mapping[str, str], helpers: set[int], say: Callable[[str], None]
+    ) -> None:
+        """`address`: IP:PORT of the GCS; the process's pid joins `helpers`, so that nobody takes it for a
+        stray.
+        """
         self._address, self._env, self._helpers, self._say = address, dict(env), helpers, say
         self._process: asyncio.subprocess.Process | None = None
         self._restarts = 0
 
     async def start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rlprof_ops.supervisor.gcs_probe", self._address,
-            env=self._env, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "rlprof_ops.supervisor.gcs_probe",
+            self._address,
+            env=self._env,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
         self._helpers.add(self._process.pid)
 
     async def answers(self, deadline: float) -> tuple[str | None, list[str] | None]:
@@ -33,7 +45,9 @@ class GcsWatcher:
         `deadline` is in the loop's time. Raises TimeoutError when it comes first or the process keeps dying.
         """
         while True:
-            answer = await asyncio.wait_for(self._line(), max(0.1, deadline - asyncio.get_running_loop().time()))
+            answer = await asyncio.wait_for(
+                self._line(), max(0.1, deadline - asyncio.get_running_loop().time())
+            )
             if isinstance(answer, list):
                 return None, answer
             if answer is not None and answer.get("plugin") is not None:

@@ -1,4 +1,6 @@
-"""The supervisor of the head node: Ray's head, readiness, the driver, and the ordered end of the whole job."""
+"""The supervisor of the head node: Ray's head, readiness, the driver, and the ordered end of the whole
+job.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Head(Supervisor):
         self._changed = asyncio.Event()
         self._driver: Driver | None = None
         self._clock_server: ClockServer | None = None
-        self.run_record = run_record.RunRecord.begin(self.place, self.settings, self.request, self._started_ns)
+        self.run_record = run_record.RunRecord.begin(
+            self.place, self.settings, self.request, self._started_ns
+        )
         self.control = ControlHead(self.place.token, self._on_message)
         plugin: asyncio.Task[None] | None = None
         try:
@@ -54,7 +58,8 @@ class Head(Supervisor):
         await self._report()
         return code
 
-    # ---- start -------------------------------------------------------------------------------------------------
+    # ---- start
+    # -------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
         place = self.place
@@ -65,10 +70,13 @@ class Head(Supervisor):
             self._clock_server = ClockServer(place.ip, place.token.encode(), place.control_port)
         except OSError as error:
             raise RlprofError(
-                f"RLPROF_CONTROL_PORT: node {place.node} cannot listen on {place.ip}:{place.control_port}: {error}"
+                f"RLPROF_CONTROL_PORT: node {place.node} cannot listen on {place.ip}:{place.control_port}:"
+                f" {error}"
             ) from error
         await self.run_setup()
-        asking = GcsWatcher(f"{place.head_ip}:{place.gcs_port}", self.environment(), self.helpers, self.journal.say)
+        asking = GcsWatcher(
+            f"{place.head_ip}:{place.gcs_port}", self.environment(), self.helpers, self.journal.say
+        )
         await asking.start()
         try:
             await self.start_sync()
@@ -80,7 +88,9 @@ class Head(Supervisor):
             await asking.stop()
 
     async def _racing_failures(self, work: Any) -> None:
-        """Wait for `work`; a node that reports a failed start, or an order to end, ends the wait with an RlprofError."""
+        """Wait for `work`; a node that reports a failed start, or an order to end, ends the wait with an
+        RlprofError.
+        """
         assert self.shutdown_requested is not None
         task = asyncio.ensure_future(work)
         try:
@@ -89,11 +99,14 @@ class Head(Supervisor):
                 self._raise_start_failures()
                 changed = asyncio.ensure_future(self._changed.wait())
                 await asyncio.wait(
-                    {task, changed, asyncio.shield(self.shutdown_requested)}, return_when=asyncio.FIRST_COMPLETED
+                    {task, changed, asyncio.shield(self.shutdown_requested)},
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
                 changed.cancel()
                 if self.shutdown_requested.done() and not task.done():
-                    raise RlprofError(f"told to end ({self.shutdown_requested.result()}) before the cluster was up")
+                    raise RlprofError(
+                        f"told to end ({self.shutdown_requested.result()}) before the cluster was up"
+                    )
             await task
         finally:
             task.cancel()
@@ -106,7 +119,9 @@ class Head(Supervisor):
                 raise RlprofError(str(state.get("reason")))
 
     async def _all_joined(self, asking: GcsWatcher, deadline: float) -> None:
-        """Wait until enough nodes are alive. Raises RlprofError naming those that are missing, or the plugin's fault."""
+        """Wait until enough nodes are alive. Raises RlprofError naming those that are missing, or the
+        plugin's fault.
+        """
         wanted = self.settings.number("RLPROF_MIN_NODES") or len(self.place.nodes)
         alive: list[str] = []
         while len(alive) < wanted:
@@ -128,8 +143,8 @@ class Head(Supervisor):
         missing = [node for node in self.place.nodes if node not in up]
         silent = [node for node in missing if node not in self._nodes and node != self.place.node]
         text = (
-            f"after {self.settings['RLPROF_READY_SECONDS']} s (RLPROF_READY_SECONDS) {len(alive)} of {wanted} nodes"
-            f" are up; missing: {', '.join(missing)}."
+            f"after {self.settings['RLPROF_READY_SECONDS']} s (RLPROF_READY_SECONDS) {len(alive)} of {wanted}"
+            f" nodes are up; missing: {', '.join(missing)}."
         )
         if silent:
             text += f" Never heard of: {', '.join(silent)} (see logs/<node>.log in the run folder)."
@@ -146,10 +161,13 @@ class Head(Supervisor):
             self.run_record.lost_nodes.add(node)
         self._changed.set()
 
-    # ---- the driver --------------------------------------------------------------------------------------------
+    # ---- the driver
+    # --------------------------------------------------------------------------------------------
 
     async def _serve(self) -> tuple[str, int]:
-        """Run the driver, or wait for the end of an interactive cluster. Gives the cause of the end and the exit code."""
+        """Run the driver, or wait for the end of an interactive cluster. Gives the cause of the end and
+        the exit code.
+        """
         assert self.shutdown_requested is not None
         assert self.ray is not None
         place = self.place
@@ -171,7 +189,11 @@ class Head(Supervisor):
         else:
             self.journal.say(f"no COMMAND: the cluster waits. Attach with: {attach_file.command_line(place)}")
         await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
-        if "driver" in waiting and waiting["driver"].done() and waiting["driver"].result() in _CAUSE_EXIT.values():
+        if (
+            "driver" in waiting
+            and waiting["driver"].done()
+            and waiting["driver"].result() in _CAUSE_EXIT.values()
+        ):
             # Slurm may signal the driver and us at once, and the driver can be the faster one to end.
             await asyncio.wait({waiting["told"]}, timeout=_LATE_SIGNAL_SECONDS)
         return self._cause(waiting)
@@ -201,14 +223,21 @@ class Head(Supervisor):
 
         return os.environ.get("SLURM_SUBMIT_DIR") or os.getcwd()
 
-    # ---- the end -----------------------------------------------------------------------------------------------
+    # ---- the end
+    # -----------------------------------------------------------------------------------------------
 
     async def _drain(self, cause: str) -> None:
-        """The ordered end on all nodes: windows and profilers everywhere, then the driver, then Ray, then the last sync."""
+        """The ordered end on all nodes: windows and profilers everywhere, then the driver, then Ray, then
+        the last sync.
+        """
         self.run_record.ending(cause)
         began = time.monotonic()
         seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
-        if cause == "signal" and self.drain_budget_s() < seconds and await asyncio.to_thread(is_cancelled, self.place.job):
+        if (
+            cause == "signal"
+            and self.drain_budget_s() < seconds
+            and await asyncio.to_thread(is_cancelled, self.place.job)
+        ):
             seconds = self.drain_budget_s()
             self.journal.note(f"the job is being cancelled: {seconds:.0f} s are left")
         if cause == "startup_failed" and not (self.shutdown_requested and self.shutdown_requested.done()):
@@ -257,17 +286,25 @@ class Head(Supervisor):
 
     async def _harvest(self) -> None:
         """Make the manifest in a process of its own, bounded: the job's end must not hang on it."""
-        await self._own_command("harvest", "RLPROF_HARVEST_SECONDS", f"scripts/harvest.sh {self.place.run.path}")
+        await self._own_command(
+            "harvest", "RLPROF_HARVEST_SECONDS", f"scripts/harvest.sh {self.place.run.path}"
+        )
 
     async def _report(self) -> None:
-        """Explain the run where this node can, bounded as well: anyone can make the report later, anywhere."""
+        """Explain the run where this node can, bounded as well: anyone can make the report later,
+        anywhere.
+        """
         run = self.place.run.path
         reports = any((run / "profiles").glob("*/*/*/*"))
-        if reports and all(importlib.util.find_spec(name) for name in ("msgspec", "numpy", "pyarrow", "rich", "jinja2")):
+        if reports and all(
+            importlib.util.find_spec(name) for name in ("msgspec", "numpy", "pyarrow", "rich", "jinja2")
+        ):
             await self._own_command("report", "RLPROF_REPORT_SECONDS", f"rlprof report {run}")
 
     async def _own_command(self, command: str, knob: str, later: str) -> None:
-        """Run one of our commands on the run folder for at most the knob's seconds; `later` is what to run by hand then."""
+        """Run one of our commands on the run folder for at most the knob's seconds; `later` is what to run
+        by hand then.
+        """
         seconds = self.settings.number(knob)
         if not seconds:
             return

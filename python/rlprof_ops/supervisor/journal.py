@@ -1,4 +1,6 @@
-"""The supervisor's own log: one line an event, with the seconds since the job began, and how long a phase took."""
+"""The supervisor's own log: one line an event, with the seconds since the job began, and how long a phase
+took.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a supervisor does for its node's files: the sync while the job runs, then the ordered end, each step of it bounded."""
+"""What a supervisor does for its node's files: the sync while the job runs, then the ordered end, each
+step of it bounded.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _Result = TypeVar("_Result")
 class Ending:
     """The half of a supervisor that is the same whatever the node was doing."""
 
-    def __init__(self, settings: Settings, request: ProfileRequest, place: NodeContext, journal: Journal) -> None:
+    def __init__(
+        self, settings: Settings, request: ProfileRequest, place: NodeContext, journal: Journal
+    ) -> None:
         self.settings = settings
         self.request = request
         self.place = place
@@ -39,7 +43,9 @@ class Ending:
         self.on_demand: asyncio.Task[None] | None = None
         self.plugin_loaded = False
         self._started_ns = time.time_ns()
-        self.clock: list[dict[str, Any]] = []  # what the probes of the node's clock found, see host/clock_probe.py
+        self.clock: list[
+            dict[str, Any]
+        ] = []  # what the probes of the node's clock found, see host/clock_probe.py
         self.helpers: set[int] = set()
         self._recovered: tuple[str, ...] = ()
         self._failed: tuple[tuple[str, str], ...] = ()
@@ -48,18 +54,31 @@ class Ending:
         """What every process of the job on this node gets; the supervisor's other half knows."""
         raise NotImplementedError
 
-    # ---- while the job runs ------------------------------------------------------------------------------------
+    # ---- while the job runs
+    # ------------------------------------------------------------------------------------
 
     async def start_sync(self, *more: str) -> None:
         place = self.place
-        share = max(2.0, self.settings.number("RLPROF_DRAIN_SECONDS") / 2 - 2)  # so that it can still say what stayed behind
+        share = max(
+            2.0, self.settings.number("RLPROF_DRAIN_SECONDS") / 2 - 2
+        )  # so that it can still say what stayed behind
         with open(place.folder.logs / "sync.log", "ab") as log:
             self.sync = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "rlprof_ops.collect.sync",
-                f"--node-dir={place.folder.path}", f"--run-dir={place.run.path}", f"--node={place.node}",
-                f"--interval={self.settings['RAY_LOG_SYNC_FREQUENCY']}", f"--deadline={share}", *more,
-                env=self.environment(), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                sys.executable,
+                "-m",
+                "rlprof_ops.collect.sync",
+                f"--node-dir={place.folder.path}",
+                f"--run-dir={place.run.path}",
+                f"--node={place.node}",
+                f"--interval={self.settings['RAY_LOG_SYNC_FREQUENCY']}",
+                f"--deadline={share}",
+                *more,
+                env=self.environment(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         if self._sync_watch is None and not more:
             self._sync_watch = asyncio.create_task(self._keep_syncing())
 
@@ -69,14 +88,19 @@ class Ending:
             sync = self.sync
             assert sync is not None
             code = await sync.wait()
-            self.journal.say(f"node {self.place.node}: sync ended with {code} while the job runs; starting it again")
+            self.journal.say(
+                f"node {self.place.node}: sync ended with {code} while the job runs; starting it again"
+            )
             await asyncio.sleep(1 if number < _SYNC_QUICK_RESTARTS else 60)
             await self.start_sync()
 
-    # ---- the end -----------------------------------------------------------------------------------------------
+    # ---- the end
+    # -----------------------------------------------------------------------------------------------
 
     def drain_budget_s(self) -> float:
-        """Seconds for the whole drain of a job that Slurm is ending: it kills what is left after KillWait (scripts/lib/job.sh)."""
+        """Seconds for the whole drain of a job that Slurm is ending: it kills what is left after KillWait
+        (scripts/lib/job.sh).
+        """
         seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
         wait = os.environ.get("RLPROF_KILL_WAIT", "")
         return min(seconds, max(_LEAST_SECONDS, float(wait) - _MARGIN_SECONDS)) if wait.isdigit() else seconds
@@ -84,7 +108,8 @@ class Ending:
     async def close_profilers(self, seconds: float) -> None:
         """Steps 1 and 2 of the drain: close this job's windows, wait for its profilers, recover raw captures.
 
-        What a step leaves of its share is the next one's; the first gets half, since `nsys stop` writes the report.
+        What a step leaves of its share is the next one's; the first gets half, since `nsys stop` writes the
+        report.
         """
         path, job, until = self.place.folder.path, self.place.job, time.monotonic() + seconds
         if self.on_demand is not None:
@@ -92,7 +117,9 @@ class Ending:
         if self._asked():
             with self.journal.phase("close_windows"):
                 await self._bounded(seconds / 2, steps.close_windows, path, job)
-        with self.journal.phase("end_wrapped"):  # without a request too: a trainer may have its own nsight options
+        with self.journal.phase(
+            "end_wrapped"
+        ):  # without a request too: a trainer may have its own nsight options
             await self._bounded((until - time.monotonic()) / 2, steps.end_wrapped, path, job)
         if self._asked():
             with self.journal.phase("wait_profilers"):
@@ -132,7 +159,9 @@ class Ending:
         return None
 
     async def stop_ray(self, profilers_s: float = 0.0) -> None:
-        """Stop this node's Ray and end what is left of the job; nsys gets `profilers_s` for reports of workers that Ray has killed."""
+        """Stop this node's Ray and end what is left of the job; nsys gets `profilers_s` for reports of
+        workers that Ray has killed.
+        """
         place = self.place
         with self.journal.phase("stop_ray"):
             if self.ray is not None:
@@ -151,8 +180,8 @@ class Ending:
     async def last_sync(self, seconds: float) -> bool:
         """The sync's last pass, once more when that process has died. True when everything came over.
 
-        Slurm tells every process of a cancelled step to end: such a sync has made a last pass of its own, before the
-        profilers were done, and that one does not count.
+        Slurm tells every process of a cancelled step to end: such a sync has made a last pass of its own,
+        before the profilers were done, and that one does not count.
         """
         if self._sync_watch is not None:
             self._sync_watch.cancel()
@@ -165,7 +194,11 @@ class Ending:
             code = await self._sync_ends(seconds)
             died = code not in (0, EXIT_FAILED)
             if code is not None and (died or not self._passed_since(ordered_ns)):
-                why = f"sync ended with {code}" if died else "Slurm told the sync to end before the profilers were done"
+                why = (
+                    f"sync ended with {code}"
+                    if died
+                    else "Slurm told the sync to end before the profilers were done"
+                )
                 self.journal.say(f"node {self.place.node}: {why}; one more last pass")
                 await self.start_sync("--last")
                 code = await self._sync_ends(max(2.0, until - time.monotonic()))
@@ -177,7 +210,9 @@ class Ending:
         return report is not None and report.last and report.started_ns >= ordered_ns
 
     async def _sync_ends(self, seconds: float) -> int | None:
-        """The exit code of the sync: 0 all copied, 1 something not. None when it had to be killed after `seconds`."""
+        """The exit code of the sync: 0 all copied, 1 something not. None when it had to be killed after
+        `seconds`.
+        """
         assert self.sync is not None
         try:
             return await asyncio.wait_for(self.sync.wait(), seconds)
@@ -188,7 +223,9 @@ class Ending:
             return None
 
     async def finish(self, seconds: float) -> None:
-        """Steps 3 to 5 of the drain: stop Ray, last sync, the node's record; then the node folder goes, if all was copied."""
+        """Steps 3 to 5 of the drain: stop Ray, last sync, the node's record; then the node folder goes, if
+        all was copied.
+        """
         await self.stop_ray(seconds / 4)
         if self._asked():
             await self._recover(seconds / 4)
@@ -202,8 +239,9 @@ class Ending:
             )
         else:
             self.journal.say(
-                f"node {place.node}: files that could not be copied stay in {place.folder.path}; when the storage takes"
-                f" them again, on node {place.node}: {salvage.command_line(place, self.settings['RLPROF_NODE_ROOT'])}"
+                f"node {place.node}: files that could not be copied stay in {place.folder.path}; when the"
+                f" storage takes them again, on node {place.node}:"
+                f" {salvage.command_line(place, self.settings['RLPROF_NODE_ROOT'])}"
             )
 
     def _write_record(self, clean: bool) -> dict[str, Any]:

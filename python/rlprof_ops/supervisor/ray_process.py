@@ -58,7 +58,9 @@ def resources(settings: Settings, node: RayNode) -> dict[str, float]:
 
 
 def start_argv(settings: Settings, node: RayNode, python: str) -> list[str]:
-    """The whole `ray start` line. Ports that are 0 are chosen here, so that two clusters on a node do not meet."""
+    """The whole `ray start` line. Ports that are 0 are chosen here, so that two clusters on a node do not
+    meet.
+    """
     _, _, port = node.head_address.rpartition(":")
     argv = [
         python,
@@ -162,7 +164,9 @@ class RayProcess:
         return ""
 
     async def stop(self, timeout_s: float) -> None:
-        """SIGTERM to our own `ray start`, which ends its children; SIGKILL to its process group after `timeout_s`."""
+        """SIGTERM to our own `ray start`, which ends its children; SIGKILL to its process group after
+        `timeout_s`.
+        """
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGTERM)

@@ -1,4 +1,6 @@
-"""run.json: what a job was asked to do, where it ran, and how it ended. Rewritten whole at each turn of the job."""
+"""run.json: what a job was asked to do, where it ran, and how it ended. Rewritten whole at each turn of
+the job.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class RunRecord:
     lost_nodes: set[str] = field(default_factory=set)
 
     @classmethod
-    def begin(cls, place: NodeContext, settings: Settings, request: ProfileRequest, started_ns: int) -> RunRecord:
+    def begin(
+        cls, place: NodeContext, settings: Settings, request: ProfileRequest, started_ns: int
+    ) -> RunRecord:
         data: dict[str, Any] = {
             "schema": 1,
             "job": place.job,
@@ -80,7 +84,9 @@ class RunRecord:
         self.save()
 
     def save(self) -> None:
-        """Atomic; a full or vanished run folder is not worth the job. The node folder keeps the record then, see salvage.py."""
+        """Atomic; a full or vanished run folder is not worth the job. The node folder keeps the record
+        then, see salvage.py.
+        """
         path, kept = self.place.run.run_json, self.place.folder.keep / "run.json"
         text = json.dumps(self.data, indent=1) + "\n"
         try:

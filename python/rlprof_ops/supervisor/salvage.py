@@ -1,8 +1,10 @@
-"""`python -m rlprof_ops.supervisor.salvage`: ends a node whose supervisor was killed, from the batch script, after the step.
+"""`python -m rlprof_ops.supervisor.salvage`: ends a node whose supervisor was killed, from the batch script,
+after the step.
 
-Slurm kills a step outright when one cancels the step, and an out-of-memory killer picks whom it likes. The node's folder
-is still there then: its raw captures are recovered, its processes ended, its files brought home, its record written. A
-person runs the same later, on a node whose files the storage did not take; the job's output has the command.
+Slurm kills a step outright when one cancels the step, and an out-of-memory killer picks whom it likes. The
+node's folder is still there then: its raw captures are recovered, its processes ended, its files brought
+home, its record written. A person runs the same later, on a node whose files the storage did not take; the
+job's output has the command.
 """
 
 from __future__ import annotations
@@ -33,12 +35,27 @@ _KNOWN_THEN = ("role", "started_ns", "plugin_loaded", "clock", "phases_s")
 
 def command_line(place: NodeContext, root: str) -> str:
     """What a person types on the node, once the storage takes files again."""
-    env = {"RLPROF_JOB": place.job, "RLPROF_RUN_DIR": str(place.run.path), "SLURMD_NODENAME": place.node, "RLPROF_NODE_ROOT": root, "PYTHONPATH": import_path()}
-    return shlex.join(["env", *(f"{name}={value}" for name, value in env.items()), sys.executable, "-m", "rlprof_ops.supervisor.salvage"])
+    env = {
+        "RLPROF_JOB": place.job,
+        "RLPROF_RUN_DIR": str(place.run.path),
+        "SLURMD_NODENAME": place.node,
+        "RLPROF_NODE_ROOT": root,
+        "PYTHONPATH": import_path(),
+    }
+    return shlex.join(
+        [
+            "env",
+            *(f"{name}={value}" for name, value in env.items()),
+            sys.executable,
+            "-m",
+            "rlprof_ops.supervisor.salvage",
+        ]
+    )
 
 
 def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> bool:
-    """Drain what is left of `job` in `folder`; True when all of it is in the run folder (or nothing was left).
+    """Drain what is left of `job` in `folder`; True when all of it is in the run folder (or nothing was
+    left).
 
     Raises OSError when the run folder cannot be written.
     """
@@ -53,10 +70,18 @@ def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> 
     syncer = Syncer(folder, run, node, log=print)
     report = last_pass(syncer, share)
     syncer.close()
-    facts = {"job": job, "started_ns": started_ns, "ended_ns": time.time_ns(), "clean": report.complete, "salvaged": True,
-             "plugin_loaded": folders.NodeFolder(folder).plugin_marker.exists()}
+    facts = {
+        "job": job,
+        "started_ns": started_ns,
+        "ended_ns": time.time_ns(),
+        "clean": report.complete,
+        "salvaged": True,
+        "plugin_loaded": folders.NodeFolder(folder).plugin_marker.exists(),
+    }
     _put_kept(folder, run, node, facts)
-    steps.write_node_record(folder, run, node, facts, recovered=recovered.done, failed=(*recovered.failed, *report.failed))
+    steps.write_node_record(
+        folder, run, node, facts, recovered=recovered.done, failed=(*recovered.failed, *report.failed)
+    )
     if report.complete:
         shutil.rmtree(folders.NodeFolder(folder).keep, ignore_errors=True)
         steps.clear(folder)
@@ -64,7 +89,9 @@ def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> 
 
 
 def _put_kept(folder: Path, run: Path, node: str, facts: dict[str, Any]) -> None:
-    """Take what the supervisor could not write into the run folder: the end of the job, and into `facts` what it knew of the node."""
+    """Take what the supervisor could not write into the run folder: the end of the job, and into `facts`
+    what it knew of the node.
+    """
     with ContainedDir(folder) as home, ContainedDir(run) as tree:
         try:
             tree.write_atomic("run.json", home.read("keep/run.json"))
@@ -84,7 +111,10 @@ def finish_run_record(run: Path, code: str) -> None:
             data: dict[str, Any] = json.loads(tree.read("run.json"))
             if data["end"]["cause"] != "running":
                 return
-            data["end"] |= {"cause": "signal", "detail": f"the step that held the cluster was killed, exit code {code}"}
+            data["end"] |= {
+                "cause": "signal",
+                "detail": f"the step that held the cluster was killed, exit code {code}",
+            }
             data["ended_ns"] = time.time_ns()
             tree.write_atomic("run.json", (json.dumps(data, indent=1) + "\n").encode())
         except (ValueError, KeyError, TypeError, FileNotFoundError):

@@ -1,4 +1,6 @@
-"""The supervisor of a node that is not the head: join, keep Ray up, end when told or when the head is gone."""
+"""The supervisor of a node that is not the head: join, keep Ray up, end when told or when the head is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Worker(Supervisor):
     """One node beside the head."""
 
     async def run(self) -> int:
-        """0 when the node served until the job's end, or has told the head why it cannot; the head decides what follows.
+        """0 when the node served until the job's end, or has told the head why it cannot; the head decides
+        what follows.
 
         Raises RlprofError when it did not even reach the head.
         """
@@ -40,24 +43,32 @@ class Worker(Supervisor):
             head.close()
 
     async def _join(self, deadline: float) -> Node:
-        """The link to the head. Raises RlprofError when the head does not answer, or an order to end comes first."""
+        """The link to the head. Raises RlprofError when the head does not answer, or an order to end comes
+        first.
+        """
         place = self.place
         assert self.shutdown_requested is not None
         hello = {"node": place.node, "ip": place.ip, "pid": os.getpid()}
-        joining = asyncio.create_task(Node.join(place.head_ip, place.control_port, place.token, hello, deadline))
+        joining = asyncio.create_task(
+            Node.join(place.head_ip, place.control_port, place.token, hello, deadline)
+        )
         either: set[asyncio.Future[Any]] = {joining, self.shutdown_requested}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         try:
             if not joining.done():
                 joining.cancel()
-                raise RlprofError(f"told to end ({self.shutdown_requested.result()}) before the head answered")
+                raise RlprofError(
+                    f"told to end ({self.shutdown_requested.result()}) before the head answered"
+                )
             return joining.result()
         except (TimeoutError, RlprofError) as error:
             await asyncio.to_thread(steps.clear, place.folder.path, say=self.journal.note)
             raise RlprofError(f"node {place.node}: {error}") from error
 
     async def _serve(self, head: Node, setup: asyncio.Task[None], deadline: float) -> int:
-        """Everything between joining and the last message. An order to end is heard from the first moment on."""
+        """Everything between joining and the last message. An order to end is heard from the first moment
+        on.
+        """
         self._may_stop = asyncio.Event()
         self._drain_ordered: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._listening = asyncio.create_task(head.listen(self._on_message))
@@ -72,7 +83,9 @@ class Worker(Supervisor):
         starting.cancel()
         plugin.cancel()
         if cause == "ray_gone" and self.ray is not None:
-            self.journal.say(f"node {self.place.node}: Ray ended here by itself; its last words:\n{self.ray.tail(5)}")
+            self.journal.say(
+                f"node {self.place.node}: Ray ended here by itself; its last words:\n{self.ray.tail(5)}"
+            )
         await probing
         await self._end(head, cause)
         return 0
@@ -92,7 +105,9 @@ class Worker(Supervisor):
             self._may_stop.set()
 
     async def _first_of(self, more: dict[str, asyncio.Task[Any]]) -> str:
-        """Which came first: one of `more`, the head's order (told), a signal's cause, or the end of the head."""
+        """Which came first: one of `more`, the head's order (told), a signal's cause, or the end of the
+        head.
+        """
         assert self.shutdown_requested is not None
         ends: set[asyncio.Future[Any]] = {self._listening, self._drain_ordered, self.shutdown_requested}
         await asyncio.wait({*ends, *more.values()}, return_when=asyncio.FIRST_COMPLETED)
@@ -121,9 +136,13 @@ class Worker(Supervisor):
         await head.tell({"state": "drained", "phases_s": self.journal.phases_s})
 
     async def _probe_clock(self, moment: str) -> None:
-        """How far this node's clock is from the head's, for the one timeline; a head that does not answer costs little."""
+        """How far this node's clock is from the head's, for the one timeline; a head that does not answer
+        costs little.
+        """
         place = self.place
-        found = await asyncio.to_thread(clock_probe.measure, place.head_ip, place.control_port, place.token.encode())
+        found = await asyncio.to_thread(
+            clock_probe.measure, place.head_ip, place.control_port, place.token.encode()
+        )
         if found is not None:
             self.clock.append(found.to_dict(moment, place.nodes[0]))
 

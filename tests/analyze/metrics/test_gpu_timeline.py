@@ -1,4 +1,6 @@
-"""GPU time by kind: against TraceLens's numbers on real traces, an independent naive oracle, and HTA's rounding."""
+"""GPU time by kind: against TraceLens's numbers on real traces, an independent naive oracle, and HTA's
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,25 @@ from rlprof_ops.analyze.run.summary import summarise  # noqa: E402
 
 EXPECTED = json.loads((Path(__file__).parents[1] / "expected" / "gpu_timeline.json").read_text())
 NAMES = {
-    "computation_time": "compute_ns", "exposed_comm_time": "exposed_communication_ns", "exposed_memcpy_time": "exposed_memcpy_ns",
-    "busy_time": "busy_ns", "idle_time": "idle_ns", "total_time": "window_ns", "total_comm_time": "communication_ns",
+    "computation_time": "compute_ns",
+    "exposed_comm_time": "exposed_communication_ns",
+    "exposed_memcpy_time": "exposed_memcpy_ns",
+    "busy_time": "busy_ns",
+    "idle_time": "idle_ns",
+    "total_time": "window_ns",
+    "total_comm_time": "communication_ns",
     "total_memcpy_time": "memcpy_ns",
-}  # fmt: skip
+}
 ONE_MICROSECOND = 1000
 
 
 def assert_as_expected(times: GpuTimes, expected: dict[str, int]) -> None:
     for theirs, ours in NAMES.items():
-        assert abs(getattr(times, ours) - expected[theirs]) <= ONE_MICROSECOND, (theirs, getattr(times, ours), expected[theirs])
+        assert abs(getattr(times, ours) - expected[theirs]) <= ONE_MICROSECOND, (
+            theirs,
+            getattr(times, ours),
+            expected[theirs],
+        )
 
 
 @pytest.mark.parametrize("name", TORCH_FILES)
@@ -50,14 +61,22 @@ def test_equals_tracelens_on_real_traces(name: str) -> None:
 
 
 def naive(path: Path) -> dict[str, int]:
-    """Sweeps over every boundary, one moment after the other, in exact decimals: shares no code and no idea with ours."""
-    events = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal, parse_int=Decimal)["traceEvents"]
+    """Sweeps over every boundary, one moment after the other, in exact decimals: shares no code and no
+    idea with ours.
+    """
+    events = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal, parse_int=Decimal)[
+        "traceEvents"
+    ]
     edges: list[tuple[int, int, str]] = []
     for event in events:
         if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
             continue
         name = event["name"].lower()
-        kind = "copy" if event["cat"] == "gpu_memcpy" or name.startswith(("memory_copy", "__amd_rocclr_copy")) else "compute"
+        kind = (
+            "copy"
+            if event["cat"] == "gpu_memcpy" or name.startswith(("memory_copy", "__amd_rocclr_copy"))
+            else "compute"
+        )
         if kind == "compute" and any(word in name for word in ("nccl", "rccl", "cross_device_reduce")):
             kind = "talk"
         start, end = int(event["ts"] * 1000), int((event["ts"] + event["dur"]) * 1000)
@@ -91,7 +110,9 @@ def test_equals_the_naive_sweep_to_the_nanosecond(name: str) -> None:
 def test_time_is_conserved(name: str) -> None:
     path = real(f"torch/{name}.json.gz")
     summary = summarise(read_report(path, cache=False), _report(path))
-    for times, idle in [(d.times, d.idle) for d in summary.devices] + [(s.gpu, s.idle) for s in (*summary.steps, *summary.phases)]:
+    for times, idle in [(d.times, d.idle) for d in summary.devices] + [
+        (s.gpu, s.idle) for s in (*summary.steps, *summary.phases)
+    ]:
         assert times is not None and idle is not None
         assert times.busy_ns + times.idle_ns == times.window_ns
         assert times.compute_ns + times.exposed_communication_ns + times.exposed_memcpy_ns == times.busy_ns
@@ -106,7 +127,9 @@ def test_time_is_conserved(name: str) -> None:
 WITH_GPU = [n for n in TORCH_FILES if n != "rank_not_found"]
 
 
-@pytest.mark.parametrize(("name", "rows"), [("sglang_qwen3_8b_decode", 1), *((n, r) for n in WITH_GPU for r in (23, 500))])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("sglang_qwen3_8b_decode", 1), *((n, r) for n in WITH_GPU for r in (23, 500))]
+)
 def test_a_stretch_at_a_time_gives_the_same(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also from columns that were spilled to files."""
     path = real(f"torch/{name}.json.gz")
@@ -121,8 +144,9 @@ def test_a_stretch_at_a_time_gives_the_same(name: str, rows: int, monkeypatch: p
 
 
 def test_hta_differs_because_it_rounds_to_microseconds(tmp_path: Path) -> None:
-    """HTA takes ceil(start) and floor(end) in µs (trace_parser.py): reproduced here, its idle time of decode-like work is
-    several times the true one, and kernels below 1 µs count for nothing or less."""
+    """HTA takes ceil(start) and floor(end) in µs (trace_parser.py): reproduced here, its idle time of
+    decode-like work is several times the true one, and kernels below 1 µs count for nothing or less.
+    """
     path = real("torch/sglang_qwen3_8b_decode.json.gz")
     trace = read_report(path, cache=False)
     true = gpu_unions(trace.gpu, trace.names).whole()

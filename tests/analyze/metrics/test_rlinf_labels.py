@@ -19,7 +19,15 @@ GROUPED = {
     "env/interact_once": "generation",
 }
 # Receiving and sending: phases of their own, under RLinf's name.
-KEPT = ("actor/recv_traj", "rollout/recv_obs", "rollout/send_actions", "rollout/send_traj", "env/recv_actions", "env/send_obs", "env/send_rollout_trajectories")
+KEPT = (
+    "actor/recv_traj",
+    "rollout/recv_obs",
+    "rollout/send_actions",
+    "rollout/send_traj",
+    "env/recv_actions",
+    "env/send_obs",
+    "env/send_rollout_trajectories",
+)
 
 
 @pytest.mark.parametrize(("label", "phase"), [*GROUPED.items(), *((label, label) for label in KEPT)])

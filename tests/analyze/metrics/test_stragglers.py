@@ -18,7 +18,9 @@ MS = 1_000_000
 
 
 def run(own_ms: list[list[float]]) -> list[RankStep]:
-    """One row a rank and step; `own_ms[rank][step]`. All ranks leave the phase together, as collectives make them."""
+    """One row a rank and step; `own_ms[rank][step]`. All ranks leave the phase together, as collectives
+    make them.
+    """
     rows = []
     for step in range(len(own_ms[0])):
         duration = round(max(mine[step] for mine in own_ms) * MS) + MS
@@ -29,9 +31,16 @@ def run(own_ms: list[list[float]]) -> list[RankStep]:
     return rows
 
 
-def noisy(seed: int, ranks: int, steps: int, spread: float, slow: dict[int, float] | None = None) -> list[RankStep]:
+def noisy(
+    seed: int, ranks: int, steps: int, spread: float, slow: dict[int, float] | None = None
+) -> list[RankStep]:
     rng = random.Random(seed)
-    return run([[100 + (slow or {}).get(rank, 0.0) + rng.gauss(0, spread) for _ in range(steps)] for rank in range(ranks)])
+    return run(
+        [
+            [100 + (slow or {}).get(rank, 0.0) + rng.gauss(0, spread) for _ in range(steps)]
+            for rank in range(ranks)
+        ]
+    )
 
 
 def named(rows: list[RankStep], residual_ns: int | None = 0) -> list[int]:
@@ -41,7 +50,14 @@ def named(rows: list[RankStep], residual_ns: int | None = 0) -> list[int]:
 
 @pytest.mark.parametrize(
     ("probability", "freedom", "expected"),
-    [(0.975, 1, 12.7062), (0.975, 2, 4.3027), (0.99, 3, 4.5407), (0.95, 10, 1.8125), (0.9999, 2, 70.7001), (0.999, 1000, 3.0984)],
+    [
+        (0.975, 1, 12.7062),
+        (0.975, 2, 4.3027),
+        (0.99, 3, 4.5407),
+        (0.95, 10, 1.8125),
+        (0.9999, 2, 70.7001),
+        (0.999, 1000, 3.0984),
+    ],
 )
 def test_the_quantiles_are_those_of_the_tables(probability: float, freedom: int, expected: float) -> None:
     assert quantile(probability, freedom) == pytest.approx(expected, rel=1e-4)
@@ -54,7 +70,9 @@ def test_noise_alone_names_somebody_in_at_most_one_run_of_twenty(ranks: int, ste
     assert false <= runs / 20 + 3 * (runs / 20) ** 0.5 - 1
 
 
-@pytest.mark.parametrize(("ranks", "steps", "spread"), [(2, 3, 2), (2, 8, 5), (8, 3, 4), (64, 3, 4), (512, 2, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "steps", "spread"), [(2, 3, 2), (2, 8, 5), (8, 3, 4), (64, 3, 4), (512, 2, 2)]
+)
 def test_one_slow_rank_and_nobody_else_is_named(ranks: int, steps: int, spread: float) -> None:
     found = [named(noisy(seed, ranks, steps, spread, {1: 25.0})) for seed in range(5)]
     assert found == [[1]] * 5

@@ -33,10 +33,16 @@ def check_sums(answer: dict[str, Any]) -> None:
         assert sum(p["duration_ns"] for p in row["phases"]) + row["idle_ns"] == row["duration_ns"]
         assert sum(row["waiting_ns"].values()) + row["unexplained_ns"] == row["idle_ns"]
         assert min([row["idle_ns"], row["unexplained_ns"], *row["waiting_ns"].values()]) >= 0
-        for gpu, idle in [(row["gpu"], row["gpu_idle"]), *((p.get("gpu"), p.get("gpu_idle")) for p in row["phases"])]:
+        for gpu, idle in [
+            (row["gpu"], row["gpu_idle"]),
+            *((p.get("gpu"), p.get("gpu_idle")) for p in row["phases"]),
+        ]:
             if gpu:
                 assert gpu["busy_ns"] + gpu["idle_ns"] == gpu["window_ns"]
-                assert gpu["compute_ns"] + gpu["exposed_communication_ns"] + gpu["exposed_memcpy_ns"] == gpu["busy_ns"]
+                assert (
+                    gpu["compute_ns"] + gpu["exposed_communication_ns"] + gpu["exposed_memcpy_ns"]
+                    == gpu["busy_ns"]
+                )
                 assert sum(idle.values()) == gpu["idle_ns"]
 
 
@@ -57,8 +63,12 @@ def test_anatomy_of_a_run_is_what_was_simulated(tmp_path: Path) -> None:
             got = {answer["phase_names"][p["phase"]]: p["duration_ns"] for p in row["phases"]}
             assert got == {phase: round(length * 1000) for phase, _, length in plan}
     policy = rows_of(answer, "policy_worker")[0]
-    assert policy["waiting_ns"]["generation_worker"] == 40 * MS + 2 * MS  # generation, and 96 to 98 ms of its weight sync
-    bubble = next(b for b in answer["bubbles"] if b["worker"] == "policy_worker" and b["phase"] == "generation")
+    assert (
+        policy["waiting_ns"]["generation_worker"] == 40 * MS + 2 * MS
+    )  # generation, and 96 to 98 ms of its weight sync
+    bubble = next(
+        b for b in answer["bubbles"] if b["worker"] == "policy_worker" and b["phase"] == "generation"
+    )
     assert bubble["mean_ns"] == 40 * MS
     assert answer["weight_sync"][0]["total_ns"] == 7 * MS
     assert answer["stragglers"] == []
@@ -117,7 +127,9 @@ def _copied(folder: Path) -> dict[str, Any]:
     return answer_of(folder, jobs=1, cache=False)
 
 
-def test_a_report_that_cannot_be_read_is_a_line_and_not_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_that_cannot_be_read_is_a_line_and_not_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_run(tmp_path)
     place = tmp_path / "profiles" / "nsight" / "policy_worker" / "rank0"
     place.mkdir(parents=True)
@@ -132,7 +144,9 @@ def test_a_report_that_cannot_be_read_is_a_line_and_not_the_end(tmp_path: Path, 
     assert [r for r in answer["coverage"]["reports"] if r["truncated"]]
     assert "not read" in said and "truncated" in said and "perfetto-trace.proto (2.0 KiB)" in said
     assert "1 reports could not be read" in answer["findings"][0]["text"]
-    assert (tmp_path / "report.html").stat().st_size > 10_000 and json.loads((tmp_path / "report.json").read_text())["schema"] == 1
+    assert (tmp_path / "report.html").stat().st_size > 10_000 and json.loads(
+        (tmp_path / "report.json").read_text()
+    )["schema"] == 1
 
 
 def test_nothing_to_read_says_what_was_looked_for(tmp_path: Path) -> None:
@@ -148,24 +162,40 @@ def test_the_page_is_safe_from_names_in_traces(tmp_path: Path) -> None:
     report(tmp_path, as_json=True, jobs=1, cache=False)
     page = (tmp_path / "report.html").read_text()
     assert "<b>run</b>" not in page and "fake &lt;b&gt;run" in page
-    assert page.count("<script") == 2 and "http://" not in page.replace("http://www.w3.org/2000/svg", "") and "https://" not in page
+    assert (
+        page.count("<script") == 2
+        and "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+        and "https://" not in page
+    )
 
 
 def test_analysis_is_not_imported_by_the_command_line() -> None:
     import subprocess
 
-    code = "import sys, rlprof_ops.cli, rlprof_ops.commands.report; print([m for m in ('numpy', 'msgspec', 'pyarrow', 'jinja2') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-
-
+    code = (
+        "import sys, rlprof_ops.cli, rlprof_ops.commands.report; print([m for m in ('numpy', 'msgspec',"
+        " 'pyarrow', 'jinja2') if m in sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_a_step_whose_range_was_lost_is_told_from_the_others(tmp_path: Path) -> None:
-    """nsys begins to record a moment after `nsys start` returns: the range of the window's first step may be missing."""
+    """nsys begins to record a moment after `nsys start` returns: the range of the window's first step may
+    be missing.
+    """
     make_run(tmp_path, ranks=3, kernels=1)
     for path in tmp_path.rglob("policy_worker_rank1_*.json.gz"):
         trace = json.loads(gzip.decompress(path.read_bytes()))
-        events = [e for e in trace["traceEvents"] if e["name"] != "step 3" and e["cat"] in ("user_annotation", "cpu_op")]
+        events = [
+            e
+            for e in trace["traceEvents"]
+            if e["name"] != "step 3" and e["cat"] in ("user_annotation", "cpu_op")
+        ]
         path.write_bytes(gzip.compress(json.dumps(trace | {"traceEvents": events}).encode()))
     answer = answer_of(tmp_path, jobs=1, cache=False)
     check_sums(answer)
@@ -181,15 +211,27 @@ def test_memory_reports_are_summed_up_and_run_nothing(tmp_path: Path) -> None:
     make_run(tmp_path)
     place = tmp_path / "profiles" / "memory" / "policy_worker" / "rank0"
     place.mkdir(parents=True)
-    history = [{"action": "alloc", "size": 700}, {"action": "free_completed", "size": 700}, {"action": "alloc", "size": 100}]
-    snapshot = {"segments": [{"device": 0, "allocated_size": 400, "total_size": 1000}], "device_traces": [history]}
+    history = [
+        {"action": "alloc", "size": 700},
+        {"action": "free_completed", "size": 700},
+        {"action": "alloc", "size": 100},
+    ]
+    snapshot = {
+        "segments": [{"device": 0, "allocated_size": 400, "total_size": 1000}],
+        "device_traces": [history],
+    }
     (place / "policy_worker_rank0_step3-3_n0_1000.pickle").write_bytes(pickle.dumps(snapshot))
     (place / "policy_worker_rank0_step4-4_n0_1000.pickle").write_bytes(pickle.dumps(Path("/")))
     host = {"schema": 1, "pid": 1000, "samples": [[1790857026000000000, 50], [1790857027000000000, 90]]}
-    (place / "policy_worker_rank0_step5-5_n0_1000.host-memory.json.gz").write_bytes(gzip.compress(json.dumps(host).encode()))
+    (place / "policy_worker_rank0_step5-5_n0_1000.host-memory.json.gz").write_bytes(
+        gzip.compress(json.dumps(host).encode())
+    )
     answer = answer_of(tmp_path, jobs=1, cache=False)
     validate(answer)
     peaks = {(m["device"], m["allocated_bytes"], m["reserved_bytes"]) for m in answer["memory"]}
-    assert {(0, 1000, 1000), (-1, 90, -1)} <= peaks  # 400 at the end, 300 before the last, 1000 before the free
+    assert {
+        (0, 1000, 1000),
+        (-1, 90, -1),
+    } <= peaks  # 400 at the end, 300 before the last, 1000 before the free
     assert ["it asks for pathlib" in u["reason"] for u in answer["coverage"]["unread"]] == [True]
     assert {s["step"] for s in answer["steps"]} == {3, 4, 5} and len(answer["ranks"]) == 3

@@ -37,7 +37,9 @@ def test_a_phase_that_got_slower_is_found_and_nothing_else() -> None:
     diff = compare(before, slower(before, "train", 1.1))
     assert [c.what for c in diff.phases if c.real] == ["policy_worker/train"]
     change = diff.phases[0]
-    assert change.share == pytest.approx(0.1, abs=0.005) and change.noise_ns is not None and change.noise_ns > 0
+    assert (
+        change.share == pytest.approx(0.1, abs=0.005) and change.noise_ns is not None and change.noise_ns > 0
+    )
     assert not diff.step.real
     assert {k.what.partition(": ")[2].partition(" ")[0] for k in diff.kernels} == {"kernel_39"}
 
@@ -67,7 +69,13 @@ def test_rules(rule: str, broken: bool) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "said"),
-    [("step", "write WHAT>LIMIT"), ("stpe>5%", "Did you mean 'step'?"), ("step>5", "takes a limit in %"), ("missing>5%", "takes a bare number"), ("step>1.2.3%", "is no number")],
+    [
+        ("step", "write WHAT>LIMIT"),
+        ("stpe>5%", "Did you mean 'step'?"),
+        ("step>5", "takes a limit in %"),
+        ("missing>5%", "takes a bare number"),
+        ("step>1.2.3%", "is no number"),
+    ],
 )
 def test_rules_that_say_nothing_are_refused(rule: str, said: str) -> None:
     answer = simulated_answer(4, 2)
@@ -82,6 +90,8 @@ def test_command_on_run_folders_and_report_json(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, [str(tmp_path / "a"), str(tmp_path / "b"), "-j", "1"])
     assert result.exit_code == 0, result.output
     assert "New straggler: policy_worker rank 1 in train" in result.output
-    failed = CliRunner().invoke(command, [str(tmp_path / "a"), str(tmp_path / "b"), "-j", "1", "--fail-if", "stragglers>0", "--json"])
+    failed = CliRunner().invoke(
+        command, [str(tmp_path / "a"), str(tmp_path / "b"), "-j", "1", "--fail-if", "stragglers>0", "--json"]
+    )
     assert failed.exit_code == 1
     assert "failed stragglers>0: 1 new stragglers" in failed.output

@@ -1,4 +1,6 @@
-"""The page in a real browser: drawn, sorted, filtered and hovered, without an error or a request, at 1 rank and at 512."""
+"""The page in a real browser: drawn, sorted, filtered and hovered, without an error or a request, at 1
+rank and at 512.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,17 @@ from rlprof_ops.analyze.reporting import report  # noqa: E402
 
 pytestmark = pytest.mark.chromium
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +65,9 @@ def opened(browser: Any, path: Path, width: int = 1400, height: int = 1000) -> N
     browser.get_log("performance")
     browser.set_window_size(width, height)
     browser.get(path.as_uri())
-    WebDriverWait(browser, 30).until(lambda b: b.execute_script("return document.documentElement.dataset.ready") == "1")
+    WebDriverWait(browser, 30).until(
+        lambda b: b.execute_script("return document.documentElement.dataset.ready") == "1"
+    )
 
 
 def nothing_wrong(browser: Any) -> None:
@@ -63,7 +75,11 @@ def nothing_wrong(browser: Any) -> None:
     sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     urls = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
     # Chromium's own start page, which may still load on a busy machine, is no request of ours
-    assert {url for url in urls if not url.startswith(("file:", "data:", "chrome:", "chrome-untrusted:", "about:"))} == set()
+    assert {
+        url
+        for url in urls
+        if not url.startswith(("file:", "data:", "chrome:", "chrome-untrusted:", "about:"))
+    } == set()
 
 
 def column(browser: Any, table: str, number: int) -> list[str]:
@@ -121,7 +137,9 @@ def test_hover_tells_what_a_bar_is(browser: Any, page: Path) -> None:
     size = canvas.size
     seen = set()
     for x in (0.25, 0.3, 0.35, 0.45):
-        ActionChains(browser).move_to_element_with_offset(canvas, int((x - 0.5) * size["width"]), int(32 - size["height"] / 2)).perform()
+        ActionChains(browser).move_to_element_with_offset(
+            canvas, int((x - 0.5) * size["width"]), int(32 - size["height"] / 2)
+        ).perform()
         seen.add(browser.find_element(By.ID, "tip").text.split(":")[0])
     assert seen & {"generation", "weight_sync"}, seen
     segment = browser.find_element(By.CSS_SELECTOR, "#anatomy-bars .bar span")
@@ -133,7 +151,9 @@ def test_hover_tells_what_a_bar_is(browser: Any, page: Path) -> None:
 @pytest.mark.parametrize("width", [1400, 420])
 def test_nothing_runs_off_the_side(browser: Any, page: Path, width: int) -> None:
     opened(browser, page, width)
-    wide = browser.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    wide = browser.execute_script(
+        "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
     assert wide <= 1
     before = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     browser.find_element(By.ID, "theme").click()

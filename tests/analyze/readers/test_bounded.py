@@ -1,4 +1,6 @@
-"""Hostile files under a limit on address space and time: each ends in a line of the report, and the process lives on."""
+"""Hostile files under a limit on address space and time: each ends in a line of the report, and the
+process lives on.
+"""
 
 from __future__ import annotations
 
@@ -62,14 +64,49 @@ def packed(path: Path, head: bytes, piece: bytes, times: int, tail: bytes) -> Pa
 
 MIB = 1 << 20
 GOOD = json.dumps(kernel("k", 10.0, 1.0)).encode()
-EVENT = json.dumps({"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5.0, "dur": 0.5, "args": {"stream": 7, "x": "y" * 600}}).encode()
+EVENT = json.dumps(
+    {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "k",
+        "pid": 0,
+        "tid": 7,
+        "ts": 5.0,
+        "dur": 0.5,
+        "args": {"stream": 7, "x": "y" * 600},
+    }
+).encode()
 LONG = {
-    "one line of whole events": (b'{"traceEvents":[' + EVENT, b"," + EVENT, 150 * MIB // len(EVENT), b"]}", "read "),
-    "one name without an end": (b'{"traceEvents":[' + GOOD + b',{"name":"', b"a" * MIB, 150, b'"},' + GOOD + b"]}", "read "),
+    "one line of whole events": (
+        b'{"traceEvents":[' + EVENT,
+        b"," + EVENT,
+        150 * MIB // len(EVENT),
+        b"]}",
+        "read ",
+    ),
+    "one name without an end": (
+        b'{"traceEvents":[' + GOOD + b',{"name":"',
+        b"a" * MIB,
+        150,
+        b'"},' + GOOD + b"]}",
+        "read ",
+    ),
     "no list of events": (b'{"a":"', b"a" * MIB, 150, b'"}', "no traceEvents list"),
     "nested lists": (b'{"traceEvents":[' + GOOD + b"," + GOOD + b",", b"[" * MIB, 60, b"", "read 1"),
-    "nested objects": (b'{"traceEvents":[' + GOOD + b"," + GOOD + b",", b'{"a":' * (MIB // 5), 60, b"", "read "),
-    "braces and commas": (b'{"traceEvents":[' + GOOD + b"," + GOOD + b",", b"},{" * (MIB // 3), 30, b"", "read 1"),
+    "nested objects": (
+        b'{"traceEvents":[' + GOOD + b"," + GOOD + b",",
+        b'{"a":' * (MIB // 5),
+        60,
+        b"",
+        "read ",
+    ),
+    "braces and commas": (
+        b'{"traceEvents":[' + GOOD + b"," + GOOD + b",",
+        b"},{" * (MIB // 3),
+        30,
+        b"",
+        "read 1",
+    ),
     "a bomb of zeros": (b"", b"\0" * MIB, 300, b"", "no traceEvents list"),
 }
 
@@ -84,9 +121,18 @@ def test_a_long_line_stays_within_the_bound(tmp_path: Path, what: str) -> None:
 
 
 def test_damage_of_every_kind_in_one_process(tmp_path: Path) -> None:
-    """Hundreds of damaged files one after the other: none ends the process, and what they take does not add up."""
+    """Hundreds of damaged files one after the other: none ends the process, and what they take does not
+    add up.
+    """
     rng = random.Random(11)
-    events = [mark("step 3", 0.5, 1000.25), *(e for i in range(60) for e in (launch(10.0 + i, i + 1), kernel("k", 12.0 + i, 0.7, correlation=i + 1)))]
+    events = [
+        mark("step 3", 0.5, 1000.25),
+        *(
+            e
+            for i in range(60)
+            for e in (launch(10.0 + i, i + 1), kernel("k", 12.0 + i, 0.7, correlation=i + 1))
+        ),
+    ]
     plain = json.dumps({"traceEvents": events}).encode()
     sqlite = bytearray(real("h100_2gpu_1s.sqlite").read_bytes())
     files = []
@@ -100,7 +146,9 @@ def test_damage_of_every_kind_in_one_process(tmp_path: Path) -> None:
                 source[rng.randrange(len(source))] = rng.randrange(256)
         elif kind == 2:
             at = rng.randrange(len(source))
-            source[at:at] = rng.choice([b"{" * 5000, b"[" * 5000, b"9" * 5000, b'"', b"\\", b"\xff\xfe", b"1e999999"])
+            source[at:at] = rng.choice(
+                [b"{" * 5000, b"[" * 5000, b"9" * 5000, b'"', b"\\", b"\xff\xfe", b"1e999999"]
+            )
         elif kind == 3:
             at = rng.randrange(len(source))
             del source[at : at + rng.randrange(200)]

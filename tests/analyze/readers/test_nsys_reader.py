@@ -1,4 +1,6 @@
-"""The nsys reader: a real export, real captures of this machine's nsys, old and new schemas, missing and damaged tables."""
+"""The nsys reader: a real export, real captures of this machine's nsys, old and new schemas, missing and
+damaged tables.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,54 @@ from rlprof_ops.analyze.run.identity import Report  # noqa: E402
 from rlprof_ops.analyze.run.summary import summarise  # noqa: E402
 
 UTC = 1_795_227_257_000_000_000
-KERNEL_OLD = "start INTEGER, end INTEGER, deviceId INTEGER, contextId INTEGER, streamId INTEGER, correlationId INTEGER, demangledName INTEGER, shortName INTEGER"
+KERNEL_OLD = (
+    "start INTEGER, end INTEGER, deviceId INTEGER, contextId INTEGER, streamId INTEGER, correlationId"
+    " INTEGER, demangledName INTEGER, shortName INTEGER"
+)
 
 
-def export(path: Path, *, domain: bool = True, system_clock: int | None = None, driver: bool = False, text_ids: bool = True) -> Path:
-    """A small export: two steps with phases in our domain, a kernel launched in each train, one range of another domain."""
+def export(
+    path: Path,
+    *,
+    domain: bool = True,
+    system_clock: int | None = None,
+    driver: bool = False,
+    text_ids: bool = True,
+) -> Path:
+    """A small export: two steps with phases in our domain, a kernel launched in each train, one range of
+    another domain.
+    """
     c = sqlite3.connect(path)
     c.execute("create table StringIds(id INTEGER PRIMARY KEY, value TEXT)")
-    names = ["gemm", "cudaLaunchKernel", "step 3", "generation", "train", "other", "rlprof", "step 4", "aten::mm, op_id = 7"]
+    names = [
+        "gemm",
+        "cudaLaunchKernel",
+        "step 3",
+        "generation",
+        "train",
+        "other",
+        "rlprof",
+        "step 4",
+        "aten::mm, op_id = 7",
+    ]
     c.executemany("insert into StringIds values(?,?)", enumerate(names))
     c.execute(f"create table CUPTI_ACTIVITY_KIND_KERNEL({KERNEL_OLD})")
-    c.execute(f"create table CUPTI_ACTIVITY_KIND_{'DRIVER' if driver else 'RUNTIME'}(start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, nameId INTEGER)")
-    c.execute("create table NVTX_EVENTS(start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, textId INTEGER, domainId INTEGER)")
-    c.execute(f"create table TARGET_INFO_SESSION_START_TIME(utcEpochNs INTEGER{', systemClockNs INTEGER' if system_clock is not None else ''})")
-    c.execute("insert into TARGET_INFO_SESSION_START_TIME values(" + (f"{UTC},{system_clock})" if system_clock is not None else f"{UTC})"))
+    c.execute(
+        f"create table CUPTI_ACTIVITY_KIND_{'DRIVER' if driver else 'RUNTIME'}(start INTEGER, end INTEGER,"
+        " globalTid INTEGER, correlationId INTEGER, nameId INTEGER)"
+    )
+    c.execute(
+        "create table NVTX_EVENTS(start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid"
+        " INTEGER, textId INTEGER, domainId INTEGER)"
+    )
+    c.execute(
+        "create table TARGET_INFO_SESSION_START_TIME(utcEpochNs"
+        f" INTEGER{', systemClockNs INTEGER' if system_clock is not None else ''})"
+    )
+    c.execute(
+        "insert into TARGET_INFO_SESSION_START_TIME values("
+        + (f"{UTC},{system_clock})" if system_clock is not None else f"{UTC})")
+    )
     c.execute("create table TARGET_INFO_SYSTEM_ENV(name TEXT, value TEXT)")
     c.execute("insert into TARGET_INFO_SYSTEM_ENV values('Hostname','gpu7')")
     zero, thread = system_clock or 0, (4242 << 24) | 4243
@@ -47,7 +83,10 @@ def export(path: Path, *, domain: bool = True, system_clock: int | None = None, 
 
     def mark(name: int, start: int, end: int | None, kind: int = 59, dom: int = 1) -> None:
         text, text_id = (None, name) if text_ids else (names[name], None)
-        c.execute("insert into NVTX_EVENTS values(?,?,?,?,?,?,?)", (zero + start, None if end is None else zero + end, kind, text, thread, text_id, dom))
+        c.execute(
+            "insert into NVTX_EVENTS values(?,?,?,?,?,?,?)",
+            (zero + start, None if end is None else zero + end, kind, text, thread, text_id, dom),
+        )
 
     for index, step in enumerate((2, 7)):
         at = 1_000_000 * (index + 1)
@@ -57,8 +96,14 @@ def export(path: Path, *, domain: bool = True, system_clock: int | None = None, 
         mark(5, at + 5_000, at + 890_000, 59, 0)
         mark(8, at + 320_000, at + 330_000, 59, 0)
         table = "DRIVER" if driver else "RUNTIME"
-        c.execute(f"insert into CUPTI_ACTIVITY_KIND_{table} values(?,?,?,?,1)", (zero + at + 400_000, zero + at + 405_000, thread, index + 1))
-        c.execute("insert into CUPTI_ACTIVITY_KIND_KERNEL values(?,?,0,1,7,?,0,0)", (zero + at + 850_000, zero + at + 950_000, index + 1))
+        c.execute(
+            f"insert into CUPTI_ACTIVITY_KIND_{table} values(?,?,?,?,1)",
+            (zero + at + 400_000, zero + at + 405_000, thread, index + 1),
+        )
+        c.execute(
+            "insert into CUPTI_ACTIVITY_KIND_KERNEL values(?,?,0,1,7,?,0,0)",
+            (zero + at + 850_000, zero + at + 950_000, index + 1),
+        )
     c.commit()
     c.close()
     return path
@@ -67,16 +112,30 @@ def export(path: Path, *, domain: bool = True, system_clock: int | None = None, 
 @pytest.mark.parametrize("text_ids", [True, False])
 @pytest.mark.parametrize("driver", [True, False])
 @pytest.mark.parametrize("system_clock", [None, 35_000_000_000])
-def test_schemas_old_and_new_give_the_same(tmp_path: Path, system_clock: int | None, driver: bool, text_ids: bool) -> None:
-    trace = read_nsys_sqlite(export(tmp_path / "r.sqlite", system_clock=system_clock, driver=driver, text_ids=text_ids))
-    assert trace.origin.host == "gpu7" and trace.origin.pid == 4242 and trace.origin.on_utc and not trace.truncated
+def test_schemas_old_and_new_give_the_same(
+    tmp_path: Path, system_clock: int | None, driver: bool, text_ids: bool
+) -> None:
+    trace = read_nsys_sqlite(
+        export(tmp_path / "r.sqlite", system_clock=system_clock, driver=driver, text_ids=text_ids)
+    )
+    assert (
+        trace.origin.host == "gpu7"
+        and trace.origin.pid == 4242
+        and trace.origin.on_utc
+        and not trace.truncated
+    )
     steps = find_steps(trace)
     assert [(s.step, s.start - UTC) for s in steps] == [(3, 1_000_000), (4, 2_000_000)]
     phases = find_phases(trace, steps)
-    assert [(p.step, p.phase, p.end - p.start) for p in phases][:2] == [(3, "generation", 290_000), (3, "train", 490_000)]
+    assert [(p.step, p.phase, p.end - p.start) for p in phases][:2] == [
+        (3, "generation", 290_000),
+        (3, "train", 490_000),
+    ]
     assert phases[-1].end == steps[-1].end  # the range that was still open lasts to the end
     summary = summarise(trace, Report("r.sqlite", "nsight", "w", 0, "", None, 3, 5, None, 1))
-    assert [(k.phase, k.name, k.count) for k in summary.kernels] == [("train", "gemm", 2)]  # by launch: they run after it
+    assert [(k.phase, k.name, k.count) for k in summary.kernels] == [
+        ("train", "gemm", 2)
+    ]  # by launch: they run after it
     assert trace.names[int(trace.ops.name[0])] in ("other", "aten::mm")
 
 
@@ -84,18 +143,33 @@ def test_real_export_of_two_h100() -> None:
     path = real("h100_2gpu_1s.sqlite")
     trace = read_nsys_sqlite(path)
     c = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
-    assert len(trace.gpu) == sum(c.execute(f"select count(*) from CUPTI_ACTIVITY_KIND_{k}").fetchone()[0] for k in ("KERNEL", "MEMCPY", "MEMSET"))
-    top = dict(c.execute("select s.value, sum(end-start) from CUPTI_ACTIVITY_KIND_KERNEL k join StringIds s on s.id=k.demangledName group by 1"))
+    assert len(trace.gpu) == sum(
+        c.execute(f"select count(*) from CUPTI_ACTIVITY_KIND_{k}").fetchone()[0]
+        for k in ("KERNEL", "MEMCPY", "MEMSET")
+    )
+    top = dict(
+        c.execute(
+            "select s.value, sum(end-start) from CUPTI_ACTIVITY_KIND_KERNEL k join StringIds s on"
+            " s.id=k.demangledName group by 1"
+        )
+    )
     ours: Counter[str] = Counter()
     for code, length in zip(trace.gpu.name.tolist(), trace.gpu.duration.tolist(), strict=True):
         ours[trace.names[code]] += length
     assert {name: ours[name] for name in top} == top
     for device in (0, 1):
         times = gpu_unions(take(trace.gpu, trace.gpu.device == device), trace.names).whole()
-        rows = [(a, b) for k in ("KERNEL", "MEMCPY", "MEMSET") for a, b in c.execute(f"select start, end from CUPTI_ACTIVITY_KIND_{k} where deviceId={device}")]
+        rows = [
+            (a, b)
+            for k in ("KERNEL", "MEMCPY", "MEMSET")
+            for a, b in c.execute(f"select start, end from CUPTI_ACTIVITY_KIND_{k} where deviceId={device}")
+        ]
         assert times.busy_ns == _covered(rows)
         assert times.window_ns == max(b for _, b in rows) - min(a for a, _ in rows)
-    assert trace.origin.host == "modal" and trace.gpu.start[0] - 1779630014975716426 + 35255823190 == 155357525002
+    assert (
+        trace.origin.host == "modal"
+        and trace.gpu.start[0] - 1779630014975716426 + 35255823190 == 155357525002
+    )
 
 
 def _covered(rows: list[tuple[int, int]]) -> int:
@@ -106,7 +180,17 @@ def _covered(rows: list[tuple[int, int]]) -> int:
     return total
 
 
-@pytest.mark.parametrize("table", ["StringIds", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "TARGET_INFO_SESSION_START_TIME", "TARGET_INFO_SYSTEM_ENV"])
+@pytest.mark.parametrize(
+    "table",
+    [
+        "StringIds",
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        "NVTX_EVENTS",
+        "TARGET_INFO_SESSION_START_TIME",
+        "TARGET_INFO_SYSTEM_ENV",
+    ],
+)
 def test_missing_tables_are_normal(tmp_path: Path, table: str) -> None:
     path = export(tmp_path / "r.sqlite")
     c = sqlite3.connect(path)
@@ -159,7 +243,9 @@ def test_without_nsys_the_message_says_what_to_do(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv("RLPROF_NSYS", raising=False)
     report = tmp_path / "r.nsys-rep"
     report.write_bytes(b"x" * 100)
-    with pytest.raises(UnreadableReport, match=r"no nsys to export it with \(it is not on PATH\); set RLPROF_NSYS"):
+    with pytest.raises(
+        UnreadableReport, match=r"no nsys to export it with \(it is not on PATH\); set RLPROF_NSYS"
+    ):
         read_report(report, cache=False)
     export(tmp_path / "r.sqlite")  # an export beside it serves
     assert len(read_report(report, cache=False).gpu) == 2
@@ -174,7 +260,10 @@ def test_an_export_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("RLPROF_NSYS", str(fake))
     report = tmp_path / "r.nsys-rep"
     report.write_bytes(b"x" * 100)
-    with pytest.raises(UnreadableReport, match="took longer than 1 s"), nsys_export.exported(report, timeout_s=1.0):
+    with (
+        pytest.raises(UnreadableReport, match="took longer than 1 s"),
+        nsys_export.exported(report, timeout_s=1.0),
+    ):
         pass
 
 
@@ -190,12 +279,34 @@ def test_a_real_capture_of_this_machine(tmp_path: Path) -> None:
         "                print(phase, time.time_ns()); time.sleep(s); print(phase, time.time_ns())\n"
     )
     out = tmp_path / "policy_worker_rank0_step3-4_n1_77.nsys-rep"
-    argv = ["nsys", "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-o", str(out), sys.executable, "-c", script]
+    argv = [
+        "nsys",
+        "profile",
+        "-t",
+        "nvtx",
+        "-s",
+        "none",
+        "--cpuctxsw=none",
+        "-o",
+        str(out),
+        sys.executable,
+        "-c",
+        script,
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
-    truth = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith(("generation ", "train "))]
+    truth = [
+        int(line.split()[1])
+        for line in done.stdout.splitlines()
+        if line.startswith(("generation ", "train "))
+    ]
     trace = read_report(out)
     phases = find_phases(trace, find_steps(trace))
-    assert [(p.step, p.phase) for p in phases] == [(3, "generation"), (3, "train"), (4, "generation"), (4, "train")]
+    assert [(p.step, p.phase) for p in phases] == [
+        (3, "generation"),
+        (3, "train"),
+        (4, "generation"),
+        (4, "train"),
+    ]
     for phase, start, end in zip(phases, truth[::2], truth[1::2], strict=True):
         assert (phase.end - phase.start) == pytest.approx(end - start, rel=0.02)
         assert abs(phase.start - start) < 5_000_000  # nsys's UTC against time.time_ns()

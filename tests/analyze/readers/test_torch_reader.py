@@ -1,4 +1,6 @@
-"""The torch reader: layouts, mixed types, several members, truncation and damage, against json of the same bytes."""
+"""The torch reader: layouts, mixed types, several members, truncation and damage, against json of the same
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,18 @@ def small(count: int = 300) -> list[dict[str, object]]:
     events: list[dict[str, object]] = [mark("step 3", 0.5, 1000.25), mark("train", 1.0, 900.125)]
     for i in range(count):
         events.append(launch(10.0 + i, i + 1))
-        events.append(kernel(f"void k<{i % 7}>(\"quoted\\\\\", {{[]}})", 12.001 + i, 0.7, correlation=i + 1))
-        events.append(x("cpu_op", "aten::add", 9.5 + i, 1.25, "Spans" if i == 5 else 1, "" if i == 6 else 1, list=[{"a": {}}, {"b": [{}]}]))
+        events.append(kernel(f'void k<{i % 7}>("quoted\\\\", {{[]}})', 12.001 + i, 0.7, correlation=i + 1))
+        events.append(
+            x(
+                "cpu_op",
+                "aten::add",
+                9.5 + i,
+                1.25,
+                "Spans" if i == 5 else 1,
+                "" if i == 6 else 1,
+                list=[{"a": {}}, {"b": [{}]}],
+            )
+        )
         events.append({"ph": "s", "id": i, "pid": 1, "tid": 1, "ts": 1.0, "cat": "ac2g", "name": "ac2g"})
     return events
 
@@ -35,14 +47,23 @@ def small(count: int = 300) -> list[dict[str, object]]:
 def shape(trace: Trace) -> tuple[object, ...]:
     gpu = trace.gpu
     return (
-        trace.events, trace.damaged, len(trace.ops), len(trace.launches), len(gpu), len(trace.ranges),
-        int(gpu.start.sum()) if len(gpu) else 0, int(gpu.duration.sum()), [trace.names[n] for n in gpu.name[:10]],
-    )  # fmt: skip
+        trace.events,
+        trace.damaged,
+        len(trace.ops),
+        len(trace.launches),
+        len(gpu),
+        len(trace.ranges),
+        int(gpu.start.sum()) if len(gpu) else 0,
+        int(gpu.duration.sum()),
+        [trace.names[n] for n in gpu.name[:10]],
+    )
 
 
 @pytest.mark.parametrize("indent", [None, 0, 1, 4])
 @pytest.mark.parametrize("piece", [97, 1024, 1 << 20])
-def test_layout_and_where_it_is_cut_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None, piece: int) -> None:
+def test_layout_and_where_it_is_cut_do_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None, piece: int
+) -> None:
     plain = shape(read_torch(write_trace(tmp_path / "a.json", small(), None, BASE)))
     monkeypatch.setattr(inflate, "PIECE_BYTES", piece)
     trace = read_torch(write_trace(tmp_path / "b.json.gz", small(), indent, BASE))
@@ -52,7 +73,9 @@ def test_layout_and_where_it_is_cut_do_not_matter(tmp_path: Path, monkeypatch: p
 
 
 def test_base_after_the_events(tmp_path: Path) -> None:
-    text = json.dumps({"traceEvents": small(3), "displayTimeUnit": "ms", "baseTimeNanoseconds": BASE, "note": "]}"})
+    text = json.dumps(
+        {"traceEvents": small(3), "displayTimeUnit": "ms", "baseTimeNanoseconds": BASE, "note": "]}"}
+    )
     (tmp_path / "t.json").write_text(text)
     assert read_torch(tmp_path / "t.json").gpu.start[0] == BASE + 12001
 
@@ -117,16 +140,37 @@ def test_bit_flips_never_crash(tmp_path: Path) -> None:
 
 
 WRONG = [
-    '"ts": "soon"', '"ts": null', '"ts": {}', '"dur": []', '"dur": -5', '"name": {"a": 1}', '"pid": [1]', '"tid": {}', '"cat": 7',
-    '"ph": null', '"args": [1, 2]', '"args": "x"', '"args": {"stream": [], "correlation": {}, "device": "gpu"}', '"ts": 1e999',
-    '"args": {"correlation": 123456789012345678901234567890, "bytes": -1e300, "Group size": "8"}', '"ts": 99999999999999999999999999',
-]  # fmt: skip
+    '"ts": "soon"',
+    '"ts": null',
+    '"ts": {}',
+    '"dur": []',
+    '"dur": -5',
+    '"name": {"a": 1}',
+    '"pid": [1]',
+    '"tid": {}',
+    '"cat": 7',
+    '"ph": null',
+    '"args": [1, 2]',
+    '"args": "x"',
+    '"args": {"stream": [], "correlation": {}, "device": "gpu"}',
+    '"ts": 1e999',
+    '"args": {"correlation": 123456789012345678901234567890, "bytes": -1e300, "Group size": "8"}',
+    '"ts": 99999999999999999999999999',
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_types_cost_only_their_event(tmp_path: Path, wrong: str) -> None:
     key = wrong.split(":")[0]
-    fields = {'"ph"': '"X"', '"cat"': '"kernel"', '"name"': '"k"', '"pid"': "0", '"tid"': "7", '"ts"': "5", '"dur"': "1"}
+    fields = {
+        '"ph"': '"X"',
+        '"cat"': '"kernel"',
+        '"name"': '"k"',
+        '"pid"': "0",
+        '"tid"': "7",
+        '"ts"': "5",
+        '"dur"': "1",
+    }
     fields.pop(key, None)
     bad = "{" + ", ".join([*(f"{k}: {v}" for k, v in fields.items()), wrong]) + "}"
     good = [json.dumps(kernel("k", 10.0 + i, 1.0)) for i in range(5)]
@@ -156,7 +200,9 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes, said: str)
     assert str(path) in str(error.value)
 
 
-def test_one_event_without_end_stays_within_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_event_without_end_stays_within_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chrome_events, "MAX_EVENT_BYTES", 1 << 20)
     monkeypatch.setattr(inflate, "PIECE_BYTES", 1 << 18)
     good = json.dumps(kernel("k", 10.0, 1.0))

@@ -23,11 +23,17 @@ from rlprof_ops.analyze.readers.decimal_time import exact_nanoseconds  # noqa: E
 
 
 def rows(trace: Trace) -> dict[str, list[tuple[Any, ...]]]:
-    """Every table as a list of rows, codes replaced by what they stand for; in order of start, for batches may differ."""
+    """Every table as a list of rows, codes replaced by what they stand for; in order of start, for batches
+    may differ.
+    """
     found = {}
     for name in ("ranges", "ops", "launches", "gpu", "memory"):
         table = getattr(trace, name)
-        columns = [getattr(table, f).tolist() for f in table.__dataclass_fields__ if f not in ("name", "track", "collective")]
+        columns = [
+            getattr(table, f).tolist()
+            for f in table.__dataclass_fields__
+            if f not in ("name", "track", "collective")
+        ]
         if hasattr(table, "name"):
             columns.append([trace.names[code] for code in table.name])
             columns.append([trace.tracks[code] if code >= 0 else None for code in table.track])
@@ -43,16 +49,25 @@ def test_real_traces_read_both_ways_are_the_same(name: str, monkeypatch: pytest.
     monkeypatch.setattr(inflate, "PIECE_BYTES", 1 << 17)
     typed = torch_trace.read_torch(path)
     monkeypatch.setattr(chrome_events, "_REFUSALS", 0)
-    monkeypatch.setattr(chrome_events.ChromeEvents, "_decode_batch", lambda self, text, last: self._batch.decode(text))
+    monkeypatch.setattr(
+        chrome_events.ChromeEvents, "_decode_batch", lambda self, text, last: self._batch.decode(text)
+    )
     plain = torch_trace.read_torch(path)
-    assert (typed.events, typed.damaged, typed.truncated, typed.origin) == (plain.events, plain.damaged, plain.truncated, plain.origin)
+    assert (typed.events, typed.damaged, typed.truncated, typed.origin) == (
+        plain.events,
+        plain.damaged,
+        plain.truncated,
+        plain.origin,
+    )
     assert rows(typed) == rows(plain)
 
 
 def test_most_of_a_trace_is_read_by_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     add = torch_columns.Columns.add_typed
-    monkeypatch.setattr(torch_columns.Columns, "add_typed", lambda self, batch: taken.append(len(batch)) or add(self, batch))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        torch_columns.Columns, "add_typed", lambda self, batch: taken.append(len(batch)) or add(self, batch)
+    )  # type: ignore[func-returns-value]
     monkeypatch.setattr(inflate, "PIECE_BYTES", 1 << 17)
     trace = torch_trace.read_torch(real("torch/nccl_training.json.gz"))
     assert sum(taken) > 0.8 * trace.events
@@ -67,15 +82,28 @@ def test_floats_give_the_nanosecond_that_was_written(base: int) -> None:
     assert exact.tolist() == [int((Decimal(text) * 1000).to_integral_value(ROUND_HALF_UP)) for text in texts]
 
 
-@pytest.mark.parametrize("values", [[1.0, 1.00049], [float(1 << 43)], [1.7e15], [float("inf")], [float("nan")], [12.3456]])
+@pytest.mark.parametrize(
+    "values", [[1.0, 1.00049], [float(1 << 43)], [1.7e15], [float("inf")], [float("nan")], [12.3456]]
+)
 def test_floats_that_only_the_text_can_tell_are_refused(values: list[float]) -> None:
     assert exact_nanoseconds(values) is None
 
 
-def test_a_batch_whose_times_are_too_fine_is_read_from_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_whose_times_are_too_fine_is_read_from_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(inflate, "PIECE_BYTES", 4096)
     events = [
-        {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1_700_000_000_000_000 + i, "dur": 0.0005, "args": {"stream": 7}}
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "k",
+            "pid": 0,
+            "tid": 7,
+            "ts": 1_700_000_000_000_000 + i,
+            "dur": 0.0005,
+            "args": {"stream": 7},
+        }
         for i in range(200)
     ]
     path = tmp_path / "utc.json"
@@ -86,12 +114,23 @@ def test_a_batch_whose_times_are_too_fine_is_read_from_its_text(tmp_path: Path, 
 
 
 def test_types_name_every_category_of_the_columns() -> None:
-    known = {kind.__struct_config__.tag for kind in (typed_events.Op, typed_events.Range, typed_events.Kernel, typed_events.Memcpy, typed_events.Memset)}
+    known = {
+        kind.__struct_config__.tag
+        for kind in (
+            typed_events.Op,
+            typed_events.Range,
+            typed_events.Kernel,
+            typed_events.Memcpy,
+            typed_events.Memset,
+        )
+    }
     assert known == {"cpu_op", "user_annotation", *torch_columns._GPU_KINDS}
     assert not known & set(typed_events.SKIPPED)
 
 
-def test_the_cache_gives_back_every_row_of_several_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_gives_back_every_row_of_several_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from rlprof_ops.analyze.readers import cache, spill
 
     path = real("torch/vllm_prefill_decode_piecewise.json.gz")
@@ -112,16 +151,27 @@ def test_a_full_disk_costs_memory_and_no_row(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(spill, "BLOCK_ROWS", 10)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300, unlimited[1]))  # a file may take 300 bytes, then writing fails
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (300, unlimited[1])
+    )  # a file may take 300 bytes, then writing fails
     try:
         parts = spill.Parts()
         for first in range(0, 100, 4):
             part = np.arange(first, first + 4)
-            parts.append({"time": part, "device": part.astype(np.int32), "allocated_bytes": part * 2, "reserved_bytes": part * 3})
+            parts.append(
+                {
+                    "time": part,
+                    "device": part.astype(np.int32),
+                    "allocated_bytes": part * 2,
+                    "reserved_bytes": part * 3,
+                }
+            )
         spilled, held = parts._spilled_rows, len(parts._held)
         table = parts.table(MemorySamples)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
         signal.signal(signal.SIGXFSZ, ignored)
     assert spilled and held
-    assert table.time.tolist() == list(range(100)) and table.reserved_bytes.tolist() == [3 * i for i in range(100)]
+    assert table.time.tolist() == list(range(100)) and table.reserved_bytes.tolist() == [
+        3 * i for i in range(100)
+    ]

@@ -1,4 +1,6 @@
-"""Clocks of hosts: offset and drift from collectives, from probes, through a third host, and when nothing is known."""
+"""Clocks of hosts: offset and drift from collectives, from probes, through a third host, and when nothing
+is known.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,20 @@ from rlprof_ops.analyze.run.clocks import Member, align, probes_of  # noqa: E402
 T0 = 1_790_857_026_000_000_000
 
 
-def member(host: str, worker: str = "w", rank: int = 0, offset_ns: int = 0, drift_ppm: float = 0.0, seconds: int = 60, skip: int = 0, seed: int = 0, numbered: bool = False) -> Member:
-    """A rank whose clock reads true + offset + drift; 3 µs jitter and 5 % of ends late by up to 5 ms, as on a real node."""
+def member(
+    host: str,
+    worker: str = "w",
+    rank: int = 0,
+    offset_ns: int = 0,
+    drift_ppm: float = 0.0,
+    seconds: int = 60,
+    skip: int = 0,
+    seed: int = 0,
+    numbered: bool = False,
+) -> Member:
+    """A rank whose clock reads true + offset + drift; 3 µs jitter and 5 % of ends late by up to 5 ms, as
+    on a real node.
+    """
     rng = np.random.default_rng(42)
     true = T0 + np.sort(rng.integers(0, seconds * 10**9, 2000))
     own = np.random.default_rng(seed)
@@ -23,13 +37,25 @@ def member(host: str, worker: str = "w", rank: int = 0, offset_ns: int = 0, drif
     end = true + own.normal(0, 3000, len(true)).astype(np.int64) + late
     read = end + offset_ns + ((end - T0) * drift_ppm / 1e6).astype(np.int64)
     sequence = np.arange(len(read)) if numbered else np.full(len(read), -1)
-    return Member(host, worker, rank, (CollectiveEvents("pg/allreduce", True, read[skip:] - 1000, read[skip:], sequence[skip:]),))
+    return Member(
+        host,
+        worker,
+        rank,
+        (CollectiveEvents("pg/allreduce", True, read[skip:] - 1000, read[skip:], sequence[skip:]),),
+    )
 
 
 @pytest.mark.parametrize("numbered", [False, True])
 @pytest.mark.parametrize("skip", [0, 1, 2])
 def test_offset_and_drift_are_found_through_jitter_and_outliers(skip: int, numbered: bool) -> None:
-    clocks = align([member("a", seed=1), member("a", rank=1, seed=2), member("b", rank=2, offset_ns=123_456_789, drift_ppm=10.0, skip=skip, seed=3, numbered=numbered)], ["a", "b"])
+    clocks = align(
+        [
+            member("a", seed=1),
+            member("a", rank=1, seed=2),
+            member("b", rank=2, offset_ns=123_456_789, drift_ppm=10.0, skip=skip, seed=3, numbered=numbered),
+        ],
+        ["a", "b"],
+    )
     b = clocks.of("b")
     assert b.method == "collectives" and b.drift_ppm == pytest.approx(-10.0, abs=0.2)
     for second in (0, 30, 60):
@@ -48,11 +74,23 @@ def test_a_host_is_reached_through_another() -> None:
 
 def node(offset_ns: int, error_ns: int = 40_000, drift_ns: int = 0) -> dict[str, Any]:
     entry = {"reference": "head", "error_ns": error_ns, "exchanges": 8}
-    return {"clock": [{**entry, "moment": "start", "at_ns": T0, "offset_ns": offset_ns}, {**entry, "moment": "end", "at_ns": T0 + 60 * 10**9, "offset_ns": offset_ns + drift_ns}]}
+    return {
+        "clock": [
+            {**entry, "moment": "start", "at_ns": T0, "offset_ns": offset_ns},
+            {**entry, "moment": "end", "at_ns": T0 + 60 * 10**9, "offset_ns": offset_ns + drift_ns},
+        ]
+    }
 
 
 def test_probes_serve_where_no_collective_crosses() -> None:
-    probes = probes_of({"a": node(2_000_000), "b": node(-3_000_000, drift_ns=600_000), "damaged": {"clock": "?"}, "none": {"clock": []}})
+    probes = probes_of(
+        {
+            "a": node(2_000_000),
+            "b": node(-3_000_000, drift_ns=600_000),
+            "damaged": {"clock": "?"},
+            "none": {"clock": []},
+        }
+    )
     clocks = align([member("a")], ["a", "b", "head"], probes)
     # b's 3 ms ahead and a's 2 ms behind of the head: b is 5 ms ahead of a
     assert clocks.of("b").method == "probe" and clocks.of("b").aligned(T0) == T0 - 5_000_000

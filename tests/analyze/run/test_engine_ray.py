@@ -28,7 +28,14 @@ def numbers(answer: dict[str, Any]) -> dict[str, Any]:
 def test_a_cluster_gives_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
     make_run(tmp_path, ranks=4, slow_rank=1)
-    (tmp_path / "profiles" / "torch" / "policy_worker" / "rank0" / "policy_worker_rank0_step9-9_n0_1000.pt.trace.json.gz").write_bytes(b"\x1f\x8bno")
+    (
+        tmp_path
+        / "profiles"
+        / "torch"
+        / "policy_worker"
+        / "rank0"
+        / "policy_worker_rank0_step9-9_n0_1000.pt.trace.json.gz"
+    ).write_bytes(b"\x1f\x8bno")
     here = numbers(answer_of(tmp_path, jobs=1, cache=False))
     monkeypatch.setenv("PYTHONPATH", PACKAGE)
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
@@ -41,7 +48,9 @@ def test_a_cluster_gives_the_same_numbers(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(here["coverage"]["unread"]) == 1
 
 
-def test_without_a_cluster_the_message_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cluster_the_message_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray")
     make_run(tmp_path)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")

@@ -1,4 +1,6 @@
-"""The timeline files, read back by independent decoders: the perfetto package's protobuf classes, zipfile, the manifest's rules."""
+"""The timeline files, read back by independent decoders: the perfetto package's protobuf classes, zipfile,
+the manifest's rules.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from typing import Any
 import pytest
 
 np = pytest.importorskip("numpy")
-pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="needs the perfetto package")
+pb = pytest.importorskip(
+    "perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="needs the perfetto package"
+)
 pytest.importorskip("msgspec")
 
 from hypothesis import given, settings  # noqa: E402
@@ -24,7 +28,9 @@ from rlprof_ops.analyze.timeline import archive, packets  # noqa: E402
 from rlprof_ops.analyze.timeline.make import LEGACY, OVERVIEW, RANKS, make  # noqa: E402
 
 
-def decode(data: bytes) -> tuple[dict[int, Any], dict[int, list[tuple[int, int, str]]], dict[int, list[tuple[int, int]]]]:
+def decode(
+    data: bytes,
+) -> tuple[dict[int, Any], dict[int, list[tuple[int, int, str]]], dict[int, list[tuple[int, int]]]]:
     """Tracks, slices (start, end, name) by track and counters by track; fails on what does not balance."""
     trace = pb.Trace.FromString(data)
     tracks, names = {}, {}
@@ -61,7 +67,10 @@ def decode(data: bytes) -> tuple[dict[int, Any], dict[int, list[tuple[int, int, 
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10**6), st.integers(0, 5)), max_size=30), st.integers(0, 2**62))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10**6), st.integers(0, 5)), max_size=30),
+    st.integers(0, 2**62),
+)
 def test_packets_come_back_as_they_went_in(items: list[tuple[int, int, int]], base: int) -> None:
     cursor: dict[int, int] = defaultdict(lambda: base)
     rows = []
@@ -69,7 +78,9 @@ def test_packets_come_back_as_they_went_in(items: list[tuple[int, int, int]], ba
         rows.append((cursor[track], cursor[track] + length, track + 10, name + 1))
         cursor[track] += length
     columns = [np.array([row[i] for row in rows], np.int64) for i in range(4)]
-    head = packets.first_packet([f"n{i}" for i in range(6)]) + b"".join(packets.track(10 + t, f"t{t}") for t in range(4))
+    head = packets.first_packet([f"n{i}" for i in range(6)]) + b"".join(
+        packets.track(10 + t, f"t{t}") for t in range(4)
+    )
     _, slices, _ = decode(head + packets.slices(*columns).tobytes())
     got = sorted((start, end, track, name) for track, group in slices.items() for start, end, name in group)
     assert got == sorted((start, end, track, f"n{name - 1}") for start, end, track, name in rows)
@@ -80,10 +91,21 @@ def test_overview_of_a_run(tmp_path: Path) -> None:
     data = (tmp_path / OVERVIEW).read_bytes()
     tracks, slices, counters = decode(data)
     ranks = sorted((t for t in tracks.values() if t.parent_uuid == 1), key=lambda t: t.sibling_order_rank)
-    assert [t.name for t in ranks] == ["n0/generation_worker/0", "n0/policy_worker/0", "n1/policy_worker/1", "n0/policy_worker/2"]
+    assert [t.name for t in ranks] == [
+        "n0/generation_worker/0",
+        "n0/policy_worker/0",
+        "n1/policy_worker/1",
+        "n0/policy_worker/2",
+    ]
     assert len({t.uuid for t in tracks.values()}) == len(tracks)
     children = {t.name: [c for c in tracks.values() if c.parent_uuid == t.uuid] for t in ranks}
-    assert {c.name for c in children["n1/policy_worker/1"]} == {"steps", "phases", "collectives", "longest kernels", "GPU busy"}
+    assert {c.name for c in children["n1/policy_worker/1"]} == {
+        "steps",
+        "phases",
+        "collectives",
+        "longest kernels",
+        "GPU busy",
+    }
     starts = []
     for rank in ("n0/policy_worker/0", "n1/policy_worker/1"):
         by_name = {c.name: c.uuid for c in children[rank]}
@@ -98,7 +120,11 @@ def test_overview_of_a_run(tmp_path: Path) -> None:
 def manifest_of(path: Path) -> tuple[dict[str, Any], zipfile.ZipFile]:
     archive_file = zipfile.ZipFile(path)
     assert archive_file.testzip() is None
-    found = [name for name in archive_file.namelist() if archive_file.read(name)[:64].lstrip().startswith(b'{"perfetto_manifest"')]
+    found = [
+        name
+        for name in archive_file.namelist()
+        if archive_file.read(name)[:64].lstrip().startswith(b'{"perfetto_manifest"')
+    ]
     assert found == ["perfetto_manifest.json"]
     manifest = json.loads(archive_file.read(found[0]))
     check_rules(manifest["perfetto_manifest"], archive_file)
@@ -114,7 +140,9 @@ def check_rules(manifest: dict[str, Any], file: zipfile.ZipFile) -> None:
         assert entry["machine"]["name"] and "machines" not in entry
         assert not entry["path"].startswith(".") and not entry["path"].endswith((".gz", ".zip", ".tar"))
         if "clocks" in entry:
-            assert entry["clocks"]["sync_to"]["file"] in paths and isinstance(entry["clocks"]["offset_ns"], int)
+            assert entry["clocks"]["sync_to"]["file"] in paths and isinstance(
+                entry["clocks"]["offset_ns"], int
+            )
             assert -(2**63) < entry["clocks"]["offset_ns"] < 2**63 and "clock" not in entry["clocks"]
     for key, value in manifest["attributes"].items():
         assert key and isinstance(value, (str, int))
@@ -124,12 +152,18 @@ def test_archive_holds_every_trace_byte_for_byte_on_one_clock(tmp_path: Path) ->
     run = make_run(tmp_path, ranks=3, offsets_ns={"n1": 5_000_000})
     make(run, jobs=1)
     manifest, file = manifest_of(tmp_path / RANKS)
-    assert [e["machine"]["name"] for e in manifest["files"]] == ["n0/generation_worker/0", "n0/policy_worker/0", "n1/policy_worker/1", "n0/policy_worker/2"]
+    assert [e["machine"]["name"] for e in manifest["files"]] == [
+        "n0/generation_worker/0",
+        "n0/policy_worker/0",
+        "n1/policy_worker/1",
+        "n0/policy_worker/2",
+    ]
     sources = {f"_{p.parent.parent.name}_{p.parent.name}_": p for p in run.rglob("*.json.gz")}
     for entry in manifest["files"]:
         source = next(p for key, p in sources.items() if key in entry["path"])
         assert file.read(entry["path"]) == gzip.decompress(source.read_bytes())
-    # the same moment of two hosts: n1's clock is 5 ms ahead, and its base says so, so its file moves by nothing
+    # the same moment of two hosts: n1's clock is 5 ms ahead, and its base says so, so its file moves by
+    # nothing
     assert abs(manifest["files"][2]["clocks"]["offset_ns"]) < 10_000
     assert manifest["attributes"]["rlprof.job"] == "4711"
 

@@ -1,11 +1,13 @@
-"""Reading, explaining and merging traces, against HolisticTraceAnalysis, nsys-ai and json: both sides in one run.
+"""Reading, explaining and merging traces, against HolisticTraceAnalysis, nsys-ai and json: both sides in one
+run.
 
-    python tests/bench/analyze/run.py --tools ../shared/tools --hta <python with HolisticTraceAnalysis==0.5.0 and pandas<3>
+    python tests/bench/analyze/run.py --tools ../shared/tools --hta <python with HolisticTraceAnalysis==0.5.0
+    and pandas<3>
         [--nsys-ai <nsys-ai of the same venv>] [--events 1000000] [--only torch|memory|nsys|zip|ranks]
 
-Every side runs in a process of its own; wall and CPU seconds and the peak of its memory come from the kernel. A side whose
-tool is absent is left out, saying so. AMD TraceLens is not published as a package (one of that name is another project) and is
-left out for that.
+Every side runs in a process of its own; wall and CPU seconds and the peak of its memory come from the kernel.
+A side whose tool is absent is left out, saying so. AMD TraceLens is not published as a package (one of that
+name is another project) and is left out for that.
 """
 
 from __future__ import annotations
@@ -95,27 +97,60 @@ def run(argv: Sequence[str], runs: int = 1) -> Cost:
 
 
 def show(label: str, cost: Cost, against: Cost | None = None) -> None:
-    ratio = "" if against is None else f"   ours is {cost.wall_s / against.wall_s:.1f} x faster (CPU {cost.cpu_s / against.cpu_s:.1f} x), {cost.peak_gib / against.peak_gib:.0f} x less memory"
+    ratio = (
+        ""
+        if against is None
+        else (
+            f"   ours is {cost.wall_s / against.wall_s:.1f} x faster (CPU {cost.cpu_s / against.cpu_s:.1f}"
+            f" x), {cost.peak_gib / against.peak_gib:.0f} x less memory"
+        )
+    )
     print(f"  {label:44} {cost}{ratio}", flush=True)
 
 
 def made_trace(tools: Path, folder: Path, events: int, rank: int = 0) -> Path:
     path = folder / f"t{events}_{rank}.json.gz"
     if not path.exists():
-        subprocess.run([sys.executable, str(tools / "make_torch_trace.py"), "--out", str(path), "--events", str(events), "--rank", str(rank)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [
+                sys.executable,
+                str(tools / "make_torch_trace.py"),
+                "--out",
+                str(path),
+                "--events",
+                str(events),
+                "--rank",
+                str(rank),
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
     return path
 
 
 def bench_torch(args: argparse.Namespace, folder: Path) -> None:
     trace = made_trace(args.tools, folder, args.events)
-    print(f"torch trace of {args.events:,} events ({trace.stat().st_size / 1e6:.1f} MB gz) -> columns, steps, phases, idle, kernels")
+    print(
+        f"torch trace of {args.events:,} events ({trace.stat().st_size / 1e6:.1f} MB gz) -> columns, steps,"
+        " phases, idle, kernels"
+    )
     ours = run([sys.executable, "-c", OURS, str(trace)], args.runs)
     show("ours", ours)
     if args.hta:
         show("HTA 0.5.0, parse alone", run([args.hta, "-c", HTA, str(trace), "parse"]), ours)
-        show("HTA 0.5.0, parse and five breakdowns", run([args.hta, "-c", HTA, str(trace)], min(args.runs, 2)), ours)
-        print("  the same file, from the process's start to its end; HTA: temporal, kernel, overlap, idle and launch breakdowns;")
-        print("  ours: GPU times and idle by cause of every step and phase, kernels and ops by phase, collectives, collective events")
+        show(
+            "HTA 0.5.0, parse and five breakdowns",
+            run([args.hta, "-c", HTA, str(trace)], min(args.runs, 2)),
+            ours,
+        )
+        print(
+            "  the same file, from the process's start to its end; HTA: temporal, kernel, overlap, idle and"
+            " launch breakdowns;"
+        )
+        print(
+            "  ours: GPU times and idle by cause of every step and phase, kernels and ops by phase,"
+            " collectives, collective events"
+        )
     else:
         print("  HTA left out: give --hta a Python that has HolisticTraceAnalysis==0.5.0 and pandas<3")
 
@@ -123,18 +158,28 @@ def bench_torch(args: argparse.Namespace, folder: Path) -> None:
 def bench_memory(args: argparse.Namespace, folder: Path) -> None:
     print("peak memory by size of the trace")
     for events in (args.events, 5 * args.events):
-        show(f"ours, {events:,} events", run([sys.executable, "-c", OURS, str(made_trace(args.tools, folder, events))]))
+        show(
+            f"ours, {events:,} events",
+            run([sys.executable, "-c", OURS, str(made_trace(args.tools, folder, events))]),
+        )
 
 
 def bench_nsys(args: argparse.Namespace, folder: Path) -> None:
     path = folder / f"n{args.events}.sqlite"
-    subprocess.run([sys.executable, str(args.tools / "make_nsys_sqlite.py"), str(path), str(args.events)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, str(args.tools / "make_nsys_sqlite.py"), str(path), str(args.events)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     print(f"nsys SQLite of {args.events:,} kernels -> kernel and phase tables")
     ours = run([sys.executable, "-c", OURS, str(path)], args.runs)
     show("ours", ours)
     if args.nsys_ai:
         show("nsys-ai summary", run([args.nsys_ai, "summary", str(path)], min(args.runs, 2)), ours)
-        print("  (without a network part of nsys-ai's wall time is a DuckDB extension it fails to fetch; the CPU ratio is free of it)")
+        print(
+            "  (without a network part of nsys-ai's wall time is a DuckDB extension it fails to fetch; the"
+            " CPU ratio is free of it)"
+        )
     else:
         print("  nsys-ai left out: give --nsys-ai its program")
 
@@ -158,17 +203,29 @@ def bench_ranks(args: argparse.Namespace, folder: Path) -> None:
         run_folder = folder / f"ranks{ranks}"
         if not run_folder.exists():
             run_folder.mkdir()
-            make_run(run_folder, ranks=ranks * 3 // 4, generation_ranks=ranks // 4, kernels=200, hosts=max(ranks // 8, 1))
-        cost = run([sys.executable, "-m", "rlprof_ops", "report", str(run_folder), "--json", "--no-cache", "-j", "1"])
+            make_run(
+                run_folder,
+                ranks=ranks * 3 // 4,
+                generation_ranks=ranks // 4,
+                kernels=200,
+                hosts=max(ranks // 8, 1),
+            )
+        cost = run(
+            [sys.executable, "-m", "rlprof_ops", "report", str(run_folder), "--json", "--no-cache", "-j", "1"]
+        )
         size = (run_folder / "report.html").stat().st_size
         print(
-            f"  {ranks:4} ranks {cost}   {1000 * cost.wall_s / ranks:6.1f} ms wall a rank {1000 * cost.cpu_s / ranks:6.1f} ms CPU a rank,"
-            f" page {size / 1e6:.2f} MB, {size / ranks / 1e3:.2f} kB a rank", flush=True,
-        )  # fmt: skip
+            f"  {ranks:4} ranks {cost}   {1000 * cost.wall_s / ranks:6.1f} ms wall a rank"
+            f" {1000 * cost.cpu_s / ranks:6.1f} ms CPU a rank, page {size / 1e6:.2f} MB,"
+            f" {size / ranks / 1e3:.2f} kB a rank",
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tools", type=Path, default=REPO.parent / "shared" / "tools")
     parser.add_argument("--hta", help="a Python that has HolisticTraceAnalysis")
     parser.add_argument("--nsys-ai", help="the nsys-ai program")
@@ -179,11 +236,20 @@ def main() -> None:
     args = parser.parse_args()
     if not (args.tools / "make_torch_trace.py").is_file():
         raise SystemExit(f"no make_torch_trace.py in {args.tools}: give --tools")
-    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; rerun: python tests/bench/analyze/run.py {' '.join(sys.argv[1:])}")
+    print(
+        f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; rerun: python tests/bench/analyze/run.py"
+        f" {' '.join(sys.argv[1:])}"
+    )
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, bench in (("torch", bench_torch), ("memory", bench_memory), ("nsys", bench_nsys), ("zip", bench_zip), ("ranks", bench_ranks)):
+        for name, bench in (
+            ("torch", bench_torch),
+            ("memory", bench_memory),
+            ("nsys", bench_nsys),
+            ("zip", bench_zip),
+            ("ranks", bench_ranks),
+        ):
             if args.only in (None, name):
                 bench(args, folder)
 

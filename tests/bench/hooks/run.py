@@ -1,9 +1,11 @@
-"""What an annotated call, a `with` range and a step cost over bare code, beside record_function and nvtx.annotate.
+"""What an annotated call, a `with` range and a step cost over bare code, beside record_function and
+nvtx.annotate.
 
     python tests/bench/hooks/run.py [--rounds 300] [--json FILE]
 
-All sides run in one process, in turns of a few milliseconds, and the fastest turn of each counts, so that what else
-the machine does hits all sides alike. Exits 1 when an aim of docs/runtime.md is missed. No tool is attached.
+All sides run in one process, in turns of a few milliseconds, and the fastest turn of each counts, so that
+what else the machine does hits all sides alike. Exits 1 when an aim of docs/runtime.md is missed. No tool is
+attached.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ CALLS = 3_000
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--rounds", type=int, default=300)
     arguments.add_argument("--json", type=Path)
     options = arguments.parse_args()
@@ -39,7 +43,9 @@ def main() -> int:
     for line in missed:
         print(f"MISSED: {line}")
     if options.json:
-        options.json.write_text(json.dumps({"ns": costs, "import_ms": imported_ms, "missed": missed}, indent=1))
+        options.json.write_text(
+            json.dumps({"ns": costs, "import_ms": imported_ms, "missed": missed}, indent=1)
+        )
     return 1 if missed else 0
 
 
@@ -57,7 +63,10 @@ def build(folder: str):
     handed_back = off.annotate("train")(work)
     assert handed_back is work
 
-    os.environ["RLPROF_REQUEST_JSON"] = '{"captures": [{"backend": "torch", "workers": ["policy_worker"], "steps": "1000000:1000002, 1000010"}]}'
+    os.environ["RLPROF_REQUEST_JSON"] = (
+        '{"captures": [{"backend": "torch", "workers": ["policy_worker"], "steps": "1000000:1000002,'
+        ' 1000010"}]}'
+    )
     os.environ["RLPROF_NODE_DIR"] = folder
     armed = profiler.from_env(worker="policy_worker", rank=0)
     assert armed is not off and not armed.active
@@ -140,15 +149,22 @@ def once(function) -> float:
 
 
 def import_cost() -> tuple[float, bool]:
-    """Milliseconds of `import rlprof_ops.runtime.profiler` in a fresh Python over an empty one, and whether it loaded torch."""
-    code = "import sys; import rlprof_ops.runtime.profiler as p; p.from_env('w', 0); print('torch' in sys.modules)"
+    """Milliseconds of `import rlprof_ops.runtime.profiler` in a fresh Python over an empty one, and
+    whether it loaded torch.
+    """
+    code = (
+        "import sys; import rlprof_ops.runtime.profiler as p; p.from_env('w', 0); print('torch' in"
+        " sys.modules)"
+    )
     env = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(PACKAGE)}
     best = {"pass": 1e9, code: 1e9}
     loaded = True
     for _ in range(15):
         for text in best:
             began = time.perf_counter()
-            done = subprocess.run([sys.executable, "-S", "-c", text], env=env, capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, "-S", "-c", text], env=env, capture_output=True, text=True, check=True
+            )
             best[text] = min(best[text], time.perf_counter() - began)
             if text == code:
                 loaded = "True" in done.stdout
@@ -159,13 +175,25 @@ def aims(costs: dict[str, float], imported_ms: float, torch_loaded: bool) -> lis
     limits = [
         ("nothing asked, decorator", 5.0, "5 ns"),
         ("armed, decorator", costs["nvtx.annotate, decorator"], "nvtx.annotate as decorator"),
-        ("armed, profiler.annotate, decorator", costs["nvtx.annotate, decorator"], "nvtx.annotate as decorator"),
-        ("armed, decorator", costs["record_function, decorator"] / 20, "1/20 of record_function as decorator"),
+        (
+            "armed, profiler.annotate, decorator",
+            costs["nvtx.annotate, decorator"],
+            "nvtx.annotate as decorator",
+        ),
+        (
+            "armed, decorator",
+            costs["record_function, decorator"] / 20,
+            "1/20 of record_function as decorator",
+        ),
         ("armed, with", costs["nvtx.annotate, with"], "nvtx.annotate as with"),
         ("armed, with", costs["record_function, with"] / 20, "1/20 of record_function as with"),
         ("armed, step", 1000.0, "1 us"),
     ]
-    missed = [f"{name}: {costs[name]:.0f} ns is more than {what} ({limit:.0f} ns)" for name, limit, what in limits if costs[name] > limit]
+    missed = [
+        f"{name}: {costs[name]:.0f} ns is more than {what} ({limit:.0f} ns)"
+        for name, limit, what in limits
+        if costs[name] > limit
+    ]
     if imported_ms > 30:
         missed.append(f"import: {imported_ms:.1f} ms is more than 30 ms")
     if torch_loaded:
@@ -174,7 +202,10 @@ def aims(costs: dict[str, float], imported_ms: float, torch_loaded: bool) -> lis
 
 
 def print_table(costs: dict[str, float], imported_ms: float) -> None:
-    print(f"Python {platform.python_version()}, nanoseconds over the bare call; ratio to ours, armed outside a window")
+    print(
+        f"Python {platform.python_version()}, nanoseconds over the bare call; ratio to ours, armed outside a"
+        " window"
+    )
     for kind in ("decorator", "with", "step"):
         ours = costs[f"armed, {kind}"]
         for name, cost in costs.items():

@@ -1,11 +1,13 @@
-"""How many finished windows are lost at a job's end: ray.sub against NeMo RL's way (rsync loop, no last pass, no drain).
+"""How many finished windows are lost at a job's end: ray.sub against NeMo RL's way (rsync loop, no last pass,
+no drain).
 
-Rerun, as root with Slurm and nsys: python tests/bench/losses/run.py [--paths ok,driver-exits,...]
-Both sides run the same trainer with the same faults, each in a sandbox of its own, side by side; the second one has Ray's
-own nsight plugin and capture ranges, and syncs every two seconds, as ours (its own default is not at all, its documents say
-30). A window counts when its last step was over before the fault, or before the job's end where training goes on after the
-fault, and its report is in the job's folder and nsys can read it. Where the storage fails to the end, ours has named a
-command for each node, and a person runs it; the other side names none.
+Rerun, as root with Slurm and nsys: python tests/bench/losses/run.py [--paths ok,driver-exits,...] Both sides
+run the same trainer with the same faults, each in a sandbox of its own, side by side; the second one has
+Ray's own nsight plugin and capture ranges, and syncs every two seconds, as ours (its own default is not at
+all, its documents say 30). A window counts when its last step was over before the fault, or before the job's
+end where training goes on after the fault, and its report is in the job's folder and nsys can read it. Where
+the storage fails to the end, ours has named a command for each node, and a person runs it; the other side
+names none.
 """
 
 from __future__ import annotations
@@ -33,14 +35,28 @@ def ours(sandbox: Sandbox, cell: Cell, base: Path) -> Job:
 
 def theirs(sandbox: Sandbox, cell: Cell, base: Path) -> Job:
     base.mkdir(parents=True)
-    command, progress = trainer_command(sandbox, base, cell.local, "--style", "ray-nsight", "--fault", cell.fault, *cell.trainer)
-    env = {"COMMAND": command, "VENV": sys.prefix, "BASE_LOG_DIR": str(base), "FREQUENCY": "2", "PYTHONPATH": str(ROOT / "python")}
-    job = sandbox.sbatch(["-N2", "--gres=gpu:2", "--no-requeue", *cell.args, ROOT / "tests/bench/losses/rsync_loop.sub"], env=env, cwd=base)
+    command, progress = trainer_command(
+        sandbox, base, cell.local, "--style", "ray-nsight", "--fault", cell.fault, *cell.trainer
+    )
+    env = {
+        "COMMAND": command,
+        "VENV": sys.prefix,
+        "BASE_LOG_DIR": str(base),
+        "FREQUENCY": "2",
+        "PYTHONPATH": str(ROOT / "python"),
+    }
+    job = sandbox.sbatch(
+        ["-N2", "--gres=gpu:2", "--no-requeue", *cell.args, ROOT / "tests/bench/losses/rsync_loop.sub"],
+        env=env,
+        cwd=base,
+    )
     return Job(sandbox, job, base, progress, stand_in=True)
 
 
 def home(job: Job) -> tuple[set[tuple[int, int]], int]:
-    """(process, first step) of every window that a readable report holds, and the number of files that are no report."""
+    """(process, first step) of every window that a readable report holds, and the number of files that are
+    no report.
+    """
     found: set[tuple[int, int]] = set()
     broken = 0
     for path in job.folder.rglob("*.nsys-rep"):
@@ -78,12 +94,19 @@ def one(sandbox: Sandbox, cell: Cell, side, base: Path) -> dict:
             break
     windows, broken = home(job)
     ended = {2, 9} if cell.second == ("ok",) else {2}
-    return {"state": said, "home": len([1 for _, step in windows if step in ended]), "of": 2 * len(ended), "broken": broken,
-            "seconds": seconds}
+    return {
+        "state": said,
+        "home": len([1 for _, step in windows if step in ended]),
+        "of": 2 * len(ended),
+        "broken": broken,
+        "seconds": seconds,
+    }
 
 
 def how_it_ended(sandbox: Sandbox, job: Job) -> str:
-    """Slurm's word; a job that does not notice its fault is cancelled after some minutes, as a person would."""
+    """Slurm's word; a job that does not notice its fault is cancelled after some minutes, as a person
+    would.
+    """
     try:
         state = sandbox.wait(job.id, timeout=180)
     except SandboxError:
@@ -98,22 +121,37 @@ def lane(side, base: str, cells: list[Cell], rows: dict[str, dict]) -> None:
     with Sandbox.up(nodes=3, kill_wait=30) as sandbox:
         for cell in cells:
             print(f"{base}: {cell.name}", file=sys.stderr, flush=True)
-            rows[cell.name] = one(sandbox, cell, side, sandbox.shared / f"{cell.name.replace(' ', '-').replace(chr(39), '')}-{base}")
-            print(line(cell.name, base, rows[cell.name]), file=sys.stderr, flush=True)  # a run that is cut short has these
+            rows[cell.name] = one(
+                sandbox,
+                cell,
+                side,
+                sandbox.shared / f"{cell.name.replace(' ', '-').replace(chr(39), '')}-{base}",
+            )
+            print(
+                line(cell.name, base, rows[cell.name]), file=sys.stderr, flush=True
+            )  # a run that is cut short has these
 
 
 def line(path: str, side: str, row: dict) -> str:
-    return f"{path:<26}{side:<12}{row['home']:>8} of {row['of']}{row['broken']:>12}{row['state']:>16}{row['seconds']:>7}"
+    return (
+        f"{path:<26}{side:<12}{row['home']:>8} of"
+        f" {row['of']}{row['broken']:>12}{row['state']:>16}{row['seconds']:>7}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     cells = {cell.name.replace(" ", "-"): cell for cell in CELLS}
     parser.add_argument("--paths", default=",".join(cells), help="default: all of the fault matrix")
     chosen = [cells[path] for path in parser.parse_args().paths.split(",")]
     rows: dict[str, dict[str, dict]] = {"ours": {}, "rsync loop": {}}
     with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(lane, side, name.replace(" ", "-"), chosen, rows[name]) for name, side in (("ours", ours), ("rsync loop", theirs))]:
+        for done in [
+            pool.submit(lane, side, name.replace(" ", "-"), chosen, rows[name])
+            for name, side in (("ours", ours), ("rsync loop", theirs))
+        ]:
             done.result()
     print(f"{'path':<26}{'side':<12}{'windows home':>13}{'unreadable':>12}{'Slurm':>16}{'end s':>7}")
     for cell in chosen:

@@ -1,7 +1,8 @@
-"""From `sbatch` to the driver's first line on three sandbox nodes: ray.sub against the same nodes started by hand.
+"""From `sbatch` to the driver's first line on three sandbox nodes: ray.sub against the same nodes started by
+hand.
 
-By hand means: bare `ray start` under srun, the head first, the others as soon as its port answers, the driver as soon as
-Ray counts three nodes; no fixed sleep, no checks, no plugin, no sync. Both sides take turns.
+By hand means: bare `ray start` under srun, the head first, the others as soon as its port answers, the driver
+as soon as Ray counts three nodes; no fixed sleep, no checks, no plugin, no sync. Both sides take turns.
 
     python tests/bench/startup/run.py [--rounds 3]
 """
@@ -46,7 +47,12 @@ def by_hand(sandbox: Sandbox, mark: Path) -> float:
 
 
 def by_ray_sub(sandbox: Sandbox, mark: Path) -> float:
-    env = {"COMMAND": f"date +%s.%N > {mark}", "RLPROF_VENV": sys.prefix, "RLPROF_STEPS": "3:5", "RLPROF_WORKERS": "*"}
+    env = {
+        "COMMAND": f"date +%s.%N > {mark}",
+        "RLPROF_VENV": sys.prefix,
+        "RLPROF_STEPS": "3:5",
+        "RLPROF_WORKERS": "*",
+    }
     return seconds(sandbox, mark, ["-N3", HOME / "ray.sub"], env)
 
 
@@ -70,9 +76,16 @@ def main() -> None:
         for number in range(rounds):
             times["by hand"].append(by_hand(sandbox, mark))
             times["ray.sub"].append(by_ray_sub(sandbox, mark))
-            print(f"round {number + 1}: by hand {times['by hand'][-1]:.2f} s, ray.sub {times['ray.sub'][-1]:.2f} s", flush=True)
+            print(
+                f"round {number + 1}: by hand {times['by hand'][-1]:.2f} s, ray.sub"
+                f" {times['ray.sub'][-1]:.2f} s",
+                flush=True,
+            )
     hand, ours = (statistics.median(times[side]) for side in ("by hand", "ray.sub"))
-    print(f"sbatch to driver, 3 nodes, median of {rounds}: by hand {hand:.2f} s, ray.sub {ours:.2f} s, ratio {ours / hand:.2f} (aim 1.2)")
+    print(
+        f"sbatch to driver, 3 nodes, median of {rounds}: by hand {hand:.2f} s, ray.sub {ours:.2f} s, ratio"
+        f" {ours / hand:.2f} (aim 1.2)"
+    )
 
 
 if __name__ == "__main__":

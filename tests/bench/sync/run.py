@@ -1,7 +1,7 @@
 """Sync against what NeMo RL's ray.sub does (`rsync -ahP` of the log folder in a loop) and against plain `cp`.
 
-Rerun: python tests/bench/sync/run.py [--files 10000] [--report-mib 1024] [--folder DIR]
-Both sides work on copies of the same tree on the same disk, one after the other; CPU is user + system of the process and its
+Rerun: python tests/bench/sync/run.py [--files 10000] [--report-mib 1024] [--folder DIR] Both sides work on
+copies of the same tree on the same disk, one after the other; CPU is user + system of the process and its
 children.
 """
 
@@ -60,7 +60,11 @@ def rsync(node: Path, target: Path, *more: str) -> None:
     """One turn of the loop: NeMo RL's flags, for the same folders."""
     for folder in ("ray/session_1/logs", "profiles"):
         (target / folder).mkdir(parents=True, exist_ok=True)
-        subprocess.run(["rsync", "-ahP", *more, f"{node / folder}/", f"{target / folder}/"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["rsync", "-ahP", *more, f"{node / folder}/", f"{target / folder}/"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
 
 def settle(path: Path) -> None:
@@ -91,7 +95,9 @@ def bench_passes(base: Path, files: int) -> None:
     settle(base)
     first_flushed = timed(lambda: rsync(node, flushed, "--fsync"))
     print(f"{files} files, median of {PASSES} passes (ms)")
-    print(f"{'pass':<34}{'ours wall':>10}{'rsync wall':>11}{'ratio':>7}{'ours CPU':>10}{'rsync CPU':>10}{'ratio':>7}")
+    print(
+        f"{'pass':<34}{'ours wall':>10}{'rsync wall':>11}{'ratio':>7}{'ours CPU':>10}{'rsync CPU':>10}{'ratio':>7}"
+    )
     for name, rows in (("nothing changed", idle), ("20 logs grew", little)):
         show(name, median(rows["ours"]), median(rows["rsync"]))
     show("first (ours is flushed to disk)", first_ours, first_theirs)
@@ -104,19 +110,28 @@ def median(rows: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def show(name: str, ours: tuple[float, float], theirs: tuple[float, float]) -> None:
-    print(f"{name:<34}{ours[0] * 1e3:>10.1f}{theirs[0] * 1e3:>11.1f}{ours[0] / theirs[0]:>7.2f}"
-          f"{ours[1] * 1e3:>10.1f}{theirs[1] * 1e3:>10.1f}{ours[1] / theirs[1]:>7.2f}")
+    print(
+        f"{name:<34}{ours[0] * 1e3:>10.1f}{theirs[0] * 1e3:>11.1f}{ours[0] / theirs[0]:>7.2f}"
+        f"{ours[1] * 1e3:>10.1f}{theirs[1] * 1e3:>10.1f}{ours[1] / theirs[1]:>7.2f}"
+    )
 
 
 def syscalls(node: Path, ours: Path) -> str:
     """Counted by strace between two empty markers, when strace is there."""
     if shutil.which("strace") is None:
         return "strace is not installed"
-    code = (f"import os, sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3] / 'python')!r})\n"
-            f"from rlprof_ops.collect.sync.sync_pass import Syncer\n"
-            f"s = Syncer({str(node)!r}, {str(ours)!r}, 'n1')\ns.pass_(); s.pass_()\nos.getpgid(0)\ns.pass_()\nos.getpgid(0)")
+    code = (
+        f"import os, sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3] / 'python')!r})\nfrom"
+        f" rlprof_ops.collect.sync.sync_pass import Syncer\ns = Syncer({str(node)!r}, {str(ours)!r},"
+        " 'n1')\ns.pass_(); s.pass_()\nos.getpgid(0)\ns.pass_()\nos.getpgid(0)"
+    )
     with tempfile.NamedTemporaryFile() as log:
-        subprocess.run(["strace", "-f", "-o", log.name, sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            ["strace", "-f", "-o", log.name, sys.executable, "-c", code],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         lines = Path(log.name).read_text(errors="replace").splitlines()
     marks = [index for index, line in enumerate(lines) if "getpgid(0)" in line]
     return str(marks[1] - marks[0] - 1) if len(marks) == 2 else "not counted"
@@ -130,10 +145,21 @@ def bench_report(base: Path, size_mib: int) -> None:
     with open(source, "wb") as stream:
         for _ in range(size_mib):
             stream.write(os.urandom(1 << 20))
-    rows: dict[str, list[tuple[float, float]]] = {"sync (arrived)": [], "sync (digest too)": [], "cp": [], "cp + sha256sum": []}
+    rows: dict[str, list[tuple[float, float]]] = {
+        "sync (arrived)": [],
+        "sync (digest too)": [],
+        "cp": [],
+        "cp + sha256sum": [],
+    }
     for number in range(5):
         settle(base)
-        rows["cp"].append(timed(lambda n=number: subprocess.run(["bash", "-c", 'cp "$1" "$2" && sync "$2"', "x", source, base / f"cp{n}"], check=True)))
+        rows["cp"].append(
+            timed(
+                lambda n=number: subprocess.run(
+                    ["bash", "-c", 'cp "$1" "$2" && sync "$2"', "x", source, base / f"cp{n}"], check=True
+                )
+            )
+        )
         (base / f"cp{number}").unlink()
         settle(base)
         arrived, done, cpu = fresh(node, target)
@@ -142,18 +168,36 @@ def bench_report(base: Path, size_mib: int) -> None:
         shutil.rmtree(target)
         target.mkdir()
         settle(base)
-        rows["cp + sha256sum"].append(timed(lambda n=number: subprocess.run(
-            ["bash", "-c", 'cp "$1" "$2" && sync "$2" && sha256sum "$1" >/dev/null', "x", source, base / f"cp{n}"], check=True)))
+        rows["cp + sha256sum"].append(
+            timed(
+                lambda n=number: subprocess.run(
+                    [
+                        "bash",
+                        "-c",
+                        'cp "$1" "$2" && sync "$2" && sha256sum "$1" >/dev/null',
+                        "x",
+                        source,
+                        base / f"cp{n}",
+                    ],
+                    check=True,
+                )
+            )
+        )
         (base / f"cp{number}").unlink()
     print(f"\none finished report of {size_mib} MiB, flushed on both sides, median of 5")
     ours = median(rows["sync (arrived)"])
     for name, values in rows.items():
         wall, cpu = median(values)
-        print(f"{name:<24}{wall:>7.2f} s  {size_mib / wall:>7.0f} MiB/s  CPU {cpu:>5.2f} s  its time / ours: {wall / ours[0]:.2f}")
+        print(
+            f"{name:<24}{wall:>7.2f} s  {size_mib / wall:>7.0f} MiB/s  CPU {cpu:>5.2f} s  its time / ours:"
+            f" {wall / ours[0]:.2f}"
+        )
 
 
 def fresh(node: Path, target: Path) -> tuple[float, float, float]:
-    """(seconds until the report is there, until the pass has ended, CPU seconds) of a pass with nothing sent before."""
+    """(seconds until the report is there, until the pass has ended, CPU seconds) of a pass with nothing
+    sent before.
+    """
     shutil.rmtree(node / "sync", ignore_errors=True)
     syncer = Syncer(node, target, "n1")
     arrived: list[float] = []
@@ -174,7 +218,9 @@ def fresh(node: Path, target: Path) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--report-mib", type=int, default=1024)
     parser.add_argument("--folder", default=None, help="where to work; default: the temporary folder")

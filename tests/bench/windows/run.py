@@ -4,16 +4,22 @@
     python tests/bench/windows/run.py --pool FILE FILE …               one table of several such runs
 
 The method, which was fixed before the numbers were known:
-- One demo run a mode, one policy worker and one generation worker, one thread each (OMP_NUM_THREADS=1); 4 steps of warm-up.
-- Then cycles of three steps: control (no window), window (a window of one step on the policy worker), after (no window; the
-  report of the window before is still being written). The three lie within two seconds of each other, so slow drift of the
-  machine is the same for all.
-- Two times of each step: "work", the sum of the policy worker's phases by the demo's own clock; and "step", the whole step
+- One demo run a mode, one policy worker and one generation worker, one thread each (OMP_NUM_THREADS=1); 4
+  steps of warm-up.
+- Then cycles of three steps: control (no window), window (a window of one step on the policy worker), after
+  (no window; the
+  report of the window before is still being written). The three lie within two seconds of each other, so slow
+  drift of the machine is the same for all.
+- Two times of each step: "work", the sum of the policy worker's phases by the demo's own clock; and "step",
+  the whole step
   by the controller's clock, with opening and closing the window.
-- The result is the median over all cycles of the paired differences window - control and after - control, with its 95 %
+- The result is the median over all cycles of the paired differences window - control and after - control,
+  with its 95 %
   interval (bootstrap over cycles, 10,000 draws). No cycle is left out.
-- "off" is the same arithmetic where nothing was asked: its interval should hold 0, and says what the method can resolve.
-- "ranges only" is a window of a process that is told that something records it all the time (RLPROF_NSYS_RANGE=none):
+- "off" is the same arithmetic where nothing was asked: its interval should hold 0, and says what the method
+  can resolve.
+- "ranges only" is a window of a process that is told that something records it all the time
+  (RLPROF_NSYS_RANGE=none):
   windows open, steps and phases are NVTX ranges, and no tool is attached.
 Needs ray and torch; nsys where it is.
 """
@@ -50,7 +56,9 @@ Cycle = list[tuple[float, float]]  # (work, step) in seconds of its control, win
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--cycles", type=int, default=24)
     arguments.add_argument("--json", type=Path)
     arguments.add_argument("--pool", type=Path, nargs="+")
@@ -74,12 +82,17 @@ def main() -> int:
 
 
 def table(cycles: dict[str, list[Cycle]]) -> None:
-    print(f"{'ms; median [95 %]':34} {'cycles':>6} {'control':>8} {'work, window - control':>28} {'step, window - control':>28} {'step, after - control':>28}")
+    print(
+        f"{'ms; median [95 %]':34} {'cycles':>6} {'control':>8} {'work, window - control':>28}"
+        f" {'step, window - control':>28} {'step, after - control':>28}"
+    )
     for mode, found in cycles.items():
         control = 1e3 * statistics.median(cycle[CONTROL][0] for cycle in found)
         shown = []
         for kind, time in ((WINDOW, 0), (WINDOW, 1), (AFTER, 1)):
-            middle, low, high = interval([1e3 * (cycle[kind][time] - cycle[CONTROL][time]) for cycle in found])
+            middle, low, high = interval(
+                [1e3 * (cycle[kind][time] - cycle[CONTROL][time]) for cycle in found]
+            )
             percent = f" {middle / control:+.1%}" if time == 0 else ""
             shown.append(f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]{percent}")
         print(f"{mode:34} {len(found):6} {control:8.1f} {shown[0]:>28} {shown[1]:>28} {shown[2]:>28}")
@@ -102,21 +115,45 @@ def run(mode: str, cycles: int) -> list[Cycle]:
     asked = MODES[mode]
     with tempfile.TemporaryDirectory(prefix="rlb", dir="/tmp") as folder:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("RLPROF_", "NRL_"))}
-        env |= {"PYTHONPATH": str(PACKAGE), "RLPROF_NODE_DIR": folder, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder, "OMP_NUM_THREADS": "1", **asked}
+        env |= {
+            "PYTHONPATH": str(PACKAGE),
+            "RLPROF_NODE_DIR": folder,
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_TMPDIR": folder,
+            "OMP_NUM_THREADS": "1",
+            **asked,
+        }
         if asked:
-            env |= {"RLPROF_STEPS": f"{WARM_UP + 1 + WINDOW}:{steps + 1}:3", "RLPROF_WORKERS": "policy_worker"}
+            env |= {
+                "RLPROF_STEPS": f"{WARM_UP + 1 + WINDOW}:{steps + 1}:3",
+                "RLPROF_WORKERS": "policy_worker",
+            }
         if "RLPROF_NSYS_RANGE" not in asked:
             env |= rayenv.environment(env)
         request = load_request(env=env)
         if request:
             env["RLPROF_REQUEST_JSON"] = request.to_json()
         times = Path(folder, "times.json")
-        command = [sys.executable, "-m", "rlprof_ops.demo", "--steps", str(steps), "--policy-workers", "1", "--address", "local", "--json", str(times)]
+        command = [
+            sys.executable,
+            "-m",
+            "rlprof_ops.demo",
+            "--steps",
+            str(steps),
+            "--policy-workers",
+            "1",
+            "--address",
+            "local",
+            "--json",
+            str(times),
+        ]
         env["RLPROF_JOB"] = job = f"bench-{os.getpid()}"
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
         finally:
-            drain.reap(job, folder, say=lambda _: None)  # an nsys that hangs after its program's end, as it does at times
+            drain.reap(
+                job, folder, say=lambda _: None
+            )  # an nsys that hangs after its program's end, as it does at times
         if done.returncode:
             sys.exit(f"the demo failed: {done.stderr[-2000:]}")
         check_windows(Path(folder), cycles if request else 0, reports="RLPROF_NSYS_RANGE" not in asked)
@@ -127,7 +164,11 @@ def run(mode: str, cycles: int) -> list[Cycle]:
 
 def check_windows(folder: Path, expected: int, reports: bool) -> None:
     """Every window was taken, else the run says nothing."""
-    events = [json.loads(line) for path in folder.glob("events/policy_worker_*.jsonl") for line in path.read_text().splitlines()]
+    events = [
+        json.loads(line)
+        for path in folder.glob("events/policy_worker_*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
     opened = [event for event in events if event["event"] == "opened"]
     failed = [event for event in events if event["event"] in ("failed", "no_ranges")]
     found = [path for path in folder.glob("profiles/**/*") if path.is_file()]

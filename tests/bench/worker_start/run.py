@@ -1,8 +1,9 @@
-"""From an actor's creation to its first answer: not profiled, in a session of ours, and with Ray's stock nsight key.
+"""From an actor's creation to its first answer: not profiled, in a session of ours, and with Ray's stock
+nsight key.
 
-Each worker has a runtime env of its own (as ranks have), so stock Ray tries its options for every one of them. The two
-profiled sides record the same (`-t nvtx`, no sampling). Actors start one after the other, after a first one that pays
-for what is paid once a node.
+Each worker has a runtime env of its own (as ranks have), so stock Ray tries its options for every one of
+them. The two profiled sides record the same (`-t nvtx`, no sampling). Actors start one after the other, after
+a first one that pays for what is paid once a node.
 
     python tests/bench/worker_start/run.py [--actors 5] [--rounds 2]
 """
@@ -58,7 +59,11 @@ for rank in range(actors + 1):
 def seconds(side: str, actors: int) -> list[float]:
     """One Ray cluster of its own; the first actor's time comes first."""
     with tempfile.TemporaryDirectory() as node_dir:
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("RLPROF_", "RAY_", "NRL_"))}
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("RLPROF_", "RAY_", "NRL_"))
+        }
         env |= {"PYTHONPATH": str(HOME / "python"), "RAY_AUTH_MODE": "disabled", "RLPROF_NODE_DIR": node_dir}
         # Stock Ray runs whatever `python` is: give it ours.
         env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
@@ -67,7 +72,13 @@ def seconds(side: str, actors: int) -> list[float]:
             env |= rayenv.environment() | {"RLPROF_REQUEST_JSON": request_from_dict(request).to_json()}
         folder = f"/tmp/rlprof-b{os.getpid()}"
         try:
-            done = subprocess.run([sys.executable, "-c", DRIVER, side, str(actors), folder], env=env, capture_output=True, text=True, timeout=600)
+            done = subprocess.run(
+                [sys.executable, "-c", DRIVER, side, str(actors), folder],
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=600,
+            )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     if done.returncode:
@@ -89,11 +100,20 @@ def main() -> None:
             later[side] += rest
     print(f"{'':24}{'first on the node':>20}{'each further one':>20}{'over plain':>14}")
     plain = statistics.median(later["plain"])
-    for side, words in (("plain", "not profiled"), ("ours", "session of ours"), ("stock", "Ray's stock nsight")):
+    for side, words in (
+        ("plain", "not profiled"),
+        ("ours", "session of ours"),
+        ("stock", "Ray's stock nsight"),
+    ):
         median = statistics.median(later[side])
-        print(f"{words:24}{statistics.median(first[side]):>18.2f} s{median:>18.2f} s{median - plain:>12.2f} s")
+        print(
+            f"{words:24}{statistics.median(first[side]):>18.2f} s{median:>18.2f} s{median - plain:>12.2f} s"
+        )
     ours, stock = (statistics.median(later[side]) - plain for side in ("ours", "stock"))
-    print(f"overhead of ours / of stock: {ours / stock:.2f} (aim < 1); {options.rounds} rounds of {options.actors} actors")
+    print(
+        f"overhead of ours / of stock: {ours / stock:.2f} (aim < 1); {options.rounds} rounds of"
+        f" {options.actors} actors"
+    )
 
 
 if __name__ == "__main__":

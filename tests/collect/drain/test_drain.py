@@ -1,4 +1,6 @@
-"""Drain: this job's windows are closed, its raw captures become reports, its processes end, and nobody else's."""
+"""Drain: this job's windows are closed, its raw captures become reports, its processes end, and nobody
+else's.
+"""
 
 import json
 import os
@@ -58,8 +60,16 @@ def start(node):
     running = []
 
     def start(argv, job=JOB, **more):
-        env = {**os.environ, "RLPROF_JOB": job, "RLPROF_NODE_DIR": str(node), "TMPDIR": str(node / "tmp"), **more.pop("env", {})}
-        process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, **more)
+        env = {
+            **os.environ,
+            "RLPROF_JOB": job,
+            "RLPROF_NODE_DIR": str(node),
+            "TMPDIR": str(node / "tmp"),
+            **more.pop("env", {}),
+        }
+        process = subprocess.Popen(
+            argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, **more
+        )
         running.append((job, process))
         return process
 
@@ -73,11 +83,30 @@ def start(node):
 
 
 def event_log(node, pid, start=3, stop=5):
-    rows = [{"event": "registered", "t_ns": 1, "worker": "policy_worker", "rank": 1, "pid": pid, "host": "n1"},
-            {"event": "opened", "t_ns": 2, "backend": "nsight", "steps": [start, stop], "phase": None, "report": "r"},
-            # Slurm signals every process of a step: nsys may have ended by itself when the gate wanted to stop it.
-            {"event": "failed", "t_ns": 3, "backend": "nsight", "steps": [start, stop], "phase": None, "reason": "`nsys stop` failed"}]
-    (node / "events/policy_worker_rank1_n1_9.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [
+        {"event": "registered", "t_ns": 1, "worker": "policy_worker", "rank": 1, "pid": pid, "host": "n1"},
+        {
+            "event": "opened",
+            "t_ns": 2,
+            "backend": "nsight",
+            "steps": [start, stop],
+            "phase": None,
+            "report": "r",
+        },
+        # Slurm signals every process of a step: nsys may have ended by itself when the gate wanted to stop
+        # it.
+        {
+            "event": "failed",
+            "t_ns": 3,
+            "backend": "nsight",
+            "steps": [start, stop],
+            "phase": None,
+            "reason": "`nsys stop` failed",
+        },
+    ]
+    (node / "events/policy_worker_rank1_n1_9.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
 
 
 def lines_until(process, text, deadline_s=30):
@@ -88,14 +117,20 @@ def lines_until(process, text, deadline_s=30):
     pytest.fail(f"{text!r} did not come")
 
 
-
-
 @pytest.mark.nsys
 def test_a_worker_under_nsys_profile_is_ended_and_its_report_is_whole_when_that_returns(nsys, node, start):
     report = node / "inplace/nsight/policy_worker/rank0/policy_worker_rank0_n1_7.nsys-rep"
     report.parent.mkdir(parents=True)
-    command = [sys.executable, "-c", "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit())\n" + TRAINER, "", "3"]
-    worker = start(["nsys", "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-o", str(report), *command])
+    command = [
+        sys.executable,
+        "-c",
+        "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit())\n" + TRAINER,
+        "",
+        "3",
+    ]
+    worker = start(
+        ["nsys", "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-o", str(report), *command]
+    )
     assert b"done" in worker.stdout.readline()
 
     phase = steps.end_wrapped(node, JOB, deadline_s=60, say=quiet)
@@ -108,10 +143,21 @@ def test_a_worker_under_nsys_profile_is_ended_and_its_report_is_whole_when_that_
 @pytest.mark.nsys
 def test_an_open_session_window_is_closed_and_its_report_found(nsys, node, start):
     session = f"rlprof-{JOB}-w"
-    worker = start(["nsys", "launch", f"--session-new={session}", "-t", "nvtx", sys.executable, "-c", TRAINER, "", "30"])
+    worker = start(
+        ["nsys", "launch", f"--session-new={session}", "-t", "nvtx", sys.executable, "-c", TRAINER, "", "30"]
+    )
     until = time.monotonic() + 20
     while steps.collecting(node, JOB) == {} and time.monotonic() < until:
-        argv = ["nsys", "start", f"--session={session}", "-o", str(node / "tmp/policy_worker_rank0_step3-4_n1_7.nsys-rep"), "-s", "none", "--cpuctxsw=none"]
+        argv = [
+            "nsys",
+            "start",
+            f"--session={session}",
+            "-o",
+            str(node / "tmp/policy_worker_rank0_step3-4_n1_7.nsys-rep"),
+            "-s",
+            "none",
+            "--cpuctxsw=none",
+        ]
         subprocess.run(argv, env={**os.environ, "TMPDIR": str(node / "tmp")}, capture_output=True, timeout=30)
         time.sleep(0.3)
     assert steps.collecting(node, JOB) == {session: str(node / "tmp")}
@@ -124,22 +170,51 @@ def test_an_open_session_window_is_closed_and_its_report_found(nsys, node, start
 
     assert closed.done == (session,) and not closed.failed
     assert not waited.failed and waited.seconds < 10
-    assert recovered.done == ("profiles/nsight/policy_worker/rank0/policy_worker_rank0_step3-4_n1_7.nsys-rep",)
+    assert recovered.done == (
+        "profiles/nsight/policy_worker/rank0/policy_worker_rank0_step3-4_n1_7.nsys-rep",
+    )
     assert worker.poll() is None  # the trainer went on
 
 
 @pytest.mark.nsys
 def test_raw_captures_of_a_capture_range_become_reports_named_by_their_window(nsys, node, start, tmp_path):
     session = f"rlprof-{JOB}-c"
-    argv = ["nsys", "profile", f"--session-new={session}", "-s", "none", "--cpuctxsw=none", "-t", "nvtx", "--capture-range=nvtx",
-            "--nvtx-capture=capture@rlprof", "--capture-range-end=repeat", "-o", str(tmp_path / "out"), sys.executable, "-c", TRAINER, "3,7", "8"]
+    argv = [
+        "nsys",
+        "profile",
+        f"--session-new={session}",
+        "-s",
+        "none",
+        "--cpuctxsw=none",
+        "-t",
+        "nvtx",
+        "--capture-range=nvtx",
+        "--nvtx-capture=capture@rlprof",
+        "--capture-range-end=repeat",
+        "-o",
+        str(tmp_path / "out"),
+        sys.executable,
+        "-c",
+        TRAINER,
+        "3,7",
+        "8",
+    ]
     worker = start(argv, env={"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"})
     lines_until(worker, b"done")
     until = time.monotonic() + 20
     while len(list((node / "tmp").glob("*.qdstrm"))) < 2 and time.monotonic() < until:
         time.sleep(0.1)
-    trainer = next(found.pid for found in processes.of_job(JOB, node) if found.argv[1:2] == ("-c",) and "nsys" not in found.argv[0])
-    subprocess.run(["nsys", "shutdown", "--kill=none", f"--session={session}"], env={**os.environ, "TMPDIR": str(node / "tmp")}, capture_output=True, timeout=60)
+    trainer = next(
+        found.pid
+        for found in processes.of_job(JOB, node)
+        if found.argv[1:2] == ("-c",) and "nsys" not in found.argv[0]
+    )
+    subprocess.run(
+        ["nsys", "shutdown", "--kill=none", f"--session={session}"],
+        env={**os.environ, "TMPDIR": str(node / "tmp")},
+        capture_output=True,
+        timeout=60,
+    )
     event_log(node, trainer, 7, 8)
 
     phase = steps.recover(node, "n1", say=quiet)
@@ -191,11 +266,19 @@ def test_a_report_that_is_still_being_written_is_not_called_finished(node):
         stream.flush()
         phase = steps.recover(node, "n1", say=quiet)
         assert (phase.done, phase.failed) == ((), (("tmp/" + report.name, "it is still being written"),))
-    assert steps.recover(node, "n1", say=quiet).done == (f"profiles/nsight/policy_worker/rank0/{report.name}",)
+    assert steps.recover(node, "n1", say=quiet).done == (
+        f"profiles/nsight/policy_worker/rank0/{report.name}",
+    )
 
 
 def test_reap_ends_exactly_this_jobs_processes(node, start, tmp_path):
-    stubborn = start([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"])
+    stubborn = start(
+        [
+            sys.executable,
+            "-c",
+            "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)",
+        ]
+    )
     mine = start(["sleep", "60"])
     other_job = start(["sleep", "60"], job=JOB + "1")
     other_folder = start(["sleep", "60"], env={"RLPROF_NODE_DIR": str(tmp_path / "else")})
@@ -212,7 +295,9 @@ def test_reap_ends_exactly_this_jobs_processes(node, start, tmp_path):
 def test_reap_knows_a_process_of_whose_environment_only_half_is_left(node, start):
     env = {name: value for name, value in os.environ.items() if name != "RLPROF_JOB"}
     half = subprocess.Popen(["sleep", "60"], env={**env, "RLPROF_NODE_DIR": str(node)})
-    other = subprocess.Popen(["sleep", "60"], env={**env, "RLPROF_JOB": JOB})  # of the same job, of another node perhaps
+    other = subprocess.Popen(
+        ["sleep", "60"], env={**env, "RLPROF_JOB": JOB}
+    )  # of the same job, of another node perhaps
     try:
         steps.reap(JOB, node, grace_s=1, say=quiet)
         assert (half.wait(5), other.poll()) == (-signal.SIGTERM, None)
@@ -224,16 +309,27 @@ def test_reap_knows_a_process_of_whose_environment_only_half_is_left(node, start
 
 def test_reap_knows_a_process_that_wrote_its_title_over_its_environment_by_its_log(node, start, tmp_path):
     log = f"open({str(node / 'logs/agent.log')!r}, 'a')"
-    agent = start([sys.executable, "-c", f"import time; log = {log}; time.sleep(60)"], env={"RLPROF_JOB": "", "RLPROF_NODE_DIR": ""})
+    agent = start(
+        [sys.executable, "-c", f"import time; log = {log}; time.sleep(60)"],
+        env={"RLPROF_JOB": "", "RLPROF_NODE_DIR": ""},
+    )
     for name in ("RLPROF_JOB", "RLPROF_NODE_DIR"):
         os.environ.pop(name, None)
-    nameless = subprocess.Popen([sys.executable, "-c", f"import time; log = {log}; print('up', flush=True); time.sleep(60)"], stdout=subprocess.PIPE)
-    reader = subprocess.Popen([sys.executable, "-c", f"import time; log = open({str(node / 'logs/agent.log')!r}); time.sleep(60)"])
+    nameless = subprocess.Popen(
+        [sys.executable, "-c", f"import time; log = {log}; print('up', flush=True); time.sleep(60)"],
+        stdout=subprocess.PIPE,
+    )
+    reader = subprocess.Popen(
+        [sys.executable, "-c", f"import time; log = open({str(node / 'logs/agent.log')!r}); time.sleep(60)"]
+    )
     try:
         lines_until(nameless, b"up")
         steps.reap(JOB, node, grace_s=1, say=quiet)
         assert nameless.wait(5) == -signal.SIGTERM
-        assert (reader.poll(), agent.poll()) == (None, None)  # who only looks, and who says that it is another job's
+        assert (reader.poll(), agent.poll()) == (
+            None,
+            None,
+        )  # who only looks, and who says that it is another job's
     finally:
         for process in (nameless, reader, agent):
             process.kill()
@@ -242,15 +338,32 @@ def test_reap_knows_a_process_that_wrote_its_title_over_its_environment_by_its_l
 
 
 def test_reap_does_not_end_itself_or_its_parents(node):
-    code = ("import sys; from rlprof_ops.collect import drain; phase = drain.reap(sys.argv[1], sys.argv[2], grace_s=0.2, say=print); "
-            "print('alive', phase.done)")
+    code = (
+        "import sys; from rlprof_ops.collect import drain; phase = drain.reap(sys.argv[1], sys.argv[2],"
+        " grace_s=0.2, say=print); print('alive', phase.done)"
+    )
     env = {**os.environ, "RLPROF_JOB": JOB, "RLPROF_NODE_DIR": str(node), "PYTHONPATH": "python"}
-    done = subprocess.run(["bash", "-c", '"$@"; echo parent', "x", sys.executable, "-c", code, JOB, str(node)], env=env, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        ["bash", "-c", '"$@"; echo parent', "x", sys.executable, "-c", code, JOB, str(node)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     assert "alive ()" in done.stdout and "parent" in done.stdout, done
 
 
 def test_wait_profilers_ends_at_its_deadline_and_says_what_grows(node, start):
-    start([sys.executable, "-c", f"import time\nwith open({str(node / 'tmp/nsys-report-1.qdstrm')!r}, 'ab', 0) as f:\n while True: f.write(b'x'); time.sleep(0.05)"])
+    start(
+        [
+            sys.executable,
+            "-c",
+            (
+                f"import time\nwith open({str(node / 'tmp/nsys-report-1.qdstrm')!r}, 'ab', 0) as f:\n while"
+                " True: f.write(b'x'); time.sleep(0.05)"
+            ),
+        ]
+    )
     time.sleep(0.3)
     phase = steps.wait_profilers(node, JOB, deadline_s=2, say=quiet)
     assert phase.failed == (("tmp", "files still grow after 2 s"),)
@@ -270,12 +383,26 @@ def test_the_node_record_lists_files_with_digests_and_what_stayed(node, tmp_path
     syncer.pass_(last=True)
     syncer.close()
     (node / "profiles/nsight/b.nsys-rep").write_bytes(b"late")
-    steps.write_node_record(node, run, "n1", {"job": "4711", "role": "head", "clean": True}, recovered=["profiles/x"], failed=[("tmp/y", "no")])
+    steps.write_node_record(
+        node,
+        run,
+        "n1",
+        {"job": "4711", "role": "head", "clean": True},
+        recovered=["profiles/x"],
+        failed=[("tmp/y", "no")],
+    )
     record = json.loads((run / "nodes/n1.json").read_text())
     assert [(row["path"], row["state"], row["size_bytes"]) for row in record["files"]] == [
-        ("profiles/nsight/a.nsys-rep", "copied", 1), ("profiles/nsight/b.nsys-rep", "left", 4)]
+        ("profiles/nsight/a.nsys-rep", "copied", 1),
+        ("profiles/nsight/b.nsys-rep", "left", 4),
+    ]
     assert record["files"][0]["sha256"] == "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b"
-    assert (record["job"], record["role"], record["recovered"], record["failed"]) == ("4711", "head", ["profiles/x"], [{"path": "tmp/y", "reason": "no"}])
+    assert (record["job"], record["role"], record["recovered"], record["failed"]) == (
+        "4711",
+        "head",
+        ["profiles/x"],
+        [{"path": "tmp/y", "reason": "no"}],
+    )
 
 
 def test_a_record_without_a_run_folder_is_kept_on_the_node(node, tmp_path):

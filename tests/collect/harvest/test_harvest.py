@@ -19,7 +19,9 @@ REQUEST = {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "ste
 
 
 def run(folder, **more):
-    """Harvest without looking inside (the nsight files of these tests are frames only) and check the schema."""
+    """Harvest without looking inside (the nsight files of these tests are frames only) and check the
+    schema.
+    """
     manifest = harvest(folder, content_budget_s=0, **more)
     written = json.loads((folder / "manifest.json").read_text())
     jsonschema.validate(written, SCHEMA)
@@ -40,10 +42,23 @@ def test_a_job_where_all_went_well_is_complete(job):
     for rank, node in enumerate(("n1", "n2")):
         for start, stop in ((3, 5), (7, 8)):
             job.report("nsight", "policy_worker", rank, start, stop, node=node)
-        job.worker("policy_worker", rank, node, windows=[("closed", "nsight", 3, 5, None), ("closed", "nsight", 7, 8, None)])
+        job.worker(
+            "policy_worker",
+            rank,
+            node,
+            windows=[("closed", "nsight", 3, 5, None), ("closed", "nsight", 7, 8, None)],
+        )
     manifest = run(job.write())
     assert manifest.complete and not manifest.unplanned
-    assert manifest.coverage == {"planned": 4, "ok": 4, "recovered": 0, "empty": 0, "truncated": 0, "missing": 0, "unplanned": 0}
+    assert manifest.coverage == {
+        "planned": 4,
+        "ok": 4,
+        "recovered": 0,
+        "empty": 0,
+        "truncated": 0,
+        "missing": 0,
+        "unplanned": 0,
+    }
     assert {capture.host for capture in manifest.captures} == {"n1", "n2"}
 
 
@@ -53,7 +68,10 @@ def test_the_driver_that_failed_is_named_with_its_code_and_the_last_step(job):
     manifest = run(job.write(driver={"started_ns": 2, "ended_ns": 3, "exit_code": 7, "signal": None}))
     assert reasons(manifest) == {
         "nsight/policy_worker/rank0/step3-4": ("ok", ""),
-        "nsight/policy_worker/rank0/step7-7": ("missing", "the driver ended with exit code 7 before step 7 (last step seen: 5)"),
+        "nsight/policy_worker/rank0/step7-7": (
+            "missing",
+            "the driver ended with exit code 7 before step 7 (last step seen: 5)",
+        ),
     }
 
 
@@ -61,7 +79,10 @@ def test_the_driver_that_failed_is_named_with_its_code_and_the_last_step(job):
     ("end", "expected"),
     [
         ({"cause": "time_limit", "detail": ""}, "the time limit came before step 7 (last step seen: 5)"),
-        ({"cause": "signal", "detail": "SIGTERM"}, "the job was stopped (SIGTERM) before step 7 (last step seen: 5)"),
+        (
+            {"cause": "signal", "detail": "SIGTERM"},
+            "the job was stopped (SIGTERM) before step 7 (last step seen: 5)",
+        ),
         ({"cause": "driver_exit", "detail": ""}, "training ended before step 7 (last step seen: 5)"),
         ({"cause": "running"}, "the job is still running and has not reached step 7 (last step seen: 5)"),
     ],
@@ -73,9 +94,15 @@ def test_the_end_of_the_job_is_the_reason(job, end, expected):
 
 
 def test_the_runtimes_own_reason_wins(job):
-    windows = [("opened", "nsight", 3, 5, None), ("failed", "nsight", 3, 5, None, {"reason": "nsys start: disk full"})]
+    windows = [
+        ("opened", "nsight", 3, 5, None),
+        ("failed", "nsight", 3, 5, None, {"reason": "nsys start: disk full"}),
+    ]
     job.worker("policy_worker", 0, windows=windows)
-    assert reasons(run(job.write()))["nsight/policy_worker/rank0/step3-4"] == ("missing", "nsys start: disk full")
+    assert reasons(run(job.write()))["nsight/policy_worker/rank0/step3-4"] == (
+        "missing",
+        "nsys start: disk full",
+    )
 
 
 def test_a_worker_that_ended_with_its_window_open(job):
@@ -88,15 +115,24 @@ def test_a_lost_node_is_named(job):
     job.records["n2"] = None
     job.worker("policy_worker", 0, "n2", windows=[("opened", "nsight", 3, 5, None)], last_step=4, ended=False)
     found = reasons(run(job.write()))
-    assert found["nsight/policy_worker/rank0/step3-4"][1] == "node n2 was lost while the window was open (last step seen: 4)"
-    assert found["nsight/policy_worker/rank0/step7-7"][1] == "node n2 was lost before step 7 (last step seen: 4)"
+    assert (
+        found["nsight/policy_worker/rank0/step3-4"][1]
+        == "node n2 was lost while the window was open (last step seen: 4)"
+    )
+    assert (
+        found["nsight/policy_worker/rank0/step7-7"][1] == "node n2 was lost before step 7 (last step seen: 4)"
+    )
 
 
 def test_events_that_did_not_all_come_over_are_no_proof_that_a_window_was_not_opened(job):
     job.records["n2"] = None
     job.worker("policy_worker", 0, "n2", last_step=4, ended=False)
     reason = reasons(run(job.write()))["nsight/policy_worker/rank0/step3-4"][1]
-    assert reason == "node n2 left no record, and what came over of its events does not speak of the window (last step seen: 4)"
+    assert (
+        reason
+        == "node n2 left no record, and what came over of its events does not speak of the window (last step"
+        " seen: 4)"
+    )
 
 
 def test_a_report_that_was_complete_on_a_lost_node(job):
@@ -111,7 +147,11 @@ def test_a_report_that_could_not_be_copied_says_why_and_where_it_is(job):
     job.records["n1"]["failed"].append({"path": path, "reason": "No space left on device"})
     job.worker("policy_worker", 0, windows=[("closed", "nsight", 3, 5, None)])
     reason = reasons(run(job.write()))["nsight/policy_worker/rank0/step3-4"][1]
-    assert reason == f"its report was complete on node n1, but copying failed: No space left on device (it may still be there as {path!r})"
+    assert (
+        reason
+        == "its report was complete on node n1, but copying failed: No space left on device (it may still be"
+        f" there as {path!r})"
+    )
 
 
 def test_a_report_that_stayed_on_its_node_says_where(job):
@@ -119,23 +159,39 @@ def test_a_report_that_stayed_on_its_node_says_where(job):
     job.sent("n1", path, 5, state="left")
     job.worker("policy_worker", 0, windows=[("opened", "nsight", 3, 5, None)])
     reason = reasons(run(job.write()))["nsight/policy_worker/rank0/step3-4"][1]
-    assert reason == f"its report was still on node n1 at the end, as {path!r} of the node folder: the last sync did not bring it over"
+    assert (
+        reason
+        == f"its report was still on node n1 at the end, as {path!r} of the node folder: the last sync did"
+        " not bring it over"
+    )
 
 
 def test_a_pattern_without_a_worker_names_the_nearest(tmp_path):
-    job = RunFolder(tmp_path / "r", {"captures": [{"backend": "nsight", "workers": ["policy_wroker"], "steps": "3"}]})
+    job = RunFolder(
+        tmp_path / "r", {"captures": [{"backend": "nsight", "workers": ["policy_wroker"], "steps": "3"}]}
+    )
     job.worker("policy_worker", 0)
     job.worker("generation_worker", 0, pid=101)
     [capture] = run(job.write()).captures
     assert (capture.state, capture.rank) == ("missing", None)
-    assert capture.reason == "no worker matched pattern 'policy_wroker' (seen: generation_worker, policy_worker; nearest: policy_worker)"
+    assert (
+        capture.reason
+        == "no worker matched pattern 'policy_wroker' (seen: generation_worker, policy_worker; nearest:"
+        " policy_worker)"
+    )
 
 
 def test_a_rank_beyond_the_world_is_missing_with_the_world(tmp_path):
-    job = RunFolder(tmp_path / "r", {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "3", "ranks": [0, 5]}]})
+    job = RunFolder(
+        tmp_path / "r",
+        {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "3", "ranks": [0, 5]}]},
+    )
     job.worker("policy_worker", 0, world_size=2)
     found = reasons(run(job.write()))
-    assert found["nsight/policy_worker/rank5/step3-3"][1] == "rank 5 does not exist: policy_worker has 2 ranks, 0 to 1"
+    assert (
+        found["nsight/policy_worker/rank5/step3-3"][1]
+        == "rank 5 does not exist: policy_worker has 2 ranks, 0 to 1"
+    )
 
 
 def test_a_rank_that_never_registered(job):
@@ -178,9 +234,14 @@ def test_a_report_that_nobody_said_was_closed_is_not_taken_for_the_whole_window(
     job.report("nsight", "policy_worker", 0, 3, 5)
     job.report("nsight", "policy_worker", 1, 3, 5, pid=101)
     job.worker("policy_worker", 0, windows=[("opened", "nsight", 3, 5, None)], last_step=3, ended=False)
-    job.worker("policy_worker", 1, pid=101, windows=[("opened", "nsight", 3, 5, None)], last_step=4, ended=False)
+    job.worker(
+        "policy_worker", 1, pid=101, windows=[("opened", "nsight", 3, 5, None)], last_step=4, ended=False
+    )
     found = reasons(run(job.write()))
-    assert found["nsight/policy_worker/rank0/step3-4"] == ("truncated", "the window (steps 3 to 4) was cut short (last step seen: 3)")
+    assert found["nsight/policy_worker/rank0/step3-4"] == (
+        "truncated",
+        "the window (steps 3 to 4) was cut short (last step seen: 3)",
+    )
     assert found["nsight/policy_worker/rank1/step3-4"][0] == "ok"  # its last step was entered
 
 
@@ -197,7 +258,11 @@ def test_a_restarted_worker_keeps_both_reports_and_the_whole_one_counts(job):
     bad = job.report("nsight", "policy_worker", 0, 3, 5, pid=100, data=NSYS_FRAME[:-5])
     good = job.report("nsight", "policy_worker", 0, 3, 5, pid=200)
     capture = run(job.write()).captures[0]
-    assert (capture.state, capture.report, capture.more_reports) == ("ok", str(good.relative_to(job.root)), (str(bad.relative_to(job.root)),))
+    assert (capture.state, capture.report, capture.more_reports) == (
+        "ok",
+        str(good.relative_to(job.root)),
+        (str(bad.relative_to(job.root)),),
+    )
 
 
 def test_reports_outside_the_plan_are_listed(job):
@@ -205,19 +270,35 @@ def test_reports_outside_the_plan_are_listed(job):
     job.report("nsight", "policy_worker", 0, 6, 7)
     job.file("profiles/torch/controller/rank0/n1_55.123.pt.trace.json.gz", TRACE)
     assert [report.path.rsplit("/", 1)[-1] for report in run(job.write()).unplanned] == [
-        "policy_worker_rank0_step6-6_n1_100.nsys-rep", "n1_55.123.pt.trace.json.gz"]
+        "policy_worker_rank0_step6-6_n1_100.nsys-rep",
+        "n1_55.123.pt.trace.json.gz",
+    ]
 
 
 def test_phase_mode_plans_one_report_for_each_phase_that_was_seen(tmp_path):
-    job = RunFolder(tmp_path / "r", {"captures": [{"backend": "torch", "workers": ["policy_worker"], "steps": "3", "each": "phase"}]})
-    job.worker("policy_worker", 0, windows=[("closed", "torch", 3, 4, "train"), ("opened", "torch", 3, 4, "logprob")], last_step=3, ended=False)
+    job = RunFolder(
+        tmp_path / "r",
+        {"captures": [{"backend": "torch", "workers": ["policy_worker"], "steps": "3", "each": "phase"}]},
+    )
+    job.worker(
+        "policy_worker",
+        0,
+        windows=[("closed", "torch", 3, 4, "train"), ("opened", "torch", 3, 4, "logprob")],
+        last_step=3,
+        ended=False,
+    )
     job.report("torch", "policy_worker", 0, 3, 4, "train")
     found = {key: state for key, (state, _) in reasons(run(job.write())).items()}
-    assert found == {"torch/policy_worker/rank0/step3-3/logprob": "missing", "torch/policy_worker/rank0/step3-3/train": "ok"}
+    assert found == {
+        "torch/policy_worker/rank0/step3-3/logprob": "missing",
+        "torch/policy_worker/rank0/step3-3/train": "ok",
+    }
 
 
 def test_an_open_window_ends_where_the_run_ended(tmp_path):
-    job = RunFolder(tmp_path / "r", {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "6:"}]})
+    job = RunFolder(
+        tmp_path / "r", {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "6:"}]}
+    )
     job.worker("policy_worker", 0, windows=[("closed", "nsight", 6, 9, None)])
     job.report("nsight", "policy_worker", 0, 6, 9)
     [capture] = run(job.write()).captures
@@ -225,7 +306,9 @@ def test_an_open_window_ends_where_the_run_ended(tmp_path):
 
 
 def test_worker_names_with_strange_characters_find_their_reports(tmp_path):
-    job = RunFolder(tmp_path / "r", {"captures": [{"backend": "nsight", "workers": ["actor*"], "steps": "3"}]})
+    job = RunFolder(
+        tmp_path / "r", {"captures": [{"backend": "nsight", "workers": ["actor*"], "steps": "3"}]}
+    )
     job.worker("actor/rollout:0", 0)
     job.report("nsight", "actor/rollout:0", 0, 3, 4)
     [capture] = run(job.write()).captures
@@ -233,26 +316,40 @@ def test_worker_names_with_strange_characters_find_their_reports(tmp_path):
 
 
 def test_nemo_rl_names_are_dealt_to_ranks_and_said_to_be_a_guess(tmp_path):
-    job = RunFolder(tmp_path / "r", {"captures": [{"backend": "nsight", "workers": ["*policy*"], "steps": "3:5"}]})
+    job = RunFolder(
+        tmp_path / "r", {"captures": [{"backend": "nsight", "workers": ["*policy*"], "steps": "3:5"}]}
+    )
     for node, pid in (("n1", 11), ("n2", 22)):
         job.file(f"ray/{node}/session_1/logs/nsight/dtensor_policy_worker_3:5_{pid}.nsys-rep", NSYS_FRAME)
     manifest = run(job.write())
-    assert [(capture.worker, capture.rank, capture.state) for capture in manifest.captures] == [("dtensor_policy_worker", 0, "ok"), ("dtensor_policy_worker", 1, "ok")]
-    assert all(report.mapped_by == "guess" and "its rank is a guess" in report.warning for report in manifest.reports)
+    assert [(capture.worker, capture.rank, capture.state) for capture in manifest.captures] == [
+        ("dtensor_policy_worker", 0, "ok"),
+        ("dtensor_policy_worker", 1, "ok"),
+    ]
+    assert all(
+        report.mapped_by == "guess" and "its rank is a guess" in report.warning for report in manifest.reports
+    )
     assert "taken from the reports themselves" in manifest.notes[0]
 
 
 def test_numbered_reports_are_the_windows_that_the_process_opened(tmp_path):
-    """`nsys profile` with `repeat`: the second planned window never opened, so the second report is of the third."""
+    """`nsys profile` with `repeat`: the second planned window never opened, so the second report is of the
+    third.
+    """
     windows = [("opened", "nsight", 3, 5, None), ("opened", "nsight", 9, 10, None)]
-    job = RunFolder(tmp_path / "r", {"captures": [{"workers": ["policy"], "steps": "3:5,7,9"}]}, nodes=("n1",))
+    job = RunFolder(
+        tmp_path / "r", {"captures": [{"workers": ["policy"], "steps": "3:5,7,9"}]}, nodes=("n1",)
+    )
     job.worker("policy", 0, pid=55, windows=windows, world_size=1)
     for number in (1, 2):
         job.file(f"profiles/nsight/policy/rank0/policy_rank0_n1_55.{number}.nsys-rep", NSYS_FRAME)
 
     manifest = run(job.write(world={"policy": 1}))
 
-    assert [(report.start, report.stop, report.mapped_by) for report in manifest.reports] == [(3, 5, "event"), (9, 10, "event")]
+    assert [(report.start, report.stop, report.mapped_by) for report in manifest.reports] == [
+        (3, 5, "event"),
+        (9, 10, "event"),
+    ]
     assert [capture.state for capture in manifest.captures] == ["ok", "missing", "ok"]
 
 
@@ -262,7 +359,10 @@ def test_rays_names_are_mapped_by_the_process_that_registered(job):
         job.file(f"ray/n1/session_1/logs/nsight/worker_process_77.{ordinal}.nsys-rep", NSYS_FRAME)
     manifest = run(job.write())
     assert manifest.complete
-    assert [(report.start, report.rank, report.mapped_by) for report in manifest.reports] == [(3, 0, "guess"), (7, 0, "guess")]
+    assert [(report.start, report.rank, report.mapped_by) for report in manifest.reports] == [
+        (3, 0, "guess"),
+        (7, 0, "guess"),
+    ]
 
 
 def test_harvest_twice_gives_the_same_manifest(job):
@@ -280,7 +380,9 @@ def test_a_second_harvest_does_not_look_again(job, monkeypatch):
     job.report("nsight", "policy_worker", 0, 3, 5)
     folder = job.write()
     run(folder)
-    monkeypatch.setattr("rlprof_ops.collect.harvest.verify.Checker._check", lambda self, found: pytest.fail("looked again"))
+    monkeypatch.setattr(
+        "rlprof_ops.collect.harvest.verify.Checker._check", lambda self, found: pytest.fail("looked again")
+    )
     run(folder)
 
 
@@ -311,16 +413,25 @@ def test_a_linked_cache_is_not_written_through(job, tmp_path):
 
 
 def test_hostile_node_records_and_events_do_no_harm(job):
-    job.records["n1"].update(files=[{"path": "../../etc/passwd", "size_bytes": -1}, 7, {"path": None}], failed="no", recovered=[{}, "../x"])
+    job.records["n1"].update(
+        files=[{"path": "../../etc/passwd", "size_bytes": -1}, 7, {"path": None}],
+        failed="no",
+        recovered=[{}, "../x"],
+    )
     job.records["n2"] = None
     job.file("nodes/n2.json", b"[1, 2")
-    job.file("nodes/n1/events/x.jsonl", b'{"event":"registered","worker":"policy_worker","rank":0,"t_ns":1}\n\xff\xfe\n[]\n{"event":"closed","backend":"nsight","steps":[3,5],"path":"../../x"}\n')
+    job.file(
+        "nodes/n1/events/x.jsonl",
+        b'{"event":"registered","worker":"policy_worker","rank":0,"t_ns":1}\n\xff\xfe\n[]\n{"event":"closed","backend":"nsight","steps":[3,5],"path":"../../x"}\n',
+    )
     manifest = run(job.write())
     assert manifest.coverage["missing"] == 2
     assert "nodes/'n2.json' is damaged and was not read" in manifest.notes
 
 
-@pytest.mark.parametrize("name", [b"a\nb.nsys-rep", b"\xff.nsys-rep", b"-x.nsys-rep", b"'q\".nsys-rep", b"$(id).nsys-rep"])
+@pytest.mark.parametrize(
+    "name", [b"a\nb.nsys-rep", b"\xff.nsys-rep", b"-x.nsys-rep", b"'q\".nsys-rep", b"$(id).nsys-rep"]
+)
 def test_hostile_file_names_are_listed_as_they_are(job, name):
     folder = os.fsencode(job.write()) + b"/profiles/nsight/w/rank0"
     os.makedirs(folder)
@@ -343,10 +454,20 @@ def test_nothing_asked_is_complete(tmp_path):
 def test_a_job_whose_head_died_is_over_when_the_other_nodes_say_so(job):
     job.records["n1"] = None
     job.worker("policy_worker", 0, "n2", last_step=5, ended=False)
-    manifest = run(job.write(end={"cause": "running", "detail": ""}, driver={"started_ns": 2, "ended_ns": None, "exit_code": None, "signal": None}))
-    assert reasons(manifest)["nsight/policy_worker/rank0/step7-7"][1] == (
-        "the job lost a node (its head node n1 ended without a word; the other nodes have ended) before step 7 (last step seen: 5)")
-    assert manifest.notes == ("run.json was never finished: its head node n1 ended without a word; the other nodes have ended",)
+    manifest = run(
+        job.write(
+            end={"cause": "running", "detail": ""},
+            driver={"started_ns": 2, "ended_ns": None, "exit_code": None, "signal": None},
+        )
+    )
+    assert (
+        reasons(manifest)["nsight/policy_worker/rank0/step7-7"][1]
+        == "the job lost a node (its head node n1 ended without a word; the other nodes have ended) before"
+        " step 7 (last step seen: 5)"
+    )
+    assert manifest.notes == (
+        "run.json was never finished: its head node n1 ended without a word; the other nodes have ended",
+    )
 
 
 @pytest.mark.parametrize(
@@ -368,8 +489,13 @@ def test_slurms_word_for_the_end_of_a_job(shown, code, said, attempt, expected):
 def test_a_failed_window_whose_report_was_found_after_all_is_not_missing(job):
     path = job.report("nsight", "policy_worker", 0, 3, 5)
     job.records["n1"]["recovered"].append(str(path.relative_to(job.root)))
-    windows = [("opened", "nsight", 3, 5, None), ("failed", "nsight", 3, 5, None, {"reason": "`nsys stop` failed"})]
+    windows = [
+        ("opened", "nsight", 3, 5, None),
+        ("failed", "nsight", 3, 5, None, {"reason": "`nsys stop` failed"}),
+    ]
     job.worker("policy_worker", 0, windows=windows, last_step=3, ended=False)
     manifest = run(job.write(end={"cause": "signal", "detail": "SIGTERM"}))
     assert reasons(manifest)["nsight/policy_worker/rank0/step3-4"] == (
-        "truncated", "the window (steps 3 to 4) was cut short (last step seen: 3): the job was stopped (SIGTERM)")
+        "truncated",
+        "the window (steps 3 to 4) was cut short (last step seen: 3): the job was stopped (SIGTERM)",
+    )

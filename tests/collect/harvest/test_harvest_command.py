@@ -31,22 +31,40 @@ def job(tmp_path):
 
 
 def call(argv, cwd, **env):
-    return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=60, env={**os.environ, "RLPROF_PYTHON": sys.executable, **env})
+    return subprocess.run(
+        argv,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "RLPROF_PYTHON": sys.executable, **env},
+    )
 
 
 def test_the_table_shows_each_capture_and_the_reason_and_ends_with_3(job):
-    done = call([sys.executable, "-m", "rlprof_ops", "harvest", "4711"], job.root.parent, PYTHONPATH=str(HOME / "python"))
+    done = call(
+        [sys.executable, "-m", "rlprof_ops", "harvest", "4711"],
+        job.root.parent,
+        PYTHONPATH=str(HOME / "python"),
+    )
     assert done.returncode == 3, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["worker", "rank", "host", "steps", "backend", "state", "size", "file"]
     assert lines[2].split()[:6] == ["policy_worker", "0", "n1", "3-4", "torch", "ok"]
-    assert "missing: torch/policy_worker/rank0/step7-7: the driver ended with exit code 7 before step 7 (last step seen: 5)" in lines
+    assert (
+        "missing: torch/policy_worker/rank0/step7-7: the driver ended with exit code 7 before step 7 (last"
+        " step seen: 5)" in lines
+    )
     assert "2 captures planned: 1 ok, 1 missing" in lines
     assert done.stderr == ""
 
 
 def test_json_is_the_manifest(job):
-    done = call([sys.executable, "-m", "rlprof_ops", "harvest", str(job.root), "--json"], HOME, PYTHONPATH=str(HOME / "python"))
+    done = call(
+        [sys.executable, "-m", "rlprof_ops", "harvest", str(job.root), "--json"],
+        HOME,
+        PYTHONPATH=str(HOME / "python"),
+    )
     assert json.loads(done.stdout) == json.loads((job.root / "manifest.json").read_text())
 
 
@@ -61,15 +79,23 @@ def test_the_script_finds_its_home_when_slurm_runs_a_copy(job, tmp_path):
     spool.write_bytes((HOME / "scripts/harvest.sh").read_bytes())
     fake = tmp_path / "bin"
     fake.mkdir()
-    (fake / "scontrol").write_text(f'#!/bin/sh\necho "JobId=$3 JobName=x"\necho "   Command={HOME}/scripts/harvest.sh 4711"\necho "   WorkDir=/x"\n')
+    (fake / "scontrol").write_text(
+        f'#!/bin/sh\necho "JobId=$3 JobName=x"\necho "   Command={HOME}/scripts/harvest.sh 4711"\necho "  '
+        ' WorkDir=/x"\n'
+    )
     (fake / "scontrol").chmod(0o755)
-    done = call(["bash", str(spool), "4711"], job.root.parent, SLURM_JOB_ID="9", PATH=f"{fake}:{os.environ['PATH']}")
+    done = call(
+        ["bash", str(spool), "4711"], job.root.parent, SLURM_JOB_ID="9", PATH=f"{fake}:{os.environ['PATH']}"
+    )
     assert done.returncode == 3 and "1 ok, 1 missing" in done.stdout, done.stderr
 
 
 def test_the_script_without_a_home_says_so(tmp_path):
     done = call([str(HOME / "scripts/harvest.sh"), "1"], tmp_path, RLPROF_HOME="/nowhere")
-    assert (done.returncode, done.stderr) == (2, "harvest.sh: rlprof-ops is not in /nowhere; set RLPROF_HOME to its checkout\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "harvest.sh: rlprof-ops is not in /nowhere; set RLPROF_HOME to its checkout\n",
+    )
 
 
 def test_the_newest_attempt_of_a_requeued_job_is_meant(tmp_path):
@@ -82,7 +108,10 @@ def test_the_newest_attempt_of_a_requeued_job_is_meant(tmp_path):
 def test_an_unknown_job_names_the_places(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UsageError, match=rf"no run folder for job 12: tried /base/12-logs, {tmp_path}/12-logs; set BASE_LOG_DIR"):
+    with pytest.raises(
+        UsageError,
+        match=rf"no run folder for job 12: tried /base/12-logs, {tmp_path}/12-logs; set BASE_LOG_DIR",
+    ):
         run_folder("12", {"BASE_LOG_DIR": "/base"})
     with pytest.raises(UsageError, match=r"'\.\./x y' is neither a folder nor a job id"):
         run_folder("../x y", {})
@@ -94,7 +123,9 @@ def test_names_cannot_drive_a_terminal():
 
 def test_words_of_the_table():
     assert [size_text(size) for size in (0, 1023, 1536, 5 << 30)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
-    assert [steps_text(*steps) for steps in ((3, 5, None), (7, 8, "train"), (3, None, None), (None, None, None))] == ["3-4", "7/train", "3-end", "?"]
+    assert [
+        steps_text(*steps) for steps in ((3, 5, None), (7, 8, "train"), (3, None, None), (None, None, None))
+    ] == ["3-4", "7/train", "3-end", "?"]
 
 
 def test_the_bar_draws_on_a_terminal_only(tmp_path):
@@ -102,8 +133,6 @@ def test_the_bar_draws_on_a_terminal_only(tmp_path):
         progress(1, 2, "x")
     assert (tmp_path / "log").read_text() == ""
     assert line(2048, 4096, 10.0, 80).endswith("] 2048/4096 reports, 10 s left")
-
-
 
 
 def test_watch_says_what_arrives_and_returns_when_the_job_has_ended(job):
@@ -119,13 +148,21 @@ def test_watch_says_what_arrives_and_returns_when_the_job_has_ended(job):
 
     watch_job(job.root, every_s=5, say=said.append, sleep=sleep)
     assert [line.split(" ", 1)[1] for line in said] == [
-        "ok: torch/policy_worker/rank0/step3-4", "2 captures planned: 1 ok, 1 to come", "ok: torch/policy_worker/rank0/step7-7", "2 captures planned: 2 ok"]
+        "ok: torch/policy_worker/rank0/step3-4",
+        "2 captures planned: 1 ok, 1 to come",
+        "ok: torch/policy_worker/rank0/step7-7",
+        "2 captures planned: 2 ok",
+    ]
 
 
 def test_archives_hold_each_nodes_files_and_unpack_below_their_folder(job, tmp_path):
     job.file("ray/n2/session_1/logs/raylet.out", b"log")
     job.file("nodes/-x/events/y.jsonl", b"")
-    done = call([sys.executable, "-m", "rlprof_ops", "harvest", str(job.root), "--archive"], tmp_path, PYTHONPATH=str(HOME / "python"))
+    done = call(
+        [sys.executable, "-m", "rlprof_ops", "harvest", str(job.root), "--archive"],
+        tmp_path,
+        PYTHONPATH=str(HOME / "python"),
+    )
     assert done.returncode == 3 and "archives/n1.tar.zst (" in done.stdout, done.stderr
     held = {}
     for path in (job.root / "archives").iterdir():

@@ -35,8 +35,25 @@ while os.path.exists(os.environ["TMPDIR"] + "/done"):
 
 
 def profile(output, code, tmpdir):
-    argv = ["nsys", "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "--force-overwrite", "true", "-o", str(output), sys.executable, "-c", code]
-    subprocess.run(argv, env={**os.environ, "TMPDIR": str(tmpdir)}, check=True, capture_output=True, timeout=120)
+    argv = [
+        "nsys",
+        "profile",
+        "-t",
+        "nvtx",
+        "-s",
+        "none",
+        "--cpuctxsw=none",
+        "--force-overwrite",
+        "true",
+        "-o",
+        str(output),
+        sys.executable,
+        "-c",
+        code,
+    ]
+    subprocess.run(
+        argv, env={**os.environ, "TMPDIR": str(tmpdir)}, check=True, capture_output=True, timeout=120
+    )
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +68,35 @@ def reports(tmp_path_factory):
     # A finished window whose session ends without its own import leaves its raw capture in TMPDIR.
     raw = folder / "raw"
     raw.mkdir()
-    argv = ["nsys", "profile", "--session-new=rlprof-raw-1", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "--capture-range=nvtx",
-            "--nvtx-capture=capture@rlprof", "--capture-range-end=repeat", "-o", str(raw / "out"), sys.executable, "-c", CAPTURING]
+    argv = [
+        "nsys",
+        "profile",
+        "--session-new=rlprof-raw-1",
+        "-t",
+        "nvtx",
+        "-s",
+        "none",
+        "--cpuctxsw=none",
+        "--capture-range=nvtx",
+        "--nvtx-capture=capture@rlprof",
+        "--capture-range-end=repeat",
+        "-o",
+        str(raw / "out"),
+        sys.executable,
+        "-c",
+        CAPTURING,
+    ]
     env = {**os.environ, "TMPDIR": str(raw), "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
     with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         until = time.monotonic() + 30
         while not (raw / "done").exists() and time.monotonic() < until:
             time.sleep(0.1)
-        subprocess.run(["nsys", "shutdown", "--kill=none", "--session=rlprof-raw-1"], env=env, capture_output=True, timeout=60)
+        subprocess.run(
+            ["nsys", "shutdown", "--kill=none", "--session=rlprof-raw-1"],
+            env=env,
+            capture_output=True,
+            timeout=60,
+        )
         (raw / "done").unlink()
         process.wait(60)
     return folder
@@ -72,20 +110,32 @@ def test_each_report_is_judged_by_its_contents(reports, tmp_path):
     job.report("nsight", "policy_worker", 0, 7, 8, data=(reports / "empty.nsys-rep").read_bytes())
     job.report("nsight", "policy_worker", 0, 9, 10, data=whole[: len(whole) // 2] + b"[END]")
     manifest = harvest(job.write())
-    assert [(capture.state, bool(capture.reason)) for capture in manifest.captures] == [("ok", False), ("empty", True), ("truncated", True)]
+    assert [(capture.state, bool(capture.reason)) for capture in manifest.captures] == [
+        ("ok", False),
+        ("empty", True),
+        ("truncated", True),
+    ]
     assert manifest.captures[1].reason == "nothing was recorded in it: no range, no kernel, no call"
     assert manifest.captures[2].reason.startswith("nsys cannot read it: ")
 
 
 def test_a_raw_capture_is_recovered_after_the_job(reports, tmp_path):
     [raw] = (reports / "raw").glob("*.qdstrm")
-    job = RunFolder(tmp_path / "4711-logs", {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "7"}]})
+    job = RunFolder(
+        tmp_path / "4711-logs",
+        {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "7"}]},
+    )
     job.file("nodes/n1/tmp/nsys-report-1.qdstrm", raw.read_bytes())
     pid = raw_pid(raw, tmp_path)
-    job.worker("policy_worker", 0, pid=pid, windows=[("opened", "nsight", 7, 8, None)], last_step=8, ended=False)
+    job.worker(
+        "policy_worker", 0, pid=pid, windows=[("opened", "nsight", 7, 8, None)], last_step=8, ended=False
+    )
     manifest = harvest(job.write())
     [capture] = manifest.captures
-    assert (capture.state, capture.report) == ("recovered", f"profiles/nsight/policy_worker/rank0/policy_worker_rank0_step7-7_n1_{pid}.nsys-rep")
+    assert (capture.state, capture.report) == (
+        "recovered",
+        f"profiles/nsight/policy_worker/rank0/policy_worker_rank0_step7-7_n1_{pid}.nsys-rep",
+    )
     assert harvest(job.root) == manifest
 
 

@@ -40,7 +40,11 @@ def test_values_come_from_variables_with_secret_names():
 
 
 def test_secrets_of_other_processes_are_known():
-    secrets = {"SOME_TOKEN": "0123456789abcdef", "SOME_TOKEN_PATH": "/run/secret-path", "TOKENIZERS_PARALLELISM": "false-false"}
+    secrets = {
+        "SOME_TOKEN": "0123456789abcdef",
+        "SOME_TOKEN_PATH": "/run/secret-path",
+        "TOKENIZERS_PARALLELISM": "false-false",
+    }
     with subprocess.Popen(["sleep", "60"], env={**os.environ, **secrets}) as process:
         try:
             found = secrets_of_processes()
@@ -58,8 +62,23 @@ def test_a_real_report_arrives_without_the_secrets_of_its_process(tmp_path, monk
     run.mkdir()
     report = node / "profiles/nsight/a.nsys-rep"
     code = "import nvtx\nwith nvtx.annotate('step 3', domain='rlprof'): pass"
-    argv = ["nsys", "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-o", str(report), sys.executable, "-c", code]
-    subprocess.run(argv, check=True, capture_output=True, timeout=120, env={**os.environ, "TMPDIR": str(tmp_path)})
+    argv = [
+        "nsys",
+        "profile",
+        "-t",
+        "nvtx",
+        "-s",
+        "none",
+        "--cpuctxsw=none",
+        "-o",
+        str(report),
+        sys.executable,
+        "-c",
+        code,
+    ]
+    subprocess.run(
+        argv, check=True, capture_output=True, timeout=120, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
     assert SECRET.encode() in report.read_bytes()
     assert Syncer(node, run, "n1").pass_().complete
     copy = run / "profiles/nsight/a.nsys-rep"

@@ -185,7 +185,10 @@ def test_links_sockets_fifos_and_temporary_names_stay_on_the_node(place, tmp_pat
     assert report.complete, report
 
 
-@pytest.mark.parametrize("name", [b"new\nline", b"quote'\"", b"-dash", b"\xff\xfe", b"a b", b"$(touch x)", "ü".encode(), b"x" * 250])
+@pytest.mark.parametrize(
+    "name",
+    [b"new\nline", b"quote'\"", b"-dash", b"\xff\xfe", b"a b", b"$(touch x)", "ü".encode(), b"x" * 250],
+)
 def test_strange_names_arrive_as_they_are(place, name):
     folder = os.fsencode(place.node) + b"/profiles/torch"
     os.makedirs(folder)

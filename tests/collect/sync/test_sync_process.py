@@ -25,8 +25,26 @@ def start(node):
     running = []
 
     def start(*more, prefix=()):
-        argv = [*prefix, sys.executable, "-m", "rlprof_ops.collect.sync", "--node-dir", str(node), "--run-dir", str(node.parent / "run"), "--node", "n1", *more]
-        process = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": "python"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        argv = [
+            *prefix,
+            sys.executable,
+            "-m",
+            "rlprof_ops.collect.sync",
+            "--node-dir",
+            str(node),
+            "--run-dir",
+            str(node.parent / "run"),
+            "--node",
+            "n1",
+            *more,
+        ]
+        process = subprocess.Popen(
+            argv,
+            env={**os.environ, "PYTHONPATH": "python"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         running.append(process)
         return process
 
@@ -106,11 +124,15 @@ def test_a_killed_sync_goes_on_where_it_was(node, start):
     time.sleep(0.7)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
-    assert all((run / path.name).read_bytes() == path.read_bytes() for path in (node / REPORT).parent.iterdir())
+    assert all(
+        (run / path.name).read_bytes() == path.read_bytes() for path in (node / REPORT).parent.iterdir()
+    )
     assert not list((node.parent / "run/.sync").rglob("*-*"))
 
 
-@pytest.mark.parametrize("arguments", [("--interval", "abc"), ("--interval", "-3"), ("--interval", "5", "--node", "../x")])
+@pytest.mark.parametrize(
+    "arguments", [("--interval", "abc"), ("--interval", "-3"), ("--interval", "5", "--node", "../x")]
+)
 def test_wrong_arguments_end_with_2_and_the_value(node, start, arguments):
     process = start(*arguments)
     output, _ = process.communicate(timeout=15)

@@ -35,7 +35,9 @@ def small(tmp_path):
     """A run folder on a file system of its own, 4 MiB large."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, text=True
+    )
     if mounted.returncode:
         if os.environ.get("RLPROF_TESTS_REQUIRE") == "all":
             pytest.fail(f"cannot mount: {mounted.stderr}")
@@ -127,7 +129,9 @@ def test_a_report_that_changes_while_it_is_copied_never_arrives_half(node, run, 
     path = report(node, "a", 9)
     Changing(monkeypatch, lambda: path.write_bytes(new))
     syncer = Syncer(node, run, "n1")
-    assert syncer.pass_().failed == (("profiles/nsight/a", "it changed while it was copied; the next pass tries again"),)
+    assert syncer.pass_().failed == (
+        ("profiles/nsight/a", "it changed while it was copied; the next pass tries again"),
+    )
     assert arrived(run) == {}
     assert syncer.pass_().complete
     assert (run / "profiles/nsight/a").read_bytes() == new
@@ -217,7 +221,9 @@ def test_nothing_is_removed_while_there_is_room(node, run):
     assert list(make_room(node, run, syncer.journal, 10, free_bytes=lambda folder: 10)) == []
 
 
-def test_a_large_report_has_the_digest_of_its_bytes_and_one_that_changes_does_not_arrive(node, run, monkeypatch):
+def test_a_large_report_has_the_digest_of_its_bytes_and_one_that_changes_does_not_arrive(
+    node, run, monkeypatch
+):
     path = report(node, "large", (16 << 20) + 5)
     syncer = Syncer(node, run, "n1")
     real = send_file.copy_in_kernel
@@ -232,7 +238,10 @@ def test_a_large_report_has_the_digest_of_its_bytes_and_one_that_changes_does_no
     assert not syncer.pass_().complete and arrived(run) == {}
     monkeypatch.setattr(send_file, "copy_in_kernel", real)
     assert syncer.pass_().complete
-    assert syncer.journal.sent["profiles/nsight/large"].sha256 == hashlib.sha256((run / "profiles/nsight/large").read_bytes()).hexdigest()
+    assert (
+        syncer.journal.sent["profiles/nsight/large"].sha256
+        == hashlib.sha256((run / "profiles/nsight/large").read_bytes()).hexdigest()
+    )
     (node / "sync/state.jsonl").unlink()
     assert Syncer(node, run, "n1").pass_().copied == 0  # the same file is there already
 

@@ -1,4 +1,6 @@
-"""The repair of Ray's nsight plugin, method by method: real plugin classes of the installed Ray, a stand-in for nsys."""
+"""The repair of Ray's nsight plugin, method by method: real plugin classes of the installed Ray, a
+stand-in for nsys.
+"""
 
 import asyncio
 import json
@@ -23,7 +25,8 @@ from rlprof_ops.request import request_from_dict
 ray_module = pristine("nsight")
 LOG = logging.getLogger("test")
 
-# Stands in for nsys: notes each call, fails for an option it does not know, hangs when told, else runs nothing.
+# Stands in for nsys: notes each call, fails for an option it does not know, hangs when told, else runs
+# nothing.
 NSYS = """#!/bin/bash
 echo "$*" >> "$CALLS"
 case "$*" in
@@ -93,16 +96,26 @@ def words(context):
 
 def test_the_interpreter_is_kept_whatever_it_is(plugin):
     assert wrapped(plugin, "default").py_executable.endswith(" /opt/venv/bin/python3")
-    assert wrapped(plugin, "default", "uv run --project '/a b' python").py_executable.endswith(" uv run --project '/a b' python")
+    assert wrapped(plugin, "default", "uv run --project '/a b' python").py_executable.endswith(
+        " uv run --project '/a b' python"
+    )
 
 
 def test_report_has_worker_rank_steps_and_host_for_nemo_rl(plugin):
-    options = {"t": "cuda,nvtx", "o": "'dtensor_policy_worker_3:5_%p'", "stop-on-exit": "true", "capture-range": "cudaProfilerApi"}
+    options = {
+        "t": "cuda,nvtx",
+        "o": "'dtensor_policy_worker_3:5_%p'",
+        "stop-on-exit": "true",
+        "capture-range": "cudaProfilerApi",
+    }
 
     context = wrapped(plugin, options, env_vars={"RANK": "3"})
 
     output = words(context)[words(context).index("-o") + 1]
-    assert output == str(plugin.node_dir / "inplace/nsight/dtensor_policy_worker/rank3/dtensor_policy_worker_rank3_step3-4_n1_%p")
+    assert output == str(
+        plugin.node_dir
+        / "inplace/nsight/dtensor_policy_worker/rank3/dtensor_policy_worker_rank3_step3-4_n1_%p"
+    )
     assert os.path.isdir(os.path.dirname(output))
     assert options["o"] == "'dtensor_policy_worker_3:5_%p'", "the trainer's own dictionary is not changed"
 
@@ -136,12 +149,20 @@ def test_without_a_job_reports_go_where_ray_has_them(plugin, monkeypatch):
 
 
 def test_every_option_reaches_nsys_as_one_word(plugin, tmp_path):
-    hostile = {"t": "cuda,nvtx", "nvtx-capture": "a|b;$(touch pwned) 'c\"", "-s": "none", "python-backtrace": None, "x": True}
+    hostile = {
+        "t": "cuda,nvtx",
+        "nvtx-capture": "a|b;$(touch pwned) 'c\"",
+        "-s": "none",
+        "python-backtrace": None,
+        "x": True,
+    }
 
     text = wrapped(plugin, hostile).py_executable
     subprocess.run(["bash", "-c", f"exec {text} default_worker.py"], check=True, cwd=tmp_path, timeout=30)
 
-    assert plugin.calls()[-1].startswith("profile -t cuda,nvtx --nvtx-capture=a|b;$(touch pwned) 'c\" -s none --python-backtrace -x true -o ")
+    assert plugin.calls()[-1].startswith(
+        "profile -t cuda,nvtx --nvtx-capture=a|b;$(touch pwned) 'c\" -s none --python-backtrace -x true -o "
+    )
     assert not (tmp_path / "pwned").exists()
 
 
@@ -164,7 +185,10 @@ def test_same_options_are_tried_once_others_each(plugin):
 
 def test_concurrent_environments_keep_their_own_options(plugin):
     async def both():
-        return await asyncio.gather(set_up(plugin, {"_nsight": {"t": "nvtx"}}), set_up(plugin, {"_nsight": {"t": "osrt"}}, "uv run python"))
+        return await asyncio.gather(
+            set_up(plugin, {"_nsight": {"t": "nvtx"}}),
+            set_up(plugin, {"_nsight": {"t": "osrt"}}, "uv run python"),
+        )
 
     one, two = asyncio.run(both())
 
@@ -176,7 +200,10 @@ def test_a_wrong_option_is_one_error_with_node_and_worker(plugin):
     with pytest.raises(RuntimeEnvSetupError) as caught:
         wrapped(plugin, {"bogus": "1", "o": "'dtensor_policy_worker_3:5_%p'"}, env_vars={"RANK": "1"})
 
-    assert "rlprof: node n1, worker 'dtensor_policy_worker' rank 1: `nsys profile --bogus=1` does not work: exit code 1: unrecognised option '--bogus'" in str(caught.value)
+    assert (
+        "rlprof: node n1, worker 'dtensor_policy_worker' rank 1: `nsys profile --bogus=1` does not work: exit"
+        " code 1: unrecognised option '--bogus'" in str(caught.value)
+    )
 
 
 def test_an_nsys_that_hangs_is_ended_in_time(plugin, monkeypatch):
@@ -263,7 +290,13 @@ def test_the_installed_rays_plugins_are_known():
         "from ray._private.runtime_env.rocprof_sys import RocProfSysPlugin as R\n"
         "print(repair.why_unknown(N), repair.why_unknown(R))\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert result.stdout == "None None\n", result.stderr
     assert RocProfSysPlugin.name == "_rocprof_sys"
 
@@ -289,14 +322,26 @@ def test_a_plugin_that_does_more_is_left_alone_with_a_message(caplog, monkeypatc
 
 @pytest.mark.parametrize(
     "other",
-    [SimpleNamespace(name="_other"), SimpleNamespace(name="_nsight"), type("P", (), {"name": "_nsight", "create": lambda self: 0})],
+    [
+        SimpleNamespace(name="_other"),
+        SimpleNamespace(name="_nsight"),
+        type("P", (), {"name": "_nsight", "create": lambda self: 0}),
+    ],
 )
 def test_other_shapes_are_left_alone(other):
     assert repair.why_unknown(other)
 
 
 def test_install_twice_repairs_once(monkeypatch):
-    copy = type("NsightPlugin", (), {"name": "_nsight", "create": ray_module.NsightPlugin.create, "modify_context": ray_module.NsightPlugin.modify_context})
+    copy = type(
+        "NsightPlugin",
+        (),
+        {
+            "name": "_nsight",
+            "create": ray_module.NsightPlugin.create,
+            "modify_context": ray_module.NsightPlugin.modify_context,
+        },
+    )
     monkeypatch.setattr(repair, "_load_nsight", lambda: copy)
     assert repair.why_unknown(copy) is None
     repair.install(LOG)

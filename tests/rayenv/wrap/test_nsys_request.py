@@ -1,4 +1,6 @@
-"""The trial of a session's options before a worker is launched with them: a stand-in for nsys, and the real one."""
+"""The trial of a session's options before a worker is launched with them: a stand-in for nsys, and the
+real one.
+"""
 
 import asyncio
 import logging
@@ -29,7 +31,9 @@ class Context:
 
 @pytest.fixture
 def node(monkeypatch, tmp_path):
-    """`node(**capture)` makes this process the agent of a node with that request; returns the stand-in's calls."""
+    """`node(**capture)` makes this process the agent of a node with that request; returns the stand-in's
+    calls.
+    """
     fake = tmp_path / "nsys"
     fake.write_text(NSYS)
     fake.chmod(0o755)
@@ -38,7 +42,12 @@ def node(monkeypatch, tmp_path):
 
     def set_up(**capture):
         request = request_from_dict({"captures": [{"workers": "*policy*", "steps": "3:5", **capture}]})
-        for name, value in {"CALLS": calls, "RLPROF_NSYS": fake, "RLPROF_NODE": "n1", "RLPROF_NODE_DIR": tmp_path / "node"}.items():
+        for name, value in {
+            "CALLS": calls,
+            "RLPROF_NSYS": fake,
+            "RLPROF_NODE": "n1",
+            "RLPROF_NODE_DIR": tmp_path / "node",
+        }.items():
             monkeypatch.setenv(name, str(value))
         monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())
         return calls
@@ -63,7 +72,9 @@ def test_all_workers_with_the_same_options_share_one_trial(node):
     *wrapped, other = asyncio.run(many())
 
     launch, start, shutdown = calls.read_text().splitlines()
-    assert launch.startswith("launch --session-new=rlprof-trial-") and launch.endswith(" -t nvtx --python-backtrace true")
+    assert launch.startswith("launch --session-new=rlprof-trial-") and launch.endswith(
+        " -t nvtx --python-backtrace true"
+    )
     assert start.startswith("start --session-new=rlprof-trial-") and "--sampling-period=1 -o " in start
     assert shutdown.startswith("shutdown --kill=none --session=rlprof-trial-")
     assert all(" launch " in context.py_executable for context in wrapped)
@@ -77,14 +88,19 @@ def test_a_wrong_option_is_one_clear_error(node, options):
     with pytest.raises(RuntimeError) as caught:
         asyncio.run(set_up(RlprofPlugin(), 2))
 
-    assert str(caught.value).startswith("rlprof: node n1, worker 'policy_worker' rank 2: nsys does not take the options '")
+    assert str(caught.value).startswith(
+        "rlprof: node n1, worker 'policy_worker' rank 2: nsys does not take the options '"
+    )
     assert "exit code 1: unrecognised option '--bogus=1'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"preset": "verll"}, "unknown nsys preset 'verll': there are nemo_rl, verl, rlinf; did you mean 'verl'?"),
+        (
+            {"preset": "verll"},
+            "unknown nsys preset 'verll': there are nemo_rl, verl, rlinf; did you mean 'verl'?",
+        ),
         ({"t": "nvtx", "trace": "cuda"}, "the nsys options 't' and 'trace' are the same one; keep one"),
         ({"capture-range": "hotkey"}, "capture-range 'hotkey': allowed are cudaProfilerApi, nvtx, none"),
     ],
@@ -137,6 +153,12 @@ def test_real_nsys_is_asked(node, monkeypatch, options, said, tmp_path):
 
     context = asyncio.run(set_up(RlprofPlugin(), 0))
 
-    assert said in context.env_vars["RLPROF_NOT_WRAPPED"] if said else "RLPROF_NOT_WRAPPED" not in context.env_vars
-    left = subprocess.run(["pgrep", "-af", "rlprof-trial-" + str(os.getpid())], capture_output=True, text=True).stdout
+    assert (
+        said in context.env_vars["RLPROF_NOT_WRAPPED"]
+        if said
+        else "RLPROF_NOT_WRAPPED" not in context.env_vars
+    )
+    left = subprocess.run(
+        ["pgrep", "-af", "rlprof-trial-" + str(os.getpid())], capture_output=True, text=True
+    ).stdout
     assert left == "", "no agent of a trial lives on"

@@ -13,13 +13,23 @@ SCRIPT = 'echo x >> "$1"; [ "$(wc -l < "$1")" -ge "$2" ] || { echo "$3"; exit 1;
 
 
 def attempt(tries, works_at: int, says: str) -> tuple[str | None, int]:
-    """Why a command that fails with `says` until its `works_at`-th run must not be used, and how often it was run."""
+    """Why a command that fails with `says` until its `works_at`-th run must not be used, and how often it
+    was run.
+    """
     command = ["bash", "-c", SCRIPT, "x", str(tries), str(works_at), says]
     reason = asyncio.run(Trials().reason_against(("a",), command, dict(os.environ)))
     return reason, len(tries.read_text().split())
 
 
-@pytest.mark.parametrize("says", ["Connection to Agent lost. This is most likely a bug.", "[tag_message*] = Local Endpoint is not available.", "The proxy is not started.", "End of file"])
+@pytest.mark.parametrize(
+    "says",
+    [
+        "Connection to Agent lost. This is most likely a bug.",
+        "[tag_message*] = Local Endpoint is not available.",
+        "The proxy is not started.",
+        "End of file",
+    ],
+)
 def test_bad_luck_is_tried_again_but_not_for_ever(tmp_path, says):
     assert attempt(tmp_path / "a", 3, says) == (None, 3)
     reason, runs = attempt(tmp_path / "b", 9, says)

@@ -1,4 +1,6 @@
-"""Numbers for an engine's inner workers, run by bash as Ray does; a stand-in for nsys that becomes the program."""
+"""Numbers for an engine's inner workers, run by bash as Ray does; a stand-in for nsys that becomes the
+program.
+"""
 
 import os
 import shlex
@@ -10,7 +12,10 @@ import pytest
 from rlprof_ops.rayenv.worker_selection import INNER_WORKER, Identity, identify
 from rlprof_ops.rayenv.wrap.rank_slots import RANK, numbered
 
-SAY = 'import os, sys; print(os.environ["RLPROF_RANK"], sys.argv[1:], os.environ.get("WRAPPED"), flush=True); sys.stdin.read()'
+SAY = (
+    'import os, sys; print(os.environ["RLPROF_RANK"], sys.argv[1:], os.environ.get("WRAPPED"), flush=True);'
+    " sys.stdin.read()"
+)
 
 
 @pytest.fixture
@@ -19,8 +24,20 @@ def start(tmp_path):
     processes = []
 
     def begin(base=0, ranks=None):
-        text = numbered(["env", "WRAPPED=a 'b' $c"], shlex.quote(sys.executable), "vllm_tp_worker", base, ranks, {"RLPROF_NODE_DIR": str(tmp_path / "node dir")})
-        process = subprocess.Popen(["bash", "-c", f"exec {text} -c {shlex.quote(SAY)} 'default worker.py'"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        text = numbered(
+            ["env", "WRAPPED=a 'b' $c"],
+            shlex.quote(sys.executable),
+            "vllm_tp_worker",
+            base,
+            ranks,
+            {"RLPROF_NODE_DIR": str(tmp_path / "node dir")},
+        )
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {text} -c {shlex.quote(SAY)} 'default worker.py'"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         processes.append(process)
         return process, process.stdout.readline().strip()
 
@@ -36,8 +53,12 @@ def test_each_takes_the_first_free_number_from_its_base_on(start):
 
 
 def test_many_at_once_take_one_each(tmp_path):
-    text = numbered(["env"], "sh -c 'echo $RLPROF_RANK; sleep 3'", "w", 0, None, {"RLPROF_NODE_DIR": str(tmp_path)})
-    processes = [subprocess.Popen(["bash", "-c", f"exec {text}"], stdout=subprocess.PIPE, text=True) for _ in range(12)]
+    text = numbered(
+        ["env"], "sh -c 'echo $RLPROF_RANK; sleep 3'", "w", 0, None, {"RLPROF_NODE_DIR": str(tmp_path)}
+    )
+    processes = [
+        subprocess.Popen(["bash", "-c", f"exec {text}"], stdout=subprocess.PIPE, text=True) for _ in range(12)
+    ]
 
     assert sorted(int(process.communicate(timeout=30)[0]) for process in processes) == list(range(12))
 
@@ -54,14 +75,20 @@ def test_the_number_of_one_that_is_gone_is_free_again(start):
 def test_who_is_not_selected_starts_without_the_wrap(start):
     said = [start(0, (1,))[1] for _ in range(3)]
 
-    assert said == ["0 ['default worker.py'] None", "1 ['default worker.py'] a 'b' $c", "2 ['default worker.py'] None"]
+    assert said == [
+        "0 ['default worker.py'] None",
+        "1 ['default worker.py'] a 'b' $c",
+        "2 ['default worker.py'] None",
+    ]
 
 
 def test_words_and_folders_get_the_number(tmp_path):
     words = ["printf", "%s\n", f"{tmp_path}/in place/rank{RANK}/x_rank{RANK}_%p", "a|b; $HOME"]
     text = numbered(words, "python", "w", 5, None, {"RLPROF_NODE_DIR": str(tmp_path)})
 
-    done = subprocess.run(["bash", "-c", f"exec {text}"], capture_output=True, text=True, timeout=10, check=True)
+    done = subprocess.run(
+        ["bash", "-c", f"exec {text}"], capture_output=True, text=True, timeout=10, check=True
+    )
 
     assert done.stdout.splitlines() == [f"{tmp_path}/in place/rank5/x_rank5_%p", "a|b; $HOME", "python"]
     assert os.path.isdir(tmp_path / "in place" / "rank5")
@@ -72,7 +99,11 @@ def test_who_is_an_inner_worker():
     vllm = {"t": "cuda,cudnn,cublas", "o": "worker_process_%p", "cuda-graph-trace": "node"}
     env = {"env_vars": {"RANK": "4"}}
 
-    assert (identify(env, nemo_rl).worker, identify(env, nemo_rl).rank, identify(env, nemo_rl).base) == (INNER_WORKER, None, 4)
+    assert (identify(env, nemo_rl).worker, identify(env, nemo_rl).rank, identify(env, nemo_rl).base) == (
+        INNER_WORKER,
+        None,
+        4,
+    )
     assert identify(env, vllm) == Identity(INNER_WORKER, None, None, 4)
     assert identify(env, vllm | {"t": "nvtx"}) == Identity(None, 4)
     assert identify({**env, "rlprof": {"worker": "mine", "rank": 1}}, vllm) == Identity("mine", 1)

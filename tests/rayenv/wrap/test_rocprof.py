@@ -56,12 +56,16 @@ def node(monkeypatch, tmp_path):
 
 
 def ask(monkeypatch, **capture):
-    request = request_from_dict({"captures": [{"backend": "rocprof_sys", "workers": "*policy*", "steps": "3:5", **capture}]})
+    request = request_from_dict(
+        {"captures": [{"backend": "rocprof_sys", "workers": "*policy*", "steps": "3:5", **capture}]}
+    )
     monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())
 
 
 def stock(node):
-    copy = type("RocProfSysPlugin", (ray_module.RocProfSysPlugin,), dict(ray_module.RocProfSysPlugin.__dict__))
+    copy = type(
+        "RocProfSysPlugin", (ray_module.RocProfSysPlugin,), dict(ray_module.RocProfSysPlugin.__dict__)
+    )
     repair._repair_rocprof(copy)
     return copy(str(node / "session" / "runtime_resources"))
 
@@ -77,7 +81,9 @@ def repaired(node, config, context=None, **rest):
 
 
 def own(context=None):
-    return asyncio.run(set_up(RlprofPlugin(), {"rlprof": {"worker": "policy_worker", "rank": 2}}, context or Context()))
+    return asyncio.run(
+        set_up(RlprofPlugin(), {"rlprof": {"worker": "policy_worker", "rank": 2}}, context or Context())
+    )
 
 
 def start_worker(context, tmp_path):
@@ -106,7 +112,9 @@ def test_the_workers_script_runs_with_the_workers_interpreter(node, tmp_path):
 
     done = start_worker(context, tmp_path)
 
-    assert done.stdout.startswith(f"{sys.executable} ['--node-ip-address=1.2.3.4', '{{\"a\": 1}}']"), done.stdout + done.stderr
+    assert done.stdout.startswith(f"{sys.executable} ['--node-ip-address=1.2.3.4', '{{\"a\": 1}}']"), (
+        done.stdout + done.stderr
+    )
     path, trace = trace_of(node)
     assert path.name == f"worker_process_rank3_n1_{trace['pid']}_perfetto-trace.proto"
     assert trace["options"]["full_filepath"] is True and len(trace["sections"]) == 1
@@ -120,7 +128,13 @@ def test_a_command_as_interpreter_is_kept(node, tmp_path):
 
 
 def test_what_the_user_sets_wins(node):
-    context = repaired(node, {"env": {"ROCPROFSYS_OUTPUT_PREFIX": "mine_", "ROCPROFSYS_USE_ROCTX": "false"}, "args": {"label": "args line", "v": 1}})
+    context = repaired(
+        node,
+        {
+            "env": {"ROCPROFSYS_OUTPUT_PREFIX": "mine_", "ROCPROFSYS_USE_ROCTX": "false"},
+            "args": {"label": "args line", "v": 1},
+        },
+    )
 
     assert context.env_vars["ROCPROFSYS_OUTPUT_PREFIX"] == "mine_"
     assert context.env_vars["ROCPROFSYS_USE_ROCTX"] == "false"
@@ -131,14 +145,21 @@ def test_what_the_user_sets_wins(node):
 def test_hostile_values_stay_words(node, tmp_path):
     context = repaired(node, {"args": {"I": "$(touch pwned);x"}})
 
-    subprocess.run(["bash", "-c", f"cd '{tmp_path}' && exec {context.py_executable} /dev/null"], timeout=60, capture_output=True)
+    subprocess.run(
+        ["bash", "-c", f"cd '{tmp_path}' && exec {context.py_executable} /dev/null"],
+        timeout=60,
+        capture_output=True,
+    )
 
     assert not (tmp_path / "pwned").exists()
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
-    [({"T": "hip"}, "unrecognized arguments: -T hip"), ({"output-format": "json"}, "unrecognized arguments: --output-format=json")],
+    [
+        ({"T": "hip"}, "unrecognized arguments: -T hip"),
+        ({"output-format": "json"}, "unrecognized arguments: --output-format=json"),
+    ],
 )
 def test_an_option_that_rlinf_documents_and_the_tool_refuses_is_one_error(node, args, said):
     with pytest.raises(RuntimeEnvSetupError) as caught:
@@ -153,7 +174,9 @@ def test_an_interpreter_that_cannot_run_it_is_found_although_the_exit_code_is_0(
     liar.write_text("#!/bin/bash\necho source code string cannot contain null bytes\n")
     liar.chmod(0o755)
 
-    with pytest.raises(RuntimeEnvSetupError, match="exit code 0, but it did not run the program: source code string"):
+    with pytest.raises(
+        RuntimeEnvSetupError, match="exit code 0, but it did not run the program: source code string"
+    ):
         repaired(node, "default", Context(str(liar)))
 
 
@@ -168,7 +191,9 @@ def test_another_python_than_it_was_built_for_is_said(monkeypatch, tmp_path):
 def test_a_missing_front_end_is_said(monkeypatch):
     monkeypatch.setenv("RLPROF_ROCPROF_SYS", "/nowhere/rocprof-sys-python")
 
-    with pytest.raises(rocprof_sys.FrontEndError, match="RLPROF_ROCPROF_SYS='/nowhere/rocprof-sys-python' is no program"):
+    with pytest.raises(
+        rocprof_sys.FrontEndError, match="RLPROF_ROCPROF_SYS='/nowhere/rocprof-sys-python' is no program"
+    ):
         rocprof_sys.find()
 
 
@@ -204,7 +229,9 @@ def test_without_the_tool_the_request_decides(node, monkeypatch, on_error, fails
     context = Context()
 
     if fails:
-        with pytest.raises(RuntimeError, match="rlprof: node n1, worker 'policy_worker' rank 2: no rocprof-sys"):
+        with pytest.raises(
+            RuntimeError, match="rlprof: node n1, worker 'policy_worker' rank 2: no rocprof-sys"
+        ):
             own(context)
     else:
         own(context)
@@ -237,7 +264,15 @@ def test_the_stand_in_ends_with_0_whatever_the_script_does(node, tmp_path):
     script = Path(tmp_path / "fails.py")
     script.write_text("raise SystemExit(7)")
 
-    done = subprocess.run(["rocprof-sys-python", "--", str(script)], env={**os.environ, "PYTHON_EXECUTABLE": sys.executable,
-                          "ROCPROFSYS_OUTPUT_PATH": str(tmp_path / "out")}, capture_output=True, timeout=60)  # fmt: skip
+    done = subprocess.run(
+        ["rocprof-sys-python", "--", str(script)],
+        env={
+            **os.environ,
+            "PYTHON_EXECUTABLE": sys.executable,
+            "ROCPROFSYS_OUTPUT_PATH": str(tmp_path / "out"),
+        },
+        capture_output=True,
+        timeout=60,
+    )
 
     assert done.returncode == 0

@@ -25,13 +25,33 @@ def test_two_tasks_on_two_nodes_leave_their_windows_on_shared_storage(slurm, wor
     folder.mkdir()
     (folder / "train.py").write_text(TRAINING)
     env = {
-        "PYTHONPATH": str(HOME / "python"), "RLPROF_STEPS": "3:5", "RLPROF_WORKERS": "policy*", "RLPROF_OPTIONS": '{"t": "nvtx"}',
+        "PYTHONPATH": str(HOME / "python"),
+        "RLPROF_STEPS": "3:5",
+        "RLPROF_WORKERS": "policy*",
+        "RLPROF_OPTIONS": '{"t": "nvtx"}',
         "RLPROF_RUN_DIR": str(folder / "run"),
-    }  # fmt: skip
-    command = [sys.executable, "-m", "rlprof_ops", "wrap", "--worker", "policy_worker", "--", sys.executable, "train.py", *words]
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "rlprof_ops",
+        "wrap",
+        "--worker",
+        "policy_worker",
+        "--",
+        sys.executable,
+        "train.py",
+        *words,
+    ]
 
-    done = slurm.run(["srun", "-N2", "-n2", "--mpi=none", *command], env=env, cwd=folder, timeout=120, check=False)
+    done = slurm.run(
+        ["srun", "-N2", "-n2", "--mpi=none", *command], env=env, cwd=folder, timeout=120, check=False
+    )
 
     assert done.returncode == code, done.stdout + done.stderr
-    reports = sorted(path.name.rpartition("_")[0] for path in folder.glob("run/profiles/nsight/policy_worker/*/*.nsys-rep"))
-    assert reports == [f"policy_worker_rank{rank}_step3-4_n{rank + 1}" for rank in (0, 1)], done.stdout + done.stderr
+    reports = sorted(
+        path.name.rpartition("_")[0] for path in folder.glob("run/profiles/nsight/policy_worker/*/*.nsys-rep")
+    )
+    assert reports == [f"policy_worker_rank{rank}_step3-4_n{rank + 1}" for rank in (0, 1)], (
+        done.stdout + done.stderr
+    )

@@ -1,4 +1,6 @@
-"""Ways into other trainers: NeMo RL's hook classes, the launcher for torchrun, and the documents' examples."""
+"""Ways into other trainers: NeMo RL's hook classes, the launcher for torchrun, and the documents'
+examples.
+"""
 
 import contextlib
 import importlib.util
@@ -82,7 +84,11 @@ def test_a_strange_step_id_is_named():
 
 
 def test_the_launcher_wraps_selected_ranks_only(tmp_path):
-    env = {"RLPROF_REQUEST_JSON": '{"captures": [{"workers": ["trainer"], "ranks": [1], "steps": "3:5"}]}', "RLPROF_NODE_DIR": str(tmp_path), "RLPROF_NSYS": sys.executable}
+    env = {
+        "RLPROF_REQUEST_JSON": '{"captures": [{"workers": ["trainer"], "ranks": [1], "steps": "3:5"}]}',
+        "RLPROF_NODE_DIR": str(tmp_path),
+        "RLPROF_NSYS": sys.executable,
+    }
 
     assert launch.wrapped(["python", "train.py"], "trainer", {**env, "RANK": "0"}) == ["python", "train.py"]
     chosen = {**env, "RANK": "1"}
@@ -94,7 +100,11 @@ def test_the_launcher_wraps_selected_ranks_only(tmp_path):
 
 
 def test_the_launcher_without_nsys_trains_unprofiled(tmp_path):
-    env = {"RLPROF_REQUEST_JSON": '{"captures": [{"workers": ["*"], "steps": "3:5"}]}', "RLPROF_NSYS": "/nowhere", "RLPROF_NODE_DIR": str(tmp_path)}
+    env = {
+        "RLPROF_REQUEST_JSON": '{"captures": [{"workers": ["*"], "steps": "3:5"}]}',
+        "RLPROF_NSYS": "/nowhere",
+        "RLPROF_NODE_DIR": str(tmp_path),
+    }
 
     assert launch.wrapped(["python", "train.py"], "trainer", env) == ["python", "train.py"]
     assert "no nsys" in env["RLPROF_NOT_WRAPPED"]
@@ -106,8 +116,13 @@ def test_the_launcher_says_how_it_is_used():
 
 
 def launch_with(nsys, tmp_path, code):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RLPROF_NODE_DIR": str(tmp_path), "RLPROF_NSYS": str(nsys),
-           "RLPROF_REQUEST_JSON": '{"captures": [{"workers": ["*"], "steps": "3:5"}]}'}  # fmt: skip
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "RLPROF_NODE_DIR": str(tmp_path),
+        "RLPROF_NSYS": str(nsys),
+        "RLPROF_REQUEST_JSON": '{"captures": [{"workers": ["*"], "steps": "3:5"}]}',
+    }
     command = [sys.executable, "-m", "rlprof_ops.runtime.process.launch", sys.executable, "-c", code]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
@@ -119,28 +134,56 @@ def test_a_program_is_started_though_nsys_is_not(tmp_path):
 
     done = launch_with(nsys, tmp_path, "import os, sys; print(os.environ['RLPROF_NOT_WRAPPED']); sys.exit(7)")
 
-    assert done.returncode == 7 and "`nsys launch` ended with 1 before the program began, 3 times" in done.stdout
+    assert (
+        done.returncode == 7 and "`nsys launch` ended with 1 before the program began, 3 times" in done.stdout
+    )
     assert "training goes on unprofiled" in done.stderr
 
 
 @pytest.mark.nsys
 def test_a_programs_own_exit_code_and_signals_are_its_own(tmp_path):
-    done = launch_with(shutil.which("nsys"), tmp_path, "import os, sys; print(os.environ['RLPROF_NSYS_SESSION']); sys.exit(7)")
+    done = launch_with(
+        shutil.which("nsys"),
+        tmp_path,
+        "import os, sys; print(os.environ['RLPROF_NSYS_SESSION']); sys.exit(7)",
+    )
 
     assert done.returncode == 7 and done.stdout.startswith("rlprof-local-worker-r0-"), done.stderr
     assert not list((tmp_path / "tmp").glob(".rlprof-pending-*"))
 
 
 def run_example(name, tmp_path, *prefix, **variables):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RLPROF_STEPS": "3:5", "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": "", **variables}
-    done = subprocess.run([*prefix, sys.executable, str(EXAMPLES / name)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "RLPROF_STEPS": "3:5",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_ADDRESS": "",
+        **variables,
+    }
+    done = subprocess.run(
+        [*prefix, sys.executable, str(EXAMPLES / name)],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
-    return sorted(path.name.rsplit("_", 2)[0] for path in (tmp_path / "rlprof-profiles").rglob("*_rank*.*") if "profiles/" in str(path.relative_to(tmp_path)) and path.suffix != ".jsonl" and path.suffix != ".step")
+    return sorted(
+        path.name.rsplit("_", 2)[0]
+        for path in (tmp_path / "rlprof-profiles").rglob("*_rank*.*")
+        if "profiles/" in str(path.relative_to(tmp_path))
+        and path.suffix != ".jsonl"
+        and path.suffix != ".step"
+    )
 
 
 @pytest.mark.torch
 def test_the_callbacks_example(tmp_path):
-    assert run_example("callbacks.py", tmp_path, RLPROF_WORKERS="trainer", RLPROF_BACKEND="torch") == ["trainer_rank0_step3-4"]
+    assert run_example("callbacks.py", tmp_path, RLPROF_WORKERS="trainer", RLPROF_BACKEND="torch") == [
+        "trainer_rank0_step3-4"
+    ]
 
 
 @pytest.mark.torch
@@ -148,9 +191,19 @@ def test_the_callbacks_example(tmp_path):
 def test_the_torchrun_example_under_its_launcher(tmp_path):
     """As torchrun starts rank 1 of it: `--no-python` and the launcher in front."""
     reports = run_example(
-        "torchrun.py", tmp_path, sys.executable, "-m", "rlprof_ops.runtime.process.launch", "--worker", "trainer",
-        RLPROF_WORKERS="trainer", RLPROF_RANKS="1", RLPROF_OPTIONS='{"t": "nvtx"}', RANK="1", WORLD_SIZE="2",
-    )  # fmt: skip
+        "torchrun.py",
+        tmp_path,
+        sys.executable,
+        "-m",
+        "rlprof_ops.runtime.process.launch",
+        "--worker",
+        "trainer",
+        RLPROF_WORKERS="trainer",
+        RLPROF_RANKS="1",
+        RLPROF_OPTIONS='{"t": "nvtx"}',
+        RANK="1",
+        WORLD_SIZE="2",
+    )
 
     assert reports == ["trainer_rank1_step3-4"]
     (report,) = (tmp_path / "rlprof-profiles").rglob("*.nsys-rep")
@@ -162,7 +215,14 @@ def test_the_torchrun_example_under_its_launcher(tmp_path):
 def test_the_ray_example(tmp_path, monkeypatch):
     ray_dir = f"/tmp/rlprof-e{os.getpid()}"
     try:
-        reports = run_example("ray_actor_loop.py", tmp_path, RLPROF_WORKERS="*_worker", RLPROF_BACKEND="torch", RLPROF_RUN_DIR=str(tmp_path / "rlprof-profiles"), RAY_TMPDIR=ray_dir)
+        reports = run_example(
+            "ray_actor_loop.py",
+            tmp_path,
+            RLPROF_WORKERS="*_worker",
+            RLPROF_BACKEND="torch",
+            RLPROF_RUN_DIR=str(tmp_path / "rlprof-profiles"),
+            RAY_TMPDIR=ray_dir,
+        )
     finally:
         shutil.rmtree(ray_dir, ignore_errors=True)
 

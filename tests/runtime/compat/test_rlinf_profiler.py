@@ -44,7 +44,13 @@ def labels(folder):
     found = []
     for path in sorted(Path(folder).iterdir(), key=lambda path: path.stat().st_mtime_ns):
         events = json.loads(path.read_text())["traceEvents"]
-        found.append([event["name"] for event in events if event.get("cat") == "user_annotation" and event["name"][:5] in ("train", "infer")])
+        found.append(
+            [
+                event["name"]
+                for event in events
+                if event.get("cat") == "user_annotation" and event["name"][:5] in ("train", "infer")
+            ]
+        )
     return found
 
 
@@ -65,7 +71,16 @@ def test_the_documents_example_gives_the_documents_results(config, tmp_path):
 
 
 def test_every_active_call_of_every_cycle_is_kept_in_both_exports(config, tmp_path):
-    prof = PyTorchProfiler.from_config({**config, "schedule_warmup": 1, "schedule_active": 2, "schedule_repeat": 2, "export_chrome_trace": True}, rank=3)
+    prof = PyTorchProfiler.from_config(
+        {
+            **config,
+            "schedule_warmup": 1,
+            "schedule_active": 2,
+            "schedule_repeat": 2,
+            "export_chrome_trace": True,
+        },
+        rank=3,
+    )
     prof.init_fwd_bwd_schedule(4)
 
     for number in range(12):
@@ -73,9 +88,14 @@ def test_every_active_call_of_every_cycle_is_kept_in_both_exports(config, tmp_pa
         run(prof, f"infer {number}", forward_only=True)
 
     training = tmp_path / "profiler/fwd_bwd"
-    assert sorted(path.name for path in training.glob("chrome*")) == [f"chrome_trace_rank3_fwd_bwd_{n}.json" for n in (2, 3, 6, 7)]
+    assert sorted(path.name for path in training.glob("chrome*")) == [
+        f"chrome_trace_rank3_fwd_bwd_{n}.json" for n in (2, 3, 6, 7)
+    ]
     assert len(list(training.glob("*.pt.trace.json"))) == 4
-    assert sorted(path.name for path in (tmp_path / "profiler/fwd").glob("chrome*")) == ["chrome_trace_rank3_fwd_0.json", "chrome_trace_rank3_fwd_1.json"]
+    assert sorted(path.name for path in (tmp_path / "profiler/fwd").glob("chrome*")) == [
+        "chrome_trace_rank3_fwd_0.json",
+        "chrome_trace_rank3_fwd_1.json",
+    ]
     kept = sorted(label for entry in labels(training) for label in entry)
     assert kept == sorted(2 * [f"train {n}" for n in (2, 3, 6, 7)])
 
@@ -106,7 +126,10 @@ def test_another_number_of_minibatches_needs_another_profiler(config):
     [
         ({"schedule_wait": 3}, "schedule_wait is computed at runtime"),
         ({"with_stacks": True}, "Unknown profiler parameter 'with_stacks'; did you mean 'with_stack'?"),
-        ({"activities": ["cpu", "cud"]}, "activities has 'cud': allowed are cpu and cuda; did you mean 'cuda'?"),
+        (
+            {"activities": ["cpu", "cud"]},
+            "activities has 'cud': allowed are cpu and cuda; did you mean 'cuda'?",
+        ),
         ({"schedule_warmup": -1}, "schedule_warmup is -1: expected a whole number from 0"),
         ({"schedule_active": 0}, "schedule_active is 0: expected a whole number from 1"),
         ({"with_flops": "yes"}, "with_flops is 'yes': expected true or false"),

@@ -1,4 +1,6 @@
-"""Each parameter of RLinf's PyTorchProfiler document, seen where it takes effect: in what torch is asked, and in the files."""
+"""Each parameter of RLinf's PyTorchProfiler document, seen where it takes effect: in what torch is asked,
+and in the files.
+"""
 
 import json
 
@@ -20,7 +22,13 @@ def one_call(tmp_path, **parameters):
     """Profile one inference call with these parameters; its traces."""
     import torch
 
-    settings = {"export_tensorboard": True, "export_chrome_trace": False, "activities": ["cpu"], **OFF, **parameters}
+    settings = {
+        "export_tensorboard": True,
+        "export_chrome_trace": False,
+        "activities": ["cpu"],
+        **OFF,
+        **parameters,
+    }
     prof = PyTorchProfiler(output_dir=str(tmp_path), **settings)
     with prof.call(forward_only=True):
         torch.ones(8, 8) @ torch.ones(8, 8)
@@ -52,11 +60,16 @@ def test_shapes_memory_and_stacks_are_in_the_trace(tmp_path):
         for value in (False, True):
             (trace,) = one_call(tmp_path / f"{switch}{value}", **{switch: value})
             found[switch, value] = (
-                has(trace, lambda e: "Input Dims" in e.get("args", {})), has(trace, lambda e: e.get("name") == "[memory]"),
+                has(trace, lambda e: "Input Dims" in e.get("args", {})),
+                has(trace, lambda e: e.get("name") == "[memory]"),
                 has(trace, lambda e: e.get("cat") == "python_function"),
-            )  # fmt: skip
-    assert [found[switch, False] for switch in ("record_shapes", "profile_memory", "with_stack")] == 3 * [(False, False, False)]
-    assert [found[switch, True][i] for i, switch in enumerate(("record_shapes", "profile_memory", "with_stack"))] == [True, True, True]
+            )
+    assert [found[switch, False] for switch in ("record_shapes", "profile_memory", "with_stack")] == 3 * [
+        (False, False, False)
+    ]
+    assert [
+        found[switch, True][i] for i, switch in enumerate(("record_shapes", "profile_memory", "with_stack"))
+    ] == [True, True, True]
 
 
 def test_activities_choose_what_is_recorded(monkeypatch, tmp_path):
@@ -64,14 +77,20 @@ def test_activities_choose_what_is_recorded(monkeypatch, tmp_path):
 
     asked = []
     real = torch.profiler.profile
-    monkeypatch.setattr(torch.profiler, "profile", lambda *a, **k: asked.append(k["activities"]) or real(*a, **k))
+    monkeypatch.setattr(
+        torch.profiler, "profile", lambda *a, **k: asked.append(k["activities"]) or real(*a, **k)
+    )
     one_call(tmp_path, activities=["cpu"])
     assert [activity.name for activity in asked[0]] == ["CPU"]
 
 
-@pytest.mark.parametrize(("tensorboard", "chrome"), [(True, False), (False, True), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("tensorboard", "chrome"), [(True, False), (False, True), (True, True), (False, False)]
+)
 def test_exports_and_their_prefix(tmp_path, tensorboard, chrome):
-    one_call(tmp_path, export_tensorboard=tensorboard, export_chrome_trace=chrome, chrome_filename_prefix="mine")
+    one_call(
+        tmp_path, export_tensorboard=tensorboard, export_chrome_trace=chrome, chrome_filename_prefix="mine"
+    )
     names = [path.name for path in tmp_path.rglob("*.json")]
     assert any(name.startswith("mine_") for name in names) is chrome
     assert any(name.endswith(".pt.trace.json") for name in names) is tensorboard

@@ -11,7 +11,9 @@ from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 
 @pytest.fixture
 def running(monkeypatch, tmp_path):
-    """A process with nothing planned that listens; the recorder stands in for nsys unless the backend is torch."""
+    """A process with nothing planned that listens; the recorder stands in for nsys unless the backend is
+    torch.
+    """
     for name in profiler._ASKING:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(watcher, "POLL_S", 0.02)
@@ -24,7 +26,15 @@ def running(monkeypatch, tmp_path):
 
 
 def demand(**changes):
-    values = {"id": "d1", "workers": ("*policy*",), "ranks": None, "backend": "torch", "options": {}, "next_steps": 2, "seconds": None}
+    values = {
+        "id": "d1",
+        "workers": ("*policy*",),
+        "ranks": None,
+        "backend": "torch",
+        "options": {},
+        "next_steps": 2,
+        "seconds": None,
+    }
     return CaptureRequest(**{**values, **changes})
 
 
@@ -110,7 +120,10 @@ def test_garbage_in_the_control_folder_is_survived(running, events, tmp_path, ca
     folder = tmp_path / "node/control"
     folder.mkdir(parents=True)
     (folder / "a.json").write_text("not json")
-    (folder / "b.json").write_text('{"id": "b", "workers": ["*"], "ranks": null, "backend": "torch", "options": {}, "next_steps": 0, "seconds": null}')
+    (folder / "b.json").write_text(
+        '{"id": "b", "workers": ["*"], "ranks": null, "backend": "torch", "options": {}, "next_steps": 0,'
+        ' "seconds": null}'
+    )
     (folder / "c.json").symlink_to("/etc/passwd")
     watcher.leave(folder, demand(id="good", backend="nsight"))
 

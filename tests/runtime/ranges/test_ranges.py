@@ -33,8 +33,26 @@ def test_ranges_nest_in_the_step(recorder):
     with prof.step(4), prof.range("train"):
         pass
 
-    assert fake.log == ["[", "+step", "3", "+generation", "+inner", "-inner", "-generation", "-step", "3", "+step", "4", "+train", "-train", "-step", "4", "]"] or (
-        " ".join(fake.log) == "[ +step 3 +generation +inner -inner -generation -step 3 +step 4 +train -train -step 4 ]"
+    assert fake.log == [
+        "[",
+        "+step",
+        "3",
+        "+generation",
+        "+inner",
+        "-inner",
+        "-generation",
+        "-step",
+        "3",
+        "+step",
+        "4",
+        "+train",
+        "-train",
+        "-step",
+        "4",
+        "]",
+    ] or (
+        " ".join(fake.log)
+        == "[ +step 3 +generation +inner -inner -generation -step 3 +step 4 +train -train -step 4 ]"
     )
 
 
@@ -163,7 +181,12 @@ def test_generators_left_early_end_their_range(recorder):
         run.close()
         asyncio.run(leave())
 
-    assert [entry for entry in fake.log if "work" in entry] == ["+work", "-work", "+async work", "-async work"]
+    assert [entry for entry in fake.log if "work" in entry] == [
+        "+work",
+        "-work",
+        "+async work",
+        "-async work",
+    ]
 
 
 def test_what_is_thrown_into_a_generator_reaches_it(recorder):
@@ -221,7 +244,12 @@ def test_methods_of_every_kind(recorder):
         worker = Worker()
         assert (worker.method(1), worker.static(2), worker.of_class(3), worker.bare()) == (11, 2, 13, 5)
 
-    assert [entry[1:] for entry in fake.log if entry[0] == "+"][1:] == ["method", "static", "class", Worker.bare.__qualname__]
+    assert [entry[1:] for entry in fake.log if entry[0] == "+"][1:] == [
+        "method",
+        "static",
+        "class",
+        Worker.bare.__qualname__,
+    ]
 
 
 def test_a_class_cannot_be_annotated(recorder):
@@ -260,7 +288,12 @@ def test_interleaved_coroutines_end_their_own_ranges(recorder):
     with prof.step(3):
         asyncio.run(both())
 
-    assert [entry for entry in fake.log if "step" not in entry and len(entry) > 1] == ["+first", "+second", "-second", "-first"]
+    assert [entry for entry in fake.log if "step" not in entry and len(entry) > 1] == [
+        "+first",
+        "+second",
+        "-second",
+        "-first",
+    ]
 
 
 @pytest.mark.parametrize("moment", ["open", "close", "start", "end"])

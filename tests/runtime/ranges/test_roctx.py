@@ -1,4 +1,6 @@
-"""roctx without an AMD machine: a library with its two functions, compiled here, that writes down the calls."""
+"""roctx without an AMD machine: a library with its two functions, compiled here, that writes down the
+calls.
+"""
 
 import shutil
 import subprocess

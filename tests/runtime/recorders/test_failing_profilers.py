@@ -1,7 +1,9 @@
-"""A profiler that fails, up to the manifest: training gives the same results, says one line, and `rlprof harvest` knows the reason.
+"""A profiler that fails, up to the manifest: training gives the same results, says one line, and `rlprof
+harvest` knows the reason.
 
-Failures are real where they can be (a full disk, a limit, a folder that is gone, no nsys) and stand-ins elsewhere (a
-`torch.profiler` or an `nsys` that fails at one moment). The files go the way of a job: node folder, sync, run folder, harvest.
+Failures are real where they can be (a full disk, a limit, a folder that is gone, no nsys) and stand-ins
+elsewhere (a `torch.profiler` or an `nsys` that fails at one moment). The files go the way of a job: node
+folder, sync, run folder, harvest.
 """
 
 import contextlib
@@ -71,8 +73,20 @@ esac
 
 def train(node_dir, how, **asked):
     """Run the training; what it printed, and what rlprof said."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RLPROF_NODE_DIR": str(node_dir), "RLPROF_NODE": "n1", **asked}
-    done = subprocess.run([sys.executable, "-c", TRAINING, how, str(node_dir)], env=env, capture_output=True, text=True, timeout=120)
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "RLPROF_NODE_DIR": str(node_dir),
+        "RLPROF_NODE": "n1",
+        **asked,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINING, how, str(node_dir)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, [line for line in done.stderr.splitlines() if line.startswith("[rlprof]")]
 
@@ -81,7 +95,9 @@ def train(node_dir, how, **asked):
 def small_disk(folder):
     """A file system of 256 KiB."""
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True, text=True
+    )
     if done.returncode:
         pytest.skip(f"cannot mount a file system: {done.stderr.strip()}")
     try:
@@ -104,7 +120,10 @@ FAILURES = {
     "limit": ("torch", "File too large"),
     "full": ("torch", "No space left on device"),
     "nsys start": ("nsight", "`nsys start` failed with exit code 1: Unable to start: no more sessions"),
-    "nsys stop": ("nsight", "`nsys stop` failed with exit code 1: Stop failed: Local Endpoint is not available"),
+    "nsys stop": (
+        "nsight",
+        "`nsys stop` failed with exit code 1: Stop failed: Local Endpoint is not available",
+    ),
     "nsys silent": ("nsight", "`nsys stop` ended but wrote no report"),
     "nsys missing": ("nsight", "no nsys at 'nsys'"),
 }
@@ -117,7 +136,11 @@ def test_training_goes_on_and_the_manifest_has_the_reason(tmp_path, undisturbed,
     request = {"captures": [{"backend": backend, "workers": ["policy_worker"], "steps": "3,5"}]}
     asked = {"RLPROF_REQUEST_JSON": request_from_dict(request).to_json()}
     if backend == "nsight":
-        asked |= {"RLPROF_NSYS_SESSION": "rlprof-test", "RLPROF_NSYS": str(fake_nsys(tmp_path, how)), "PATH": str(tmp_path)}
+        asked |= {
+            "RLPROF_NSYS_SESSION": "rlprof-test",
+            "RLPROF_NSYS": str(fake_nsys(tmp_path, how)),
+            "PATH": str(tmp_path),
+        }
 
     with small_disk(node_dir) if how == "full" else contextlib.nullcontext():
         losses, said = train(node_dir, how, **asked)
@@ -126,8 +149,12 @@ def test_training_goes_on_and_the_manifest_has_the_reason(tmp_path, undisturbed,
     assert losses == undisturbed
     assert len(said) == 1 and reason in said[0] and "training goes on" in said[0], said
     of_worker = f"{backend}/policy_worker/rank0"
-    assert [(capture.id, capture.state) for capture in manifest.captures] == [(f"{of_worker}/step{step}-{step}", "missing") for step in (3, 5)]
-    assert all(reason in capture.reason for capture in manifest.captures), [capture.reason for capture in manifest.captures]
+    assert [(capture.id, capture.state) for capture in manifest.captures] == [
+        (f"{of_worker}/step{step}-{step}", "missing") for step in (3, 5)
+    ]
+    assert all(reason in capture.reason for capture in manifest.captures), [
+        capture.reason for capture in manifest.captures
+    ]
 
 
 def fake_nsys(folder, how):
@@ -148,27 +175,39 @@ def harvested(node_dir, run_dir, request):
 def test_ranges_that_fail_cost_one_line_and_no_report(tmp_path, undisturbed):
     request = {"captures": [{"backend": "torch", "workers": ["policy_worker"], "steps": "3,5"}]}
 
-    losses, said = train(tmp_path / "node", "ranges", RLPROF_REQUEST_JSON=request_from_dict(request).to_json())
+    losses, said = train(
+        tmp_path / "node", "ranges", RLPROF_REQUEST_JSON=request_from_dict(request).to_json()
+    )
 
     assert losses == undisturbed
     assert len(said) == 1 and "range did not start: ranges failed" in said[0], said
-    assert [capture.state for capture in harvested(tmp_path / "node", tmp_path / "4711-logs", request).captures] == ["ok", "ok"]
+    assert [
+        capture.state for capture in harvested(tmp_path / "node", tmp_path / "4711-logs", request).captures
+    ] == ["ok", "ok"]
 
 
 def test_a_node_folder_that_somebody_deletes_is_made_again(tmp_path, undisturbed):
     request = {"captures": [{"backend": "torch", "workers": ["policy_worker"], "steps": "3,5"}]}
 
-    losses, said = train(tmp_path / "node", "deleted", RLPROF_REQUEST_JSON=request_from_dict(request).to_json())
+    losses, said = train(
+        tmp_path / "node", "deleted", RLPROF_REQUEST_JSON=request_from_dict(request).to_json()
+    )
 
     assert losses == undisturbed and said == []
-    assert [capture.state for capture in harvested(tmp_path / "node", tmp_path / "4711-logs", request).captures] == ["ok", "ok"]
+    assert [
+        capture.state for capture in harvested(tmp_path / "node", tmp_path / "4711-logs", request).captures
+    ] == ["ok", "ok"]
 
 
 def test_a_node_folder_that_cannot_be_made_again(tmp_path, undisturbed):
-    """Nothing can be told from there: the manifest has what the run folder had before, and that no report came."""
+    """Nothing can be told from there: the manifest has what the run folder had before, and that no report
+    came.
+    """
     request = {"captures": [{"backend": "torch", "workers": ["policy_worker"], "steps": "3,5"}]}
 
-    losses, said = train(tmp_path / "node", "gone for good", RLPROF_REQUEST_JSON=request_from_dict(request).to_json())
+    losses, said = train(
+        tmp_path / "node", "gone for good", RLPROF_REQUEST_JSON=request_from_dict(request).to_json()
+    )
 
     assert losses == undisturbed
     assert len(said) == 2 and "events" in said[0] and "Not a directory" in said[1], said

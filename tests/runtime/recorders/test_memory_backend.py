@@ -27,7 +27,10 @@ def test_host_memory_of_a_window(asked, events):
     node_dir = asked(backend="memory", options={"host": "true", "tracemalloc": "5", "interval_ms": "5"})
     kept = []
 
-    train(profiler.from_env("policy_worker", 0), work=lambda step: kept.append(bytearray(30_000_000)) if step == 4 else None)
+    train(
+        profiler.from_env("policy_worker", 0),
+        work=lambda step: kept.append(bytearray(30_000_000)) if step == 4 else None,
+    )
 
     (closed,) = events("closed")
     assert closed["report"] == f"policy_worker_rank0_step3-4_n1_{os.getpid()}.host-memory.json.gz"
@@ -46,9 +49,10 @@ def test_without_cuda_the_reason_is_clear_before_and_in_the_job(asked, events, m
     train(profiler.from_env("policy_worker", 0))
 
     (message,) = request_checks.problems(request, gpu=False)
-    assert message == (
-        "capture 1: the memory backend records CUDA allocations and needs CUDA, which this machine lacks; for the memory of "
-        "the host set `host: true` in the capture's options"
+    assert (
+        message
+        == "capture 1: the memory backend records CUDA allocations and needs CUDA, which this machine lacks;"
+        " for the memory of the host set `host: true` in the capture's options"
     )
     assert [event["reason"] for event in events("failed")] == [message.removeprefix("capture 1: ")]
     assert request_checks.problems(request, gpu=True) == []
@@ -56,8 +60,12 @@ def test_without_cuda_the_reason_is_clear_before_and_in_the_job(asked, events, m
 
 def test_wrong_options_are_told_before_the_job():
     request = request_from_dict(
-        {"captures": [{"backend": "torch", "workers": "a", "steps": "1", "options": {"with_stak": "true"}},
-                      {"backend": "memory", "workers": "a", "steps": "1", "options": {"hots": "true"}}]}
+        {
+            "captures": [
+                {"backend": "torch", "workers": "a", "steps": "1", "options": {"with_stak": "true"}},
+                {"backend": "memory", "workers": "a", "steps": "1", "options": {"hots": "true"}},
+            ]
+        }
     )
 
     first, second = request_checks.problems(request, gpu=True)
@@ -78,7 +86,9 @@ def test_options_also_in_verls_words(options, expected):
     assert parse(options) == expected
 
 
-@pytest.mark.parametrize("options", [{"host": "maybe"}, {"stacks": "c"}, {"interval_ms": "0"}, {"max_entries": "many"}])
+@pytest.mark.parametrize(
+    "options", [{"host": "maybe"}, {"stacks": "c"}, {"interval_ms": "0"}, {"max_entries": "many"}]
+)
 def test_wrong_values_are_refused(options):
     with pytest.raises(ValueError, match="memory option"):
         parse(options)
@@ -124,7 +134,10 @@ def test_cudas_history_is_on_inside_windows_only(asked, events, cuda):
     kinds = [entry[:2] if entry[0] == "history" else entry[0] for entry in cuda.log]
     assert kinds == [("history", "all"), "dump", ("history", None)] * 2
     assert cuda.log[0][2] == {"context": "all", "stacks": "python", "max_entries": 7}
-    assert [event["report"].rsplit("_n1_")[0] for event in events("closed")] == ["policy_worker_rank0_step3-4", "policy_worker_rank0_step6-6"]
+    assert [event["report"].rsplit("_n1_")[0] for event in events("closed")] == [
+        "policy_worker_rank0_step3-4",
+        "policy_worker_rank0_step6-6",
+    ]
 
 
 def test_running_out_of_memory_leaves_a_snapshot_of_that_moment(asked, events, cuda):
@@ -141,6 +154,9 @@ def test_running_out_of_memory_leaves_a_snapshot_of_that_moment(asked, events, c
         train(prof, work=work)
 
     closed = events("closed")
-    assert [(event["steps"], event["phase"], event["partial"]) for event in closed] == [([3, 5], None, True), ([4, 5], "oom", False)]
+    assert [(event["steps"], event["phase"], event["partial"]) for event in closed] == [
+        ([3, 5], None, True),
+        ([4, 5], "oom", False),
+    ]
     assert all((node_dir / event["path"]).is_file() for event in closed)
     assert "_step4-4_oom_n1_" in closed[1]["report"]

@@ -1,4 +1,6 @@
-"""`nsys stop` beside the training: the next step begins when nothing more enters the report, and its end is waited for once."""
+"""`nsys stop` beside the training: the next step begins when nothing more enters the report, and its end
+is waited for once.
+"""
 
 import os
 import subprocess
@@ -39,7 +41,8 @@ def test_a_report_is_written_while_training_goes_on(asked, events, monkeypatch, 
     assert [event["event"] for event in events()][-1] == "ended"
 
 
-# As nsys 2023.4 now and then does when several stop at once: exit code 0, and the raw capture instead of the report.
+# As nsys 2023.4 now and then does when several stop at once: exit code 0, and the raw capture instead of the
+# report.
 RAW_NSYS = """#!/bin/sh
 case "$1" in
   start) echo "$4" > "$0.report";;
@@ -106,4 +109,6 @@ def test_what_comes_after_a_window_does_not_enter_its_report(tmp_path):
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr
-    assert [ranges(tmp_path / f"{window}.nsys-rep", tmp_path) for window in range(3)] == [[f"in {window}"] for window in range(3)]
+    assert [ranges(tmp_path / f"{window}.nsys-rep", tmp_path) for window in range(3)] == [
+        [f"in {window}"] for window in range(3)
+    ]

@@ -75,8 +75,20 @@ def wrapped(tmp_path):
             "RLPROF_NSYS_SESSION": session,
             "RLPROF_REQUEST_JSON": request.to_json(),
         }
-        command = ["nsys", "launch", f"--session-new={session}", "-t", "nvtx", sys.executable, "-c", TRAINING, *argv]
-        started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        command = [
+            "nsys",
+            "launch",
+            f"--session-new={session}",
+            "-t",
+            "nvtx",
+            sys.executable,
+            "-c",
+            TRAINING,
+            *argv,
+        ]
+        started.append(
+            subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
         return started[-1], node_dir
 
     yield start
@@ -89,10 +101,16 @@ def ranges(report, folder):
     """The NVTX ranges of an nsys report, sorted: names as often as they occur."""
     output = folder / f"{report.stem}.sqlite"
     subprocess.run(
-        ["nsys", "export", "--type", "sqlite", "-o", str(output), str(report)], check=True, capture_output=True, timeout=60
+        ["nsys", "export", "--type", "sqlite", "-o", str(output), str(report)],
+        check=True,
+        capture_output=True,
+        timeout=60,
     )
     with sqlite3.connect(output) as database:
-        query = "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId where e.eventType in (59, 60) and e.end is not null"
+        query = (
+            "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId"
+            " where e.eventType in (59, 60) and e.end is not null"
+        )
         return sorted(name for (name,) in database.execute(query))
 
 
@@ -107,7 +125,10 @@ def test_windows_hold_the_ranges_of_their_steps(wrapped, tmp_path):
 
     assert process.returncode == 0, stderr
     reports = sorted((node_dir / "profiles/nsight/policy_worker/rank0").iterdir())
-    assert [report.name.split("_n1_")[0] for report in reports] == ["policy_worker_rank0_step3-4", "policy_worker_rank0_step7-7"]
+    assert [report.name.split("_n1_")[0] for report in reports] == [
+        "policy_worker_rank0_step3-4",
+        "policy_worker_rank0_step7-7",
+    ]
     assert ranges(reports[0], tmp_path) == ["generation"] * 2 + ["step 3", "step 4"] + ["train"] * 2
     assert ranges(reports[1], tmp_path) == ["generation", "step 7", "train"]
     assert [event["partial"] for event in events(node_dir, "closed")] == [False, False]
@@ -119,7 +140,18 @@ def test_ranges_are_balanced_with_nested_async_failing_and_threads(wrapped, tmp_
 
     assert process.returncode == 0, stderr
     (report,) = (node_dir / "profiles/nsight/policy_worker/rank0").iterdir()
-    expected = ["failing", "generation", "inner", "pieces", "reply", "reply", "reply", "step 3", "thread", "train"]
+    expected = [
+        "failing",
+        "generation",
+        "inner",
+        "pieces",
+        "reply",
+        "reply",
+        "reply",
+        "step 3",
+        "thread",
+        "train",
+    ]
     assert ranges(report, tmp_path) == expected  # `ranges` takes only those that have an end
 
 
@@ -137,7 +169,10 @@ def test_a_window_is_saved_when_training_ends_in_it(wrapped, tmp_path, how):
     assert process.returncode != 0
     (closed,) = events(node_dir, "closed")
     assert closed["partial"] is True and closed["seen"] == [3, 4], stderr
-    assert ranges(node_dir / closed["path"], tmp_path) == ["generation"] * 2 + ["step 3", "step 4"] + ["train"] * 2
+    assert (
+        ranges(node_dir / closed["path"], tmp_path)
+        == ["generation"] * 2 + ["step 3", "step 4"] + ["train"] * 2
+    )
 
 
 def test_a_killed_process_leaves_its_report_in_the_jobs_tmpdir(wrapped, tmp_path):

@@ -1,4 +1,6 @@
-"""nsys and torch's profiler in one process: CUPTI serves one of them, so the second is refused, with the reason."""
+"""nsys and torch's profiler in one process: CUPTI serves one of them, so the second is refused, with the
+reason.
+"""
 
 from types import SimpleNamespace
 
@@ -21,7 +23,9 @@ def spec(backend, **options):
         ({"t": "cuda,nvtx"}, "s1", False, False),  # and here nobody records CUDA
     ],
 )
-def test_torch_beside_an_nsys_that_traces_cuda_is_refused_with_the_reason(monkeypatch, nsight, session, cuda, refused):
+def test_torch_beside_an_nsys_that_traces_cuda_is_refused_with_the_reason(
+    monkeypatch, nsight, session, cuda, refused
+):
     monkeypatch.setenv("RLPROF_NSYS_SESSION", session)
     monkeypatch.setattr(torch_backend, "has_cuda_activity", lambda: cuda)
     torch = spec("torch")
@@ -29,4 +33,6 @@ def test_torch_beside_an_nsys_that_traces_cuda_is_refused_with_the_reason(monkey
     taker, reason = choose_taker(torch, [spec("nsight", **nsight), torch])
 
     assert (taker is None) is refused
-    assert ("CUPTI serves one profiler only: ask for one of nsight and torch, or `t: nvtx`" in reason) is refused
+    assert (
+        "CUPTI serves one profiler only: ask for one of nsight and torch, or `t: nvtx`" in reason
+    ) is refused

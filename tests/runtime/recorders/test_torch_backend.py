@@ -39,9 +39,21 @@ def spans(trace):
     ("options", "flags", "expected"),
     [
         ({}, (), TorchOptions()),
-        ({"with_stack": "true"}, ("record-shapes",), TorchOptions(switches={"with_stack": True, "record_shapes": True})),
-        ({"schedule_warmup": "2", "schedule_active": "1", "activities": "CPU"}, (), TorchOptions(activities=("cpu",), warmup=2, active=1)),
-        ({"profile_memory": "yes", "max_mb": "1.5"}, (), TorchOptions(switches={"profile_memory": True}, all_threads=False, max_mb=1.5)),
+        (
+            {"with_stack": "true"},
+            ("record-shapes",),
+            TorchOptions(switches={"with_stack": True, "record_shapes": True}),
+        ),
+        (
+            {"schedule_warmup": "2", "schedule_active": "1", "activities": "CPU"},
+            (),
+            TorchOptions(activities=("cpu",), warmup=2, active=1),
+        ),
+        (
+            {"profile_memory": "yes", "max_mb": "1.5"},
+            (),
+            TorchOptions(switches={"profile_memory": True}, all_threads=False, max_mb=1.5),
+        ),
     ],
 )
 def test_options_are_words_of_a_request(options, flags, expected):
@@ -51,7 +63,10 @@ def test_options_are_words_of_a_request(options, flags, expected):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"with_stak": "true"}, "the torch backend has no option 'with_stak': .*; did you mean 'with_stack'?"),
+        (
+            {"with_stak": "true"},
+            "the torch backend has no option 'with_stak': .*; did you mean 'with_stack'?",
+        ),
         ({"with_flops": "maybe"}, "torch option with_flops is 'maybe': expected true or false"),
         ({"active": "0"}, "torch option active is '0': expected a whole number of steps from 1"),
         ({"activities": "cpu,tpu"}, "torch option activities is 'cpu,tpu': allowed are cpu and cuda"),
@@ -91,7 +106,9 @@ def test_nemo_rls_folders(asked, events, monkeypatch, tmp_path):
         train(profiler.from_env(worker, rank), range(1, 6))
 
     pid = os.getpid()
-    found = sorted(path.relative_to(tmp_path / "traces").as_posix() for path in (tmp_path / "traces").rglob("*.gz"))
+    found = sorted(
+        path.relative_to(tmp_path / "traces").as_posix() for path in (tmp_path / "traces").rglob("*.gz")
+    )
     assert found == [
         f"controller_rank0_step3-4_n1_{pid}.pt.trace.json.gz",
         f"dtensor_policy_worker/1/dtensor_policy_worker_rank1_step3-4_n1_{pid}.pt.trace.json.gz",
@@ -101,7 +118,9 @@ def test_nemo_rls_folders(asked, events, monkeypatch, tmp_path):
 
 
 def test_a_schedule_takes_its_active_steps_in_files_of_their_own(asked, events):
-    node_dir = asked(backend="torch", steps="3:11", options={"wait": "1", "warmup": "1", "active": "2", "repeat": "2"})
+    node_dir = asked(
+        backend="torch", steps="3:11", options={"wait": "1", "warmup": "1", "active": "2", "repeat": "2"}
+    )
 
     train(profiler.from_env("policy_worker", 0), range(1, 13))
 
@@ -120,7 +139,10 @@ def test_a_schedule_longer_than_its_window_is_told_with_numbers(asked, events):
     train(profiler.from_env("policy_worker", 0), range(1, 7))
 
     (failed,) = events("failed")
-    assert failed["reason"] == "the schedule wait=4 warmup=0 active=1 ended before its first active step: the window had 2 steps"
+    assert (
+        failed["reason"]
+        == "the schedule wait=4 warmup=0 active=1 ended before its first active step: the window had 2 steps"
+    )
 
 
 def test_a_trace_over_the_limit_is_dropped(asked, events):

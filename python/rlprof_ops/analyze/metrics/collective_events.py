@@ -1,4 +1,6 @@
-"""Moments at which ranks meet: collectives by communicator, in order, to align clocks by and to see who came last."""
+"""Moments at which ranks meet: collectives by communicator, in order, to align clocks by and to see who
+came last.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _POINT_TO_POINT = ("send", "recv", "coalesced")
 
 @dataclass(frozen=True)
 class CollectiveEvents:
-    """All collective events of one kind in one trace: kernels on a GPU where there are any, else ranges on the host."""
+    """All collective events of one kind in one trace: kernels on a GPU where there are any, else ranges on
+    the host.
+    """
 
     key: str  # communicator and operation, equal on all ranks that take part
     on_gpu: bool
@@ -27,7 +31,9 @@ class CollectiveEvents:
 
 
 def find_collective_events(trace: Trace) -> tuple[CollectiveEvents, ...]:
-    """The collective events of a trace, in order of time; empty where nothing communicates or each rank is alone."""
+    """The collective events of a trace, in order of time; empty where nothing communicates or each rank is
+    alone.
+    """
     found = _kernels(trace) or _host(trace)
     release(trace.ranges, trace.ops, trace.gpu)
     budget, kept = MAX_MEETINGS, []
@@ -35,7 +41,11 @@ def find_collective_events(trace: Trace) -> tuple[CollectiveEvents, ...]:
         if budget <= 0:
             break
         part = slice(0, budget)
-        kept.append(CollectiveEvents(meeting.key, meeting.on_gpu, meeting.start[part], meeting.end[part], meeting.sequence[part]))
+        kept.append(
+            CollectiveEvents(
+                meeting.key, meeting.on_gpu, meeting.start[part], meeting.end[part], meeting.sequence[part]
+            )
+        )
         budget -= len(meeting.start)
     return tuple(kept)
 
@@ -53,13 +63,17 @@ def _kernels(trace: Trace) -> list[CollectiveEvents]:
     for (group, op), codes in found.items():
         mine = rows[np.isin(gpu.collective[rows], codes)]
         sequences = np.array([c.sequence for c in trace.collectives], np.int64)[gpu.collective[mine]]
-        collective_events.append(CollectiveEvents(f"{group}/{op}", True, gpu.start[mine], gpu.end[mine], sequences))
+        collective_events.append(
+            CollectiveEvents(f"{group}/{op}", True, gpu.start[mine], gpu.end[mine], sequences)
+        )
     return collective_events
 
 
 def _host(trace: Trace) -> list[CollectiveEvents]:
     """Outermost host collectives by name. Operators are taken only where no range names the collective."""
-    chosen = codes_where(trace.names, lambda name: meets(name) and not any(w in name.lower() for w in _POINT_TO_POINT))
+    chosen = codes_where(
+        trace.names, lambda name: meets(name) and not any(w in name.lower() for w in _POINT_TO_POINT)
+    )
     for table in (trace.ranges, trace.ops):
         rows = rows_named(table, chosen)
         if len(rows):
@@ -68,6 +82,8 @@ def _host(trace: Trace) -> list[CollectiveEvents]:
                 mine = rows[table.name[rows] == code]
                 mine = mine[np.argsort(table.start[mine], kind="stable")]
                 none = np.full(len(mine), -1, np.int64)
-                collective_events.append(CollectiveEvents(trace.names[code], False, table.start[mine], table.end[mine], none))
+                collective_events.append(
+                    CollectiveEvents(trace.names[code], False, table.start[mine], table.end[mine], none)
+                )
             return collective_events
     return []

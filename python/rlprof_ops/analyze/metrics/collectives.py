@@ -1,4 +1,6 @@
-"""Collectives of all ranks together: how much of their time is transfer, how much waiting for the last to come."""
+"""Collectives of all ranks together: how much of their time is transfer, how much waiting for the last to
+come.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ MAX_RANKS = 64  # matched a communicator: enough to find the last comer of any s
 class CollectiveSkew:
     """One communicator's collective over its matched calls.
 
-    Transfer is the shortest of the ranks' times in one call (the last comer waits for nobody); the rest of each rank's
-    time is waiting. It needs no clock. `last` is who came last most often, by starts on the aligned clock, and is None
-    where the mean skew of the starts is below the clocks' residual or that residual is unknown between hosts.
+    Transfer is the shortest of the ranks' times in one call (the last comer waits for nobody); the rest of
+    each rank's time is waiting. It needs no clock. `last` is who came last most often, by starts on the
+    aligned clock, and is None where the mean skew of the starts is below the clocks' residual or that
+    residual is unknown between hosts.
     """
 
     worker: str
@@ -44,12 +47,16 @@ def collective_skews(merged: Merged) -> tuple[CollectiveSkew, ...]:
             if known is None or len(meeting.start) > len(known[0].start):
                 members[rank_of(summary)] = (meeting, summary.host)
     found = [
-        skew for (worker, key), members in groups.items() if len(members) > 1 and (skew := _skew(worker, key, members, merged))
+        skew
+        for (worker, key), members in groups.items()
+        if len(members) > 1 and (skew := _skew(worker, key, members, merged))
     ]
     return tuple(sorted(found, key=lambda s: -s.waiting_ns * s.calls))
 
 
-def _skew(worker: str, key: str, members: dict[Rank, tuple[CollectiveEvents, str]], merged: Merged) -> CollectiveSkew | None:
+def _skew(
+    worker: str, key: str, members: dict[Rank, tuple[CollectiveEvents, str]], merged: Merged
+) -> CollectiveSkew | None:
     ranks = sorted(members)[:MAX_RANKS]
     base = members[ranks[0]][0]
     rows = np.arange(len(base.start))
@@ -77,6 +84,13 @@ def _skew(worker: str, key: str, members: dict[Rank, tuple[CollectiveEvents, str
         index, count = Counter(start.argmax(axis=0).tolist()).most_common(1)[0]
         last, share = list(matched)[index], count / len(shared)
     return CollectiveSkew(
-        worker, key, len(matched), len(shared), round(float(transfer.mean())), round(float((duration - transfer).mean())),
-        round(skew), last, share,
-    )  # fmt: skip
+        worker,
+        key,
+        len(matched),
+        len(shared),
+        round(float(transfer.mean())),
+        round(float((duration - transfer).mean())),
+        round(skew),
+        last,
+        share,
+    )

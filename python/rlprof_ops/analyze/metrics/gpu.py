@@ -1,13 +1,15 @@
 """What a GPU did: computing, communicating, copying or nothing, as AMD TraceLens's `gpu_timeline` defines it.
 
-Source of the definitions: TraceLens, `TreePerf/gpu_event_analyser.py` and `util.py` (git, 2026), read and restated:
-compute is the union of kernels and memsets that do not communicate; communication that of kernels whose name says
-nccl, rccl or cross_device_reduce; memcpy that of copies; exposed communication is what of it no compute hides, exposed
-memcpy what neither hides; idle is the window less the union of all. So compute + exposed communication + exposed memcpy
-+ idle is the window, to the nanosecond. The window is first start to last end of the GPU's work unless another is given.
+Source of the definitions: TraceLens, `TreePerf/gpu_event_analyser.py` and `util.py` (git, 2026), read and
+restated: compute is the union of kernels and memsets that do not communicate; communication that of kernels
+whose name says nccl, rccl or cross_device_reduce; memcpy that of copies; exposed communication is what of it
+no compute hides, exposed memcpy what neither hides; idle is the window less the union of all. So compute +
+exposed communication + exposed memcpy + idle is the window, to the nanosecond. The window is first start to
+last end of the GPU's work unless another is given.
 
-HolisticTraceAnalysis differs by design: it rounds starts up and ends down to whole microseconds before it takes unions,
-which turns short kernels into nothing and their time into idle, and it drops the last ProfilerStep.
+HolisticTraceAnalysis differs by design: it rounds starts up and ends down to whole microseconds before it
+takes unions, which turns short kernels into nothing and their time into idle, and it drops the last
+ProfilerStep.
 """
 
 from __future__ import annotations
@@ -32,8 +34,12 @@ from rlprof_ops.analyze.readers.spill import rows_named
 
 _COMMUNICATES = re.compile(r"nccl|rccl|cross_device_reduce", re.IGNORECASE)
 # ROCm before 7.2 reports copies as kernels with these names
-_COPIES = re.compile(r"^(MEMORY_COPY_(HOST_TO_DEVICE|DEVICE_TO_HOST|DEVICE_TO_DEVICE)|__amd_rocclr_copyBuffer(Rect)?(Aligned)?)(\.kd)?$")  # fmt: skip
-_SYNCHRONISES = re.compile(r"(Device|Stream|Event|Context|Ctx)_?Synchronize|StreamWaitValue|cuMemHostRegister", re.IGNORECASE)
+_COPIES = re.compile(
+    r"^(MEMORY_COPY_(HOST_TO_DEVICE|DEVICE_TO_HOST|DEVICE_TO_DEVICE)|__amd_rocclr_copyBuffer(Rect)?(Aligned)?)(\.kd)?$"
+)
+_SYNCHRONISES = re.compile(
+    r"(Device|Stream|Event|Context|Ctx)_?Synchronize|StreamWaitValue|cuMemHostRegister", re.IGNORECASE
+)
 
 
 def communicates(name: str) -> bool:
@@ -50,7 +56,9 @@ def synchronises(name: str) -> bool:
 
 @dataclass(frozen=True)
 class GpuTimes:
-    """Nanoseconds of one window of one GPU. `communication` and `memcpy` are whole unions, hidden parts included."""
+    """Nanoseconds of one window of one GPU. `communication` and `memcpy` are whole unions, hidden parts
+    included.
+    """
 
     window_ns: int
     compute_ns: int
@@ -143,10 +151,10 @@ def launch_index(launches: Launches, correlation: Ints) -> Ints:
 class IdleSplit:
     """Why a GPU was idle in a window; the four parts add up to its idle time.
 
-    queued: the work that ended the gap had been launched before the gap began (launch latency, waiting for another
-    stream or for a graph's edges). Of the rest: synchronising is while the host stood in a synchronise call; waiting is
-    while the process was in no phase of its step (another role had the turn); host is everything else: the process was
-    in a phase and had not launched the next work yet.
+    queued: the work that ended the gap had been launched before the gap began (launch latency, waiting for
+    another stream or for a graph's edges). Of the rest: synchronising is while the host stood in a
+    synchronise call; waiting is while the process was in no phase of its step (another role had the turn);
+    host is everything else: the process was in a phase and had not launched the next work yet.
     """
 
     queued_ns: int
@@ -172,7 +180,9 @@ class IdleCauses:
     def split(self, start: int, end: int) -> IdleSplit:
         first, last = max(start, self.start), min(end, self.end)
         idle = max(last - first, 0) - self.busy.inside(first, max(last, first)) if last > first else 0
-        queued, synchronising, waiting = (u.inside(start, end) for u in (self.queued, self.synchronising, self.waiting))
+        queued, synchronising, waiting = (
+            u.inside(start, end) for u in (self.queued, self.synchronising, self.waiting)
+        )
         return IdleSplit(queued, synchronising, waiting, host_ns=idle - queued - synchronising - waiting)
 
 
@@ -194,13 +204,19 @@ def host_of(trace: Trace, in_phase: Union | None) -> Host:
 
 
 def idle_causes(gpu: GpuSpans, host: Host, busy: Union, start: int, end: int) -> IdleCauses:
-    """Splits the gaps of `busy` in [start, end) by cause; `gpu` is the work of one GPU in order of its start."""
+    """Splits the gaps of `busy` in [start, end) by cause; `gpu` is the work of one GPU in order of its
+    start.
+    """
     gaps = busy.gaps(start, end)
     order = np.searchsorted(gpu.start, gaps.end, side="left")  # the first work at or after the gap's end
     ended = order < len(gpu)
     next_row = np.minimum(order, max(len(gpu) - 1, 0))
     launched = host.launches.rows(gpu.correlation[next_row]) if len(gpu) else np.full(len(gaps), -1)
-    launch_start = host.launch_start[np.maximum(launched, 0)] if len(host.launch_start) else np.zeros(len(gaps), np.int64)
+    launch_start = (
+        host.launch_start[np.maximum(launched, 0)]
+        if len(host.launch_start)
+        else np.zeros(len(gaps), np.int64)
+    )
     early = ended & (launched >= 0) & (launch_start <= gaps.start)
     queued = union(gaps.start[early], gaps.end[early])
     late = union(gaps.start[~early], gaps.end[~early])

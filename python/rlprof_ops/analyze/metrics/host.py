@@ -1,4 +1,6 @@
-"""The host's side of a phase: when a process stood in a collective, so that its own work can be told from waiting."""
+"""The host's side of a phase: when a process stood in a collective, so that its own work can be told from
+waiting.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from rlprof_ops.analyze.metrics.intervals import Union, merged, union
 from rlprof_ops.analyze.metrics.phases import PHASE_ORDER, canonical
 from rlprof_ops.analyze.readers.spill import release, rows_named
 
-# Ranges and operators in which a process meets the others: gloo and NCCL as torch names them, NCCL's own NVTX domain,
-# and ranges that a trainer calls after the collective.
+# Ranges and operators in which a process meets the others: gloo and NCCL as torch names them, NCCL's own NVTX
+# domain, and ranges that a trainer calls after the collective.
 _MEETS = re.compile(
     r"^(nccl|gloo|mpi|ucc|c10d)[:.]|^(nccl|mpi_|MPI_)(All|Reduce|Broad|Send|Recv|Group)|"
     r"(^|[/_:. ])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|barrier)([/_:. ]|$)",

@@ -1,4 +1,6 @@
-"""Unions of time intervals, and how much of any window they cover; all in int64 nanoseconds, nothing rounded."""
+"""Unions of time intervals, and how much of any window they cover; all in int64 nanoseconds, nothing
+rounded.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from rlprof_ops.analyze.columns import Ints
 class Union:
     """Disjoint half-open intervals in order: the union of any set of intervals.
 
-    With `covered(t) = |union ∩ (-∞, t)|`, the length inside a window [a, b) is `covered(b) - covered(a)`, so thousands of
-    windows cost two binary searches each.
+    With `covered(t) = |union ∩ (-∞, t)|`, the length inside a window [a, b) is `covered(b) - covered(a)`, so
+    thousands of windows cost two binary searches each.
     """
 
     start: Ints  # (n,)
@@ -29,7 +31,9 @@ class Union:
 
     @property
     def end(self) -> Ints:
-        """(n,), end[i] < start[i+1]; made when asked for, since a decode-like trace has millions of intervals."""
+        """(n,), end[i] < start[i+1]; made when asked for, since a decode-like trace has millions of
+        intervals.
+        """
         return self.start + np.diff(self.before)
 
     def covered(self, time: Ints) -> Ints:
@@ -66,7 +70,9 @@ class Union:
 
 
 def union(start: Ints, end: Ints) -> Union:
-    """The union of n intervals [start, end); touching ones join, empty and reversed ones count for nothing."""
+    """The union of n intervals [start, end); touching ones join, empty and reversed ones count for
+    nothing.
+    """
     keep = end > start
     if not keep.all():
         start, end = start[keep], end[keep]

@@ -44,11 +44,17 @@ def phase_codes(times: Ints, segments: tuple[Segment, ...]) -> tuple[npt.NDArray
 
 
 def totals(
-    name: Codes, duration: Ints, moments: Callable[[slice], Ints], names: tuple[str, ...], segments: tuple[Segment, ...]
+    name: Codes,
+    duration: Ints,
+    moments: Callable[[slice], Ints],
+    names: tuple[str, ...],
+    segments: tuple[Segment, ...],
 ) -> tuple[NameTotal, ...]:
-    """Count, sum and maximum by (phase, name); the `TOP` longest of each phase, the others as one line "(others)".
+    """Count, sum and maximum by (phase, name); the `TOP` longest of each phase, the others as one line
+    "(others)".
 
-    `moments` says of some rows when they happened, which decides their phase. Rows are taken `_ROWS` at a time.
+    `moments` says of some rows when they happened, which decides their phase. Rows are taken `_ROWS` at a
+    time.
     """
     if len(name) == 0:
         return ()
@@ -68,10 +74,26 @@ def totals(
         mine = np.flatnonzero(keys // len(names) == code)
         ranked = mine[np.argsort(-total[mine], kind="stable")]
         for i in ranked[:TOP]:
-            rows.append(NameTotal(phase_name, names[int(keys[i]) % len(names)], int(count[i]), int(total[i]), int(longest[i])))
+            rows.append(
+                NameTotal(
+                    phase_name,
+                    names[int(keys[i]) % len(names)],
+                    int(count[i]),
+                    int(total[i]),
+                    int(longest[i]),
+                )
+            )
         rest = ranked[TOP:]
         if len(rest):
-            rows.append(NameTotal(phase_name, "(others)", int(count[rest].sum()), int(total[rest].sum()), int(longest[rest].max())))
+            rows.append(
+                NameTotal(
+                    phase_name,
+                    "(others)",
+                    int(count[rest].sum()),
+                    int(total[rest].sum()),
+                    int(longest[rest].max()),
+                )
+            )
     return tuple(rows)
 
 
@@ -81,19 +103,24 @@ def _summed(key: Ints, duration: Ints) -> Ints:
     ordered, lengths = key[order], duration[order]
     bounds = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     count = np.diff(np.concatenate((bounds, [len(key)])))
-    return np.stack((ordered[bounds], count, np.add.reduceat(lengths, bounds), np.maximum.reduceat(lengths, bounds)))
+    return np.stack(
+        (ordered[bounds], count, np.add.reduceat(lengths, bounds), np.maximum.reduceat(lengths, bounds))
+    )
 
 
 def top_kernels(trace: Trace, segments: tuple[Segment, ...]) -> tuple[NameTotal, ...]:
-    """GPU work by phase and name. The phase is where its launch was called, for a kernel may run long after the host has
-    gone on to the next phase; where no launch is known, where it ran."""
+    """GPU work by phase and name. The phase is where its launch was called, for a kernel may run long
+    after the host has gone on to the next phase; where no launch is known, where it ran.
+    """
     index = LaunchIndex(trace.launches)
 
     def asked_for(part: slice) -> Ints:
         release(trace.gpu, trace.launches)
         row = index.rows(trace.gpu.correlation[part])
         own = trace.gpu.start[part]
-        return np.where(row >= 0, trace.launches.start[np.maximum(row, 0)], own) if len(trace.launches) else own
+        return (
+            np.where(row >= 0, trace.launches.start[np.maximum(row, 0)], own) if len(trace.launches) else own
+        )
 
     return totals(trace.gpu.name, trace.gpu.duration, asked_for, trace.names, segments)
 
@@ -112,8 +139,9 @@ def top_ops(trace: Trace, segments: tuple[Segment, ...]) -> tuple[NameTotal, ...
 class CollectiveTotal:
     """All calls of one collective on one communicator in one trace.
 
-    `bus_bytes` is what the ring or tree must move a rank, by NCCL's rule (nccl-tests, doc/PERFORMANCE.md): all-reduce
-    2(n-1)/n, all-gather, reduce-scatter and all-to-all (n-1)/n of the larger buffer, the others 1. 0 where sizes are unknown.
+    `bus_bytes` is what the ring or tree must move a rank, by NCCL's rule (nccl-tests, doc/PERFORMANCE.md):
+    all-reduce 2(n-1)/n, all-gather, reduce-scatter and all-to-all (n-1)/n of the larger buffer, the others 1.
+    0 where sizes are unknown.
     """
 
     op: str
@@ -128,7 +156,9 @@ class CollectiveTotal:
 
 
 def collective_totals(trace: Trace) -> tuple[CollectiveTotal, ...]:
-    """Communication kernels by what they say of themselves; those that say nothing go by their kernel's name."""
+    """Communication kernels by what they say of themselves; those that say nothing go by their kernel's
+    name.
+    """
     gpu = trace.gpu
     rows = rows_named(gpu, codes_where(trace.names, communicates))
     rows = rows[gpu.duration[rows] > 0]
@@ -151,11 +181,16 @@ def collective_totals(trace: Trace) -> tuple[CollectiveTotal, ...]:
         total[2] = min(total[2], int(durations.min()))
         total[3] += message * len(mine)
         total[4] += int(message * len(mine) * _bus_factor(op, size))
-    return tuple(CollectiveTotal(*key, *values) for key, values in sorted(grouped.items(), key=lambda kv: -kv[1][1]))
+    return tuple(
+        CollectiveTotal(*key, *values) for key, values in sorted(grouped.items(), key=lambda kv: -kv[1][1])
+    )
 
 
 def _plain(op: str) -> str:
-    return op.strip("_").lower().replace("_base", "").replace("_", "").replace("allgatherinto", "allgather") or "unknown"
+    return (
+        op.strip("_").lower().replace("_base", "").replace("_", "").replace("allgatherinto", "allgather")
+        or "unknown"
+    )
 
 
 def _from_kernel(kernel: str) -> str:

@@ -13,7 +13,9 @@ from rlprof_ops.analyze.metrics.phases import Segment
 
 @dataclass(frozen=True)
 class MemoryPeak:
-    """The most that was allocated, and reserved from the device, during one phase ("" outside all); -1 is unknown."""
+    """The most that was allocated, and reserved from the device, during one phase ("" outside all); -1 is
+    unknown.
+    """
 
     device: int  # -1 is host memory
     phase: str

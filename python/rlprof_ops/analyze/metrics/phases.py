@@ -1,4 +1,6 @@
-"""Steps and phases of one trace, from the ranges of our runtime, NeMo RL, verl, RLinf, or any trainer that names its own."""
+"""Steps and phases of one trace, from the ranges of our runtime, NeMo RL, verl, RLinf, or any trainer that
+names its own.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +13,74 @@ from rlprof_ops import frameworks
 from rlprof_ops.analyze.columns import Spans, Trace
 from rlprof_ops.analyze.metrics.intervals import Union, union
 
-# What the three trainers call the phases of design section 6. Sources: NeMo RL `wrap_with_nvtx_name` and its timer keys,
-# verl `marked_timer` and `DistProfiler` roles, RLinf `Worker.timer` tags.
+# What the three trainers call the phases of design section 6. Sources: NeMo RL `wrap_with_nvtx_name` and its
+# timer keys, verl `marked_timer` and `DistProfiler` roles, RLinf `Worker.timer` tags.
 _SAME_PHASE: dict[str, tuple[str, ...]] = {
     "generation": (
-        "generation", "generate", "gen", "gen_max", "rollout", "rollout_generate", "generate_sequences", "generate_async",
-        "agent_loop_rollout_generate", "rollout/generate", "interact", "predict",
+        "generation",
+        "generate",
+        "gen",
+        "gen_max",
+        "rollout",
+        "rollout_generate",
+        "generate_sequences",
+        "generate_async",
+        "agent_loop_rollout_generate",
+        "rollout/generate",
+        "interact",
+        "predict",
     ),
     "reward": ("reward", "rewards", "compute_rm_score", "compute_reward", "reward_model", "score"),
     "ref_logprob": (
-        "ref_logprob", "ref", "ref_logprobs", "compute_ref_log_prob", "ref_compute_log_prob", "reference_logprobs",
-        "get_reference_policy_logprobs", "reference_policy_logprobs",
+        "ref_logprob",
+        "ref",
+        "ref_logprobs",
+        "compute_ref_log_prob",
+        "ref_compute_log_prob",
+        "reference_logprobs",
+        "get_reference_policy_logprobs",
+        "reference_policy_logprobs",
     ),
     "logprob": (
-        "logprob", "logprobs", "old_log_prob", "compute_log_prob", "actor_compute_log_prob", "get_logprobs", "policy_logprobs",
+        "logprob",
+        "logprobs",
+        "old_log_prob",
+        "compute_log_prob",
+        "actor_compute_log_prob",
+        "get_logprobs",
+        "policy_logprobs",
         "policy_and_reference_logprobs",
     ),
     "values": ("values", "compute_values", "get_values"),
     "advantage": ("advantage", "advantages", "adv", "compute_advantage", "advantage_calculation"),
     "train": (
-        "train", "update_actor", "actor_update", "policy_training", "run_training", "train_step", "update_policy",
-        "policy_forward_backward", "training",
+        "train",
+        "update_actor",
+        "actor_update",
+        "policy_training",
+        "run_training",
+        "train_step",
+        "update_policy",
+        "policy_forward_backward",
+        "training",
     ),
     "critic_train": ("critic_train", "update_critic", "critic_update"),
     "weight_sync": (
-        "weight_sync", "update_weights", "refit", "sync_weights", "weight_update", "broadcast_weights_for_collective",
-        "update_weights_from_collective", "update_weights_via_ipc_zmq", "prepare_for_generation", "sync_model_to_rollout",
+        "weight_sync",
+        "update_weights",
+        "refit",
+        "sync_weights",
+        "weight_update",
+        "broadcast_weights_for_collective",
+        "update_weights_from_collective",
+        "update_weights_via_ipc_zmq",
+        "prepare_for_generation",
+        "sync_model_to_rollout",
         "sync_model_from_actor",
     ),
     "checkpoint": ("checkpoint", "save_checkpoint", "checkpointing"),
     "validation": ("validation", "testing", "evaluate"),
-}  # fmt: skip
+}
 
 
 def _vocabulary() -> dict[str, str]:
@@ -60,7 +99,8 @@ _VLLM = re.compile(r"execute_(?:context|new|\d+_context)_.*generation_|execute_m
 # Ranges that libraries write inside phases: parts of a phase, never one
 _WITHIN = re.compile(
     r"^(nccl|gloo|mpi|c10d|ucc)[:.]|^(ProfilerStep#|Optimizer\.|FSDP::|FullyShardedDataParallel|DistributedDataParallel|"
-    r"enumerate\(|autograd::|aten::|torch::|Torch-Compiled|TorchDynamo|CompiledFunction|Inductor|## |\[pl\]|\[param\||"
+    r"enumerate\(|autograd::|aten::|torch::|Torch-Compiled|TorchDynamo|CompiledFunction|Inductor|##"
+    r" |\[pl\]|\[param\||"
     r"Pregraph|Compile|compile_|triton|cudaGraph|record_param_comms|rlprof)"
 )
 MAX_SEGMENTS = 400  # drawn a step; sums are taken before
@@ -87,7 +127,9 @@ class Segment:
 
 
 def canonical(name: str) -> str:
-    """The design's word for a phase, or the name itself: "dtensor_policy_worker/train" and "update_actor" are "train"."""
+    """The design's word for a phase, or the name itself: "dtensor_policy_worker/train" and "update_actor"
+    are "train".
+    """
     short = name.strip().lower()
     for candidate in (short, short.rpartition("/")[2], short.rpartition("::")[2], short.rpartition(".")[2]):
         if candidate in _CANONICAL:
@@ -100,29 +142,36 @@ def canonical(name: str) -> str:
 def find_steps(trace: Trace, first: int | None = None) -> tuple[Step, ...]:
     """The steps of a trace in order of time.
 
-    `step <n>` of our runtime wins over `ProfilerStep#<n>` and the like; a range just called "step" (verl's controller)
-    counts from `first`. Without any, the whole capture is one step, numbered `first` (what its file name said) or 0.
+    `step <n>` of our runtime wins over `ProfilerStep#<n>` and the like; a range just called "step" (verl's
+    controller) counts from `first`. Without any, the whole capture is one step, numbered `first` (what its
+    file name said) or 0.
     """
     if trace.origin.kind == "memory":
         return ()  # samples of memory tell nothing of steps
     labels = {code: trace.names[code] for code in np.unique(trace.ranges.name).tolist()}
     for pattern in (_OUR_STEP, _OTHER_STEP):
-        numbers = {code: int(match.group(1)) for code, name in labels.items() if (match := pattern.fullmatch(name.strip()))}
+        numbers = {
+            code: int(match.group(1))
+            for code, name in labels.items()
+            if (match := pattern.fullmatch(name.strip()))
+        }
         if numbers:
             return _with_first(trace, _numbered(trace.ranges, numbers), first)
     plain = [code for code, name in labels.items() if name.strip() == "step"]
     if plain:
         rows = np.flatnonzero(np.isin(trace.ranges.name, plain))
         return tuple(
-            Step((first or 1) + i, int(trace.ranges.start[row]), int(trace.ranges.end[row])) for i, row in enumerate(rows)
+            Step((first or 1) + i, int(trace.ranges.start[row]), int(trace.ranges.end[row]))
+            for i, row in enumerate(rows)
         )
     start, end = trace.origin.window_start, trace.origin.window_end
     return (Step(first or 0, start, end, marked=False),) if end > start else ()
 
 
 def _with_first(trace: Trace, steps: tuple[Step, ...], first: int | None) -> tuple[Step, ...]:
-    """The steps, and before them the one that opened the window where its range was lost (nsys begins to record a moment
-    after it says so): then phases lie before the first step that is marked."""
+    """The steps, and before them the one that opened the window where its range was lost (nsys begins to
+    record a moment after it says so): then phases lie before the first step that is marked.
+    """
     if first is None or not steps or steps[0].step != first + 1 or len(trace.ranges) == 0:
         return steps
     begin = int(trace.ranges.start[0])
@@ -143,8 +192,8 @@ def _numbered(ranges: Spans, numbers: dict[int, int]) -> tuple[Step, ...]:
 def find_phases(trace: Trace, steps: tuple[Step, ...]) -> tuple[Segment, ...]:
     """Which phase a process was in, as stretches that never overlap, so that phases + idle = step.
 
-    A phase is an outermost range inside a step: of nested ranges the outer counts, of ranges that overlap on different
-    threads the one that began first counts until it ends.
+    A phase is an outermost range inside a step: of nested ranges the outer counts, of ranges that overlap on
+    different threads the one that began first counts until it ends.
     """
     ranges = trace.ranges
     if not steps or len(ranges) == 0:
@@ -171,11 +220,15 @@ def find_phases(trace: Trace, steps: tuple[Step, ...]) -> tuple[Segment, ...]:
 
 
 def phase_union(segments: tuple[Segment, ...]) -> Union:
-    return union(np.array([s.start for s in segments], np.int64), np.array([s.end for s in segments], np.int64))
+    return union(
+        np.array([s.start for s in segments], np.int64), np.array([s.end for s in segments], np.int64)
+    )
 
 
 def drawn(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """At most `MAX_SEGMENTS` segments a step for pictures: neighbours of one phase join over the smallest gaps first."""
+    """At most `MAX_SEGMENTS` segments a step for pictures: neighbours of one phase join over the smallest
+    gaps first.
+    """
     by_step: dict[int, list[Segment]] = {}
     for segment in segments:
         by_step.setdefault(segment.step, []).append(segment)

@@ -1,4 +1,6 @@
-"""How evenly a phase's time is spread over its ranks, and which rank the others waited for, with the doubt stated."""
+"""How evenly a phase's time is spread over its ranks, and which rank the others waited for, with the doubt
+stated.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from statistics import fmean, median, stdev
 from rlprof_ops.analyze.metrics.student import quantile
 from rlprof_ops.analyze.run.merge import Rank, RankStep
 
-# What GPUs of one model differ by anyway, on average over five clusters: Sinha et al., "Not All GPUs Are Created Equal",
-# arXiv 2208.11035. A smaller excess may be real and is no fault of a node.
+# What GPUs of one model differ by anyway, on average over five clusters: Sinha et al., "Not All GPUs Are
+# Created Equal", arXiv 2208.11035. A smaller excess may be real and is no fault of a node.
 MIN_SHARE_OF_PHASE = 0.08
 MIN_SHARE_OF_STEP = 0.01  # what the step would gain; below it nobody would look
 ONE_STEP_SHARE = 0.30  # what it takes when a single step gives no noise to hold it against
@@ -24,8 +26,8 @@ MIN_STEPS_SLOWER = 0.75
 class PhaseSpread:
     """One phase on all ranks of one worker over all steps, nanoseconds a step.
 
-    `own` leaves out the time in collectives that nothing hid, for there the fast wait for the slow and all look alike.
-    `imbalance` is max/mean of the ranks' own means: 1 is perfect.
+    `own` leaves out the time in collectives that nothing hid, for there the fast wait for the slow and all
+    look alike. `imbalance` is max/mean of the ranks' own means: 1 is perfect.
     """
 
     worker: str
@@ -46,7 +48,9 @@ class PhaseSpread:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that was slower than the others by more than the noise and the clocks' residual allow to doubt."""
+    """A rank that was slower than the others by more than the noise and the clocks' residual allow to
+    doubt.
+    """
 
     rank: Rank
     phase: str
@@ -69,7 +73,8 @@ def spreads(rows: Sequence[RankStep]) -> tuple[PhaseSpread, ...]:
     for (worker, phase), times in _grouped(rows).items():
         durations = [d for per_step in times.values() for d, _ in per_step.values()]
         by_rank = tuple(
-            (rank, round(fmean(d for d, _ in v.values())), round(fmean(o for _, o in v.values()))) for rank, v in sorted(times.items())
+            (rank, round(fmean(d for d, _ in v.values())), round(fmean(o for _, o in v.values())))
+            for rank, v in sorted(times.items())
         )
         owns = [own for _, _, own in by_rank]
         steps = {step for per_step in times.values() for step in per_step}
@@ -92,10 +97,12 @@ def spreads(rows: Sequence[RankStep]) -> tuple[PhaseSpread, ...]:
 def stragglers(rows: Sequence[RankStep], residual_ns: int | None) -> tuple[Straggler, ...]:
     """Ranks to name, the costliest first.
 
-    A rank's excess in a step is its own time less the median of the others'. It is named for a phase when its mean excess
+    A rank's excess in a step is its own time less the median of the others'. It is named for a phase when its
+    mean excess
 
     - is at least 8 % of the phase and 1 % of the step, so that it matters,
-    - exceeds what the noise of the run explains: Student's t at `FALSE_NAMES` shared among the ranks, on the noise of all
+    - exceeds what the noise of the run explains: Student's t at `FALSE_NAMES` shared among the ranks, on the
+      noise of all
       ranks together, with (ranks - 1)(steps - 1) degrees of freedom; and three standard errors of its own,
     - shows in three quarters of the steps, and exceeds the residual of the clocks where that is known.
 
@@ -111,7 +118,11 @@ def stragglers(rows: Sequence[RankStep], residual_ns: int | None) -> tuple[Strag
         for rank, excess in excesses.items():
             duration = fmean(times[rank][step][0] for step in excess)
             named = _judge(rank, phase, list(excess.values()), duration, noise, len(excesses))
-            if named and named.excess_ns >= MIN_SHARE_OF_STEP * step_ns and named.excess_ns > (residual_ns or 0):
+            if (
+                named
+                and named.excess_ns >= MIN_SHARE_OF_STEP * step_ns
+                and named.excess_ns > (residual_ns or 0)
+            ):
                 found.append(named)
     return tuple(sorted(found, key=lambda s: -s.cost_ns))
 
@@ -154,7 +165,9 @@ def _noise(excesses: dict[Rank, Excess]) -> tuple[float, int]:
     return (squares / left) ** 0.5, max(round(left * (1 - 1 / len(excesses))), 1)
 
 
-def _judge(rank: Rank, phase: str, excess: list[float], duration: float, noise: tuple[float, int], ranks: int) -> Straggler | None:
+def _judge(
+    rank: Rank, phase: str, excess: list[float], duration: float, noise: tuple[float, int], ranks: int
+) -> Straggler | None:
     mean = fmean(excess)
     slower = sum(e > 0 for e in excess)
     floor = ONE_STEP_SHARE if len(excess) == 1 else MIN_SHARE_OF_PHASE
@@ -172,12 +185,17 @@ def _judge(rank: Rank, phase: str, excess: list[float], duration: float, noise: 
 
 
 def _where_collectives_were_seen(times: dict[Rank, Times]) -> dict[Rank, Times]:
-    """Leaves out the steps whose reports show no collective, where other reports of the same phase do: in those steps a
-    rank's own time cannot be told from its waiting."""
+    """Leaves out the steps whose reports show no collective, where other reports of the same phase do: in
+    those steps a rank's own time cannot be told from its waiting.
+    """
     seen = {step for mine in times.values() for step, (duration, own) in mine.items() if own < duration}
     if not seen:
         return times
-    return {rank: kept for rank, mine in times.items() if (kept := {step: t for step, t in mine.items() if step in seen})}
+    return {
+        rank: kept
+        for rank, mine in times.items()
+        if (kept := {step: t for step, t in mine.items() if step in seen})
+    }
 
 
 def _grouped(rows: Sequence[RankStep]) -> dict[tuple[str, str], dict[Rank, Times]]:
@@ -185,5 +203,8 @@ def _grouped(rows: Sequence[RankStep]) -> dict[tuple[str, str], dict[Rank, Times
     for row in rows:
         for phase in row.phases:
             own = max(phase.duration_ns - phase.communication_ns, 0)
-            groups.setdefault((row.rank.worker, phase.phase), {}).setdefault(row.rank, {})[row.step] = (phase.duration_ns, own)
+            groups.setdefault((row.rank.worker, phase.phase), {}).setdefault(row.rank, {})[row.step] = (
+                phase.duration_ns,
+                own,
+            )
     return groups

@@ -1,4 +1,6 @@
-"""What a rank waited for between its phases, and the bubbles between rollout and training that follow from it."""
+"""What a rank waited for between its phases, and the bubbles between rollout and training that follow from
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ TRAINING = {"train", "critic_train"}
 class Waiting:
     """One rank's step: phases + waiting + unexplained = step, to the nanosecond.
 
-    `for_ns`: time in no phase of its own while the named worker was in one; when several were, the one with the longest
-    phases of that step counts. `unexplained_ns`: no other worker was in a phase either (scheduling, transfers, the
-    controller), or none was captured.
+    `for_ns`: time in no phase of its own while the named worker was in one; when several were, the one with
+    the longest phases of that step counts. `unexplained_ns`: no other worker was in a phase either
+    (scheduling, transfers, the controller), or none was captured.
     """
 
     rank: Rank
@@ -73,7 +75,9 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
         for worker in {row.rank.worker for row in group if not row.rank.is_controller}:
             mine = [row for row in group if row.rank.worker == worker]
             for phase in {s.phase for row in mine for s in row.segments}:
-                by_phase[worker, phase] = _segments(row_segment for row in mine for row_segment in row.segments if row_segment.phase == phase)
+                by_phase[worker, phase] = _segments(
+                    row_segment for row in mine for row_segment in row.segments if row_segment.phase == phase
+                )
         for worker in sorted({worker for worker, _ in by_phase}):
             mine = [row for row in group if row.rank.worker == worker]
             mean_step = sum(row.duration_ns for row in mine) / len(mine)

@@ -1,7 +1,8 @@
-"""What a GPU did in many windows of time at once, from its work a stretch at a time: memory does not grow with the trace.
+"""What a GPU did in many windows of time at once, from its work a stretch at a time: memory does not grow
+with the trace.
 
-Times are sums over disjoint stretches of time, so they may be taken one after the other. A stretch ends where the GPU is
-busy, so that no gap is cut in two and every gap is judged with the work that ended it.
+Times are sums over disjoint stretches of time, so they may be taken one after the other. A stretch ends where
+the GPU is busy, so that no gap is cut in two and every gap is judged with the work that ended it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def gpu_windows(trace: Trace, device: int | None, host: Host, windows: Sequence[
         unions = gpu_unions(gpu, trace.names)
         seen_from = max(capture[0], begin)
         causes = idle_causes(gpu, host, unions.busy, seen_from, max(min(capture[1], until), seen_from))
-        touched = (starts < until) & (ends > begin) | (begin == _EARLIEST) & (starts == ends)  # an empty one counts once
+        touched = (starts < until) & (ends > begin) | (begin == _EARLIEST) & (
+            starts == ends
+        )  # an empty one counts once
         for i in np.flatnonzero(touched).tolist():
             low = max(asked[i][0], begin)
             high = max(min(asked[i][1], until), low)
@@ -59,7 +62,12 @@ def gpu_windows(trace: Trace, device: int | None, host: Host, windows: Sequence[
             idle[i] = _sum(idle[i], causes.split(low, high))
         release(trace.gpu, trace.launches)
     return GpuWindows(
-        device or 0, first, last, count, tuple(t for t in times if t is not None), tuple(i for i in idle if i is not None)
+        device or 0,
+        first,
+        last,
+        count,
+        tuple(t for t in times if t is not None),
+        tuple(i for i in idle if i is not None),
     )
 
 
@@ -84,7 +92,9 @@ def _index(chosen: Ints | None, low: int, high: int) -> Ints | slice:
 
 
 def _stretches(gpu: GpuSpans, chosen: Ints | None, count: int) -> Iterator[tuple[GpuSpans, int, int]]:
-    """(work, begin, end) of stretches that follow each other without a gap; work that reaches into several is in each."""
+    """(work, begin, end) of stretches that follow each other without a gap; work that reaches into several
+    is in each.
+    """
     begin, low = _EARLIEST, 0
     carried: GpuSpans | None = None
     while True:
@@ -112,4 +122,6 @@ def _stretches(gpu: GpuSpans, chosen: Ints | None, count: int) -> Iterator[tuple
 
 
 def _joined(a: GpuSpans, b: GpuSpans) -> GpuSpans:
-    return GpuSpans(**{f.name: np.concatenate((getattr(a, f.name), getattr(b, f.name))) for f in fields(GpuSpans)})
+    return GpuSpans(
+        **{f.name: np.concatenate((getattr(a, f.name), getattr(b, f.name))) for f in fields(GpuSpans)}
+    )

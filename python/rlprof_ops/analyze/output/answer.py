@@ -38,7 +38,12 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
     folder = root if root.is_dir() else root.parent
     nodes = {path.stem: read_json(path) for path in sorted((folder / "nodes").glob("*.json"))}
     merged = merge(read, probes_of(nodes))
-    spread, slow, gaps, waits = spreads(merged.steps), stragglers(merged.steps, merged.clocks.residual_ns), bubbles(merged.steps), waiting(merged.steps)  # fmt: skip
+    spread, slow, gaps, waits = (
+        spreads(merged.steps),
+        stragglers(merged.steps, merged.clocks.residual_ns),
+        bubbles(merged.steps),
+        waiting(merged.steps),
+    )
     skews = collective_skews(merged)
     coverage = _coverage(folder, reports, read, unread)
     findings = find(merged, spread, slow, gaps, waits, skews, len(coverage["missing"]), len(unread))
@@ -59,7 +64,9 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
         "steps": _steps(merged, t0),
         "anatomy": _anatomy(merged, waits, index, phases, t0),
         "segments": [
-            [index[row.rank], row.step, phases.index(s.phase), s.start - t0, s.end - s.start] for row in merged.steps for s in row.segments
+            [index[row.rank], row.step, phases.index(s.phase), s.start - t0, s.end - s.start]
+            for row in merged.steps
+            for s in row.segments
         ],
         "phases": [_spread(s, index) for s in spread],
         "stragglers": [_ranked(asdict(s) | {"cost_ns": s.cost_ns, "rank": index[s.rank]}) for s in slow],
@@ -68,7 +75,9 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
         "kernels": _names(read, "kernels"),
         "ops": _names(read, "ops"),
         "collectives": _collectives(read),
-        "skews": [_ranked(asdict(s) | {"last": None if s.last is None else index[s.last]}) for s in skews[:100]],
+        "skews": [
+            _ranked(asdict(s) | {"last": None if s.last is None else index[s.last]}) for s in skews[:100]
+        ],
         "weight_sync": _weight_sync(merged),
         "memory": _memory(read, index),
     }
@@ -76,7 +85,20 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
 
 def _run(folder: Path, root: Path) -> Json:
     said = read_json(folder / "run.json")
-    keys = ("job", "job_name", "framework", "nodes", "head", "command", "versions", "request", "world", "started_ns", "driver", "end")
+    keys = (
+        "job",
+        "job_name",
+        "framework",
+        "nodes",
+        "head",
+        "command",
+        "versions",
+        "request",
+        "world",
+        "started_ns",
+        "driver",
+        "end",
+    )
     return {"path": str(root.resolve()), **{key: said[key] for key in keys if key in said}}
 
 
@@ -84,7 +106,11 @@ def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unre
     manifest = read_json(folder / "manifest.json")
     captures = [c for c in manifest.get("captures") or [] if isinstance(c, dict)]
     missing = [
-        {"capture": str(c.get("id") or c.get("capture") or ""), "state": str(c.get("state")), "reason": str(c.get("reason") or "")}
+        {
+            "capture": str(c.get("id") or c.get("capture") or ""),
+            "state": str(c.get("state")),
+            "reason": str(c.get("reason") or ""),
+        }
         for c in captures
         if c.get("state") in ("missing", "empty", "truncated")
     ]
@@ -94,27 +120,47 @@ def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unre
         "missing": missing,
         "reports": [
             {
-                "path": s.report.path, "backend": s.report.backend, "worker": s.report.worker, "rank": s.rank, "host": s.host,
-                "steps": [step.step for step in s.steps], "size_bytes": s.report.size_bytes, "events": s.events,
-                "seconds": round(s.seconds, 3), "truncated": s.truncated, "damaged": s.damaged,
+                "path": s.report.path,
+                "backend": s.report.backend,
+                "worker": s.report.worker,
+                "rank": s.rank,
+                "host": s.host,
+                "steps": [step.step for step in s.steps],
+                "size_bytes": s.report.size_bytes,
+                "events": s.events,
+                "seconds": round(s.seconds, 3),
+                "truncated": s.truncated,
+                "damaged": s.damaged,
             }
             for s in read
         ],
         "unread": [{"path": u.report.path, "reason": u.reason} for u in unread],
         "listed": [
-            {"path": r.path, "backend": r.backend, "worker": r.worker, "size_bytes": r.size_bytes, "modified_ns": r.modified_ns}
-            for r in reports if not r.readable
+            {
+                "path": r.path,
+                "backend": r.backend,
+                "worker": r.worker,
+                "size_bytes": r.size_bytes,
+                "modified_ns": r.modified_ns,
+            }
+            for r in reports
+            if not r.readable
         ],
-    }  # fmt: skip
+    }
 
 
 def _rank(rank: Rank, read: list[Summary]) -> Json:
     mine = [s for s in read if rank_of(s) == rank]
     names = [d.name for s in mine for d in s.devices if d.name]
     return {
-        "worker": rank.worker, "rank": rank.rank, "host": rank.host, "pid": rank.pid, "controller": rank.is_controller,
-        "backends": sorted({s.report.backend for s in mine}), "device": names[0] if names else "",
-    }  # fmt: skip
+        "worker": rank.worker,
+        "rank": rank.rank,
+        "host": rank.host,
+        "pid": rank.pid,
+        "controller": rank.is_controller,
+        "backends": sorted({s.report.backend for s in mine}),
+        "device": names[0] if names else "",
+    }
 
 
 def _phase_names(merged: Merged) -> list[str]:
@@ -128,30 +174,52 @@ def _steps(merged: Merged, t0: int) -> list[Json]:
     for number in merged.step_numbers:
         group = [row for row in merged.steps if row.step == number]
         start, end = min(r.start for r in group), max(r.end for r in group)
-        rows.append({
-            "step": number, "start_ns": start - t0, "duration_ns": end - start,
-            "mean_rank_ns": round(fmean(r.duration_ns for r in group)), "ranks": len(group), "marked": all(r.marked for r in group),
-        })  # fmt: skip
+        rows.append(
+            {
+                "step": number,
+                "start_ns": start - t0,
+                "duration_ns": end - start,
+                "mean_rank_ns": round(fmean(r.duration_ns for r in group)),
+                "ranks": len(group),
+                "marked": all(r.marked for r in group),
+            }
+        )
     return rows
 
 
-def _anatomy(merged: Merged, waits: Sequence[Any], index: dict[Rank, int], phases: list[str], t0: int) -> list[Json]:
+def _anatomy(
+    merged: Merged, waits: Sequence[Any], index: dict[Rank, int], phases: list[str], t0: int
+) -> list[Json]:
     """One row a rank and step: phases + idle = duration, and waiting + unexplained = idle."""
     waited = {(w.rank, w.step): w for w in waits}
     rows = []
     for row in merged.steps:
         wait = waited[row.rank, row.step]
-        rows.append({
-            "rank": index[row.rank], "step": row.step, "start_ns": row.start - t0, "duration_ns": row.duration_ns,
-            "marked": row.marked, "opening_ns": row.opening_ns, "phases": [_phase(p, phases) for p in row.phases],
-            "idle_ns": row.duration_ns - row.in_phases_ns, "waiting_ns": wait.for_ns, "unexplained_ns": wait.unexplained_ns,
-            "gpu": row.gpu.to_dict() if row.gpu else None, "gpu_idle": row.idle.to_dict() if row.idle else None,
-        })  # fmt: skip
+        rows.append(
+            {
+                "rank": index[row.rank],
+                "step": row.step,
+                "start_ns": row.start - t0,
+                "duration_ns": row.duration_ns,
+                "marked": row.marked,
+                "opening_ns": row.opening_ns,
+                "phases": [_phase(p, phases) for p in row.phases],
+                "idle_ns": row.duration_ns - row.in_phases_ns,
+                "waiting_ns": wait.for_ns,
+                "unexplained_ns": wait.unexplained_ns,
+                "gpu": row.gpu.to_dict() if row.gpu else None,
+                "gpu_idle": row.idle.to_dict() if row.idle else None,
+            }
+        )
     return rows
 
 
 def _phase(phase: Any, phases: list[str]) -> Json:
-    said = {"phase": phases.index(phase.phase), "duration_ns": phase.duration_ns, "communication_ns": phase.communication_ns}
+    said = {
+        "phase": phases.index(phase.phase),
+        "duration_ns": phase.duration_ns,
+        "communication_ns": phase.communication_ns,
+    }
     if phase.gpu is not None:
         said |= {"gpu": phase.gpu.to_dict(), "gpu_idle": phase.idle.to_dict() if phase.idle else None}
     return said
@@ -170,10 +238,19 @@ def _ranked(said: Json) -> Json:
 
 def _gpu(read: list[Summary], index: dict[Rank, int], t0: int) -> list[Json]:
     return [
-        {"rank": index[rank_of(s)], "report": s.report.path, "device": d.device, "name": d.name, "start_ns": d.start - t0,
-         "kernels": d.kernels, **d.times.to_dict(), "idle": d.idle.to_dict()}
-        for s in read for d in s.devices
-    ]  # fmt: skip
+        {
+            "rank": index[rank_of(s)],
+            "report": s.report.path,
+            "device": d.device,
+            "name": d.name,
+            "start_ns": d.start - t0,
+            "kernels": d.kernels,
+            **d.times.to_dict(),
+            "idle": d.idle.to_dict(),
+        }
+        for s in read
+        for d in s.devices
+    ]
 
 
 def _names(read: list[Summary], what: str) -> list[Json]:
@@ -190,10 +267,17 @@ def _names(read: list[Summary], what: str) -> list[Json]:
             sums[summary.report.worker] += row.total_ns
     ranked = sorted(totals.items(), key=lambda item: -item[1][1])[:MAX_KERNELS]
     return [
-        {"worker": worker, "phase": phase, "name": name[:400], "count": count, "total_ns": total, "max_ns": longest,
-         "share": round(total / max(sums[worker], 1), 5)}
+        {
+            "worker": worker,
+            "phase": phase,
+            "name": name[:400],
+            "count": count,
+            "total_ns": total,
+            "max_ns": longest,
+            "share": round(total / max(sums[worker], 1), 5),
+        }
         for (worker, phase, name), (count, total, longest) in ranked
-    ]  # fmt: skip
+    ]
 
 
 def _collectives(read: list[Summary]) -> list[Json]:
@@ -201,24 +285,37 @@ def _collectives(read: list[Summary]) -> list[Json]:
     totals: dict[tuple[str, str, str, int, str], list[int]] = {}
     for summary in read:
         for c in summary.collectives:
-            total = totals.setdefault((summary.report.worker, c.op, c.group, c.group_size, c.dtype), [0, 0, 1 << 62, 0, 0])
+            total = totals.setdefault(
+                (summary.report.worker, c.op, c.group, c.group_size, c.dtype), [0, 0, 1 << 62, 0, 0]
+            )
             for i, value in enumerate((c.count, c.total_ns, 0, c.message_bytes, c.bus_bytes)):
                 total[i] += value
             total[2] = min(total[2], c.min_ns)
     rows: list[Json] = []
     for (worker, op, group, ranks, dtype), (count, total_ns, shortest, message, bus) in totals.items():
-        rows.append({
-            "worker": worker, "op": op, "group": group, "group_size": ranks, "dtype": dtype, "count": count, "total_ns": total_ns,
-            "min_ns": shortest, "message_bytes": message or None,
-            "algorithm_gb_per_s": round(message / total_ns, 3) if message and total_ns else None,
-            "bus_gb_per_s": round(bus / total_ns, 3) if bus and total_ns else None,
-        })  # fmt: skip
+        rows.append(
+            {
+                "worker": worker,
+                "op": op,
+                "group": group,
+                "group_size": ranks,
+                "dtype": dtype,
+                "count": count,
+                "total_ns": total_ns,
+                "min_ns": shortest,
+                "message_bytes": message or None,
+                "algorithm_gb_per_s": round(message / total_ns, 3) if message and total_ns else None,
+                "bus_gb_per_s": round(bus / total_ns, 3) if bus and total_ns else None,
+            }
+        )
     rows.sort(key=lambda row: -int(row["total_ns"]))
     return rows[:200]
 
 
 def _weight_sync(merged: Merged) -> list[Json]:
-    """Each step's weight sync: from the first rank's begin to the last one's end, and what each worker spent in it."""
+    """Each step's weight sync: from the first rank's begin to the last one's end, and what each worker
+    spent in it.
+    """
     rows = []
     for number in merged.step_numbers:
         parts: dict[str, list[tuple[int, int]]] = {}
@@ -233,7 +330,9 @@ def _weight_sync(merged: Merged) -> list[Json]:
         start, end = min(a for a, _ in every), max(b for _, b in every)
         spans = {w: max(b for _, b in pairs) - min(a for a, _ in pairs) for w, pairs in parts.items()}
         busy = _covered(every)
-        rows.append({"step": number, "total_ns": end - start, "by_worker_ns": spans, "between_ns": end - start - busy})
+        rows.append(
+            {"step": number, "total_ns": end - start, "by_worker_ns": spans, "between_ns": end - start - busy}
+        )
     return rows
 
 
@@ -247,9 +346,13 @@ def _covered(pairs: list[tuple[int, int]]) -> int:
 
 def _memory(read: list[Summary], index: dict[Rank, int]) -> list[Json]:
     return [
-        {"rank": index[rank_of(s)], "device": m.device, "phase": m.phase, "allocated_bytes": m.allocated_bytes,
-         "reserved_bytes": m.reserved_bytes}
-        for s in read for m in s.memory
-    ]  # fmt: skip
-
-
+        {
+            "rank": index[rank_of(s)],
+            "device": m.device,
+            "phase": m.phase,
+            "allocated_bytes": m.allocated_bytes,
+            "reserved_bytes": m.reserved_bytes,
+        }
+        for s in read
+        for m in s.memory
+    ]

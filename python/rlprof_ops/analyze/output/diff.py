@@ -1,4 +1,6 @@
-"""What changed between two runs beyond their own step-to-step noise: steps, phases, kernels, stragglers, coverage."""
+"""What changed between two runs beyond their own step-to-step noise: steps, phases, kernels, stragglers,
+coverage.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """One quantity in both runs, nanoseconds a step. `noise_ns`: standard error of the difference, None: not known.
+    """One quantity in both runs, nanoseconds a step. `noise_ns`: standard error of the difference, None: not
+    known.
 
-    `real`: the difference exceeds three standard errors and 1 %; with a single step in a run there is no noise to hold
-    it against, and nothing is called real.
+    `real`: the difference exceeds three standard errors and 1 %; with a single step in a run there is no
+    noise to hold it against, and nothing is called real.
     """
 
     what: str
@@ -45,7 +48,10 @@ class Change:
 
     def to_dict(self) -> Json:
         share = self.share
-        return asdict(self) | {"difference_ns": self.difference_ns, "share": None if share is None else round(share, 5)}
+        return asdict(self) | {
+            "difference_ns": self.difference_ns,
+            "share": None if share is None else round(share, 5),
+        }
 
 
 @dataclass(frozen=True)
@@ -65,29 +71,49 @@ class Diff:
 
     def to_dict(self) -> Json:
         return {
-            "schema": 1, "step": self.step.to_dict(), "phases": [c.to_dict() for c in self.phases],
-            "kernels": [c.to_dict() for c in self.kernels], "stragglers_new": list(self.stragglers_new),
-            "stragglers_gone": list(self.stragglers_gone), "missing": [self.missing_before, self.missing_after],
-            "ranks": [self.ranks_before, self.ranks_after], "notes": list(self.notes),
-        }  # fmt: skip
+            "schema": 1,
+            "step": self.step.to_dict(),
+            "phases": [c.to_dict() for c in self.phases],
+            "kernels": [c.to_dict() for c in self.kernels],
+            "stragglers_new": list(self.stragglers_new),
+            "stragglers_gone": list(self.stragglers_gone),
+            "missing": [self.missing_before, self.missing_after],
+            "ranks": [self.ranks_before, self.ranks_after],
+            "notes": list(self.notes),
+        }
 
 
 def compare(before: Json, after: Json) -> Diff:
-    """The difference of two answers (`report.json`). Phases are compared by worker and phase, kernels by name as well."""
-    step = _change("step", [s["duration_ns"] for s in before["steps"]], [s["duration_ns"] for s in after["steps"]])
+    """The difference of two answers (`report.json`). Phases are compared by worker and phase, kernels by
+    name as well.
+    """
+    step = _change(
+        "step", [s["duration_ns"] for s in before["steps"]], [s["duration_ns"] for s in after["steps"]]
+    )
     one, two = _phase_samples(before), _phase_samples(after)
     phases = [_change(what, one.get(what, []), two.get(what, [])) for what in dict.fromkeys([*one, *two])]
     phases.sort(key=lambda c: (not c.real, -abs(c.difference_ns)))
     slow_before, slow_after = _stragglers(before), _stragglers(after)
     notes = []
     if min(len(before["steps"]), len(after["steps"])) < 2:
-        notes.append("A run has a single step, so its noise is not known: capture more steps to tell a change from chance.")
+        notes.append(
+            "A run has a single step, so its noise is not known: capture more steps to tell a change from"
+            " chance."
+        )
     if len(before["ranks"]) != len(after["ranks"]):
         notes.append(f"The runs have {len(before['ranks'])} and {len(after['ranks'])} ranks.")
     return Diff(
-        step, tuple(phases), _kernels(before, after), tuple(sorted(slow_after - slow_before)), tuple(sorted(slow_before - slow_after)),
-        _missing(before), _missing(after), len(before["ranks"]), len(after["ranks"]), tuple(notes),
-    )  # fmt: skip
+        step,
+        tuple(phases),
+        _kernels(before, after),
+        tuple(sorted(slow_after - slow_before)),
+        tuple(sorted(slow_before - slow_after)),
+        _missing(before),
+        _missing(after),
+        len(before["ranks"]),
+        len(after["ranks"]),
+        tuple(notes),
+    )
 
 
 def _change(what: str, before: Sequence[float], after: Sequence[float]) -> Change:
@@ -111,7 +137,9 @@ def _phase_samples(answer: Json) -> dict[str, list[float]]:
         if rank["controller"]:
             continue
         for phase in row["phases"]:
-            sums[f"{rank['worker']}/{answer['phase_names'][phase['phase']]}"][row["step"]].append(phase["duration_ns"])
+            sums[f"{rank['worker']}/{answer['phase_names'][phase['phase']]}"][row["step"]].append(
+                phase["duration_ns"]
+            )
     return {what: [fmean(lengths) for _, lengths in sorted(steps.items())] for what, steps in sums.items()}
 
 
@@ -123,7 +151,9 @@ def _kernels(before: Json, after: Json) -> tuple[Change, ...]:
         a, b = one.get(name), two.get(name)
         apart = (b or 0.0) - (a or 0.0)
         if abs(apart) >= KERNEL_SHARE * whole and abs(apart) >= KERNEL_CHANGE * max(a or 0.0, b or 0.0):
-            found.append(Change(name, None if a is None else round(a), None if b is None else round(b), None, False))
+            found.append(
+                Change(name, None if a is None else round(a), None if b is None else round(b), None, False)
+            )
     return tuple(sorted(found, key=lambda c: -abs(c.difference_ns))[:20])
 
 
@@ -140,7 +170,10 @@ def _kernel_times(answer: Json) -> dict[str, float]:
 
 
 def _stragglers(answer: Json) -> set[str]:
-    return {f"{answer['ranks'][s['rank']]['worker']} rank {answer['ranks'][s['rank']]['rank']} in {s['phase']}" for s in answer["stragglers"]}
+    return {
+        f"{answer['ranks'][s['rank']]['worker']} rank {answer['ranks'][s['rank']]['rank']} in {s['phase']}"
+        for s in answer["stragglers"]
+    }
 
 
 def _missing(answer: Json) -> int:
@@ -154,7 +187,9 @@ _COUNTS = ("missing", "stragglers")
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition that fails a comparison: `step>5%`, `train>20ms`, `policy_worker/train>3%`, `missing>0`, `stragglers>0`."""
+    """A condition that fails a comparison: `step>5%`, `train>20ms`, `policy_worker/train>3%`, `missing>0`,
+    `stragglers>0`.
+    """
 
     text: str
     what: str
@@ -172,11 +207,19 @@ def parse_rule(text: str, diff: Diff) -> Rule:
         limit = float(number)
     except ValueError:
         raise UsageError(f"--fail-if {text!r}: {number!r} is no number") from None
-    known = ["step", *_COUNTS, *(c.what for c in diff.phases), *(c.what.partition("/")[2] for c in diff.phases)]
+    known = [
+        "step",
+        *_COUNTS,
+        *(c.what for c in diff.phases),
+        *(c.what.partition("/")[2] for c in diff.phases),
+    ]
     if what not in known:
         near = get_close_matches(what, known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"--fail-if {text!r}: {what!r} is in neither run; known are {', '.join(sorted(set(known)))}.{hint}")
+        raise UsageError(
+            f"--fail-if {text!r}: {what!r} is in neither run; known are"
+            f" {', '.join(sorted(set(known)))}.{hint}"
+        )
     if (unit is None) != (what in _COUNTS):
         allowed = "a bare number" if what in _COUNTS else "a limit in %, ns, us, ms or s"
         raise UsageError(f"--fail-if {text!r}: {what} takes {allowed}")
@@ -191,9 +234,16 @@ def violations(rules: Sequence[Rule], diff: Diff) -> list[str]:
         if rule.what in _COUNTS:
             count = diff.missing_after if rule.what == "missing" else len(diff.stragglers_new)
             if count > rule.limit:
-                found.append(f"{rule.text}: {count} {'reports are missing or unread' if rule.what == 'missing' else 'new stragglers'}")
+                found.append(
+                    f"{rule.text}: {count}"
+                    f" {'reports are missing or unread' if rule.what == 'missing' else 'new stragglers'}"
+                )
             continue
-        changes = [diff.step] if rule.what == "step" else [c for c in diff.phases if rule.what in (c.what, c.what.partition("/")[2])]
+        changes = (
+            [diff.step]
+            if rule.what == "step"
+            else [c for c in diff.phases if rule.what in (c.what, c.what.partition("/")[2])]
+        )
         for change in changes:
             grown = change.share if rule.relative else float(change.difference_ns)
             if change.real and grown is not None and grown > rule.limit:
@@ -202,7 +252,7 @@ def violations(rules: Sequence[Rule], diff: Diff) -> list[str]:
 
 
 def describe(change: Change) -> str:
-    """"went from 1.20 s to 1.31 s (+9.2 %, noise ±8 ms)"."""
+    """ "went from 1.20 s to 1.31 s (+9.2 %, noise ±8 ms)"."""
     if change.before_ns is None:
         return f"is new, {duration(change.after_ns or 0)} a step"
     if change.after_ns is None:

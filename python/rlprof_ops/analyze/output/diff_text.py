@@ -15,18 +15,33 @@ MAX_ROWS = 20
 def show(diff: Diff, before: str, after: str, console: Console | None = None) -> None:
     console = console or Console()
     console.print(f"{escape(before)} → {escape(after)}", highlight=False)
-    console.print(f"[bold]A step {escape(describe(diff.step))}[/]" + ("." if diff.step.real else ": within the noise."), highlight=False)
+    console.print(
+        f"[bold]A step {escape(describe(diff.step))}[/]" + ("." if diff.step.real else ": within the noise."),
+        highlight=False,
+    )
     for note in diff.notes:
         console.print(f"[yellow]{escape(note)}[/]", highlight=False)
     if diff.phases:
         console.print(_table("Phases", diff.phases, with_noise=True))
     if diff.kernels:
-        console.print(_table("Kernels that changed by 5 % or more (a rank and step; noise not known)", diff.kernels, with_noise=False))
-    for label, names in (("New straggler", diff.stragglers_new), ("No longer a straggler", diff.stragglers_gone)):
+        console.print(
+            _table(
+                "Kernels that changed by 5 % or more (a rank and step; noise not known)",
+                diff.kernels,
+                with_noise=False,
+            )
+        )
+    for label, names in (
+        ("New straggler", diff.stragglers_new),
+        ("No longer a straggler", diff.stragglers_gone),
+    ):
         for name in names:
             console.print(f"{label}: {escape(name)}", highlight=False)
     if diff.missing_before or diff.missing_after:
-        console.print(f"Missing or unread reports: {diff.missing_before} before, {diff.missing_after} after.", highlight=False)
+        console.print(
+            f"Missing or unread reports: {diff.missing_before} before, {diff.missing_after} after.",
+            highlight=False,
+        )
 
 
 def _table(title: str, changes: tuple[Change, ...], with_noise: bool) -> Table:
@@ -38,7 +53,13 @@ def _table(title: str, changes: tuple[Change, ...], with_noise: bool) -> Table:
         share = "-" if c.share is None else f"{'+' if c.share >= 0 else '−'}{percent(abs(c.share))}"
         cells = [_or_dash(c.before_ns), _or_dash(c.after_ns), share]
         if with_noise:
-            verdict = "[red]slower[/]" if c.real and c.difference_ns > 0 else "[green]faster[/]" if c.real else "[dim]noise[/]"
+            verdict = (
+                "[red]slower[/]"
+                if c.real and c.difference_ns > 0
+                else "[green]faster[/]"
+                if c.real
+                else "[dim]noise[/]"
+            )
             cells += ["?" if c.noise_ns is None else f"±{duration(c.noise_ns)}", verdict]
         table.add_row(escape(c.what), *cells)
     return table

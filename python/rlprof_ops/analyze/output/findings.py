@@ -29,17 +29,31 @@ class Finding:
 
 
 def find(
-    merged: Merged, spreads: Sequence[PhaseSpread], stragglers: Sequence[Straggler], bubbles: Sequence[Bubble],
-    waits: Sequence[Waiting], skews: Sequence[CollectiveSkew], missing: int, unread: int,
-) -> list[Finding]:  # fmt: skip
-    """All findings worth a sentence, the costliest first; what is missing leads, then who is slow: both can be acted on."""
+    merged: Merged,
+    spreads: Sequence[PhaseSpread],
+    stragglers: Sequence[Straggler],
+    bubbles: Sequence[Bubble],
+    waits: Sequence[Waiting],
+    skews: Sequence[CollectiveSkew],
+    missing: int,
+    unread: int,
+) -> list[Finding]:
+    """All findings worth a sentence, the costliest first; what is missing leads, then who is slow: both
+    can be acted on.
+    """
     found = [
-        *_phases(spreads), *_straggling(stragglers), *_idle_workers(merged, bubbles), *_gpu(merged), *_unexplained(merged, waits),
+        *_phases(spreads),
+        *_straggling(stragglers),
+        *_idle_workers(merged, bubbles),
+        *_gpu(merged),
+        *_unexplained(merged, waits),
         *_skewed(skews, merged),
-    ]  # fmt: skip
+    ]
     found.sort(key=lambda finding: (finding.kind != "straggler", -finding.cost_ns))
     if missing or unread:
-        parts = [f"{missing} planned reports are missing"] * bool(missing) + [f"{unread} reports could not be read"] * bool(unread)
+        parts = [f"{missing} planned reports are missing"] * bool(missing) + [
+            f"{unread} reports could not be read"
+        ] * bool(unread)
         found.insert(0, Finding("coverage", " and ".join(parts) + "; what follows is said without them.", 0))
     return found
 
@@ -50,7 +64,10 @@ def _phases(spreads: Sequence[PhaseSpread]) -> list[Finding]:
     if not usual:
         return []
     top = max(usual, key=lambda s: s.mean_ns)
-    text = f"{top.phase} is the longest phase: {duration(top.mean_ns)} a step on {top.worker}, {percent(top.share_of_step)} of it."
+    text = (
+        f"{top.phase} is the longest phase: {duration(top.mean_ns)} a step on {top.worker},"
+        f" {percent(top.share_of_step)} of it."
+    )
     return [Finding("phase", text, top.mean_ns)]
 
 
@@ -79,7 +96,10 @@ def _idle_workers(merged: Merged, bubbles: Sequence[Bubble]) -> list[Finding]:
         mean = sum(b.mean_ns for b in hits) / steps
         share = sum(b.share for b in hits) / steps
         if share >= MIN_SHARE:
-            text = f"{worker} stands idle {duration(mean)} a step ({percent(share)}) while {because} is in {phase}."
+            text = (
+                f"{worker} stands idle {duration(mean)} a step ({percent(share)}) while {because} is in"
+                f" {phase}."
+            )
             found.append(Finding("bubble", text, round(mean)))
     return found
 
@@ -87,7 +107,11 @@ def _idle_workers(merged: Merged, bubbles: Sequence[Bubble]) -> list[Finding]:
 def _gpu(merged: Merged) -> list[Finding]:
     found = []
     for worker in sorted({row.rank.worker for row in merged.steps if row.gpu is not None}):
-        rows = [row for row in merged.steps if row.rank.worker == worker and row.gpu is not None and row.gpu.window_ns > 0]
+        rows = [
+            row
+            for row in merged.steps
+            if row.rank.worker == worker and row.gpu is not None and row.gpu.window_ns > 0
+        ]
         if not rows:
             continue
         window = sum(row.gpu.window_ns for row in rows if row.gpu)
@@ -118,9 +142,15 @@ def _unexplained(merged: Merged, waits: Sequence[Waiting]) -> list[Finding]:
     if share < 2 * MIN_SHARE:
         return []
     if not any(row.phases for row in merged.steps):
-        text = "No report marks a phase, so a step is one piece: wrap generation, train and the like in prof.range() or record_function()."
+        text = (
+            "No report marks a phase, so a step is one piece: wrap generation, train and the like in"
+            " prof.range() or record_function()."
+        )
         return [Finding("unexplained", text, 0)]
-    text = f"For {duration(lost)} of a step ({percent(share)}) no captured worker is in any phase: scheduling, transfers or the controller."
+    text = (
+        f"For {duration(lost)} of a step ({percent(share)}) no captured worker is in any phase: scheduling,"
+        " transfers or the controller."
+    )
     return [Finding("unexplained", text, round(lost))]
 
 
@@ -132,8 +162,8 @@ def _skewed(skews: Sequence[CollectiveSkew], merged: Merged) -> list[Finding]:
         if skew.last is None or skew.last_share < min(0.9, 1 / skew.ranks + 0.35):  # well above chance
             continue
         text = (
-            f"{skew.last.label} comes last to {percent(skew.last_share)} of {skew.worker}'s {skew.key} collectives; "
-            f"the ranks wait {duration(cost)} a step in them."
+            f"{skew.last.label} comes last to {percent(skew.last_share)} of {skew.worker}'s {skew.key}"
+            f" collectives; the ranks wait {duration(cost)} a step in them."
         )
         found.append(Finding("skew", text, cost))
     return found

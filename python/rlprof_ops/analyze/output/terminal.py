@@ -23,8 +23,8 @@ def show(answer: Json, console: Console) -> None:
     title = f"{run.get('job_name') or 'run'} {run.get('job') or ''}".strip()
     console.print(f"[bold]{escape(title)}[/]  {escape(run['path'])}")
     console.print(
-        f"{len(coverage['reports'])} reports read · {len(answer['ranks'])} ranks · steps {escape(_runs(steps)) or 'none'} · "
-        f"clocks {_clocks(answer)}\n"
+        f"{len(coverage['reports'])} reports read · {len(answer['ranks'])} ranks · steps"
+        f" {escape(_runs(steps)) or 'none'} · clocks {_clocks(answer)}\n"
     )
     for number, finding in enumerate(answer["findings"][:FINDINGS_FIRST], 1):
         console.print(f"[bold]{number}.[/] {escape(finding['text'])}")
@@ -40,24 +40,41 @@ def show(answer: Json, console: Console) -> None:
 
 
 def _phases(answer: Json) -> Table:
-    table = Table(title="Where a step goes (mean over ranks and steps)", title_justify="left", title_style="bold")
+    table = Table(
+        title="Where a step goes (mean over ranks and steps)", title_justify="left", title_style="bold"
+    )
     for name in ("worker", "phase"):
         table.add_column(name)
     for name in ("a step", "share", "in collectives", "max/mean", "ranks"):
         table.add_column(name, justify="right")
     for row in answer["phases"][:MAX_ROWS]:
-        slow = {s["phase"] for s in answer["stragglers"] if answer["ranks"][s["rank"]]["worker"] == row["worker"]}
+        slow = {
+            s["phase"] for s in answer["stragglers"] if answer["ranks"][s["rank"]]["worker"] == row["worker"]
+        }
         mark = " [red]straggler[/]" if row["phase"] in slow else ""
         talk = duration(row["communication_ns"]) if row["communication_ns"] else "-"
         table.add_row(
-            escape(row["worker"]), escape(row["phase"]) + mark, duration(row["mean_ns"]), percent(row["share_of_step"]), talk,
-            f"{row['imbalance']:.2f}" if row["ranks"] > 1 else "-", str(row["ranks"]),
-        )  # fmt: skip
+            escape(row["worker"]),
+            escape(row["phase"]) + mark,
+            duration(row["mean_ns"]),
+            percent(row["share_of_step"]),
+            talk,
+            f"{row['imbalance']:.2f}" if row["ranks"] > 1 else "-",
+            str(row["ranks"]),
+        )
     for worker in dict.fromkeys(r["worker"] for r in answer["ranks"]):
         rows = [a for a in answer["anatomy"] if answer["ranks"][a["rank"]]["worker"] == worker]
         if rows:
             idle, whole = fmean(a["idle_ns"] for a in rows), fmean(a["duration_ns"] for a in rows)
-            table.add_row(escape(worker), "[dim]in no phase[/]", duration(idle), percent(idle / whole if whole else 0), "-", "-", "")
+            table.add_row(
+                escape(worker),
+                "[dim]in no phase[/]",
+                duration(idle),
+                percent(idle / whole if whole else 0),
+                "-",
+                "-",
+                "",
+            )
     return table
 
 
@@ -68,8 +85,15 @@ def _gpu(answer: Json) -> Table:
         table.add_column(name, justify="right")
     for row in answer["gpu"][:MAX_ROWS]:
         rank, window = answer["ranks"][row["rank"]], max(row["window_ns"], 1)
-        shares = [row[k] / window for k in ("compute_ns", "exposed_communication_ns", "exposed_memcpy_ns", "idle_ns")]
-        table.add_row(escape(f"{rank['worker']} {rank['rank']}"), duration(row["window_ns"]), *(percent(s) for s in shares))
+        shares = [
+            row[k] / window
+            for k in ("compute_ns", "exposed_communication_ns", "exposed_memcpy_ns", "idle_ns")
+        ]
+        table.add_row(
+            escape(f"{rank['worker']} {rank['rank']}"),
+            duration(row["window_ns"]),
+            *(percent(s) for s in shares),
+        )
     return table
 
 
@@ -80,14 +104,23 @@ def _kernels(answer: Json) -> Table:
     for name in ("total", "share", "calls"):
         table.add_column(name, justify="right")
     for row in [k for k in answer["kernels"] if k["name"] != "(others)"][:8]:
-        table.add_row(escape(row["name"]), escape(row["phase"] or "-"), duration(row["total_ns"]), percent(row["share"]), f"{row['count']:,}")
+        table.add_row(
+            escape(row["name"]),
+            escape(row["phase"] or "-"),
+            duration(row["total_ns"]),
+            percent(row["share"]),
+            f"{row['count']:,}",
+        )
     return table
 
 
 def _said_of_files(answer: Json, console: Console) -> None:
     coverage = answer["coverage"]
     for row in coverage["missing"][:MAX_ROWS]:
-        console.print(f"[red]{escape(row['state'])}[/] {escape(row['capture'])} {escape(row['reason'])}", highlight=False)
+        console.print(
+            f"[red]{escape(row['state'])}[/] {escape(row['capture'])} {escape(row['reason'])}",
+            highlight=False,
+        )
     for row in coverage["unread"][:MAX_ROWS]:
         console.print(f"[red]not read[/] {escape(row['path'])}: {escape(row['reason'])}", highlight=False)
     for row in coverage["reports"]:
@@ -103,11 +136,15 @@ def _clocks(answer: Json) -> str:
     hosts = len(answer["clocks"]["hosts"])
     if hosts <= 1:
         return "of one host"
-    return "of hosts not aligned (no shared collective, no probe)" if residual is None else f"aligned to {duration(residual)}"
+    return (
+        "of hosts not aligned (no shared collective, no probe)"
+        if residual is None
+        else f"aligned to {duration(residual)}"
+    )
 
 
 def _runs(steps: list[int]) -> str:
-    """"3-5, 8" of [3, 4, 5, 8]."""
+    """ "3-5, 8" of [3, 4, 5, 8]."""
     parts: list[list[int]] = []
     for step in steps:
         if parts and step == parts[-1][1] + 1:

@@ -1,4 +1,6 @@
-"""What the page draws, cut to a size that opens at once at any number of ranks; the full numbers are in report.json."""
+"""What the page draws, cut to a size that opens at once at any number of ranks; the full numbers are in
+report.json.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,29 @@ Json = dict[str, Any]
 
 
 def page_data(answer: Json) -> Json:
-    """The part of an answer that the page shows. Times stay nanoseconds, but for segments: whole microseconds."""
+    """The part of an answer that the page shows. Times stay nanoseconds, but for segments: whole
+    microseconds.
+    """
     kept = (
-        "made_by", "made_ns", "run", "findings", "coverage", "clocks", "ranks", "phase_names", "steps", "phases", "stragglers",
-        "gpu", "kernels", "ops", "collectives", "skews", "weight_sync", "memory",
-    )  # fmt: skip
+        "made_by",
+        "made_ns",
+        "run",
+        "findings",
+        "coverage",
+        "clocks",
+        "ranks",
+        "phase_names",
+        "steps",
+        "phases",
+        "stragglers",
+        "gpu",
+        "kernels",
+        "ops",
+        "collectives",
+        "skews",
+        "weight_sync",
+        "memory",
+    )
     return {key: answer[key] for key in kept} | {
         "segments": _segments(answer),
         "steps_of": _steps_of(answer),
@@ -26,20 +46,31 @@ def page_data(answer: Json) -> Json:
 
 
 def _segments(answer: Json) -> list[list[int]]:
-    """[rank, step, phase, start µs, length µs]; where there are too many, the shortest of each rank and step go."""
+    """[rank, step, phase, start µs, length µs]; where there are too many, the shortest of each rank and
+    step go.
+    """
     segments = answer["segments"]
     groups: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
     for segment in segments:
         groups[segment[0], segment[1]].append(segment)
     budget = max(4, MAX_SEGMENTS // max(len(groups), 1))
     if len(segments) > MAX_SEGMENTS:
-        segments = [s for g in groups.values() for s in sorted(sorted(g, key=lambda s: -s[4])[:budget], key=lambda s: s[3])]
-    return [[rank, step, phase, start // 1000, max(length // 1000, 1)] for rank, step, phase, start, length in segments]
+        segments = [
+            s
+            for g in groups.values()
+            for s in sorted(sorted(g, key=lambda s: -s[4])[:budget], key=lambda s: s[3])
+        ]
+    return [
+        [rank, step, phase, start // 1000, max(length // 1000, 1)]
+        for rank, step, phase, start, length in segments
+    ]
 
 
 def _steps_of(answer: Json) -> list[list[int]]:
     """[rank, step, start µs, length µs] of every rank's steps."""
-    return [[a["rank"], a["step"], a["start_ns"] // 1000, a["duration_ns"] // 1000] for a in answer["anatomy"]]
+    return [
+        [a["rank"], a["step"], a["start_ns"] // 1000, a["duration_ns"] // 1000] for a in answer["anatomy"]
+    ]
 
 
 def _workers(answer: Json) -> list[Json]:
@@ -57,13 +88,17 @@ def _workers(answer: Json) -> list[Json]:
             for other, length in row["waiting_ns"].items():
                 waits[other] += length / len(rows)
         ranks = {row["rank"] for row in rows}
-        found.append({
-            "worker": worker, "ranks": len(ranks), "controller": answer["ranks"][rows[0]["rank"]]["controller"],
-            "mean_ns": round(fmean(row["duration_ns"] for row in rows)),
-            "phases": [[phase, round(length)] for phase, length in sorted(phases.items())],
-            "waiting": [[other, round(length)] for other, length in sorted(waits.items())],
-            "unexplained_ns": round(fmean(row["unexplained_ns"] for row in rows)),
-        })  # fmt: skip
+        found.append(
+            {
+                "worker": worker,
+                "ranks": len(ranks),
+                "controller": answer["ranks"][rows[0]["rank"]]["controller"],
+                "mean_ns": round(fmean(row["duration_ns"] for row in rows)),
+                "phases": [[phase, round(length)] for phase, length in sorted(phases.items())],
+                "waiting": [[other, round(length)] for other, length in sorted(waits.items())],
+                "unexplained_ns": round(fmean(row["unexplained_ns"] for row in rows)),
+            }
+        )
     first: dict[str, int] = {}
     for rank, _, _, start, _ in answer["segments"]:
         worker = answer["ranks"][rank]["worker"]

@@ -1,4 +1,6 @@
-"""Renders the page: one HTML file with its style, its script and its data inside, and nothing fetched from anywhere."""
+"""Renders the page: one HTML file with its style, its script and its data inside, and nothing fetched from
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,13 @@ from rlprof_ops.analyze.page.data import page_data
 
 
 def render(answer: dict[str, Any]) -> str:
-    """The page of an answer. What comes from a run reaches it as JSON data only, and the script writes it as text."""
+    """The page of an answer. What comes from a run reaches it as JSON data only, and the script writes it
+    as text.
+    """
     here = files(__package__)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
     template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
     run = answer["run"]
     return template.render(
@@ -27,7 +33,9 @@ def render(answer: dict[str, Any]) -> str:
 
 
 def embedded(data: Any) -> str:
-    """JSON that can stand inside a script element: no "<" can end it, and the two line ends JavaScript minds are escaped."""
+    """JSON that can stand inside a script element: no "<" can end it, and the two line ends JavaScript
+    minds are escaped.
+    """
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,6 +1,7 @@
 """Keeps the columns of a report as Parquet beside it, so that a second look costs a fraction of the first.
 
-One file, row groups of at most `_GROUP_ROWS` rows of one table; the rest of the trace and the digest of its source are in the schema's metadata.
+One file, row groups of at most `_GROUP_ROWS` rows of one table; the rest of the trace and the digest of its
+source are in the schema's metadata.
 """
 
 from __future__ import annotations
@@ -60,15 +61,20 @@ def store(trace: Trace, report: Path, source_digest: str) -> bool:
         "damaged": trace.damaged, "truncated": trace.truncated,
         "rows": {name: len(getattr(trace, name)) for name in _TABLES},
     }  # fmt: skip
-    schema = pa.schema([(c, pa.from_numpy_dtype(_DTYPES[c])) for c in _COLUMNS], {_KEY: json.dumps(rest).encode()})
+    schema = pa.schema(
+        [(c, pa.from_numpy_dtype(_DTYPES[c])) for c in _COLUMNS], {_KEY: json.dumps(rest).encode()}
+    )
     try:
         descriptor, temporary = tempfile.mkstemp(dir=report.parent, prefix=".rlprof-", suffix=".tmp")
     except OSError:
         return False
     try:
-        with os.fdopen(descriptor, "wb") as file, pq.ParquetWriter(
-            file, schema, compression="zstd", use_dictionary=False, write_statistics=False
-        ) as writer:
+        with (
+            os.fdopen(descriptor, "wb") as file,
+            pq.ParquetWriter(
+                file, schema, compression="zstd", use_dictionary=False, write_statistics=False
+            ) as writer,
+        ):
             for name in _TABLES:
                 table = getattr(trace, name)
                 if not len(table):
@@ -77,8 +83,13 @@ def store(trace: Trace, report: Path, source_digest: str) -> bool:
                     rows = slice(first, first + _GROUP_ROWS)
                     absent = np.zeros(min(_GROUP_ROWS, len(table) - first), np.int64)
                     has = {f.name for f in fields(table)}
-                    columns = [pa.array(getattr(table, c)[rows] if c in has else absent.astype(_DTYPES[c])) for c in _COLUMNS]
-                    writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=_GROUP_ROWS)
+                    columns = [
+                        pa.array(getattr(table, c)[rows] if c in has else absent.astype(_DTYPES[c]))
+                        for c in _COLUMNS
+                    ]
+                    writer.write_table(
+                        pa.Table.from_arrays(columns, schema=schema), row_group_size=_GROUP_ROWS
+                    )
                     release(table)
         os.chmod(temporary, 0o644)
         os.replace(temporary, cache_path(report))

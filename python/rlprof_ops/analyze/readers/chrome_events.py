@@ -1,8 +1,9 @@
 """Cuts a Chrome-trace stream into batches of typed events, whatever its layout, in memory of a fixed bound.
 
-Where an event ends is never guessed from lines: a `}` that is followed by `,` and `{` is only a candidate, and it is
-proven by decoding. `[` + text + `]` is valid JSON exactly when the text ends between two elements of the array, so a
-batch that decodes ended at a true boundary; the cost of the proof is zero, for the batch had to be decoded anyway.
+Where an event ends is never guessed from lines: a `}` that is followed by `,` and `{` is only a candidate,
+and it is proven by decoding. `[` + text + `]` is valid JSON exactly when the text ends between two elements
+of the array, so a batch that decodes ended at a true boundary; the cost of the proof is zero, for the batch
+had to be decoded anyway.
 """
 
 from __future__ import annotations
@@ -78,11 +79,12 @@ _header = msgspec.json.Decoder(dict[str, Any])
 
 
 class ChromeEvents:
-    """Iterates over lists of `Event`; afterwards `header`, `truncated` and `damaged` describe the rest of the file.
+    """Iterates over lists of `Event`; afterwards `header`, `truncated` and `damaged` describe the rest of the
+    file.
 
-    `whole`: events are dicts with everything in them instead. `typed`: batches that hold nothing unusual come as lists of
-    the structs of `typed_events`, the others as `Event`. Raises `UnreadableReport` when the stream holds no event array
-    at all.
+    `whole`: events are dicts with everything in them instead. `typed`: batches that hold nothing unusual come
+    as lists of the structs of `typed_events`, the others as `Event`. Raises `UnreadableReport` when the
+    stream holds no event array at all.
     """
 
     def __init__(self, path: Path, whole: bool = False, typed: bool = False) -> None:
@@ -111,7 +113,9 @@ class ChromeEvents:
             if events:
                 yield events
             if self._spent > self._allowed:
-                self.truncated = f"so much of it is damaged that the rest was not read ({self.damaged} damaged events)"
+                self.truncated = (
+                    f"so much of it is damaged that the rest was not read ({self.damaged} damaged events)"
+                )
                 return
         if trailer is None:
             events, rest, trailer = self._cut(rest, last=True)
@@ -137,7 +141,9 @@ class ChromeEvents:
                     self.header_text = head
                     return text[match.end() :]
             if len(text) > MAX_HEADER_BYTES:
-                raise UnreadableReport(self.path, f"no traceEvents list in its first {MAX_HEADER_BYTES >> 20} MiB")
+                raise UnreadableReport(
+                    self.path, f"no traceEvents list in its first {MAX_HEADER_BYTES >> 20} MiB"
+                )
         begin = _START.search(text)
         if begin:
             self.header_text = text[: begin.start()]
@@ -193,7 +199,9 @@ class ChromeEvents:
         return events
 
     def untyped(self) -> list[Any]:
-        """The batch that was just given out, decoded with types that take everything and keep the text of times."""
+        """The batch that was just given out, decoded with types that take everything and keep the text of
+        times.
+        """
         self._refuse()
         events: list[Any] = self._batch.decode(self._text)
         return events
@@ -204,7 +212,9 @@ class ChromeEvents:
         self._typed = self._refused < _REFUSALS
 
     def _salvage(self, text: bytes, last: bool) -> tuple[list[Any], bytes, bytes | None]:
-        """Decodes event by event: damaged ones are counted and left out, the array's end is found where it is."""
+        """Decodes event by event: damaged ones are counted and left out, the array's end is found where it
+        is.
+        """
         events: list[Any] = []
         bounds = [0, *(match.end() for match in _BOUNDARY.finditer(text)), len(text)]
         begin, joins = 0, 0
@@ -223,7 +233,11 @@ class ChromeEvents:
                 break
             joins += 1
             after = text[end : bounds[index + 1]]
-            if joins > _MAX_JOINS or self._decode_single(_unseparated(after)) is not None or self._at_array_end(after):
+            if (
+                joins > _MAX_JOINS
+                or self._decode_single(_unseparated(after)) is not None
+                or self._at_array_end(after)
+            ):
                 self.damaged += 1  # what comes next stands on its own, so what came before is no part of it
                 begin, joins = end, 0
         rest = text[begin:]

@@ -1,7 +1,7 @@
 """Microseconds as decimal text to int64 nanoseconds, a column at a time and without a float in between.
 
-A float64 holds 4.4e12 µs (Kineto's three-month epoch) to half a nanosecond and 1.7e15 µs (UTC) only to a quarter of a
-microsecond, so the digits themselves are read.
+A float64 holds 4.4e12 µs (Kineto's three-month epoch) to half a nanosecond and 1.7e15 µs (UTC) only to a
+quarter of a microsecond, so the digits themselves are read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _DOT, _NEWLINE = ord("."), ord("\n")
 
 
 def nanoseconds(texts: Sequence[Any]) -> Ints:
-    """(n,) nanoseconds of n JSON numbers given as bytes-like text in µs; `INVALID` where the text is no such number."""
+    """(n,) nanoseconds of n JSON numbers given as bytes-like text in µs; `INVALID` where the text is no
+    such number.
+    """
     if not texts:
         return np.empty(0, np.int64)
     joined = b"\n".join(texts) + b"\n"
@@ -66,9 +68,9 @@ def nanoseconds(texts: Sequence[Any]) -> Ints:
 def exact_nanoseconds(values: Sequence[float]) -> Ints | None:
     """(n,) nanoseconds of n times in µs, as their text would give them; None where only the text can tell.
 
-    A float64 that was read from at most three decimals is off by half of its spacing. Below 2^43 µs (102 days, more than
-    Kineto's epoch) that is less than half a nanosecond, so the nearest nanosecond is the one that was written. A value
-    that lies further from a nanosecond than that was written with more decimals.
+    A float64 that was read from at most three decimals is off by half of its spacing. Below 2^43 µs (102
+    days, more than Kineto's epoch) that is less than half a nanosecond, so the nearest nanosecond is the one
+    that was written. A value that lies further from a nanosecond than that was written with more decimals.
     """
     micro = np.array(values, np.float64)
     if len(micro) == 0:

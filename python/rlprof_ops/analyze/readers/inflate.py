@@ -21,7 +21,9 @@ _GZIP_WINDOW = 31  # zlib's code for "a gzip header, 32 KiB window"
 
 
 class Inflated:
-    """Iterates over the plain bytes of a file, gzip or not; after the end `.truncated` says what was missing."""
+    """Iterates over the plain bytes of a file, gzip or not; after the end `.truncated` says what was
+    missing.
+    """
 
     def __init__(self, path: Path, piece_bytes: int | None = None) -> None:
         self.path = path
@@ -54,7 +56,9 @@ class Inflated:
                 pending = inflater.unused_data or file.read(_READ_BYTES)
                 if pending[:1] == _GZIP_MAGIC[:1] and len(pending) < 2:
                     pending += file.read(_READ_BYTES)
-                if not pending.startswith(_GZIP_MAGIC):  # nothing, or the zero padding of tapes and block devices
+                if not pending.startswith(
+                    _GZIP_MAGIC
+                ):  # nothing, or the zero padding of tapes and block devices
                     return
                 inflater = _zlib.decompressobj(_GZIP_WINDOW)
             elif not pending:

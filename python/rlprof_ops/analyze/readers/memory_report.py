@@ -1,4 +1,6 @@
-"""Sums up memory reports: CUDA snapshots of torch (`.pickle`) and resident host memory (`.host-memory.json.gz`)."""
+"""Sums up memory reports: CUDA snapshots of torch (`.pickle`) and resident host memory
+(`.host-memory.json.gz`).
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,25 @@ from rlprof_ops.analyze.readers.read_error import UnreadableReport
 HOST_SUFFIX = ".host-memory.json.gz"
 SUFFIX = ".pickle"
 MAX_BYTES = 256 << 20  # a snapshot takes some ten times its size in memory while it is read
-_DAMAGE = (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError,
-           RecursionError, OSError, zlib.error)  # fmt: skip
+_DAMAGE = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    OSError,
+    zlib.error,
+)
 
 
 class _Plain(pickle.Unpickler):
-    """Builds dicts, lists, numbers and texts and nothing else: a pickle from a node must not run anything here."""
+    """Builds dicts, lists, numbers and texts and nothing else: a pickle from a node must not run anything
+    here.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no snapshot of torch needs")
@@ -35,7 +50,9 @@ def read_memory(path: Path) -> Trace:
     try:
         return _host(path) if path.name.endswith(HOST_SUFFIX) else _snapshot(path)
     except _DAMAGE as error:
-        raise UnreadableReport(path, f"the memory report is damaged ({type(error).__name__}: {error})"[:300]) from error
+        raise UnreadableReport(
+            path, f"the memory report is damaged ({type(error).__name__}: {error})"[:300]
+        ) from error
 
 
 def _host(path: Path) -> Trace:
@@ -43,11 +60,19 @@ def _host(path: Path) -> Trace:
         said = json.loads(file.read(MAX_BYTES))
     rows = np.array([(int(t), int(size)) for t, size in said["samples"]], np.int64).reshape(-1, 2)
     pid = said.get("pid")
-    return _trace(rows[:, 0], np.full(len(rows), NO_VALUE), rows[:, 1], np.full(len(rows), NO_VALUE), pid if isinstance(pid, int) else NO_VALUE)
+    return _trace(
+        rows[:, 0],
+        np.full(len(rows), NO_VALUE),
+        rows[:, 1],
+        np.full(len(rows), NO_VALUE),
+        pid if isinstance(pid, int) else NO_VALUE,
+    )
 
 
 def _snapshot(path: Path) -> Trace:
-    """The peak of each device: from what is allocated at the end, back through the history of allocations and frees."""
+    """The peak of each device: from what is allocated at the end, back through the history of allocations
+    and frees.
+    """
     with open(path, "rb") as file:
         said = _Plain(file).load()
     held: dict[int, list[int]] = {}
@@ -60,7 +85,12 @@ def _snapshot(path: Path) -> Trace:
         now = list(held.get(device, [0, 0]))
         for entry in reversed(history):
             size, action = int(entry.get("size", 0)), entry.get("action")
-            change = {"alloc": (-size, 0), "free_completed": (size, 0), "segment_alloc": (0, -size), "segment_free": (0, size)}
+            change = {
+                "alloc": (-size, 0),
+                "free_completed": (size, 0),
+                "segment_alloc": (0, -size),
+                "segment_free": (0, size),
+            }
             now = [a + b for a, b in zip(now, change.get(str(action), (0, 0)), strict=True)]
             before = peaks.get(device, (0, 0))
             peaks[device] = (max(before[0], now[0]), max(before[1], now[1]))
@@ -73,4 +103,14 @@ def _trace(time: Any, device: Any, allocated: Any, reserved: Any, pid: int) -> T
     first, last = (int(time.min()), int(time.max())) if len(time) else (0, 0)
     origin = Origin(kind="memory", pid=pid, on_utc=first > 0, window_start=first, window_end=last)
     samples = MemorySamples(time, device.astype(np.int32), allocated, reserved)
-    return Trace(origin, (), (), join(Spans, []), join(Spans, []), join(Launches, []), join(GpuSpans, []), samples, events=len(time))
+    return Trace(
+        origin,
+        (),
+        (),
+        join(Spans, []),
+        join(Spans, []),
+        join(Launches, []),
+        join(GpuSpans, []),
+        samples,
+        events=len(time),
+    )

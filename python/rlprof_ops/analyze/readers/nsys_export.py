@@ -1,4 +1,6 @@
-"""Turns a `.nsys-rep` into a SQLite export, bounded in time, in a private folder that goes away afterwards."""
+"""Turns a `.nsys-rep` into a SQLite export, bounded in time, in a private folder that goes away
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +39,32 @@ def exported(report: Path, timeout_s: float | None = None) -> Iterator[Path]:
     nsys = nsight.find()
     if nsys is None:
         raise UnreadableReport(
-            report, f"no nsys to export it with ({nsight.why_missing(os.environ)}); set RLPROF_NSYS, or put `nsys export --type sqlite` beside it"
+            report,
+            f"no nsys to export it with ({nsight.why_missing(os.environ)}); set RLPROF_NSYS, or put `nsys"
+            " export --type sqlite` beside it",
         )
     limit = BASE_TIMEOUT_S + TIMEOUT_S_PER_MIB * size_mib if timeout_s is None else timeout_s
     folder = Path(tempfile.mkdtemp(prefix="rlprof-export-"))
     try:
         target = folder / "export.sqlite"
-        argv = [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(target), str(report.absolute())]
+        argv = [
+            nsys,
+            "export",
+            "--type",
+            "sqlite",
+            "--force-overwrite",
+            "true",
+            "--output",
+            str(target),
+            str(report.absolute()),
+        ]
         code, output = _run(argv, folder, limit)
         if code is None:
             raise UnreadableReport(report, f"`nsys export` took longer than {limit:.0f} s and was ended")
         if code != 0 or not target.is_file():
-            said = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "it said nothing")
+            said = next(
+                (line.strip() for line in reversed(output.splitlines()) if line.strip()), "it said nothing"
+            )
             raise UnreadableReport(report, f"`nsys export` failed with exit code {code}: {said[-300:]}")
         yield target
     finally:
@@ -56,11 +72,19 @@ def exported(report: Path, timeout_s: float | None = None) -> Iterator[Path]:
 
 
 def _run(argv: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
-    """Exit code (None: out of time) and output. The whole process group ends with it: nsys leaves importers behind."""
+    """Exit code (None: out of time) and output. The whole process group ends with it: nsys leaves
+    importers behind.
+    """
     environment = os.environ | {"TMPDIR": str(folder)}
     with open(folder / "output", "w+b") as log:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, env=environment, start_new_session=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
         )
         try:
             code: int | None = process.wait(limit_s)

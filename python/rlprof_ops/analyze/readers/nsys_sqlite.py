@@ -1,4 +1,6 @@
-"""Reads the SQLite export of an Nsight Systems report into columns; schemas of nsys 2022 to 2026, tables optional."""
+"""Reads the SQLite export of an Nsight Systems report into columns; schemas of nsys 2022 to 2026, tables
+optional.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,15 @@ def read_nsys_sqlite(path: Path, report: Path | None = None) -> Trace:
     """
     try:
         export = Export(path)
-        if not export.tables & {"NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "TARGET_INFO_SESSION_START_TIME", "StringIds"}:
-            raise UnreadableReport(report or path, "is a SQLite file but no nsys export: it has none of nsys's tables")
+        if not export.tables & {
+            "NVTX_EVENTS",
+            "CUPTI_ACTIVITY_KIND_KERNEL",
+            "TARGET_INFO_SESSION_START_TIME",
+            "StringIds",
+        }:
+            raise UnreadableReport(
+                report or path, "is a SQLite file but no nsys export: it has none of nsys's tables"
+            )
     except _DAMAGE as error:
         raise UnreadableReport(report or path, f"is no SQLite file that can be opened ({error})") from error
     try:
@@ -107,15 +116,23 @@ _GPU_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId")
 def _gpu(export: Export, strings: dict[int, str], names: Coder) -> GpuSpans:
     parts = Parts()
     for kernels in export.batches("CUPTI_ACTIVITY_KIND_KERNEL", (*_GPU_COLUMNS, "demangledName")):
-        parts.append(_gpu_part(kernels, KERNEL, _coded(kernels.pop("demangledName"), strings, names, "kernel")))
+        parts.append(
+            _gpu_part(kernels, KERNEL, _coded(kernels.pop("demangledName"), strings, names, "kernel"))
+        )
     for graphs in export.batches("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_COLUMNS):
-        parts.append(_gpu_part(graphs, KERNEL, np.full(len(graphs["start"]), names.one("CUDA graph"), np.int32)))
+        parts.append(
+            _gpu_part(graphs, KERNEL, np.full(len(graphs["start"]), names.one("CUDA graph"), np.int32))
+        )
     for copies in export.batches("CUPTI_ACTIVITY_KIND_MEMCPY", (*_GPU_COLUMNS, "bytes", "copyKind")):
         distinct, kinds = np.unique(copies["copyKind"], return_inverse=True)
-        labels = np.array([names.one(f"Memcpy {_COPY_KINDS.get(kind, '?')}") for kind in distinct.tolist()], np.int32)
+        labels = np.array(
+            [names.one(f"Memcpy {_COPY_KINDS.get(kind, '?')}") for kind in distinct.tolist()], np.int32
+        )
         parts.append(_gpu_part(copies, MEMCPY, labels[kinds], copies["bytes"]))
     for sets in export.batches("CUPTI_ACTIVITY_KIND_MEMSET", (*_GPU_COLUMNS, "bytes")):
-        parts.append(_gpu_part(sets, MEMSET, np.full(len(sets["start"]), names.one("Memset"), np.int32), sets["bytes"]))
+        parts.append(
+            _gpu_part(sets, MEMSET, np.full(len(sets["start"]), names.one("Memset"), np.int32), sets["bytes"])
+        )
     return in_order(parts.table(GpuSpans))
 
 
@@ -169,7 +186,8 @@ def _threads(ids: Ints, tracks: Coder) -> npt.NDArray[np.int32]:
 def _nvtx(export: Export, strings: dict[int, str], names: Coder, tracks: Coder) -> tuple[Spans, Spans]:
     """Ranges of the application and, apart from them, the operators that emit_nvtx and NCCL write as ranges.
 
-    Where our own domain is present only its ranges are the application's: a trainer may annotate as it likes beside us.
+    Where our own domain is present only its ranges are the application's: a trainer may annotate as it likes
+    beside us.
     """
     empty = join(Spans, [])
     if "NVTX_EVENTS" not in export.tables:
@@ -188,7 +206,9 @@ def _nvtx(export: Export, strings: dict[int, str], names: Coder, tracks: Coder) 
             if kind == _DOMAIN:
                 domains[process, domain] = label
             elif isinstance(start, int) and label:
-                rows.append((start, end if isinstance(end, int) else NO_VALUE, process, label, domain, thread or 0))
+                rows.append(
+                    (start, end if isinstance(end, int) else NO_VALUE, process, label, domain, thread or 0)
+                )
     except sqlite3.Error as error:
         export.damage.append(f"table NVTX_EVENTS: {error}")
     ours = any(domains.get((row[2], row[4])) == _DOMAIN_OF_OURS for row in rows)
@@ -230,7 +250,9 @@ def _memory(export: Export) -> MemorySamples:
 
 
 def _placed(export: Export, trace: Trace) -> Trace:
-    """The trace with its origin known and its times moved to UTC, where the export says when the session began."""
+    """The trace with its origin known and its times moved to UTC, where the export says when the session
+    began.
+    """
     began = export.read("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs", "systemClockNs"))
     environment = export.pairs("TARGET_INFO_SYSTEM_ENV", "name", "value")
     tables = [t for t in (trace.ranges, trace.ops, trace.launches, trace.gpu) if len(t)]
@@ -243,9 +265,13 @@ def _placed(export: Export, trace: Trace) -> Trace:
         pid=_main_process(trace),
         window_start=first,
         window_end=last,
-        devices=tuple(str(v) for _, v in sorted(export.pairs("TARGET_INFO_GPU", "id", "name").items(), key=str)),
+        devices=tuple(
+            str(v) for _, v in sorted(export.pairs("TARGET_INFO_GPU", "id", "name").items(), key=str)
+        ),
         details={
-            key: str(details[key])[:200] for key in ("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION") if key in details
+            key: str(details[key])[:200]
+            for key in ("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
+            if key in details
         },
     )
     trace = replace(trace, origin=origin)

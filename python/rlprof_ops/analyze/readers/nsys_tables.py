@@ -1,4 +1,6 @@
-"""Whole columns of the tables of an nsys export, some rows at a time, whatever tables and columns that nsys wrote."""
+"""Whole columns of the tables of an nsys export, some rows at a time, whatever tables and columns that
+nsys wrote.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Export:
         self.uri = f"file:{_quoted(path)}?mode=ro&immutable=1"
         self.connection = sqlite3.connect(self.uri, uri=True)
         self.connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        self.tables = {row[0] for row in self.connection.execute("select name from sqlite_master where type='table'")}
+        self.tables = {
+            row[0] for row in self.connection.execute("select name from sqlite_master where type='table'")
+        }
         self.damage: list[str] = []
 
     def columns_of(self, table: str) -> set[str]:
@@ -46,8 +50,8 @@ class Export:
     def batches(self, table: str, columns: Sequence[str]) -> Iterator[Columns]:
         """The same, some rows at a time in the order of the table.
 
-        Columns come as one text each, joined by SQLite and split by NumPy: twice as fast as a Python tuple for each row.
-        SQLite lets go of the interpreter while it joins, so a few threads share the rows.
+        Columns come as one text each, joined by SQLite and split by NumPy: twice as fast as a Python tuple
+        for each row. SQLite lets go of the interpreter while it joins, so a few threads share the rows.
         """
         if table not in self.tables:
             return
@@ -56,7 +60,9 @@ class Export:
         try:
             low, high = self.connection.execute(f'select min(rowid), max(rowid) from "{table}"').fetchone()
         except sqlite3.Error as error:  # no way to go by rowid
-            rows = self._read_slowly(f'select {", ".join(values)} from "{table}"', len(columns), f"{table}: {error}")
+            rows = self._read_slowly(
+                f'select {", ".join(values)} from "{table}"', len(columns), f"{table}: {error}"
+            )
             yield dict(zip(columns, np.ascontiguousarray(rows.T), strict=True))
             return
         if low is None:
@@ -73,7 +79,9 @@ class Export:
 
         starts = range(low, high + 1, _BATCH_ROWS)
         if len(starts) > _MOST_BATCHES:  # rowids far apart: of a damaged file, for nsys counts them up
-            rows = self._read_slowly(f'select {", ".join(values)} from "{table}"', len(columns), f"{table}: rowids up to {high}")
+            rows = self._read_slowly(
+                f'select {", ".join(values)} from "{table}"', len(columns), f"{table}: rowids up to {high}"
+            )
             yield dict(zip(columns, np.ascontiguousarray(rows.T), strict=True))
             return
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -87,11 +95,17 @@ class Export:
                     if isinstance(found, Exception):
                         bounds = f"where rowid between {began} and {began + _BATCH_ROWS - 1}"
                         query = f'select {", ".join(values)} from "{table}" {bounds}'
-                        found = list(np.ascontiguousarray(self._read_slowly(query, len(columns), f"{table}: {found}").T))
+                        found = list(
+                            np.ascontiguousarray(
+                                self._read_slowly(query, len(columns), f"{table}: {found}").T
+                            )
+                        )
                     yield dict(zip(columns, found, strict=True))
 
     def _read_slowly(self, query: str, width: int, why: str) -> Ints:
-        """Row by row, keeping what is whole: the page of a damaged file, or a value of the wrong type, costs only itself."""
+        """Row by row, keeping what is whole: the page of a damaged file, or a value of the wrong type,
+        costs only itself.
+        """
         if why not in self.damage:
             self.damage.append(why)
         good: list[tuple[int, ...]] = []
@@ -114,8 +128,12 @@ class Export:
 
 
 def _batch(connection: sqlite3.Connection, part: str, values: list[str], rows: tuple[int, int]) -> list[Ints]:
-    """The columns of some rows. One that holds a single value (device, thread) is not spelt out row by row."""
-    asked = [i for i, value in enumerate(values) if any(f'"{column}"' in value for column in _OFTEN_ONE_VALUE)]
+    """The columns of some rows. One that holds a single value (device, thread) is not spelt out row by
+    row.
+    """
+    asked = [
+        i for i, value in enumerate(values) if any(f'"{column}"' in value for column in _OFTEN_ONE_VALUE)
+    ]
     ends = "".join(f", min({values[i]}), max({values[i]})" for i in asked)
     count, *bounds = connection.execute(f"select count(*){ends} {part}", rows).fetchone()
     pairs = zip(asked, bounds[::2], bounds[1::2], strict=True)
@@ -123,8 +141,12 @@ def _batch(connection: sqlite3.Connection, part: str, values: list[str], rows: t
     varied = [i for i in range(len(values)) if i not in same]
     joined = ", ".join(f"group_concat({values[i]}, ' ')" for i in varied)
     texts = connection.execute(f"select {joined} {part}", rows).fetchone() if varied else ()
-    columns = {i: np.fromstring(text or b"", np.int64, sep=" ") for i, text in zip(varied, texts, strict=True)}
-    if any(not isinstance(value, int) for value in same.values()) or any(len(c) != count for c in columns.values()):
+    columns = {
+        i: np.fromstring(text or b"", np.int64, sep=" ") for i, text in zip(varied, texts, strict=True)
+    }
+    if any(not isinstance(value, int) for value in same.values()) or any(
+        len(c) != count for c in columns.values()
+    ):
         raise ValueError("a value is no whole number")
     columns |= {i: np.full(count, value, np.int64) for i, value in same.items()}
     return [columns[i] for i in range(len(values))]

@@ -1,4 +1,6 @@
-"""Keeps long columns in unnamed files while a report is read, so that memory does not grow with the report."""
+"""Keeps long columns in unnamed files while a report is read, so that memory does not grow with the
+report.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ T = TypeVar("T")
 
 
 class Parts:
-    """The pieces of one table as they are read; what exceeds a block goes to files without a name, a column each.
+    """The pieces of one table as they are read; what exceeds a block goes to files without a name, a column
+    each.
 
-    The files lie in `TMPDIR` and are gone with the process, however it ends. Where they cannot be written (a full disk)
-    the rest is held in memory instead.
+    The files lie in `TMPDIR` and are gone with the process, however it ends. Where they cannot be written (a
+    full disk) the rest is held in memory instead.
     """
 
     def __init__(self) -> None:
@@ -40,7 +43,10 @@ class Parts:
     def _close_block(self) -> None:
         pending, rows = self._pending, self._pending_rows
         self._pending, self._pending_rows = [], 0
-        block = {c: np.concatenate([part[c] for part in pending]).astype(_DTYPES[c], copy=False) for c in pending[0]}
+        block = {
+            c: np.concatenate([part[c] for part in pending]).astype(_DTYPES[c], copy=False)
+            for c in pending[0]
+        }
         if not self._held and self._written(block):
             self._spilled_rows += rows
         else:
@@ -104,7 +110,9 @@ def rows_named(table: Any, chosen: Flags) -> Ints:
 
 
 def release(*tables: object) -> None:
-    """Takes the pages of spilled columns out of this process's memory; what is read again comes back from the file."""
+    """Takes the pages of spilled columns out of this process's memory; what is read again comes back from
+    the file.
+    """
     for table in tables:
         for column in fields(table):  # type: ignore[arg-type]
             owner: Any = getattr(table, column.name)

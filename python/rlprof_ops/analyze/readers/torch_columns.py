@@ -19,10 +19,29 @@ _TYPED_GPU_KINDS: dict[type, int] = {
     typed_events.Kernel: KERNEL, typed_events.Memcpy: MEMCPY, typed_events.Memset: MEMSET,
 }  # fmt: skip
 _ELEMENT_BYTES = {
-    "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4, "double": 8, "float64": 8, "long": 8, "int64": 8,
-    "bfloat16": 2, "half": 2, "float16": 2, "short": 2, "char": 1, "byte": 1, "int8": 1, "uint8": 1, "bool": 1,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
-}  # fmt: skip
+    "float": 4,
+    "float32": 4,
+    "int": 4,
+    "int32": 4,
+    "uint32": 4,
+    "double": 8,
+    "float64": 8,
+    "long": 8,
+    "int64": 8,
+    "bfloat16": 2,
+    "half": 2,
+    "float16": 2,
+    "short": 2,
+    "char": 1,
+    "byte": 1,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+}
 INT64 = 1 << 63
 Part = dict[str, npt.NDArray[Any]]
 
@@ -44,7 +63,9 @@ class Columns:
         self.said: dict[tuple[Any, ...], int] = {}
 
     def add_typed(self, batch: list[Any]) -> bool:
-        """Takes a batch of `typed_events`; False, and nothing taken, where the text of its times is needed."""
+        """Takes a batch of `typed_events`; False, and nothing taken, where the text of its times is
+        needed.
+        """
         groups: dict[type, list[Any]] = {}
         get = groups.get
         for event in batch:
@@ -69,7 +90,9 @@ class Columns:
             if issubclass(kind, typed_events.Kernel):
                 self._typed_gpu(_TYPED_GPU_KINDS[kind], events, part)
                 continue
-            part["track"] = _encode(self.tracks, list(zip([e.pid for e in events], [e.tid for e in events], strict=True)))
+            part["track"] = _encode(
+                self.tracks, list(zip([e.pid for e in events], [e.tid for e in events], strict=True))
+            )
             if kind is typed_events.Op:
                 self.pids[str(events[0].pid)] = self.pids.get(str(events[0].pid), 0) + len(events)
                 self.ops.append(part)
@@ -88,7 +111,10 @@ class Columns:
             ("stream", [a.stream for a in args], "tid"),
         ):
             if typed_events.ABSENT in values:
-                values = [getattr(e, instead) if v == typed_events.ABSENT else v for e, v in zip(events, values, strict=True)]
+                values = [
+                    getattr(e, instead) if v == typed_events.ABSENT else v
+                    for e, v in zip(events, values, strict=True)
+                ]
             part[column] = _codes(values)
         part["correlation"] = _ints([a.correlation for a in args])
         part["size_bytes"] = np.full(count, NO_VALUE) if kind == KERNEL else _ints([a.bytes for a in args])
@@ -129,7 +155,8 @@ class Columns:
             return Columns._span
         if category.endswith(("_runtime", "_driver")):
             return Columns._launches
-        return None  # flows (correlation says the same), Python frames, profiler overhead, GPU copies of annotations
+        # flows (correlation says the same), Python frames, profiler overhead, GPU copies of annotations
+        return None
 
     def _spans(self, events: list[Event]) -> tuple[list[Event], Part]:
         """Keeps what has a start and a duration; the others are counted as damaged."""
@@ -167,22 +194,36 @@ class Columns:
         events, part = self._spans(events)
         part["kind"] = np.full(len(events), _GPU_KINDS[category], np.uint8)
         args = [event.args for event in events]
-        part["device"] = _codes([a.device if a and a.device is not None else e.pid for a, e in zip(args, events, strict=True)])
-        part["stream"] = _codes([a.stream if a and a.stream is not None else e.tid for a, e in zip(args, events, strict=True)])
+        part["device"] = _codes(
+            [a.device if a and a.device is not None else e.pid for a, e in zip(args, events, strict=True)]
+        )
+        part["stream"] = _codes(
+            [a.stream if a and a.stream is not None else e.tid for a, e in zip(args, events, strict=True)]
+        )
         part["correlation"] = _ints([a.correlation if a else NO_VALUE for a in args])
         part["size_bytes"] = _ints([a.bytes if a and a.bytes is not None else NO_VALUE for a in args])
         part["collective"] = np.fromiter(
-            (NO_VALUE if a is None or a.collective is None else self._collective(a) for a in args), np.int32, len(args)
+            (NO_VALUE if a is None or a.collective is None else self._collective(a) for a in args),
+            np.int32,
+            len(args),
         )
         part["track"] = np.full(len(events), NO_VALUE, np.int32)
         self.gpu.append(part)
 
     def _collective(self, args: Any) -> int:
-        """The code of a kernel's collective. Many kernels say the same, so what they say is looked up as it stands."""
+        """The code of a kernel's collective. Many kernels say the same, so what they say is looked up as
+        it stands.
+        """
         says = (
-            args.collective, args.dtype, args.in_elements, args.out_elements, args.group_size, args.group_name,
-            args.group_description, args.sequence,
-        )  # fmt: skip
+            args.collective,
+            args.dtype,
+            args.in_elements,
+            args.out_elements,
+            args.group_size,
+            args.group_name,
+            args.group_description,
+            args.sequence,
+        )
         try:
             code = self.said.get(says)
         except TypeError:
@@ -206,13 +247,19 @@ class Columns:
         )
 
     def _memory(self, _category: str, events: list[Event]) -> None:
-        events = [e for e in events if e.name == "[memory]" and e.args is not None and e.args.allocated is not None]
-        times = nanoseconds([event.ts for event in events])
+        told = [
+            (event.ts, event.args)
+            for event in events
+            if event.name == "[memory]" and event.args is not None and event.args.allocated is not None
+        ]
+        times = nanoseconds([ts for ts, _ in told])
         part: Part = {
             "time": times,
-            "device": _codes([NO_VALUE if whole(e.args.memory_type) == 0 else e.args.memory_device for e in events]),  # type: ignore[union-attr]
-            "allocated_bytes": _ints([e.args.allocated for e in events]),  # type: ignore[union-attr]
-            "reserved_bytes": _ints([e.args.reserved for e in events]),  # type: ignore[union-attr]
+            "device": _codes(
+                [NO_VALUE if whole(args.memory_type) == 0 else args.memory_device for _, args in told]
+            ),
+            "allocated_bytes": _ints([args.allocated for _, args in told]),
+            "reserved_bytes": _ints([args.reserved for _, args in told]),
         }
         good = times != INVALID
         self.memory.append({key: column[good] for key, column in part.items()})

@@ -1,4 +1,6 @@
-"""Reads a trace of torch.profiler (Kineto's Chrome JSON) into columns: NVIDIA, AMD and CPU-only, any layout."""
+"""Reads a trace of torch.profiler (Kineto's Chrome JSON) into columns: NVIDIA, AMD and CPU-only, any
+layout.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,14 @@ def read_torch(path: Path) -> Trace:
     Raises
     ------
     UnreadableReport
-        when the file has no event that can be used. A file that ends early, or holds damaged events, is read as far
+        when the file has no event that can be used. A file that ends early, or holds damaged events, is read
+        as far
         as it goes: see `Trace.truncated` and `Trace.damaged`.
     """
     stream, columns = ChromeEvents(path, typed=True), Columns()
     collecting = gc.isenabled()
-    gc.disable()  # events are freed by their count alone; the cyclic collector would walk each batch for nothing
+    # events are freed by their count alone; the cyclic collector would walk each batch for nothing
+    gc.disable()
     try:
         for batch in stream:
             if not (batch and isinstance(batch[0], Event)) and not columns.add_typed(batch):
@@ -43,7 +47,9 @@ def read_torch(path: Path) -> Trace:
             gc.enable()
     if columns.events == 0:
         reason = stream.truncated or "the list of events is empty"
-        raise UnreadableReport(path, f"{reason}; {stream.damaged} damaged events" if stream.damaged else reason)
+        raise UnreadableReport(
+            path, f"{reason}; {stream.damaged} damaged events" if stream.damaged else reason
+        )
     return _assemble(stream, columns)
 
 
@@ -100,7 +106,9 @@ def _origin(stream: ChromeEvents, columns: Columns) -> Origin:
         rank = int(found.group(1)) if found else NO_VALUE
     pid = max(columns.pids, key=lambda p: columns.pids[p], default="")
     properties = header.get("deviceProperties")
-    devices = [d.get("name") for d in properties if isinstance(d, dict)] if isinstance(properties, list) else []
+    devices = (
+        [d.get("name") for d in properties if isinstance(d, dict)] if isinstance(properties, list) else []
+    )
     versions = ("cuda_runtime_version", "hip_runtime_version", "cuda_driver_version", "trace_id")
     return Origin(
         kind="torch",

@@ -1,8 +1,9 @@
 """Events typed by their category, so that what nothing is computed from is passed over while it is parsed.
 
-Half of a trace's events are flows that repeat the correlation, and most of an operator's text is its arguments. Here times
-are floats: see `decimal_time.exact_nanoseconds` for when those are as good as their text. A batch that holds anything
-else than what is listed here is refused as a whole, and `chrome_events` reads it with types that take everything.
+Half of a trace's events are flows that repeat the correlation, and most of an operator's text is its
+arguments. Here times are floats: see `decimal_time.exact_nanoseconds` for when those are as good as their
+text. A batch that holds anything else than what is listed here is refused as a whole, and `chrome_events`
+reads it with types that take everything.
 """
 
 from __future__ import annotations
@@ -14,9 +15,17 @@ import msgspec
 ABSENT = -(1 << 62)  # of a number that the event does not tell
 
 SKIPPED = (
-    "ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "python_function", "gpu_user_annotation", "overhead", "cuda_sync",
-    "cuda_profiler_range", "async_cpu",
-)  # fmt: skip
+    "ac2g",
+    "async_cpu_to_gpu",
+    "async_gpu",
+    "fwdbwd",
+    "python_function",
+    "gpu_user_annotation",
+    "overhead",
+    "cuda_sync",
+    "cuda_profiler_range",
+    "async_cpu",
+)
 
 
 class HostEvent(msgspec.Struct, gc=False, tag_field="cat"):
@@ -87,7 +96,8 @@ class Memset(Kernel, gc=False, tag="gpu_memset"): ...
 
 
 _skipped = [
-    msgspec.defstruct(f"Skipped_{category}", [], gc=False, tag_field="cat", tag=category) for category in SKIPPED
+    msgspec.defstruct(f"Skipped_{category}", [], gc=False, tag_field="cat", tag=category)
+    for category in SKIPPED
 ]
 _kinds: Any = Op
 for _kind in (Range, CudaRuntime, CudaDriver, HipRuntime, Kernel, Memcpy, Memset, *_skipped):

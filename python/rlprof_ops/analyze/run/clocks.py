@@ -1,8 +1,10 @@
-"""Puts the clocks of all hosts on one axis: offset and drift from matched collectives, else from clock probes.
+"""Puts the clocks of all hosts on one axis: offset and drift from matched collectives, else from clock
+probes.
 
-Ranks of one host share its clock. Ranks that take part in a collective leave it together, so the ends of matched
-collectives on two hosts differ by their clocks; a median alone is wrong by the drift times the window (52 µs in 10 s at
-10 ppm), hence a robust line. The residual is what is left: nothing that is smaller than it is said of two hosts.
+Ranks of one host share its clock. Ranks that take part in a collective leave it together, so the ends of
+matched collectives on two hosts differ by their clocks; a median alone is wrong by the drift times the window
+(52 µs in 10 s at 10 ppm), hence a robust line. The residual is what is left: nothing that is smaller than it
+is said of two hosts.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _MAD = 1.4826  # of a normal distribution, the standard deviation over the media
 
 @dataclass(frozen=True)
 class HostClock:
-    """What to add to a host's times: `offset_ns` at `at_ns`, growing by `drift_ppm`. `residual_ns` None: unknown."""
+    """What to add to a host's times: `offset_ns` at `at_ns`, growing by `drift_ppm`. `residual_ns` None:
+    unknown.
+    """
 
     host: str
     offset_ns: int
@@ -54,14 +58,23 @@ class Clocks:
         return None if any(r is None for r in known) else max((r for r in known if r is not None), default=0)
 
     def of(self, host: str) -> HostClock:
-        return next((clock for clock in self.hosts if clock.host == host), HostClock(host, 0, 0.0, 0, None, 0, "unaligned"))
+        return next(
+            (clock for clock in self.hosts if clock.host == host),
+            HostClock(host, 0, 0.0, 0, None, 0, "unaligned"),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         hosts = [
-            {"host": c.host, "offset_ns": c.offset_ns, "drift_ppm": round(c.drift_ppm, 4), "residual_ns": c.residual_ns,
-             "matches": c.matches, "method": c.method}
+            {
+                "host": c.host,
+                "offset_ns": c.offset_ns,
+                "drift_ppm": round(c.drift_ppm, 4),
+                "residual_ns": c.residual_ns,
+                "matches": c.matches,
+                "method": c.method,
+            }
             for c in self.hosts
-        ]  # fmt: skip
+        ]
         return {"residual_ns": self.residual_ns, "hosts": hosts}
 
 
@@ -75,7 +88,9 @@ class Member:
     collective_events: tuple[CollectiveEvents, ...]
 
 
-def align(members: Iterable[Member], hosts: Iterable[str], probes: dict[str, HostClock] | None = None) -> Clocks:
+def align(
+    members: Iterable[Member], hosts: Iterable[str], probes: dict[str, HostClock] | None = None
+) -> Clocks:
     """The clock of every host, relative to the one with the most ranks (the first by name among equals)."""
     members, names = list(members), sorted(set(hosts))
     if not names:
@@ -110,15 +125,31 @@ def align(members: Iterable[Member], hosts: Iterable[str], probes: dict[str, Hos
 def _by_probes(host: str, probe: HostClock, reference: HostClock) -> HostClock:
     """The clock of a host against the reference's, both probed against a third."""
     back = reference.aligned(probe.at_ns) - probe.at_ns
-    residual = None if probe.residual_ns is None or reference.residual_ns is None else probe.residual_ns + reference.residual_ns
+    residual = (
+        None
+        if probe.residual_ns is None or reference.residual_ns is None
+        else probe.residual_ns + reference.residual_ns
+    )
     drift = probe.drift_ppm - reference.drift_ppm
     return HostClock(host, probe.offset_ns - back, drift, probe.at_ns, residual, probe.matches, "probe")
 
 
 def _chained(base: HostClock, clock: HostClock) -> HostClock:
-    residual = None if base.residual_ns is None or clock.residual_ns is None else base.residual_ns + clock.residual_ns
+    residual = (
+        None
+        if base.residual_ns is None or clock.residual_ns is None
+        else base.residual_ns + clock.residual_ns
+    )
     offset = clock.offset_ns + base.aligned(clock.at_ns) - clock.at_ns
-    return HostClock(clock.host, offset, clock.drift_ppm + base.drift_ppm, clock.at_ns, residual, clock.matches, clock.method)
+    return HostClock(
+        clock.host,
+        offset,
+        clock.drift_ppm + base.drift_ppm,
+        clock.at_ns,
+        residual,
+        clock.matches,
+        clock.method,
+    )
 
 
 Pair = tuple[Ints, Ints]  # ends on the base, ends on the other host
@@ -153,8 +184,8 @@ def _edges(members: list[Member]) -> dict[tuple[str, str], Pair]:
 def match_rows(a: CollectiveEvents, b: CollectiveEvents) -> tuple[Ints, Ints] | None:
     """Rows of the same collective events on two ranks: by their sequence numbers, else in order.
 
-    In order means with the shift (at most `MAX_SHIFT` either way) at which the ends differ most evenly, for the windows
-    of two ranks may begin a collective apart. None when fewer than `MIN_MATCHES` match.
+    In order means with the shift (at most `MAX_SHIFT` either way) at which the ends differ most evenly, for
+    the windows of two ranks may begin a collective apart. None when fewer than `MIN_MATCHES` match.
     """
     if len(a.sequence) and bool((a.sequence >= 0).all() and (b.sequence >= 0).all()):
         _, rows_a, rows_b = np.intersect1d(a.sequence, b.sequence, return_indices=True)
@@ -179,7 +210,9 @@ def match(a: CollectiveEvents, b: CollectiveEvents) -> Pair | None:
 
 
 def _fit(host: str, ours: Ints, theirs: Ints) -> HostClock | None:
-    """Robust line through (their time, our time - their time): medians of slopes between the halves, then of offsets."""
+    """Robust line through (their time, our time - their time): medians of slopes between the halves, then
+    of offsets.
+    """
     if len(ours) < MIN_MATCHES:
         return None
     order = np.argsort(theirs, kind="stable")
@@ -202,16 +235,21 @@ def _fit(host: str, ours: Ints, theirs: Ints) -> HostClock | None:
 
 
 def probes_of(nodes: dict[str, dict[str, Any]]) -> dict[str, HostClock]:
-    """Clocks against the head from `nodes/<node>.json`, key `clock` (written by `rlprof_ops.host.clock_probe`).
+    """Clocks against the head from `nodes/<node>.json`, key `clock` (written by
+    `rlprof_ops.host.clock_probe`).
 
-    An entry is {at_ns, offset_ns, error_ns, reference}: what to add to the node's clock, within half a round trip. With
-    probes at the job's start and end the drift between them is taken.
+    An entry is {at_ns, offset_ns, error_ns, reference}: what to add to the node's clock, within half a round
+    trip. With probes at the job's start and end the drift between them is taken.
     """
     clocks: dict[str, HostClock] = {}
     for host, node in nodes.items():
         entries = node.get("clock")
         keys = ("at_ns", "offset_ns", "error_ns")
-        probes = [p for p in entries if isinstance(p, dict) and all(isinstance(p.get(k), int) for k in keys)] if isinstance(entries, list) else []
+        probes = (
+            [p for p in entries if isinstance(p, dict) and all(isinstance(p.get(k), int) for k in keys)]
+            if isinstance(entries, list)
+            else []
+        )
         if not probes:
             continue
         probes.sort(key=lambda p: int(p["at_ns"]))

@@ -29,15 +29,19 @@ def default_workers() -> int:
 
 
 def summarise_all(
-    root: Path, reports: Sequence[Report], engine: str = "local", workers: int | None = None, cache: bool = True,
+    root: Path,
+    reports: Sequence[Report],
+    engine: str = "local",
+    workers: int | None = None,
+    cache: bool = True,
     progress: Progress | None = None,
-) -> list[Result]:  # fmt: skip
+) -> list[Result]:
     """Summaries of all readable reports, in the order of `reports` whatever finished first.
 
     Parameters
     ----------
-    engine: "local" (processes of this machine) or "ray" (tasks of the cluster that is running, which must see `root`)
-    workers: how many at once; default: the CPUs of this machine, or all of the cluster's
+    engine: "local" (processes of this machine) or "ray" (tasks of the cluster that is running, which must see
+    `root`) workers: how many at once; default: the CPUs of this machine, or all of the cluster's
     """
     readable = [report for report in reports if report.readable]
     run = {"local": _local, "ray": _ray}[engine]
@@ -54,7 +58,8 @@ def _local(root: Path, reports: list[Report], workers: int | None, cache: bool) 
     if count <= 1:
         yield from (summarise_file(root, report, cache) for report in reports)
         return
-    # spawn, not fork: the parent may hold threads (Ray, pyarrow); a worker is renewed so that its memory cannot add up
+    # spawn, not fork: the parent may hold threads (Ray, pyarrow); a worker is renewed so that its memory
+    # cannot add up
     context = multiprocessing.get_context("spawn")
     left = {report.path: report for report in reports}
     try:
@@ -65,14 +70,17 @@ def _local(root: Path, reports: list[Report], workers: int | None, cache: bool) 
                 result = job.result()
                 left.pop(result.report.path)
                 yield result
-    except BrokenProcessPool:  # a worker was killed, for its memory as a rule: go on one by one and name the culprit
+    except (
+        BrokenProcessPool
+    ):  # a worker was killed, for its memory as a rule: go on one by one and name the culprit
         for report in left.values():
             yield _alone(root, report, cache, context)
 
 
 def _end_with_parent() -> None:
-    """Has the kernel end this worker when the report is killed, as a job's end does at `RLPROF_REPORT_SECONDS`: one that
-    reads a large file would otherwise go on for nobody."""
+    """Has the kernel end this worker when the report is killed, as a job's end does at
+    `RLPROF_REPORT_SECONDS`: one that reads a large file would otherwise go on for nobody.
+    """
     with contextlib.suppress(OSError, AttributeError):  # not Linux: it ends with the file it is reading
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -89,14 +97,16 @@ def _ray(root: Path, reports: list[Report], workers: int | None, cache: bool) ->
     try:
         import ray
     except ImportError as error:
-        raise RlprofError("--engine ray: no ray in this Python. Install it, or leave --engine at local.") from error
+        raise RlprofError(
+            "--engine ray: no ray in this Python. Install it, or leave --engine at local."
+        ) from error
     if not ray.is_initialized():
         try:
             ray.init(address="auto", logging_level=logging.WARNING)
         except ConnectionError as error:
             raise RlprofError(
-                "--engine ray: no Ray cluster to connect to. Run it inside a job, e.g. "
-                'COMMAND="rlprof report <run folder> --engine ray" sbatch ray.sub, or leave --engine at local.'
+                '--engine ray: no Ray cluster to connect to. Run it inside a job, e.g. COMMAND="rlprof report'
+                ' <run folder> --engine ray" sbatch ray.sub, or leave --engine at local.'
             ) from error
     cluster: Any = ray  # its own annotations do not cover what follows
     absolute = root.resolve()

@@ -1,4 +1,6 @@
-"""Which reports a run folder holds, and whose they are: (job, host, worker, rank, pid, window), never rank alone."""
+"""Which reports a run folder holds, and whose they are: (job, host, worker, rank, pid, window), never rank
+alone.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,9 @@ def find_reports(root: Path) -> tuple[Report, ...]:
     found = [_as_harvested(_describe(root, path), known) for path in _walk(base)]
     if not found:
         raise UsageError(
-            f"{root}: no reports below it (looked for {', '.join(TRACE_SUFFIXES)}). A run folder is "
-            "<BASE_LOG_DIR>/<job>-logs; `rlprof harvest <run folder>` says what a job left and what is missing."
+            f"{root}: no reports below it (looked for {', '.join(TRACE_SUFFIXES)}). A run folder is"
+            " <BASE_LOG_DIR>/<job>-logs; `rlprof harvest <run folder>` says what a job left and what is"
+            " missing."
         )
     return tuple(sorted(found, key=lambda r: (r.worker, r.rank or 0, r.start or 0, r.path)))
 
@@ -68,10 +71,16 @@ def find_reports(root: Path) -> tuple[Report, ...]:
 def _walk(base: Path) -> Iterator[Path]:
     """Report files below `base`; links are not followed, for names from nodes may be hostile."""
     for folder, subfolders, files in os.walk(base, followlinks=False):
-        subfolders[:] = sorted(d for d in subfolders if not d.startswith(".") and not (folder == str(base) and d in _SKIP))
+        subfolders[:] = sorted(
+            d for d in subfolders if not d.startswith(".") and not (folder == str(base) and d in _SKIP)
+        )
         for name in sorted(files):
             path = Path(folder, name)
-            if not name.startswith(".") and name.endswith((*TRACE_SUFFIXES, *_LISTED_ONLY)) and not path.is_symlink():
+            if (
+                not name.startswith(".")
+                and name.endswith((*TRACE_SUFFIXES, *_LISTED_ONLY))
+                and not path.is_symlink()
+            ):
                 yield path
 
 
@@ -81,7 +90,9 @@ def _describe(root: Path, path: Path) -> Report:
     named = _parse(path.name)
     place = parts[parts.index("profiles") + 1 :] if "profiles" in parts[:-1] else parts
     backend = place[0] if len(place) > 2 else _backend_of(path.name)
-    folder_rank = next((int(m.group(1)) for part in reversed(place[:-1]) if (m := _RANK_FOLDER.fullmatch(part))), None)
+    folder_rank = next(
+        (int(m.group(1)) for part in reversed(place[:-1]) if (m := _RANK_FOLDER.fullmatch(part))), None
+    )
     folder_worker = place[1] if len(place) > 3 else ""
     get = named.get
     host = get("host")
@@ -101,9 +112,13 @@ def _describe(root: Path, path: Path) -> Report:
 
 
 def _harvested(root: Path) -> dict[str, dict[str, Any]]:
-    """What the harvest found out about each report (its manifest says more than a trainer's own file names)."""
+    """What the harvest found out about each report (its manifest says more than a trainer's own file
+    names).
+    """
     rows = read_json(root / "manifest.json").get("reports")
-    return {str(row.get("path")): row for row in rows if isinstance(row, dict)} if isinstance(rows, list) else {}
+    return (
+        {str(row.get("path")): row for row in rows if isinstance(row, dict)} if isinstance(rows, list) else {}
+    )
 
 
 def _as_harvested(report: Report, known: dict[str, dict[str, Any]]) -> Report:
@@ -119,7 +134,9 @@ def _parse(name: str) -> dict[str, Any]:
     parsed = names.parse(name)
     if parsed is None:
         return {}
-    return {key: getattr(parsed, key, None) for key in ("worker", "rank", "start", "stop", "phase", "host", "pid")}
+    return {
+        key: getattr(parsed, key, None) for key in ("worker", "rank", "start", "stop", "phase", "host", "pid")
+    }
 
 
 def _backend_of(name: str) -> str:
@@ -131,7 +148,9 @@ def _backend_of(name: str) -> str:
 
 
 def _worker_of(path: Path) -> str:
-    """A worker's name for a file outside the run folder's layout: verl's role folder, else the file's own stem."""
+    """A worker's name for a file outside the run folder's layout: verl's role folder, else the file's own
+    stem.
+    """
     folder = path.parent.name
     if path.name.startswith("prof_rank-") and folder:
         return folder
@@ -139,7 +158,9 @@ def _worker_of(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of the run folder, {} when it is absent or damaged: the reports matter more than what is said of them."""
+    """A JSON object of the run folder, {} when it is absent or damaged: the reports matter more than what
+    is said of them.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -90,11 +90,18 @@ def merge(summaries: Sequence[Summary], probes: dict[str, HostClock] | None = No
         for phase in summary.phases:
             counts[phase.step] = counts.get(phase.step, 0) + 1
         for step in summary.steps:
-            says = (step.marked, counts.get(step.step, 0), int(bool(summary.devices)), summary.collectives_seen)
+            says = (
+                step.marked,
+                counts.get(step.step, 0),
+                int(bool(summary.devices)),
+                summary.collectives_seen,
+            )
             key = (rank_of(summary), step.step)
             if key not in best or says > best[key][0]:
                 best[key] = (says, summary, step)
-    rows = [_row(rank, summary, step, clocks.of(summary.host)) for (rank, _), (_, summary, step) in best.items()]
+    rows = [
+        _row(rank, summary, step, clocks.of(summary.host)) for (rank, _), (_, summary, step) in best.items()
+    ]
     rows = _begun_together(rows)
     rows.sort(key=lambda row: (row.step, row.rank))
     return Merged(tuple(sorted({rank_of(s) for s in summaries})), tuple(rows), clocks, tuple(summaries))
@@ -103,8 +110,8 @@ def merge(summaries: Sequence[Summary], probes: dict[str, HostClock] | None = No
 def _begun_together(rows: list[RankStep]) -> list[RankStep]:
     """Steps without the time that the profilers took to open.
 
-    A window opens rank by rank, for seconds with some profilers, and the training step proper begins when the last rank
-    is in it or when a first phase begins, whichever is earlier.
+    A window opens rank by rank, for seconds with some profilers, and the training step proper begins when the
+    last rank is in it or when a first phase begins, whichever is earlier.
     """
     begin: dict[int, int] = {}
     for step in {row.step for row in rows}:
@@ -122,13 +129,17 @@ def _begun_together(rows: list[RankStep]) -> list[RankStep]:
 
 
 def _as_long_as_others(row: RankStep, rows: list[RankStep]) -> RankStep:
-    """A step without a mark lasts as long as the other ranks say; its own ranges tell only when it did something."""
+    """A step without a mark lasts as long as the other ranks say; its own ranges tell only when it did
+    something.
+    """
     if row.marked or row.gpu is not None:
         return row
     marked = [other for other in rows if other.step == row.step and other.marked]
     if not marked:
         return row
-    return replace(row, start=min(row.start, min(m.start for m in marked)), end=max(row.end, max(m.end for m in marked)))
+    return replace(
+        row, start=min(row.start, min(m.start for m in marked)), end=max(row.end, max(m.end for m in marked))
+    )
 
 
 def _row(rank: Rank, summary: Summary, step: StepTime, clock: HostClock) -> RankStep:
@@ -140,7 +151,9 @@ def _row(rank: Rank, summary: Summary, step: StepTime, clock: HostClock) -> Rank
         marked=step.marked,
         phases=tuple(phase for phase in summary.phases if phase.step == step.step),
         segments=tuple(
-            replace(s, start=clock.aligned(s.start), end=clock.aligned(s.end)) for s in summary.segments if s.step == step.step
+            replace(s, start=clock.aligned(s.start), end=clock.aligned(s.end))
+            for s in summary.segments
+            if s.step == step.step
         ),
         gpu=step.gpu,
         idle=step.idle,

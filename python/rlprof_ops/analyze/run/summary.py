@@ -1,4 +1,6 @@
-"""What one report says, small enough to pass between processes: computed where the file is read, merged elsewhere."""
+"""What one report says, small enough to pass between processes: computed where the file is read, merged
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from rlprof_ops.analyze.run.identity import Report
 
 @dataclass(frozen=True)
 class DeviceTimes:
-    """One GPU over the whole capture. `linked` counts only work whose launch is in the trace, as TraceLens does."""
+    """One GPU over the whole capture. `linked` counts only work whose launch is in the trace, as TraceLens
+    does.
+    """
 
     device: int
     name: str
@@ -43,7 +47,9 @@ class DeviceTimes:
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """One phase of one step on one rank. `communication_ns`: of the duration, time in collectives that nothing hid."""
+    """One phase of one step on one rank. `communication_ns`: of the duration, time in collectives that
+    nothing hid.
+    """
 
     step: int
     phase: str
@@ -112,9 +118,19 @@ def summarise_file(root: Path, report: Report, cache: bool = True) -> Summary | 
         held = [read_report(root / report.path, cache=cache)]
     except UnreadableReport as error:
         return Unread(report, error.reason, time.perf_counter() - begun)
-    except (MemoryError, ArithmeticError, LookupError, ValueError, TypeError) as error:  # a shape no reader foresaw
-        return Unread(report, f"{type(error).__name__} while reading: {error}"[:300], time.perf_counter() - begun)
-    return summarise(held.pop(), report, begun)  # given away: what is used up may go while the rest is computed
+    except (
+        MemoryError,
+        ArithmeticError,
+        LookupError,
+        ValueError,
+        TypeError,
+    ) as error:  # a shape no reader foresaw
+        return Unread(
+            report, f"{type(error).__name__} while reading: {error}"[:300], time.perf_counter() - begun
+        )
+    return summarise(
+        held.pop(), report, begun
+    )  # given away: what is used up may go while the rest is computed
 
 
 def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summary:
@@ -124,7 +140,9 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
     segments = find_phases(trace, steps)
     talking, collective_events = host_communication(trace), find_collective_events(trace)
     ops = top_ops(trace, segments)
-    trace = replace(trace, ops=join(Spans, []))  # the unions come later, and ops are no longer needed: a lower peak
+    trace = replace(
+        trace, ops=join(Spans, [])
+    )  # the unions come later, and ops are no longer needed: a lower peak
     kernels = top_kernels(trace, segments)
     release(trace.launches, trace.gpu)
     in_phase = phase_union(segments) if segments else None
@@ -186,11 +204,19 @@ def _in_window(gpus: list[GpuWindows], number: int) -> tuple[GpuTimes | None, Id
 
 
 def sum_gpu(times: list[GpuTimes]) -> GpuTimes | None:
-    return GpuTimes(*(sum(getattr(t, f) for t in times) for f in GpuTimes.__dataclass_fields__)) if times else None
+    return (
+        GpuTimes(*(sum(getattr(t, f) for t in times) for f in GpuTimes.__dataclass_fields__))
+        if times
+        else None
+    )
 
 
 def sum_idle(splits: list[IdleSplit]) -> IdleSplit | None:
-    return IdleSplit(*(sum(getattr(s, f) for s in splits) for f in IdleSplit.__dataclass_fields__)) if splits else None
+    return (
+        IdleSplit(*(sum(getattr(s, f) for s in splits) for f in IdleSplit.__dataclass_fields__))
+        if splits
+        else None
+    )
 
 
 def _step_time(step: Step, gpus: list[GpuWindows], number: int) -> StepTime:
@@ -198,7 +224,9 @@ def _step_time(step: Step, gpus: list[GpuWindows], number: int) -> StepTime:
     return StepTime(step.step, step.start, step.end, step.marked, gpu, idle)
 
 
-def _phase_times(segments: tuple[Segment, ...], gpus: list[GpuWindows], talking: Union, first: int) -> tuple[PhaseTime, ...]:
+def _phase_times(
+    segments: tuple[Segment, ...], gpus: list[GpuWindows], talking: Union, first: int
+) -> tuple[PhaseTime, ...]:
     """`first` is the number of the first segment's window."""
     grouped: dict[tuple[int, str], list[int]] = {}
     for number, segment in enumerate(segments):

@@ -1,8 +1,9 @@
-"""The archive of all ranks: each trace's compressed bytes moved into a ZIP as they are, with the manifest that tells
-Perfetto (v58.2 or later) which machine each file is and where its clock lies.
+"""The archive of all ranks: each trace's compressed bytes moved into a ZIP as they are, with the manifest
+that tells Perfetto (v58.2 or later) which machine each file is and where its clock lies.
 
-A gzip member is a raw deflate stream between a header and its CRC and size, which is what a ZIP entry holds, so nothing
-is compressed again. Format of the manifest: google/perfetto, docs/reference/perfetto-manifest.md, version 1.
+A gzip member is a raw deflate stream between a header and its CRC and size, which is what a ZIP entry holds,
+so nothing is compressed again. Format of the manifest: google/perfetto, docs/reference/perfetto-manifest.md,
+version 1.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from rlprof_ops.analyze.readers.inflate import Inflated
 
 _LIMIT = (1 << 32) - 1  # ZIP without its 64-bit extension, which Perfetto does not promise to read
 _COPY_BYTES = 4 << 20
-_MAY_WRAP_BYTES = 32 << 20  # from here on a trace (packed 14 to 20 times, 100 at most) may be larger than 4 GiB
+_MAY_WRAP_BYTES = (
+    32 << 20
+)  # from here on a trace (packed 14 to 20 times, 100 at most) may be larger than 4 GiB
 _DEFLATED = 8
 _MEMBER = b"\x1f\x8b\x08"
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
@@ -68,19 +71,28 @@ def manifest(members: Sequence[Member], attributes: dict[str, str]) -> bytes:
             offset = member.offset_ns - reference.offset_ns
             entry["clocks"] = {"sync_to": {"file": reference.name}, "offset_ns": offset}
         files.append(entry)
-    said = {"perfetto_manifest": {"version": 1, "files": files, "attributes": {k: v for k, v in attributes.items() if k}}}
+    said = {
+        "perfetto_manifest": {
+            "version": 1,
+            "files": files,
+            "attributes": {k: v for k, v in attributes.items() if k},
+        }
+    }
     return json.dumps(said, separators=(",", ":")).encode()
 
 
 def write_archive(
-    path: Path, members: Sequence[Member], attributes: dict[str, str], sound: Callable[[Path], bool | None] = lambda _: None
+    path: Path,
+    members: Sequence[Member],
+    attributes: dict[str, str],
+    sound: Callable[[Path], bool | None] = lambda _: None,
 ) -> list[tuple[str, str]]:
     """Writes the archive; returns (member, reason) of what had to be left out.
 
     Parameters
     ----------
-    members: in the order they shall be shown; the first is the reference of all clocks
-    sound: what is known of a source: True its gzip is whole, False it is not, None unknown (then it is inflated once)
+    members: in the order they shall be shown; the first is the reference of all clocks sound: what is known
+    of a source: True its gzip is whole, False it is not, None unknown (then it is inflated once)
     """
     left_out: list[tuple[str, str]] = []
     entries: list[Stored] = []
@@ -92,7 +104,9 @@ def write_archive(
             if stored is None:
                 file.seek(begin)
                 file.truncate()
-                left_out.append((member.name, "larger than 4 GiB, which a ZIP entry cannot hold: open it by itself"))
+                left_out.append(
+                    (member.name, "larger than 4 GiB, which a ZIP entry cannot hold: open it by itself")
+                )
                 continue
             entries.append(stored)
             kept.append(member)
@@ -176,13 +190,16 @@ def _may_have_members(path: Path, begin: int) -> bool:
 
 
 def _plausible(head: bytes) -> bool:
-    """Whether ten bytes can be a gzip header: no reserved flag, a known compression level and operating system."""
+    """Whether ten bytes can be a gzip header: no reserved flag, a known compression level and operating
+    system.
+    """
     return len(head) < 10 or (head[3] < 32 and head[8] in (0, 2, 4) and (head[9] < 14 or head[9] == 255))
 
 
 def base_ns(path: Path) -> int:
-    """`baseTimeNanoseconds` of a torch trace, 0 where it has none: from its head, or, where it stands behind the events,
-    from the whole of it."""
+    """`baseTimeNanoseconds` of a torch trace, 0 where it has none: from its head, or, where it stands
+    behind the events, from the whole of it.
+    """
     head, rest = b"", iter(Inflated(path, _HEAD_BYTES))
     for piece in rest:
         head += piece
@@ -201,7 +218,9 @@ def base_ns(path: Path) -> int:
 
 
 def _inflates_to(path: Path, plain: int) -> bool:
-    """Inflates the file once: whether it is whole and as long as its trailer, which counts modulo 4 GiB, says."""
+    """Inflates the file once: whether it is whole and as long as its trailer, which counts modulo 4 GiB,
+    says.
+    """
     stream, total = Inflated(path), 0
     for piece in stream:
         total += len(piece)
@@ -243,7 +262,12 @@ _DATE = (2026 - 1980) << 9 | 1 << 5 | 1  # fixed, so that the same traces make t
 
 def _local(name: str, crc: int, packed: int, plain: int) -> bytes:
     encoded = name.encode()
-    return struct.pack("<4s5H3I2H", b"PK\3\4", 20, _UTF8, _DEFLATED, 0, _DATE, crc, packed, plain, len(encoded), 0) + encoded
+    return (
+        struct.pack(
+            "<4s5H3I2H", b"PK\3\4", 20, _UTF8, _DEFLATED, 0, _DATE, crc, packed, plain, len(encoded), 0
+        )
+        + encoded
+    )
 
 
 def _directory(file: BinaryIO, entries: Sequence[Stored]) -> None:

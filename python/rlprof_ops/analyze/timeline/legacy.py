@@ -1,4 +1,6 @@
-"""One Chrome-trace JSON of all ranks for viewers that know no manifest: pids and flow ids of its own for every file."""
+"""One Chrome-trace JSON of all ranks for viewers that know no manifest: pids and flow ids of its own for
+every file.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ _FLOW_BITS = 40
 
 
 def write_legacy(path: Path, files: Sequence[tuple[Path, str, int]], zero_ns: int) -> list[tuple[str, str]]:
-    """Streams (trace, label, offset_ns) into one gzip; times are µs from `zero_ns`. Returns (file, reason) of what failed.
+    """Streams (trace, label, offset_ns) into one gzip; times are µs from `zero_ns`. Returns (file, reason) of
+    what failed.
 
-    Every process of every file gets its own pid (the device ordinals that Kineto uses as pids of GPUs collide), its name
-    begins with the rank's label, and processes sort in the order of `files`.
+    Every process of every file gets its own pid (the device ordinals that Kineto uses as pids of GPUs
+    collide), its name begins with the rank's label, and processes sort in the order of `files`.
     """
     failed = []
     encoder = msgspec.json.Encoder()
@@ -32,7 +35,11 @@ def write_legacy(path: Path, files: Sequence[tuple[Path, str, int]], zero_ns: in
             stream = ChromeEvents(trace, whole=True)
             try:
                 for batch in stream:
-                    lines = [encoder.encode(e) for e in (_moved(e, index, pids, (offset_ns - zero_ns) / 1000) for e in batch) if e]
+                    lines = [
+                        encoder.encode(e)
+                        for e in (_moved(e, index, pids, (offset_ns - zero_ns) / 1000) for e in batch)
+                        if e
+                    ]
                     if lines:
                         out.write((b"" if first else b",\n") + b",\n".join(lines))
                         first = False
@@ -43,7 +50,10 @@ def write_legacy(path: Path, files: Sequence[tuple[Path, str, int]], zero_ns: in
                     ("process_name", {"name": f"{label} {pid}"}),
                     ("process_sort_index", {"sort_index": index * _PIDS_A_FILE + ours % _PIDS_A_FILE}),
                 ):
-                    out.write((b"" if first else b",\n") + encoder.encode({"ph": "M", "name": name, "pid": ours, "tid": 0, "args": args}))
+                    out.write(
+                        (b"" if first else b",\n")
+                        + encoder.encode({"ph": "M", "name": name, "pid": ours, "tid": 0, "args": args})
+                    )
                     first = False
         out.write(b"]}")
     return failed

@@ -32,41 +32,68 @@ class Made:
     residual_ns: int | None
 
 
-def make(root: Path, output: Path | None = None, jobs: int | None = None, with_legacy: bool = False, cache: bool = True) -> Made:
+def make(
+    root: Path,
+    output: Path | None = None,
+    jobs: int | None = None,
+    with_legacy: bool = False,
+    cache: bool = True,
+) -> Made:
     """Writes the overview and the archive of all ranks (and the legacy JSON) beside a run's reports.
 
-    Raises `UsageError` when there are no reports, `RlprofError` when none can be read or the folder cannot be written.
+    Raises `UsageError` when there are no reports, `RlprofError` when none can be read or the folder cannot be
+    written.
     """
     reports = [report for report in find_reports(root) if report.is_trace]
     folder = root if root.is_dir() else root.parent
     target = output or folder
     parts, left_out = _read(folder, reports, jobs, cache)
     if not parts:
-        raise RlprofError(f"{root}: none of its {len(reports)} reports can be read: " + "; ".join(f"{a}: {b}" for a, b in left_out[:3]))
+        raise RlprofError(
+            f"{root}: none of its {len(reports)} reports can be read: "
+            + "; ".join(f"{a}: {b}" for a, b in left_out[:3])
+        )
     nodes = {path.stem: read_json(path) for path in sorted((folder / "nodes").glob("*.json"))}
     members = (ClockMember(p.host, p.report.worker, p.rank, p.collective_events) for p in parts if p.on_utc)
     clocks = align(members, (p.host for p in parts), probes_of(nodes))
     run = read_json(folder / "run.json")
-    title = " ".join(filter(None, ("ranks of", str(run.get("job_name") or ""), str(run.get("job") or folder.name))))
+    title = " ".join(
+        filter(None, ("ranks of", str(run.get("job_name") or ""), str(run.get("job") or folder.name)))
+    )
     try:
         target.mkdir(parents=True, exist_ok=True)
-        files = [_replace(target / OVERVIEW, lambda path: _write_pieces(path, overview.encode(parts, clocks, title)))]
+        files = [
+            _replace(
+                target / OVERVIEW, lambda path: _write_pieces(path, overview.encode(parts, clocks, title))
+            )
+        ]
         zipped = _members(folder, parts, clocks)
         attributes = {"rlprof.job": str(run.get("job") or ""), "rlprof.run": folder.name}
         whole = {folder / p.report.path: p.whole for p in parts}
         files.append(
-            _replace(target / RANKS, lambda path: left_out.extend(archive.write_archive(path, zipped, attributes, whole.get)))
+            _replace(
+                target / RANKS,
+                lambda path: left_out.extend(archive.write_archive(path, zipped, attributes, whole.get)),
+            )
         )
         if with_legacy:
             traces = [(m.source, m.machine, m.offset_ns) for m in zipped if isinstance(m.source, Path)]
             zero = min((int(row.start.min()) for p in parts for row in p.rows), default=0)
-            files.append(_replace(target / LEGACY, lambda path: left_out.extend(legacy.write_legacy(path, traces, zero))))
+            files.append(
+                _replace(
+                    target / LEGACY, lambda path: left_out.extend(legacy.write_legacy(path, traces, zero))
+                )
+            )
     except OSError as error:
-        raise RlprofError(f"{target}: cannot write the timeline ({error.strerror}). Give another folder with --output.") from error
+        raise RlprofError(
+            f"{target}: cannot write the timeline ({error.strerror}). Give another folder with --output."
+        ) from error
     return Made(tuple(files), tuple(left_out), len({p.label for p in parts}), clocks.residual_ns)
 
 
-def _read(folder: Path, reports: list[Report], jobs: int | None, cache: bool) -> tuple[list[overview.Part], list[tuple[str, str]]]:
+def _read(
+    folder: Path, reports: list[Report], jobs: int | None, cache: bool
+) -> tuple[list[overview.Part], list[tuple[str, str]]]:
     budget = max(overview.MAX_SLICES // max(len(reports), 1), 64)
     count = min(jobs or default_workers(), len(reports))
     arguments = ([folder] * len(reports), reports, [budget] * len(reports), [cache] * len(reports))
@@ -80,12 +107,18 @@ def _read(folder: Path, reports: list[Report], jobs: int | None, cache: bool) ->
 
 
 def _members(folder: Path, parts: Sequence[overview.Part], clocks: Clocks) -> list[archive.Member]:
-    """The archive's files in order of worker and rank: torch traces as they are, nsys reports as Perfetto traces."""
+    """The archive's files in order of worker and rank: torch traces as they are, nsys reports as Perfetto
+    traces.
+    """
     members = []
-    ordered = sorted(parts, key=lambda p: (p.report.worker, p.rank, p.host, p.report.start or 0, p.report.path))
+    ordered = sorted(
+        parts, key=lambda p: (p.report.worker, p.rank, p.host, p.report.start or 0, p.report.path)
+    )
     for number, part in enumerate(ordered):
         path = folder / part.report.path
-        stem = re.sub(r"[^A-Za-z0-9._-]", "-", f"{number:04d}_{part.report.worker}_rank{part.rank}_{part.host}")
+        stem = re.sub(
+            r"[^A-Za-z0-9._-]", "-", f"{number:04d}_{part.report.worker}_rank{part.rank}_{part.host}"
+        )
         clock = clocks.of(part.host)
         middle = int(part.rows[0].start[0]) if part.rows else 0
         shift = clock.aligned(middle) - middle

@@ -1,4 +1,6 @@
-"""The overview: steps, phases, collectives, GPU busy and the longest kernels of every rank, in a file of bounded size."""
+"""The overview: steps, phases, collectives, GPU busy and the longest kernels of every rank, in a file of
+bounded size.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def part_of(root: Path, report: Report, budget: int, cache: bool = True) -> Part
     segments = drawn(find_phases(trace, steps))[:budget]
     names = Coder()
     rows = [
-        _row("steps", [(s.start, s.end, names.one(f"step {s.step}" if s.marked else "capture")) for s in steps]),
+        _row(
+            "steps", [(s.start, s.end, names.one(f"step {s.step}" if s.marked else "capture")) for s in steps]
+        ),
         _row("phases", [(s.start, s.end, names.one(s.phase)) for s in segments]),
     ]
     gpu = trace.gpu
@@ -75,10 +79,17 @@ def part_of(root: Path, report: Report, budget: int, cache: bool = True) -> Part
     busy_time, busy_permille = np.empty(0, np.int64), np.empty(0, np.int64)
     if len(gpu):
         talking = codes_where(trace.names, communicates)[gpu.name]
-        for label, mine, share in (("collectives", talking, left // 3), ("longest kernels", ~talking, left - left // 3)):
+        for label, mine, share in (
+            ("collectives", talking, left // 3),
+            ("longest kernels", ~talking, left - left // 3),
+        ):
             index = np.flatnonzero(mine & (gpu.duration > 0))
             if len(index) > share:
-                index = np.sort(index[np.argpartition(-gpu.duration[index], share)[:share]]) if share else index[:0]
+                index = (
+                    np.sort(index[np.argpartition(-gpu.duration[index], share)[:share]])
+                    if share
+                    else index[:0]
+                )
             codes = names.encode([trace.names[n] for n in gpu.name[index].tolist()])
             rows.append(_lanes(label, gpu.start[index], gpu.end[index], codes))
         unions = gpu_unions(trace.gpu, trace.names)
@@ -92,11 +103,18 @@ def part_of(root: Path, report: Report, budget: int, cache: bool = True) -> Part
             codes = np.full(count, names.one(meeting.key), np.int32)
             rows.append(_lanes("collectives", meeting.start[:count], meeting.end[:count], codes))
     return Part(
-        report=report, host=report.host or trace.origin.host, rank=report.rank if report.rank is not None else max(trace.origin.rank, 0),
-        pid=report.pid if report.pid is not None else trace.origin.pid, on_utc=trace.origin.on_utc, names=names.values(),
-        rows=tuple(row for row in rows if len(row.start)), busy_time=busy_time, busy_permille=busy_permille,
-        collective_events=find_collective_events(trace), whole=not trace.truncated,
-    )  # fmt: skip
+        report=report,
+        host=report.host or trace.origin.host,
+        rank=report.rank if report.rank is not None else max(trace.origin.rank, 0),
+        pid=report.pid if report.pid is not None else trace.origin.pid,
+        on_utc=trace.origin.on_utc,
+        names=names.values(),
+        rows=tuple(row for row in rows if len(row.start)),
+        busy_time=busy_time,
+        busy_permille=busy_permille,
+        collective_events=find_collective_events(trace),
+        whole=not trace.truncated,
+    )
 
 
 def _row(track: str, items: list[tuple[int, int, int]]) -> Row:
@@ -105,7 +123,9 @@ def _row(track: str, items: list[tuple[int, int, int]]) -> Row:
 
 
 def _lanes(track: str, start: Ints, end: Ints, name: Codes) -> Row:
-    """Overlapping slices go to side lanes, for slices of one track must nest; beyond `LANES` they are left out."""
+    """Overlapping slices go to side lanes, for slices of one track must nest; beyond `LANES` they are left
+    out.
+    """
     order = np.argsort(start, kind="stable")
     start, end, name = start[order], np.maximum(end[order], start[order] + 1), name[order]
     lane = np.zeros(len(start), np.int32)
@@ -120,7 +140,9 @@ def _lanes(track: str, start: Ints, end: Ints, name: Codes) -> Row:
 
 
 def encode(parts: Sequence[Part], clocks: Clocks, title: str) -> list[bytes]:
-    """The overview as pieces of a Perfetto trace, all times aligned by `clocks`; ranks in order of worker, rank, host."""
+    """The overview as pieces of a Perfetto trace, all times aligned by `clocks`; ranks in order of worker,
+    rank, host.
+    """
     names = Coder()
     ranks: dict[str, list[Part]] = {}
     for part in sorted(parts, key=lambda p: (p.report.worker, p.rank, p.host, p.pid, p.report.start or 0)):
@@ -156,13 +178,21 @@ def encode(parts: Sequence[Part], clocks: Clocks, title: str) -> list[bytes]:
                 if key not in known:
                     uuid += 1
                     known[key] = uuid
-                    descriptors.append(packets.track(uuid, "GPU busy", parent=rank_uuid, order=0, counter_unit="‰"))
+                    descriptors.append(
+                        packets.track(uuid, "GPU busy", parent=rank_uuid, order=0, counter_unit="‰")
+                    )
                 count_time.append(clock.all_aligned(part.busy_time))
                 count_track.append(np.full(len(part.busy_time), known[key], np.int64))
                 count_value.append(part.busy_permille)
     out = [packets.first_packet([str(name) for name in names.values()]), *descriptors]
     if starts:
-        out.append(packets.slices(*(np.concatenate(column) for column in (starts, ends, tracks, labels))).tobytes())
+        out.append(
+            packets.slices(*(np.concatenate(column) for column in (starts, ends, tracks, labels))).tobytes()
+        )
     if count_time:
-        out.append(packets.counters(*(np.concatenate(column) for column in (count_time, count_track, count_value))).tobytes())
+        out.append(
+            packets.counters(
+                *(np.concatenate(column) for column in (count_time, count_track, count_value))
+            ).tobytes()
+        )
     return out

@@ -1,8 +1,8 @@
-"""Writes Perfetto trace packets, thousands at a time: varints padded to a fixed width make every packet of a kind
-equally long, so a table of packets is one NumPy array.
+"""Writes Perfetto trace packets, thousands at a time: varints padded to a fixed width make every packet of a
+kind equally long, so a table of packets is one NumPy array.
 
-Field numbers are those of perfetto_trace.proto (TracePacket, TrackEvent, TrackDescriptor, InternedData); a padded varint
-is legal protobuf. One sequence, names interned once at its start.
+Field numbers are those of perfetto_trace.proto (TracePacket, TrackEvent, TrackDescriptor, InternedData); a
+padded varint is legal protobuf. One sequence, names interned once at its start.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def track(uuid: int, name: str, parent: int = 0, order: int = 0, counter_unit: s
 
 
 def slices(start: Ints, end: Ints, uuid: Ints, name: Ints) -> Bytes:
-    """Begin and end packets of n slices that do not overlap on their tracks, in order of time, ends before begins.
+    """Begin and end packets of n slices that do not overlap on their tracks, in order of time, ends before
+    begins.
 
     start, end: (n,) nanoseconds, end > start; uuid: (n,) tracks; name: (n,) interned names, 1-based.
     """

@@ -18,18 +18,25 @@ _IMPORTED = ".imported"
 _Unclosed = list[tuple[ProcessLog, WindowEvent]]
 
 
-def recover_tree(root: Path, folder: str, *, until: float, unclosed: _Unclosed) -> tuple[list[str], list[tuple[str, str]]]:
-    """Bring what nsys left in `root/folder` to `root/profiles`. Returns (recovered paths, failures), relative to `root`.
+def recover_tree(
+    root: Path, folder: str, *, until: float, unclosed: _Unclosed
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Bring what nsys left in `root/folder` to `root/profiles`. Returns (recovered paths, failures), relative
+    to `root`.
 
-    A raw capture that was imported gets the suffix `.imported`, so that a second run does nothing. `until` is in
-    monotonic seconds.
+    A raw capture that was imported gets the suffix `.imported`, so that a second run does nothing. `until` is
+    in monotonic seconds.
     """
     done: list[str] = []
     failed: list[tuple[str, str]] = []
     try:
         with ContainedDir(root) as tree:
             left = list(unclosed)
-            paths = sorted(path for path, found in tree.files(folder) if found.st_size and path.endswith((nsight.RAW_SUFFIX, nsight.SUFFIX)))
+            paths = sorted(
+                path
+                for path, found in tree.files(folder)
+                if found.st_size and path.endswith((nsight.RAW_SUFFIX, nsight.SUFFIX))
+            )
             real = os.path.realpath(root)
             busy = processes.writers(frozenset(f"{real}/{path}" for path in paths))
             for path in paths:
@@ -82,7 +89,9 @@ def _window_of(report: Path, budget_s: float, unclosed: _Unclosed) -> tuple[Proc
 
 
 def _named_place(path: str) -> str | None:
-    """Where a report goes that has its true name already: its window was closed by us, not by its step gate."""
+    """Where a report goes that has its true name already: its window was closed by us, not by its step
+    gate.
+    """
     name = path.rsplit("/", 1)[-1]
     parsed = names.parse(name)
     if parsed is None or parsed.kind != "rlprof" or parsed.worker is None:
@@ -97,8 +106,13 @@ def choose(contents: Contents | None, unclosed: _Unclosed) -> tuple[ProcessLog, 
         return None
     fits = [(log, event) for log, event in unclosed if log.pid in contents.pids and event.backend == "nsight"]
     if contents.steps:
-        fits = [(log, event) for log, event in fits
-                if any(event.start <= step and (event.stop is None or step < event.stop) for step in contents.steps)]
+        fits = [
+            (log, event)
+            for log, event in fits
+            if any(
+                event.start <= step and (event.stop is None or step < event.stop) for step in contents.steps
+            )
+        ]
     return fits[0] if len(fits) == 1 else None
 
 
@@ -113,21 +127,33 @@ def _place(path: str, window: tuple[ProcessLog, WindowEvent] | None) -> str:
         stem = path.rsplit("/", 1)[-1].removesuffix(nsight.RAW_SUFFIX).removesuffix(nsight.SUFFIX)
         return f"profiles/nsight/unknown/{names.safe_worker(stem)}{nsight.SUFFIX}"
     log, event = window
-    name = names.report_name(log.worker, log.rank, _Range(event.start, event.stop), event.phase, log.host or log.node, log.pid, nsight.SUFFIX)
+    name = names.report_name(
+        log.worker,
+        log.rank,
+        _Range(event.start, event.stop),
+        event.phase,
+        log.host or log.node,
+        log.pid,
+        nsight.SUFFIX,
+    )
     return str(names.report_folder("nsight", log.worker, log.rank) / name)
 
 
 def _import(tree: ContainedDir, root: Path, path: str, budget_s: float) -> str:
     importer = nsight.find_importer()
     if importer is None:
-        raise ExportFailed("QdstrmImporter is not installed here; run `rlprof harvest` where Nsight Systems is")
+        raise ExportFailed(
+            "QdstrmImporter is not installed here; run `rlprof harvest` where Nsight Systems is"
+        )
     folder = f".recover/{time.time_ns()}"
     tree.write_atomic(f"{folder}/import.log", b"")
     work = root / folder
     link = work / "raw.qdstrm"  # a name of ours: a hostile one could be read as an option
     link.symlink_to((root / path).resolve())
     try:
-        output = run_bounded(nsight.import_argv(importer, link, work / "report.nsys-rep"), budget_s, str(work))
+        output = run_bounded(
+            nsight.import_argv(importer, link, work / "report.nsys-rep"), budget_s, str(work)
+        )
         if tree.stat(f"{folder}/report.nsys-rep") is None:
             raise ExportFailed(f"QdstrmImporter wrote nothing: {output.strip()[-200:]}")
         moved = f".recover/{work.name}.nsys-rep"

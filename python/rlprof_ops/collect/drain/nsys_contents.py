@@ -1,4 +1,6 @@
-"""Looks inside an nsys report through `nsys export`: which processes, which steps, how many events and kernels."""
+"""Looks inside an nsys report through `nsys export`: which processes, which steps, how many events and
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,18 @@ from rlprof_ops.backends import nsight
 
 _STEP = re.compile(r"step (\d{1,12})")
 # Tables that hold something that happened; the rest describes the machine and the export itself.
-_EVENT_TABLES = re.compile(r"(NVTX_EVENTS|CUPTI_ACTIVITY_KIND_\w+|OSRT_API|COMPOSITE_EVENTS|SCHED_EVENTS|GPU_METRICS|NET_NIC_METRIC|"
-                           r"CUDNN_EVENTS|CUBLAS_EVENTS|MPI_\w+_EVENTS|UCP_\w+EVENTS|PYTHON_\w+|CUDA_GPU_MEMORY_USAGE_EVENTS)")
+_EVENT_TABLES = re.compile(
+    r"(NVTX_EVENTS|CUPTI_ACTIVITY_KIND_\w+|OSRT_API|COMPOSITE_EVENTS|SCHED_EVENTS|GPU_METRICS|NET_NIC_METRIC|"
+    r"CUDNN_EVENTS|CUBLAS_EVENTS|MPI_\w+_EVENTS|UCP_\w+EVENTS|PYTHON_\w+|CUDA_GPU_MEMORY_USAGE_EVENTS)"
+)
 _NVTX_RANGES = (59, 60, 34)  # push/pop, start/end, mark
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What an export shows. `events` counts every recorded event, `kernels` CUDA kernels, `started_ns` is UTC."""
+    """What an export shows. `events` counts every recorded event, `kernels` CUDA kernels, `started_ns` is
+    UTC.
+    """
 
     pids: frozenset[int]
     steps: frozenset[int]
@@ -43,10 +49,15 @@ def look(report: Path, *, timeout_s: float = 120.0, scratch: Path | None = None)
         raise ExportFailed("nsys is not installed here")
     with tempfile.TemporaryDirectory(prefix="rlprof-export-", dir=scratch) as folder:
         database = Path(folder) / "export.sqlite"
-        # Under a name of ours: a hostile one could be read as an option, and nsys writes beside what it reads.
+        # Under a name of ours: a hostile one could be read as an option, and nsys writes beside what it
+        # reads.
         name = Path(folder) / "report.nsys-rep"
         name.symlink_to(report.resolve())
-        run_bounded([nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(database), str(name)], timeout_s, folder)
+        run_bounded(
+            [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(database), str(name)],
+            timeout_s,
+            folder,
+        )
         if not database.exists():
             raise ExportFailed("nsys export wrote nothing")
         try:
@@ -56,10 +67,20 @@ def look(report: Path, *, timeout_s: float = 120.0, scratch: Path | None = None)
 
 
 def run_bounded(argv: list[str], timeout_s: float, tmpdir: str) -> str:
-    """Run a tool of nsys in a process group of its own, ended with its agents on timeout. Raises `ExportFailed`."""
+    """Run a tool of nsys in a process group of its own, ended with its agents on timeout. Raises
+    `ExportFailed`.
+    """
     env = {**nsight.client_env(os.environ), "TMPDIR": tmpdir}
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                          env=env, start_new_session=True) as process:
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=env,
+        start_new_session=True,
+    ) as process:
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -67,25 +88,39 @@ def run_bounded(argv: list[str], timeout_s: float, tmpdir: str) -> str:
             process.communicate()
             raise ExportFailed(f"{Path(argv[0]).name} did not end within {timeout_s:.0f} s") from None
     if process.returncode != 0:
-        lines = [line.strip() for line in output.replace("\r", "\n").splitlines() if line.strip() and "%" not in line]
-        raise ExportFailed(f"{Path(argv[0]).name} ended with exit code {process.returncode}: {' '.join(lines)[-200:]}")
+        lines = [
+            line.strip()
+            for line in output.replace("\r", "\n").splitlines()
+            if line.strip() and "%" not in line
+        ]
+        raise ExportFailed(
+            f"{Path(argv[0]).name} ended with exit code {process.returncode}: {' '.join(lines)[-200:]}"
+        )
     return output
 
 
 def read(database: Path) -> Contents:
     """The same from an export that is there already. Raises sqlite3.Error."""
     with _open(database) as connection:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        tables = {
+            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
         counts = {table: _count(connection, table) for table in tables if _EVENT_TABLES.fullmatch(table)}
         pids: set[int] = set()
         steps: set[int] = set()
         if "NVTX_EVENTS" in tables:
             marks = ",".join(map(str, _NVTX_RANGES))
-            counts["NVTX_EVENTS"] = connection.execute(f"SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN ({marks})").fetchone()[0]
-            for (thread,) in connection.execute("SELECT DISTINCT globalTid FROM NVTX_EVENTS WHERE globalTid IS NOT NULL"):
+            counts["NVTX_EVENTS"] = connection.execute(
+                f"SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN ({marks})"
+            ).fetchone()[0]
+            for (thread,) in connection.execute(
+                "SELECT DISTINCT globalTid FROM NVTX_EVENTS WHERE globalTid IS NOT NULL"
+            ):
                 pids.add(_pid(thread))
-            texts = ("SELECT DISTINCT coalesce(e.text, s.value) FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId "
-                     f"WHERE e.eventType IN ({marks})")
+            texts = (
+                "SELECT DISTINCT coalesce(e.text, s.value) FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id"
+                f" = e.textId WHERE e.eventType IN ({marks})"
+            )
             for (text,) in connection.execute(texts):
                 match = _STEP.fullmatch(text or "")
                 if match:
@@ -93,7 +128,9 @@ def read(database: Path) -> Contents:
         kernels = 0
         if "CUPTI_ACTIVITY_KIND_KERNEL" in tables:
             kernels = counts["CUPTI_ACTIVITY_KIND_KERNEL"]
-            for (process,) in connection.execute("SELECT DISTINCT globalPid FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE globalPid IS NOT NULL"):
+            for (process,) in connection.execute(
+                "SELECT DISTINCT globalPid FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE globalPid IS NOT NULL"
+            ):
                 pids.add(_pid(process))
         gpus = _count(connection, "TARGET_INFO_GPU") if "TARGET_INFO_GPU" in tables else 0
         started = None

@@ -1,6 +1,8 @@
-"""The ordered end on one node: close windows, wait for profilers, recover raw captures, end what is left, write the record.
+"""The ordered end on one node: close windows, wait for profilers, recover raw captures, end what is left,
+write the record.
 
-The node supervisor calls these in this order; each is bounded by its own deadline and says what it did and how long it took.
+The node supervisor calls these in this order; each is bounded by its own deadline and says what it did and
+how long it took.
 """
 
 from __future__ import annotations
@@ -46,11 +48,19 @@ def session_prefix(job: str) -> str:
     return f"rlprof-{names.safe(job)}-"
 
 
-def close_windows(node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 30.0, gate_first_s: float = 2.0,
-                  say: Say = print) -> Phase:
-    """`nsys stop` on this job's sessions that still collect, after `gate_first_s` for the workers' own step gates.
+def close_windows(
+    node_dir: str | os.PathLike[str],
+    job: str,
+    *,
+    deadline_s: float = 30.0,
+    gate_first_s: float = 2.0,
+    say: Say = print,
+) -> Phase:
+    """`nsys stop` on this job's sessions that still collect, after `gate_first_s` for the workers' own step
+    gates.
 
-    Sessions of other jobs are left alone. The report of a window closed here keeps the name its start gave it.
+    Sessions of other jobs are left alone. The report of a window closed here keeps the name its start gave
+    it.
     """
     started = time.monotonic()
     until = started + deadline_s
@@ -72,7 +82,9 @@ def close_windows(node_dir: str | os.PathLike[str], job: str, *, deadline_s: flo
         if process.returncode == 0:
             done.append(name)
         else:
-            failed.append((name, f"nsys stop ended with exit code {process.returncode}: {output.strip()[-200:]}"))
+            failed.append(
+                (name, f"nsys stop ended with exit code {process.returncode}: {output.strip()[-200:]}")
+            )
     return _phase("close_windows", started, done, failed, say)
 
 
@@ -87,8 +99,16 @@ def collecting(node_dir: str | os.PathLike[str], job: str) -> dict[str, str]:
         return found
     for tmpdir in dict.fromkeys((os.path.join(node_dir, "tmp"), tempfile.gettempdir())):
         try:
-            listing = subprocess.run([nsys, "sessions", "list"], capture_output=True, text=True, errors="replace", timeout=_LIST_TIMEOUT_S,
-                                     stdin=subprocess.DEVNULL, env={**nsight.client_env(os.environ), "TMPDIR": tmpdir}, check=False).stdout
+            listing = subprocess.run(
+                [nsys, "sessions", "list"],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_LIST_TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
+                env={**nsight.client_env(os.environ), "TMPDIR": tmpdir},
+                check=False,
+            ).stdout
         except (subprocess.TimeoutExpired, OSError):
             continue
         for name in sessions_of(listing, job):
@@ -99,11 +119,18 @@ def collecting(node_dir: str | os.PathLike[str], job: str) -> dict[str, str]:
 def sessions_of(listing: str, job: str) -> list[str]:
     """Collecting sessions of `job` in the text of `nsys sessions list`."""
     states = nsight.session_states(listing)
-    return [name for name, state in states.items() if state in nsight.COLLECTING and name.startswith(session_prefix(job))]
+    return [
+        name
+        for name, state in states.items()
+        if state in nsight.COLLECTING and name.startswith(session_prefix(job))
+    ]
 
 
-def wait_profilers(node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 60.0, say: Say = print) -> Phase:
-    """Wait until no profiler of this job writes: no importer runs and nothing below `tmp/` has grown for a second.
+def wait_profilers(
+    node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 60.0, say: Say = print
+) -> Phase:
+    """Wait until no profiler of this job writes: no importer runs and nothing below `tmp/` has grown for a
+    second.
 
     `nsys` itself lives as long as the worker it wraps, so a running nsys is waited for only while files grow.
     """
@@ -119,18 +146,25 @@ def wait_profilers(node_dir: str | os.PathLike[str], job: str, *, deadline_s: fl
         if not now or time.monotonic() - still_since >= _SETTLE_S:
             break
         if time.monotonic() - started >= deadline_s:
-            failed = [(f"{process.name} ({process.pid})", f"still writing after {deadline_s:.0f} s") for process in importing]
+            failed = [
+                (f"{process.name} ({process.pid})", f"still writing after {deadline_s:.0f} s")
+                for process in importing
+            ]
             failed = failed or [("tmp", f"files still grow after {deadline_s:.0f} s")]
             break
         time.sleep(0.1)
     return _phase("wait_profilers", started, [], failed, say)
 
 
-def end_wrapped(node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 60.0, say: Say = print) -> Phase:
-    """End the workers under `nsys profile` (a trainer's own nsight options, or a capture range) and wait for their reports.
+def end_wrapped(
+    node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 60.0, say: Say = print
+) -> Phase:
+    """End the workers under `nsys profile` (a trainer's own nsight options, or a capture range) and wait for
+    their reports.
 
-    Such a report is written when its worker ends. Call it while Ray still runs: `ray stop` and the raylet's end kill an
-    nsys that writes, and leave a report that nobody can read (seen with Ray 2.60 and nsys 2023.4).
+    Such a report is written when its worker ends. Call it while Ray still runs: `ray stop` and the raylet's
+    end kill an nsys that writes, and leave a report that nobody can read (seen with Ray 2.60 and nsys
+    2023.4).
     """
     started = time.monotonic()
     failed: list[tuple[str, str]] = []
@@ -142,11 +176,19 @@ def end_wrapped(node_dir: str | os.PathLike[str], job: str, *, deadline_s: float
         if not wrappers:
             break
         if time.monotonic() - started >= deadline_s:
-            failed = [(f"{process.name} ({process.pid})", f"still writing after {deadline_s:.0f} s") for process in everyone if process.pid in wrappers]
+            failed = [
+                (f"{process.name} ({process.pid})", f"still writing after {deadline_s:.0f} s")
+                for process in everyone
+                if process.pid in wrappers
+            ]
             break
         profilers = {process.pid for process in everyone if processes.is_profiler(process)}
         for process in everyone:
-            top = process.pid not in profilers and processes.parent(process.pid) in profilers and processes.descends(process.pid, wrappers)
+            top = (
+                process.pid not in profilers
+                and processes.parent(process.pid) in profilers
+                and processes.descends(process.pid, wrappers)
+            )
             if top and (process.pid, process.started) not in asked:
                 asked.add((process.pid, process.started))
                 ended.append(f"{process.name} ({process.pid})")
@@ -177,22 +219,39 @@ def _sizes(folder: Path) -> dict[str, int]:
     return sizes
 
 
-def recover(node_dir: str | os.PathLike[str], node: str, *, deadline_s: float = 60.0, say: Say = print) -> Phase:
-    """Turn raw captures below `tmp/` into reports, and move reports that nsys wrote there, to the profiles tree.
+def recover(
+    node_dir: str | os.PathLike[str], node: str, *, deadline_s: float = 60.0, say: Say = print
+) -> Phase:
+    """Turn raw captures below `tmp/` into reports, and move reports that nsys wrote there, to the profiles
+    tree.
 
-    Names come from the open windows in this node's events when exactly one fits, else the file keeps its own name under
-    `profiles/nsight/unknown/`. `done` are paths relative to the node folder. What does not import stays where it is.
+    Names come from the open windows in this node's events when exactly one fits, else the file keeps its own
+    name under `profiles/nsight/unknown/`. `done` are paths relative to the node folder. What does not import
+    stays where it is.
     """
     from rlprof_ops.collect.drain.import_raw import recover_tree
 
     started = time.monotonic()
-    done, failed = recover_tree(Path(node_dir), "tmp", until=started + deadline_s,
-                                unclosed=event_logs.unclosed(event_logs.read_node(Path(node_dir) / "events")))
+    done, failed = recover_tree(
+        Path(node_dir),
+        "tmp",
+        until=started + deadline_s,
+        unclosed=event_logs.unclosed(event_logs.read_node(Path(node_dir) / "events")),
+    )
     return _phase("recover", started, done, failed, say)
 
 
-def reap(job: str, node_dir: str | os.PathLike[str], *, grace_s: float = 5.0, exclude: Iterable[int] = (), say: Say = print) -> Phase:
-    """End what is left of exactly this job on this node: SIGTERM, `grace_s`, SIGKILL. Never this process or its parents."""
+def reap(
+    job: str,
+    node_dir: str | os.PathLike[str],
+    *,
+    grace_s: float = 5.0,
+    exclude: Iterable[int] = (),
+    say: Say = print,
+) -> Phase:
+    """End what is left of exactly this job on this node: SIGTERM, `grace_s`, SIGKILL. Never this process
+    or its parents.
+    """
     started = time.monotonic()
     found = processes.of_job(job, node_dir, exclude=frozenset(exclude))
     left = processes.end(found, grace_s=grace_s)
@@ -200,16 +259,26 @@ def reap(job: str, node_dir: str | os.PathLike[str], *, grace_s: float = 5.0, ex
     late = processes.of_job(job, node_dir, exclude=frozenset(exclude))
     left = processes.end(late, grace_s=0.5) if late else left
     failed = [(f"{process.name} ({process.pid})", "did not end after SIGKILL") for process in left]
-    return _phase("reap", started, [f"{process.name} ({process.pid})" for process in found + late], failed, say)
+    return _phase(
+        "reap", started, [f"{process.name} ({process.pid})" for process in found + late], failed, say
+    )
 
 
-def write_node_record(node_dir: str | os.PathLike[str], run_dir: str | os.PathLike[str], node: str,
-                      facts: Mapping[str, Any], *, recovered: Iterable[str] = (), failed: Iterable[tuple[str, str]] = ()) -> dict[str, Any]:
+def write_node_record(
+    node_dir: str | os.PathLike[str],
+    run_dir: str | os.PathLike[str],
+    node: str,
+    facts: Mapping[str, Any],
+    *,
+    recovered: Iterable[str] = (),
+    failed: Iterable[tuple[str, str]] = (),
+) -> dict[str, Any]:
     """Write `nodes/<node>.json` of docs/contracts.md and return it.
 
-    `facts`: what the supervisor knows (role, job, pid, times, plugin_loaded, nsys, clean, clock …). Files and their digests
-    come from the sync's journal; what it could not copy is in `failed`. When the run folder does not answer, the record
-    goes to the node folder's `keep/`, from where salvage.py takes it, and the error is raised.
+    `facts`: what the supervisor knows (role, job, pid, times, plugin_loaded, nsys, clean, clock …). Files and
+    their digests come from the sync's journal; what it could not copy is in `failed`. When the run folder
+    does not answer, the record goes to the node folder's `keep/`, from where salvage.py takes it, and the
+    error is raised.
     """
     from rlprof_ops.collect.drain.node_record import build_node_record
 
@@ -249,11 +318,20 @@ def clear(node_dir: str | os.PathLike[str], *, say: Say = print) -> Phase:
 
 
 def _start(argv: list[str], tmpdir: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                            env={**nsight.client_env(os.environ), "TMPDIR": tmpdir})
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**nsight.client_env(os.environ), "TMPDIR": tmpdir},
+    )
 
 
-def _phase(name: str, started: float, done: Iterable[str], failed: Iterable[tuple[str, str]], say: Say) -> Phase:
+def _phase(
+    name: str, started: float, done: Iterable[str], failed: Iterable[tuple[str, str]], say: Say
+) -> Phase:
     phase = Phase(name, time.monotonic() - started, tuple(done), tuple(failed))
     say(f"drain: {phase}")
     return phase

@@ -20,7 +20,9 @@ class Planned:
 
 
 def planned(observed: Observed) -> Iterator[Planned]:
-    """All captures, by worker, rank and window. Unknown open ends are cut at the last step that the rank entered."""
+    """All captures, by worker, rank and window. Unknown open ends are cut at the last step that the rank
+    entered.
+    """
     request = observed.request
     if not request:
         return
@@ -48,8 +50,13 @@ def _phases(spec: CaptureSpec, observed: Observed, worker: str) -> tuple[str | N
     """In phase mode the phases that any rank of the worker was seen in; one unnamed when none was."""
     if spec.each != "phase":
         return (None,)
-    seen = {event.phase for log in observed.logs if log.worker == worker for event in log.windows
-            if event.backend == spec.backend and event.phase is not None}
+    seen = {
+        event.phase
+        for log in observed.logs
+        if log.worker == worker
+        for event in log.windows
+        if event.backend == spec.backend and event.phase is not None
+    }
     return tuple(sorted(seen)) or (None,)
 
 
@@ -63,7 +70,10 @@ def _impossible(spec: CaptureSpec, observed: Observed) -> Iterator[Planned]:
             for rank in spec.ranks or ():
                 if rank >= observed.world[worker]:
                     count = observed.world[worker]
-                    problem = f"rank {rank} does not exist: {worker} has {count} rank{'s' if count != 1 else ''}, 0 to {count - 1}"
+                    problem = (
+                        f"rank {rank} does not exist: {worker} has {count} rank{'s' if count != 1 else ''}, 0"
+                        f" to {count - 1}"
+                    )
                     for window in spec.windows():
                         yield Planned(Capture(spec.backend, worker, rank, window), spec, problem)
 
@@ -71,6 +81,11 @@ def _impossible(spec: CaptureSpec, observed: Observed) -> Iterator[Planned]:
 def _nobody(pattern: str, observed: Observed) -> str:
     seen = list(observed.world)
     if not seen:
-        return "no worker registered" + (f" before the job ended ({observed.detail or observed.cause})" if observed.cause else "")
+        return "no worker registered" + (
+            f" before the job ended ({observed.detail or observed.cause})" if observed.cause else ""
+        )
     near = get_close_matches(pattern.strip("*?"), seen, n=1, cutoff=0.3)
-    return f"no worker matched pattern {pattern!r} (seen: {', '.join(seen[:8])}{', …' if len(seen) > 8 else ''}" + (f"; nearest: {near[0]})" if near else ")")
+    return (
+        f"no worker matched pattern {pattern!r} (seen: {', '.join(seen[:8])}{', …' if len(seen) > 8 else ''}"
+        + (f"; nearest: {near[0]})" if near else ")")
+    )

@@ -24,12 +24,18 @@ _Key = tuple[str | None, str | None, int | None, int | None, str | None]
 _RECOVER_BUDGET_S = 600.0
 
 
-def harvest(run_dir: str | os.PathLike[str], *, recover: bool = True, progress: Progress | None = None,
-            content_budget_s: float = 120.0) -> Manifest:
+def harvest(
+    run_dir: str | os.PathLike[str],
+    *,
+    recover: bool = True,
+    progress: Progress | None = None,
+    content_budget_s: float = 120.0,
+) -> Manifest:
     """List every planned capture and every report of a run folder in `manifest.json`, and return it.
 
-    Idempotent; a second run reuses what the first one checked. `progress(done, total, what)` is called per report.
-    `content_budget_s` bounds the time spent on looking inside reports with nsys; 0 checks only their frames.
+    Idempotent; a second run reuses what the first one checked. `progress(done, total, what)` is called per
+    report. `content_budget_s` bounds the time spent on looking inside reports with nsys; 0 checks only their
+    frames.
 
     Raises:
         RlprofError: the folder is not a run folder, or the manifest cannot be written.
@@ -54,11 +60,18 @@ def harvest(run_dir: str | os.PathLike[str], *, recover: bool = True, progress: 
 
 def _whole_world(observed: Observed, found: list[Found], notes: list[str]) -> Observed:
     """With the workers that only their reports name (other trainers), over which the plan is expanded too."""
-    shown = {worker: count for worker, count in worlds_of(found).items() if observed.request.for_worker(worker, None)}
+    shown = {
+        worker: count
+        for worker, count in worlds_of(found).items()
+        if observed.request.for_worker(worker, None)
+    }
     extra = {worker: count for worker, count in shown.items() if worker not in observed.world}
     if extra:
         told = ", ".join(f"{worker} ({count})" for worker, count in sorted(extra.items()))
-        notes.append(f"the number of ranks is taken from the reports themselves, so a missing rank would not be noticed: {told}")
+        notes.append(
+            "the number of ranks is taken from the reports themselves, so a missing rank would not be"
+            f" noticed: {told}"
+        )
         return replace(observed, world=dict(sorted({**observed.world, **extra}.items())))
     return observed
 
@@ -75,9 +88,13 @@ def _recover(run: ContainedDir, observed: Observed) -> list[str]:
         if "/" in node or node in ("", ".", "..") or run.stat(f"nodes/{node}/tmp") is None:
             continue
         logs = [log for log in observed.logs if log.node == node]
-        done, failed = recover_tree(Path(run.root), f"nodes/{node}/tmp", until=until, unclosed=event_logs.unclosed(logs))
+        done, failed = recover_tree(
+            Path(run.root), f"nodes/{node}/tmp", until=until, unclosed=event_logs.unclosed(logs)
+        )
         for path in done:
-            run.write_atomic(f".harvest/recovered/{path.rsplit('/', 1)[-1]}", path.encode("utf-8", "surrogateescape"))
+            run.write_atomic(
+                f".harvest/recovered/{path.rsplit('/', 1)[-1]}", path.encode("utf-8", "surrogateescape")
+            )
         notes += [f"raw capture {path!r} could not be recovered: {reason}" for path, reason in failed]
     return notes
 
@@ -85,7 +102,9 @@ def _recover(run: ContainedDir, observed: Observed) -> list[str]:
 def _check_all(run: ContainedDir, found: list[Found], budget_s: float, say: Progress) -> list[Report]:
     until = time.monotonic() + budget_s
     checker = Checker(run, budget_left=lambda: until - time.monotonic(), inside=budget_s > 0)
-    recovered = {run.read(path).decode("utf-8", "surrogateescape") for path, _ in list(run.files(".harvest/recovered"))}
+    recovered = {
+        run.read(path).decode("utf-8", "surrogateescape") for path, _ in list(run.files(".harvest/recovered"))
+    }
     reports: list[Report] = []
     total = len(found)
     found.reverse()
@@ -103,8 +122,14 @@ def _check_all(run: ContainedDir, found: list[Found], budget_s: float, say: Prog
 
 def _apply(report: Report, verdict: Verdict) -> Report:
     warnings = [text for text in (report.warning, verdict.warning) if text]
-    return replace(report, state=verdict.state, reason=verdict.reason, warning="; ".join(warnings), sha256=verdict.sha256 or report.sha256,
-                   opened_ns=report.opened_ns or verdict.started_ns)
+    return replace(
+        report,
+        state=verdict.state,
+        reason=verdict.reason,
+        warning="; ".join(warnings),
+        sha256=verdict.sha256 or report.sha256,
+        opened_ns=report.opened_ns or verdict.started_ns,
+    )
 
 
 def _join(reports: list[Report], observed: Observed, notes: list[str], run_dir: str) -> Manifest:
@@ -112,11 +137,19 @@ def _join(reports: list[Report], observed: Observed, notes: list[str], run_dir: 
     by_key: dict[_Key, list[int]] = defaultdict(list)
     for index, report in enumerate(reports):
         if report.start is not None and report.worker is not None:
-            by_key[report.backend, names.safe_worker(report.worker), report.rank, report.start, report.phase].append(index)
+            by_key[
+                report.backend, names.safe_worker(report.worker), report.rank, report.start, report.phase
+            ].append(index)
     results: list[CaptureResult] = []
     for item in planned(observed):
         capture = item.capture
-        key = (capture.backend, _safe(capture.worker), capture.rank, capture.window.start, capture.phase and _safe_phase(capture.phase))
+        key = (
+            capture.backend,
+            _safe(capture.worker),
+            capture.rank,
+            capture.window.start,
+            capture.phase and _safe_phase(capture.phase),
+        )
         indices = by_key.get(key) or by_key.get((*key[:4], capture.phase), [])
         result = _result(item, [reports[index] for index in indices], observed)
         for index in indices:
@@ -135,20 +168,38 @@ def _safe_phase(phase: str) -> str:
 
 def _result(item: Planned, reports: list[Report], observed: Observed) -> CaptureResult:
     capture = item.capture
-    base = CaptureResult(capture.id, capture.backend, capture.worker, capture.rank, capture.window.start, capture.window.stop, capture.phase, "missing")
+    base = CaptureResult(
+        capture.id,
+        capture.backend,
+        capture.worker,
+        capture.rank,
+        capture.window.start,
+        capture.window.stop,
+        capture.phase,
+        "missing",
+    )
     if not reports:
         host = _host(item, observed)
         return replace(base, reason=why_missing(item, observed), host=host)
     order = {"ok": 0, "truncated": 1, "empty": 2}
-    best, *others = sorted(reports, key=lambda report: (report.partial, order.get(report.state, 3), -report.size_bytes))
+    best, *others = sorted(
+        reports, key=lambda report: (report.partial, order.get(report.state, 3), -report.size_bytes)
+    )
     state, reason = best.state, best.reason
     if state == "ok" and (cut := _cut_short(item, best, observed)):
         state, reason = "truncated", cut
     elif state == "ok" and best.recovered:
         state, reason = "recovered", "its raw capture was turned into a report afterwards"
     assert state in (*WHOLE, "empty", "truncated")
-    return replace(base, state=state, reason=reason, host=best.host or best.node, report=best.path, stop=capture.window.stop or best.stop,
-                   more_reports=tuple(report.path for report in others))
+    return replace(
+        base,
+        state=state,
+        reason=reason,
+        host=best.host or best.node,
+        report=best.path,
+        stop=capture.window.stop or best.stop,
+        more_reports=tuple(report.path for report in others),
+    )
 
 
 def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
@@ -156,15 +207,23 @@ def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
     stop = item.capture.window.stop
     if stop is None or item.capture.rank is None:
         return ""
-    reached = max((log.last_step or 0 for log in observed.logs_of(item.capture.worker, item.capture.rank)), default=0)
-    label = f"steps {item.capture.window.start} to {stop - 1}" if stop - item.capture.window.start > 1 else f"step {item.capture.window.start}"
-    # A worker that closes a window says so; once all its node's events are here, a report of ours without that word was
-    # closed for it, or by its end.
+    reached = max(
+        (log.last_step or 0 for log in observed.logs_of(item.capture.worker, item.capture.rank)), default=0
+    )
+    label = (
+        f"steps {item.capture.window.start} to {stop - 1}"
+        if stop - item.capture.window.start > 1
+        else f"step {item.capture.window.start}"
+    )
+    # A worker that closes a window says so; once all its node's events are here, a report of ours without
+    # that word was closed for it, or by its end.
     all_told = not observed.running and (report.node or report.host) in observed.records
     unsaid = report.recovered or (report.kind == "rlprof" and report.mapped_by == "name" and all_told)
     if report.partial or (unsaid and 0 < reached < stop - 1):
         seen = f" (last step seen: {reached})" if reached else ""
-        return f"the window ({label}) was cut short{seen}" + ("" if observed.running else ended_because(observed, ": "))
+        return f"the window ({label}) was cut short{seen}" + (
+            "" if observed.running else ended_because(observed, ": ")
+        )
     return ""
 
 
@@ -173,5 +232,3 @@ def _host(item: Planned, observed: Observed) -> str | None:
         return None
     logs = observed.logs_of(item.capture.worker, item.capture.rank)
     return (logs[-1].host or logs[-1].node or None) if logs else None
-
-

@@ -28,27 +28,61 @@ class Found:
 
 
 def find_reports(run: ContainedDir, observed: Observed) -> list[Found]:
-    """Every report below `profiles/` and in Ray's own folders, with what name, events and node records tell."""
-    by_path = {event.path: (log, event) for log in observed.logs for event in log.windows if event.event == "closed" and event.path}
-    sent = {file.place: (record, path) for record in observed.records.values() for path, file in record.files.items()}
+    """Every report below `profiles/` and in Ray's own folders, with what name, events and node records
+    tell.
+    """
+    by_path = {
+        event.path: (log, event)
+        for log in observed.logs
+        for event in log.windows
+        if event.event == "closed" and event.path
+    }
+    sent = {
+        file.place: (record, path)
+        for record in observed.records.values()
+        for path, file in record.files.items()
+    }
     recovered = {path for record in observed.records.values() for path in record.recovered}
     workers = {names.safe_worker(worker): worker for worker in observed.world if worker}
     found: list[Found] = []
     for path, size, mtime, backend, node in _files(run):
         path = by_path[path][1].path if path in by_path else path  # the same text, once in memory
         name = names.parse(path.rsplit("/", 1)[-1].partition("~")[2] or path.rsplit("/", 1)[-1])
-        report = Report(path=path, state="ok", size_bytes=size, mtime_ns=mtime, backend=backend or _backend_of(path), node=node, recovered=path in recovered)
+        report = Report(
+            path=path,
+            state="ok",
+            size_bytes=size,
+            mtime_ns=mtime,
+            backend=backend or _backend_of(path),
+            node=node,
+            recovered=path in recovered,
+        )
         expected = None
         if path in sent:
             record, source = sent[path]
-            report = replace(report, node=record.node, sha256=record.files[source].sha256, recovered=report.recovered or source in record.recovered)
+            report = replace(
+                report,
+                node=record.node,
+                sha256=record.files[source].sha256,
+                recovered=report.recovered or source in record.recovered,
+            )
             expected = record.files[source].size_bytes
             event = by_path.get(source)
         else:
             event = by_path.get(path)
         if name is not None:
             worker = workers.get(name.worker or "", name.worker)
-            report = replace(report, kind=name.kind, worker=worker, rank=name.rank, start=name.start, stop=name.stop, phase=name.phase, host=name.host, pid=name.pid)
+            report = replace(
+                report,
+                kind=name.kind,
+                worker=worker,
+                rank=name.rank,
+                start=name.start,
+                stop=name.stop,
+                phase=name.phase,
+                host=name.host,
+                pid=name.pid,
+            )
         if event is not None:
             report = _told(report, *event)
         elif report.start is None and (folder := _STEP_FOLDER.search(path)):
@@ -58,11 +92,26 @@ def find_reports(run: ContainedDir, observed: Observed) -> list[Found]:
 
 
 def _told(report: Report, log: ProcessLog, event: WindowEvent) -> Report:
-    opened = [other.t_ns for other in log.windows if other.event == "opened" and other.key == event.key and other.t_ns <= event.t_ns]
+    opened = [
+        other.t_ns
+        for other in log.windows
+        if other.event == "opened" and other.key == event.key and other.t_ns <= event.t_ns
+    ]
     return replace(
-        report, mapped_by="event", worker=log.worker, rank=log.rank, pid=log.pid, host=report.host or log.host, node=log.node or report.node,
-        backend=event.backend, start=event.start, stop=event.stop, phase=event.phase, partial=event.partial,
-        opened_ns=max(opened) if opened else None, closed_ns=event.t_ns,
+        report,
+        mapped_by="event",
+        worker=log.worker,
+        rank=log.rank,
+        pid=log.pid,
+        host=report.host or log.host,
+        node=log.node or report.node,
+        backend=event.backend,
+        start=event.start,
+        stop=event.stop,
+        phase=event.phase,
+        partial=event.partial,
+        opened_ns=max(opened) if opened else None,
+        closed_ns=event.t_ns,
     )
 
 
@@ -71,12 +120,19 @@ def _files(run: ContainedDir) -> Iterator[tuple[str, int, int, str | None, str |
     for path, stat in run.files("profiles"):
         parts = path.split("/")
         backend = parts[1] if len(parts) > 2 and parts[1] in backends.NAMES else None
-        if parts[-1].startswith(".") or (backend is None and names.parse(parts[-1].partition("~")[2] or parts[-1]) is None):
+        if parts[-1].startswith(".") or (
+            backend is None and names.parse(parts[-1].partition("~")[2] or parts[-1]) is None
+        ):
             continue
         yield path, stat.st_size, stat.st_mtime_ns, backend, None
     for path, stat in run.files("ray"):
         parts = path.split("/")  # ray/<node>/<session>/logs/<backend>/…
-        if len(parts) > 5 and parts[3] == "logs" and parts[4] in _RAY_FOLDERS and names.parse(parts[-1]) is not None:
+        if (
+            len(parts) > 5
+            and parts[3] == "logs"
+            and parts[4] in _RAY_FOLDERS
+            and names.parse(parts[-1]) is not None
+        ):
             if parts[-1].startswith("empty."):
                 continue  # what Ray's plugin leaves when it tries its options
             yield path, stat.st_size, stat.st_mtime_ns, _RAY_FOLDERS[parts[4]], parts[1]
@@ -92,16 +148,23 @@ def _backend_of(path: str) -> str | None:
 def identify(found: list[Found], plan: Callable[[], Iterable[Planned]], observed: Observed) -> list[Found]:
     """Give reports of other trainers the worker, rank and steps that the plan and the records allow.
 
-    What cannot be told for certain is marked `mapped_by="guess"` with a warning that says on what it rests. `plan` is
-    asked only where something is left to guess.
+    What cannot be told for certain is marked `mapped_by="guess"` with a warning that says on what it rests.
+    `plan` is asked only where something is left to guess.
     """
     by_pid: dict[tuple[str, int], ProcessLog] = {(log.node, log.pid): log for log in observed.logs}
     result: list[Found] = []
     for entry in found:
         report = entry.report
         log = by_pid.get((report.node or report.host or "", report.pid or -1))
-        if report.mapped_by == "name" and report.rank is None and log is not None and report.worker in (None, log.worker):
-            report = replace(report, worker=log.worker, rank=log.rank, host=report.host or log.host, mapped_by="record")
+        if (
+            report.mapped_by == "name"
+            and report.rank is None
+            and log is not None
+            and report.worker in (None, log.worker)
+        ):
+            report = replace(
+                report, worker=log.worker, rank=log.rank, host=report.host or log.host, mapped_by="record"
+            )
         if report.start is None and log is not None:
             report = _by_opening(report, log)
         result.append(entry if report is entry.report else replace(entry, report=report))
@@ -116,11 +179,21 @@ def _by_opening(report: Report, log: ProcessLog) -> Report:
     if not 1 <= number <= len(opened):
         return report
     event = opened[number - 1]
-    return replace(report, worker=log.worker, rank=log.rank, start=event.start, stop=event.stop, phase=event.phase, mapped_by="event")
+    return replace(
+        report,
+        worker=log.worker,
+        rank=log.rank,
+        start=event.start,
+        stop=event.stop,
+        phase=event.phase,
+        mapped_by="event",
+    )
 
 
 def _count_windows(found: list[Found], plan: Callable[[], Iterable[Planned]]) -> list[Found]:
-    """Ray and verl number the ranges of a process; the n-th report is the n-th window when there are as many."""
+    """Ray and verl number the ranges of a process; the n-th report is the n-th window when there are as
+    many.
+    """
     windows: dict[tuple[str | None, str | None, int | None], set[tuple[int, int | None]]] = defaultdict(set)
     groups: dict[tuple[str | None, int | None], list[int]] = defaultdict(list)
     for index, entry in enumerate(found):
@@ -130,15 +203,24 @@ def _count_windows(found: list[Found], plan: Callable[[], Iterable[Planned]]) ->
         return found
     for item in plan():
         capture = item.capture
-        windows[capture.backend, capture.worker, capture.rank].add((capture.window.start, capture.window.stop))
+        windows[capture.backend, capture.worker, capture.rank].add(
+            (capture.window.start, capture.window.stop)
+        )
     result = list(found)
     for indices in groups.values():
         first = found[indices[0]].report
-        known = sorted(windows.get((first.backend, first.worker, first.rank), ()), key=lambda window: window[0])
+        known = sorted(
+            windows.get((first.backend, first.worker, first.rank), ()), key=lambda window: window[0]
+        )
         order = sorted(indices, key=lambda index: _ordinal(found[index].report))
         for index, window in zip(order, known, strict=False):
-            warning = f"its steps are a guess: the process wrote {len(order)} reports for {len(known)} windows, counted in order"
-            report = replace(found[index].report, start=window[0], stop=window[1], mapped_by="guess", warning=warning)
+            warning = (
+                f"its steps are a guess: the process wrote {len(order)} reports for {len(known)} windows,"
+                " counted in order"
+            )
+            report = replace(
+                found[index].report, start=window[0], stop=window[1], mapped_by="guess", warning=warning
+            )
             result[index] = replace(found[index], report=report)
     return result
 
@@ -149,7 +231,9 @@ def _ordinal(report: Report) -> tuple[int, str]:
 
 
 def _guess_ranks(found: list[Found], plan: Callable[[], Iterable[Planned]]) -> list[Found]:
-    """NeMo RL's names have no rank: reports of one worker and window are dealt to its ranks by node and pid."""
+    """NeMo RL's names have no rank: reports of one worker and window are dealt to its ranks by node and
+    pid.
+    """
     ranks: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     taken: dict[tuple[str, str, int], set[int]] = defaultdict(set)
     open_: dict[tuple[str, str, int], list[int]] = defaultdict(list)
@@ -166,15 +250,33 @@ def _guess_ranks(found: list[Found], plan: Callable[[], Iterable[Planned]]) -> l
         return found
     for item in plan():
         if item.capture.rank is not None:
-            ranks[item.capture.backend, item.capture.worker, item.capture.window.start].append(item.capture.rank)
+            ranks[item.capture.backend, item.capture.worker, item.capture.window.start].append(
+                item.capture.rank
+            )
     result = list(found)
     for key, indices in open_.items():
         free = sorted(set(ranks.get(key, ())) - taken[key])
-        order = sorted(indices, key=lambda index: (found[index].report.node or "", found[index].report.pid or 0, found[index].report.path))
+        order = sorted(
+            indices,
+            key=lambda index: (
+                found[index].report.node or "",
+                found[index].report.pid or 0,
+                found[index].report.path,
+            ),
+        )
         certain = len(free) == len(order) == 1
         for index, rank in zip(order, free, strict=False):
-            warning = "" if certain else "its rank is a guess: the name has none, so ranks were dealt by node and pid"
-            report = replace(found[index].report, rank=rank, mapped_by="record" if certain else "guess", warning=warning or found[index].report.warning)
+            warning = (
+                ""
+                if certain
+                else "its rank is a guess: the name has none, so ranks were dealt by node and pid"
+            )
+            report = replace(
+                found[index].report,
+                rank=rank,
+                mapped_by="record" if certain else "guess",
+                warning=warning or found[index].report.warning,
+            )
             result[index] = replace(found[index], report=report)
     return result
 
@@ -188,6 +290,7 @@ def worlds_of(found: Iterable[Found]) -> dict[str, int]:
         if report.worker:
             processes[report.worker].add((report.node, report.pid))
             highest[report.worker] = max(highest[report.worker], (report.rank or 0) + 1)
-    return {worker: max(highest[worker], len(seen) if highest[worker] <= 1 else 0) for worker, seen in processes.items()}
-
-
+    return {
+        worker: max(highest[worker], len(seen) if highest[worker] <= 1 else 0)
+        for worker, seen in processes.items()
+    }

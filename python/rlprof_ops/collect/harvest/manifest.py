@@ -1,4 +1,6 @@
-"""The manifest: every planned capture with its state, every report that was found. `manifest.schema.json` documents it."""
+"""The manifest: every planned capture with its state, every report that was found. `manifest.schema.json`
+documents it.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class CaptureResult:
-    """One planned capture and what became of it; `report` is the path of its report, `reason` is empty only when ok."""
+    """One planned capture and what became of it; `report` is the path of its report, `reason` is empty
+    only when ok.
+    """
 
     id: str
     backend: str
@@ -83,7 +87,11 @@ class Manifest:
     @property
     def coverage(self) -> dict[str, int]:
         counts = Counter(capture.state for capture in self.captures)
-        return {"planned": len(self.captures), **{state: counts[state] for state in STATES}, "unplanned": len(self.unplanned)}
+        return {
+            "planned": len(self.captures),
+            **{state: counts[state] for state in STATES},
+            "unplanned": len(self.unplanned),
+        }
 
     @property
     def unplanned(self) -> tuple[Report, ...]:
@@ -95,10 +103,16 @@ class Manifest:
         return all(capture.state in WHOLE for capture in self.captures)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self._head(), "captures": [_row(capture) for capture in self.captures], "reports": [_row(report) for report in self.reports]}
+        return {
+            **self._head(),
+            "captures": [_row(capture) for capture in self.captures],
+            "reports": [_row(report) for report in self.reports],
+        }
 
     def to_json(self) -> str:
-        """One capture and one report a line; ASCII, so that names which are no UTF-8 survive (as surrogate escapes)."""
+        """One capture and one report a line; ASCII, so that names which are no UTF-8 survive (as surrogate
+        escapes).
+        """
         return "".join(self.lines())
 
     def lines(self) -> Iterator[str]:
@@ -112,20 +126,34 @@ class Manifest:
         yield "\n}\n"
 
     def _head(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "job": self.job, "complete": self.complete, "coverage": self.coverage, "world": self.world, "notes": list(self.notes)}
+        return {
+            "schema": SCHEMA,
+            "job": self.job,
+            "complete": self.complete,
+            "coverage": self.coverage,
+            "world": self.world,
+            "notes": list(self.notes),
+        }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], run_dir: str = "") -> Manifest:
         """The inverse of `to_dict`. Raises `RlprofError` for another schema or shape."""
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             found = data.get("schema") if isinstance(data, dict) else None
-            raise RlprofError(f"manifest has schema {found!r}, this version reads {SCHEMA}; run `rlprof harvest` again")
+            raise RlprofError(
+                f"manifest has schema {found!r}, this version reads {SCHEMA}; run `rlprof harvest` again"
+            )
         try:
             return cls(
                 job=data["job"],
-                captures=tuple(CaptureResult(**{**row, "more_reports": tuple(row["more_reports"])}) for row in data["captures"]),
+                captures=tuple(
+                    CaptureResult(**{**row, "more_reports": tuple(row["more_reports"])})
+                    for row in data["captures"]
+                ),
                 reports=tuple(Report(**row) for row in data["reports"]),
-                world=dict(data["world"]), notes=tuple(data["notes"]), run_dir=run_dir,
+                world=dict(data["world"]),
+                notes=tuple(data["notes"]),
+                run_dir=run_dir,
             )
         except (KeyError, TypeError) as error:
             raise RlprofError(f"manifest is damaged ({error}); run `rlprof harvest` again") from error
@@ -139,7 +167,9 @@ class Manifest:
         except FileNotFoundError:
             raise RlprofError(f"{path} does not exist; run `rlprof harvest {run_dir}` first") from None
         except ValueError as error:
-            raise RlprofError(f"{path} is not JSON ({error}); run `rlprof harvest {run_dir}` again") from error
+            raise RlprofError(
+                f"{path} is not JSON ({error}); run `rlprof harvest {run_dir}` again"
+            ) from error
 
     def write(self, run: ContainedDir) -> None:
         """Put it into the run folder in one step."""

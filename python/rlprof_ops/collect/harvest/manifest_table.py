@@ -1,4 +1,6 @@
-"""The table of captures that people read at the end of a job; plain text, for `rlprof harvest`, `rlprof demo` and job logs."""
+"""The table of captures that people read at the end of a job; plain text, for `rlprof harvest`, `rlprof
+demo` and job logs.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,15 @@ COLUMNS = ("worker", "rank", "host", "steps", "backend", "state", "size", "file"
 
 
 def render(manifest: Manifest, *, limit: int = 200) -> str:
-    """Captures as a table, reasons below, then one line of counts. More than `limit` rows: those that are not whole first."""
+    """Captures as a table, reasons below, then one line of counts. More than `limit` rows: those that are
+    not whole first.
+    """
     by_path = {report.path: report for report in manifest.reports}
-    captures = sorted(manifest.captures, key=lambda capture: capture.state == "ok") if len(manifest.captures) > limit else list(manifest.captures)
+    captures = (
+        sorted(manifest.captures, key=lambda capture: capture.state == "ok")
+        if len(manifest.captures) > limit
+        else list(manifest.captures)
+    )
     rows = [_row(capture, by_path) for capture in captures[:limit]]
     rows += [_stray(report) for report in manifest.unplanned[: max(0, limit - len(rows))]]
     lines = grid(COLUMNS, rows, right=("rank", "size")) if rows else []
@@ -32,7 +40,11 @@ def summary(manifest: Manifest) -> str:
     if not planned:
         text = "nothing was planned"
     else:
-        parts = [f"{coverage[state]} {state}" for state in ("ok", "recovered", "empty", "truncated", "missing") if coverage[state]]
+        parts = [
+            f"{coverage[state]} {state}"
+            for state in ("ok", "recovered", "empty", "truncated", "missing")
+            if coverage[state]
+        ]
         text = f"{planned} capture{'s' if planned != 1 else ''} planned: {', '.join(parts)}"
     strays = coverage["unplanned"]
     return text + (f"; {strays} report{'s' if strays != 1 else ''} outside the plan" if strays else "")
@@ -44,7 +56,10 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequen
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
 
     def line(row: Sequence[str]) -> str:
-        parts = [cell.rjust(width) if name in right else cell.ljust(width) for name, cell, width in zip(columns, row, widths, strict=True)]
+        parts = [
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(columns, row, widths, strict=True)
+        ]
         return "  ".join(parts).rstrip()
 
     return [line(cells[0]), "  ".join("-" * width for width in widths), *map(line, cells[1:])]
@@ -75,13 +90,29 @@ def steps_text(start: int | None, stop: int | None, phase: str | None) -> str:
 
 def _row(capture: CaptureResult, by_path: dict[str, Report]) -> tuple[str, ...]:
     report = by_path.get(capture.report or "")
-    return (capture.worker, "-" if capture.rank is None else str(capture.rank), capture.host or "-", steps_text(capture.start, capture.stop, capture.phase),
-            capture.backend, capture.state, size_text(report.size_bytes) if report else "-", capture.report or "-")
+    return (
+        capture.worker,
+        "-" if capture.rank is None else str(capture.rank),
+        capture.host or "-",
+        steps_text(capture.start, capture.stop, capture.phase),
+        capture.backend,
+        capture.state,
+        size_text(report.size_bytes) if report else "-",
+        capture.report or "-",
+    )
 
 
 def _stray(report: Report) -> tuple[str, ...]:
-    return (report.worker or "?", "?" if report.rank is None else str(report.rank), report.host or report.node or "-",
-            steps_text(report.start, report.stop, report.phase), report.backend or "?", "unplanned", size_text(report.size_bytes), report.path)
+    return (
+        report.worker or "?",
+        "?" if report.rank is None else str(report.rank),
+        report.host or report.node or "-",
+        steps_text(report.start, report.stop, report.phase),
+        report.backend or "?",
+        "unplanned",
+        size_text(report.size_bytes),
+        report.path,
+    )
 
 
 def _reasons(manifest: Manifest, limit: int = 20) -> list[str]:

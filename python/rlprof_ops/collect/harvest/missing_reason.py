@@ -21,8 +21,13 @@ def why_missing(item: Planned, observed: Observed) -> str:
     logs = observed.logs_of(capture.worker, capture.rank)
     if not logs:
         return _never_registered(item, observed)
-    events = [(log, event) for log in logs for event in log.windows
-              if (event.backend, event.start) == (capture.backend, capture.window.start) and event.phase == capture.phase]
+    events = [
+        (log, event)
+        for log in logs
+        for event in log.windows
+        if (event.backend, event.start) == (capture.backend, capture.window.start)
+        and event.phase == capture.phase
+    ]
     for wanted, explain in (("closed", _lost_after_close), ("failed", _failed), ("opened", _left_open)):
         for log, event in reversed(events):
             if event.event == wanted:
@@ -33,14 +38,22 @@ def why_missing(item: Planned, observed: Observed) -> str:
 def _left_on_a_node(item: Planned, observed: Observed) -> str:
     """A report that its node had at the end but could not bring over."""
     capture = item.capture
-    wanted = (names.safe_worker(capture.worker), capture.rank, capture.window.start, capture.phase and names.safe(capture.phase))
+    wanted = (
+        names.safe_worker(capture.worker),
+        capture.rank,
+        capture.window.start,
+        capture.phase and names.safe(capture.phase),
+    )
     for record in observed.records.values():
         for path, file in record.files.items():
             parts = path.split("/")
             found = names.parse(parts[-1]) if file.state == "left" and capture.backend in parts else None
             if found is not None and (found.worker, found.rank, found.start, found.phase) == wanted:
                 why = record.failed.get(path) or "the last sync did not bring it over"
-                return f"its report was still on node {record.node} at the end, as {path!r} of the node folder: {why}"
+                return (
+                    f"its report was still on node {record.node} at the end, as {path!r} of the node folder:"
+                    f" {why}"
+                )
     return ""
 
 
@@ -52,9 +65,16 @@ def _lost_after_close(item: Planned, log: ProcessLog, event: WindowEvent, observ
     record = observed.records.get(log.node)
     where = f"its report was complete on node {log.node}"
     if record is None:
-        return f"{where}, but node {log.node} was lost before it was copied" if log.node in observed.lost_nodes else f"{where} and is not copied yet"
+        return (
+            f"{where}, but node {log.node} was lost before it was copied"
+            if log.node in observed.lost_nodes
+            else f"{where} and is not copied yet"
+        )
     if event.path in record.failed:
-        return f"{where}, but copying failed: {record.failed[event.path]} (it may still be there as {event.path!r})"
+        return (
+            f"{where}, but copying failed: {record.failed[event.path]} (it may still be there as"
+            f" {event.path!r})"
+        )
     sent = record.files.get(event.path)
     if sent is not None and sent.state in ("copied", "removed"):
         return f"{where} and was copied to {sent.place!r}, but it is not in the run folder any more"
@@ -66,7 +86,15 @@ def _left_open(item: Planned, log: ProcessLog, event: WindowEvent, observed: Obs
         return f"node {log.node} was lost while the window was open{_last_step(log)}"
     if observed.running:
         return f"the window is open: the job is still running{_last_step(log)}"
-    raw = [] if item.capture.backend != "nsight" else [f"{path}: {reason}" for path, reason in _record_of(log, observed).failed.items() if path.endswith(".qdstrm")]
+    raw = (
+        []
+        if item.capture.backend != "nsight"
+        else [
+            f"{path}: {reason}"
+            for path, reason in _record_of(log, observed).failed.items()
+            if path.endswith(".qdstrm")
+        ]
+    )
     text = f"the worker ended while the window was open{_last_step(log)}{ended_because(observed, '; ')}"
     return text + (f"; its raw capture could not be recovered ({raw[0]})" if raw else "")
 
@@ -77,7 +105,10 @@ def _never_registered(item: Planned, observed: Observed) -> str:
     if observed.running:
         return f"{who} has not registered yet: the job is still running"
     if observed.lost_nodes:
-        return f"{who} never registered; it may have been on {_nodes(observed.lost_nodes)}, lost without a record"
+        return (
+            f"{who} never registered; it may have been on {_nodes(observed.lost_nodes)}, lost without a"
+            " record"
+        )
     return f"{who} never registered with the profiler{ended_because(observed, ' before ')}"
 
 
@@ -89,7 +120,10 @@ def _never_opened(item: Planned, logs: tuple[ProcessLog, ...], observed: Observe
         return _stopped_before(item, log, reached, start, observed)
     resumed = log.last_step is not None and not any(event.start < start for event in log.windows)
     if log.node in observed.lost_nodes:
-        return f"node {log.node} left no record, and what came over of its events does not speak of the window{_last_step(log)}"
+        return (
+            f"node {log.node} left no record, and what came over of its events does not speak of the"
+            f" window{_last_step(log)}"
+        )
     record = _record_of(log, observed)
     if record.plugin_loaded is False and item.capture.backend in ("nsight", "rocprof_sys"):
         return f"the worker ran without the profiler: node {log.node} did not load the runtime-env plugin"

@@ -1,4 +1,6 @@
-"""Packs what a node left into one `archives/<node>.tar.zst`: thousands of small files are slow to take from a parallel file system."""
+"""Packs what a node left into one `archives/<node>.tar.zst`: thousands of small files are slow to take
+from a parallel file system.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +59,18 @@ def _archive(run: ContainedDir, zstd: str, node: str, paths: list[str]) -> tuple
     place, temporary = f"archives/{node}.tar.zst", f"archives/.{node}-{os.getpid()}.tmp"
     out = run.open_write(temporary)
     try:
-        with subprocess.Popen([zstd, "-q", "-T0", "-c"], stdin=subprocess.PIPE, stdout=out, stderr=subprocess.PIPE) as packer:
+        with subprocess.Popen(
+            [zstd, "-q", "-T0", "-c"], stdin=subprocess.PIPE, stdout=out, stderr=subprocess.PIPE
+        ) as packer:
             assert packer.stdin is not None and packer.stderr is not None
             try:
-                with tarfile.open(fileobj=packer.stdin, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8", errors="surrogateescape") as tar:
+                with tarfile.open(
+                    fileobj=packer.stdin,
+                    mode="w|",
+                    format=tarfile.PAX_FORMAT,
+                    encoding="utf-8",
+                    errors="surrogateescape",
+                ) as tar:
                     for path in [*paths, FILE, "run.json"]:
                         _add(run, tar, path)
                 packer.stdin.close()
@@ -68,7 +78,9 @@ def _archive(run: ContainedDir, zstd: str, node: str, paths: list[str]) -> tuple
                 pass
             said = packer.stderr.read().decode(errors="replace").strip()
         if packer.returncode:
-            raise RlprofError(f"{Path(run.root) / place}: zstd ended with exit code {packer.returncode}: {said}")
+            raise RlprofError(
+                f"{Path(run.root) / place}: zstd ended with exit code {packer.returncode}: {said}"
+            )
         os.fsync(out)
         size_bytes = os.fstat(out).st_size
         run.rename(temporary, place)

@@ -1,4 +1,6 @@
-"""What a run folder tells about its job: run.json, node records, events. Everything in it is read with suspicion."""
+"""What a run folder tells about its job: run.json, node records, events. Everything in it is read with
+suspicion.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ class Observed:
 
     @property
     def running(self) -> bool:
-        return self.cause == "running" or (self.cause == "" and self.driver.ended_ns is None and self.driver.started_ns is not None)
+        return self.cause == "running" or (
+            self.cause == "" and self.driver.ended_ns is None and self.driver.started_ns is not None
+        )
 
     @property
     def lost_nodes(self) -> frozenset[str]:
@@ -91,11 +95,15 @@ class Observed:
 
 
 def observe(run: ContainedDir) -> Observed:
-    """Read a run folder. Raises `RlprofError` when it has no readable run.json; damaged node records become notes."""
+    """Read a run folder. Raises `RlprofError` when it has no readable run.json; damaged node records
+    become notes.
+    """
     try:
         raw = run.read("run.json", _MOST_JSON)
     except FileNotFoundError:
-        raise RlprofError(f"{run.root} has no run.json: it is not the run folder of a job, or the job never started") from None
+        raise RlprofError(
+            f"{run.root} has no run.json: it is not the run folder of a job, or the job never started"
+        ) from None
     except OSError as error:
         raise RlprofError(f"{run.root}/run.json cannot be read: {reason_of(error)}") from error
     data = _object(raw)
@@ -116,28 +124,56 @@ def observe(run: ContainedDir) -> Observed:
     request = _request(data, notes)
     driver, end = _dict(data.get("driver")), _dict(data.get("end"))
     observed = Observed(
-        job=_text(data.get("job")), request=request, nodes=tuple(node for node in _list(data.get("nodes")) if isinstance(node, str)),
-        driver=Driver(_int(driver.get("exit_code")), _int(driver.get("signal")), _int(driver.get("started_ns")), _int(driver.get("ended_ns"))),
-        cause=_text(end.get("cause")), detail=_text(end.get("detail")), world=_world(data, logs), logs=tuple(logs), records=records,
+        job=_text(data.get("job")),
+        request=request,
+        nodes=tuple(node for node in _list(data.get("nodes")) if isinstance(node, str)),
+        driver=Driver(
+            _int(driver.get("exit_code")),
+            _int(driver.get("signal")),
+            _int(driver.get("started_ns")),
+            _int(driver.get("ended_ns")),
+        ),
+        cause=_text(end.get("cause")),
+        detail=_text(end.get("detail")),
+        world=_world(data, logs),
+        logs=tuple(logs),
+        records=records,
         notes=tuple(notes),
     )
     return _without_a_head(observed, _text(data.get("head"))) if observed.running else observed
 
 
 def _without_a_head(observed: Observed, head: str) -> Observed:
-    """The head writes the end of a job into run.json. When it could not, Slurm or the other nodes' records tell that it is over."""
+    """The head writes the end of a job into run.json. When it could not, Slurm or the other nodes' records
+    tell that it is over.
+    """
     state = ended_as(observed.job)
     others = set(observed.nodes) - {head}
     alone = head not in observed.records and others and others <= set(observed.records)
     if state == "" or (state is None and not alone):
         return observed
-    said = f"Slurm says {state}" if state and state != "unknown" else "Slurm does not know the job any more" if state else "the other nodes have ended"
+    said = (
+        f"Slurm says {state}"
+        if state and state != "unknown"
+        else "Slurm does not know the job any more"
+        if state
+        else "the other nodes have ended"
+    )
     detail = f"its head node {head} ended without a word; {said}"
-    return replace(observed, cause="node_lost", detail=detail, notes=(*observed.notes, f"run.json was never finished: {detail}"))
+    return replace(
+        observed,
+        cause="node_lost",
+        detail=detail,
+        notes=(*observed.notes, f"run.json was never finished: {detail}"),
+    )
 
 
 def _world(data: dict[str, Any], logs: list[ProcessLog]) -> dict[str, int]:
-    world = {name: count for name, count in _dict(data.get("world")).items() if _int(count) is not None and 0 <= count < 1_000_000}
+    world = {
+        name: count
+        for name, count in _dict(data.get("world")).items()
+        if _int(count) is not None and 0 <= count < 1_000_000
+    }
     for log in logs:
         seen = max(log.rank + 1, log.world_size or 0)
         if seen < 1_000_000:
@@ -167,12 +203,23 @@ def _record(run: ContainedDir, name: str) -> NodeRecord | None:
     for row in _list(data.get("files")):
         path = _text(_dict(row).get("path"))
         if path:
-            files[path] = SentFile(_text(row.get("target")) or path, _int(row.get("size_bytes")) or 0, _text(row.get("sha256")) or None, _text(row.get("state")))
+            files[path] = SentFile(
+                _text(row.get("target")) or path,
+                _int(row.get("size_bytes")) or 0,
+                _text(row.get("sha256")) or None,
+                _text(row.get("state")),
+            )
     loaded = data.get("plugin_loaded")
     return NodeRecord(
-        node=name.removesuffix(".json"), plugin_loaded=loaded if isinstance(loaded, bool) else None, clean=data.get("clean") is True, files=files,
+        node=name.removesuffix(".json"),
+        plugin_loaded=loaded if isinstance(loaded, bool) else None,
+        clean=data.get("clean") is True,
+        files=files,
         recovered=frozenset(path for path in _list(data.get("recovered")) if isinstance(path, str)),
-        failed={_text(_dict(row).get("path")): _text(_dict(row).get("reason")) for row in _list(data.get("failed"))},
+        failed={
+            _text(_dict(row).get("path")): _text(_dict(row).get("reason"))
+            for row in _list(data.get("failed"))
+        },
     )
 
 
@@ -181,7 +228,11 @@ def _entries(run: ContainedDir, folder: str) -> Iterator[tuple[str, bool]]:
 
     try:
         with run.folder((folder,)) as fd, os.scandir(fd) as entries:
-            found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if not entry.is_symlink())
+            found = sorted(
+                (entry.name, entry.is_dir(follow_symlinks=False))
+                for entry in entries
+                if not entry.is_symlink()
+            )
     except OSError:
         return
     yield from found

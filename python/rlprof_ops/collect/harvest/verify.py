@@ -1,4 +1,6 @@
-"""Looks at each report: whole, empty, truncated? What was found is kept, so that a second harvest does not look again."""
+"""Looks at each report: whole, empty, truncated? What was found is kept, so that a second harvest does not
+look again.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Checker:
         try:
             self._stream: io.FileIO | None = io.FileIO(run.open_write(_FILE, os.O_CREAT | os.O_APPEND), "ab")
         except OSError:
-            self._stream = None  # a run folder that cannot be written: harvest will say so when it writes the manifest
+            self._stream = (
+                None  # a run folder that cannot be written: harvest will say so when it writes the manifest
+            )
 
     def close(self) -> None:
         if self._stream is not None:
@@ -68,19 +72,27 @@ class Checker:
         return verdict
 
     def _can_look(self, found: Found) -> bool:
-        return self._inside and found.report.backend == "nsight" and found.report.path.endswith(nsight.SUFFIX) and self._budget_left() > 0
+        return (
+            self._inside
+            and found.report.backend == "nsight"
+            and found.report.path.endswith(nsight.SUFFIX)
+            and self._budget_left() > 0
+        )
 
     def _check(self, found: Found) -> Verdict:
         report = found.report
         if found.expected_bytes is not None and found.expected_bytes != report.size_bytes:
-            return Verdict("truncated", f"it has {report.size_bytes} bytes, its node sent {found.expected_bytes}")
+            return Verdict(
+                "truncated", f"it has {report.size_bytes} bytes, its node sent {found.expected_bytes}"
+            )
         try:
             digest = report.sha256 or self._digest(report.path)
         except OSError as error:
             return Verdict("truncated", f"cannot be read: {reason_of(error)}")
         if report.backend is None:
             return Verdict("ok", warning="its kind is unknown: not checked", sha256=digest)
-        # The frame check takes a path; what O_NOFOLLOW opened just now was a regular file below the run folder.
+        # The frame check takes a path; what O_NOFOLLOW opened just now was a regular file below the run
+        # folder.
         check = backends.get(report.backend).check(Path(self._run.root) / report.path)
         if check.state != "ok":
             return Verdict(check.state, check.reason, sha256=digest)
@@ -125,6 +137,17 @@ def _judge(contents: Contents, digest: str) -> Verdict:
     if contents.events == 0:
         state, reason = "empty", "nothing was recorded in it: no range, no kernel, no call"
     elif contents.gpus and contents.kernels == 0:
-        # nsys-ai #160: nsys may end with 0 and a report without a kernel table. A worker without GPU work looks the same.
+        # nsys-ai #160: nsys may end with 0 and a report without a kernel table. A worker without GPU work
+        # looks the same.
         warning = "no CUDA kernel in it although the node has a GPU"
-    return Verdict(state, reason, warning, digest, True, contents.kernels, tuple(sorted(contents.pids)), tuple(sorted(contents.steps)), contents.started_ns)
+    return Verdict(
+        state,
+        reason,
+        warning,
+        digest,
+        True,
+        contents.kernels,
+        tuple(sorted(contents.pids)),
+        tuple(sorted(contents.steps)),
+        contents.started_ns,
+    )

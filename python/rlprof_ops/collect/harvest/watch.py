@@ -13,7 +13,9 @@ from rlprof_ops.collect.harvest.run_state import observe
 from rlprof_ops.host.contained_dir import ContainedDir
 
 
-def watch_job(folder: Path, *, every_s: float, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep) -> None:
+def watch_job(
+    folder: Path, *, every_s: float, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+) -> None:
     """Return when run.json says that the job has ended. Raises `RlprofError` as `harvest` does."""
     before: dict[str, str] = {}
     last = ""

@@ -1,6 +1,8 @@
-"""The sync process of one node: `python -m rlprof_ops.collect.sync`, started and ended by the node supervisor.
+"""The sync process of one node: `python -m rlprof_ops.collect.sync`, started and ended by the node
+supervisor.
 
-SIGTERM (or the parent's death) means: one last pass, then exit 0, or 1 when something stayed behind. SIGUSR1: a pass now.
+SIGTERM (or the parent's death) means: one last pass, then exit 0, or 1 when something stayed behind. SIGUSR1:
+a pass now.
 """
 
 from __future__ import annotations
@@ -29,15 +31,21 @@ _RETRY_LAST_S = 2.0
 
 
 def parse_interval(text: str) -> int:
-    """Seconds between passes; 0 is "only the last pass". Raises `UsageError` for anything but a whole number from 0 on."""
+    """Seconds between passes; 0 is "only the last pass". Raises `UsageError` for anything but a whole
+    number from 0 on.
+    """
     if not (text.isascii() and text.isdigit()) or int(text) > 86_400:
-        raise UsageError(f"RAY_LOG_SYNC_FREQUENCY is {text!r}; it must be a whole number of seconds from 1 to 86400, "
-                         "or 0 to copy only once at the end")
+        raise UsageError(
+            f"RAY_LOG_SYNC_FREQUENCY is {text!r}; it must be a whole number of seconds from 1 to 86400, "
+            "or 0 to copy only once at the end"
+        )
     return int(text)
 
 
 def jitter_s(node: str, interval_s: int) -> float:
-    """When a node makes its first pass: spread over one interval by its name, so that nodes do not hit storage together."""
+    """When a node makes its first pass: spread over one interval by its name, so that nodes do not hit
+    storage together.
+    """
     return (zlib.crc32(node.encode()) % 1000) / 1000 * interval_s
 
 
@@ -47,12 +55,24 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", required=True, help="RLPROF_RUN_DIR on shared storage; must exist")
     parser.add_argument("--node", required=True, help="this node's name, RLPROF_NODE")
     parser.add_argument("--interval", default="30", help="seconds between passes; 0: only the last pass")
-    parser.add_argument("--deadline", type=float, default=60.0, help="seconds the last pass may take (default 60)")
+    parser.add_argument(
+        "--deadline", type=float, default=60.0, help="seconds the last pass may take (default 60)"
+    )
     parser.add_argument("--last", action="store_true", help="make the last pass now and exit")
     parser.add_argument("--parallel", type=int, default=4, help="files copied at once (default 4)")
-    parser.add_argument("--bandwidth-mib", type=float, default=0.0, help="MiB a second before the last pass; 0: no limit")
-    parser.add_argument("--keep-free-mib", type=int, default=0, metavar="MIB",
-                        help="when the node has less free space, remove reports whose copy was read back and matches; 0: never (default)")
+    parser.add_argument(
+        "--bandwidth-mib", type=float, default=0.0, help="MiB a second before the last pass; 0: no limit"
+    )
+    parser.add_argument(
+        "--keep-free-mib",
+        type=int,
+        default=0,
+        metavar="MIB",
+        help=(
+            "when the node has less free space, remove reports whose copy was read back and matches; 0: never"
+            " (default)"
+        ),
+    )
     return parser.parse_args(argv)
 
 
@@ -96,8 +116,15 @@ def main(argv: list[str] | None = None) -> int:
     try:
         interval_s = parse_interval(arguments.interval)
         control = _Control()
-        syncer = Syncer(arguments.node_dir, arguments.run_dir, arguments.node, parallel=arguments.parallel,
-                        bytes_per_s=arguments.bandwidth_mib * 2**20, stop=control.should_stop, log=_say)
+        syncer = Syncer(
+            arguments.node_dir,
+            arguments.run_dir,
+            arguments.node,
+            parallel=arguments.parallel,
+            bytes_per_s=arguments.bandwidth_mib * 2**20,
+            stop=control.should_stop,
+            log=_say,
+        )
     except (UsageError, UnsafeName, OSError) as error:
         print(f"sync: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -121,12 +148,17 @@ def _run(syncer: Syncer, control: _Control, node: str, interval_s: int, keep_fre
         report = syncer.pass_()
         _record(syncer.node_dir, report)
         if keep_free_bytes:
-            for path in make_room(syncer.node_dir, syncer.run_dir, syncer.journal, keep_free_bytes, control.should_stop):
+            for path in make_room(
+                syncer.node_dir, syncer.run_dir, syncer.journal, keep_free_bytes, control.should_stop
+            ):
                 _say(f"node is short of space: removed {path!r}, its copy was read back and matches")
         if report.target_error:
             wait_s = min(_BACKOFF_LIMIT_S, max(wait_s, interval_s, 1.0) * 2)
             if report.target_error != trouble:
-                _say(f"storage in trouble, next try in {wait_s:.0f} s, files stay on the node: {report.target_error}")
+                _say(
+                    f"storage in trouble, next try in {wait_s:.0f} s, files stay on the node:"
+                    f" {report.target_error}"
+                )
         else:
             wait_s = float(interval_s)
             if trouble:
@@ -143,8 +175,10 @@ def last_pass(syncer: Syncer, deadline_s: float) -> PassReport:
         if report.complete or time.monotonic() + _RETRY_LAST_S >= until:
             break
         time.sleep(_RETRY_LAST_S)
-    _say(f"last pass: {report.copied} files, {report.copied_bytes} bytes in {report.seconds:.1f} s, {len(report.failed)} failed"
-         + (f", storage: {report.target_error}" if report.target_error else ""))
+    _say(
+        f"last pass: {report.copied} files, {report.copied_bytes} bytes in {report.seconds:.1f} s,"
+        f" {len(report.failed)} failed" + (f", storage: {report.target_error}" if report.target_error else "")
+    )
     for path, reason in report.failed[:20]:
         _say(f"not copied: {path!r}: {reason}")
     return report

@@ -24,9 +24,13 @@ class _Growing:
 
 
 class Tails:
-    """The logs of one node as far as they were sent; `to_temporary` is the sender's, for those that are sent whole."""
+    """The logs of one node as far as they were sent; `to_temporary` is the sender's, for those that are
+    sent whole.
+    """
 
-    def __init__(self, to_temporary: Callable[..., tuple[str, Copied]], limiter: Limiter, stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, to_temporary: Callable[..., tuple[str, Copied]], limiter: Limiter, stop: Callable[[], bool]
+    ) -> None:
         self._to_temporary, self._limiter, self._stop = to_temporary, limiter, stop
         self._growing: dict[str, _Growing] = {}
 
@@ -37,7 +41,11 @@ class Tails:
     def is_sent(self, item: Item) -> bool:
         """Whether nothing was added since."""
         known, found = self._growing.get(item.source), item.found
-        return known is not None and (known.inode, known.offset, known.mtime_ns) == (found.st_ino, found.st_size, found.st_mtime_ns)
+        return known is not None and (known.inode, known.offset, known.mtime_ns) == (
+            found.st_ino,
+            found.st_size,
+            found.st_mtime_ns,
+        )
 
     def send(self, fd: int, target: ContainedDir, item: Item, live: frozenset[int], last: bool) -> int | None:
         now = os.fstat(fd)
@@ -62,7 +70,9 @@ class Tails:
         known.mtime_ns = now.st_mtime_ns
         return known.offset - before or None
 
-    def _append(self, fd: int, target: ContainedDir, place: str, known: _Growing, end: int, *, durable: bool) -> None:
+    def _append(
+        self, fd: int, target: ContainedDir, place: str, known: _Growing, end: int, *, durable: bool
+    ) -> None:
         if end <= known.offset:
             return
         os.lseek(fd, known.offset, os.SEEK_SET)
@@ -77,7 +87,9 @@ class Tails:
             finally:
                 os.close(out)
 
-    def _is_continued(self, fd: int, target: ContainedDir, item: Item, known: _Growing, now: os.stat_result) -> bool:
+    def _is_continued(
+        self, fd: int, target: ContainedDir, item: Item, known: _Growing, now: os.stat_result
+    ) -> bool:
         """Whether the source still begins with what was sent."""
         if known.inode != now.st_ino or now.st_size < known.offset:
             return False
@@ -87,7 +99,9 @@ class Tails:
         # Also when it has grown: it may have been truncated and written past the old end since.
         return self._overlaps(fd, target, item.target, known.offset)
 
-    def _continue_after_restart(self, fd: int, target: ContainedDir, item: Item, now: os.stat_result) -> _Growing | None:
+    def _continue_after_restart(
+        self, fd: int, target: ContainedDir, item: Item, now: os.stat_result
+    ) -> _Growing | None:
         there = target.stat(item.target)
         if there is None:
             return None
@@ -107,7 +121,9 @@ class Tails:
             os.close(theirs)
 
     def _set_aside(self, target: ContainedDir, place: str) -> None:
-        """The source was truncated or replaced: what was sent may be the only copy, so it gets another name."""
+        """The source was truncated or replaced: what was sent may be the only copy, so it gets another
+        name.
+        """
         there = target.stat(place)
         if there is None or there.st_size == 0:
             return

@@ -30,7 +30,12 @@ class Copied:
 class Limiter:
     """A byte budget per second that several threads share; 0 is no limit."""
 
-    def __init__(self, bytes_per_s: float, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        bytes_per_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.bytes_per_s = bytes_per_s
         self._clock, self._sleep = clock, sleep
         self._free_at = 0.0
@@ -50,12 +55,21 @@ class Limiter:
             self._sleep(min(left, 0.2))
 
 
-def copy(source: int, target: int, *, size_hint: int, length: int | None = None, sparse: bool = False, limiter: Limiter | None = None,
-         stop: Callable[[], bool] = lambda: False) -> Copied:
-    """Copy from `source`'s position to its end, or `length` bytes of it, into `target`; the digest is of what was written.
+def copy(
+    source: int,
+    target: int,
+    *,
+    size_hint: int,
+    length: int | None = None,
+    sparse: bool = False,
+    limiter: Limiter | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Copied:
+    """Copy from `source`'s position to its end, or `length` bytes of it, into `target`; the digest is of what
+    was written.
 
-    `size_hint` (bytes) sizes the buffer; a source that grows or shrinks is the caller's to notice. With `sparse` blocks of
-    zeros become holes. Raises OSError as the kernel gives it, and `Stopped`.
+    `size_hint` (bytes) sizes the buffer; a source that grows or shrinks is the caller's to notice. With
+    `sparse` blocks of zeros become holes. Raises OSError as the kernel gives it, and `Stopped`.
     """
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(min(CHUNK, max(size_hint, 4096))))
@@ -81,8 +95,12 @@ def copy(source: int, target: int, *, size_hint: int, length: int | None = None,
     return Copied(size, digest.hexdigest())
 
 
-def copy_in_kernel(source: int, target: int, *, limiter: Limiter | None = None, stop: Callable[[], bool] = lambda: False) -> int:
-    """Copy from `source`'s position to its end without passing through this process; returns the bytes. As fast as `cp`."""
+def copy_in_kernel(
+    source: int, target: int, *, limiter: Limiter | None = None, stop: Callable[[], bool] = lambda: False
+) -> int:
+    """Copy from `source`'s position to its end without passing through this process; returns the bytes. As
+    fast as `cp`.
+    """
     size = 0
     while True:
         if stop():
@@ -96,7 +114,9 @@ def copy_in_kernel(source: int, target: int, *, limiter: Limiter | None = None, 
 
 
 class Digesting:
-    """The digest of a whole file, taken by a thread of its own while others copy it; `result()` waits for it."""
+    """The digest of a whole file, taken by a thread of its own while others copy it; `result()` waits for
+    it.
+    """
 
     def __init__(self, fd: int, stop: Callable[[], bool] = lambda: False) -> None:
         self._fd, self._stop = os.dup(fd), stop
@@ -144,4 +164,4 @@ def digest_of(fd: int, stop: Callable[[], bool] = lambda: False) -> Copied:
 
 def _write_all(fd: int, block: memoryview) -> None:
     while block:
-        block = block[os.write(fd, block):]
+        block = block[os.write(fd, block) :]

@@ -1,4 +1,6 @@
-"""Makes room on a node that runs full: takes away reports whose copy in the run folder was read back and matches."""
+"""Makes room on a node that runs full: takes away reports whose copy in the run folder was read back and
+matches.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,28 @@ from rlprof_ops.collect.sync.sent_log import Journal, Sent
 from rlprof_ops.host.contained_dir import ContainedDir
 
 
-def make_room(node_dir: Path, run_dir: Path, journal: Journal, keep_free_bytes: int, stop: Callable[[], bool] = lambda: False,
-              free_bytes: Callable[[Path], int] | None = None) -> Iterator[str]:
-    """Remove finished reports, oldest first, until `keep_free_bytes` are free on the node; yields what was removed.
+def make_room(
+    node_dir: Path,
+    run_dir: Path,
+    journal: Journal,
+    keep_free_bytes: int,
+    stop: Callable[[], bool] = lambda: False,
+    free_bytes: Callable[[Path], int] | None = None,
+) -> Iterator[str]:
+    """Remove finished reports, oldest first, until `keep_free_bytes` are free on the node; yields what was
+    removed.
 
-    Only files below `profiles/` that have not changed since they were sent and whose copy has the same size and digest.
+    Only files below `profiles/` that have not changed since they were sent and whose copy has the same size
+    and digest.
     """
     free = free_bytes or _free_bytes
     if free(node_dir) >= keep_free_bytes:
         return
-    oldest_first = sorted((sent.mtime_ns, path) for path, sent in journal.sent.items() if path.startswith("profiles/") and not sent.removed)
+    oldest_first = sorted(
+        (sent.mtime_ns, path)
+        for path, sent in journal.sent.items()
+        if path.startswith("profiles/") and not sent.removed
+    )
     try:
         with ContainedDir(node_dir) as node, ContainedDir(run_dir) as run:
             for _, path in oldest_first:

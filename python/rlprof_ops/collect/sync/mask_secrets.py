@@ -1,8 +1,9 @@
 """Takes secrets out of nsys reports before they leave a node.
 
-nsys writes the environment of every process that it can read on the node into each report (seen with 2023.4), tokens and
-passwords included, partly inside LZ4 blocks. So the exact values are looked for and overwritten with as many asterisks:
-lengths and offsets stay, and a literal of LZ4 stays a literal. A value whose beginning LZ4 found elsewhere is not seen.
+nsys writes the environment of every process that it can read on the node into each report (seen with 2023.4),
+tokens and passwords included, partly inside LZ4 blocks. So the exact values are looked for and overwritten
+with as many asterisks: lengths and offsets stay, and a literal of LZ4 stays a literal. A value whose
+beginning LZ4 found elsewhere is not seen.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _SHORTEST = 6
 
 def secret_values(env: Mapping[str, str]) -> frozenset[bytes]:
     """Values of the variables that are secret by their name, long enough not to hit by chance."""
-    return frozenset(os.fsencode(value) for name, value in env.items() if is_secret_name(name) and len(value) >= _SHORTEST)
+    return frozenset(
+        os.fsencode(value) for name, value in env.items() if is_secret_name(name) and len(value) >= _SHORTEST
+    )
 
 
 def secrets_of_processes() -> frozenset[bytes]:
@@ -33,14 +36,20 @@ def secrets_of_processes() -> frozenset[bytes]:
             continue
         for entry in entries:
             name, _, value = entry.partition(b"=")
-            # A process that wrote its title over its environment leaves anything there: names must look like names.
-            if len(value) >= _SHORTEST and name.replace(b"_", b"").isalnum() and is_secret_name(os.fsdecode(name)):
+            # A process that wrote its title over its environment leaves anything there: names must look like
+            # names.
+            if (
+                len(value) >= _SHORTEST
+                and name.replace(b"_", b"").isalnum()
+                and is_secret_name(os.fsdecode(name))
+            ):
                 found.add(value)
     return frozenset(found)
 
 
 def mask_file(fd: int, values: Collection[bytes], stop: Callable[[], bool] = lambda: False) -> int:
-    """Overwrite `values` wherever they stand in the file open for reading and writing at `fd`; returns how many places.
+    """Overwrite `values` wherever they stand in the file open for reading and writing at `fd`; returns how
+    many places.
 
     Stops between two blocks when `stop()` turns true; what was masked stays masked.
     """

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from rlprof_ops.host.contained_dir import safe_component
 
-# Files that a profiler writes in place and that only count when nobody writes them any more (Ray's own nsight folder).
+# Files that a profiler writes in place and that only count when nobody writes them any more (Ray's own nsight
+# folder).
 _WRITTEN_IN_PLACE = (".nsys-rep", ".qdrep", ".sqlite", ".proto", ".pickle", ".json.gz", ".rpd", ".db")
 # Raw captures: worth carrying only at the very end, when the node could not turn them into reports itself.
 RAW_CAPTURE = ".qdstrm"
@@ -20,7 +21,9 @@ class Kind(enum.Enum):
     """How a file behaves while it is being copied."""
 
     FINISHED = "finished"  # complete by rename: copy once
-    STABLE = "stable"  # written in place: copy once it has stopped changing and nobody has it open for writing
+    STABLE = (
+        "stable"  # written in place: copy once it has stopped changing and nobody has it open for writing
+    )
     GROWING = "growing"  # a log: append its new tail
     LINES = "lines"  # a log read by machines: append whole lines only
     REWRITTEN = "rewritten"  # a few bytes overwritten in place: read it each time
@@ -50,7 +53,9 @@ _PROFILES = Route("profiles", "profiles", Kind.FINISHED)
 
 
 def goes_home(path: str) -> bool:
-    """Whether `path` of a node folder is a finished file of the profiles tree, which the run folder has to get."""
+    """Whether `path` of a node folder is a finished file of the profiles tree, which the run folder has to
+    get.
+    """
     folder, _, relative = path.partition("/")
     return folder == _PROFILES.source and kind_of(_PROFILES, relative) is not None
 
@@ -65,7 +70,11 @@ def routes_of(node: str, sessions: tuple[str, ...]) -> tuple[Route, ...]:
         Route("tmp", f"nodes/{node}/tmp", Kind.STABLE, last_pass_only=True),
         Route("logs", f"logs/{node}", Kind.GROWING),
     )
-    ray = tuple(Route(f"ray/{name}/logs", f"ray/{node}/{name}/logs", Kind.GROWING) for name in sorted(sessions) if SESSION.match(name))
+    ray = tuple(
+        Route(f"ray/{name}/logs", f"ray/{node}/{name}/logs", Kind.GROWING)
+        for name in sorted(sessions)
+        if SESSION.match(name)
+    )
     return own + ray
 
 

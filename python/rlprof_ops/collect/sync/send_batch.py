@@ -1,7 +1,7 @@
 """Sends many small finished files at once: all are written, then all flushed, then all get their names.
 
-A flush makes the storage write its journal, and whoever makes a file meanwhile waits for that. Done by turns the waits are
-as many as the files; done together they are a few.
+A flush makes the storage write its journal, and whoever makes a file meanwhile waits for that. Done by turns
+the waits are as many as the files; done together they are a few.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _MOST_FILES, _MOST_BYTES = 32, 8 << 20  # of one thread: each file is two descri
 
 
 def grouped(work: Iterable[Item]) -> Iterator[list[Item]]:
-    """The same items in the same order: small finished ones that follow each other together, the others one by one."""
+    """The same items in the same order: small finished ones that follow each other together, the others
+    one by one.
+    """
     group: list[Item] = []
     size = 0
     for item in work:
@@ -39,7 +41,9 @@ def grouped(work: Iterable[Item]) -> Iterator[list[Item]]:
 
 @dataclass
 class _Underway:
-    """One file that is written under a temporary name: descriptors of both sides, the source's stat as it was."""
+    """One file that is written under a temporary name: descriptors of both sides, the source's stat as it
+    was.
+    """
 
     item: Item
     fd: int
@@ -49,8 +53,12 @@ class _Underway:
     copied: Copied
 
 
-def send(sender: Sender, source: ContainedDir, target: ContainedDir, items: Iterable[Item]) -> Iterator[tuple[Item, int | Exception | None]]:
-    """Each item with the bytes sent, None when it was there already, or what `Sender.send` would have raised for it."""
+def send(
+    sender: Sender, source: ContainedDir, target: ContainedDir, items: Iterable[Item]
+) -> Iterator[tuple[Item, int | Exception | None]]:
+    """Each item with the bytes sent, None when it was there already, or what `Sender.send` would have
+    raised for it.
+    """
     written: list[_Underway] = []
     try:
         for item in items:
@@ -91,12 +99,22 @@ def _flush(each: _Underway) -> Exception | None:
     return None
 
 
-def _arrive(sender: Sender, target: ContainedDir, each: _Underway, failed: Exception | None) -> int | Exception | None:
+def _arrive(
+    sender: Sender, target: ContainedDir, each: _Underway, failed: Exception | None
+) -> int | Exception | None:
     try:
         if failed is not None:
             discard(target, each.temporary)
             return failed
-        put = sender.put(each.fd, target, each.item, each.temporary, each.before, each.copied.size_bytes, lambda: each.copied)
+        put = sender.put(
+            each.fd,
+            target,
+            each.item,
+            each.temporary,
+            each.before,
+            each.copied.size_bytes,
+            lambda: each.copied,
+        )
         return sender.sent(each.item, put, each.before, each.copied)
     except Exception as error:
         return error

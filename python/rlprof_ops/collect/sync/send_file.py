@@ -41,9 +41,18 @@ def reason_of(error: BaseException) -> str:
 
 
 class Sender:
-    """Knows what has been sent and sends what has not; `stop()` turning true ends a copy between two blocks."""
+    """Knows what has been sent and sends what has not; `stop()` turning true ends a copy between two
+    blocks.
+    """
 
-    def __init__(self, journal: Journal, node: str, limiter: Limiter, stop: Callable[[], bool], log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        node: str,
+        limiter: Limiter,
+        stop: Callable[[], bool],
+        log: Callable[[str], None],
+    ) -> None:
         self._journal, self._node, self._limiter, self._stop, self._log = journal, node, limiter, stop, log
         self._secrets = secret_values(os.environ)
         self._tails = Tails(self.to_temporary, limiter, stop)
@@ -63,12 +72,16 @@ class Sender:
             target.unlink(relative)
 
     def is_sent(self, item: Item, target: ContainedDir, *, thorough: bool) -> bool:
-        """Whether the run folder has the file as it is now; `thorough` looks there instead of trusting memory."""
+        """Whether the run folder has the file as it is now; `thorough` looks there instead of trusting
+        memory.
+        """
         found = item.found
         if item.kind is Kind.REWRITTEN:
             return False
         if item.kind in (Kind.GROWING, Kind.LINES):
-            return self._tails.is_sent(item) and not thorough  # a thorough look compares the beginning and the end of both
+            return (
+                self._tails.is_sent(item) and not thorough
+            )  # a thorough look compares the beginning and the end of both
         else:
             sent = self._journal.sent.get(item.source)
             if sent is None or not sent.same_source(found):
@@ -79,11 +92,13 @@ class Sender:
         there = target.stat(place)
         return there is not None and there.st_size == size
 
-    def send(self, source: ContainedDir, target: ContainedDir, item: Item, live: frozenset[int], last: bool) -> int | None:
+    def send(
+        self, source: ContainedDir, target: ContainedDir, item: Item, live: frozenset[int], last: bool
+    ) -> int | None:
         """Bring one file over; returns the bytes sent, None when nothing was new.
 
-        `live` are the inodes of other files of this pass: a log that was rotated is among them under its new name.
-        Raises `SourceError`, OSError of the target, `copier.Stopped`.
+        `live` are the inodes of other files of this pass: a log that was rotated is among them under its new
+        name. Raises `SourceError`, OSError of the target, `copier.Stopped`.
         """
         if item.kind is Kind.REWRITTEN:
             return self._send_small(source, target, item)
@@ -96,7 +111,9 @@ class Sender:
             os.close(fd)
 
     def open(self, source: ContainedDir, item: Item) -> int:
-        """A descriptor of the node's own file, secrets taken out of it. Raises FileNotFoundError, `SourceError`."""
+        """A descriptor of the node's own file, secrets taken out of it. Raises FileNotFoundError,
+        `SourceError`.
+        """
         try:
             fd = source.open_read(item.source)
         except FileNotFoundError:
@@ -112,7 +129,9 @@ class Sender:
         return fd
 
     def _mask(self, fd: int, item: Item) -> None:
-        """Take secrets out of the node's own file, which is finished, before anything of it goes to shared storage."""
+        """Take secrets out of the node's own file, which is finished, before anything of it goes to shared
+        storage.
+        """
         sent = self._journal.sent.get(item.source)
         if sent is not None and sent.same_source(os.fstat(fd)):
             return
@@ -138,27 +157,55 @@ class Sender:
         self._small[item.source] = data
         return len(data)
 
-    # -- finished files ------------------------------------------------------------------------------------------
+    # -- finished files
+    # ------------------------------------------------------------------------------------------
 
     def _send_finished(self, fd: int, target: ContainedDir, item: Item) -> int | None:
         before = os.fstat(fd)
-        # The digest of a large file is taken meanwhile and may end after the file has arrived; `sent` is what has a digest.
+        # The digest of a large file is taken meanwhile and may end after the file has arrived; `sent` is what
+        # has a digest.
         digesting = Digesting(fd, self._stop) if before.st_size >= LARGE and not _has_holes(before) else None
         try:
-            temporary, copied = self.to_temporary(fd, target, before, durable=True, in_kernel=digesting is not None)
-            put = self.put(fd, target, item, temporary, before, copied.size_bytes, lambda: digesting.result() if digesting else copied)
+            temporary, copied = self.to_temporary(
+                fd, target, before, durable=True, in_kernel=digesting is not None
+            )
+            put = self.put(
+                fd,
+                target,
+                item,
+                temporary,
+                before,
+                copied.size_bytes,
+                lambda: digesting.result() if digesting else copied,
+            )
         finally:
             digest = digesting.result() if digesting else None
         return self.sent(item, put, before, digest or copied)
 
-    def put(self, fd: int, target: ContainedDir, item: Item, temporary: str, before: os.stat_result, size: int, copied: Callable[[], Copied]) -> str | None:
-        """Give a flushed copy of `size` bytes its name, if its source is still what it was; else the copy is removed. See `_put`."""
+    def put(
+        self,
+        fd: int,
+        target: ContainedDir,
+        item: Item,
+        temporary: str,
+        before: os.stat_result,
+        size: int,
+        copied: Callable[[], Copied],
+    ) -> str | None:
+        """Give a flushed copy of `size` bytes its name, if its source is still what it was; else the copy
+        is removed. See `_put`.
+        """
         sent = self._journal.sent.get(item.source)
         try:
             after = os.fstat(fd)
-            if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or size != before.st_size:
+            if (after.st_size, after.st_mtime_ns) != (
+                before.st_size,
+                before.st_mtime_ns,
+            ) or size != before.st_size:
                 raise SourceError("it changed while it was copied; the next pass tries again")
-            return self._put(target, temporary, sent.target if sent else item.target, copied, replace=sent is not None)
+            return self._put(
+                target, temporary, sent.target if sent else item.target, copied, replace=sent is not None
+            )
         except BaseException:
             target.unlink(temporary)
             raise
@@ -167,11 +214,16 @@ class Sender:
         """Note that the file arrived as `put` (None: it was there already); the bytes that went over."""
         known = self._journal.sent.get(item.source)
         place = put or (known.target if known else item.target)
-        self._journal.add(item.source, Sent(place, before.st_size, before.st_mtime_ns, before.st_ino, copied.sha256))
+        self._journal.add(
+            item.source, Sent(place, before.st_size, before.st_mtime_ns, before.st_ino, copied.sha256)
+        )
         return before.st_size if put else None
 
-    def _put(self, target: ContainedDir, temporary: str, place: str, copied: Callable[[], Copied], *, replace: bool) -> str | None:
-        """Rename into place and return the name; None when the very file is there already (the journal was lost).
+    def _put(
+        self, target: ContainedDir, temporary: str, place: str, copied: Callable[[], Copied], *, replace: bool
+    ) -> str | None:
+        """Rename into place and return the name; None when the very file is there already (the journal was
+        lost).
 
         A file that another node put there under the same name is never overwritten.
         """
@@ -198,9 +250,19 @@ class Sender:
         finally:
             os.close(fd)
 
-    def to_temporary(self, fd: int, target: ContainedDir, before: os.stat_result, *, durable: bool,
-                     length: int | None = None, in_kernel: bool = False) -> tuple[str, Copied]:
-        """Copy all of `fd` to a new temporary file; removed again when that fails. `in_kernel` leaves the digest empty."""
+    def to_temporary(
+        self,
+        fd: int,
+        target: ContainedDir,
+        before: os.stat_result,
+        *,
+        durable: bool,
+        length: int | None = None,
+        in_kernel: bool = False,
+    ) -> tuple[str, Copied]:
+        """Copy all of `fd` to a new temporary file; removed again when that fails. `in_kernel` leaves the
+        digest empty.
+        """
         temporary, out = self.new_temporary(target)
         try:
             try:
@@ -219,12 +281,24 @@ class Sender:
         temporary = f"{self._temporaries}/{os.getpid()}-{next(self._numbers)}"
         return temporary, target.open_write(temporary)
 
-    def write(self, fd: int, out: int, before: os.stat_result, *, length: int | None = None, in_kernel: bool = False) -> Copied:
-        """Copy all of `fd`, or `length` bytes, with its time; not flushed. Raises OSError, `copier.Stopped`."""
+    def write(
+        self, fd: int, out: int, before: os.stat_result, *, length: int | None = None, in_kernel: bool = False
+    ) -> Copied:
+        """Copy all of `fd`, or `length` bytes, with its time; not flushed. Raises OSError,
+        `copier.Stopped`.
+        """
         if in_kernel:
             copied = Copied(copy_in_kernel(fd, out, limiter=self._limiter, stop=self._stop), "")
         else:
-            copied = copy(fd, out, size_hint=before.st_size, length=length, sparse=_has_holes(before), limiter=self._limiter, stop=self._stop)
+            copied = copy(
+                fd,
+                out,
+                size_hint=before.st_size,
+                length=length,
+                sparse=_has_holes(before),
+                limiter=self._limiter,
+                stop=self._stop,
+            )
         os.utime(out, ns=(before.st_mtime_ns, before.st_mtime_ns))
         written = os.fstat(out).st_size
         if written != copied.size_bytes:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Sent:
-    """One finished file that arrived: the source as it was, where it went, and its digest (None: not computed)."""
+    """One finished file that arrived: the source as it was, where it went, and its digest (None: not
+    computed).
+    """
 
     target: str
     size_bytes: int
@@ -22,7 +24,11 @@ class Sent:
     removed: bool = False  # from the node, after the copy was read back and matched
 
     def same_source(self, found: os.stat_result) -> bool:
-        return (found.st_size, found.st_mtime_ns, found.st_ino) == (self.size_bytes, self.mtime_ns, self.inode)
+        return (found.st_size, found.st_mtime_ns, found.st_ino) == (
+            self.size_bytes,
+            self.mtime_ns,
+            self.inode,
+        )
 
 
 class Journal:
@@ -75,10 +81,14 @@ class Journal:
                 if self._stream is not None:
                     self._stream.write(_line(path, sent))
             except OSError:
-                pass  # the node's disk is full: the record lives on in memory, a restart compares with the run folder
+                # the node's disk is full: the record lives on in memory, a restart compares with the run
+                # folder
+                pass
 
     def forget(self) -> None:
-        """The run folder is not the one these records speak of: start again, but keep what is no longer on the node."""
+        """The run folder is not the one these records speak of: start again, but keep what is no longer on
+        the node.
+        """
         with self._lock:
             self.sent = {path: sent for path, sent in self.sent.items() if sent.removed}
 

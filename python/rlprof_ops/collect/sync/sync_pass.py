@@ -19,15 +19,31 @@ from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName, safe_component
 
 # What says that the storage, not the file, is in trouble.
-_TARGET_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT,
-                            errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO})
+_TARGET_ERRORS = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EIO,
+        errno.ESTALE,
+        errno.ENOTCONN,
+        errno.ETIMEDOUT,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.EREMOTEIO,
+    }
+)
 _TROUBLES_BEFORE_GIVING_UP = 3
 _STABLE_AGE_NS = 2_000_000_000
 
 
 @dataclass(frozen=True)
 class PassReport:
-    """What one pass did; `failed` are (path in the node folder, reason), `target_error` is set when the storage failed."""
+    """What one pass did; `failed` are (path in the node folder, reason), `target_error` is set when the
+    storage failed.
+    """
 
     last: bool
     started_ns: int
@@ -67,13 +83,21 @@ class _Tally:
 class Syncer:
     """Copies a node folder into a run folder, pass by pass; see `docs/contracts.md` for both layouts.
 
-    Never deletes a source, never follows a link, never shows a half-written file. `stop()` turning true ends a pass
-    between two blocks; `deadline` (monotonic seconds) is given to the last pass.
+    Never deletes a source, never follows a link, never shows a half-written file. `stop()` turning true ends
+    a pass between two blocks; `deadline` (monotonic seconds) is given to the last pass.
     """
 
-    def __init__(self, node_dir: str | os.PathLike[str], run_dir: str | os.PathLike[str], node: str, *, parallel: int = 4,
-                 bytes_per_s: float = 0, stop: Callable[[], bool] = lambda: False,
-                 log: Callable[[str], None] = lambda message: None) -> None:
+    def __init__(
+        self,
+        node_dir: str | os.PathLike[str],
+        run_dir: str | os.PathLike[str],
+        node: str,
+        *,
+        parallel: int = 4,
+        bytes_per_s: float = 0,
+        stop: Callable[[], bool] = lambda: False,
+        log: Callable[[str], None] = lambda message: None,
+    ) -> None:
         self.node_dir, self.run_dir = Path(node_dir), Path(run_dir)
         self.node = safe_component(node, "node name")
         self.parallel = max(1, parallel)
@@ -86,10 +110,13 @@ class Syncer:
         self._quiet_folders: dict[str, tuple[int, int]] = {}
         self._target_identity: tuple[int, int] | None = None
 
-    # -- the pass ------------------------------------------------------------------------------------------------
+    # -- the pass
+    # ------------------------------------------------------------------------------------------------
 
     def pass_(self, *, last: bool = False, deadline: float | None = None) -> PassReport:
-        """Copy what changed. `last` waits for nothing and sends raw captures too; it then checks every earlier copy."""
+        """Copy what changed. `last` waits for nothing and sends raw captures too; it then checks every
+        earlier copy.
+        """
         started_ns, started = time.time_ns(), time.monotonic()
         self._deadline = deadline
         tally = _Tally()
@@ -100,8 +127,20 @@ class Syncer:
             tally.failed.append((".", reason_of(error)))
         if tally.failed or tally.interrupted or tally.target_error:
             self._quiet_folders.clear()  # what failed must be found again
-        return PassReport(last, started_ns, time.monotonic() - started, tally.scanned, tally.copied, tally.copied_bytes,
-                          tally.unchanged, tally.waiting, tally.skipped, tuple(tally.failed), tally.target_error, tally.interrupted)
+        return PassReport(
+            last,
+            started_ns,
+            time.monotonic() - started,
+            tally.scanned,
+            tally.copied,
+            tally.copied_bytes,
+            tally.unchanged,
+            tally.waiting,
+            tally.skipped,
+            tuple(tally.failed),
+            tally.target_error,
+            tally.interrupted,
+        )
 
     def _pass(self, source: ContainedDir, tally: _Tally, last: bool) -> None:
         try:
@@ -116,7 +155,8 @@ class Syncer:
         self.journal.close()
 
     def _open_target(self) -> ContainedDir:
-        # The folder itself is made by the job's start. Making it here would write to the mount point of a lost file system.
+        # The folder itself is made by the job's start. Making it here would write to the mount point of a
+        # lost file system.
         return ContainedDir(self.run_dir)
 
     def _check_identity(self, target: ContainedDir, last: bool) -> None:
@@ -135,9 +175,12 @@ class Syncer:
     def _stopped(self) -> bool:
         return self._stop() or (self._deadline is not None and time.monotonic() > self._deadline)
 
-    # -- what changed --------------------------------------------------------------------------------------------
+    # -- what changed
+    # --------------------------------------------------------------------------------------------
 
-    def _changed(self, source: ContainedDir, target: ContainedDir, tally: _Tally, last: bool) -> Iterator[Item]:
+    def _changed(
+        self, source: ContainedDir, target: ContainedDir, tally: _Tally, last: bool
+    ) -> Iterator[Item]:
         stable: list[Item] = []
         for route in routes_of(self.node, self._sessions(source)):
             if route.last_pass_only and not last:
@@ -160,12 +203,20 @@ class Syncer:
     def _sessions(self, source: ContainedDir) -> tuple[str, ...]:
         try:
             with source.folder(("ray",)) as fd, os.scandir(fd) as entries:
-                return tuple(entry.name for entry in entries if SESSION.match(entry.name) and entry.is_dir(follow_symlinks=False))
+                return tuple(
+                    entry.name
+                    for entry in entries
+                    if SESSION.match(entry.name) and entry.is_dir(follow_symlinks=False)
+                )
         except OSError:
             return ()
 
-    def _walk(self, source: ContainedDir, route: Route, tally: _Tally, last: bool) -> Iterator[tuple[str, os.stat_result]]:
-        """Regular files below a route. Folders of finished files whose own time has not changed are not read again."""
+    def _walk(
+        self, source: ContainedDir, route: Route, tally: _Tally, last: bool
+    ) -> Iterator[tuple[str, os.stat_result]]:
+        """Regular files below a route. Folders of finished files whose own time has not changed are not
+        read again.
+        """
         try:
             with source.folder(tuple(route.source.split("/"))) as fd:
                 yield from self._walk_folder(fd, route, "", tally, last)
@@ -177,12 +228,17 @@ class Syncer:
             else:
                 tally.skipped += 1
 
-    def _walk_folder(self, fd: int, route: Route, prefix: str, tally: _Tally, last: bool) -> Iterator[tuple[str, os.stat_result]]:
+    def _walk_folder(
+        self, fd: int, route: Route, prefix: str, tally: _Tally, last: bool
+    ) -> Iterator[tuple[str, os.stat_result]]:
         key = f"{route.source}/{prefix}"
         before = os.fstat(fd)
         folders: list[str] = []
         skip_files = False
-        if route.kind is Kind.FINISHED and self._quiet_folders.get(key) == (before.st_ino, before.st_mtime_ns):
+        if route.kind is Kind.FINISHED and self._quiet_folders.get(key) == (
+            before.st_ino,
+            before.st_mtime_ns,
+        ):
             skip_files = True
         with os.scandir(fd) as entries:
             for entry in entries:
@@ -197,7 +253,8 @@ class Syncer:
                         tally.skipped += 1
                 except FileNotFoundError:
                     continue
-        # A change within the clock's grain of the scan would not move the time: such a folder is read once more.
+        # A change within the clock's grain of the scan would not move the time: such a folder is read once
+        # more.
         if route.kind is Kind.FINISHED and time.time_ns() - before.st_mtime_ns > _STABLE_AGE_NS:
             self._quiet_folders[key] = (before.st_ino, before.st_mtime_ns)
         for name in folders:
@@ -217,7 +274,9 @@ class Syncer:
         quiet: list[Item] = []
         for item in items:
             now = (item.found.st_size, item.found.st_mtime_ns)
-            if last or (self._candidates.get(item.source) == now and time.time_ns() - now[1] > _STABLE_AGE_NS):
+            if last or (
+                self._candidates.get(item.source) == now and time.time_ns() - now[1] > _STABLE_AGE_NS
+            ):
                 quiet.append(item)
             else:
                 self._candidates[item.source] = now
@@ -227,19 +286,26 @@ class Syncer:
         ready = [item for item in quiet if f"{real}/{item.source}" not in busy]
         tally.waiting += len(quiet) - len(ready)
         if last:
-            tally.failed += [(item.source, "still being written at the last pass") for item in quiet if item not in ready]
+            tally.failed += [
+                (item.source, "still being written at the last pass") for item in quiet if item not in ready
+            ]
         return ready
 
-    # -- copying -------------------------------------------------------------------------------------------------
+    # -- copying
+    # -------------------------------------------------------------------------------------------------
 
-    def _copy_all(self, source: ContainedDir, target: ContainedDir, work: list[Item], tally: _Tally, last: bool) -> None:
+    def _copy_all(
+        self, source: ContainedDir, target: ContainedDir, work: list[Item], tally: _Tally, last: bool
+    ) -> None:
         if not work:
             return
         live = frozenset(item.found.st_ino for item in work)
 
         def some(items: list[Item]) -> None:
             left = [item for item in items if self._may_go(item, tally, last)]
-            for item, outcome in send_batch.send(self.sender, source, target, left) if len(left) > 1 else map(one, left):
+            for item, outcome in (
+                send_batch.send(self.sender, source, target, left) if len(left) > 1 else map(one, left)
+            ):
                 self._note(source, item, outcome, tally)
 
         def one(item: Item) -> tuple[Item, int | Exception | None]:
@@ -293,12 +359,19 @@ class Syncer:
         tally.failed.append((item.source, reason))
         if isinstance(error, OSError) and error.errno in _TARGET_ERRORS:
             tally.troubles += 1
-            # A small file may still fit where a large one did not; a file system that is gone fails every time.
-            if tally.troubles >= _TROUBLES_BEFORE_GIVING_UP or error.errno in (errno.EROFS, errno.ESTALE, errno.ENOTCONN):
+            # A small file may still fit where a large one did not; a file system that is gone fails every
+            # time.
+            if tally.troubles >= _TROUBLES_BEFORE_GIVING_UP or error.errno in (
+                errno.EROFS,
+                errno.ESTALE,
+                errno.ENOTCONN,
+            ):
                 tally.target_error = f"{self.run_dir}: {reason}"
 
 
 def _precious_first(item: Item) -> tuple[int, int]:
-    """Events say what became of each window, reports are the point of it all, logs come last; small files first."""
+    """Events say what became of each window, reports are the point of it all, logs come last; small files
+    first.
+    """
     rank = {Kind.REWRITTEN: 0, Kind.LINES: 0, Kind.FINISHED: 1, Kind.STABLE: 2, Kind.GROWING: 3}
     return rank[item.kind], item.found.st_size

@@ -1,4 +1,6 @@
-"""NeMo RL: `NRL_NSYS_*` and `NRL_TORCH_PROFILE_*` variables (its docs nsys-profiling.md and the torch profiler page)."""
+"""NeMo RL: `NRL_NSYS_*` and `NRL_TORCH_PROFILE_*` variables (its docs nsys-profiling.md and the torch
+profiler page).
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,34 @@ _GENERATION = ("generation", "weight_sync")
 WORKERS = (
     Worker("dtensor_policy_worker", ("policy_worker",), _POLICY),
     Worker("dtensor_policy_worker_v2", ("policy_worker",), _POLICY),
-    Worker("megatron_policy_worker", ("policy_worker",), _POLICY, "needs LD_LIBRARY_PATH, or libtransformer_engine.so fails to load"),
+    Worker(
+        "megatron_policy_worker",
+        ("policy_worker",),
+        _POLICY,
+        "needs LD_LIBRARY_PATH, or libtransformer_engine.so fails to load",
+    ),
     Worker("megatron_quant_policy_worker", ("policy_worker",), _POLICY, "as megatron_policy_worker"),
-    Worker("vllm_generation_worker", ("generation_worker",), _GENERATION,
-           "with TP x PP > 1 its own report is empty; the inner workers write worker_process_<PID> or vllm_tp_worker_*"),
+    Worker(
+        "vllm_generation_worker",
+        ("generation_worker",),
+        _GENERATION,
+        "with TP x PP > 1 its own report is empty; the inner workers write worker_process_<PID> or"
+        " vllm_tp_worker_*",
+    ),
     Worker("vllm_async_generation_worker", ("generation_worker",), _GENERATION, "as vllm_generation_worker"),
-    Worker("trtllm_async_generation_worker", ("generation_worker",), _GENERATION, "one report per inner GPU worker"),
-    Worker("sglang_generation_worker", ("generation_worker",), _GENERATION, "is wrapped, but never started: reports stay empty"),
-)  # fmt: skip
+    Worker(
+        "trtllm_async_generation_worker",
+        ("generation_worker",),
+        _GENERATION,
+        "one report per inner GPU worker",
+    ),
+    Worker(
+        "sglang_generation_worker",
+        ("generation_worker",),
+        _GENERATION,
+        "is wrapped, but never started: reports stay empty",
+    ),
+)
 TORCH_WORKERS = ("dtensor_policy_worker", "megatron_policy_worker", "vllm_generation_worker")
 PHASES = {
     "generation": ("vllm_genertion_worker/generate",),  # spelt so upstream
@@ -57,7 +79,9 @@ LD_LIBRARY_PATH = (
 RAY_LOG_SYNC_FREQUENCY_S = 30
 NO_END = 1_000_000  # NeMo RL has no open range; its own tests go this far
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)", re.DOTALL)
-_LOG_LINE = re.compile(r"Nsight profiling enabled for worker '(?P<worker>[^']*)' \(matched pattern '(?P<pattern>[^']*)'\)")
+_LOG_LINE = re.compile(
+    r"Nsight profiling enabled for worker '(?P<worker>[^']*)' \(matched pattern '(?P<pattern>[^']*)'\)"
+)
 
 
 def log_line(worker: str, pattern: str) -> str:
@@ -75,13 +99,18 @@ def render(request: ProfileRequest, fmt: str = "env") -> Rendered:
     """The variables as `export` lines."""
     remarks = Remarks()
     if not request.enabled:
-        remarks.lose("enabled: false; NeMo RL is off only when its variables are not set, so none are written")
+        remarks.lose(
+            "enabled: false; NeMo RL is off only when its variables are not set, so none are written"
+        )
         return remarks.rendered("NeMo RL variables", "")
     lines: list[str] = []
     done: set[str] = set()
     for number, spec in usable(request, remarks):
         if not spec.steps:
-            remarks.lose(f"capture {number} has no steps and is left out: NeMo RL is off when its variables are not set")
+            remarks.lose(
+                f"capture {number} has no steps and is left out: NeMo RL is off when its variables are"
+                " not set"
+            )
         elif spec.backend not in ("nsight", "torch"):
             remarks.lose(f"capture {number}: NeMo RL has no {spec.backend}")
         elif spec.backend in done:
@@ -107,7 +136,11 @@ def _lines(number: int, spec: CaptureSpec, request: ProfileRequest, remarks: Rem
     prefix = "NRL_NSYS" if spec.backend == "nsight" else "NRL_TORCH_PROFILE"
     lines = [
         f"export {prefix}_WORKER_PATTERNS={shlex.quote(','.join(patterns))}",
-        f"export NRL_{'NSYS' if spec.backend == 'nsight' else 'TORCH'}_PROFILE_STEP_RANGE={_range(number, spec.steps, remarks)}",
+        (
+            "export"
+            f" NRL_{'NSYS' if spec.backend == 'nsight' else 'TORCH'}_PROFILE_STEP_RANGE="
+            f"{_range(number, spec.steps, remarks)}"
+        ),
     ]
     if spec.ranks is not None:
         remarks.lose(f"capture {number}: ranks; NeMo RL profiles every rank of a matched worker")
@@ -119,15 +152,24 @@ def _lines(number: int, spec: CaptureSpec, request: ProfileRequest, remarks: Rem
     if spec.backend == "torch":
         remarks.note("NRL_TORCH_PROFILE_* exist on NeMo RL's branch guyueh/torch_profiler only, not on main")
         if any(fnmatchcase("vllm_generation_worker", p) for p in patterns):
-            remarks.note("vLLM's own profiler records no CUDA events (NeMo RL's torch profiler document): take nsight for those, and not both at once")
+            remarks.note(
+                "vLLM's own profiler records no CUDA events (NeMo RL's torch profiler document): take nsight"
+                " for those, and not both at once"
+            )
         if spec.options:
-            remarks.lose(f"capture {number}: options {', '.join(spec.options)}; NeMo RL's torch profiler has none")
+            remarks.lose(
+                f"capture {number}: options {', '.join(spec.options)}; NeMo RL's torch profiler has none"
+            )
     elif spec.options:
         lines.append(f"export NRL_NSYS_EXTRA_OPTIONS={shlex.quote(json.dumps(spec.options))}")
     if spec.backend == "nsight":
         lines += _library_path(patterns, remarks)
     for worker in workers:
-        if worker.note and any(fnmatchcase(worker.name, p) for p in patterns) and "LD_LIBRARY" not in worker.note:
+        if (
+            worker.note
+            and any(fnmatchcase(worker.name, p) for p in patterns)
+            and "LD_LIBRARY" not in worker.note
+        ):
             remarks.note(f"{worker.name}: {worker.note}")
     return lines
 
@@ -159,7 +201,10 @@ def _library_path(patterns: list[str], remarks: Remarks) -> list[str]:
     matched = [p for p in patterns if any(fnmatchcase(w.name, p) for w in WORKERS if "megatron" in w.name)]
     if not matched:
         return []
-    remarks.note("LD_LIBRARY_PATH is for x86-64, and must be set inside COMMAND when the container has a value of its own")
+    remarks.note(
+        "LD_LIBRARY_PATH is for x86-64, and must be set inside COMMAND when the container has a value of"
+        " its own"
+    )
     if all(is_pattern(p) and "megatron" not in p for p in matched):
         return [f"# only for a Megatron policy: {line}"]
     return [line]
@@ -180,7 +225,9 @@ def import_(text: str, name: str) -> Imported:
 
 
 def read_assignments(text: str, name: str) -> dict[str, str]:
-    """Variables set by `export A=b`, `A=b` lines or `A=b C=d command`. Raises RequestError for broken quoting."""
+    """Variables set by `export A=b`, `A=b` lines or `A=b C=d command`. Raises RequestError for broken
+    quoting.
+    """
     try:
         tokens = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
@@ -216,13 +263,21 @@ def world(config: Mapping[str, Any]) -> dict[str, int]:
     if dig(config, "policy", "megatron_cfg", "enabled") is True:
         policy = "megatron_policy_worker"
     else:
-        policy = "dtensor_policy_worker_v2" if dig(config, "policy", "dtensor_cfg", "_v2") is True else "dtensor_policy_worker"
+        policy = (
+            "dtensor_policy_worker_v2"
+            if dig(config, "policy", "dtensor_cfg", "_v2") is True
+            else "dtensor_policy_worker"
+        )
     found = {policy: gpus}
     backend = dig(config, "policy", "generation", "backend")
     if backend in ("vllm", "sglang", "trtllm"):
         cfg = ("policy", "generation", f"{backend}_cfg")
         size = number(1, *cfg, "tensor_parallel_size") * number(1, *cfg, "pipeline_parallel_size")
-        names = {"vllm": "vllm_generation_worker", "sglang": "sglang_generation_worker", "trtllm": "trtllm_async_generation_worker"}
+        names = {
+            "vllm": "vllm_generation_worker",
+            "sglang": "sglang_generation_worker",
+            "trtllm": "trtllm_async_generation_worker",
+        }
         worker = names[backend]
         if backend == "vllm" and size > 1 and dig(config, *cfg, "async_engine") is True:
             worker = "vllm_async_generation_worker"

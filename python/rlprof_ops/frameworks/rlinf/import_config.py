@@ -48,7 +48,9 @@ def import_(text: str, name: str) -> Imported:
         captures.append(torch)
     if profiling is None and torch is None:
         _misspelt(tree, reading)
-        reading.notes.append("neither cluster.profiling nor megatron.use_profiler is there: nothing is profiled")
+        reading.notes.append(
+            "neither cluster.profiling nor megatron.use_profiler is there: nothing is profiled"
+        )
     checked = Reader(origin=name)
     request: ProfileRequest = read_request(checked, data)
     problems = list(dict.fromkeys(reading.problems + checked.problems))
@@ -62,7 +64,9 @@ def _misspelt(tree: Mapping[str, Any], reading: Reading) -> None:
     cluster = tree.get("cluster")
     for key in cluster if isinstance(cluster, Mapping) else ():
         if key == "nsight" or "profiling" in nearest(str(key), ["profiling"]):
-            reading.problem(f"cluster has no key {shown(key)}, and RLinf would ignore it. Did you mean 'profiling'?")
+            reading.problem(
+                f"cluster has no key {shown(key)}, and RLinf would ignore it. Did you mean 'profiling'?"
+            )
 
 
 def _profiling(tree: Mapping[str, Any], reading: Reading) -> dict[str, Any] | None:
@@ -76,10 +80,14 @@ def _profiling(tree: Mapping[str, Any], reading: Reading) -> dict[str, Any] | No
         for key, value in (found or {}).items():
             both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
             merged[key] = {**merged[key], **value} if both else value
-        reading.notes.append(f"{preset}: RLinf's document lists six worker groups, its file three; the file's are read")
+        reading.notes.append(
+            f"{preset}: RLinf's document lists six worker groups, its file three; the file's are read"
+        )
         if merged["backend"] != "nsight":
-            reading.problem(f"cluster.profiling: {preset} has nsight options, which backend {shown(merged['backend'])} refuses; "
-                            "write the block without the preset")  # fmt: skip
+            reading.problem(
+                f"cluster.profiling: {preset} has nsight options, which backend {shown(merged['backend'])}"
+                " refuses; write the block without the preset"
+            )
         return merged
     return dict(found) if found is not None else None
 
@@ -88,7 +96,11 @@ def _preset(tree: Mapping[str, Any]) -> str:
     defaults = tree.get("defaults")
     for entry in defaults if isinstance(defaults, list) else ():
         target = dict(entry) if isinstance(entry, Mapping) else {}
-        text = entry if isinstance(entry, str) else "/".join(f"{k.split('@')[0]}/{v}@{k.partition('@')[2]}" for k, v in target.items())
+        text = (
+            entry
+            if isinstance(entry, str)
+            else "/".join(f"{k.split('@')[0]}/{v}@{k.partition('@')[2]}" for k, v in target.items())
+        )
         for preset in PRESETS:
             if text == f"{preset}@cluster.profiling":
                 return preset
@@ -104,8 +116,10 @@ def _capture(profiling: Mapping[str, Any], reading: Reading) -> dict[str, Any] |
         return None
     for key in profiling:
         if key not in FIELDS[backend]:
-            reading.problem(f"cluster.profiling has no key {shown(key)} for {backend}; it has {words(FIELDS[backend])}."
-                            f"{nearest(str(key), FIELDS[backend])}")  # fmt: skip
+            reading.problem(
+                f"cluster.profiling has no key {shown(key)} for {backend}; it has {words(FIELDS[backend])}."
+                f"{nearest(str(key), FIELDS[backend])}"
+            )
     groups = _groups(profiling.get("worker_groups"), reading)
     capture: dict[str, Any] = {"backend": backend, "workers": groups, "steps": _steps(profiling, reading)}
     if backend == "nsight":
@@ -129,13 +143,18 @@ def _groups(value: Any, reading: Reading) -> list[str]:
         return []
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or any(not isinstance(item, str) or not item.strip() for item in items):
-        reading.problem(f"cluster.profiling.worker_groups must be a list of names or one name, not {shown(value)}")
+        reading.problem(
+            f"cluster.profiling.worker_groups must be a list of names or one name, not {shown(value)}"
+        )
         return []
     names = ["*" if item.strip().lower() == "all" else canonical_group(item.strip()) for item in items]
     for group in names:
         if group != "*" and group not in [w.name for w in WORKERS]:
             near = nearest(group, [w.name for w in WORKERS])
-            reading.notes.append(f"worker group {group!r} is none of the embodied runner's; RLinf ignores a name that does not exist.{near}")
+            reading.notes.append(
+                f"worker group {group!r} is none of the embodied runner's; RLinf ignores a name that does not"
+                f" exist.{near}"
+            )
     return ["*"] if "*" in names else names
 
 
@@ -143,13 +162,19 @@ def _steps(profiling: Mapping[str, Any], reading: Reading) -> Any:
     """RLinf counts from 0 and reads null as the whole life; ours from 1, and null is off."""
     steps = profiling.get("steps")
     if steps is None:
-        reading.notes.append("cluster.profiling.steps null is read as '1:', since RLinf records the whole life then")
+        reading.notes.append(
+            "cluster.profiling.steps null is read as '1:', since RLinf records the whole life then"
+        )
         return "1:"
     if not isinstance(steps, list) or any(not isinstance(n, int) or isinstance(n, bool) for n in steps):
-        reading.problem(f"cluster.profiling.steps must be a list of whole numbers or null, not {shown(steps)}")
+        reading.problem(
+            f"cluster.profiling.steps must be a list of whole numbers or null, not {shown(steps)}"
+        )
         return None
     if any(n < 0 for n in steps):
-        reading.problem(f"cluster.profiling.steps {shown(steps)}: RLinf counts global steps from 0, none is negative")
+        reading.problem(
+            f"cluster.profiling.steps {shown(steps)}: RLinf counts global steps from 0, none is negative"
+        )
         return None
     if steps:
         reading.notes.append("RLinf counts global steps from 0, so each is one more here")
@@ -197,23 +222,45 @@ def _torch(tree: Mapping[str, Any], data: dict[str, Any], reading: Reading) -> d
             reading.problem(f"{where}.use_profiler must be true or false, not {shown(use)}")
         return None
     if not isinstance(found, Mapping):
-        reading.problem(f"{where}.use_profiler is true, so {where}.profiler must be a mapping, not {shown(found)}")
+        reading.problem(
+            f"{where}.use_profiler is true, so {where}.profiler must be a mapping, not {shown(found)}"
+        )
         return None
-    missing = [name for name in TORCH_DEFAULTS if name not in found and name not in ("schedule_warmup", "schedule_active")]
+    missing = [
+        name
+        for name in TORCH_DEFAULTS
+        if name not in found and name not in ("schedule_warmup", "schedule_active")
+    ]
     if missing:
-        reading.problem(f"{where}.profiler: {words(missing)} must be written; RLinf fills in schedule_warmup and schedule_active only")
+        reading.problem(
+            f"{where}.profiler: {words(missing)} must be written; RLinf fills in schedule_warmup and"
+            " schedule_active only"
+        )
     for name in found:
         if name not in TORCH_DEFAULTS:
-            reading.problem(f"{where}.profiler has no key {shown(name)}; it has {words(TORCH_DEFAULTS)}.{nearest(str(name), list(TORCH_DEFAULTS))}")
+            reading.problem(
+                f"{where}.profiler has no key {shown(name)}; it has"
+                f" {words(TORCH_DEFAULTS)}.{nearest(str(name), list(TORCH_DEFAULTS))}"
+            )
     _torch_values(found, f"{where}.profiler", reading)
-    if not is_interpolation(found.get("output_dir")) and found.get("output_dir") is not None and "output_dir" not in data:
+    if (
+        not is_interpolation(found.get("output_dir"))
+        and found.get("output_dir") is not None
+        and "output_dir" not in data
+    ):
         data["output_dir"] = found["output_dir"]
     repeat = found.get("schedule_repeat")
     steps = list(range(1, repeat + 1)) if isinstance(repeat, int) and 0 < repeat <= 10_000 else []
-    options = {name: ",".join(map(str, value)) if isinstance(value, list) else value
-               for name, value in found.items()
-               if name in TORCH_DEFAULTS and value != TORCH_DEFAULTS[name] and name not in ("output_dir", "schedule_repeat")}  # fmt: skip
-    reading.notes.append(f"{where}.profiler begins with step 1; its schedule_repeat is the number of steps here")
+    options = {
+        name: ",".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in found.items()
+        if name in TORCH_DEFAULTS
+        and value != TORCH_DEFAULTS[name]
+        and name not in ("output_dir", "schedule_repeat")
+    }
+    reading.notes.append(
+        f"{where}.profiler begins with step 1; its schedule_repeat is the number of steps here"
+    )
     return {"backend": "torch", "workers": ["ActorGroup"], "steps": steps, "options": options}
 
 
@@ -230,6 +277,10 @@ def _torch_values(found: Mapping[str, Any], where: str, reading: Reading) -> Non
                 reading.problem(f"{where}.{name} must be a whole number from {least}, not {shown(value)}")
     activities = found.get("activities")
     if activities is not None:
-        bad = activities if not isinstance(activities, list) else [a for a in activities if str(a).lower() not in ("cpu", "cuda")]
+        bad = (
+            activities
+            if not isinstance(activities, list)
+            else [a for a in activities if str(a).lower() not in ("cpu", "cuda")]
+        )
         if bad:
             reading.problem(f"{where}.activities {shown(bad)}: allowed are cpu and cuda")

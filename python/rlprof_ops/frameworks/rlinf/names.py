@@ -9,8 +9,8 @@ from typing import Any
 from rlprof_ops.frameworks.base import Worker
 from rlprof_ops.frameworks.hydra import dig
 
-# Channels are groups of their own: `ActorGroup` never implies the channel worker `Actor` (its document, "How To
-# Override Worker Groups"; Reward and RewardGroup exist in code only).
+# Channels are groups of their own: `ActorGroup` never implies the channel worker `Actor` (its document, "How
+# To Override Worker Groups"; Reward and RewardGroup exist in code only).
 WORKERS = (
     Worker("ActorGroup", ("policy_worker", "actor"), ("advantage", "logprob", "train", "weight_sync")),
     Worker("RolloutGroup", ("generation_worker", "rollout"), ("generation", "weight_sync")),
@@ -24,8 +24,15 @@ WORKERS = (
 CHANNELS = ("Actor", "Rollout", "Env", "Reward")
 STEPPED = ("ActorGroup", "RolloutGroup", "EnvGroup")  # the groups whose windows the embodied runners open
 PHASES = {
-    "generation": ("rollout/generate", "rollout/generate_epoch", "rollout/predict", "env/interact", "env/interact_once",
-                   "env/step", "env/bootstrap_step"),
+    "generation": (
+        "rollout/generate",
+        "rollout/generate_epoch",
+        "rollout/predict",
+        "env/interact",
+        "env/interact_once",
+        "env/step",
+        "env/bootstrap_step",
+    ),
     "advantage": ("actor/compute_adv",),
     "train": ("actor/run_training", "run_training"),
     "weight_sync": ("actor/sync_model_to_rollout", "rollout/request_weight_sync", "rollout/poll_weight_sync"),
@@ -37,7 +44,8 @@ REPORTS = (
 )
 COMMON_FIELDS = ("backend", "enabled", "worker_groups", "steps", "output_dir")
 FIELDS = {"nsight": (*COMMON_FIELDS, "options", "flags"), "rocprof_sys": (*COMMON_FIELDS, "args", "env")}
-# examples/embodiment/config/profile/default.yaml. Its document lists Actor, Rollout and Env too; the file does not.
+# examples/embodiment/config/profile/default.yaml. Its document lists Actor, Rollout and Env too; the file
+# does not.
 PRESETS: dict[str, dict[str, Any]] = {
     "profile/default": {
         "backend": "nsight",
@@ -85,7 +93,9 @@ def canonical_group(name: str) -> str:
 
 
 def world(config: Mapping[str, Any]) -> dict[str, int]:
-    """Ranks per group of an RLinf configuration: the accelerators that `cluster.component_placement` gives each."""
+    """Ranks per group of an RLinf configuration: the accelerators that `cluster.component_placement` gives
+    each.
+    """
     groups = {"actor": "ActorGroup", "rollout": "RolloutGroup", "env": "EnvGroup", "reward": "RewardGroup"}
     nodes, per_node = dig(config, "cluster", "num_nodes"), dig(config, "cluster", "num_gpus_per_node")
     total = nodes * per_node if isinstance(nodes, int) and isinstance(per_node, int) else 0

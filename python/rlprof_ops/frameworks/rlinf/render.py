@@ -42,7 +42,10 @@ def render(request: ProfileRequest, fmt: str = "yaml") -> Rendered:
         elif spec.backend not in FIELDS:
             remarks.lose(f"capture {number}: RLinf has no {spec.backend}")
         elif system and _common(spec) != _common(system[0]):
-            remarks.lose(f"capture {number} is left out: RLinf has one backend, one list of steps and one set of options")
+            remarks.lose(
+                f"capture {number} is left out: RLinf has one backend, one list of steps and one set of"
+                " options"
+            )
         else:
             system.append(spec)
     if system:
@@ -88,7 +91,10 @@ def _groups(patterns: Sequence[str], spec: CaptureSpec, remarks: Remarks) -> lis
     stepped = bool(spec.steps) and str(spec.steps) != "1:"
     silent = [g for g in groups if stepped and g in (*CHANNELS, "RewardGroup")]
     if silent:
-        remarks.note(f"{', '.join(silent)}: RLinf opens its windows in {', '.join(STEPPED)} only, so these collect nothing")
+        remarks.note(
+            f"{', '.join(silent)}: RLinf opens its windows in {', '.join(STEPPED)} only, so these collect"
+            " nothing"
+        )
     return list(dict.fromkeys(groups))
 
 
@@ -146,17 +152,26 @@ def _torch(number: int, spec: CaptureSpec, request: ProfileRequest, remarks: Rem
     if spec.flags:
         switches = [flag for flag in spec.flags if flag not in TORCH_DEFAULTS]
         if switches:
-            remarks.lose(f"capture {number}: flags {', '.join(switches)}; RLinf's torch profiler has none of these")
-    options = spec.options | {flag: "true" for flag in spec.flags if isinstance(TORCH_DEFAULTS.get(flag), bool)}
+            remarks.lose(
+                f"capture {number}: flags {', '.join(switches)}; RLinf's torch profiler has none of these"
+            )
+    options = spec.options | {
+        flag: "true" for flag in spec.flags if isinstance(TORCH_DEFAULTS.get(flag), bool)
+    }
     unknown = [name for name in options if name not in TORCH_DEFAULTS]
     if unknown:
-        remarks.lose(f"capture {number}: options {', '.join(unknown)}; RLinf's torch profiler has none of these")
+        remarks.lose(
+            f"capture {number}: options {', '.join(unknown)}; RLinf's torch profiler has none of these"
+        )
     values = {name: _typed(TORCH_DEFAULTS[name], options[name]) if name in options else default
               for name, default in TORCH_DEFAULTS.items()}  # fmt: skip
     if request.output_dir is not None:
         values["output_dir"] = request.output_dir
     values["schedule_repeat"] = _repeat(number, spec.steps, remarks)
-    remarks.note("the torch profiler records the last schedule_active mini-batches of each training step, and every inference call")
+    remarks.note(
+        "the torch profiler records the last schedule_active mini-batches of each training step, and every"
+        " inference call"
+    )
     path = (*MEGATRON, "profiler")
     return [
         Setting((*MEGATRON, "use_profiler"), request.enabled and bool(spec.steps), new=True),
@@ -169,7 +184,9 @@ def _repeat(number: int, steps: Steps, remarks: Remarks) -> int:
     count = steps.count()
     if not steps or count is None or len(steps.runs) > 1 or steps.first != 1:
         if steps:
-            remarks.lose(f"capture {number}: steps '{steps}'; RLinf's torch profiler begins with step 1 and has no gap")
+            remarks.lose(
+                f"capture {number}: steps '{steps}'; RLinf's torch profiler begins with step 1 and has no gap"
+            )
         return count or OPEN_STEPS if steps else 1
     return count
 

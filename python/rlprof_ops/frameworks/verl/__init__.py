@@ -1,4 +1,6 @@
-"""verl, both of its schemes: `verl` (`global_profiler.*`) and `verl-legacy` (`trainer.profile_steps`, June 2025)."""
+"""verl, both of its schemes: `verl` (`global_profiler.*`) and `verl-legacy` (`trainer.profile_steps`, June
+2025).
+"""
 
 from __future__ import annotations
 
@@ -8,4 +10,14 @@ from rlprof_ops.frameworks.verl.render import render, render_legacy
 from rlprof_ops.frameworks.verl.roles import PHASES, REPORTS, WORKERS, world
 
 FRAMEWORK = Framework("verl", "verl", ("hydra", "yaml"), WORKERS, PHASES, REPORTS, render, import_, world)
-LEGACY = Framework("verl-legacy", "verl (June 2025)", ("hydra", "yaml"), WORKERS, PHASES, REPORTS[:2], render_legacy, import_legacy, world)
+LEGACY = Framework(
+    "verl-legacy",
+    "verl (June 2025)",
+    ("hydra", "yaml"),
+    WORKERS,
+    PHASES,
+    REPORTS[:2],
+    render_legacy,
+    import_legacy,
+    world,
+)

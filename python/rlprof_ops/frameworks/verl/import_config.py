@@ -1,4 +1,6 @@
-"""verl's configuration read back into a request, in both schemes, with one stated meaning for null and `[]`."""
+"""verl's configuration read back into a request, in both schemes, with one stated meaning for null and
+`[]`.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +60,20 @@ class Scheme:
         for key in found if isinstance(found, Mapping) else ():
             if key not in allowed:
                 shown_words = words(w for w in allowed if not w.startswith("_"))
-                self.problem(path, f"has no key {shown(key)}; it has {shown_words}.{nearest(str(key), allowed)}")
+                self.problem(
+                    path, f"has no key {shown(key)}; it has {shown_words}.{nearest(str(key), allowed)}"
+                )
 
     def steps(self, *path: str) -> list[int]:
         value = self.get(*path)
         if value is None:
             return []
-        if not isinstance(value, list) or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in value):
-            self.problem(path, f"{shown(value)} must be null or a list of steps counted from 1, e.g. [1, 2, 5]")
+        if not isinstance(value, list) or any(
+            not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in value
+        ):
+            self.problem(
+                path, f"{shown(value)} must be null or a list of steps counted from 1, e.g. [1, 2, 5]"
+            )
             return []
         return value
 
@@ -76,7 +84,11 @@ class Scheme:
         if not isinstance(value, Mapping):
             self.problem(path, f"must be a mapping of nsys options, not {shown(value)}")
             return {}
-        return {k: v for k, v in value.items() if k not in WINDOW_OPTIONS and v is not None and not is_interpolation(v)}
+        return {
+            k: v
+            for k, v in value.items()
+            if k not in WINDOW_OPTIONS and v is not None and not is_interpolation(v)
+        }
 
     def request(self, captures: list[dict[str, Any]], output_dir: Any = None) -> ProfileRequest:
         """The checked request; raises RequestError with all problems."""
@@ -117,11 +129,18 @@ def import_(text: str, name: str) -> Imported:
     if backend is None:
         if scheme.reader.problems:
             raise RequestError(scheme.reader.problems)
-        off = "global_profiler.tool is null" + (", so the steps have no effect" if steps else "") + ": nothing is profiled"
+        off = (
+            "global_profiler.tool is null"
+            + (", so the steps have no effect" if steps else "")
+            + ": nothing is profiled"
+        )
         return Imported(ProfileRequest(), (*scheme.notes, off))
     _mode_notes(scheme, steps, discrete)
     if backend == "nsight" and steps:
-        scheme.notes.append("verl also records its controller, from its start to its end; ask for it with workers: [controller]")
+        scheme.notes.append(
+            "verl also records its controller, from its start to its end; ask for it with workers:"
+            " [controller]"
+        )
     if not roles:
         scheme.notes.append("no role has profiler.enable=True: nothing is profiled")
     common: dict[str, Any] = {"backend": backend, "steps": steps, "each": "phase" if discrete else "step"}
@@ -129,7 +148,9 @@ def import_(text: str, name: str) -> Imported:
         common["options"] = scheme.options(*NSYS, "worker_nsight_options")
     if backend == "memory":
         found = scheme.get("global_profiler", "global_tool_config", "torch_memory")
-        common["options"] = {k: v for k, v in found.items() if k in MEMORY_OPTIONS} if isinstance(found, Mapping) else {}
+        common["options"] = (
+            {k: v for k, v in found.items() if k in MEMORY_OPTIONS} if isinstance(found, Mapping) else {}
+        )
     output_dir = scheme.get("global_profiler", "save_path") if backend != "nsight" else None
     return Imported(scheme.request(group(roles, common), output_dir), tuple(scheme.notes))
 
@@ -139,8 +160,14 @@ def _backend(scheme: Scheme, tool: Any) -> str | None:
         return None
     by_tool = {name: backend for backend, name in TOOLS.items()}
     if not isinstance(tool, str) or tool not in by_tool:
-        hint = " (npu is Ascend's, which rlprof does not cover)" if tool == "npu" else nearest(str(tool), list(by_tool))
-        scheme.problem(("global_profiler", "tool"), f"{shown(tool)} is unknown; allowed are {words(by_tool)}.{hint}")
+        hint = (
+            " (npu is Ascend's, which rlprof does not cover)"
+            if tool == "npu"
+            else nearest(str(tool), list(by_tool))
+        )
+        scheme.problem(
+            ("global_profiler", "tool"), f"{shown(tool)} is unknown; allowed are {words(by_tool)}.{hint}"
+        )
         return None
     return by_tool[tool]
 
@@ -154,14 +181,17 @@ def _discrete(scheme: Scheme, backend: str | None) -> bool:
     modes: dict[str, bool] = {}
     for role, path in ROLE_PATHS.items():
         if _enabled(scheme, role):
-            follows = role == "rollout" and scheme.get(*path, "profiler", "tool_config", tool, "discrete") is None
+            follows = (
+                role == "rollout" and scheme.get(*path, "profiler", "tool_config", tool, "discrete") is None
+            )
             source = ROLE_PATHS["actor"] if follows else path
             modes[role] = scheme.truth(default, *source, "profiler", "tool_config", tool, "discrete")
     if len(set(modes.values())) > 1:
         on = words(role for role, value in modes.items() if value)
         off = words(role for role, value in modes.items() if not value)
         scheme.problem(
-            (*NSYS, "discrete"), f"is true for {on} and false for {off}; roles share a process, so set one for all"
+            (*NSYS, "discrete"),
+            f"is true for {on} and false for {off}; roles share a process, so set one for all",
         )
     return any(modes.values()) if modes else default
 
@@ -190,12 +220,16 @@ def _roles(scheme: Scheme, backend: str | None) -> dict[str, dict[str, Any]]:
 
 
 def _ranks(scheme: Scheme, path: tuple[str, ...]) -> Any:
-    """As verl executes it: all_ranks wins, `[]` is rank 0, null is an assertion error, text matches nothing."""
+    """As verl executes it: all_ranks wins, `[]` is rank 0, null is an assertion error, text matches
+    nothing.
+    """
     if scheme.truth(False, *path, "all_ranks"):
         return "all"
     holder = dig(scheme.tree, *path)
     if isinstance(holder, Mapping) and "ranks" in holder and holder["ranks"] is None:
-        scheme.problem((*path, "ranks"), "null stops verl with an assertion error; write [] or a list of ranks")
+        scheme.problem(
+            (*path, "ranks"), "null stops verl with an assertion error; write [] or a list of ranks"
+        )
     ranks = scheme.get(*path, "ranks")
     if ranks is None or ranks == []:
         scheme.notes.append(f"{'.'.join(path)}.ranks [] is read as rank 0, which is what verl captures then")
@@ -225,7 +259,9 @@ def _mode_notes(scheme: Scheme, steps: list[int], discrete: bool) -> None:
         scheme.notes.append("profile_continuous_steps has no effect with discrete, and is left out")
     adjacent = any(n + 1 in steps for n in steps)
     if adjacent and not continuous and not discrete:
-        scheme.notes.append("adjacent steps share one report here; verl writes one each without profile_continuous_steps")
+        scheme.notes.append(
+            "adjacent steps share one report here; verl writes one each without profile_continuous_steps"
+        )
 
 
 def import_legacy(text: str, name: str) -> Imported:
@@ -242,12 +278,18 @@ def import_legacy(text: str, name: str) -> Imported:
         ranks = _legacy_ranks(scheme, role, path)
         for key in dig(scheme.tree, *path) or ():
             if str(key).startswith("profile") and key not in LEGACY_KEYS and key != "profiler":
-                scheme.problem(path, f"has no key {shown(key)}; it has {words(LEGACY_KEYS[1:])}.{nearest(str(key), LEGACY_KEYS)}")
+                scheme.problem(
+                    path,
+                    f"has no key {shown(key)}; it has"
+                    f" {words(LEGACY_KEYS[1:])}.{nearest(str(key), LEGACY_KEYS)}",
+                )
         if ranks is not None:
             roles[role] = {"ranks": ranks}
             modes[role] = scheme.truth(False, *path, "profile_discrete")
         elif scheme.truth(False, *path, "profile_discrete"):
-            scheme.notes.append(f"{'.'.join(path)}.profile_discrete alone profiles nothing: {role} has no ranks")
+            scheme.notes.append(
+                f"{'.'.join(path)}.profile_discrete alone profiles nothing: {role} has no ranks"
+            )
     if len(set(modes.values())) > 1:
         on, off = (words(r for r, v in modes.items() if v is wanted) for wanted in (True, False))
         scheme.problem(
@@ -258,21 +300,23 @@ def import_legacy(text: str, name: str) -> Imported:
         scheme.notes.append("no role has profile_ranks or profile_ranks_all: nothing is profiled")
     each = "phase" if any(modes.values()) else "step"
     if each == "step" and any(n + 1 in steps for n in steps):
-        scheme.notes.append("adjacent steps share one report here; this scheme of verl writes one for each step")
+        scheme.notes.append(
+            "adjacent steps share one report here; this scheme of verl writes one for each step"
+        )
     common: dict[str, Any] = {"backend": "nsight", "steps": steps, "each": each}
     common["options"] = scheme.options("trainer", "worker_nsight_options")
     return Imported(scheme.request(group(roles, common)), tuple(scheme.notes))
 
 
 def _legacy_ranks(scheme: Scheme, role: str, path: tuple[str, ...]) -> Any:
-    """"all", a list, or None for no ranks."""
+    """ "all", a list, or None for no ranks."""
     if scheme.truth(False, *path, "profile_ranks_all"):
         return "all"
     holder = dig(scheme.tree, *path)
     ranks = scheme.get(*path, "profile_ranks")
     if ranks is None and isinstance(holder, Mapping) and "profile_ranks" in holder:
         scheme.notes.append(
-            f"{'.'.join(path)}.profile_ranks null is read as no ranks; one example of verl's document comments it as all "
-            "ranks: for all, set profile_ranks_all"
+            f"{'.'.join(path)}.profile_ranks null is read as no ranks; one example of verl's document"
+            " comments it as all ranks: for all, set profile_ranks_all"
         )
     return ranks or None

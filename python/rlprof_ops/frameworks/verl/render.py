@@ -1,4 +1,6 @@
-"""A request in verl's words: today's `global_profiler.*` with per-role `profiler.*`, and the older `trainer.profile_steps`."""
+"""A request in verl's words: today's `global_profiler.*` with per-role `profiler.*`, and the older
+`trainer.profile_steps`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from rlprof_ops.request.environ import WINDOW_OPTIONS
 
 TOOLS = {"nsight": "nsys", "torch": "torch", "memory": "torch_memory"}
 # verl's own worker options use the long names; `-t` beside its `--trace` would be given twice.
-LONG_NAMES = {"t": "trace", "s": "sample", "b": "backtrace", "e": "env-var", "y": "delay", "d": "duration", "p": "nvtx-capture"}
+LONG_NAMES = {
+    "t": "trace",
+    "s": "sample",
+    "b": "backtrace",
+    "e": "env-var",
+    "y": "delay",
+    "d": "duration",
+    "p": "nvtx-capture",
+}
 # `tool_config.torch.contents` (verl/utils/profiler/config.py) for the switches of torch.profiler.
 CONTENTS = {"record_shapes": "shapes", "profile_memory": "memory", "with_stack": "stack"}
 MEMORY_OPTIONS = ("trace_alloc_max_entries", "stack_depth")
@@ -25,7 +35,9 @@ NSYS = ("global_profiler", "global_tool_config", "nsys")
 
 @dataclass
 class Chosen:
-    """What of a request one verl run can do: one tool, one list of steps, one mode; ranks and options per role."""
+    """What of a request one verl run can do: one tool, one list of steps, one mode; ranks and options per
+    role.
+    """
 
     backend: str = ""
     steps: Steps = field(default_factory=Steps)
@@ -48,7 +60,12 @@ def render_legacy(request: ProfileRequest, fmt: str = "hydra") -> Rendered:
     remarks = Remarks()
     chosen = _choose(request, remarks, legacy=True)
     settings = _legacy(request, chosen, remarks) if chosen.backend else []
-    return _finish(settings, fmt, "verl overrides (June 2025)" if fmt == "hydra" else "verl configuration (June 2025)", remarks)
+    return _finish(
+        settings,
+        fmt,
+        "verl overrides (June 2025)" if fmt == "hydra" else "verl configuration (June 2025)",
+        remarks,
+    )
 
 
 def _finish(settings: list[Setting], fmt: str, title: str, remarks: Remarks) -> Rendered:
@@ -65,7 +82,10 @@ def _choose(request: ProfileRequest, remarks: Remarks, legacy: bool) -> Chosen:
             continue
         mode = (spec.backend, spec.steps, spec.each == "phase")
         if chosen.backend and mode != (chosen.backend, chosen.steps, chosen.discrete):
-            remarks.lose(f"capture {number} is left out: {name} has one tool, one list of steps and one mode for all roles")
+            remarks.lose(
+                f"capture {number} is left out: {name} has one tool, one list of steps and one mode for all"
+                " roles"
+            )
             continue
         options = _options(number, spec, remarks, legacy)
         shared = spec.backend != "torch"
@@ -101,7 +121,9 @@ def _roles(number: int, spec: CaptureSpec, remarks: Remarks) -> tuple[str, ...]:
     roles = select(spec.workers, WORKERS, "verl", remarks)
     if CONTROLLER in roles:
         if spec.backend == "nsight":
-            remarks.lose(f"capture {number}: {CONTROLLER} is recorded from its start to its end, whatever the steps")
+            remarks.lose(
+                f"capture {number}: {CONTROLLER} is recorded from its start to its end, whatever the steps"
+            )
         else:
             remarks.lose(f"capture {number}: verl cannot profile its {CONTROLLER} with {TOOLS[spec.backend]}")
     return tuple(role for role in roles if role != CONTROLLER)
@@ -115,7 +137,10 @@ def _options(number: int, spec: CaptureSpec, remarks: Remarks, legacy: bool) -> 
     if spec.backend == "memory":
         lost = [name for name in spec.options if name not in MEMORY_OPTIONS]
         if lost:
-            remarks.lose(f"capture {number}: options {', '.join(lost)}; verl's torch_memory has {' and '.join(MEMORY_OPTIONS)}")
+            remarks.lose(
+                f"capture {number}: options {', '.join(lost)}; verl's torch_memory has"
+                f" {' and '.join(MEMORY_OPTIONS)}"
+            )
         return {name: value for name, value in spec.options.items() if name in MEMORY_OPTIONS}
     if spec.backend == "torch":
         lost = [name for name in spec.options if name not in (*CONTENTS, "activities")]
@@ -138,15 +163,17 @@ def _numbers(steps: Steps) -> list[int]:
 
 
 def _capture_range_end(chosen: Chosen, remarks: Remarks) -> str | None:
-    """`repeat-shutdown:<ranges of one process>`: the report is written when the last range ends, not at exit."""
+    """`repeat-shutdown:<ranges of one process>`: the report is written when the last range ends, not at
+    exit.
+    """
     count = chosen.steps.count() or 0
     if not count or not chosen.roles:
         return None
     ranges = discrete_ranges(chosen.roles, count) if chosen.discrete else len(chosen.steps.runs)
     if chosen.discrete:
         remarks.note(
-            "capture-range-end counts the tasks of all profiled roles in one process; with roles in processes of "
-            "their own, or REMAX's second generation, count again"
+            "capture-range-end counts the tasks of all profiled roles in one process; with roles in processes"
+            " of their own, or REMAX's second generation, count again"
         )
     return f"repeat-shutdown:{ranges}"
 
@@ -161,18 +188,24 @@ def _today(request: ProfileRequest, chosen: Chosen, remarks: Remarks) -> list[Se
     ]
     if request.output_dir is not None:
         if chosen.backend == "nsight":
-            remarks.lose("output_dir; verl's nsys reports stay in /tmp/ray/session_latest/logs/nsight of each node")
+            remarks.lose(
+                "output_dir; verl's nsys reports stay in /tmp/ray/session_latest/logs/nsight of each node"
+            )
         else:
             settings.append(Setting((*top, "save_path"), request.output_dir))
     if chosen.backend == "nsight":
         settings.append(Setting((*NSYS, "discrete"), chosen.discrete))
         end = _capture_range_end(chosen, remarks)
         controller, worker = (*NSYS, "controller_nsight_options"), (*NSYS, "worker_nsight_options")
-        settings += [Setting((*controller, name), value, new=True) for name, value in chosen.controller.items()]
+        settings += [
+            Setting((*controller, name), value, new=True) for name, value in chosen.controller.items()
+        ]
         settings += [Setting((*worker, name), value, new=True) for name, value in chosen.options.items()]
         if end:
             settings.append(Setting((*worker, "capture-range-end"), end))
-        remarks.note("verl starts every rank of every worker under nsys, and its controller for its whole life")
+        remarks.note(
+            "verl starts every rank of every worker under nsys, and its controller for its whole life"
+        )
     if chosen.backend == "memory":
         where = (*top, "global_tool_config", "torch_memory")
         settings += [Setting((*where, name), hydra.plain(value)) for name, value in chosen.options.items()]
@@ -202,7 +235,9 @@ def _role(role: str, path: tuple[str, ...], chosen: Chosen) -> list[Setting]:
 
 def _contents(spec: CaptureSpec) -> list[str]:
     found = [a.strip() for a in spec.options.get("activities", "").split(",") if a.strip() in ("cpu", "cuda")]
-    on = {name for name, value in spec.options.items() if value in ("true", "1", "yes", "on")} | set(spec.flags)
+    on = {name for name, value in spec.options.items() if value in ("true", "1", "yes", "on")} | set(
+        spec.flags
+    )
     return found + [word for name, word in CONTENTS.items() if name in on]
 
 
@@ -214,15 +249,22 @@ def _today_remarks(chosen: Chosen, remarks: Remarks) -> None:
         if chosen.roles["rollout"].ranks is not None:
             remarks.note("rollout ranks are replicas, not global ranks")
         if chosen.backend != "torch":
-            remarks.note(f"verl's inference servers are not captured with {TOOLS[chosen.backend]}: generation has no range of its own")
+            remarks.note(
+                f"verl's inference servers are not captured with {TOOLS[chosen.backend]}: generation has no"
+                " range of its own"
+            )
     actor, ref = chosen.roles.get("actor"), chosen.roles.get("ref")
     if (actor.ranks if actor is not None else ()) != (ref.ranks if ref is not None else ()):
-        remarks.note("a hybrid worker reads only the actor's settings; ref's count for a stand-alone ref worker")
+        remarks.note(
+            "a hybrid worker reads only the actor's settings; ref's count for a stand-alone ref worker"
+        )
 
 
 def _legacy(request: ProfileRequest, chosen: Chosen, remarks: Remarks) -> list[Setting]:
     if request.output_dir is not None:
-        remarks.lose("output_dir; verl's nsys reports stay in /tmp/ray/session_latest/logs/nsight of each node")
+        remarks.lose(
+            "output_dir; verl's nsys reports stay in /tmp/ray/session_latest/logs/nsight of each node"
+        )
     settings = [Setting(("trainer", "profile_steps"), _numbers(chosen.steps) or None)]
     worker = ("trainer", "worker_nsight_options")
     controller = ("trainer", "controller_nsight_options")

@@ -8,8 +8,8 @@ from typing import Any
 from rlprof_ops.frameworks.base import Worker
 from rlprof_ops.frameworks.hydra import dig
 
-# Where a role's settings are. `DistProfiler.annotate` marks these tasks (verl `b178a3cd5`, reference verl.md 3.3); in
-# discrete mode each is one capture range per step of the process that runs the role.
+# Where a role's settings are. `DistProfiler.annotate` marks these tasks (verl `b178a3cd5`, reference verl.md
+# 3.3); in discrete mode each is one capture range per step of the process that runs the role.
 ROLE_PATHS: dict[str, tuple[str, ...]] = {
     "actor": ("actor_rollout_ref", "actor"),
     "rollout": ("actor_rollout_ref", "rollout"),
@@ -58,7 +58,9 @@ def discrete_ranges(roles: Iterable[str], steps: int) -> int:
 
 
 def world(config: Mapping[str, Any]) -> dict[str, int]:
-    """Ranks per role of a verl configuration; a rollout rank is a replica, on `tensor_model_parallel_size` GPUs."""
+    """Ranks per role of a verl configuration; a rollout rank is a replica, on `tensor_model_parallel_size`
+    GPUs.
+    """
 
     def number(default: int, *path: str) -> int:
         value = dig(config, *path)
@@ -69,7 +71,9 @@ def world(config: Mapping[str, Any]) -> dict[str, int]:
         return {}
     replica = number(1, "actor_rollout_ref", "rollout", "tensor_model_parallel_size")
     found = {"actor": gpus, "rollout": max(1, gpus // replica)}
-    if dig(config, "actor_rollout_ref", "actor", "use_kl_loss") or dig(config, "algorithm", "use_kl_in_reward"):
+    if dig(config, "actor_rollout_ref", "actor", "use_kl_loss") or dig(
+        config, "algorithm", "use_kl_in_reward"
+    ):
         found["ref"] = gpus
     if dig(config, "critic", "enable") is True or dig(config, "algorithm", "adv_estimator") == "gae":
         found["critic"] = gpus

@@ -1,4 +1,6 @@
-"""What Ray's `nsight` runtime-env key means once repaired: the command, the report's name, the trial of its options."""
+"""What Ray's `nsight` runtime-env key means once repaired: the command, the report's name, the trial of
+its options.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,16 @@ from rlprof_ops.backends import names, nsight
 from rlprof_ops.rayenv.worker_selection import Identity, Selection, identify, select
 from rlprof_ops.rayenv.wrap.rank_slots import RANK, numbered
 
-# Ray's own meaning of "default" (ray/_private/runtime_env/nsight.py, NSIGHT_DEFAULT_CONFIG), without its output name.
+# Ray's own meaning of "default" (ray/_private/runtime_env/nsight.py, NSIGHT_DEFAULT_CONFIG), without its
+# output name.
 _DEFAULT = {"t": "cuda,cudnn,cublas,nvtx", "stop-on-exit": "true"}
 
 
 @dataclass(frozen=True)
 class Wrap:
-    """One worker's command, ready for the shell but for the interpreter that follows; `options` identify its trial."""
+    """One worker's command, ready for the shell but for the interpreter that follows; `options` identify
+    its trial.
+    """
 
     identity: Identity
     nsys: str
@@ -31,11 +36,20 @@ class Wrap:
     ranks: tuple[int, ...] | None = None
 
     def shell(self, py_executable: str) -> str:
-        """Text for `bash -c "exec …"`. Every word is quoted but `py_executable`, which is shell text already."""
+        """Text for `bash -c "exec …"`. Every word is quoted but `py_executable`, which is shell text
+        already.
+        """
         words = [self.nsys, "profile", *self.options, "-o", self.output]
         interpreter = py_executable or shlex.quote(sys.executable)
         if self.identity.base is not None:
-            interpreter = numbered(words, interpreter, self.identity.worker or names.NAMELESS, self.identity.base, self.ranks, os.environ)
+            interpreter = numbered(
+                words,
+                interpreter,
+                self.identity.worker or names.NAMELESS,
+                self.identity.base,
+                self.ranks,
+                os.environ,
+            )
             words = []
         return " ".join(["env", *self.settings, *map(shlex.quote, words), interpreter])
 
@@ -53,13 +67,15 @@ class ConfigError(ValueError):
 def clean_options(config: Any) -> dict[str, str | None]:
     """Options by name without dashes; None is a bare flag.
 
-    Trainers add quotes for the shell that Ray's stock plugin runs the words through; they mean what is inside.
-    Raises `ConfigError` for a value of another kind and for an option given twice.
+    Trainers add quotes for the shell that Ray's stock plugin runs the words through; they mean what is
+    inside. Raises `ConfigError` for a value of another kind and for an option given twice.
     """
     if config == "default":
         return dict(_DEFAULT)
     if not isinstance(config, Mapping):
-        raise ConfigError(f"the runtime env's \"nsight\" is {config!r}: expected \"default\" or a mapping of nsys options")
+        raise ConfigError(
+            f'the runtime env\'s "nsight" is {config!r}: expected "default" or a mapping of nsys options'
+        )
     options: dict[str, str | None] = {}
     for key, value in config.items():
         name = str(key).lstrip("-")
@@ -80,13 +96,24 @@ def _unquoted(value: str) -> str:
     return value
 
 
-def selection_of(runtime_env: Mapping[str, Any], options: Mapping[str, str | None], request: Any | None) -> tuple[Identity, Selection]:
+def selection_of(
+    runtime_env: Mapping[str, Any], options: Mapping[str, str | None], request: Any | None
+) -> tuple[Identity, Selection]:
     identity = identify(runtime_env, options)
     return identity, select(identity, request, "nsight")
 
 
-def make_wrap(options: Mapping[str, str | None], identity: Identity, spec: Any | None, env: Mapping[str, str], session_folder: Path, nsys: str) -> Wrap:
-    """The wrap of one worker. The folder of its report exists afterwards, or is made when the worker takes its rank."""
+def make_wrap(
+    options: Mapping[str, str | None],
+    identity: Identity,
+    spec: Any | None,
+    env: Mapping[str, str],
+    session_folder: Path,
+    nsys: str,
+) -> Wrap:
+    """The wrap of one worker. The folder of its report exists afterwards, or is made when the worker takes
+    its rank.
+    """
     rest = {name: value for name, value in options.items() if name != "o"}
     words: list[str] = []
     for name, value in rest.items():
@@ -103,7 +130,9 @@ def make_wrap(options: Mapping[str, str | None], identity: Identity, spec: Any |
 
 
 def _window(identity: Identity, spec: Any | None, options: Mapping[str, str | None]) -> Any | None:
-    """The steps to name the report by: of the trainer's own name, or of a request's only window when there is a range."""
+    """The steps to name the report by: of the trainer's own name, or of a request's only window when there
+    is a range.
+    """
     if identity.window is not None or spec is None:
         return identity.window
     windows = spec.windows()
@@ -111,11 +140,13 @@ def _window(identity: Identity, spec: Any | None, options: Mapping[str, str | No
     return windows[0] if ranged and len(windows) == 1 else None
 
 
-def report_output(asked: str | None, identity: Identity, window: Any | None, env: Mapping[str, str], session_folder: Path) -> str:
+def report_output(
+    asked: str | None, identity: Identity, window: Any | None, env: Mapping[str, str], session_folder: Path
+) -> str:
     """Where nsys writes, without suffix; nsys itself puts the process id for %p.
 
-    An absolute path is somebody's own decision and stays. Everything else is named by worker, rank and host, because
-    Ray's and NeMo RL's names are not unique over nodes.
+    An absolute path is somebody's own decision and stays. Everything else is named by worker, rank and host,
+    because Ray's and NeMo RL's names are not unique over nodes.
     """
     if asked and os.path.isabs(asked):
         return asked
@@ -126,7 +157,9 @@ def report_output(asked: str | None, identity: Identity, window: Any | None, env
     if identity.base is not None:
         stem, rank = stem.replace("_rank0_", f"_rank{RANK}_", 1), f"rank{RANK}"
     if env.get("RLPROF_NODE_DIR"):
-        folder = Path(env["RLPROF_NODE_DIR"], "inplace", "nsight", names.safe_worker(worker or names.NAMELESS), rank)
+        folder = Path(
+            env["RLPROF_NODE_DIR"], "inplace", "nsight", names.safe_worker(worker or names.NAMELESS), rank
+        )
     else:
         folder = session_folder
     return str(folder / stem)

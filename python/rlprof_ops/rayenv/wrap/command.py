@@ -1,4 +1,6 @@
-"""How a worker's command line is wrapped: what to change in a runtime-env context, and the text that bash will run."""
+"""How a worker's command line is wrapped: what to change in a runtime-env context, and the text that bash
+will run.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,14 @@ class WrapError(Exception):
     """A selected worker cannot be profiled on this node and the request says to fail then."""
 
 
-def wrap_context(context: Any, worker: str, rank: int | None, env: Mapping[str, str], refused: str | None = None) -> bool:
-    """Change `context` (py_executable, env_vars) for one worker by the request in `env`; whether nsys was wrapped around it.
+def wrap_context(
+    context: Any, worker: str, rank: int | None, env: Mapping[str, str], refused: str | None = None
+) -> bool:
+    """Change `context` (py_executable, env_vars) for one worker by the request in `env`; whether nsys was
+    wrapped around it.
 
-    `refused` is why nsys cannot be used although it is there. Raises `WrapError` when nsys is missing or refused and a
-    matching capture has `on_error: fail`.
+    `refused` is why nsys cannot be used although it is there. Raises `WrapError` when nsys is missing or
+    refused and a matching capture has `on_error: fail`.
     """
     text = env.get("RLPROF_REQUEST_JSON")
     everyone = env.get("RLPROF_ON_DEMAND", "").strip().lower() == "nsight"
@@ -33,7 +38,10 @@ def wrap_context(context: Any, worker: str, rank: int | None, env: Mapping[str, 
 
     specs = request_from_json(text).for_worker(worker, rank) if text else ()
     if everyone and not any(spec.backend == "nsight" for spec in specs):
-        specs = (*specs, CaptureSpec(workers=(worker,)))  # no window planned: `rlprof capture` may ask for one later
+        specs = (
+            *specs,
+            CaptureSpec(workers=(worker,)),
+        )  # no window planned: `rlprof capture` may ask for one later
     if not specs:
         return False
     for spec in specs:
@@ -52,7 +60,9 @@ def wrap_context(context: Any, worker: str, rank: int | None, env: Mapping[str, 
     if nsight.capture_range(wanted[0]):
         context.py_executable = profiled(context.py_executable, Identity(worker, rank), wanted[0], env, nsys)
     else:
-        context.py_executable = wrapped(context.py_executable, session_prefix(worker, rank, env), wanted[0], env, nsys)
+        context.py_executable = wrapped(
+            context.py_executable, session_prefix(worker, rank, env), wanted[0], env, nsys
+        )
     return True
 
 
@@ -61,10 +71,10 @@ def session_prefix(worker: str, rank: int | None, env: Mapping[str, str]) -> str
     return f"rlprof-{names.safe(env.get('RLPROF_JOB') or 'local')}-{names.safe_worker(worker)}-r{rank or 0}-"
 
 
-# What both scripts below begin with. nsys 2023.4 sometimes ends on a busy machine before it has started the program ("Connection
-# to Agent lost", "End of file"), or hangs there; Ray would then wait for a worker that never comes. The file `pending` holds
-# the pid of nsys and is gone as soon as the program begins; whoever takes it away first decides, so a program that comes
-# after its time does not run beside its successor.
+# What both scripts below begin with. nsys 2023.4 sometimes ends on a busy machine before it has started the
+# program ("Connection to Agent lost", "End of file"), or hangs there; Ray would then wait for a worker that
+# never comes. The file `pending` holds the pid of nsys and is gone as soon as the program begins; whoever
+# takes it away first decides, so a program that comes after its time does not run beside its successor.
 _BEGIN = """\
 begin() {
     (
@@ -80,8 +90,11 @@ begin() {
 }
 began='rm -- "$0" 2> /dev/null || exit 1; exec "$@"'
 """
-# Run by bash as `rlprof <nsys> <patience> <session> <on_error> <number of launch options> options… the worker's own words…`.
-_LAUNCH = _BEGIN + """\
+# Run by bash as `rlprof <nsys> <patience> <session> <on_error> <number of launch options> options… the
+# worker's own words…`.
+_LAUNCH = (
+    _BEGIN
+    + """\
 nsys=$1 patience=$2 session=$3 on_error=$4 count=$5; shift 5
 options=("${@:1:count}"); shift "$count"
 for try in 1 2 3; do
@@ -96,10 +109,14 @@ unset RLPROF_NSYS_SESSION
 export RLPROF_NOT_WRAPPED="nsys launch $said before the worker began, three times; its own words are in the worker's log"
 exec "$@"
 """
+)
 
 
-# The same for `nsys profile`, as `rlprof <nsys> <patience> <on_error> <number of its words> words… the worker's own words…`.
-_PROFILE = _BEGIN + """\
+# The same for `nsys profile`, as `rlprof <nsys> <patience> <on_error> <number of its words> words… the
+# worker's own words…`.
+_PROFILE = (
+    _BEGIN
+    + """\
 nsys=$1 patience=$2 on_error=$3 count=$4; shift 4
 words=("${@:1:count}"); shift "$count"
 for try in 1 2 3; do
@@ -113,38 +130,67 @@ unset RLPROF_NSYS_RANGE
 export RLPROF_NOT_WRAPPED="nsys profile $said before the worker began, three times; its own words are in the worker's log"
 exec "$@"
 """
+)
 
 
 def wrapped(py_executable: str, session: str, spec: Any, env: Mapping[str, str], nsys: str) -> str:
     """`env … bash -c … nsys launch … <py_executable>` for the `bash -c "exec …"` of Ray's `exec_worker`.
 
-    Every word is quoted but `py_executable`, which is shell text already (`uv run … python`). bash's own pid makes the
-    session's name unique where Ray reuses one context for many workers.
+    Every word is quoted but `py_executable`, which is shell text already (`uv run … python`). bash's own pid
+    makes the session's name unique where Ray reuses one context for many workers.
     """
     options = nsight.split_options(spec).launch
     on_error = getattr(spec, "on_error", "continue")
-    words = ["bash", "-c", _LAUNCH, "rlprof", nsys, _patience(env), session, on_error, str(len(options)), *options]
+    words = [
+        "bash",
+        "-c",
+        _LAUNCH,
+        "rlprof",
+        nsys,
+        _patience(env),
+        session,
+        on_error,
+        str(len(options)),
+        *options,
+    ]
     return " ".join(["env", *_tmpdir(env), *map(shlex.quote, words), py_executable])
 
 
 def profiled(py_executable: str, identity: Identity, spec: Any, env: Mapping[str, str], nsys: str) -> str:
-    """`env … nsys profile --capture-range=… <py_executable>`: the report comes when the worker ends, one for each window.
+    """`env … nsys profile --capture-range=… <py_executable>`: the report comes when the worker ends, one for
+    each window.
 
     The name has the steps when there is one window; nsys numbers the reports of several.
     """
     settings, words = profile_settings_and_words(identity, spec, env)
     quoted = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
-    words = ["bash", "-c", _PROFILE, "rlprof", nsys, _patience(env), getattr(spec, "on_error", "continue"), str(len(words)), *words]
+    words = [
+        "bash",
+        "-c",
+        _PROFILE,
+        "rlprof",
+        nsys,
+        _patience(env),
+        getattr(spec, "on_error", "continue"),
+        str(len(words)),
+        *words,
+    ]
     return " ".join(["env", *quoted, *map(shlex.quote, words), py_executable])
 
 
-def profile_settings_and_words(identity: Identity, spec: Any, env: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The variables and the words of `nsys profile` for one process; the folder of its report exists afterwards."""
+def profile_settings_and_words(
+    identity: Identity, spec: Any, env: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """The variables and the words of `nsys profile` for one process; the folder of its report exists
+    afterwards.
+    """
     opened_by = nsight.capture_range(spec) or "none"
     windows = spec.windows()
     counted = None if spec.each == "phase" or any(window.stop is None for window in windows) else len(windows)
     named = windows[0] if counted == 1 else None
-    folder = Path(env.get("RLPROF_RUN_DIR") or "rlprof-profiles").absolute() / names.report_folder("nsight", identity.worker or "", identity.rank)
+    folder = Path(env.get("RLPROF_RUN_DIR") or "rlprof-profiles").absolute() / names.report_folder(
+        "nsight", identity.worker or "", identity.rank
+    )
     output = report_output(None, identity, named, env, folder)
     os.makedirs(os.path.dirname(output), mode=0o700, exist_ok=True)
     settings = {"RLPROF_NSYS_RANGE": opened_by}
@@ -157,7 +203,9 @@ def profile_settings_and_words(identity: Identity, spec: Any, env: Mapping[str, 
 
 
 def _patience(env: Mapping[str, str]) -> str:
-    """Whole seconds that nsys has to start the worker: what a trial of its options has, and no less than usual."""
+    """Whole seconds that nsys has to start the worker: what a trial of its options has, and no less than
+    usual.
+    """
     return str(round(max(TIMEOUT_S, timeout_s(env))))
 
 
@@ -173,6 +221,7 @@ def _tmpdir(env: Mapping[str, str]) -> list[str]:
 def _nsys_is_missing(worker: str, rank: int | None, env: Mapping[str, str]) -> str:
     node = env.get("RLPROF_NODE") or socket.gethostname()
     return (
-        f"no nsys on node {node} for worker {worker!r} rank {rank}: {nsight.why_missing(env)}. Install nsight-systems-cli there (or in "
-        "the container), set RLPROF_NSYS to it, or set `on_error: continue` in the request to train unprofiled"
+        f"no nsys on node {node} for worker {worker!r} rank {rank}: {nsight.why_missing(env)}. Install"
+        " nsight-systems-cli there (or in the container), set RLPROF_NSYS to it, or set `on_error: continue`"
+        " in the request to train unprofiled"
     )

@@ -1,4 +1,6 @@
-"""Tries the options of an nsys session before a worker is launched with them: a wrong one would restart it for ever."""
+"""Tries the options of an nsys session before a worker is launched with them: a wrong one would restart it
+for ever.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +13,46 @@ from typing import Any
 from rlprof_ops.backends import nsight
 from rlprof_ops.rayenv.wrap.option_trial import Trials, trial_env
 
-# launch, start and shutdown, as a worker and its step gate would; a session of its own for each, as nothing runs in them.
+# launch, start and shutdown, as a worker and its step gate would; a session of its own for each, as nothing
+# runs in them.
 _SCRIPT = (
-    'nsys=$1 session=$2 count=$3; shift 3; "$nsys" launch --session-new="$session-l" "${@:1:count}" true && '
-    '"$nsys" start --session-new="$session-s" "${@:count+1}" -o "$TMPDIR/report" && "$nsys" shutdown --kill=none --session="$session-s"'
+    'nsys=$1 session=$2 count=$3; shift 3; "$nsys" launch --session-new="$session-l" "${@:1:count}" true &&'
+    ' "$nsys" start --session-new="$session-s" "${@:count+1}" -o "$TMPDIR/report" && "$nsys" shutdown'
+    ' --kill=none --session="$session-s"'
 )
 _numbers = itertools.count()
 
 
 async def reason_against(spec: Any, trials: Trials, env: Mapping[str, str]) -> str | None:
-    """Why a session with the options of `spec` cannot be had on this node; None when it can, or when there is no nsys to ask."""
+    """Why a session with the options of `spec` cannot be had on this node; None when it can, or when there
+    is no nsys to ask.
+    """
     nsys = nsight.find(env)
     if nsys is None:
         return None
     if nsight.capture_range(spec):
         words = nsight.profile_words(spec, None)
         command = [nsys, "profile", *words, "-o", "{folder}/report", sys.executable, "-c", ""]
-        return _said(words, await trials.reason_against((nsys, "profile", *words), command, nsight.client_env(trial_env())))
+        return _said(
+            words,
+            await trials.reason_against((nsys, "profile", *words), command, nsight.client_env(trial_env())),
+        )
     split = nsight.split_options(spec)
     session = f"rlprof-trial-{os.getpid()}-{next(_numbers)}"
-    command = ["bash", "-c", _SCRIPT, "trial", nsys, session, str(len(split.launch)), *split.launch, *split.start]
-    reason = await trials.reason_against((nsys, *split.launch, "", *split.start), command, nsight.client_env(trial_env()))
+    command = [
+        "bash",
+        "-c",
+        _SCRIPT,
+        "trial",
+        nsys,
+        session,
+        str(len(split.launch)),
+        *split.launch,
+        *split.start,
+    ]
+    reason = await trials.reason_against(
+        (nsys, *split.launch, "", *split.start), command, nsight.client_env(trial_env())
+    )
     return _said([*split.launch, *split.start], reason)
 
 

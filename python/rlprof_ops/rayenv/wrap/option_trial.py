@@ -1,4 +1,6 @@
-"""Tries a profiler's options before workers are started with them: once for the same options, bounded in time, alone."""
+"""Tries a profiler's options before workers are started with them: once for the same options, bounded in
+time, alone.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ TIMEOUT_S = 20.0
 _REMEMBER_FAILURE_S = 60.0
 _TRIES = 3
 # nsys 2023.4 on a busy node, seen under load: says nothing about the options.
-BAD_LUCK = re.compile(r"Connection to Agent lost|Local Endpoint is not available|The proxy is not started|\bEnd of file\b")
+BAD_LUCK = re.compile(
+    r"Connection to Agent lost|Local Endpoint is not available|The proxy is not started|\bEnd of file\b"
+)
 _TELLING = re.compile(r"error|unrecogni|unknown|invalid|illegal|not found|no module", re.IGNORECASE)
 
 
@@ -37,7 +41,9 @@ def trial_env() -> dict[str, str]:
 
 
 class Trials:
-    """What was tried on this node. Environments that are set up at once share the trial of the same options."""
+    """What was tried on this node. Environments that are set up at once share the trial of the same
+    options.
+    """
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, ...], asyncio.Task[str | None]] = {}
@@ -53,9 +59,9 @@ class Trials:
     ) -> str | None:
         """Run `command` unless that was done for `key`; why it must not be used, or None when it works.
 
-        "{folder}" in `command` and in the values of `env` stands for the trial's own folder, which holds `files` and is
-        removed afterwards. `proof` names a file in it that the command must have written: some tools fail with exit
-        code 0.
+        "{folder}" in `command` and in the values of `env` stands for the trial's own folder, which holds
+        `files` and is removed afterwards. `proof` names a file in it that the command must have written: some
+        tools fail with exit code 0.
         """
         identity = tuple(key)
         when, reason = self._known.get(identity, (0.0, ""))
@@ -71,8 +77,12 @@ class Trials:
         return reason
 
 
-async def _try_some(command: Sequence[str], env: Mapping[str, str], files: Mapping[str, str], proof: str | None) -> str | None:
-    """Once, or again while the profiler fails for a reason that has nothing to do with what was asked of it."""
+async def _try_some(
+    command: Sequence[str], env: Mapping[str, str], files: Mapping[str, str], proof: str | None
+) -> str | None:
+    """Once, or again while the profiler fails for a reason that has nothing to do with what was asked of
+    it.
+    """
     reason = None
     for _ in range(_TRIES):
         reason = await _try(command, env, files, proof)
@@ -81,7 +91,9 @@ async def _try_some(command: Sequence[str], env: Mapping[str, str], files: Mappi
     return reason
 
 
-async def _try(command: Sequence[str], env: Mapping[str, str], files: Mapping[str, str], proof: str | None) -> str | None:
+async def _try(
+    command: Sequence[str], env: Mapping[str, str], files: Mapping[str, str], proof: str | None
+) -> str | None:
     limit_s = timeout_s(os.environ)
     folder = Path(tempfile.mkdtemp(prefix="rlprof-trial-", dir=_existing(env.get("TMPDIR"))))
     try:
@@ -90,9 +102,16 @@ async def _try(command: Sequence[str], env: Mapping[str, str], files: Mapping[st
         for name, text in files.items():
             (folder / name).write_text(text)
         argv = [word.replace("{folder}", str(folder)) for word in command]
-        with (folder / "output.txt").open("wb") as output:  # a file: a pipe would be held open by what outlives the command
+        with (folder / "output.txt").open(
+            "wb"
+        ) as output:  # a file: a pipe would be held open by what outlives the command
             process = await asyncio.create_subprocess_exec(
-                *argv, env=full, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                *argv,
+                env=full,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
             try:
                 code = await asyncio.wait_for(process.wait(), limit_s)

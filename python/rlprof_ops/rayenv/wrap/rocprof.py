@@ -1,4 +1,6 @@
-"""Starting a Ray worker under rocprof-sys: the command that keeps its interpreter, its variables, and the trial of both."""
+"""Starting a Ray worker under rocprof-sys: the command that keeps its interpreter, its variables, and the
+trial of both.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class RocprofWrap:
     variables: Mapping[str, str]
 
     def shell(self, py_executable: str) -> str:
-        """Text for `bash -c "exec … default_worker.py …"`: the worker's own interpreter runs rocprof-sys, which runs the script."""
+        """Text for `bash -c "exec … default_worker.py …"`: the worker's own interpreter runs rocprof-sys,
+        which runs the script.
+        """
         path = f'PYTHONPATH={shlex.quote(self.package_folder)}"${{PYTHONPATH:+:$PYTHONPATH}}"'
         return " ".join(["env", path, py_executable, "-m", "rocprofsys", *map(shlex.quote, self.words), "--"])
 
@@ -40,7 +44,9 @@ class RocprofWrap:
 
 @dataclass(frozen=True)
 class Asked:
-    """What somebody asked of rocprof-sys. `variables` are `ROCPROFSYS_*` that were set on purpose; they win over ours."""
+    """What somebody asked of rocprof-sys. `variables` are `ROCPROFSYS_*` that were set on purpose; they
+    win over ours.
+    """
 
     options: Mapping[str, str | None]
     flags: tuple[str, ...]
@@ -57,16 +63,34 @@ async def prepare(
     session_folder: Path,
     env: Mapping[str, str] | None = None,
 ) -> RocprofWrap:
-    """A wrap that a trial has shown to work; raises `rocprof_sys.FrontEndError` with the reason when there is none."""
+    """A wrap that a trial has shown to work; raises `rocprof_sys.FrontEndError` with the reason when there
+    is none.
+    """
     windows: Any = spec.windows() if spec is not None else ()
-    wrap = make_wrap(asked, identity, windows[0] if windowed and len(windows) == 1 else None, windowed, os.environ if env is None else env, session_folder)
+    wrap = make_wrap(
+        asked,
+        identity,
+        windows[0] if windowed and len(windows) == 1 else None,
+        windowed,
+        os.environ if env is None else env,
+        session_folder,
+    )
     reason = await reason_against(wrap, context, trials, trial_env())
     if reason is not None:
-        raise rocprof_sys.FrontEndError(f"`python -m rocprofsys {' '.join(wrap.words)} --` does not work: {reason}")
+        raise rocprof_sys.FrontEndError(
+            f"`python -m rocprofsys {' '.join(wrap.words)} --` does not work: {reason}"
+        )
     return wrap
 
 
-def make_wrap(asked: Asked, identity: Identity, window: Any | None, windowed: bool, env: Mapping[str, str], session_folder: Path) -> RocprofWrap:
+def make_wrap(
+    asked: Asked,
+    identity: Identity,
+    window: Any | None,
+    windowed: bool,
+    env: Mapping[str, str],
+    session_folder: Path,
+) -> RocprofWrap:
     """The wrap of one worker; the folder of its trace exists afterwards.
 
     Args:
@@ -86,18 +110,32 @@ def make_wrap(asked: Asked, identity: Identity, window: Any | None, windowed: bo
     own = {name: str(value) for name, value in asked.variables.items()}
     variables = rocprof_sys.variables(str(folder), stem, own, windowed)
     os.makedirs(variables["ROCPROFSYS_OUTPUT_PATH"], mode=0o700, exist_ok=True)
-    return RocprofWrap(front_end.package_folder, tuple(rocprof_sys.render(asked.options, asked.flags)), variables)
+    return RocprofWrap(
+        front_end.package_folder, tuple(rocprof_sys.render(asked.options, asked.flags)), variables
+    )
 
 
-async def reason_against(wrap: RocprofWrap, context: Any, trials: Trials, env: Mapping[str, str]) -> str | None:
-    """Why a worker of this context would not start under rocprof-sys; None when a trial script ran under it."""
+async def reason_against(
+    wrap: RocprofWrap, context: Any, trials: Trials, env: Mapping[str, str]
+) -> str | None:
+    """Why a worker of this context would not start under rocprof-sys; None when a trial script ran under
+    it.
+    """
     quiet = replace(wrap, variables={**wrap.variables, "ROCPROFSYS_OUTPUT_PATH": "{folder}"})
     prefix = list(getattr(context, "command_prefix", None) or [])
     command = " ".join([*prefix, "exec", wrap.shell(context.py_executable), '"$0"'])
     own = {name: os.path.expandvars(str(value)) for name, value in context.env_vars.items()}
     full = {**env, **own, **quiet.variables}
-    settings = {name: value for name, value in wrap.variables.items() if name not in ("ROCPROFSYS_OUTPUT_PATH", "ROCPROFSYS_OUTPUT_PREFIX")}
+    settings = {
+        name: value
+        for name, value in wrap.variables.items()
+        if name not in ("ROCPROFSYS_OUTPUT_PATH", "ROCPROFSYS_OUTPUT_PREFIX")
+    }
     key = (command, *(f"{name}={value}" for name, value in sorted(settings.items())))
     return await trials.reason_against(
-        key, ["bash", "-c", command, "{folder}/worker.py"], full, files={"worker.py": _TRIAL_SCRIPT}, proof="worker.py.ran"
+        key,
+        ["bash", "-c", command, "{folder}/worker.py"],
+        full,
+        files={"worker.py": _TRIAL_SCRIPT},
+        proof="worker.py.ran",
     )

@@ -15,18 +15,28 @@ from rlprof_ops.rayenv.wrap.option_trial import Trials
 from rlprof_ops.rayenv.wrap.rocprof import Asked, RocprofWrap
 
 
-async def prepare(spec: Any, worker: str, rank: int | None, context: Any, trials: Trials, logger: logging.Logger) -> RocprofWrap | None:
+async def prepare(
+    spec: Any, worker: str, rank: int | None, context: Any, trials: Trials, logger: logging.Logger
+) -> RocprofWrap | None:
     """The wrap of one worker that `spec` selects; None when it is to start unprofiled.
 
     Raises `RuntimeError` when it cannot be profiled and its capture has `on_error: fail`.
     """
     flags = spec.flags if spec.flags or spec.options else rocprof.DEFAULT_FLAGS
-    variables = {name: value for name, value in {**context.env_vars, **spec.env}.items() if name.startswith("ROCPROFSYS_")}
+    variables = {
+        name: value
+        for name, value in {**context.env_vars, **spec.env}.items()
+        if name.startswith("ROCPROFSYS_")
+    }
     identity = Identity(worker, rank)
-    folder = Path(os.environ.get("RLPROF_NODE_DIR") or os.environ.get("RLPROF_RUN_DIR") or "rlprof-profiles").absolute()
+    folder = Path(
+        os.environ.get("RLPROF_NODE_DIR") or os.environ.get("RLPROF_RUN_DIR") or "rlprof-profiles"
+    ).absolute()
     asked = Asked(spec.options, flags, variables)
     try:
-        return await rocprof.prepare(asked, identity, spec, True, context, trials, folder / "profiles" / "rocprof_sys" / worker)
+        return await rocprof.prepare(
+            asked, identity, spec, True, context, trials, folder / "profiles" / "rocprof_sys" / worker
+        )
     except rocprof_sys.FrontEndError as error:
         try:
             give_up(identity, spec, context, str(error), logger, tell=False)

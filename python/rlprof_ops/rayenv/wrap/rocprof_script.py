@@ -1,4 +1,5 @@
-"""Runs a Python script for `rlprof wrap` under rocprof-sys and notes its exit code, which rocprof-sys would hide.
+"""Runs a Python script for `rlprof wrap` under rocprof-sys and notes its exit code, which rocprof-sys would
+hide.
 
 As a program: run_script.py EXIT_CODE_FILE (SCRIPT | -m MODULE) ARGUMENTS…
 """

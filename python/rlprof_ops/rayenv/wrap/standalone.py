@@ -1,4 +1,6 @@
-"""The same wrapping for a process that Ray does not start: what `rlprof wrap … -- CMD` runs instead of CMD."""
+"""The same wrapping for a process that Ray does not start: what `rlprof wrap … -- CMD` runs instead of
+CMD.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def rank_from(env: Mapping[str, str]) -> int | None:
     return None
 
 
-def wrapped_command(worker: str, rank: int | None, argv: Sequence[str], request: Any, env: Mapping[str, str]) -> Command:
+def wrapped_command(
+    worker: str, rank: int | None, argv: Sequence[str], request: Any, env: Mapping[str, str]
+) -> Command:
     """CMD as the request wants it: under nsys, under rocprof-sys, or as it is.
 
     Args:
@@ -65,7 +69,13 @@ def wrapped_command(worker: str, rank: int | None, argv: Sequence[str], request:
         return Command(tuple(argv), full)
     for spec in specs:
         full.update(spec.env)
-    full.update({"RLPROF_WORKER": worker, "RLPROF_RANK": "" if rank is None else str(rank), "RLPROF_REQUEST_JSON": request.to_json()})
+    full.update(
+        {
+            "RLPROF_WORKER": worker,
+            "RLPROF_RANK": "" if rank is None else str(rank),
+            "RLPROF_REQUEST_JSON": request.to_json(),
+        }
+    )
     for spec in specs:
         try:
             if spec.backend == "nsight":
@@ -83,7 +93,9 @@ class _NotHere(Exception):
     """The tool is not on this node."""
 
 
-def _under_nsys(worker: str, rank: int | None, argv: Sequence[str], spec: Any, env: dict[str, str]) -> Command:
+def _under_nsys(
+    worker: str, rank: int | None, argv: Sequence[str], spec: Any, env: dict[str, str]
+) -> Command:
     nsys = nsight.find(env)
     if nsys is None:
         raise _NotHere("no nsys on PATH; install nsight-systems-cli or set RLPROF_NSYS")
@@ -105,7 +117,9 @@ def _under_rocprof(identity: Identity, argv: Sequence[str], spec: Any, env: dict
     python, rest = split_python(argv)
     folder = Path(env.get("RLPROF_NODE_DIR") or env.get("RLPROF_RUN_DIR") or "rlprof-profiles").absolute()
     variables = {name: value for name, value in env.items() if name.startswith("ROCPROFSYS_")}
-    asked = rocprof.Asked(spec.options, spec.flags if spec.flags or spec.options else rocprof.DEFAULT_FLAGS, variables)
+    asked = rocprof.Asked(
+        spec.options, spec.flags if spec.flags or spec.options else rocprof.DEFAULT_FLAGS, variables
+    )
     target = folder / "profiles" / "rocprof_sys" / (identity.worker or "") / f"rank{identity.rank or 0}"
     context = SimpleNamespace(py_executable=shlex.join(python), env_vars=env, command_prefix=[])
     wrap = asyncio.run(rocprof.prepare(asked, identity, spec, True, context, Trials(), target, env))

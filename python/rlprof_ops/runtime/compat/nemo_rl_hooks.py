@@ -3,8 +3,9 @@
     export NRL_POLICY_PROFILER_CLASS=rlprof_ops.runtime.compat.nemo_rl_hooks.PolicyProfiler
     export NRL_ROLLOUT_PROFILER_CLASS=rlprof_ops.runtime.compat.nemo_rl_hooks.RolloutProfiler
 
-NeMo RL makes one of each a worker with `(rank=…)` and calls begin, then finish or abort, then close. What is profiled says the
-request, as everywhere. A wrong order of calls is an error in the caller and raises; a profiler that fails never does.
+NeMo RL makes one of each a worker with `(rank=…)` and calls begin, then finish or abort, then close. What is
+profiled says the request, as everywhere. A wrong order of calls is an error in the caller and raises; a
+profiler that fails never does.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class PolicyProfiler(_Steps):
         self._end("finish_train_step", failed=False)
 
     def abort_train_step(self, reason: Any = None, **_: Any) -> None:
-        """The step failed with `reason`; its window is saved as partial. Never raises over the training's own error."""
+        """The step failed with `reason`; its window is saved as partial. Never raises over the training's
+        own error.
+        """
         if self._step is not None:
             self._end("abort_train_step", failed=True)
 
@@ -78,7 +81,9 @@ class RolloutProfiler(_Steps):
         super().__init__(worker, rank)
 
     def begin_engine_initialization(self, **_: Any) -> Any:
-        """The engine is being built: a range, recorded when an open-ended window is open. The token is for the end."""
+        """The engine is being built: a range, recorded when an open-ended window is open. The token is for
+        the end.
+        """
         token = self._profiler.range("engine_initialization")
         token.__enter__()
         return token
@@ -98,7 +103,9 @@ class RolloutProfiler(_Steps):
 
 
 def step_number(step_id: str | int | None) -> int | None:
-    """`"step7/attempt2"` -> 7; a number is itself; None -> None (counted). Raises `ValueError` for anything else."""
+    """`"step7/attempt2"` -> 7; a number is itself; None -> None (counted). Raises `ValueError` for
+    anything else.
+    """
     if step_id is None or (isinstance(step_id, int) and not isinstance(step_id, bool)):
         return step_id
     match = re.fullmatch(r"step[ _-]?(\d+)(?:/attempt[ _-]?\d+)?", str(step_id))

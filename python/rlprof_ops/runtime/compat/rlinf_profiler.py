@@ -1,9 +1,11 @@
-"""RLinf's `PyTorchProfiler` and `PyTorchProfilerFunc`: torch.profiler around single calls such as `run_forward_backward`.
+"""RLinf's `PyTorchProfiler` and `PyTorchProfilerFunc`: torch.profiler around single calls such as
+`run_forward_backward`.
 
-Parameters, functions and meaning are those of RLinf's document "Use PyTorch Profiler in Megatron when inference and
-training" (rlinf/utils/profiler.py). Different from its code: every active call is saved (there only the last of a cycle),
-both exports work at once, inference too ends after `schedule_repeat` calls, an exception inside a profiled call does not
-block the next one, and names hold rank and call number, so nothing is overwritten.
+Parameters, functions and meaning are those of RLinf's document "Use PyTorch Profiler in Megatron when
+inference and training" (rlinf/utils/profiler.py). Different from its code: every active call is saved (there
+only the last of a cycle), both exports work at once, inference too ends after `schedule_repeat` calls, an
+exception inside a profiled call does not block the next one, and names hold rank and call number, so nothing
+is overwritten.
 """
 
 from __future__ import annotations
@@ -25,14 +27,18 @@ FORWARD, FORWARD_BACKWARD = "fwd", "fwd_bwd"
 
 
 class PyTorchProfiler:
-    """Profiles selected calls: `start(forward_only)` before one, `stop(forward_only)` after it, or `with prof.call(forward_only):`.
+    """Profiles selected calls: `start(forward_only)` before one, `stop(forward_only)` after it, or `with
+    prof.call(forward_only):`.
 
-    Training calls follow the cycle wait, warmup, active, repeated `schedule_repeat` times; `wait` is what the minibatches
-    of one training step leave over. Inference calls are cycles of their own: wait 0, warmup 0, active 1.
-    Results: `<output_dir>/fwd/` and `<output_dir>/fwd_bwd/`. A profiler that fails is logged once; training goes on.
+    Training calls follow the cycle wait, warmup, active, repeated `schedule_repeat` times; `wait` is what the
+    minibatches of one training step leave over. Inference calls are cycles of their own: wait 0, warmup 0,
+    active 1. Results: `<output_dir>/fwd/` and `<output_dir>/fwd_bwd/`. A profiler that fails is logged once;
+    training goes on.
     """
 
-    def __init__(self, *, ranks: Sequence[int] | None = None, rank: int | None = None, **parameters: Any) -> None:
+    def __init__(
+        self, *, ranks: Sequence[int] | None = None, rank: int | None = None, **parameters: Any
+    ) -> None:
         """Parameters: see `PyTorchProfilerConfig`. `ranks`: who profiles at all (default: every rank).
 
         Raises:
@@ -53,7 +59,8 @@ class PyTorchProfiler:
         """From the YAML section, which must hold every parameter and nothing else.
 
         Raises:
-            ValueError: missing and unknown parameters, `schedule_wait` (which is computed), or values that do not fit.
+            ValueError: missing and unknown parameters, `schedule_wait` (which is computed), or values that do
+                not fit.
         """
         return cls(**checked(config), **more)
 
@@ -65,7 +72,8 @@ class PyTorchProfiler:
         return self._num_minibatches - self.config.schedule_warmup - self.config.schedule_active
 
     def init_fwd_bwd_schedule(self, num_minibatches: int) -> None:
-        """Set `schedule_wait` = `num_minibatches` - `schedule_warmup` - `schedule_active`; again with the same number is fine.
+        """Set `schedule_wait` = `num_minibatches` - `schedule_warmup` - `schedule_active`; again with the
+        same number is fine.
 
         Raises:
             ValueError: `schedule_wait` would be negative, or the number differs from an earlier one.
@@ -73,13 +81,15 @@ class PyTorchProfiler:
         warmup, active = self.config.schedule_warmup, self.config.schedule_active
         if self._num_minibatches not in (None, num_minibatches):
             raise ValueError(
-                f"num_minibatches changed from {self._num_minibatches} to {num_minibatches}: make a new profiler for a new schedule"
+                f"num_minibatches changed from {self._num_minibatches} to {num_minibatches}: make a new"
+                " profiler for a new schedule"
             )
         wait = num_minibatches - warmup - active
         if wait < 0:
             raise ValueError(
-                f"schedule_wait should be greater than or equal to 0, got {wait}: num_minibatches {num_minibatches} - "
-                f"schedule_warmup {warmup} - schedule_active {active}; use at least {warmup + active} minibatches or a shorter schedule"
+                f"schedule_wait should be greater than or equal to 0, got {wait}: num_minibatches"
+                f" {num_minibatches} - schedule_warmup {warmup} - schedule_active {active}; use at least"
+                f" {warmup + active} minibatches or a shorter schedule"
             )
         self._num_minibatches = num_minibatches
 
@@ -91,11 +101,15 @@ class PyTorchProfiler:
         """
         kind = FORWARD if forward_only else FORWARD_BACKWARD
         if not forward_only and self._num_minibatches is None:
-            raise RuntimeError("call init_fwd_bwd_schedule(num_minibatches) before start() of a training call")
+            raise RuntimeError(
+                "call init_fwd_bwd_schedule(num_minibatches) before start() of a training call"
+            )
         if not self._enabled:
             return
         if self._running:  # an exception kept the last call from its stop()
-            log_once(f"PyTorchProfiler: a {self._running[0]} call was not stopped; what it recorded is dropped")
+            log_once(
+                f"PyTorchProfiler: a {self._running[0]} call was not stopped; what it recorded is dropped"
+            )
             self._discard()
         action = self._action(kind)
         if action == "none":
@@ -149,7 +163,10 @@ class PyTorchProfiler:
         from rlprof_ops.runtime.recorders.torch_options import TorchOptions
 
         config = self.config
-        switches = {name: getattr(config, name) for name in ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")}
+        switches = {
+            name: getattr(config, name)
+            for name in ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
+        }
         options = TorchOptions(
             activities=tuple(activity.lower() for activity in config.activities),
             switches=switches,
@@ -177,8 +194,10 @@ class PyTorchProfiler:
             written = folder / f"{self.config.chrome_filename_prefix}_rank{self._rank}_{kind}_{number}.json"
             self._export(profile, written)
         if self.config.export_tensorboard:
-            # The name that TensorBoard's plugin looks for, as torch.profiler.tensorboard_trace_handler writes it.
-            name = f"{names.safe(socket.gethostname())}_{os.getpid()}_rank{self._rank}.{time.time_ns()}.pt.trace.json"
+            # The name that TensorBoard's plugin looks for, as torch.profiler.tensorboard_trace_handler writes
+            # it.
+            host = names.safe(socket.gethostname())
+            name = f"{host}_{os.getpid()}_rank{self._rank}.{time.time_ns()}.pt.trace.json"
             if written is None:
                 self._export(profile, folder / name)
             else:  # the same content: torch exports a profile once

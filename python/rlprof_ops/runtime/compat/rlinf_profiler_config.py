@@ -1,4 +1,6 @@
-"""The parameters of RLinf's `PyTorchProfiler`, the section `megatron.profiler` of its YAML, checked before anything runs."""
+"""The parameters of RLinf's `PyTorchProfiler`, the section `megatron.profiler` of its YAML, checked before
+anything runs.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def _problems(config: PyTorchProfilerConfig) -> Iterator[str]:
     for activity in config.activities:
         if str(activity).lower() not in ("cpu", "cuda"):
             near = get_close_matches(str(activity).lower(), ("cpu", "cuda"), n=1)
-            yield f"activities has {activity!r}: allowed are cpu and cuda" + (f"; did you mean {near[0]!r}?" if near else "")
+            yield f"activities has {activity!r}: allowed are cpu and cuda" + (
+                f"; did you mean {near[0]!r}?" if near else ""
+            )
     if not config.activities:
         yield "activities is empty: allowed are cpu and cuda"
     prefix = config.chrome_filename_prefix
@@ -61,7 +65,9 @@ def checked(config: Any) -> dict[str, Any]:
     """
     allowed = [field.name for field in fields(PyTorchProfilerConfig)]
     if not isinstance(config, Mapping):
-        raise ValueError(f"the profiler's configuration is {config!r}: expected a mapping with {', '.join(allowed)}")
+        raise ValueError(
+            f"the profiler's configuration is {config!r}: expected a mapping with {', '.join(allowed)}"
+        )
     given = dict(config)
     problems = []
     missing = [name for name in allowed if name not in given]
@@ -72,7 +78,9 @@ def checked(config: Any) -> dict[str, Any]:
     for name in given:
         if name not in allowed and name != "schedule_wait":
             near = get_close_matches(str(name), allowed, n=1)
-            problems.append(f"Unknown profiler parameter {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            problems.append(
+                f"Unknown profiler parameter {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
     if problems:
         raise ValueError("; ".join(problems))
     return given

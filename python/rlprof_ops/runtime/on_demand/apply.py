@@ -12,7 +12,9 @@ from rlprof_ops.runtime.ranges.span import end_tokens
 
 
 def spec_for(demand: CaptureRequest, worker: str, rank: int, next_step: int | None = None) -> Any | None:
-    """The `CaptureSpec` of `demand` for this process, None when it is not meant. `next_step`: the first step to take."""
+    """The `CaptureSpec` of `demand` for this process, None when it is not meant. `next_step`: the first
+    step to take.
+    """
     from rlprof_ops.request import CaptureSpec, Steps, Window
 
     backend = demand.backend
@@ -23,7 +25,9 @@ def spec_for(demand: CaptureRequest, worker: str, rank: int, next_step: int | No
         options["all_threads"] = "true"  # it is started and stopped beside the training thread
     start = next_step or 1
     steps = Steps.of([Window(start, start + demand.next_steps if demand.next_steps else None)])
-    spec = CaptureSpec(backend=backend, workers=demand.workers, ranks=demand.ranks, steps=steps, options=options)
+    spec = CaptureSpec(
+        backend=backend, workers=demand.workers, ranks=demand.ranks, steps=steps, options=options
+    )
     return spec if spec.matches(worker, rank) else None
 
 

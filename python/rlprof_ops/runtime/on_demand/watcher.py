@@ -1,7 +1,8 @@
 """Captures asked for while a job runs: one sleeping thread looks at one folder once a second.
 
-`rlprof capture` leaves a file in `<run folder>/control/`, each node's supervisor copies it to `<node folder>/control/`,
-and every training process of the node finds it there. The thread costs a `stat` a second; training code costs nothing.
+`rlprof capture` leaves a file in `<run folder>/control/`, each node's supervisor copies it to `<node
+folder>/control/`, and every training process of the node finds it there. The thread costs a `stat` a second;
+training code costs nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ VARIABLE = "RLPROF_ON_DEMAND"
 FOLDER = "control"
 POLL_S = 1.0
 _MOST_BYTES = 1 << 16
-# File systems stamp a folder's change with a coarse clock: a file that came in the same tick would be overlooked.
+# File systems stamp a folder's change with a coarse clock: a file that came in the same tick would be
+# overlooked.
 _COARSE_NS = 2_000_000_000
 
 
@@ -31,7 +33,9 @@ def asked(env: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class CaptureRequest:
-    """One request on demand. Exactly one of `next_steps` and `seconds` is set; `backend` "auto": nsys where the worker has a session."""
+    """One request on demand. Exactly one of `next_steps` and `seconds` is set; `backend` "auto": nsys
+    where the worker has a session.
+    """
 
     id: str
     workers: tuple[str, ...]
@@ -61,13 +65,17 @@ class CaptureRequest:
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"no capture request: {type(error).__name__}: {error}") from None
-        if (demand.next_steps is None) == (demand.seconds is None) or (demand.next_steps or demand.seconds or 0) <= 0:
+        if (demand.next_steps is None) == (demand.seconds is None) or (
+            demand.next_steps or demand.seconds or 0
+        ) <= 0:
             raise ValueError("no capture request: it needs a positive number of steps or of seconds")
         return demand
 
 
 class Watcher:
-    """The thread of one process. `on_demand` is called in it; so are the actions of `later`, when their time has come."""
+    """The thread of one process. `on_demand` is called in it; so are the actions of `later`, when their
+    time has come.
+    """
 
     def __init__(self, folder: Path, on_demand: Callable[[CaptureRequest], None]) -> None:
         self._folder = folder
@@ -129,7 +137,11 @@ def _changed_ns(folder: Path) -> int:
 def _names(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.name.endswith(".json") and not entry.name.startswith("."))
+            return sorted(
+                entry.name
+                for entry in entries
+                if entry.name.endswith(".json") and not entry.name.startswith(".")
+            )
     except OSError:
         return []
 
@@ -151,7 +163,9 @@ def leave(folder: Path, demand: CaptureRequest) -> Path:
 
 
 def forward(source: Path, target: Path, known: set[str]) -> int:
-    """Copy demands that are new in `source` (the run folder's) to `target` (a node's); how many. `known` is kept by the caller."""
+    """Copy demands that are new in `source` (the run folder's) to `target` (a node's); how many. `known`
+    is kept by the caller.
+    """
     copied = 0
     for name in _names(source):
         if name in known:

@@ -1,4 +1,6 @@
-"""What this process tells the collector: one JSON line an event, and its last step in 8 bytes that survive a kill."""
+"""What this process tells the collector: one JSON line an event, and its last step in 8 bytes that survive
+a kill.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,18 @@ class EventLog:
         self._first = b""
 
     def write(self, event: str, **fields: Any) -> None:
-        line = json.dumps({"event": event, "t_ns": time.time_ns(), **fields}, ensure_ascii=False, default=str) + "\n"
+        line = (
+            json.dumps({"event": event, "t_ns": time.time_ns(), **fields}, ensure_ascii=False, default=str)
+            + "\n"
+        )
         try:
             self._append(line.encode("utf-8", "backslashreplace"))
         except OSError as error:
             if not self._broken:
-                log(f"cannot write {self.path}: {error.strerror or error}; the manifest will not know why a capture is missing")
+                log(
+                    f"cannot write {self.path}: {error.strerror or error}; the manifest will not know why a"
+                    " capture is missing"
+                )
             self._broken = True
 
     def _append(self, data: bytes) -> None:
@@ -69,7 +77,9 @@ class EventLog:
 
 
 class StepFile:
-    """The last step begun, in a mapped file: storing it costs no system call, and the kernel keeps it when we die."""
+    """The last step begun, in a mapped file: storing it costs no system call, and the kernel keeps it when
+    we die.
+    """
 
     def __init__(self, path: Path | None) -> None:
         """`path` None: a file that is not there, for a process that has nothing to tell."""

@@ -1,9 +1,11 @@
-"""`python -m rlprof_ops.runtime.process.launch [--worker NAME] PROGRAM …`: run a training process under nsys where the request wants it.
+"""`python -m rlprof_ops.runtime.process.launch [--worker NAME] PROGRAM …`: run a training process under nsys
+where the request wants it.
 
-What the Ray plugin does for actors, for processes that another launcher starts (torchrun, srun, mpirun). A process that no
-capture selects is started as it is. Example:
+What the Ray plugin does for actors, for processes that another launcher starts (torchrun, srun, mpirun). A
+process that no capture selects is started as it is. Example:
 
-    torchrun --no-python --nproc-per-node 8 python -m rlprof_ops.runtime.process.launch --worker trainer python train.py
+    torchrun --no-python --nproc-per-node 8 python -m rlprof_ops.runtime.process.launch --worker trainer
+    python train.py
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _USAGE = "usage: python -m rlprof_ops.runtime.process.launch [--worker NAME] PRO
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Become the program, or run it under nsys and end with its exit code; exit code 1 for a wrong command line, 127 for no such program."""
+    """Become the program, or run it under nsys and end with its exit code; exit code 1 for a wrong command
+    line, 127 for no such program.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     worker = "worker"
     if words[:1] == ["--worker"] and len(words) > 1:
@@ -66,7 +70,9 @@ def _wrapped(words: list[str], worker: str, env: MutableMapping[str, str]) -> tu
     if nsight.find(env) is None:
         env["RLPROF_NOT_WRAPPED"] = f"no nsys on {place.host}: it is not on PATH and RLPROF_NSYS is not set"
         if spec is not None and spec.on_error == "fail":
-            sys.exit(f"rlprof: {env['RLPROF_NOT_WRAPPED']}; install nsight-systems-cli or set `on_error: continue`")
+            sys.exit(
+                f"rlprof: {env['RLPROF_NOT_WRAPPED']}; install nsight-systems-cli or set `on_error: continue`"
+            )
         return words, "continue"
     job = names.safe(env.get("RLPROF_JOB") or "local")
     session = f"rlprof-{job}-{names.safe_worker(place.worker)}-r{place.rank}-{place.pid}"

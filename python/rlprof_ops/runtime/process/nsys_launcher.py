@@ -1,6 +1,8 @@
-"""A program as a child of nsys: tried again where nsys ends before the program has begun, then started without it.
+"""A program as a child of nsys: tried again where nsys ends before the program has begun, then started
+without it.
 
-For Ray's workers `rayenv/wrap/command.py` does the same in bash: their interpreter need not have this package.
+For Ray's workers `rayenv/wrap/command.py` does the same in bash: their interpreter need not have this
+package.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ _TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _HANDED_ON = (*_TO_END, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def run(nsys: Sequence[str], program: Sequence[str], env: Mapping[str, str], on_error: str = "continue") -> NoReturn:
+def run(
+    nsys: Sequence[str], program: Sequence[str], env: Mapping[str, str], on_error: str = "continue"
+) -> NoReturn:
     """Run `program` by the command line `nsys`, and end with its exit code. Signals are handed on.
 
-    nsys 2023.4 ends once in a while on a busy machine before it has started the program ("Local Endpoint is not
-    available", "End of file"), and no training should end of it: the program is started unprofiled in the end, unless
-    `on_error` is "fail". Raises OSError when nsys or the program cannot be started at all.
+    nsys 2023.4 ends once in a while on a busy machine before it has started the program ("Local Endpoint is
+    not available", "End of file"), and no training should end of it: the program is started unprofiled in the
+    end, unless `on_error` is "fail". Raises OSError when nsys or the program cannot be started at all.
     """
     env = dict(env)
     command = list(nsys)
@@ -48,7 +52,9 @@ def run(nsys: Sequence[str], program: Sequence[str], env: Mapping[str, str], on_
     log("training goes on unprofiled")
     for name in ("RLPROF_NSYS_SESSION", "RLPROF_NSYS_RANGE"):
         env.pop(name, None)
-    env["RLPROF_NOT_WRAPPED"] = f"`nsys {nsys[1]}` {said} before the program began, {TRIES} times; its own words are in the log"
+    env["RLPROF_NOT_WRAPPED"] = (
+        f"`nsys {nsys[1]}` {said} before the program began, {TRIES} times; its own words are in the log"
+    )
     os.execvpe(program[0], list(program), env)
 
 
@@ -67,7 +73,9 @@ def _with_another_session(command: list[str], env: dict[str, str], number: int) 
 
 @dataclass
 class _End:
-    """How one nsys ended: whether the program had begun, whether it was killed for hanging, the signal that told it to end."""
+    """How one nsys ended: whether the program had begun, whether it was killed for hanging, the signal
+    that told it to end.
+    """
 
     status: int = 0
     began: bool = False
@@ -76,9 +84,13 @@ class _End:
 
 
 def _run_once(nsys: list[str], program: Sequence[str], env: dict[str, str]) -> _End:
-    """Whoever takes the file `pending` away first decides: the program when it begins, or we; it then ends at once if it comes."""
+    """Whoever takes the file `pending` away first decides: the program when it begins, or we; it then ends
+    at once if it comes.
+    """
     folder = env.get("TMPDIR", "")
-    handle, pending = tempfile.mkstemp(prefix=".rlprof-pending-", dir=folder if os.path.isdir(folder) else None)
+    handle, pending = tempfile.mkstemp(
+        prefix=".rlprof-pending-", dir=folder if os.path.isdir(folder) else None
+    )
     os.close(handle)
     shell = ["/bin/sh", "-c", 'rm -- "$0" 2> /dev/null || exit 1; exec "$@"', pending, *program]
     end = _End()

@@ -1,10 +1,11 @@
-"""Keeps the profiling of a Ray worker to itself: what it starts in turn does not inherit it, unless it asks for its own.
+"""Keeps the profiling of a Ray worker to itself: what it starts in turn does not inherit it, unless it asks
+for its own.
 
 Ray gives a child every key of its parent's runtime env that the child does not set (`OverrideRuntimeEnv`,
-src/ray/core_worker/core_worker.cc), so an actor that a profiled one creates would be profiled too, under its name and
-rank. A key that is null there counts as set and starts no plugin (`create_for_plugin_if_needed`,
-ray/_private/runtime_env/plugin.py); ours is {}, since a runtime env of nulls alone counts as none. Nobody but the parent
-can tell: for the node's agent both have the same runtime env.
+src/ray/core_worker/core_worker.cc), so an actor that a profiled one creates would be profiled too, under its
+name and rank. A key that is null there counts as set and starts no plugin (`create_for_plugin_if_needed`,
+ray/_private/runtime_env/plugin.py); ours is {}, since a runtime env of nulls alone counts as none. Nobody but
+the parent can tell: for the node's agent both have the same runtime env.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _DONE = "_rlprof_keeps_profiling"
 
 
 def keep_profiling() -> None:
-    """Make actors and tasks that this process creates from now on begin without its profiling. Never raises; twice is once.
+    """Make actors and tasks that this process creates from now on begin without its profiling. Never raises;
+    twice is once.
 
     A Ray that starts them in another way than 2.49 to 2.60 is left alone, with a log line.
     """
@@ -52,8 +54,20 @@ def _actor_remote(before: Any) -> Any:
 
 
 def _task_remote(before: Any) -> Any:
-    def _remote(self: Any, args: Any = None, kwargs: Any = None, serialized_runtime_env_info: str | None = None, **options: Any) -> Any:
-        return before(self, args, kwargs, serialized_runtime_env_info=_without_inherited_text(serialized_runtime_env_info), **options)
+    def _remote(
+        self: Any,
+        args: Any = None,
+        kwargs: Any = None,
+        serialized_runtime_env_info: str | None = None,
+        **options: Any,
+    ) -> Any:
+        return before(
+            self,
+            args,
+            kwargs,
+            serialized_runtime_env_info=_without_inherited_text(serialized_runtime_env_info),
+            **options,
+        )
 
     return _remote
 
@@ -66,7 +80,9 @@ def without_inherited(runtime_env: Mapping[str, Any] | None) -> Any:
 
 
 def _without_inherited_text(info: str | None) -> str:
-    """The same for the text that Ray sends: JSON with the runtime env as JSON text in it (RuntimeEnvInfo, protobuf)."""
+    """The same for the text that Ray sends: JSON with the runtime env as JSON text in it (RuntimeEnvInfo,
+    protobuf).
+    """
     from ray._private.utils import get_runtime_env_info
 
     if not info or info == "{}":

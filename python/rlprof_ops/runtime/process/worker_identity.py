@@ -39,7 +39,9 @@ class NodeContext:
         return self.root / names.report_folder(backend, self.worker, self.rank) / report
 
 
-def find_place(worker: str | None, rank: int | None, world_size: int | None, env: Mapping[str, str]) -> NodeContext:
+def find_place(
+    worker: str | None, rank: int | None, world_size: int | None, env: Mapping[str, str]
+) -> NodeContext:
     """The place of this process. What is not given comes from the plugin's variables, then from torchrun's.
 
     Folders: `RLPROF_NODE_DIR`; without it the run folder; without that `./rlprof-profiles`.

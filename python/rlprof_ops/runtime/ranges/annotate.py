@@ -1,7 +1,9 @@
-"""Decorators for what training code is made of: functions, methods, coroutines, generators and async generators.
+"""Decorators for what training code is made of: functions, methods, coroutines, generators and async
+generators.
 
-`holder.profiler` may change after a function was decorated: from nothing to the profiler that `from_env` makes.
-Outside windows a call costs two attributes and one check. The function runs exactly once and its exceptions are its own.
+`holder.profiler` may change after a function was decorated: from nothing to the profiler that `from_env`
+makes. Outside windows a call costs two attributes and one check. The function runs exactly once and its
+exceptions are its own.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ class Holder:
 
 
 def annotated(holder: Any, function: Any, name: str) -> Any:
-    """`function` with a range around each run of it: for a coroutine across its awaits, for a generator until it is exhausted or closed."""
+    """`function` with a range around each run of it: for a coroutine across its awaits, for a generator
+    until it is exhausted or closed.
+    """
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(annotated(holder, function.__func__, name))
     if inspect.isclass(function) or not callable(function):
@@ -70,7 +74,8 @@ def _generator(holder: Any, function: Any, name: str) -> Any:
 def _async_generator(holder: Any, function: Any, name: str) -> Any:
     async def async_generator(*args: Any, **kwargs: Any) -> Any:
         with holder.profiler.range(name):
-            # There is no `yield from` for async generators: hand on what is sent and thrown in (PEP 380, PEP 525).
+            # There is no `yield from` for async generators: hand on what is sent and thrown in (PEP 380, PEP
+            # 525).
             inner = function(*args, **kwargs)
             try:
                 item = await inner.__anext__()

@@ -1,4 +1,6 @@
-"""How a range reaches a profiler: NVTX for nsys, `record_function` for torch. Nothing is imported before it is needed."""
+"""How a range reaches a profiler: NVTX for nsys, `record_function` for torch. Nothing is imported before
+it is needed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _GRAY = 0xFF9E9E9E
 
 
 class NvtxRanges:
-    """Ranges by start and end ids, not push and pop: a range that spans an `await` ends itself and no other."""
+    """Ranges by start and end ids, not push and pop: a range that spans an `await` ends itself and no
+    other.
+    """
 
     kind = "nvtx"
 
@@ -59,7 +63,9 @@ class TorchNvtxRanges:
 
 
 class RoctxRanges:
-    """Ranges for AMD's profilers, by ROCm's own library. `roctxRangeStartA` gives an id, so awaits are no trouble."""
+    """Ranges for AMD's profilers, by ROCm's own library. `roctxRangeStartA` gives an id, so awaits are no
+    trouble.
+    """
 
     kind = "roctx"
     LIBRARIES = ("librocprofiler-sdk-roctx.so.1", "libroctx64.so.4", "libroctx64.so")

@@ -42,7 +42,10 @@ class Metrics:
     def read(self, reset: bool = False) -> dict[str, RangeTimes]:
         """The sums so far; with `reset` they start again from zero, as a trainer wants it once a step."""
         with self._lock:
-            found = {name: RangeTimes(int(count), total, longest) for name, (count, total, longest) in self._times.items()}
+            found = {
+                name: RangeTimes(int(count), total, longest)
+                for name, (count, total, longest) in self._times.items()
+            }
             if reset:
                 self._times.clear()
         return found

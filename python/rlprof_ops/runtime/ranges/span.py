@@ -11,7 +11,8 @@ from rlprof_ops.runtime.process.event_log import log_once
 class Span:
     """Opened by `prof.range` when a window, a phase capture or the metrics want it.
 
-    What goes wrong in a profiler is logged once and the body never notices; what the body raises passes through.
+    What goes wrong in a profiler is logged once and the body never notices; what the body raises passes
+    through.
     """
 
     __slots__ = ("_begun_s", "_name", "_opened", "_profiler", "_tokens")

@@ -42,8 +42,9 @@ class WindowRecorder(Protocol):
 
 
 NOT_WRAPPED = (
-    "this process was not started by `nsys launch` (RLPROF_NSYS_SESSION is not set): the runtime-env plugin was not "
-    "loaded on this node, or the actor was created without profiler.runtime_env(...) in its runtime_env"
+    "this process was not started by `nsys launch` (RLPROF_NSYS_SESSION is not set): the runtime-env plugin"
+    " was not loaded on this node, or the actor was created without profiler.runtime_env(...) in its"
+    " runtime_env"
 )
 
 
@@ -64,9 +65,9 @@ def choose_taker(spec: Any, all_specs: Sequence[Any]) -> tuple[WindowRecorder | 
     if spec.backend == "rocprof_sys":
         if is_wrapped():
             return RocprofRecorder(), ""
-        return None, os.environ.get("RLPROF_NOT_WRAPPED") or NOT_WRAPPED.replace("nsys launch", "rocprofsys").replace(
-            "RLPROF_NSYS_SESSION is not set", "the module rocprofsys is not loaded"
-        )
+        return None, os.environ.get("RLPROF_NOT_WRAPPED") or NOT_WRAPPED.replace(
+            "nsys launch", "rocprofsys"
+        ).replace("RLPROF_NSYS_SESSION is not set", "the module rocprofsys is not loaded")
     return None, f"the backend {spec.backend!r} cannot be taken inside a training process"
 
 
@@ -75,14 +76,17 @@ def _second_cupti_user(specs: Sequence[Any]) -> str:
     other = next((spec for spec in specs if spec.backend == "nsight" and nsight.traces_cuda(spec)), None)
     if other is None or not os.environ.get("RLPROF_NSYS_SESSION") or not torch_backend.has_cuda_activity():
         return ""
-    return "nsys already traces CUDA in this process and CUPTI serves one profiler only: ask for one of nsight and torch, or `t: nvtx`"
+    return (
+        "nsys already traces CUDA in this process and CUPTI serves one profiler only: ask for one of nsight"
+        " and torch, or `t: nvtx`"
+    )
 
 
 def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -> Path:
     """Also put a finished report where the request's `output_dir` wants it; the path there.
 
-    torch traces lie as NeMo RL documents it (docs of NRL_TORCH_PROFILE_DIR): the controller's in the folder itself,
-    those of generation workers in one folder each kind, of all others by kind and rank.
+    torch traces lie as NeMo RL documents it (docs of NRL_TORCH_PROFILE_DIR): the controller's in the folder
+    itself, those of generation workers in one folder each kind, of all others by kind and rank.
     """
     folder = Path(output_dir)
     name = names.safe_worker(worker)

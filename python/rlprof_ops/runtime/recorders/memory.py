@@ -1,4 +1,6 @@
-"""Memory over a window: CUDA's allocation history as a snapshot, or the process's resident memory on the host."""
+"""Memory over a window: CUDA's allocation history as a snapshot, or the process's resident memory on the
+host.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def choose_memory_taker(spec: Any) -> tuple[Any, str]:
 
 
 class CudaMemoryRecorder:
-    """The caching allocator's history (torch.cuda.memory), on from `open` to `close`; the snapshot opens in pytorch.org/memory_viz.
+    """The caching allocator's history (torch.cuda.memory), on from `open` to `close`; the snapshot opens in
+    pytorch.org/memory_viz.
 
     An out-of-memory error inside the window is a snapshot of its own, taken at that moment, in `extra`.
     """
@@ -105,7 +108,9 @@ class CudaMemoryRecorder:
 
 
 class HostMemoryRecorder:
-    """Resident memory, sampled by a thread every `interval_ms`, and with `tracemalloc` the lines that grew most."""
+    """Resident memory, sampled by a thread every `interval_ms`, and with `tracemalloc` the lines that grew
+    most.
+    """
 
     suffix = memory.HOST_SUFFIX
 
@@ -130,7 +135,9 @@ class HostMemoryRecorder:
                 tracemalloc.start()
             self._before = tracemalloc.take_snapshot()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, args=(self._stop,), name="rlprof-memory", daemon=True)
+        self._thread = threading.Thread(
+            target=self._sample, args=(self._stop,), name="rlprof-memory", daemon=True
+        )
         self._thread.start()
 
     def entered(self, step: int) -> None:
@@ -174,10 +181,15 @@ class HostMemoryRecorder:
             tracemalloc.stop()
         top = after.compare_to(before, "lineno")[: self._options.tracemalloc]
         return [
-            {"file": entry.traceback[0].filename, "line": entry.traceback[0].lineno, "grown_bytes": entry.size_diff,
-             "bytes": entry.size, "blocks": entry.count}
+            {
+                "file": entry.traceback[0].filename,
+                "line": entry.traceback[0].lineno,
+                "grown_bytes": entry.size_diff,
+                "bytes": entry.size,
+                "blocks": entry.count,
+            }
             for entry in top
-        ]  # fmt: skip
+        ]
 
 
 def resident_bytes() -> int:

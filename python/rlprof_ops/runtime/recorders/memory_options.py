@@ -21,10 +21,11 @@ NEEDS_CUDA = (
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """`host`: resident memory of the process instead of CUDA allocations; `tracemalloc`: top lines by growth, 0 for none.
+    """`host`: resident memory of the process instead of CUDA allocations; `tracemalloc`: top lines by growth,
+    0 for none.
 
-    CUDA: at most `max_entries` allocations are kept; `stacks` "all" adds C++ frames and makes a snapshot of a real
-    training take minutes instead of seconds (torchtitan #3628: 461 s against 4 s).
+    CUDA: at most `max_entries` allocations are kept; `stacks` "all" adds C++ frames and makes a snapshot of a
+    real training take minutes instead of seconds (torchtitan #3628: 461 s against 4 s).
     """
 
     host: bool = False
@@ -41,7 +42,9 @@ def parse(options: Mapping[str, Any], flags: Iterable[str] = ()) -> MemoryOption
     Raises:
         ValueError: an unknown name or a value that does not fit, with what is allowed and the nearest name.
     """
-    words = {name.strip().lower().replace("-", "_"): str(value).strip().lower() for name, value in options.items()}
+    words = {
+        name.strip().lower().replace("-", "_"): str(value).strip().lower() for name, value in options.items()
+    }
     words.update({flag.strip().lower().replace("-", "_"): "true" for flag in flags})
     found: dict[str, Any] = {}
     for given, value in words.items():
@@ -56,7 +59,9 @@ def parse(options: Mapping[str, Any], flags: Iterable[str] = ()) -> MemoryOption
             found[name] = value in ("true", "1", "yes", "on")
         elif name in _CHOICES:
             if value not in _CHOICES[name]:
-                raise ValueError(f"memory option {name} is {value!r}: allowed are {', '.join(_CHOICES[name])}")
+                raise ValueError(
+                    f"memory option {name} is {value!r}: allowed are {', '.join(_CHOICES[name])}"
+                )
             found[name] = value
         elif name != "stack_depth":
             found[name] = _number(name, value)

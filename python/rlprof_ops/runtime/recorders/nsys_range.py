@@ -1,4 +1,6 @@
-"""Windows of a process under `nsys profile`: it opens and closes its own capture range. The report comes when it ends."""
+"""Windows of a process under `nsys profile`: it opens and closes its own capture range. The report comes
+when it ends.
+"""
 
 from __future__ import annotations
 
@@ -58,4 +60,6 @@ def _cuda(function: str) -> None:
         if code != 0:
             raise CaptureError(f"{function} returned CUDA error {code}")
         return
-    raise CaptureError(f"no CUDA runtime has {function} here: use capture-range nvtx, or leave it out for sessions")
+    raise CaptureError(
+        f"no CUDA runtime has {function} here: use capture-range nvtx, or leave it out for sessions"
+    )

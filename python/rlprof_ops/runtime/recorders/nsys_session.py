@@ -1,4 +1,6 @@
-"""A window of the nsys session that this process was launched in: `nsys start`, and `nsys stop` beside the training."""
+"""A window of the nsys session that this process was launched in: `nsys start`, and `nsys stop` beside the
+training.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from pathlib import Path
 from rlprof_ops.backends import OK, nsight
 from rlprof_ops.runtime.capture_error import CaptureError
 
-# `nsys start` (2023.4) can return before the library it has put into this process collects: the first range of a
-# window was lost on a busy machine, and once all of a window of 10 ms.
+# `nsys start` (2023.4) can return before the library it has put into this process collects: the first range
+# of a window was lost on a busy machine, and once all of a window of 10 ms.
 _SETTLE_S = 0.2
 _LIST_TIMEOUT_S = 10.0
 
@@ -44,8 +46,9 @@ class NsysSessionRecorder:
 class StoppingSession:
     """A running `nsys stop`. When the constructor returns nothing more enters the report; `wait` gives it.
 
-    nsys takes in data for the first 0.03 to 0.1 s of a stop, which `nsys sessions list` shows as "Collection"; then it
-    fetches what it has and writes the report, for 0.6 s up to minutes, and the training need not wait for that.
+    nsys takes in data for the first 0.03 to 0.1 s of a stop, which `nsys sessions list` shows as
+    "Collection"; then it fetches what it has and writes the report, for 0.6 s up to minutes, and the training
+    need not wait for that.
     """
 
     def __init__(self, session: str, target: Path) -> None:
@@ -74,20 +77,30 @@ class StoppingSession:
         raw = nsight.generated_path(stdout, nsight.RAW_SUFFIX)
         if raw and os.path.isfile(raw):
             return self._imported(Path(raw))
-        raise CaptureError(f"`nsys stop` ended but wrote no report: {_last_line(stdout) or 'it said nothing'}")
+        raise CaptureError(
+            f"`nsys stop` ended but wrote no report: {_last_line(stdout) or 'it said nothing'}"
+        )
 
     def _imported(self, raw: Path) -> Path:
-        """nsys's own import failed, which leaves the raw capture: once more. What fails again is the drain's to recover."""
+        """nsys's own import failed, which leaves the raw capture: once more. What fails again is the
+        drain's to recover.
+        """
         importer = nsight.find_importer()
         if importer is None:
-            raise CaptureError(f"`nsys stop` left a raw capture, {raw.name}, and QdstrmImporter is not installed beside nsys")
+            raise CaptureError(
+                f"`nsys stop` left a raw capture, {raw.name}, and QdstrmImporter is not installed beside nsys"
+            )
         try:
             _Command(nsight.import_argv(importer, raw, self._target)).finish(nsight.STOP_TIMEOUT_S)
         except CaptureError:
-            self._target.unlink(missing_ok=True)  # half of it, which the drain would take for a report beside the raw capture's
+            self._target.unlink(
+                missing_ok=True
+            )  # half of it, which the drain would take for a report beside the raw capture's
             raise
         if not self._target.is_file():
-            raise CaptureError(f"`nsys stop` left a raw capture, {raw.name}, and QdstrmImporter wrote no report")
+            raise CaptureError(
+                f"`nsys stop` left a raw capture, {raw.name}, and QdstrmImporter wrote no report"
+            )
         raw.unlink()
         return self._target
 
@@ -111,7 +124,8 @@ class _Command:
         tool = os.path.basename(argv[0])
         self._what = "QdstrmImporter" if tool == "QdstrmImporter" else f"`nsys {argv[1]}`"
         try:
-            # Its own session: the signal that ends the training must not end the command that saves the report.
+            # Its own session: the signal that ends the training must not end the command that saves the
+            # report.
             self._process = subprocess.Popen(
                 argv,
                 env=nsight.client_env(os.environ),

@@ -1,4 +1,6 @@
-"""Windows of rocprof-sys: its own Python switch, in a worker that was started under it. The trace comes when the process ends."""
+"""Windows of rocprof-sys: its own Python switch, in a worker that was started under it. The trace comes
+when the process ends.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ from rlprof_ops.runtime.capture_error import CaptureError
 
 
 class RocprofRecorder:
-    """`rocprofsys.user.start_trace` and `stop_trace` (source/python/rocprofsys/user, and `ROCPROFSYS_INIT_ENABLED=false`).
+    """`rocprofsys.user.start_trace` and `stop_trace` (source/python/rocprofsys/user, and
+    `ROCPROFSYS_INIT_ENABLED=false`).
 
-    `late`: closing a window gives no file. One trace holds all windows of the process, and is named by the plugin.
+    `late`: closing a window gives no file. One trace holds all windows of the process, and is named by the
+    plugin.
     """
 
     suffix = rocprof_sys.SUFFIX

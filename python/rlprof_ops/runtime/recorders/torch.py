@@ -15,11 +15,14 @@ from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.recorders.torch_options import TorchOptions, parse
 
 _PROBE_BYTES = 1 << 20
-_GZIP_LEVEL = 3  # a trace shrinks 15-fold at once; the levels above cost seconds of the training's time for a few percent
+# a trace shrinks 15-fold at once; the levels above cost seconds of the training's time for a few percent
+_GZIP_LEVEL = 3
 
 
 class TorchRecorder:
-    """Records from `open` to `close`. With a schedule, the cycles after the first are left in `extra` as (first, last step, file, phase)."""
+    """Records from `open` to `close`. With a schedule, the cycles after the first are left in `extra` as
+    (first, last step, file, phase).
+    """
 
     suffix = torch_backend.SUFFIX
     _stuck = ""  # of the process: why a profiler still runs in it
@@ -41,10 +44,15 @@ class TorchRecorder:
             raise CaptureError(str(error)) from None
         torch = _torch()
         if TorchRecorder._stuck:
-            raise CaptureError(f"torch.profiler still runs since an earlier window, which it would not end: {TorchRecorder._stuck}")
+            raise CaptureError(
+                "torch.profiler still runs since an earlier window, which it would not end:"
+                f" {TorchRecorder._stuck}"
+            )
         self._target, self._steps, self._cycles, self.extra = target, [], [], []
         try:
-            self._profile = make_profile(torch, self._options, self._on_trace if self._options.scheduled else None)
+            self._profile = make_profile(
+                torch, self._options, self._on_trace if self._options.scheduled else None
+            )
             self._profile.start()
         except Exception as error:
             self._profile = None
@@ -65,7 +73,9 @@ class TorchRecorder:
         if self._thread != threading.get_ident() and not options.all_threads:
             # torch crashes the process when another thread stops it (seen with 2.13), so it is left running.
             self._profile = profile
-            raise CaptureError("torch.profiler can only be stopped by the thread that started it: set `all_threads: true`")
+            raise CaptureError(
+                "torch.profiler can only be stopped by the thread that started it: set `all_threads: true`"
+            )
         self._stop(profile)
         try:
             if not options.scheduled:
@@ -77,8 +87,8 @@ class TorchRecorder:
         if options.scheduled:
             if not self._cycles:
                 raise CaptureError(
-                    f"the schedule wait={options.wait} warmup={options.warmup} active={options.active or 1} ended before its first "
-                    f"active step: the window had {len(self._steps)} steps"
+                    f"the schedule wait={options.wait} warmup={options.warmup} active={options.active or 1}"
+                    f" ended before its first active step: the window had {len(self._steps)} steps"
                 )
             self._cycles[0][2].replace(target)
             self.extra = self._cycles[1:]
@@ -126,7 +136,8 @@ def make_profile(torch: Any, options: TorchOptions, on_trace: Any = None) -> Any
 
 
 def export(profile: Any, target: Path, max_mb: float) -> None:
-    """Write `profile` as a gzip Chrome trace; `CaptureError` when it is larger than `max_mb` before compression.
+    """Write `profile` as a gzip Chrome trace; `CaptureError` when it is larger than `max_mb` before
+    compression.
 
     torch itself would compress line by line at the highest level, which takes longer than the window.
     """
@@ -139,8 +150,8 @@ def export(profile: Any, target: Path, max_mb: float) -> None:
         size_mb = plain.stat().st_size / 1e6
         if size_mb > max_mb:
             raise CaptureError(
-                f"the trace has {size_mb:.0f} MB and max_mb is {max_mb:g}: take fewer steps, switch with_stack and "
-                "record_shapes off, or raise max_mb in the options"
+                f"the trace has {size_mb:.0f} MB and max_mb is {max_mb:g}: take fewer steps, switch"
+                " with_stack and record_shapes off, or raise max_mb in the options"
             )
         with plain.open("rb") as source, _gzip_writer(target) as packed:
             shutil.copyfileobj(source, packed, 1 << 20)

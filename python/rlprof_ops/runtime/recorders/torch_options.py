@@ -12,9 +12,18 @@ ACTIVITIES = ("cpu", "cuda")
 _COUNTS = ("wait", "warmup", "active", "repeat")
 _OTHER = ("activities", "all_threads", "max_mb")
 # RLinf's and verl's words for the same things.
-_ALSO = {"schedule_wait": "wait", "schedule_warmup": "warmup", "schedule_active": "active", "schedule_repeat": "repeat",
-         "shapes": "record_shapes", "memory": "profile_memory", "stack": "with_stack", "module": "with_modules"}  # fmt: skip
-# RLinf writes these too; every report of ours is a gzip Chrome trace under a name that TensorBoard's plugin reads.
+_ALSO = {
+    "schedule_wait": "wait",
+    "schedule_warmup": "warmup",
+    "schedule_active": "active",
+    "schedule_repeat": "repeat",
+    "shapes": "record_shapes",
+    "memory": "profile_memory",
+    "stack": "with_stack",
+    "module": "with_modules",
+}
+# RLinf writes these too; every report of ours is a gzip Chrome trace under a name that TensorBoard's plugin
+# reads.
 _ALWAYS = ("export_tensorboard", "export_chrome_trace", "chrome_filename_prefix", "discrete")
 
 ALLOWED = (*SWITCHES, *_COUNTS, *_OTHER)
@@ -22,10 +31,12 @@ ALLOWED = (*SWITCHES, *_COUNTS, *_OTHER)
 
 @dataclass(frozen=True)
 class TorchOptions:
-    """`wait`, `warmup`, `active` and `repeat` count steps inside the window; `active` 0: no schedule, all of the window.
+    """`wait`, `warmup`, `active` and `repeat` count steps inside the window; `active` 0: no schedule, all of
+    the window.
 
-    `max_mb`: a trace that is larger before compression is dropped and the capture fails, so that no disk fills up.
-    `all_threads` records what other threads do too and lets any thread stop; torch loses allocations with it.
+    `max_mb`: a trace that is larger before compression is dropped and the capture fails, so that no disk
+    fills up. `all_threads` records what other threads do too and lets any thread stop; torch loses
+    allocations with it.
     """
 
     activities: tuple[str, ...] = ACTIVITIES
@@ -104,7 +115,9 @@ def _positive(name: str, value: str) -> float:
 
 
 def _activities(value: str) -> tuple[str, ...]:
-    names = tuple(part.strip().lower() for part in value.replace("+", ",").strip("[]").split(",") if part.strip())
+    names = tuple(
+        part.strip().lower() for part in value.replace("+", ",").strip("[]").split(",") if part.strip()
+    )
     wrong = [name for name in names if name not in ACTIVITIES]
     if wrong or not names:
         raise ValueError(f"torch option activities is {value!r}: allowed are cpu and cuda")
