@@ -36,9 +36,9 @@ def give_up(
 
 def _tell_the_manifest(identity: Identity, spec: Any, reason: str) -> None:
     from rlprof_ops.runtime.process.event_log import EventLog
-    from rlprof_ops.runtime.process.worker_identity import find_place
+    from rlprof_ops.runtime.process.worker_identity import find_identity
 
-    place = find_place(identity.worker, identity.rank, None, os.environ)
+    place = find_identity(identity.worker, identity.rank, None, os.environ)
     log = EventLog(place.events / f"{place.stem}.jsonl")
     log.write(
         "registered",

@@ -18,7 +18,7 @@ from rlprof_ops.runtime.gate import ALWAYS_QUIET
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT
 from rlprof_ops.runtime.process import signals
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile, log
-from rlprof_ops.runtime.process.worker_identity import NodeContext
+from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.ranges.emitter_set import EmitterSet
 from rlprof_ops.runtime.ranges.range_times import Metrics, RangeTimes
 from rlprof_ops.runtime.ranges.span import Span, Step, end_tokens, start_tokens
@@ -36,7 +36,7 @@ class Profiler:
 
     def __init__(
         self,
-        place: NodeContext,
+        place: WorkerIdentity,
         specs: Sequence[Any],
         metrics: bool = False,
         output_dir: str | None = None,

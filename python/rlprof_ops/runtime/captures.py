@@ -15,7 +15,7 @@ from rlprof_ops import backends
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
-from rlprof_ops.runtime.process.worker_identity import NodeContext
+from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker, mirror, move_into_place
 
 
@@ -39,7 +39,7 @@ class Captures:
     """
 
     def __init__(
-        self, place: NodeContext, specs: Sequence[Any], events: EventLog, output_dir: str | None = None
+        self, place: WorkerIdentity, specs: Sequence[Any], events: EventLog, output_dir: str | None = None
     ) -> None:
         self._place = place
         self._events = events

@@ -84,14 +84,14 @@ def from_request(
 
 def _made(request: Any, worker: str | None, rank: int | None, world_size: int | None, reuse: bool) -> Any:
     from rlprof_ops.runtime.on_demand import watcher
-    from rlprof_ops.runtime.process.worker_identity import find_place
+    from rlprof_ops.runtime.process.worker_identity import find_identity
     from rlprof_ops.runtime.ranges import range_times
 
     with_metrics = range_times.asked()
     on_demand = watcher.asked(os.environ)
     if not request and not with_metrics and not on_demand:
         return NullProfiler()
-    place = find_place(worker, rank, world_size, os.environ)
+    place = find_identity(worker, rank, world_size, os.environ)
     before = _CURRENT.profiler
     if reuse and not before.closed and before.place == place:
         return before

@@ -54,14 +54,14 @@ def wrapped(words: list[str], worker: str, env: MutableMapping[str, str]) -> lis
 def _wrapped(words: list[str], worker: str, env: MutableMapping[str, str]) -> tuple[list[str], str]:
     """The same, and the capture's `on_error`."""
     from rlprof_ops.runtime import profiler
-    from rlprof_ops.runtime.process.worker_identity import find_place
+    from rlprof_ops.runtime.process.worker_identity import find_identity
 
     try:
         request = profiler.request_from_env(env)
     except Exception as error:
         log(f"nothing is profiled: {error}")
         return words, "continue"
-    place = find_place(worker, None, None, env)
+    place = find_identity(worker, None, None, env)
     specs = request.for_worker(place.worker, place.rank) if request else ()
     env["RLPROF_WORKER"], env["RLPROF_RANK"] = place.worker, str(place.rank)
     spec = next((spec for spec in specs if spec.backend == "nsight"), None)

@@ -15,7 +15,7 @@ DEFAULT_FOLDER = "rlprof-profiles"
 
 
 @dataclass(frozen=True)
-class NodeContext:
+class WorkerIdentity:
     """One training process and its folders. `root` is what event paths are relative to."""
 
     worker: str
@@ -39,9 +39,9 @@ class NodeContext:
         return self.root / names.report_folder(backend, self.worker, self.rank) / report
 
 
-def find_place(
+def find_identity(
     worker: str | None, rank: int | None, world_size: int | None, env: Mapping[str, str]
-) -> NodeContext:
+) -> WorkerIdentity:
     """The place of this process. What is not given comes from the plugin's variables, then from torchrun's.
 
     Folders: `RLPROF_NODE_DIR`; without it the run folder; without that `./rlprof-profiles`.
@@ -59,7 +59,7 @@ def find_place(
     else:  # no supervisor copies from this node: write where the run folder wants it
         root = Path(run_dir).absolute()
         own = root / "nodes" / names.safe(host)
-    return NodeContext(worker, rank or 0, world_size, host, os.getpid(), root, own / "tmp", own / "events")
+    return WorkerIdentity(worker, rank or 0, world_size, host, os.getpid(), root, own / "tmp", own / "events")
 
 
 def _number(text: str | None) -> int | None:
