@@ -27,7 +27,7 @@ from rlprof_ops.supervisor.ray_process import gpu_count
 from rlprof_ops.supervisor.worker import Worker
 
 
-def find_identity(env: Mapping[str, str], settings: Settings) -> NodeContext:
+def find_node_context(env: Mapping[str, str], settings: Settings) -> NodeContext:
     """Read what ray.sub (or `rlprof demo`) set for this node. Raises UsageError when the run folder is not
     visible.
     """
@@ -62,7 +62,7 @@ def make_supervisor(env: Mapping[str, str]) -> Supervisor:
     """Check everything that can be checked before a process is started."""
     settings = Settings.load(env)
     request = load_request(env=env)
-    place = find_identity(env, settings)
+    place = find_node_context(env, settings)
     os.environ.pop("RAY_AUTH_TOKEN", None)
     try:
         place.folder.create()
