@@ -9,7 +9,7 @@ from typing import Any
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit
 from rlprof_ops.analyze.metrics.kernels import NameTotal
 from rlprof_ops.analyze.metrics.memory import MemoryPeak
-from rlprof_ops.analyze.metrics.phases import Segment
+from rlprof_ops.analyze.metrics.phases import Segment, stretches
 from rlprof_ops.analyze.output.answer import build
 from rlprof_ops.analyze.run.identity import Report
 from rlprof_ops.analyze.run.summary import DeviceTimes, PhaseTime, StepTime, Summary
@@ -30,8 +30,9 @@ def simulated_summary(worker: str, rank: int, steps: int, slow: bool, rng: rando
         for phase, start, length in PLANS[worker]:
             a, b = begin + start * MS, begin + (start + length) * MS - rng.randrange(MS)
             talk = 0 if slow or phase != "train" else 6 * MS + rng.randrange(MS)
-            phases.append(PhaseTime(step, phase, b - a, 1, talk, _gpu(b - a, talk), _idle(b - a, talk)))
             segments.append(Segment(step, phase, a, b))
+            when = stretches(segments[-1:])[phase]
+            phases.append(PhaseTime(step, phase, b - a, 1, talk, _gpu(b - a, talk), _idle(b - a, talk), when))
         step_times.append(
             StepTime(step, begin, begin + STEP - MS, True, _gpu(STEP - MS, 6 * MS), _idle(STEP - MS, 6 * MS))
         )
@@ -70,7 +71,7 @@ def simulated_summary(worker: str, rank: int, steps: int, slow: bool, rng: rando
         details={},
         steps=tuple(step_times),
         phases=tuple(phases),
-        segments=tuple(segments),
+        drawn=tuple(segments),
         devices=(
             DeviceTimes(
                 rank % 8,

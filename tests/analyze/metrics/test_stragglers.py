@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
+from rlprof_ops.analyze.metrics.phases import Segment, stretches
 from rlprof_ops.analyze.metrics.stragglers import Straggler, stragglers
 from rlprof_ops.analyze.metrics.student import quantile
 from rlprof_ops.analyze.run.merge import Rank, RankStep
@@ -25,7 +26,8 @@ def run(own_ms: list[list[float]]) -> list[RankStep]:
     for step in range(len(own_ms[0])):
         duration = round(max(mine[step] for mine in own_ms) * MS) + MS
         for number, mine in enumerate(own_ms):
-            phase = PhaseTime(step, "train", duration, 1, duration - round(mine[step] * MS), None, None)
+            when = stretches([Segment(step, "train", 0, duration)])["train"]
+            phase = PhaseTime(step, "train", duration, 1, duration - round(mine[step] * MS), None, None, when)
             rank = Rank("policy_worker", number, f"n{number}", 100 + number)
             rows.append(RankStep(rank, step, 0, 2 * duration, True, (phase,), (), None, None, "r", True))
     return rows

@@ -11,7 +11,7 @@ import numpy as np
 from rlprof_ops.analyze.columns import Ints
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Union:
     """Disjoint half-open intervals in order: the union of any set of intervals.
 
@@ -24,6 +24,16 @@ class Union:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Union)
+            and np.array_equal(self.start, other.start)
+            and np.array_equal(self.before, other.before)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.start.tobytes(), self.before.tobytes()))
 
     @property
     def length(self) -> int:
@@ -89,7 +99,9 @@ def union(start: Ints, end: Ints) -> Union:
 
 
 def merged(*unions: Union) -> Union:
-    """The union of unions."""
+    """The union of unions; of none, nothing."""
+    if not unions:
+        return _disjoint(np.empty(0, np.int64), np.empty(0, np.int64))
     return union(np.concatenate([u.start for u in unions]), np.concatenate([u.end for u in unions]))
 
 

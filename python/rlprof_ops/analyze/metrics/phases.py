@@ -5,7 +5,9 @@ names its own.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -103,7 +105,7 @@ _WITHIN = re.compile(
     r" |\[pl\]|\[param\||"
     r"Pregraph|Compile|compile_|triton|cudaGraph|record_param_comms|rlprof)"
 )
-MAX_SEGMENTS = 400  # drawn a step; sums are taken before
+MAX_SEGMENTS = 400  # drawn a step; every sum is taken of the whole
 
 
 @dataclass(frozen=True)
@@ -208,10 +210,12 @@ def find_phases(trace: Trace, steps: tuple[Step, ...]) -> tuple[Segment, ...]:
     order = rows[np.lexsort((-ranges.duration[rows], ranges.start[rows]))]
     starts, ends, codes = ranges.start[order], ranges.end[order], ranges.name[order]
     segments: list[Segment] = []
+    reach = np.maximum.accumulate(ends)
     for step in steps:
-        touching = np.flatnonzero((ends > step.start) & (starts < step.end))
         cursor = step.start
-        for row in touching:
+        first = int(np.searchsorted(reach, step.start, side="right"))
+        last = int(np.searchsorted(starts, step.end, side="left"))
+        for row in range(first, last):
             begin, end = max(int(starts[row]), cursor), min(int(ends[row]), step.end)
             if end > begin:
                 segments.append(Segment(step.step, labels[int(codes[row])], begin, end))
@@ -225,28 +229,48 @@ def phase_union(segments: tuple[Segment, ...]) -> Union:
     )
 
 
-def drawn(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """At most `MAX_SEGMENTS` segments a step for pictures: neighbours of one phase join over the smallest
-    gaps first.
+def drawn(segments: tuple[Segment, ...], limit: int = MAX_SEGMENTS) -> tuple[Segment, ...]:
+    """At most `limit` segments a step, for pictures only: no sum is taken of them.
+
+    A step with more is cut into that many cells, and a cell shows what takes most of it, a phase or none.
     """
     by_step: dict[int, list[Segment]] = {}
     for segment in segments:
         by_step.setdefault(segment.step, []).append(segment)
-    return tuple(s for group in by_step.values() for s in _thinned(group))
+    return tuple(
+        s for group in by_step.values() for s in (group if len(group) <= limit else _in_cells(group, limit))
+    )
 
 
-def _thinned(group: list[Segment]) -> list[Segment]:
-    gap = 0
-    while len(group) > MAX_SEGMENTS:
-        gap = max(4 * gap, 1000)
-        joined = [group[0]]
-        for segment in group[1:]:
-            last = joined[-1]
-            if segment.phase == last.phase and segment.start - last.end <= gap:
-                joined[-1] = Segment(last.step, last.phase, last.start, segment.end)
-            else:
-                joined.append(segment)
-        if gap > 1 << 50:
-            return joined[:MAX_SEGMENTS]
-        group = joined
-    return group
+def _in_cells(group: list[Segment], limit: int) -> list[Segment]:
+    begin, end = min(s.start for s in group), max(s.end for s in group)
+    edges = begin + (end - begin) * np.arange(limit + 1) // limit
+    most, idle = np.zeros(limit, np.int64), np.diff(edges)
+    winner = np.full(limit, -1, np.int64)
+    unions = stretches(group)
+    for code, phase in enumerate(unions.values()):
+        inside = phase.within(edges[:-1], edges[1:])
+        idle = idle - inside
+        winner[inside > most] = code
+        most = np.maximum(most, inside)
+    winner[idle > most] = -1
+    bounds = [0, *(np.flatnonzero(np.diff(winner)) + 1).tolist(), limit]
+    names, step = list(unions), group[0].step
+    return [
+        Segment(step, names[int(winner[a])], int(edges[a]), int(edges[b]))
+        for a, b in pairwise(bounds)
+        if winner[a] >= 0
+    ]
+
+
+def stretches(segments: Sequence[Segment]) -> dict[str, Union]:
+    """phase -> when the process was in it."""
+    pairs: dict[str, tuple[list[int], list[int]]] = {}
+    for segment in segments:
+        starts, ends = pairs.setdefault(segment.phase, ([], []))
+        starts.append(segment.start)
+        ends.append(segment.end)
+    return {
+        phase: union(np.array(starts, np.int64), np.array(ends, np.int64))
+        for phase, (starts, ends) in pairs.items()
+    }

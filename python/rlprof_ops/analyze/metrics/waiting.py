@@ -4,12 +4,10 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from rlprof_ops.analyze.metrics.intervals import Union, common, union, without
+from rlprof_ops.analyze.metrics.intervals import Union, common, merged, without
 from rlprof_ops.analyze.run.merge import Rank, RankStep
 
 ROLLOUT = {"generation"}
@@ -74,9 +72,9 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
         by_phase: dict[tuple[str, str], Union] = {}
         for worker in {row.rank.worker for row in group if not row.rank.is_controller}:
             mine = [row for row in group if row.rank.worker == worker]
-            for phase in {s.phase for row in mine for s in row.segments}:
-                by_phase[worker, phase] = _segments(
-                    row_segment for row in mine for row_segment in row.segments if row_segment.phase == phase
+            for phase in {part.phase for row in mine for part in row.phases}:
+                by_phase[worker, phase] = merged(
+                    *(part.when for row in mine for part in row.phases if part.phase == phase)
                 )
         for worker in sorted({worker for worker, _ in by_phase}):
             mine = [row for row in group if row.rank.worker == worker]
@@ -101,13 +99,11 @@ def _by_step(rows: Sequence[RankStep]) -> dict[int, list[RankStep]]:
 def _active(group: list[RankStep]) -> dict[str, Union]:
     """When any rank of a worker was in a phase."""
     workers = {row.rank.worker for row in group if not row.rank.is_controller}
-    return {w: _segments(s for row in group if row.rank.worker == w for s in row.segments) for w in workers}
+    return {
+        worker: merged(*(part.when for row in group if row.rank.worker == worker for part in row.phases))
+        for worker in workers
+    }
 
 
 def _own(row: RankStep) -> Union:
-    return _segments(row.segments).clipped(row.start, row.end)
-
-
-def _segments(segments: Iterable[object]) -> Union:
-    pairs = [(s.start, s.end) for s in segments]  # type: ignore[attr-defined]
-    return union(np.array([a for a, _ in pairs], np.int64), np.array([b for _, b in pairs], np.int64))
+    return merged(*(part.when for part in row.phases)).clipped(row.start, row.end)

@@ -11,6 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from rlprof_ops.analyze.metrics.collectives import collective_skews
+from rlprof_ops.analyze.metrics.intervals import Union
+from rlprof_ops.analyze.metrics.intervals import merged as joined
 from rlprof_ops.analyze.metrics.kernels import NameTotal
 from rlprof_ops.analyze.metrics.phases import PHASE_ORDER
 from rlprof_ops.analyze.metrics.stragglers import spreads, stragglers
@@ -66,7 +68,7 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
         "segments": [
             [index[row.rank], row.step, phases.index(s.phase), s.start - t0, s.end - s.start]
             for row in merged.steps
-            for s in row.segments
+            for s in row.drawn
         ],
         "phases": [_spread(s, index) for s in spread],
         "stragglers": [_ranked(asdict(s) | {"cost_ns": s.cost_ns, "rank": index[s.rank]}) for s in slow],
@@ -165,7 +167,11 @@ def _rank(rank: Rank, read: list[Summary]) -> Json:
 
 def _phase_names(merged: Merged) -> list[str]:
     """All phases: the design's in the order of a step, then the others by their first time."""
-    seen = dict.fromkeys(s.phase for row in sorted(merged.steps, key=lambda r: r.start) for s in row.segments)
+    seen = dict.fromkeys(
+        part.phase
+        for row in sorted(merged.steps, key=lambda r: r.start)
+        for part in sorted(row.phases, key=lambda part: int(part.when.start[0]))
+    )
     return [p for p in PHASE_ORDER if p in seen] + [p for p in seen if p not in PHASE_ORDER]
 
 
@@ -318,30 +324,23 @@ def _weight_sync(merged: Merged) -> list[Json]:
     """
     rows = []
     for number in merged.step_numbers:
-        parts: dict[str, list[tuple[int, int]]] = {}
+        parts: dict[str, list[Union]] = {}
         for row in merged.steps:
             if row.step == number and not row.rank.is_controller:
-                hits = [(s.start, s.end) for s in row.segments if s.phase == "weight_sync"]
-                if hits:
-                    parts.setdefault(row.rank.worker, []).extend(hits)
+                parts.setdefault(row.rank.worker, []).extend(
+                    part.when for part in row.phases if part.phase == "weight_sync"
+                )
+        parts = {worker: unions for worker, unions in parts.items() if unions}
         if not parts:
             continue
-        every = [pair for pairs in parts.values() for pair in pairs]
-        start, end = min(a for a, _ in every), max(b for _, b in every)
-        spans = {w: max(b for _, b in pairs) - min(a for a, _ in pairs) for w, pairs in parts.items()}
-        busy = _covered(every)
+        by_worker = {worker: joined(*unions) for worker, unions in parts.items()}
+        every = joined(*by_worker.values())
+        start, end, busy = int(every.start[0]), int(every.end[-1]), every.length
+        spans = {worker: int(when.end[-1] - when.start[0]) for worker, when in by_worker.items()}
         rows.append(
             {"step": number, "total_ns": end - start, "by_worker_ns": spans, "between_ns": end - start - busy}
         )
     return rows
-
-
-def _covered(pairs: list[tuple[int, int]]) -> int:
-    import numpy as np
-
-    from rlprof_ops.analyze.metrics.intervals import union
-
-    return union(np.array([a for a, _ in pairs], np.int64), np.array([b for _, b in pairs], np.int64)).length
 
 
 def _memory(read: list[Summary], index: dict[Rank, int]) -> list[Json]:

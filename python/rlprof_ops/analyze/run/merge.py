@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit
+from rlprof_ops.analyze.metrics.intervals import Union, union
 from rlprof_ops.analyze.metrics.phases import Segment
 from rlprof_ops.analyze.run.clocks import Clocks, HostClock, Member, align
 from rlprof_ops.analyze.run.summary import PhaseTime, StepTime, Summary
@@ -43,7 +44,7 @@ class RankStep:
     end: int
     marked: bool
     phases: tuple[PhaseTime, ...]
-    segments: tuple[Segment, ...]
+    drawn: tuple[Segment, ...]  # for pictures; sums are taken of `PhaseTime.when`
     gpu: GpuTimes | None
     idle: IdleSplit | None
     source: str  # the report's path
@@ -116,7 +117,7 @@ def _begun_together(rows: list[RankStep]) -> list[RankStep]:
     begin: dict[int, int] = {}
     for step in {row.step for row in rows}:
         group = [row for row in rows if row.step == step and row.marked]
-        phases = [segment.start for row in group for segment in row.segments]
+        phases = [int(phase.when.start[0]) for row in group for phase in row.phases if len(phase.when)]
         if phases:
             begin[step] = min(max(row.start for row in group), min(phases))
     cut = []
@@ -143,16 +144,22 @@ def _as_long_as_others(row: RankStep, rows: list[RankStep]) -> RankStep:
 
 
 def _row(rank: Rank, summary: Summary, step: StepTime, clock: HostClock) -> RankStep:
+    """The step on the run's clock; phases are measured on it too, so that they and the gaps add up to it."""
+    phases = []
+    for phase in summary.phases:
+        if phase.step == step.step:
+            when = _aligned(phase.when, clock)
+            phases.append(replace(phase, duration_ns=when.length, when=when))
     return RankStep(
         rank=rank,
         step=step.step,
         start=clock.aligned(step.start),
         end=clock.aligned(step.end),
         marked=step.marked,
-        phases=tuple(phase for phase in summary.phases if phase.step == step.step),
-        segments=tuple(
+        phases=tuple(phases),
+        drawn=tuple(
             replace(s, start=clock.aligned(s.start), end=clock.aligned(s.end))
-            for s in summary.segments
+            for s in summary.drawn
             if s.step == step.step
         ),
         gpu=step.gpu,
@@ -160,3 +167,7 @@ def _row(rank: Rank, summary: Summary, step: StepTime, clock: HostClock) -> Rank
         source=summary.report.path,
         collectives_seen=summary.collectives_seen,
     )
+
+
+def _aligned(when: Union, clock: HostClock) -> Union:
+    return union(clock.all_aligned(when.start), clock.all_aligned(when.end))

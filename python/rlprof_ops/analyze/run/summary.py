@@ -23,7 +23,15 @@ from rlprof_ops.analyze.metrics.kernels import (
     top_ops,
 )
 from rlprof_ops.analyze.metrics.memory import MemoryPeak, memory_peaks
-from rlprof_ops.analyze.metrics.phases import Segment, Step, drawn, find_phases, find_steps, phase_union
+from rlprof_ops.analyze.metrics.phases import (
+    Segment,
+    Step,
+    drawn,
+    find_phases,
+    find_steps,
+    phase_union,
+    stretches,
+)
 from rlprof_ops.analyze.metrics.windows import GpuWindows, gpu_windows
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
 from rlprof_ops.analyze.readers.spill import release
@@ -48,7 +56,7 @@ class DeviceTimes:
 @dataclass(frozen=True)
 class PhaseTime:
     """One phase of one step on one rank. `communication_ns`: of the duration, time in collectives that
-    nothing hid.
+    nothing hid. `when`: all of its stretches, however many.
     """
 
     step: int
@@ -58,6 +66,7 @@ class PhaseTime:
     communication_ns: int
     gpu: GpuTimes | None
     idle: IdleSplit | None
+    when: Union
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ class Summary:
     details: dict[str, str]
     steps: tuple[StepTime, ...]
     phases: tuple[PhaseTime, ...]
-    segments: tuple[Segment, ...]
+    drawn: tuple[Segment, ...]  # for pictures; sums are taken of `PhaseTime.when`
     devices: tuple[DeviceTimes, ...]
     kernels: tuple[NameTotal, ...]
     ops: tuple[NameTotal, ...]
@@ -166,7 +175,7 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
         details=trace.origin.details,
         steps=step_times,
         phases=_phase_times(segments, gpus, talking, len(steps)),
-        segments=drawn(segments),
+        drawn=drawn(segments),
         devices=tuple(_device_times(trace, gpu) for gpu in gpus),
         kernels=kernels,
         ops=ops,
@@ -241,5 +250,6 @@ def _phase_times(
         on_gpu = gpu.exposed_communication_ns // max(len(gpus), 1) if gpu else 0
         duration = sum(part.end - part.start for part in parts)
         communication = on_gpu if gpu and gpu.communication_ns else on_host
-        rows.append(PhaseTime(step, phase, duration, len(parts), communication, gpu, idle))
+        when = stretches(parts)[phase]
+        rows.append(PhaseTime(step, phase, duration, len(parts), communication, gpu, idle, when))
     return tuple(rows)
