@@ -60,7 +60,7 @@ def test_workers_of_a_report_end_with_it(tmp_path: Path) -> None:
     pytest.importorskip("msgspec")
     script = tmp_path / "report.py"
     script.write_text(
-        "import os, sys, time\nfrom pathlib import Path\nfrom rlprof_ops.analyze import engine\nfrom"
+        "import os, sys, time\nfrom pathlib import Path\nfrom rlprof_ops.analyze.run import engine\nfrom"
         " rlprof_ops.analyze.run.identity import Report\ndef stuck(root, report, cache):\n    (root /"
         " f'pid{os.getpid()}').touch()\n    time.sleep(300)\nif __name__ == '__main__':\n   "
         " engine.summarise_file = stuck\n    reports = [Report(f'{i}.json', 'torch', 'w', i, '', None, None,"

@@ -198,7 +198,7 @@ def bench_ranks(args: argparse.Namespace, folder: Path) -> None:
     sys.path[:0] = [str(REPO), str(REPO / "python")]
     from tests.analyze.fake_run import make_run
 
-    print("a report of many ranks, simulated traces of 3 steps and 600 kernels a rank, one process")
+    print("a report of many ranks, simulated traces of 3 steps and 600 kernels a rank")
     for ranks in (64, 128, 256, 512):
         run_folder = folder / f"ranks{ranks}"
         if not run_folder.exists():
@@ -210,16 +210,16 @@ def bench_ranks(args: argparse.Namespace, folder: Path) -> None:
                 kernels=200,
                 hosts=max(ranks // 8, 1),
             )
-        cost = run(
-            [sys.executable, "-m", "rlprof_ops", "report", str(run_folder), "--json", "--no-cache", "-j", "1"]
-        )
-        size = (run_folder / "report.html").stat().st_size
-        print(
-            f"  {ranks:4} ranks {cost}   {1000 * cost.wall_s / ranks:6.1f} ms wall a rank"
-            f" {1000 * cost.cpu_s / ranks:6.1f} ms CPU a rank, page {size / 1e6:.2f} MB,"
-            f" {size / ranks / 1e3:.2f} kB a rank",
-            flush=True,
-        )
+        command = [sys.executable, "-m", "rlprof_ops", "report", str(run_folder), "--json", "--no-cache"]
+        for processes, jobs in (("one process", ["-j", "1"]), ("the default -j", [])):
+            cost = run([*command, *jobs])
+            size = (run_folder / "report.html").stat().st_size
+            print(
+                f"  {ranks:4} ranks, {processes:14} {cost}   {1000 * cost.wall_s / ranks:6.1f} ms wall a rank"
+                f" {1000 * cost.cpu_s / ranks:6.1f} ms CPU a rank, page {size / 1e6:.2f} MB,"
+                f" {size / ranks / 1e3:.2f} kB a rank",
+                flush=True,
+            )
 
 
 def main() -> None:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
-import multiprocessing
 import os
-import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlprof_ops.analyze.run.identity import Report
 from rlprof_ops.analyze.run.summary import Summary, Unread, summarise_file
+from rlprof_ops.analyze.run.worker_pool import each
 from rlprof_ops.errors import RlprofError
 
 Result = Summary | Unread
-_PR_SET_PDEATHSIG = 1
 Progress = Callable[[int, int, Result], None]
 
 
@@ -58,39 +52,16 @@ def _local(root: Path, reports: list[Report], workers: int | None, cache: bool) 
     if count <= 1:
         yield from (summarise_file(root, report, cache) for report in reports)
         return
-    # spawn, not fork: the parent may hold threads (Ray, pyarrow); a worker is renewed so that its memory
-    # cannot add up
-    context = multiprocessing.get_context("spawn")
-    left = {report.path: report for report in reports}
-    try:
-        renewed: dict[str, Any] = {"max_tasks_per_child": 64} if sys.version_info >= (3, 11) else {}
-        with ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_parent, **renewed) as pool:
-            jobs = [pool.submit(summarise_file, root, report, cache) for report in _largest_first(reports)]
-            for job in as_completed(jobs):
-                result = job.result()
-                left.pop(result.report.path)
-                yield result
-    except (
-        BrokenProcessPool
-    ):  # a worker was killed, for its memory as a rule: go on one by one and name the culprit
-        for report in left.values():
-            yield _alone(root, report, cache, context)
+    read = partial(_summarise, summarise_file, root, cache)
+    yield from each(read, _largest_first(reports), count, _killed)
 
 
-def _end_with_parent() -> None:
-    """Has the kernel end this worker when the report is killed, as a job's end does at
-    `RLPROF_REPORT_SECONDS`: one that reads a large file would otherwise go on for nobody.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # not Linux: it ends with the file it is reading
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _summarise(read: Callable[..., Result], root: Path, cache: bool, report: Report) -> Result:
+    return read(root, report, cache)
 
 
-def _alone(root: Path, report: Report, cache: bool, context: Any) -> Result:
-    try:
-        with ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent) as pool:
-            return pool.submit(summarise_file, root, report, cache).result()
-    except BrokenProcessPool:
-        return Unread(report, "the process that read it was killed, for its memory as a rule", 0.0)
+def _killed(report: Report) -> Result:
+    return Unread(report, "the process that read it was killed, for its memory as a rule", 0.0)
 
 
 def _ray(root: Path, reports: list[Report], workers: int | None, cache: bool) -> Iterator[Result]:

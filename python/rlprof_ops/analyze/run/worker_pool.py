@@ -1,0 +1,111 @@
+"""Processes that each read one file at a time, renewed after some files and replaced when one is killed.
+
+`concurrent.futures` does the same with `max_tasks_per_child`, and hangs for ever once every worker has done
+its tasks and none is replaced (CPython gh-115634, Python 3.11 and later). Here no thread takes part: one loop
+waits for all pipes at once, and a killed worker is told by the end of its pipe, which also names its file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+Task = TypeVar("Task")
+Done = TypeVar("Done")
+
+TASKS_A_WORKER = 64  # then a new process: what a library keeps of each file cannot add up
+_PR_SET_PDEATHSIG = 1
+
+
+class _Worker:
+    """One process and this end of its pipe."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        # spawn, not fork: the parent may hold threads (Ray, pyarrow)
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, function), daemon=True)
+        self.process.start()
+        theirs.close()  # so that the pipe ends with the process
+        self.left = TASKS_A_WORKER
+
+    def give(self, task: Any) -> None:
+        self.left -= 1
+        with contextlib.suppress(OSError):  # it is gone already, which its pipe tells
+            self.connection.send(task)
+
+    def dismiss(self) -> None:
+        """Ends it between two tasks, without waiting for its interpreter to be taken down."""
+        self.connection.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+def each(
+    function: Callable[[Task], Done],
+    tasks: Sequence[Task],
+    workers: int,
+    killed: Callable[[Task], Done],
+) -> Iterator[Done]:
+    """`function(task)` for every task, in the order in which they are done, `workers` at a time.
+
+    `killed` says what stands for the result of a task whose process was killed. An exception of `function` is
+    raised here. When the iterator is closed, so are the processes.
+    """
+    todo = list(reversed(tasks))
+    busy: dict[Any, tuple[_Worker, Task]] = {}
+    idle: list[_Worker] = []
+    dismissed: list[_Worker] = []
+    try:
+        while todo or busy:
+            while todo and len(busy) < workers:
+                worker = idle.pop() if idle else _Worker(function)
+                task = todo.pop()
+                busy[worker.connection] = worker, task
+                worker.give(task)
+            for connection in wait(list(busy)):
+                worker, task = busy.pop(connection)
+                try:
+                    result = worker.connection.recv()
+                except (EOFError, OSError):
+                    worker.kill()
+                    result = killed(task)
+                else:
+                    (idle if worker.left else dismissed).append(worker)
+                    if not worker.left:
+                        worker.dismiss()
+                if isinstance(result, Exception):
+                    raise result
+                yield result
+    finally:
+        for worker in [*idle, *(worker for worker, _ in busy.values()), *dismissed]:
+            worker.kill()
+
+
+def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
+    """The loop of a worker; it ends with its pipe."""
+    _end_with_parent()
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        while True:
+            task = connection.recv()
+            try:
+                result = function(task)
+            except Exception as error:
+                result = error
+            connection.send(result)
+
+
+def _end_with_parent() -> None:
+    """Has the kernel end this worker when the report is killed, as a job's end does at
+    `RLPROF_REPORT_SECONDS`: one that reads a large file would otherwise go on for nobody.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: it ends with the file it is reading
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

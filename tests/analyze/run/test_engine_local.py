@@ -1,0 +1,73 @@
+"""Many files on this machine: all are read at any number of workers, a killed worker costs one file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("msgspec")
+
+from tests.analyze.shared import kernel, mark, write_trace
+
+from rlprof_ops.analyze.reporting import answer_of
+from rlprof_ops.analyze.run import worker_pool
+from rlprof_ops.analyze.run.worker_pool import each
+
+
+def answered(task: int) -> tuple[int, int]:
+    if task < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task, os.getpid()
+
+
+def refused(task: int) -> int:
+    raise ValueError(f"task {task}")
+
+
+def killed(task: int) -> tuple[int, int]:
+    return task, 0
+
+
+@pytest.mark.timeout(90)
+def test_512_reports_at_the_default_number_of_workers(tmp_path: Path) -> None:
+    """`max_tasks_per_child` of concurrent.futures stopped at 128 files with two workers, for ever."""
+    for rank in range(512):
+        name = f"policy_worker_rank{rank}_step3-3_n{rank // 8}_{1000 + rank}.pt.trace.json"
+        events = [mark("step 3", 0, 1000), mark("train", 10, 900), kernel("gemm", 20, 100.0)]
+        write_trace(tmp_path / "profiles/torch/policy_worker" / f"rank{rank}" / name, events)
+    begun = time.monotonic()
+    answer = answer_of(tmp_path, cache=False)
+    assert len(answer["coverage"]["reports"]) == 512 and len(answer["ranks"]) == 512
+    assert time.monotonic() - begun < 60  # a few seconds, on a machine that has nothing else to do
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_workers_are_renewed_and_none_is_left(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "TASKS_A_WORKER", 4)
+    done = list(each(answered, range(24), workers, killed))
+    assert sorted(task for task, _ in done) == list(range(24))
+    pids = {pid for _, pid in done}
+    assert len(pids) >= 24 / 4
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_killed_worker_costs_its_own_file_alone() -> None:
+    done = dict(each(answered, [1, 2, -3, 4, -5, 6, 7], 2, killed))
+    assert set(done) == {1, 2, -3, 4, -5, 6, 7}
+    assert [task for task, pid in done.items() if pid == 0] == [-3, -5]
+
+
+def test_an_exception_is_raised_where_the_results_are_taken() -> None:
+    with pytest.raises(ValueError, match="task 1"):
+        list(each(refused, [1], 2, killed))
+
+
+def test_workers_end_when_nobody_takes_the_rest() -> None:
+    results = each(answered, range(1000), 2, killed)
+    _, pid = next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert not Path(f"/proc/{pid}").exists()
