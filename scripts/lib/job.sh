@@ -38,6 +38,21 @@ job::run_folder() {
         head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' > "${RLPROF_RUN_DIR}/.secrets/ray_token"
     ) || common::fail 1 "BASE_LOG_DIR: the run folder ${RLPROF_RUN_DIR} cannot be written, or belongs to somebody else."
     common::log "run folder: ${RLPROF_RUN_DIR}"
+    slurm::record_run_folder "${RLPROF_RUN_DIR}"
+    job::_remember
+}
+
+# A line in the user's own list of jobs, as rlprof submit writes it, where this is plain sbatch's job: Slurm forgets jobs
+# after minutes. A home that cannot be written is no error.
+job::_remember() {
+    local -r state="${XDG_STATE_HOME:-${HOME-}/.local/state}/rlprof"
+    local -r folder="${RLPROF_RUN_DIR%.r[0-9]*-logs}"
+    local line
+
+    [[ ${RLPROF_RUN_DIR} != *[[:cntrl:]\"\\]* && ${SLURM_JOB_NAME-} != *[[:cntrl:]\"\\]* ]] || return 0
+    line="{\"job\": \"${SLURM_JOB_ID}\", \"run\": \"${folder%-logs}-logs\", \"name\": \"${SLURM_JOB_NAME-}\", \"submitted_ns\": "
+    ! grep -qsF -- "${line}" "${state}/jobs.jsonl" || return 0
+    (umask 0077; mkdir -p -- "${state}" && printf '%s%s}\n' "${line}" "$(date +%s%N)" >> "${state}/jobs.jsonl") 2> /dev/null || true
 }
 
 # The head is Slurm's first node: the one this script runs on, so free ports can be seen from here.
@@ -77,7 +92,7 @@ job::_pass_on() {
 job::_supervisor() {
     local folder
     for folder in /proc/[0-9]*; do
-        if grep -qsa "rlprof_ops[.]cluster[.]node" "${folder}/cmdline" \
+        if grep -qsa "rlprof_ops[.]supervisor" "${folder}/cmdline" \
             && grep -qsazFx -- "RLPROF_RUN_DIR=${RLPROF_RUN_DIR}" "${folder}/environ" && grep -qsazFx -- "SLURM_NODEID=0" "${folder}/environ"; then
             printf '%s\n' "${folder#/proc/}"
             return 0

@@ -4,9 +4,18 @@
 [[ -n ${_RLPROF_SLURM_LOADED-} ]] && return 0
 readonly _RLPROF_SLURM_LOADED=1
 
-# The path a batch script was submitted from. `Command=` is the last field of its line, so spaces are safe.
-slurm::submitted_script() {
-    scontrol show job "${SLURM_JOB_ID}" 2> /dev/null | sed -n 's/^ *Command=//p' | head -n 1
+# Write the run folder into the job's comment, after what its user wrote there, so that whoever knows the job's id finds
+# it (slurm/client.py reads it). Any user may change the comment of an own job; a Slurm that refuses is no error.
+slurm::record_run_folder() {
+    local -r folder="$1"
+    local comment
+
+    comment="$(scontrol show job "${SLURM_JOB_ID}" 2> /dev/null | sed -n 's/^ *Comment=//p' | head -n 1 || true)"
+    [[ ${comment} != '(null)' ]] || comment=""
+    comment="${comment%%rlprof:/*}"
+    comment="${comment%; }"
+    timeout 10 scontrol update "JobId=${SLURM_JOB_ID}" "Comment=${comment:+${comment}; }rlprof:${folder}" > /dev/null 2>&1 \
+        || common::log "Slurm did not take the run folder as the job's comment: give rlprof the folder instead of the job id"
 }
 
 # The first IPv4 address of a node: what Slurm itself uses to reach it, else what the host's resolver says.

@@ -85,7 +85,7 @@ def test_a_job_that_nobody_knows_is_a_usage_error(name, capfd, tmp_path, monkeyp
     (["schema", "manifst"], 2, "manifest"),
     (["report", "empty"], 2, "empty"),
     (["diff", "empty", "empty"], 2, "empty"),
-    (["harvest", "empty"], 1, "run.json"),
+    (["harvest", "empty"], 2, "run.json"),
     (["capture", "empty", "--workers", "w", "--steps", "2"], 2, "next:"),
     (["wrap", "--worker", "w"], 2, "CMD"),
     (["patch-ray", "--file", "none.py"], 2, "none.py"),

@@ -88,10 +88,12 @@ def shown(job: str, state: str, **fields: str) -> str:
         "StdOut": "/nowhere/slurm.out",
         "Restarts": "0",
         "NodeList": "n[1-2]",
+        "UserId": "ann(1000)",
         **fields,
     }
+    comment = f"\n   Comment={values['Comment']}" if "Comment" in values else ""
     return f"""JobId={job} JobName={values["JobName"]}
-   UserId=ann(1000) GroupId=ann(1000) MCS_label=N/A
+   UserId={values["UserId"]} GroupId=ann(1000) MCS_label=N/A
    Priority=1 Nice=0 Account=(null) QOS=(null)
    JobState={state} Reason={values["Reason"]} Dependency=(null)
    Requeue=1 Restarts={values["Restarts"]} BatchFlag=1 Reboot=0 ExitCode={values["ExitCode"]}
@@ -104,5 +106,5 @@ def shown(job: str, state: str, **fields: str) -> str:
    StdErr={values["StdOut"]}
    StdIn=/dev/null
    StdOut={values["StdOut"]}
-   Power=
+   Power={comment}
 """

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.job.run_folder import find
 from rlprof_ops.operate import logs
-from rlprof_ops.operate.find_job import find
 from rlprof_ops.operate.follow import Lines, follow
 from rlprof_ops.operate.stop import stop
 from rlprof_ops.request import load_request
@@ -121,11 +121,86 @@ def test_a_job_id_is_found_by_what_slurm_knows(fake, run_folder, monkeypatch):
     assert find("4711").run == run_folder.path
 
 
+def test_a_job_is_found_by_the_folder_that_it_recorded_with_slurm(
+    fake, run_folder, monkeypatch, capsys, tmp_path
+):
+    """Wherever its site puts run folders, from any folder, by every command that takes a job."""
+    run_folder.record(cause="driver_exit", exit_code=0)
+    run_folder.manifest(("policy_worker", 0, 3, 5, "ok"))
+    fake.show("4711", "COMPLETED", Comment=f"my own words; rlprof:{run_folder.path}")
+    monkeypatch.chdir("/")
+    assert find("4711").run == run_folder.path
+    for words in (("status",), ("logs", "--job-output"), ("stop",), ("harvest",), ("retry",), ("report",)):
+        run(words[0], "4711", *words[1:])
+        said = capsys.readouterr()
+        assert "no run folder" not in said.out + said.err
+    second = run_folder.path.with_name("4711.r1-logs")
+    run_folder.path.rename(second)
+    assert find("4711").run == second
+
+
+def test_a_job_whose_own_checkout_has_a_site_is_found_before_it_recorded_anything(
+    fake, run_folder, monkeypatch, tmp_path
+):
+    run_folder.record()
+    checkout = tmp_path / "shared checkout"
+    (checkout / "env").mkdir(parents=True)
+    (checkout / "env" / "site.env").write_text(f"BASE_LOG_DIR={run_folder.path.parent}\n")
+    fake.show("4711", "RUNNING", Command=str(checkout / "ray.sub"))
+    monkeypatch.chdir("/")
+    assert find("4711").run == run_folder.path
+
+
+def test_an_unknown_job_and_one_of_somebody_elses_program(fake, capsys):
+    assert run("status", "99") == 2
+    assert "no run folder for job 99: Slurm does not know job 99; tried " in capsys.readouterr().err
+    fake.show("98", "RUNNING", Command="/home/ann/train.sh")
+    for command in ("status", "stop"):
+        assert run(command, "98") == 2
+        assert (
+            "job 98 (RUNNING) is no job of rlprof's: its script is /home/ann/train.sh"
+            in capsys.readouterr().err
+        )
+
+
+def test_what_slurm_told_of_my_job_is_remembered(fake, run_folder, monkeypatch):
+    run_folder.record()
+    fake.show("4711", "RUNNING", UserId=f"me({os.getuid()})", Comment=f"rlprof:{run_folder.path}")
+    monkeypatch.chdir("/")
+    assert find("4711").run == run_folder.path
+    (fake.folder / "job-4711").unlink()
+    assert find("4711").run == run_folder.path
+
+
 def test_ps_lists_ours_alone(fake, run_folder, capsys):
     run_folder.record()
     run_folder.worker(0, CLOSED, last_step=5)
-    row = ["4711", "RUNNING", "1:02", "4:00:00", "2", "n[1-2]", "None", "a|name", "/w", "/opt/rlprof/ray.sub"]
-    other = ["4712", "RUNNING", "1:02", "4:00:00", "2", "n[1-2]", "None", "other", "/w", "/home/ann/train.sh"]
+    row = [
+        "4711",
+        "RUNNING",
+        "1:02",
+        "4:00:00",
+        "2",
+        "n[1-2]",
+        "None",
+        "a|name",
+        "/w",
+        "/opt/rlprof/ray.sub",
+        "(null)",
+    ]
+    other = [
+        "4712",
+        "RUNNING",
+        "1:02",
+        "4:00:00",
+        "2",
+        "n[1-2]",
+        "None",
+        "other",
+        "/w",
+        "/home/ann/train.sh",
+        "(null)",
+    ]
     (fake.folder / "queue").write_text("\x1f".join(row) + "\n" + "\x1f".join(other) + "\n")
     assert run("ps") == 0
     out = capsys.readouterr().out
@@ -317,8 +392,8 @@ def test_attach_leads_into_the_container_of_the_job(fake, run_folder, tmp_path):
     srun = fake.folder / "bin" / "srun"
     srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     srun.chmod(0o755)
+    from rlprof_ops.job.run_folder import Job
     from rlprof_ops.operate.attach import into, node_and_command
-    from rlprof_ops.operate.find_job import Job
 
     file = run_folder.path / ".secrets" / "attach.env"
     tail = [

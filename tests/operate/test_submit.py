@@ -14,8 +14,8 @@ import pytest
 from rlprof_ops.cli import main
 from rlprof_ops.job import job_history
 from rlprof_ops.job.knobs import home
+from rlprof_ops.job.run_folder import find
 from rlprof_ops.job.run_folder import run_folder as locate
-from rlprof_ops.operate.find_job import find
 from rlprof_ops.request import RequestError, load_request, request_from_dict
 from rlprof_ops.slurm import sbatch_options
 from rlprof_ops.submit import prepare

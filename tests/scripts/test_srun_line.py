@@ -143,3 +143,52 @@ def test_ray_sub_outside_slurm_names_the_way_in():
 
     assert done.returncode == 2
     assert "ray.sub runs inside a Slurm job. Submit it: sbatch -N 2" in done.stderr
+
+
+LIBRARIES = 'for name in common slurm job; do source "$RLPROF_HOME/scripts/lib/$name.sh"; done; '
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("", ""),
+        ("(null)", ""),
+        ("a = b; c", "a = b; c; "),
+        ("rlprof:/old/7-logs", ""),
+        ("mine; rlprof:/old/7-logs", "mine; "),
+    ],
+)
+def test_the_run_folder_is_recorded_after_the_users_own_comment(tmp_path, said, kept):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "scontrol").write_text(
+        "#!/bin/bash\n"
+        f"if [[ $1 == show ]]; then printf 'JobId=7 JobName=x\\n   Comment=%s\\n' '{said}'\n"
+        f"else printf '%s\\n' \"$@\" > {tmp_path}/update; fi\n"
+    )
+    (tools / "scontrol").chmod(0o755)
+    script = LIBRARIES + 'slurm::record_run_folder "/a b/7-logs"'
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    done = bash(["-euo", "pipefail", "-c", script], env)
+    assert done.returncode == 0, done.stderr
+    updated = (tmp_path / "update").read_text().splitlines()
+    assert updated == ["update", "JobId=7", f"Comment={kept}rlprof:/a b/7-logs"]
+
+
+def test_a_job_of_plain_sbatch_is_remembered_once(tmp_path):
+    """As `rlprof submit` writes it, read by the same code."""
+    from rlprof_ops.job import job_history
+
+    script = LIBRARIES + "job::_remember; job::_remember"
+    env = {
+        "XDG_STATE_HOME": str(tmp_path),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NAME": "my job",
+        "RLPROF_RUN_DIR": "/a b/7.r1-logs",
+    }
+    done = bash(["-euo", "pipefail", "-c", script], env)
+    assert done.returncode == 0, done.stderr
+    (known,) = job_history.recall({"XDG_STATE_HOME": str(tmp_path)})
+    assert (known.job, known.run, known.name) == ("7", "/a b/7-logs", "my job")
+    done = bash(["-euo", "pipefail", "-c", script], {**env, "XDG_STATE_HOME": "/proc/nowhere"})
+    assert done.returncode == 0, done.stderr

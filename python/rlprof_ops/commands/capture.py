@@ -6,11 +6,12 @@ import sys
 
 import click
 
+from rlprof_ops.commands._jobs import job_argument
 from rlprof_ops.errors import EXIT_INCOMPLETE, UsageError
 
 
 @click.command()
-@click.argument("job")
+@job_argument
 @click.option(
     "--workers", required=True, help="Patterns of worker names, with commas: '*policy*,controller'."
 )
@@ -58,10 +59,12 @@ def command(
     """
     from rlprof_ops.collect.progress import bar
     from rlprof_ops.job.run_folder import run_folder
-    from rlprof_ops.operate.capture import capture
+    from rlprof_ops.operate.capture import capture, parse_next
 
     if (steps is None) == (seconds is None):
         raise UsageError("give one of --steps next:N and --seconds S")
+    if steps is not None:
+        parse_next(steps)
     run = run_folder(job)
     with bar(sys.stderr) as progress:
         answers = capture(

@@ -32,8 +32,8 @@ def command(job: str, port: int, open_it: bool) -> None:
 
     Example: rlprof dashboard 4711
     """
+    from rlprof_ops.job.run_folder import find
     from rlprof_ops.operate.dashboard import locate
-    from rlprof_ops.operate.find_job import find
 
     found = locate(find(job))
     line = found.tunnel(port)

@@ -40,7 +40,7 @@ def command(before: str, after: str, rules: tuple[str, ...], as_json: bool, jobs
     from rlprof_ops.analyze.output.diff import compare, parse_rule, violations
     from rlprof_ops.analyze.output.diff_text import show
     from rlprof_ops.analyze.reporting import load_answer
-    from rlprof_ops.operate.find_job import folder_of
+    from rlprof_ops.job.run_folder import folder_of
 
     difference = compare(load_answer(folder_of(before), jobs), load_answer(folder_of(after), jobs))
     broken = violations([parse_rule(rule, difference) for rule in rules], difference)

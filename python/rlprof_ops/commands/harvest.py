@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
 
+from rlprof_ops.commands._jobs import job_argument
 from rlprof_ops.errors import EXIT_INCOMPLETE
 
 
 @click.command()
-@click.argument("job")
+@job_argument
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of the table.")
 @click.option("--no-recover", is_flag=True, help="Leave raw captures (.qdstrm) as they are.")
 @click.option(
@@ -52,9 +52,8 @@ def command(
     from rlprof_ops.collect.harvest.watch import watch_job
     from rlprof_ops.collect.progress import bar
     from rlprof_ops.job.run_folder import run_folder
-    from rlprof_ops.operate.find_job import with_site
 
-    folder = run_folder(job, with_site(os.environ))
+    folder = run_folder(job)
     if watch:
         watch_job(folder, every_s=max(1.0, every_s), say=lambda text: click.echo(text, err=as_json))
     with bar(sys.stderr) as progress:

@@ -55,8 +55,8 @@ def _put(chunk: bytes) -> None:
 
 
 def _name_more(text: str, node: str) -> None:
+    from rlprof_ops.job.run_folder import find
     from rlprof_ops.operate import logs
-    from rlprof_ops.operate.find_job import find
     from rlprof_ops.operate.status import look
 
     job = find(text)

@@ -49,7 +49,7 @@ def command(
     Example: rlprof report 4711 --open
     """
     from rlprof_ops.analyze.reporting import report
-    from rlprof_ops.operate.find_job import folder_of
+    from rlprof_ops.job.run_folder import folder_of
 
     report(
         folder_of(run),

@@ -38,7 +38,7 @@ def command(
     from rlprof_ops.collect.harvest.manifest import Manifest
     from rlprof_ops.commands import _submitting
     from rlprof_ops.errors import RlprofError
-    from rlprof_ops.operate.find_job import find
+    from rlprof_ops.job.run_folder import find
     from rlprof_ops.operate.status import look
     from rlprof_ops.submit import prepare, resubmit
     from rlprof_ops.submit.missing_captures import missing_request

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from rlprof_ops.commands._jobs import job_argument
+
 
 @click.command()
-@click.argument("job")
+@job_argument
 @click.option("--workers", default="*", show_default=True, help="Patterns of worker names, with commas.")
 @click.option("--ranks", default="all", show_default=True, help="Ranks with commas, or all.")
 @click.option(

@@ -22,7 +22,7 @@ def command(job: str, as_json: bool) -> None:
 
     Example: rlprof status 4711
     """
-    from rlprof_ops.operate.find_job import find
+    from rlprof_ops.job.run_folder import find
     from rlprof_ops.operate.follow import rows
     from rlprof_ops.operate.status import look
 

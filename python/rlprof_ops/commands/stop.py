@@ -27,7 +27,7 @@ def command(job: str, patience: float) -> None:
     """
     from rlprof_ops.commands._waiting import show_end
     from rlprof_ops.errors import EXIT_INCOMPLETE
-    from rlprof_ops.operate.find_job import find
+    from rlprof_ops.job.run_folder import find
     from rlprof_ops.operate.stop import stop
 
     known = find(job)

@@ -35,7 +35,7 @@ def command(run: str, output: Path | None, legacy_json: bool, jobs: int | None, 
     """
     from rlprof_ops.analyze.output.text import duration, size
     from rlprof_ops.analyze.timeline.make import make
-    from rlprof_ops.operate.find_job import folder_of
+    from rlprof_ops.job.run_folder import folder_of
 
     made = make(folder_of(run), output, jobs, legacy_json, cache=not no_cache)
     for path in made.files:

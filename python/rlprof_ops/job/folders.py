@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops.job import attempt
+
 
 def job_name(env: Mapping[str, str]) -> str:
     """`4711`, `4711.r1` after the first requeue, `local-<pid>` outside Slurm."""
     job = env.get("SLURM_JOB_ID")
     if not job:
         return f"local-{os.getpid()}"
-    restarts = env.get("SLURM_RESTART_COUNT", "0")
-    return job if restarts in ("", "0") else f"{job}.r{restarts}"
+    return attempt.name(job, int(env.get("SLURM_RESTART_COUNT") or 0))
 
 
 @dataclass(frozen=True)

@@ -1,85 +1,207 @@
-"""From what a person types, a folder or a job id, to the run folder."""
+"""From what a person types, a job id or a folder, to the job: its number, its run folder, what Slurm says."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-import re
-import shutil
-import subprocess
+import pwd
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.errors import UsageError
-from rlprof_ops.job import job_history
+from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.job import attempt, job_history
+from rlprof_ops.job.knobs import Settings, read_env_file
+from rlprof_ops.slurm import client
+from rlprof_ops.slurm.client import SlurmJob
 
-_JOB = re.compile(r"(\d+(?:_\d+)?|local-\d+)(\.r\d+)?")
-_SCONTROL_TIMEOUT_S = 10.0
+_RECORDS = ("manifest.json", "run.json")
 
 
-def run_folder(text: str, env: Mapping[str, str] | None = None) -> Path:
-    """The run folder that `text` names: a folder, its manifest.json or run.json, or a job id.
+@dataclass(frozen=True)
+class Job:
+    """A job: `id` as in its run folder's name (`4711`, `4711.r1`). `run` is None while there is no run
+    folder.
+    """
 
-    A job id is looked for in BASE_LOG_DIR, then here, then where `rlprof submit` remembers it, then where
-    Slurm says that the job's output is; the newest attempt of a requeued job wins. Raises `UsageError` with
-    the places that were tried.
+    id: str
+    run: Path | None
+    slurm: SlurmJob | None
+
+    @property
+    def number(self) -> str:
+        """Slurm's own number."""
+        return attempt.job_of(self.id)
+
+
+def find(text: str, env: Mapping[str, str] | None = None) -> Job:
+    """The job that `text` names: a job id, its run folder, or run.json or manifest.json in it.
+
+    Slurm is asked first, since a job records its run folder there; then BASE_LOG_DIR of the environment and
+    of the site's file, this folder, the jobs that are remembered, and where Slurm says that the job wrote.
+    The newest attempt of a requeued job wins.
+
+    Raises:
+        UsageError: there is neither a run folder nor a job that Slurm knows; the places that were tried.
+        RlprofError: the run folder may not be read.
     """
     env = os.environ if env is None else env
-    path = Path(text)
-    if path.name in ("manifest.json", "run.json") and path.is_file():
-        return path.parent
-    if path.is_dir():
-        return path
-    if not _JOB.fullmatch(text):
+    folder = _named_folder(text)
+    if folder is not None:
+        return _job_in(text, folder.resolve())
+    if not attempt.NAME.fullmatch(text):
         raise UsageError(
             f"{text!r} is neither a folder nor a job id; give the run folder <job>-logs/ or a number like"
             " 4711"
         )
+    known, why = client.look_up(attempt.job_of(text))
     tried: list[Path] = []
-    for base in _bases(text, env):
-        tried.append(base / f"{text}-logs")
-        attempts = (
-            [entry for entry in base.glob(f"{text}.r*-logs") if entry.is_dir()] if "." not in text else []
+    for base in _bases(text, known, env):
+        found = _in_base(base, text)
+        if found is not None:
+            readable(found)
+            if known is not None:
+                _keep(text, found, known, env)
+            return Job(_recorded_job(found) or attempt.of_folder(found) or text, found.resolve(), known)
+        tried.append(base / attempt.folder_name(text))
+    if known is None:
+        places = ", ".join(str(place) for place in dict.fromkeys(tried))
+        raise UsageError(
+            f"no run folder for job {text}: {why}; tried {places}. Set BASE_LOG_DIR or give the folder itself"
         )
-        if attempts:
-            return max(attempts, key=_attempt)
-        if tried[-1].is_dir():
-            return tried[-1]
-    places = ", ".join(str(place) for place in dict.fromkeys(tried))
-    raise UsageError(
-        f"no run folder for job {text}: tried {places}; set BASE_LOG_DIR or give the folder itself"
-    )
+    if not (known.waiting or known.is_ours):
+        raise UsageError(
+            f"job {text} ({known.state}) is no job of rlprof's: its script is {known.command or 'unknown'},"
+            " and it recorded no run folder"
+        )
+    return Job(known.id, None, known)
 
 
-def _attempt(folder: Path) -> int:
-    found = re.search(r"\.r(\d+)-logs$", folder.name)
-    return int(found[1]) if found else 0
+def run_folder(text: str, env: Mapping[str, str] | None = None) -> Path:
+    """The run folder that `text` names. Raises as `find` does, and for a job that has none yet."""
+    job = find(text, env)
+    if job.run is None:
+        raise RlprofError(f"job {job.id} has no run folder yet; rlprof status {job.id}")
+    return job.run
 
 
-def _bases(job: str, env: Mapping[str, str]) -> Iterator[Path]:
+def folder_of(text: str, env: Mapping[str, str] | None = None) -> Path:
+    """What a command reads: a path that exists as it is, else the run folder of that job id."""
+    path = Path(text)
+    if os.path.exists(text):
+        readable(path)
+        return path
+    return run_folder(text, env)
+
+
+def readable(path: Path) -> None:
+    """Raise RlprofError, one line with the owner, when this user may not read a run folder or its records."""
+    for entry in (path, *(path / name for name in ("run.json", "manifest.json", "nodes"))):
+        need = os.R_OK | (os.X_OK if os.path.isdir(entry) else 0)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            owner = entry.stat().st_uid
+            if not os.access(entry, need):
+                raise RlprofError(denied(entry, owner))
+        if not os.access(path, os.X_OK) and os.path.isdir(path):
+            return
+
+
+def denied(path: Path | str, owner: int | None = None) -> str:
+    """What to say of a path that may not be read: whose it is, and what opens it."""
+    if owner is None:
+        with contextlib.suppress(OSError):
+            owner = os.stat(path).st_uid
+    whose = "" if owner is None or owner == os.getuid() else f" it belongs to {_user(owner)};"
+    ask = "give yourself access" if not whose else "ask for access"
+    return f"{path}: permission denied;{whose} {ask}, for instance by `chmod -R g+rX` on the run folder"
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _named_folder(text: str) -> Path | None:
+    path = Path(text)
+    try:
+        if path.name in _RECORDS and path.is_file():
+            return path.parent
+        return path if path.is_dir() else None
+    except PermissionError:
+        raise RlprofError(denied(path)) from None
+
+
+def _job_in(text: str, folder: Path) -> Job:
+    readable(folder)
+    job = job_of(folder)
+    if job is None:
+        raise UsageError(
+            f"{text!r} is a folder, but not the run folder of a job (<job>-logs/ with a run.json)"
+        )
+    return Job(job, folder, client.show(attempt.job_of(job)))
+
+
+def job_of(folder: Path) -> str | None:
+    """The job of a run folder: what its run.json says, else its name."""
+    return _recorded_job(folder) or attempt.of_folder(folder)
+
+
+def _recorded_job(folder: Path) -> str | None:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((folder / "run.json").read_bytes())["job"])
+    return None
+
+
+def _in_base(base: Path, text: str) -> Path | None:
+    """The run folder of the attempt `text` in `base`; of the latest one when no attempt is named."""
+    if ".r" not in text:
+        return attempt.newest(base, text)
+    folder = base / attempt.folder_name(text)
+    return folder if folder.is_dir() else None
+
+
+def _bases(text: str, known: SlurmJob | None, env: Mapping[str, str]) -> Iterator[Path]:
+    if known is not None and known.run_dir:
+        yield Path(known.run_dir).parent
     if env.get("BASE_LOG_DIR"):
         yield Path(env["BASE_LOG_DIR"])
+    yield from _site_base(env)
+    if known is not None and known.is_ours:
+        yield from _base_of_checkout(Path(known.command).parent)
     yield Path.cwd()
-    for known in job_history.folders(job.partition(".")[0], env):
-        yield known.parent
-    for folder in _slurm_folders(job.partition(".")[0]):
-        yield from (folder, folder.parent)
+    for folder in job_history.folders(attempt.job_of(text), env):
+        yield folder.parent
+    if known is not None:
+        places = (known.output and os.path.dirname(known.output), known.work_dir)
+        yield from (Path(place) for place in places if place.startswith("/"))
 
 
-def _slurm_folders(job: str) -> list[Path]:
-    """Where Slurm says that the job wrote or ran; empty without Slurm or when it has forgotten the job."""
-    if shutil.which("scontrol") is None or not job.replace("_", "").isdigit():
-        return []
-    try:
-        shown = subprocess.run(
-            ["scontrol", "show", "job", job],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SCONTROL_TIMEOUT_S,
-            check=False,
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    values = dict(line.strip().partition("=")[::2] for line in shown.splitlines())
-    paths = [values[key] for key in ("StdOut", "WorkDir", "Comment") if values.get(key, "").startswith("/")]
-    return [Path(path).parent if key == 0 else Path(path) for key, path in enumerate(paths)]
+def _site_base(env: Mapping[str, str]) -> Iterator[Path]:
+    """BASE_LOG_DIR as the site's file has it, so that a job id is found from any folder."""
+    with contextlib.suppress(UsageError, OSError):
+        chosen = {name: env[name] for name in ("RLPROF_SITE_ENV",) if env.get(name)}
+        base = Settings.load(chosen).path("BASE_LOG_DIR")
+        if base is not None:
+            yield base
+
+
+def _base_of_checkout(home: Path) -> Iterator[Path]:
+    """BASE_LOG_DIR of the checkout that the job's ray.sub lies in, which need not be ours."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        base = read_env_file(home / "env" / "site.env").get("BASE_LOG_DIR", "")
+        if base.startswith("/"):
+            yield Path(base)
+
+
+def _keep(text: str, folder: Path, known: SlurmJob, env: Mapping[str, str]) -> None:
+    """Remember what Slurm told of a job of mine: it forgets jobs after minutes."""
+    job = attempt.job_of(text)
+    mine = known.uid == os.getuid()
+    if mine and not any(kept.parent == folder.parent for kept in job_history.folders(job, env)):
+        first = folder.parent / attempt.folder_name(job)
+        with contextlib.suppress(OSError):
+            submitted_ns = folder.stat().st_mtime_ns
+            job_history.remember(job_history.Remembered(job, str(first), known.name, submitted_ns), env)

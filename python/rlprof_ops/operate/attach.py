@@ -12,7 +12,7 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.knobs import home
 
 if TYPE_CHECKING:
-    from rlprof_ops.operate.find_job import Job
+    from rlprof_ops.job.run_folder import Job
 
 
 def node_and_command(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:

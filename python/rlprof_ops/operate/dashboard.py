@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.operate.find_job import Job
+from rlprof_ops.job.run_folder import Job
 
 # What `ray start --head` prints; colours are taken out before.
 _SAID = re.compile(r"dashboard at\s*\n[^\n]*?(?P<host>[\w.\[\]-]+):(?P<port>\d+)\s*$", re.MULTILINE)

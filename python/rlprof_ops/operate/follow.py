@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.operate.find_job import Job
+from rlprof_ops.job import attempt
+from rlprof_ops.job.run_folder import Job
 from rlprof_ops.operate.status import View, look
 from rlprof_ops.slurm import client
 
@@ -48,9 +49,8 @@ def current(job: str, folder: Path) -> Job:
     """The job with its newest run folder: a requeued one goes on in `<job>.r<N>-logs`."""
     known = client.show(job)
     restarts = known.restarts if known else 0
-    number = job.partition(".")[0]
-    name = f"{number}.r{restarts}" if restarts else job
-    newest = folder.parent / f"{name}-logs"
+    name = attempt.name(attempt.job_of(job), restarts) if restarts else job
+    newest = folder.parent / attempt.folder_name(name)
     return Job(name, newest if newest.is_dir() else folder if folder.is_dir() else None, known)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
+from dataclasses import replace
 from pathlib import Path
 
-from rlprof_ops.errors import UsageError
-from rlprof_ops.job import run_folder
+from rlprof_ops.errors import RlprofError
 from rlprof_ops.job.job_history import recall
-from rlprof_ops.operate.find_job import Job, find, with_site
+from rlprof_ops.job.run_folder import Job, find
 from rlprof_ops.operate.status import View, look
 from rlprof_ops.slurm import client
 from rlprof_ops.slurm.client import SlurmJob
@@ -20,7 +19,7 @@ _ENDED_MOST = 20
 def views(ended_too: bool = False) -> list[View]:
     """Oldest first. Jobs that have ended are those that `rlprof submit` remembers, the newest twenty."""
     queued = [job for job in client.mine() if job.is_ours] if client.available() else []
-    found = [look(Job(job.id, _folder(job), job)) for job in queued]
+    found = [look(replace(_found(job), slurm=job)) for job in queued]
     if not ended_too:
         return found
     here = {job.id for job in queued}
@@ -31,11 +30,12 @@ def views(ended_too: bool = False) -> list[View]:
     return [*past, *found]
 
 
-def _folder(job: SlurmJob) -> Path | None:
+def _found(job: SlurmJob) -> Job:
+    """The job with its run folder; none where it may not be read, so that the others are listed."""
     try:
-        return run_folder.run_folder(job.id, with_site(os.environ))
-    except UsageError:
-        return None
+        return find(job.id)
+    except RlprofError:
+        return Job(job.id, None, job)
 
 
 def row(view: View) -> tuple[str, ...]:

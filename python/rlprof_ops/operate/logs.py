@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.operate.find_job import Job, find
+from rlprof_ops.job.run_folder import Job, find
 from rlprof_ops.operate.status import View, look
 from rlprof_ops.request.problems import nearest
 

@@ -15,7 +15,7 @@ from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir
-from rlprof_ops.operate.find_job import Job
+from rlprof_ops.job.run_folder import Job
 
 _CAUSE_EXIT = {"signal": 143, "time_limit": 140, "node_lost": EXIT_FAILED, "startup_failed": EXIT_FAILED}
 _UP = re.compile(r"\] (\d+) of (\d+) nodes are up")

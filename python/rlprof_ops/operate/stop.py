@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.operate.find_job import Job
+from rlprof_ops.job.run_folder import Job
 from rlprof_ops.slurm import client
 from rlprof_ops.slurm.client import SlurmJob
 

@@ -4,6 +4,7 @@ a shell.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -34,7 +35,9 @@ WAITING = frozenset(
 )
 _WHOLE_LINE = ("Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment")
 _SEPARATOR = "\x1f"  # in no job's name that a shell could type
-_FIELDS = ("%i", "%T", "%M", "%l", "%D", "%N", "%r", "%j", "%Z", "%o")  # man squeue, --format
+MARK = "rlprof:"  # before a run folder in a job's comment
+_RECORDED = re.compile(rf"(?:^|; ){MARK}(/.*)$")
+_FIELDS = ("%i", "%T", "%M", "%l", "%D", "%N", "%r", "%j", "%Z", "%o", "%k")  # man squeue, --format
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class SlurmJob:
     command: str = ""
     output: str = ""
     user: str = ""
+    uid: int = -1
+    comment: str = ""
     exit_code: int | None = None
     restarts: int = 0
 
@@ -67,9 +72,15 @@ class SlurmJob:
         return self.state in WAITING
 
     @property
+    def run_dir(self) -> str:
+        """The run folder that the job recorded with Slurm; empty before it starts and for other jobs."""
+        found = _RECORDED.search(self.comment)
+        return found[1] if found else ""
+
+    @property
     def is_ours(self) -> bool:
-        """Whether it was started from a ray.sub."""
-        return os.path.basename(self.command) == "ray.sub"
+        """Whether it was started from a ray.sub, or recorded a run folder."""
+        return os.path.basename(self.command) == "ray.sub" or bool(self.run_dir)
 
 
 def available() -> bool:
@@ -103,14 +114,35 @@ def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path 
 
 def show(job: str) -> SlurmJob | None:
     """The job, or None without Slurm, when Slurm has forgotten it, or cannot be asked."""
+    return look_up(job)[0]
+
+
+def look_up(job: str) -> tuple[SlurmJob | None, str]:
+    """The job, or None and why: no Slurm here, no answer, or a number that Slurm does not know."""
     number = job.partition(".")[0]
-    if not number.isdigit() or not available():
-        return None
+    if not re.fullmatch(r"\d+(_\d+)?", number):
+        return None, "it is no job of Slurm's"
+    if not available():
+        return None, "Slurm cannot be asked here (no scontrol on PATH)"
     try:
         done = run(["scontrol", "show", "job", number])
-    except RlprofError:
-        return None
-    return parse_shown(done.stdout) if done.returncode == 0 else None
+    except RlprofError as error:
+        return None, str(error)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()
+        unknown = "nvalid job id" in said or not said
+        return None, f"Slurm does not know job {number}" if unknown else f"scontrol said: {said}"
+    return parse_shown(done.stdout), f"Slurm's answer on job {number} was not understood"
+
+
+def record_run_folder(job: str, folder: Path) -> None:
+    """Write a run folder into the job's comment, after what its user wrote there, as
+    slurm::record_run_folder of scripts/lib/slurm.sh does. A Slurm that refuses is no error.
+    """
+    known = show(job)
+    kept = _RECORDED.sub("", known.comment) if known else ""
+    with contextlib.suppress(RlprofError):
+        run(["scontrol", "update", f"JobId={job}", f"Comment={f'{kept}; ' if kept else ''}{MARK}{folder}"])
 
 
 def parse_shown(text: str) -> SlurmJob | None:
@@ -148,6 +180,8 @@ def parse_shown(text: str) -> SlurmJob | None:
         command=fields.get("Command", ""),
         output=fields.get("StdOut", "").replace("%j", first["id"]),
         user=fields.get("UserId", "").partition("(")[0],
+        uid=_number(fields.get("UserId", "").partition("(")[2]),
+        comment=_known(fields.get("Comment", "")),
         exit_code=_exit_code(fields.get("ExitCode", ""), state),
         restarts=_number(fields.get("Restarts", "")),
     )
@@ -193,6 +227,7 @@ def mine() -> list[SlurmJob]:
             name=row[7],
             work_dir=row[8],
             command=row[9],
+            comment=_known(row[10]),
         )
         for row in rows
         if len(row) == len(_FIELDS)

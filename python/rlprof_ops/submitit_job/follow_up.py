@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.job import attempt
 from rlprof_ops.submitit_job import task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
 
@@ -87,11 +88,7 @@ def run_folder_of(job: Any) -> Path:
     cluster = "slurm" if type(job).__name__ == "SlurmJob" else "local"
     name = task_context.job_name(cluster, str(job.job_id))
     base = Path(job.paths.folder)
-    attempts = sorted(
-        base.glob(f"{name}.r*-logs"),
-        key=lambda path: int(path.name.rpartition(".r")[2].removesuffix("-logs")),
-    )
-    return attempts[-1] if attempts else base / f"{name}-logs"
+    return attempt.newest(base, name) or base / attempt.folder_name(name)
 
 
 @dataclass(frozen=True)
@@ -134,8 +131,5 @@ class ReportRun:
 
 def newest(folder: Path) -> Path:
     """The last attempt's folder: the job may have been requeued after the follow-up was submitted."""
-    name = folder.name.removesuffix("-logs").partition(".r")[0]
-    found = [path for path in folder.parent.glob(f"{name}.r*-logs") if path.is_dir()]
-    return max(
-        found, key=lambda path: int(path.name.rpartition(".r")[2].removesuffix("-logs")), default=folder
-    )
+    job = attempt.job_of(attempt.of_folder(folder) or "")
+    return (job and attempt.newest(folder.parent, job)) or folder

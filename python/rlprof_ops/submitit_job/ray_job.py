@@ -24,6 +24,7 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import Settings, read_knobs
 from rlprof_ops.request import ProfileRequest, load_request, request_from_dict
+from rlprof_ops.slurm import client
 from rlprof_ops.submit.missing_captures import missing_request
 from rlprof_ops.submitit_job import rendezvous, task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
@@ -110,6 +111,8 @@ class RayJob:
         why not.
         """
         run.create()
+        if place.cluster == "slurm":
+            client.record_run_folder(place.job.partition(".")[0], run.path)
         self._folders = (*place.earlier, run.path)
         try:
             rendezvous.write_token(run)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.job import attempt
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def take(log_dir: str | None) -> TaskContext:
             " tasks_per_node=1"
         )
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-    names = [_attempt(env.job_id, number) for number in range(restarts + 1)]
+    names = [attempt.name(env.job_id, number) for number in range(restarts + 1)]
     return TaskContext(
         cluster="slurm", job=names[-1], base=base.absolute(), rank=env.node, nodes=tuple(env.hostnames),
         node=os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
@@ -77,15 +78,11 @@ def _local(cluster: str, job_id: str, base: Path) -> TaskContext:
     """
     base = base.absolute()
     number = 0
-    while (base / f"{_attempt(job_name(cluster, job_id), number)}-logs").exists():
+    while (base / f"{attempt.name(job_name(cluster, job_id), number)}-logs").exists():
         number += 1
-    names = [_attempt(job_name(cluster, job_id), earlier) for earlier in range(number + 1)]
+    names = [attempt.name(job_name(cluster, job_id), earlier) for earlier in range(number + 1)]
     node = os.uname().nodename
     return TaskContext(cluster, names[-1], base, 0, (node,), node, _existing(base, names[:-1]))
-
-
-def _attempt(job: str, number: int) -> str:
-    return f"{job}.r{number}" if number else job
 
 
 def _existing(base: Path, names: list[str]) -> tuple[Path, ...]:
