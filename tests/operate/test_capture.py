@@ -17,8 +17,9 @@ from rlprof_ops.supervisor import capture_relay
 
 TRAINING = """
 import sys, time
-from rlprof_ops.runtime import control, profiler
-control.POLL_S = 0.05
+from rlprof_ops.runtime import profiler
+from rlprof_ops.runtime.on_demand import watcher
+watcher.POLL_S = 0.05
 prof = profiler.from_env(worker="policy_worker", rank=0)
 print("ready", flush=True)
 step = 0

@@ -26,7 +26,7 @@ READ = """
 import json, re, resource, sys
 from pathlib import Path
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
-from rlprof_ops.analyze import summary
+from rlprof_ops.analyze.run import summary
 from rlprof_ops.analyze.run.identity import Report
 resource.setrlimit(resource.RLIMIT_CPU, (50, 50))
 def peak():  # not ru_maxrss, which begins with the peak of the process that started this one

@@ -339,7 +339,7 @@ def test_reap_knows_a_process_that_wrote_its_title_over_its_environment_by_its_l
 
 def test_reap_does_not_end_itself_or_its_parents(node):
     code = (
-        "import sys; from rlprof_ops.collect import drain; phase = drain.reap(sys.argv[1], sys.argv[2],"
+        "import sys; from rlprof_ops.collect.drain import steps; phase = steps.reap(sys.argv[1], sys.argv[2],"
         " grace_s=0.2, say=print); print('alive', phase.done)"
     )
     env = {**os.environ, "RLPROF_JOB": JOB, "RLPROF_NODE_DIR": str(node), "PYTHONPATH": "python"}

@@ -285,7 +285,7 @@ def test_the_installed_rays_plugins_are_known():
     from ray._private.runtime_env.rocprof_sys import RocProfSysPlugin
 
     program = (
-        "from rlprof_ops.rayenv import repair\n"
+        "from rlprof_ops.rayenv.builtin import repair\n"
         "from ray._private.runtime_env.nsight import NsightPlugin as N\n"
         "from ray._private.runtime_env.rocprof_sys import RocProfSysPlugin as R\n"
         "print(repair.why_unknown(N), repair.why_unknown(R))\n"

@@ -286,8 +286,8 @@ def test_an_nsys_that_hangs_before_the_program_is_ended_and_tried_again(tmp_path
     env = environment(tmp_path, RLPROF_NSYS=str(nsys))
     program = [sys.executable, "-c", f"open({str(ran)!r}, 'a').write('x'); import sys; sys.exit(7)"]
     code = (
-        "import os\nfrom rlprof_ops.runtime import under_nsys\nunder_nsys._PATIENCE_S ="
-        f" 1.0\nunder_nsys.run({[str(nsys), 'launch']!r}, {program!r}, os.environ)"
+        "import os\nfrom rlprof_ops.runtime.process import nsys_launcher\nnsys_launcher._PATIENCE_S ="
+        f" 1.0\nnsys_launcher.run({[str(nsys), 'launch']!r}, {program!r}, os.environ)"
     )
 
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
