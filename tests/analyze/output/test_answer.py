@@ -31,8 +31,10 @@ def rows_of(answer: dict[str, Any], worker: str) -> list[dict[str, Any]]:
 def check_sums(answer: dict[str, Any]) -> None:
     for row in answer["anatomy"]:
         assert sum(p["duration_ns"] for p in row["phases"]) + row["idle_ns"] == row["duration_ns"]
-        assert sum(row["waiting_ns"].values()) + row["unexplained_ns"] == row["idle_ns"]
-        assert min([row["idle_ns"], row["unexplained_ns"], *row["waiting_ns"].values()]) >= 0
+        rest = row["unexplained_ns"] + row["uncaptured_ns"]
+        assert sum(row["waiting_ns"].values()) + rest == row["idle_ns"]
+        told = (row["idle_ns"], row["unexplained_ns"], row["uncaptured_ns"], *row["waiting_ns"].values())
+        assert min(told) >= 0
         for gpu, idle in [
             (row["gpu"], row["gpu_idle"]),
             *((p.get("gpu"), p.get("gpu_idle")) for p in row["phases"]),

@@ -196,7 +196,7 @@ def _steps(merged: Merged, t0: int) -> list[Json]:
 def _anatomy(
     merged: Merged, waits: Sequence[Any], index: dict[Rank, int], phases: list[str], t0: int
 ) -> list[Json]:
-    """One row a rank and step: phases + idle = duration, and waiting + unexplained = idle."""
+    """One row a rank and step: phases + idle = duration, and waiting + unexplained + uncaptured = idle."""
     waited = {(w.rank, w.step): w for w in waits}
     rows = []
     for row in merged.steps:
@@ -213,6 +213,7 @@ def _anatomy(
                 "idle_ns": row.duration_ns - row.in_phases_ns,
                 "waiting_ns": wait.for_ns,
                 "unexplained_ns": wait.unexplained_ns,
+                "uncaptured_ns": wait.uncaptured_ns,
                 "gpu": row.gpu.to_dict() if row.gpu else None,
                 "gpu_idle": row.idle.to_dict() if row.idle else None,
             }

@@ -11,7 +11,7 @@ from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
 from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, Straggler
 from rlprof_ops.analyze.metrics.waiting import Bubble, Waiting
 from rlprof_ops.analyze.output.text import duration, percent
-from rlprof_ops.analyze.run.merge import Merged
+from rlprof_ops.analyze.run.merge import Merged, Rank
 
 MIN_SHARE = 0.03
 
@@ -86,19 +86,23 @@ def _straggling(stragglers: Sequence[Straggler]) -> list[Finding]:
 def _idle_workers(merged: Merged, bubbles: Sequence[Bubble]) -> list[Finding]:
     """For each worker, the one phase of another that it idles through the longest."""
     found = []
-    steps = max(len(merged.step_numbers), 1)
     for worker in sorted({b.worker for b in bubbles}):
         by_cause: dict[tuple[str, str], list[Bubble]] = {}
         for bubble in bubbles:
             if bubble.worker == worker:
                 by_cause.setdefault((bubble.because, bubble.phase), []).append(bubble)
-        (because, phase), hits = max(by_cause.items(), key=lambda item: sum(b.mean_ns for b in item[1]))
+        (because, phase), hits = max(
+            by_cause.items(), key=lambda item: sum(b.mean_ns for b in item[1]) / item[1][0].steps
+        )
+        steps = hits[0].steps
         mean = sum(b.mean_ns for b in hits) / steps
         share = sum(b.share for b in hits) / steps
         if share >= MIN_SHARE:
+            few = len(merged.step_numbers) - steps
+            where = f" (mean of the {steps} steps in which both were captured)" if few else ""
             text = (
                 f"{worker} stands idle {duration(mean)} a step ({percent(share)}) while {because} is in"
-                f" {phase}."
+                f" {phase}{where}."
             )
             found.append(Finding("bubble", text, round(mean)))
     return found
@@ -134,13 +138,15 @@ def _gpu(merged: Merged) -> list[Finding]:
 
 def _unexplained(merged: Merged, waits: Sequence[Waiting]) -> list[Finding]:
     lengths = {(row.rank, row.step): row.duration_ns for row in merged.steps}
-    rows = [w for w in waits if not w.rank.is_controller]
+    marking = {row.rank.worker for row in merged.steps if row.phases}
+    rows = [w for w in waits if not w.rank.is_controller and (not marking or w.rank.worker in marking)]
     if not rows:
         return []
+    found = [*_not_captured(rows, lengths)]
     lost = fmean(w.unexplained_ns for w in rows)
     share = lost / max(fmean(lengths[w.rank, w.step] for w in rows), 1)
     if share < 2 * MIN_SHARE:
-        return []
+        return found
     if not any(row.phases for row in merged.steps):
         text = (
             "No report marks a phase, so a step is one piece: wrap generation, train and the like in"
@@ -151,7 +157,22 @@ def _unexplained(merged: Merged, waits: Sequence[Waiting]) -> list[Finding]:
         f"For {duration(lost)} of a step ({percent(share)}) no captured worker is in any phase: scheduling,"
         " transfers or the controller."
     )
-    return [Finding("unexplained", text, round(lost))]
+    return [*found, Finding("unexplained", text, round(lost))]
+
+
+def _not_captured(rows: Sequence[Waiting], lengths: dict[tuple[Rank, int], int]) -> list[Finding]:
+    """What cannot be said because a worker was not recorded: no cost, for nothing is known of it."""
+    lost = fmean(w.uncaptured_ns for w in rows)
+    share = lost / max(fmean(lengths[w.rank, w.step] for w in rows), 1)
+    if share < 2 * MIN_SHARE:
+        return []
+    workers = sorted({w.rank.worker for w in rows if w.uncaptured_ns})
+    text = (
+        f"For {duration(lost)} of a step ({percent(share)}) {' and '.join(workers)}"
+        f" {'is' if len(workers) == 1 else 'are'} in no phase while other workers were not captured:"
+        " whether this is idle time cannot be told. Capture all workers in the same steps."
+    )
+    return [Finding("uncaptured", text, 0)]
 
 
 def _skewed(skews: Sequence[CollectiveSkew], merged: Merged) -> list[Finding]:

@@ -97,6 +97,7 @@ def _workers(answer: Json) -> list[Json]:
                 "phases": [[phase, round(length)] for phase, length in sorted(phases.items())],
                 "waiting": [[other, round(length)] for other, length in sorted(waits.items())],
                 "unexplained_ns": round(fmean(row["unexplained_ns"] for row in rows)),
+                "uncaptured_ns": round(fmean(row["uncaptured_ns"] for row in rows)),
             }
         )
     first: dict[str, int] = {}

@@ -144,7 +144,7 @@ function bar(box, name, parts, total, whole, title) { const row = el("div", "row
   parts.forEach(([label, length, fill, cls, dark]) => { if (length <= 0) return; const s = el("span", cls || ""); s.style.width = 100 * length / whole + "%"; s.style.background = fill; if (dark) s.style.color = "inherit"; if (length / whole * barWidth() > label.length * 6.6 + 6) s.textContent = label; hover(s, `${label}: ${time(length)} (${pct(length / total)})`); b.append(s); });
   row.append(n, b, el("div", "sum", time(total))); box.append(row); }
 if (D.workers.length) { const whole = Math.max(...D.workers.map(w => w.mean_ns), 1);
-  D.workers.forEach(w => bar($("anatomy-bars"), `${w.worker} ×${w.ranks}`, [...w.phases.map(([p, l]) => [D.phase_names[p], l, color(p)]), ...w.waiting.map(([o, l]) => ["waiting for " + o, l, "var(--pale)", "hatch", true]), ["nobody in a phase", w.unexplained_ns, "var(--pale)", "", true]], w.mean_ns, whole));
+  D.workers.forEach(w => bar($("anatomy-bars"), `${w.worker} ×${w.ranks}`, [...w.phases.map(([p, l]) => [D.phase_names[p], l, color(p)]), ...w.waiting.map(([o, l]) => ["waiting for " + o, l, "var(--pale)", "hatch", true]), ["nobody in a phase", w.unexplained_ns, "var(--pale)", "", true], ["not captured", w.uncaptured_ns, "transparent", "", true]], w.mean_ns, whole));
   table($("anatomy-table"), "Phases", [{name: "worker", value: r => r.worker}, {name: "phase", value: r => r.phase}, ns("mean a step", "mean_ns", {bar: true}), {name: "of the step", num: true, value: r => r.share_of_step, text: r => pct(r.share_of_step)}, ns("shortest", "min_ns"), ns("longest", "max_ns"), ns("in collectives", "communication_ns", {title: "Mean time in collectives that no compute hides", text: r => r.communication_ns ? time(r.communication_ns) : "–"}), {name: "max/mean", num: true, value: r => r.ranks > 1 ? r.imbalance : null, text: r => r.ranks > 1 ? r.imbalance.toFixed(2) : "–", title: "Slowest rank's own mean over the mean of all ranks; 1 is even"}, {name: "ranks", num: true, value: r => r.ranks}, {name: "steps", num: true, value: r => r.steps}], D.phases);
 } else hide("anatomy");
 
@@ -168,7 +168,7 @@ if (multi.length) { const slow = new Set(D.stragglers.map(s => s.rank + " " + s.
 } else hide("spread");
 
 // ---- bubbles
-const groupedBubbles = [...D.bubbles.reduce((m, b) => { const k = b.worker + "\n" + b.because + "\n" + b.phase, g = m.get(k) || {...b, sum: 0, shares: 0, peak: 0}; g.sum += b.mean_ns; g.shares += b.share; g.peak = Math.max(g.peak, b.mean_ns); return m.set(k, g); }, new Map()).values()].map(g => ({...g, mean: g.sum / Math.max(steps.length, 1), part: g.shares / Math.max(steps.length, 1)}));
+const groupedBubbles = [...D.bubbles.reduce((m, b) => { const k = b.worker + "\n" + b.because + "\n" + b.phase, g = m.get(k) || {...b, sum: 0, shares: 0, peak: 0}; g.sum += b.mean_ns; g.shares += b.share; g.peak = Math.max(g.peak, b.mean_ns); return m.set(k, g); }, new Map()).values()].map(g => ({...g, mean: g.sum / g.steps, part: g.shares / g.steps}));
 if (groupedBubbles.length) table($("bubbles-table"), "Idle through another's phase", [{name: "idle worker", value: r => r.worker}, {name: "while", value: r => r.because}, {name: "is in", value: r => r.phase}, {name: "mean a step", num: true, value: r => r.mean, text: r => time(r.mean), bar: true}, {name: "of the step", num: true, value: r => r.part, text: r => pct(r.part)}, {name: "longest", num: true, value: r => r.peak, text: r => time(r.peak)}], groupedBubbles, {sort: 3}); else hide("bubbles");
 
 // ---- kernels and operators

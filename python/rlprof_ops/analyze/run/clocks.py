@@ -63,6 +63,10 @@ class Clocks:
             HostClock(host, 0, 0.0, 0, None, 0, "unaligned"),
         )
 
+    def shared_by(self, host: str) -> str:
+        """A name for the clock that a host's times are on: "" where it is aligned to the others'."""
+        return host if self.of(host).method == "unaligned" and len(self.hosts) > 1 else ""
+
     def to_dict(self) -> dict[str, Any]:
         hosts = [
             {

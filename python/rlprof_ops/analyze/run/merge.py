@@ -6,10 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit
 from rlprof_ops.analyze.metrics.intervals import Union, union
 from rlprof_ops.analyze.metrics.phases import Segment
 from rlprof_ops.analyze.run.clocks import Clocks, HostClock, Member, align
+from rlprof_ops.analyze.run.run_steps import on_steps_of_the_run
 from rlprof_ops.analyze.run.summary import PhaseTime, StepTime, Summary
 
 _CONTROLLER = re.compile(r"controller|driver|main_task|task_?runner|ray_trainer", re.IGNORECASE)
@@ -50,10 +53,17 @@ class RankStep:
     source: str  # the report's path
     collectives_seen: bool
     opening_ns: int = 0  # cut off the start: the other ranks' profilers were still being opened
+    captured: tuple[int, int] | None = None  # of a step without a mark: what of it the report covers
 
     @property
     def duration_ns(self) -> int:
         return self.end - self.start
+
+    @property
+    def recorded(self) -> Union:
+        """When it is known what the rank did: in all of a step that it marks, else while it was recorded."""
+        start, end = (self.start, self.end) if self.captured is None else self.captured
+        return union(np.array([start], np.int64), np.array([end], np.int64)).clipped(self.start, self.end)
 
     @property
     def in_phases_ns(self) -> int:
@@ -103,44 +113,9 @@ def merge(summaries: Sequence[Summary], probes: dict[str, HostClock] | None = No
     rows = [
         _row(rank, summary, step, clocks.of(summary.host)) for (rank, _), (_, summary, step) in best.items()
     ]
-    rows = _begun_together(rows)
+    rows = on_steps_of_the_run(rows, clocks.shared_by)
     rows.sort(key=lambda row: (row.step, row.rank))
     return Merged(tuple(sorted({rank_of(s) for s in summaries})), tuple(rows), clocks, tuple(summaries))
-
-
-def _begun_together(rows: list[RankStep]) -> list[RankStep]:
-    """Steps without the time that the profilers took to open.
-
-    A window opens rank by rank, for seconds with some profilers, and the training step proper begins when the
-    last rank is in it or when a first phase begins, whichever is earlier.
-    """
-    begin: dict[int, int] = {}
-    for step in {row.step for row in rows}:
-        group = [row for row in rows if row.step == step and row.marked]
-        phases = [int(phase.when.start[0]) for row in group for phase in row.phases if len(phase.when)]
-        if phases:
-            begin[step] = min(max(row.start for row in group), min(phases))
-    cut = []
-    rows = [_as_long_as_others(row, rows) for row in rows]
-    for row in rows:
-        late = begin.get(row.step, row.start) - row.start
-        can = row.marked and row.gpu is None and 0 < late < row.duration_ns
-        cut.append(replace(row, start=row.start + late, opening_ns=late) if can else row)
-    return cut
-
-
-def _as_long_as_others(row: RankStep, rows: list[RankStep]) -> RankStep:
-    """A step without a mark lasts as long as the other ranks say; its own ranges tell only when it did
-    something.
-    """
-    if row.marked or row.gpu is not None:
-        return row
-    marked = [other for other in rows if other.step == row.step and other.marked]
-    if not marked:
-        return row
-    return replace(
-        row, start=min(row.start, min(m.start for m in marked)), end=max(row.end, max(m.end for m in marked))
-    )
 
 
 def _row(rank: Rank, summary: Summary, step: StepTime, clock: HostClock) -> RankStep:
@@ -166,6 +141,7 @@ def _row(rank: Rank, summary: Summary, step: StepTime, clock: HostClock) -> Rank
         idle=step.idle,
         source=summary.report.path,
         collectives_seen=summary.collectives_seen,
+        captured=None if step.marked else (clock.aligned(summary.start), clock.aligned(summary.end)),
     )
 
 

@@ -1,0 +1,103 @@
+"""One step of the run: every rank's step is put on the same stretch of time, so that shares have one
+denominator and time before or after a rank's own part of a step is time in no phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlprof_ops.analyze.metrics.intervals import union
+
+if TYPE_CHECKING:
+    from rlprof_ops.analyze.run.merge import RankStep
+
+# Marks of one step that cover less of the time from the first to the last are not one step: numbers that
+# happen to be equal, windows taken apart.
+MIN_COVERED = 0.5
+Group = tuple[str, int]  # clock, step
+
+
+def on_steps_of_the_run(rows: list[RankStep], clock_of: Callable[[str], str]) -> list[RankStep]:
+    """The rows with the step of the run as their start and end. `clock_of`: host -> a name that hosts with
+    aligned clocks share; hosts whose clocks are not known to each other are left as they are.
+
+    An actor that opens its own step in each call (bare Ray) marks its part of a step only; the step of the
+    run goes from the first part to the last, or is what the controller marks. A rank's steps stay apart:
+    where generation of step 5 runs beside training of step 4, its step 4 ends where its step 5 begins.
+    """
+    rows = _opened_together([_as_long_as_others(row, rows) for row in rows])
+    whole = _whole_steps(rows, clock_of)
+    mine: dict[object, list[RankStep]] = {}
+    for row in rows:
+        mine.setdefault(row.rank, []).append(row)
+    found = []
+    for own in mine.values():
+        own.sort(key=lambda row: row.start)
+        ended = None
+        for i, row in enumerate(own):
+            start, end = row.start, row.end
+            span = whole.get((clock_of(row.rank.host), row.step))
+            if span and row.marked:
+                start = min(start, span[0] if ended is None else max(span[0], ended))
+                end = max(end, span[1] if i + 1 == len(own) else min(span[1], own[i + 1].start))
+            ended = max(end, ended or end)
+            found.append(replace(row, start=start, end=end))
+    return found
+
+
+def _whole_steps(rows: Iterable[RankStep], clock_of: Callable[[str], str]) -> dict[Group, tuple[int, int]]:
+    groups: dict[Group, list[RankStep]] = {}
+    for row in rows:
+        if row.marked:
+            groups.setdefault((clock_of(row.rank.host), row.step), []).append(row)
+    whole = {}
+    for key, group in groups.items():
+        marks = [row for row in group if row.rank.is_controller] or group
+        start, end = min(row.start for row in marks), max(row.end for row in marks)
+        covered = union(
+            np.array([row.start for row in group], np.int64), np.array([row.end for row in group], np.int64)
+        )
+        if covered.inside(start, end) >= MIN_COVERED * (end - start):
+            whole[key] = (start, end)
+    return whole
+
+
+def _opened_together(rows: list[RankStep]) -> list[RankStep]:
+    """Steps without the time that the profilers took to open.
+
+    A window opens rank by rank, for seconds with some profilers, and the training step proper begins when the
+    last rank is in it or when a first phase begins, whichever is earlier.
+    """
+    marked: dict[int, list[RankStep]] = {}
+    for row in rows:
+        if row.marked:
+            marked.setdefault(row.step, []).append(row)
+    begin = {}
+    for step, group in marked.items():
+        phases = [int(phase.when.start[0]) for row in group for phase in row.phases if len(phase.when)]
+        if phases:
+            begin[step] = min(max(row.start for row in group), min(phases))
+    cut = []
+    for row in rows:
+        late = begin.get(row.step, row.start) - row.start
+        can = row.marked and row.gpu is None and 0 < late < row.duration_ns
+        cut.append(replace(row, start=row.start + late, opening_ns=late) if can else row)
+    return cut
+
+
+def _as_long_as_others(row: RankStep, rows: list[RankStep]) -> RankStep:
+    """A step without a mark lasts as long as the other ranks say; its own ranges tell only when it did
+    something.
+    """
+    if row.marked or row.gpu is not None:
+        return row
+    marked = [other for other in rows if other.step == row.step and other.marked]
+    if not marked:
+        return row
+    return replace(
+        row, start=min(row.start, min(m.start for m in marked)), end=max(row.end, max(m.end for m in marked))
+    )
