@@ -25,7 +25,7 @@ from rlprof_ops.rayenv.wrap.option_trial import Trials
 
 # In the order of trust: torchrun's, Slurm's, MPI's. The first that is set counts.
 RANK_VARIABLES = ("RLPROF_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_RUNNER = Path(__file__).with_name("run_script.py")
+_RUNNER = Path(__file__).with_name("rocprof_script.py")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 _PYTHON_TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
