@@ -92,7 +92,7 @@ job::_pass_on() {
 job::_supervisor() {
     local folder
     for folder in /proc/[0-9]*; do
-        if grep -qsa "rlprof_ops[.]supervisor" "${folder}/cmdline" \
+        if grep -qsazFx -- rlprof_ops.supervisor "${folder}/cmdline" \
             && grep -qsazFx -- "RLPROF_RUN_DIR=${RLPROF_RUN_DIR}" "${folder}/environ" && grep -qsazFx -- "SLURM_NODEID=0" "${folder}/environ"; then
             printf '%s\n' "${folder#/proc/}"
             return 0

@@ -8,18 +8,29 @@ import json
 import pytest
 
 from rlprof_ops.host.ports import free_port
-from rlprof_ops.supervisor.control_channel import Head, Node
+from rlprof_ops.supervisor.control_channel import (
+    Drain,
+    Head,
+    Joined,
+    Lost,
+    Message,
+    Node,
+    ProfilersDone,
+    RayUp,
+    decode,
+    encode,
+)
 
 
 class Heard(list):
     """Messages a head got, with a bounded wait for one of them."""
 
-    async def until(self, node: str, state: str) -> None:
+    async def until(self, node: str, kind: type[Message]) -> None:
         for _ in range(200):
-            if any(who == node and message.get("state") == state for who, message in self):
+            if any(who == node and isinstance(message, kind) for who, message in self):
                 return
             await asyncio.sleep(0.01)
-        raise AssertionError(f"no {state} of {node} in {list(self)}")
+        raise AssertionError(f"no {kind} of {node} in {list(self)}")
 
 
 async def head_with(token: str) -> tuple[Head, int, Heard]:
@@ -32,26 +43,26 @@ async def head_with(token: str) -> tuple[Head, int, Heard]:
 
 async def join(port: int, token: str, seconds: float = 5) -> Node:
     deadline = asyncio.get_running_loop().time() + seconds
-    return await Node.join("127.0.0.1", port, token, {"node": "n2", "ip": "10.0.0.2"}, deadline)
+    return await Node.join("127.0.0.1", port, token, Joined("n2", "10.0.0.2"), deadline)
 
 
 def test_a_node_joins_talks_listens_and_is_missed():
     async def scene() -> None:
         head, port, heard = await head_with("secret")
         node = await join(port, "secret")
-        await heard.until("n2", "joined")
-        await node.tell({"state": "ray_up"})
-        await heard.until("n2", "ray_up")
+        await heard.until("n2", Joined)
+        await node.tell(RayUp())
+        await heard.until("n2", RayUp)
         orders: list = []
         listening = asyncio.create_task(node.listen(orders.append))
-        await head.tell({"do": "drain", "seconds": 3})
+        await head.tell(Drain(3.0, "signal"))
         for _ in range(100):
             if orders:
                 break
             await asyncio.sleep(0.01)
-        assert orders == [{"do": "drain", "seconds": 3}]
+        assert orders == [Drain(3.0, "signal")]
         node.close()
-        await heard.until("n2", "lost")
+        await heard.until("n2", Lost)
         await head.close()
         await asyncio.wait_for(listening, 5)
 
@@ -61,9 +72,8 @@ def test_a_node_joins_talks_listens_and_is_missed():
 def test_a_stranger_without_the_token_is_not_heard():
     async def scene() -> None:
         head, port, heard = await head_with("secret")
-        node = await join(port, "guess")
-        await node.tell({"state": "failed", "reason": "stop everything"})
-        await asyncio.wait_for(node.listen(lambda message: None), 5)  # the head hangs up
+        with pytest.raises(TimeoutError, match=r"did not answer|did not prove"):
+            await join(port, "guess", seconds=0.5)
         assert heard == []
         await head.close()
 
@@ -84,7 +94,7 @@ def test_noise_does_no_harm(noise):
         writer.close()
         assert heard == []
         node = await join(port, "secret")
-        await heard.until("n2", "joined")
+        await heard.until("n2", Joined)
         node.close()
         await head.close()
 
@@ -95,5 +105,45 @@ def test_joining_gives_up_at_its_deadline():
     async def scene() -> None:
         with pytest.raises(TimeoutError, match="did not answer"):
             await join(free_port(), "secret", seconds=0.3)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "message", [Drain(3.5, "signal"), Joined("n1", "10.0.0.1", 7), ProfilersDone({"recover": 1.5}), RayUp()]
+)
+def test_a_message_is_the_same_on_the_other_side(message):
+    assert decode(json.loads(encode(message))) == message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {},
+        {"kind": "Order"},
+        {"kind": "Drain", "seconds": "3", "cause": "signal"},
+        {"kind": "Drain", "seconds": True, "cause": "signal"},
+        {"kind": "Drain", "cause": "signal"},
+        {"kind": "ProfilersDone", "phases_s": {"a": "b"}},
+        {"kind": ["Drain"]},
+    ],
+)
+def test_a_message_of_another_version_is_none(line):
+    assert decode(line) is None
+
+
+def test_a_node_does_not_follow_a_head_without_the_token():
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'{"nonce": "1"}\n')
+        await reader.readline()
+        writer.write(b'{"proof": "0"}\n' + encode(Drain(0.0, "signal")))
+        await writer.drain()
+
+    async def scene() -> None:
+        port = free_port()
+        server = await asyncio.start_server(impostor, "127.0.0.1", port)
+        with pytest.raises(TimeoutError, match="did not prove that it knows the job's token"):
+            await join(port, "secret", seconds=0.5)
+        server.close()
 
     asyncio.run(scene())

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from rlprof_ops.collect.sync.__main__ import Syncer, _record, last_pass
+from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.folders import RunFolder, node_folder
 from rlprof_ops.job.knobs import Settings, import_path
+from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.slurm import job_state
 from rlprof_ops.supervisor import salvage
-from rlprof_ops.supervisor.journal import Journal
-from rlprof_ops.supervisor.node_context import NodeContext
-from rlprof_ops.supervisor.node_drain import Ending
+from rlprof_ops.supervisor.node_drain import Ending, Journal
 from rlprof_ops.supervisor.run_record import RunRecord
 
 
@@ -46,14 +46,15 @@ def ending(place: NodeContext, **knobs: str) -> Ending:
 
 
 def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
-    record = RunRecord.begin(place, Settings.load({}), ProfileRequest(captures=()), 1)
+    record = RunRecord.of(place, Settings.load({}), ProfileRequest(captures=()), 1)
+    record.save()
     aside = tmp_path / "aside"
     place.run.path.rename(aside)  # the storage goes
     report = place.folder.path / "profiles/torch/w/rank0/a.pt.trace.json.gz"
     report.parent.mkdir(parents=True)
     report.write_bytes(b"report")
     record.driver_ended(3)
-    record.ending("driver_exit")
+    record.ending(EndCause.DRIVER_EXIT)
     one = ending(place)
     one.clock = [{"at_ns": 1, "offset_ns": 2, "error_ns": 3}]
     with pytest.raises(OSError):
@@ -134,13 +135,14 @@ def test_a_node_with_a_report_that_came_nowhere_keeps_its_folder(place, monkeypa
 
 
 def test_a_record_that_the_storage_takes_again_is_kept_nowhere_else(place, tmp_path):
-    record = RunRecord.begin(place, Settings.load({}), ProfileRequest(captures=()), 1)
+    record = RunRecord.of(place, Settings.load({}), ProfileRequest(captures=()), 1)
+    record.save()
     aside = tmp_path / "aside"
     place.run.path.rename(aside)
     record.driver_ended(3)
     assert (place.folder.keep / "run.json").exists()
     aside.rename(place.run.path)
-    record.ending("driver_exit")
+    record.ending(EndCause.DRIVER_EXIT)
     assert not (place.folder.keep / "run.json").exists()
     assert json.loads(place.run.run_json.read_text())["driver"]["exit_code"] == 3
 

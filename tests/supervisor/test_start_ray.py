@@ -12,10 +12,10 @@ import pytest
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.job.folders import NodeFolder, RunFolder
 from rlprof_ops.job.knobs import Settings
+from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor import base
-from rlprof_ops.supervisor.journal import Journal
-from rlprof_ops.supervisor.node_context import NodeContext
+from rlprof_ops.supervisor.node_drain import Journal
 
 # Stands for `ray start`: fails until a file counts enough tries, then says what Ray says and stays.
 RAY = """

@@ -15,9 +15,14 @@ from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
 from rlprof_ops.job.run_folder import Job
 
-_CAUSE_EXIT = {"signal": 143, "time_limit": 140, "node_lost": EXIT_FAILED, "startup_failed": EXIT_FAILED}
+_CAUSE_EXIT: dict[str, int] = {
+    **{str(cause): code for cause, code in SIGNAL_EXIT.items()},
+    EndCause.NODE_LOST: EXIT_FAILED,
+    EndCause.STARTUP_FAILED: EXIT_FAILED,
+}
 _UP = re.compile(r"\] (\d+) of (\d+) nodes are up")
 _LOG_TAIL_BYTES = 1 << 20
 
@@ -212,7 +217,7 @@ def _has_attach(job: Job) -> bool:
 def _told_code(observed: Observed | None) -> int | None:
     if observed is None:
         return None
-    if observed.cause == "driver_exit":
+    if observed.cause == EndCause.DRIVER_EXIT:
         return observed.driver.exit_code
     return _CAUSE_EXIT.get(observed.cause)
 

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import Settings, read_knobs
 from rlprof_ops.request import ProfileRequest, load_request, request_from_dict
@@ -260,7 +261,7 @@ def _summary(place: task_context.TaskContext, code: int) -> RunSummary:
             manifest = Manifest.load(place.run_dir)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         end = json.loads((place.run_dir / "run.json").read_text()).get("end") or {}
-    cause = str(end.get("cause") or "startup_failed")
+    cause = str(end.get("cause") or EndCause.STARTUP_FAILED)
     detail = str(end.get("detail") or "")
     return RunSummary(
         code, str(place.run_dir), cause, detail, place.rank, manifest, tuple(map(str, place.earlier))

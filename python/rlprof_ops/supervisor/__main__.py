@@ -18,11 +18,11 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host.ports import address_towards
 from rlprof_ops.job import folders
 from rlprof_ops.job.knobs import Settings
+from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import load_request
 from rlprof_ops.supervisor.base import Supervisor
 from rlprof_ops.supervisor.head import Head
-from rlprof_ops.supervisor.journal import Journal
-from rlprof_ops.supervisor.node_context import NodeContext
+from rlprof_ops.supervisor.node_drain import Journal
 from rlprof_ops.supervisor.ray_process import gpu_count
 from rlprof_ops.supervisor.worker import Worker
 

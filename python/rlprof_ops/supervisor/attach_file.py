@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 
 from rlprof_ops.job.knobs import home
-from rlprof_ops.supervisor.node_context import NodeContext
+from rlprof_ops.job.node_context import NodeContext
 
 _NAMES = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "PYTHONPATH", "PATH", "CONTAINER", "MOUNTS")
 

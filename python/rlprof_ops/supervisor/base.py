@@ -12,10 +12,13 @@ import sys
 
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import ports
-from rlprof_ops.job.knobs import home, import_path
+from rlprof_ops.job.end_cause import EndCause
+from rlprof_ops.job.knobs import Settings, home, import_path
+from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.rayenv import check_import, environment
+from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor import capture_relay
-from rlprof_ops.supervisor.node_drain import Ending
+from rlprof_ops.supervisor.node_drain import Ending, Journal
 from rlprof_ops.supervisor.ray_process import RayNode, RayProcess, port_knobs, start_argv, stripped
 
 _PLUGIN_SECONDS = 30.0
@@ -28,7 +31,11 @@ def plugin_message(node: str, reason: str) -> str:
 class Supervisor(Ending):
     """One node of a job. Subclasses say what the head and what the others do in between."""
 
-    shutdown_requested: asyncio.Future[str] | None = None
+    def __init__(
+        self, settings: Settings, request: ProfileRequest, place: NodeContext, journal: Journal
+    ) -> None:
+        super().__init__(settings, request, place, journal)
+        self.shutdown_requested: asyncio.Future[EndCause] | None = None  # a future needs the loop that runs
 
     # ---- environment
     # -------------------------------------------------------------------------------------------
@@ -71,13 +78,13 @@ class Supervisor(Ending):
         loop = asyncio.get_running_loop()
         self.shutdown_requested = loop.create_future()
         for number, cause in (
-            (signal.SIGTERM, "signal"),
-            (signal.SIGINT, "signal"),
-            (signal.SIGUSR2, "time_limit"),
+            (signal.SIGTERM, EndCause.SIGNAL),
+            (signal.SIGINT, EndCause.SIGNAL),
+            (signal.SIGUSR2, EndCause.TIME_LIMIT),
         ):
             loop.add_signal_handler(number, self.tell_to_end, cause)
 
-    def tell_to_end(self, cause: str) -> None:
+    def tell_to_end(self, cause: EndCause) -> None:
         assert self.shutdown_requested is not None
         if not self.shutdown_requested.done():
             self.shutdown_requested.set_result(cause)

@@ -1,50 +1,175 @@
 """The control channel between the node supervisors: JSON lines over TCP, opened by each node to the head.
 
 It carries who has joined, when to drain, and who is done, so that nobody polls a file on shared storage (a
-cached negative lookup there can hide a new file for minutes). A node proves that it belongs to the job with
-an HMAC of the job's token over a number the head has just drawn; the token itself never crosses the network.
+cached negative lookup there can hide a new file for minutes). Both sides prove that they belong to the job
+with an HMAC of the job's token over a number the other has just drawn; the token itself never crosses the
+network. A message is a frozen dataclass of this file; its class's name is its `kind` on the wire.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import hmac
 import json
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, get_args, get_type_hints
 
-Message = dict[str, Any]
 _LINE_LIMIT = 1 << 20
 _HANDSHAKE_SECONDS = 10.0
 
 
-def _proof(token: str, nonce: str, node: str) -> str:
-    return hmac.new(token.encode(), f"{nonce}\n{node}".encode(), hashlib.sha256).hexdigest()
+class Message:
+    """What goes over the channel; subclasses are the kinds."""
 
 
-async def _send(writer: asyncio.StreamWriter, message: Message) -> None:
-    writer.write(json.dumps(message).encode() + b"\n")
+# ---- from a node to the head
+
+
+@dataclass(frozen=True)
+class Joined(Message):
+    """A node has proved that it belongs to the job."""
+
+    node: str
+    ip: str
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class RayUp(Message):
+    """Ray runs on the node."""
+
+
+@dataclass(frozen=True)
+class Failed(Message):
+    """The node cannot serve."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ending(Message):
+    """The node ends, for a reason of its own or because it was told to."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class ProfilersDone(Message):
+    """The node's windows are closed and its profilers have written."""
+
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Drained(Message):
+    """The node's files are in the run folder, or it has said which are not."""
+
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lost(Message):
+    """The link broke; made by the head itself."""
+
+
+# ---- from the head to the nodes
+
+
+@dataclass(frozen=True)
+class Drain(Message):
+    """End in order within `seconds`."""
+
+    seconds: float
+    cause: str
+
+
+@dataclass(frozen=True)
+class StopRay(Message):
+    """Every node's windows are closed: Ray may go."""
+
+
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind for kind in (Joined, RayUp, Failed, Ending, ProfilersDone, Drained, Drain, StopRay)
+}
+
+
+def register(kind: type[Message]) -> type[Message]:
+    """A class decorator for kinds of messages that another file defines."""
+    _KINDS[kind.__name__] = kind
+    return kind
+
+
+def encode(message: Message) -> bytes:
+    """One line."""
+    assert dataclasses.is_dataclass(message)
+    return json.dumps({"kind": type(message).__name__, **dataclasses.asdict(message)}).encode() + b"\n"
+
+
+def decode(values: dict[str, Any]) -> Message | None:
+    """The message of one line; None for a kind this version does not know and for fields of a wrong type."""
+    kind = _KINDS.get(str(values.get("kind")))
+    if kind is None:
+        return None
+    types = get_type_hints(kind)
+    fields = {name: values[name] for name in types if name in values}
+    if not all(_fits(value, types[name]) for name, value in fields.items()):
+        return None
+    try:
+        return kind(**fields)
+    except TypeError:
+        return None
+
+
+def _fits(value: object, wanted: Any) -> bool:
+    if wanted is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    origin = getattr(wanted, "__origin__", None)
+    if origin is dict:
+        key, item = get_args(wanted)
+        return isinstance(value, dict) and all(
+            _fits(one, key) and _fits(two, item) for one, two in value.items()
+        )
+    if origin in (list, tuple):
+        return isinstance(value, list) and all(_fits(each, get_args(wanted)[0]) for each in value)
+    return isinstance(value, wanted if isinstance(wanted, type) else object)
+
+
+def _proof(token: str, nonce: str, who: str) -> str:
+    return hmac.new(token.encode(), f"{nonce}\n{who}".encode(), hashlib.sha256).hexdigest()
+
+
+def _is_proof(values: dict[str, Any], token: str, nonce: str, who: str) -> bool:
+    return hmac.compare_digest(str(values.get("proof", "")).encode(), _proof(token, nonce, who).encode())
+
+
+async def _send_line(writer: asyncio.StreamWriter, line: bytes) -> None:
+    writer.write(line)
     await writer.drain()
 
 
-async def _receive(reader: asyncio.StreamReader) -> Message | None:
-    """The next message, or None when the other side is gone or talks nonsense."""
+async def _send(writer: asyncio.StreamWriter, values: dict[str, Any]) -> None:
+    await _send_line(writer, json.dumps(values).encode() + b"\n")
+
+
+async def _receive(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    """The next line's values, or None when the other side is gone or talks nonsense."""
     try:
         line = await reader.readline()
-        message = json.loads(line) if line else None
-    except (ValueError, OSError):
+        values = json.loads(line) if line else None
+    except (ValueError, OSError, RecursionError):
         return None
-    return message if isinstance(message, dict) else None
+    return values if isinstance(values, dict) else None
 
 
 class Head:
     """The head's side: accepts nodes, hands every message to `on_message(node, message)`, sends to all.
 
-    `on_message` gets `{"state": "joined", …}` after a good handshake and `{"state": "lost"}` when a link
-    breaks.
+    `on_message` gets `Joined` after a good handshake and `Lost` when a link breaks.
     """
 
     def __init__(self, token: str, on_message: Callable[[str, Message], None]) -> None:
@@ -57,38 +182,44 @@ class Head:
         self._server = await asyncio.start_server(self._serve, host, port, limit=_LINE_LIMIT)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        node = await self._handshake(reader, writer)
-        if node is None:
+        joined = await self._handshake(reader, writer)
+        if joined is None:
             writer.close()
             return
+        node = joined.node
         self._writers[node] = writer
-        while (message := await _receive(reader)) is not None:
-            self._on_message(node, message)
+        self._on_message(node, joined)
+        while (values := await _receive(reader)) is not None:
+            message = decode(values)
+            if message is not None and not isinstance(message, Joined):
+                self._on_message(node, message)
         if self._writers.get(node) is writer:
             del self._writers[node]
-            self._on_message(node, {"state": "lost"})
+            self._on_message(node, Lost())
         writer.close()
 
-    async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str | None:
+    async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Joined | None:
         nonce = secrets.token_hex(16)
         try:
             await _send(writer, {"nonce": nonce})
             hello = await asyncio.wait_for(_receive(reader), _HANDSHAKE_SECONDS)
+            joined = decode(hello or {})
+            if hello is None or not isinstance(joined, Joined) or not joined.node:
+                return None
+            if not _is_proof(hello, self._token, nonce, joined.node):
+                return None
+            # Only one who knows the token learns what the head's own proof looks like.
+            await _send(writer, {"proof": _proof(self._token, str(hello.get("nonce", "")), "head")})
         except (OSError, asyncio.TimeoutError):
             return None
-        node = str((hello or {}).get("node", ""))
-        if not node or not hmac.compare_digest(
-            str((hello or {}).get("proof", "")), _proof(self._token, nonce, node)
-        ):
-            return None
-        self._on_message(node, {"state": "joined", **(hello or {})})
-        return node
+        return joined
 
     async def tell(self, message: Message) -> None:
-        """Send to every node; a node that cannot take it is left to its `lost` message."""
+        """Send to every node; a node that cannot take it is left to its `Lost` message."""
+        line = encode(message)
         for writer in list(self._writers.values()):
             with contextlib.suppress(OSError):
-                await _send(writer, message)
+                await _send_line(writer, line)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -105,41 +236,55 @@ class Node:
         self._writer = writer
 
     @classmethod
-    async def join(cls, host: str, port: int, token: str, hello: Message, deadline: float) -> Node:
-        """Connect, again and again until the loop's time is `deadline`; `hello` needs the key `node`.
+    async def join(cls, host: str, port: int, token: str, hello: Joined, deadline: float) -> Node:
+        """Connect, again and again until the loop's time is `deadline`.
 
-        Raises TimeoutError when the head does not answer in time.
+        Raises TimeoutError when the head does not answer in time, or cannot prove that it knows the token.
         """
         loop = asyncio.get_running_loop()
         pause = 0.05
+        problem = "did not answer"
         while True:
             try:
                 reader, writer = await asyncio.wait_for(
                     asyncio.open_connection(host, port, limit=_LINE_LIMIT), timeout=5
                 )
-                challenge = await asyncio.wait_for(_receive(reader), _HANDSHAKE_SECONDS)
-                if challenge and "nonce" in challenge:
-                    proof = _proof(token, str(challenge["nonce"]), str(hello["node"]))
-                    await _send(writer, {**hello, "proof": proof})
+                if await _shake_hands(reader, writer, token, hello):
                     return cls(reader, writer)
+                problem = "did not prove that it knows the job's token"
                 writer.close()
             except (OSError, asyncio.TimeoutError):
                 pass
             if loop.time() + pause > deadline:
-                raise TimeoutError(f"the head's supervisor at {host}:{port} did not answer")
+                raise TimeoutError(f"the head's supervisor at {host}:{port} {problem}")
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 1.0)
 
     async def tell(self, message: Message) -> None:
         with contextlib.suppress(OSError):
-            await _send(self._writer, message)
+            await _send_line(self._writer, encode(message))
 
     async def listen(self, on_message: Callable[[Message], Awaitable[None] | None]) -> None:
         """Hand every message to `on_message`; returns when the head is gone."""
-        while (message := await _receive(self._reader)) is not None:
-            done = on_message(message)
+        while (values := await _receive(self._reader)) is not None:
+            message = decode(values)
+            done = on_message(message) if message is not None else None
             if done is not None:
                 await done
 
     def close(self) -> None:
         self._writer.close()
+
+
+async def _shake_hands(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, hello: Joined
+) -> bool:
+    """Prove to the head that this node knows the token, and check that the head does."""
+    challenge = await asyncio.wait_for(_receive(reader), _HANDSHAKE_SECONDS)
+    if not challenge or "nonce" not in challenge:
+        return False
+    nonce = secrets.token_hex(16)
+    proof = _proof(token, str(challenge["nonce"]), hello.node)
+    await _send(writer, {"kind": "Joined", **dataclasses.asdict(hello), "nonce": nonce, "proof": proof})
+    answer = await asyncio.wait_for(_receive(reader), _HANDSHAKE_SECONDS)
+    return answer is not None and _is_proof(answer, token, nonce, "head")

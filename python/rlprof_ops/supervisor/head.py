@@ -7,40 +7,84 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import re
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.clock_probe import ClockServer
+from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
+from rlprof_ops.job.knobs import Settings
+from rlprof_ops.job.node_context import NodeContext
+from rlprof_ops.request import ProfileRequest
 from rlprof_ops.slurm.job_state import is_cancelled
-from rlprof_ops.supervisor import attach_file, run_record
+from rlprof_ops.supervisor import attach_file
 from rlprof_ops.supervisor.base import Supervisor, plugin_message
+from rlprof_ops.supervisor.control_channel import (
+    Drain,
+    Drained,
+    Ending,
+    Failed,
+    Joined,
+    Lost,
+    Message,
+    ProfilersDone,
+    RayUp,
+    StopRay,
+)
 from rlprof_ops.supervisor.control_channel import Head as ControlHead
 from rlprof_ops.supervisor.driver import Driver
 from rlprof_ops.supervisor.gcs_watcher import GcsWatcher
-
-_CAUSE_EXIT = {"signal": 143, "time_limit": 140}  # 128 + SIGTERM, 128 + SIGUSR2, as a shell says it
+from rlprof_ops.supervisor.node_drain import Journal
+from rlprof_ops.supervisor.run_record import RunRecord
 
 _LATE_NODES_SECONDS = 15.0
 _LATE_SIGNAL_SECONDS = 1.0
 
 
+@dataclass(frozen=True)
+class NodeState:
+    """What the head knows of another node: its latest message, and where it is."""
+
+    latest: Message
+    ip: str = ""
+
+    def has_said(self, *kinds: type[Message]) -> bool:
+        return isinstance(self.latest, kinds)
+
+
+def words(kind: type[Message]) -> str:
+    """A kind of message as a log says it: `ProfilersDone` is `profilers done`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
+
+
+def said(message: Message) -> str:
+    """A message as a log says it."""
+    detail = getattr(message, "reason", "") or getattr(message, "cause", "")
+    return words(type(message)) + (f": {detail}" if detail else "")
+
+
 class Head(Supervisor):
     """The first node of the job."""
+
+    def __init__(
+        self, settings: Settings, request: ProfileRequest, place: NodeContext, journal: Journal
+    ) -> None:
+        super().__init__(settings, request, place, journal)
+        self._nodes: dict[str, NodeState] = {}
+        self._changed = asyncio.Event()
+        self._driver: Driver | None = None
+        self._clock_server: ClockServer | None = None
+        self.run_record = RunRecord.of(place, settings, request, self._started_ns)
+        self.control = ControlHead(place.token, self._on_message)
 
     async def run(self) -> int:
         """The job's exit code: the driver's, or what ended the job before the driver did."""
         self.listen_to_signals()
-        self._nodes: dict[str, dict[str, Any]] = {}
-        self._changed = asyncio.Event()
-        self._driver: Driver | None = None
-        self._clock_server: ClockServer | None = None
-        self.run_record = run_record.RunRecord.begin(
-            self.place, self.settings, self.request, self._started_ns
-        )
-        self.control = ControlHead(self.place.token, self._on_message)
+        self.run_record.save()
         plugin: asyncio.Task[None] | None = None
         try:
             await self._start()
@@ -48,7 +92,7 @@ class Head(Supervisor):
             cause, code = await self._serve()
         except RlprofError as error:
             self.journal.say(str(error))
-            cause, code = "startup_failed", getattr(error, "exit_code", EXIT_FAILED)
+            cause, code = EndCause.STARTUP_FAILED, getattr(error, "exit_code", EXIT_FAILED)
             self.run_record.detail = str(error)
         finally:
             if plugin is not None:
@@ -115,8 +159,8 @@ class Head(Supervisor):
         if self.settings.number("RLPROF_MIN_NODES"):
             return
         for state in self._nodes.values():
-            if state.get("state") == "failed":
-                raise RlprofError(str(state.get("reason")))
+            if isinstance(state.latest, Failed):
+                raise RlprofError(state.latest.reason)
 
     async def _all_joined(self, asking: GcsWatcher, deadline: float) -> None:
         """Wait until enough nodes are alive. Raises RlprofError naming those that are missing, or the
@@ -136,9 +180,7 @@ class Head(Supervisor):
         self.journal.say(f"{len(alive)} of {len(self.place.nodes)} nodes are up")
 
     def _missing_nodes(self, alive: list[str], wanted: int) -> str:
-        by_ip = {state.get("ip"): node for node, state in self._nodes.items()} | {
-            self.place.ip: self.place.node
-        }
+        by_ip = {state.ip: node for node, state in self._nodes.items()} | {self.place.ip: self.place.node}
         up = {by_ip.get(ip) for ip in alive}
         missing = [node for node in self.place.nodes if node not in up]
         silent = [node for node in missing if node not in self._nodes and node != self.place.node]
@@ -150,13 +192,16 @@ class Head(Supervisor):
             text += f" Never heard of: {', '.join(silent)} (see logs/<node>.log in the run folder)."
         return text
 
-    def _on_message(self, node: str, message: dict[str, Any]) -> None:
-        known = self._nodes.setdefault(node, {})
-        if message.get("state") == "lost" and known.get("state") in ("drained", "failed"):
+    def _on_message(self, node: str, message: Message) -> None:
+        known = self._nodes.get(node)
+        lost = isinstance(message, Lost)
+        if lost and known is not None and known.has_said(Drained, Failed):
             return
-        known.update(message)
-        self.journal.note(f"node {node}: {message.get('state')}")
-        if message.get("state") == "lost" and self._driver is not None:
+        if isinstance(message, (Joined, RayUp, Failed, Ending, ProfilersDone, Drained, Lost)):
+            ip = message.ip if isinstance(message, Joined) else known.ip if known else ""
+            self._nodes[node] = NodeState(message, ip)
+            self.journal.note(f"node {node}: {said(message)}")
+        if lost and self._driver is not None:
             self.journal.say(f"node {node} is lost: its supervisor's link broke")
             self.run_record.lost_nodes.add(node)
         self._changed.set()
@@ -164,7 +209,7 @@ class Head(Supervisor):
     # ---- the driver
     # --------------------------------------------------------------------------------------------
 
-    async def _serve(self) -> tuple[str, int]:
+    async def _serve(self) -> tuple[EndCause, int]:
         """Run the driver, or wait for the end of an interactive cluster. Gives the cause of the end and
         the exit code.
         """
@@ -192,30 +237,30 @@ class Head(Supervisor):
         if (
             "driver" in waiting
             and waiting["driver"].done()
-            and waiting["driver"].result() in _CAUSE_EXIT.values()
+            and waiting["driver"].result() in SIGNAL_EXIT.values()
         ):
             # Slurm may signal the driver and us at once, and the driver can be the faster one to end.
             await asyncio.wait({waiting["told"]}, timeout=_LATE_SIGNAL_SECONDS)
         return self._cause(waiting)
 
-    def _cause(self, waiting: dict[str, asyncio.Future[Any]]) -> tuple[str, int]:
+    def _cause(self, waiting: dict[str, asyncio.Future[Any]]) -> tuple[EndCause, int]:
         if "driver" in waiting and waiting["driver"].done():
             code = waiting["driver"].result()
             self.run_record.driver_ended(code)
-            if waiting["told"].done() and code in _CAUSE_EXIT.values():
-                cause = waiting["told"].result()
+            if waiting["told"].done() and code in SIGNAL_EXIT.values():
+                cause: EndCause = waiting["told"].result()
                 self.journal.say(f"told to end: {cause}; the driver ended with it")
-                return cause, _CAUSE_EXIT.get(cause, 143)
+                return cause, SIGNAL_EXIT.get(cause, 143)
             self.journal.say(f"the driver ended with exit code {code}")
-            return "driver_exit", code
+            return EndCause.DRIVER_EXIT, code
         if waiting["told"].done():
             cause = waiting["told"].result()
             self.journal.say(f"told to end: {cause}")
-            return cause, _CAUSE_EXIT.get(cause, 143) if self._driver else 0
+            return cause, SIGNAL_EXIT.get(cause, 143) if self._driver else 0
         assert self.ray is not None
         self.journal.say(f"Ray's head ended by itself; its last words:\n{self.ray.tail(5)}")
         self.run_record.detail = "Ray's head ended by itself"
-        return "node_lost", EXIT_FAILED
+        return EndCause.NODE_LOST, EXIT_FAILED
 
     def settings_cwd(self) -> str:
         """The driver's folder: where sbatch was called from."""
@@ -226,7 +271,7 @@ class Head(Supervisor):
     # ---- the end
     # -----------------------------------------------------------------------------------------------
 
-    async def _drain(self, cause: str) -> None:
+    async def _drain(self, cause: EndCause) -> None:
         """The ordered end on all nodes: windows and profilers everywhere, then the driver, then Ray, then
         the last sync.
         """
@@ -234,22 +279,24 @@ class Head(Supervisor):
         began = time.monotonic()
         seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
         if (
-            cause == "signal"
+            cause is EndCause.SIGNAL
             and self.drain_budget_s() < seconds
             and await asyncio.to_thread(is_cancelled, self.place.job)
         ):
             seconds = self.drain_budget_s()
             self.journal.note(f"the job is being cancelled: {seconds:.0f} s are left")
-        if cause == "startup_failed" and not (self.shutdown_requested and self.shutdown_requested.done()):
+        if cause is EndCause.STARTUP_FAILED and not (
+            self.shutdown_requested and self.shutdown_requested.done()
+        ):
             await self._nodes_join(_LATE_NODES_SECONDS)  # a node that joins later would wait for us in vain
-        await self.control.tell({"do": "drain", "seconds": seconds, "cause": cause})
+        await self.control.tell(Drain(seconds, str(cause)))
         await self.close_profilers(seconds / 2)
-        await self._nodes_reach({"profilers_done", "drained"}, seconds / 2)
+        await self._nodes_reach((ProfilersDone, Drained), seconds / 2)
         if self._driver is not None and self._driver.process.returncode is None:
             with self.journal.phase("end_driver"):
                 await self._driver.end(self.settings.number("RLPROF_DRIVER_GRACE_SECONDS"))
-        await self.control.tell({"do": "stop_ray"})
-        others = asyncio.create_task(self._nodes_reach({"drained"}, seconds / 2))
+        await self.control.tell(StopRay())
+        others = asyncio.create_task(self._nodes_reach((Drained,), seconds / 2))
         await self.finish(seconds / 2)
         await others
         await self.control.close()
@@ -263,25 +310,20 @@ class Head(Supervisor):
         while len(self._nodes) < len(self.place.nodes) - 1 and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.1)
 
-    async def _nodes_reach(self, states: set[str], seconds: float) -> None:
-        """Wait until every node that joined has reached one of `states` or is lost; says who has not."""
+    async def _nodes_reach(self, kinds: tuple[type[Message], ...], seconds: float) -> None:
+        """Wait until every node that joined has said one of `kinds` or is lost; says who has not."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while True:
             self._changed.clear()
-            behind = [
-                node
-                for node, known in self._nodes.items()
-                if known.get("state") not in states | {"lost", "failed"}
-            ]
+            behind = [node for node, known in self._nodes.items() if not known.has_said(*kinds, Lost, Failed)]
             if not behind:
                 return
             try:
                 await asyncio.wait_for(self._changed.wait(), max(0.01, deadline - loop.time()))
             except asyncio.TimeoutError:
-                self.journal.say(
-                    f"not {' or '.join(sorted(states))} within {seconds:.0f} s: {', '.join(sorted(behind))}"
-                )
+                late = " or ".join(sorted(map(words, kinds)))
+                self.journal.say(f"not {late} within {seconds:.0f} s: {', '.join(sorted(behind))}")
                 return
 
     async def _harvest(self) -> None:

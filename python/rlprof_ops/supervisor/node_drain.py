@@ -5,26 +5,61 @@ step of it bounded.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rlprof_ops.collect.drain import steps
 from rlprof_ops.collect.sync.__main__ import read_report
 from rlprof_ops.errors import EXIT_FAILED
 from rlprof_ops.job.knobs import Settings
+from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor import salvage
-from rlprof_ops.supervisor.journal import Journal
-from rlprof_ops.supervisor.node_context import NodeContext
 from rlprof_ops.supervisor.ray_process import RayProcess
 
 _SYNC_QUICK_RESTARTS = 20
 _LEAST_SECONDS, _MARGIN_SECONDS = 4.0, 3.0  # of a drain; between its end and Slurm's SIGKILL
 _Result = TypeVar("_Result")
+
+
+class Journal:
+    """The supervisor's own log: one line an event, with the seconds since the job began, and how long a phase
+    took.
+
+    Writes to `<run folder>/logs/<name>.log` and, for what a person waits for, to the job's own output."""
+
+    def __init__(self, path: Path, node: str, began: float) -> None:
+        self._path = path
+        self._node = node
+        self._began = began
+        self.phases_s: dict[str, float] = {}
+
+    def note(self, text: str) -> None:
+        """For the log alone."""
+        line = f"[rlprof +{time.time() - self._began:7.2f}s {self._node}] {text}"
+        with contextlib.suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def say(self, text: str) -> None:
+        """For the log and for the job's output."""
+        self.note(text)
+        print(f"[rlprof +{time.time() - self._began:.1f}s] {text}", file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Note how long the enclosed work took, also when it fails."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases_s[name] = round(time.monotonic() - start, 3)
+            self.note(f"{name.replace('_', ' ')}: {self.phases_s[name]:.2f} s")
 
 
 class Ending:

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.redact import redact_text
 from rlprof_ops.version import __version__
 
 if TYPE_CHECKING:
     from rlprof_ops.job.knobs import Settings
+    from rlprof_ops.job.node_context import NodeContext
     from rlprof_ops.request import ProfileRequest
-    from rlprof_ops.supervisor.node_context import NodeContext
 
 
 @dataclass
@@ -34,9 +35,10 @@ class RunRecord:
     lost_nodes: set[str] = field(default_factory=set)
 
     @classmethod
-    def begin(
+    def of(
         cls, place: NodeContext, settings: Settings, request: ProfileRequest, started_ns: int
     ) -> RunRecord:
+        """The record of a job that begins; not written yet."""
         data: dict[str, Any] = {
             "schema": 1,
             "job": place.job,
@@ -52,11 +54,9 @@ class RunRecord:
             "submit_dir": os.environ.get("SLURM_SUBMIT_DIR", os.getcwd()),
             "started_ns": started_ns,
             "driver": {"started_ns": None, "ended_ns": None, "exit_code": None, "signal": None},
-            "end": {"cause": "running", "detail": "", "phases_s": {}},
+            "end": {"cause": str(EndCause.RUNNING), "detail": "", "phases_s": {}},
         }
-        record = cls(place, data)
-        record.save()
-        return record
+        return cls(place, data)
 
     def driver_started(self) -> None:
         self.data["driver"]["started_ns"] = time.time_ns()
@@ -70,8 +70,8 @@ class RunRecord:
         }
         self.save()
 
-    def ending(self, cause: str) -> None:
-        self.data["end"] |= {"cause": cause, "detail": redact_text(self.detail)}
+    def ending(self, cause: EndCause) -> None:
+        self.data["end"] |= {"cause": str(cause), "detail": redact_text(self.detail)}
         self.save()
 
     def ended(self, phases_s: dict[str, float], drain_s: float) -> None:

@@ -24,10 +24,11 @@ from rlprof_ops.collect.sync.__main__ import Syncer, last_pass
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job import folders
+from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.knobs import Settings, import_path
 
 if TYPE_CHECKING:
-    from rlprof_ops.supervisor.node_context import NodeContext
+    from rlprof_ops.job.node_context import NodeContext
 
 
 _KNOWN_THEN = ("role", "started_ns", "plugin_loaded", "clock", "phases_s")
@@ -109,10 +110,10 @@ def finish_run_record(run: Path, code: str) -> None:
     with ContainedDir(run) as tree:
         try:
             data: dict[str, Any] = json.loads(tree.read("run.json"))
-            if data["end"]["cause"] != "running":
+            if data["end"]["cause"] != EndCause.RUNNING:
                 return
             data["end"] |= {
-                "cause": "signal",
+                "cause": str(EndCause.SIGNAL),
                 "detail": f"the step that held the cluster was killed, exit code {code}",
             }
             data["ended_ns"] = time.time_ns()

@@ -12,14 +12,38 @@ from typing import Any
 from rlprof_ops.collect.drain import steps
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import clock_probe
+from rlprof_ops.job.end_cause import EndCause
+from rlprof_ops.job.knobs import Settings
+from rlprof_ops.job.node_context import NodeContext
+from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor.base import Supervisor
-from rlprof_ops.supervisor.control_channel import Node
+from rlprof_ops.supervisor.control_channel import (
+    Drain,
+    Drained,
+    Ending,
+    Failed,
+    Joined,
+    Message,
+    Node,
+    ProfilersDone,
+    RayUp,
+    StopRay,
+)
+from rlprof_ops.supervisor.node_drain import Journal
 
 _HEAR_SECONDS = 1.0
 
 
 class Worker(Supervisor):
     """One node beside the head."""
+
+    def __init__(
+        self, settings: Settings, request: ProfileRequest, place: NodeContext, journal: Journal
+    ) -> None:
+        super().__init__(settings, request, place, journal)
+        self._may_stop = asyncio.Event()
+        self._drain_ordered: asyncio.Future[float] | None = None  # a future needs the loop that runs
+        self._listening: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         """0 when the node served until the job's end, or has told the head why it cannot; the head decides
@@ -36,7 +60,7 @@ class Worker(Supervisor):
             return await self._serve(head, setup, deadline)
         except RlprofError as error:
             self.journal.note(str(error))
-            await head.tell({"state": "failed", "reason": str(error)})
+            await head.tell(Failed(str(error)))
             await self.finish(float(self.settings.number("RLPROF_DRAIN_SECONDS")) / 2)
             return 0
         finally:
@@ -48,7 +72,7 @@ class Worker(Supervisor):
         """
         place = self.place
         assert self.shutdown_requested is not None
-        hello = {"node": place.node, "ip": place.ip, "pid": os.getpid()}
+        hello = Joined(place.node, place.ip, os.getpid())
         joining = asyncio.create_task(
             Node.join(place.head_ip, place.control_port, place.token, hello, deadline)
         )
@@ -69,20 +93,20 @@ class Worker(Supervisor):
         """Everything between joining and the last message. An order to end is heard from the first moment
         on.
         """
-        self._may_stop = asyncio.Event()
-        self._drain_ordered: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._drain_ordered = asyncio.get_running_loop().create_future()
         self._listening = asyncio.create_task(head.listen(self._on_message))
         probing = asyncio.create_task(self._probe_clock("start"))
         starting = asyncio.create_task(self._start(head, setup, deadline))
-        cause = await self._first_of({"up": starting})
+        cause = await self._first_of(starting)
         plugin = asyncio.create_task(self.watch_plugin())
-        if cause == "up":
+        if cause is None:
             starting.result()
             assert self.ray is not None
-            cause = await self._first_of({"ray_gone": asyncio.create_task(self.ray.gone.wait())})
+            ray_gone = asyncio.create_task(self.ray.gone.wait())
+            cause = await self._first_of(ray_gone) or EndCause.RAY_GONE
         starting.cancel()
         plugin.cancel()
-        if cause == "ray_gone" and self.ray is not None:
+        if cause is EndCause.RAY_GONE and self.ray is not None:
             self.journal.say(
                 f"node {self.place.node}: Ray ended here by itself; its last words:\n{self.ray.tail(5)}"
             )
@@ -96,44 +120,47 @@ class Worker(Supervisor):
         await self.start_sync()
         self.serve_demands()
         await self.start_ray(deadline)
-        await head.tell({"state": "ray_up"})
+        await head.tell(RayUp())
 
-    def _on_message(self, message: dict[str, Any]) -> None:
-        if message.get("do") == "drain" and not self._drain_ordered.done():
-            self._drain_ordered.set_result(float(message.get("seconds", 60)))
-        elif message.get("do") == "stop_ray":
+    def _on_message(self, message: Message) -> None:
+        assert self._drain_ordered is not None
+        if isinstance(message, Drain) and not self._drain_ordered.done():
+            self._drain_ordered.set_result(message.seconds)
+        elif isinstance(message, StopRay):
             self._may_stop.set()
 
-    async def _first_of(self, more: dict[str, asyncio.Task[Any]]) -> str:
-        """Which came first: one of `more`, the head's order (told), a signal's cause, or the end of the
+    async def _first_of(self, work: asyncio.Task[Any]) -> EndCause | None:
+        """None when `work` was done first; else what came: the head's order, a signal, the end of the
         head.
         """
-        assert self.shutdown_requested is not None
+        assert self.shutdown_requested is not None and self._drain_ordered is not None
+        assert self._listening is not None
         ends: set[asyncio.Future[Any]] = {self._listening, self._drain_ordered, self.shutdown_requested}
-        await asyncio.wait({*ends, *more.values()}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*ends, work}, return_when=asyncio.FIRST_COMPLETED)
         if self._drain_ordered.done():
-            return "told"
+            return EndCause.ORDERED
         if self.shutdown_requested.done():
             return self.shutdown_requested.result()
-        return next((name for name, task in more.items() if task.done()), "head_gone")
+        return None if work.done() else EndCause.HEAD_GONE
 
-    async def _end(self, head: Node, cause: str) -> None:
-        await head.tell({"state": "ending", "cause": cause})
+    async def _end(self, head: Node, cause: EndCause) -> None:
+        assert self._drain_ordered is not None
+        await head.tell(Ending(str(cause)))
         seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
-        if cause == "signal":  # the head gets it too, and finds out how much time there is
+        if cause is EndCause.SIGNAL:  # the head gets it too, and finds out how much time there is
             await asyncio.wait({self._drain_ordered}, timeout=_HEAR_SECONDS)
             seconds = self.drain_budget_s()
         if self._drain_ordered.done():
             seconds = self._drain_ordered.result()
         self.journal.note(f"ending: {cause}")
         await self.close_profilers(seconds / 2)
-        await head.tell({"state": "profilers_done", "phases_s": self.journal.phases_s})
-        if cause == "told":  # the others' windows must be closed too before any Ray goes
+        await head.tell(ProfilersDone(self.journal.phases_s))
+        if cause is EndCause.ORDERED:  # the others' windows must be closed too before any Ray goes
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._may_stop.wait(), seconds / 2)
         await self._probe_clock("end")
         await self.finish(seconds / 2)
-        await head.tell({"state": "drained", "phases_s": self.journal.phases_s})
+        await head.tell(Drained(self.journal.phases_s))
 
     async def _probe_clock(self, moment: str) -> None:
         """How far this node's clock is from the head's, for the one timeline; a head that does not answer

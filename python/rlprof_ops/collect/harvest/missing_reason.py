@@ -8,6 +8,7 @@ from rlprof_ops.backends import names
 from rlprof_ops.collect.event_logs import ProcessLog, WindowEvent
 from rlprof_ops.collect.harvest.expected import Planned
 from rlprof_ops.collect.harvest.run_state import NodeRecord, Observed
+from rlprof_ops.job.end_cause import EndCause
 
 
 def why_missing(item: Planned, observed: Observed) -> str:
@@ -149,13 +150,13 @@ def _stopped_before(item: Planned, log: ProcessLog, reached: int, start: int, ob
 def ended_because(observed: Observed, lead: str) -> str:
     """What ended the job, as a clause; empty when it ended in order."""
     driver = observed.driver
-    if observed.cause == "time_limit":
+    if observed.cause == EndCause.TIME_LIMIT:
         return f"{lead}the time limit came"
-    if observed.cause == "signal":
+    if observed.cause == EndCause.SIGNAL:
         return f"{lead}the job was stopped ({observed.detail or 'by a signal'})"
-    if observed.cause == "node_lost":
+    if observed.cause == EndCause.NODE_LOST:
         return f"{lead}the job lost a node ({observed.detail or _nodes(observed.lost_nodes)})"
-    if observed.cause == "startup_failed":
+    if observed.cause == EndCause.STARTUP_FAILED:
         return f"{lead}the job failed to start ({observed.detail or 'no detail'})"
     if driver.signal:
         return f"{lead}the driver was ended by {signal_name(driver.signal)}"

@@ -14,6 +14,7 @@ from rlprof_ops.collect.event_logs import ProcessLog
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.request import ProfileRequest, request_from_dict
 from rlprof_ops.slurm.job_state import ended_as
 
@@ -69,7 +70,7 @@ class Observed:
 
     @property
     def running(self) -> bool:
-        return self.cause == "running" or (
+        return self.cause == EndCause.RUNNING or (
             self.cause == "" and self.driver.ended_ns is None and self.driver.started_ns is not None
         )
 
@@ -162,7 +163,7 @@ def _without_a_head(observed: Observed, head: str) -> Observed:
     detail = f"its head node {head} ended without a word; {said}"
     return replace(
         observed,
-        cause="node_lost",
+        cause=EndCause.NODE_LOST,
         detail=detail,
         notes=(*observed.notes, f"run.json was never finished: {detail}"),
     )

@@ -1,0 +1,26 @@
+"""Why a job ended: the one list of causes for the supervisors, run.json, the harvest and the commands."""
+
+from __future__ import annotations
+
+import enum
+
+
+class EndCause(str, enum.Enum):
+    """`end.cause` of run.json; the last three are a worker node's own, and never written there."""
+
+    RUNNING = "running"
+    DRIVER_EXIT = "driver_exit"
+    SIGNAL = "signal"
+    TIME_LIMIT = "time_limit"
+    NODE_LOST = "node_lost"
+    STARTUP_FAILED = "startup_failed"
+    ORDERED = "ordered"
+    HEAD_GONE = "head_gone"
+    RAY_GONE = "ray_gone"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+# 128 + SIGTERM and 128 + SIGUSR2, as a shell says it.
+SIGNAL_EXIT = {EndCause.SIGNAL: 143, EndCause.TIME_LIMIT: 140}
