@@ -60,7 +60,7 @@ def bring_home(job: Job) -> None:
     assert all(capture in missing for capture in captures if capture.start == 9), captures
     assert all("n1" in capture.reason or "n2" in capture.reason for capture in missing), captures
     for node in ("n1", "n2"):
-        [command] = re.findall(rf"on node {node}: (env .*cluster.salvage)", job.output())
+        [command] = re.findall(rf"on node {node}: (env .*supervisor.salvage)", job.output())
         job.sandbox.exec(node, ["sh", "-c", command], timeout=120)
 
 
