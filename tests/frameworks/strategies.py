@@ -7,11 +7,11 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from tests.request.strategies import option_names, option_values, ranks, steps, texts, windows
 
+from rlprof_ops.backends.nsight_presets import LONG
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps
-from rlprof_ops.request.environ import WINDOW_OPTIONS
 
-SHORT = ("t", "s", "b", "e", "y", "d", "p")  # verl's own options have the long names
-names = option_names.filter(lambda n: n not in WINDOW_OPTIONS and n not in SHORT)
+SPELLINGS = {*LONG, *LONG.values(), "preset"}  # a dialect writes one of two names, and presets written out
+names = option_names.filter(lambda n: n not in SPELLINGS)
 options = st.dictionaries(names, option_values, max_size=3)
 folders = texts.filter(bool).map(lambda t: "/" + t.replace("$", ""))
 one_range = windows(may_be_open=False).map(lambda w: Steps((w,)))

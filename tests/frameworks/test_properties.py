@@ -17,11 +17,10 @@ from tests.frameworks.strategies import EXPRESSIBLE
 from tests.request.strategies import requests, texts
 
 from rlprof_ops import frameworks
+from rlprof_ops.backends.nsight_presets import LONG
 from rlprof_ops.frameworks import hydra
 from rlprof_ops.frameworks.base import Framework
-from rlprof_ops.frameworks.verl.render import LONG_NAMES
 from rlprof_ops.request import ProfileRequest, RequestError
-from rlprof_ops.request.environ import WINDOW_OPTIONS
 
 FORMATS = [(name, fmt) for name in frameworks.NAMES for fmt in frameworks.get(name).formats]
 
@@ -79,7 +78,7 @@ def _meaning(dialect: Framework, request: ProfileRequest) -> dict[str, Any]:
 
 
 def _options(options: dict[str, str]) -> dict[str, str]:
-    return {LONG_NAMES.get(k, k): v for k, v in options.items() if k not in WINDOW_OPTIONS}
+    return {LONG.get(k, k): v for k, v in options.items()}
 
 
 @pytest.mark.parametrize("name", frameworks.NAMES)

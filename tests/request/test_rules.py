@@ -315,8 +315,7 @@ ENVIRONMENTS = [
     Rule(
         f"{TEST_GROUPS}: capture-range may be overridden",
         NSYS | {"NRL_NSYS_EXTRA_OPTIONS": '{"capture-range": "nvtx"}'},
-        (spec(),),
-        "steps decide windows; a note says it is ignored",
+        (spec(options={"capture-range": "nvtx"}),),
     ),
     Rule(f"{TEST_GROUPS}: empty extra options", NSYS | {"NRL_NSYS_EXTRA_OPTIONS": ""}, (spec(),)),
     Rule(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlprof_ops.backends.base import OK, TRUNCATED, Backend, Check, check_not_empty
+from rlprof_ops.backends import memory_options
+from rlprof_ops.backends.base import OK, TRUNCATED, Asked, Backend, Check, Verdict, Where, check_not_empty
 
 SUFFIX = ".pickle"
 HOST_SUFFIX = ".host-memory.json.gz"
@@ -37,4 +38,15 @@ def _check_host(path: Path) -> Check:
     return Check(OK, details={"size_bytes": path.stat().st_size})
 
 
-BACKEND = Backend("memory", (SUFFIX, HOST_SUFFIX), check)
+def validate(spec: Asked, where: Where) -> Verdict:
+    """Wrong options, and CUDA memory on machines that are known to have no GPU."""
+    try:
+        options = memory_options.parse(spec.options, spec.flags)
+    except ValueError as error:
+        return Verdict((str(error),))
+    if spec.is_on and where.gpu is False and not options.host:
+        return Verdict((memory_options.NEEDS_CUDA,))
+    return Verdict()
+
+
+BACKEND = Backend("memory", (SUFFIX, HOST_SUFFIX), check, validate)

@@ -16,9 +16,10 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
-from rlprof_ops.backends.base import OK, Backend, Check, check_not_empty
+from rlprof_ops.backends.base import OK, Asked, Backend, Check, Verdict, Where, check_not_empty
 
 SUFFIX = ".proto"
 FRONT_END = "rocprof-sys-python"
@@ -119,4 +120,47 @@ def check(path: Path) -> Check:
     return check_not_empty(path) or Check(OK, details={"size_bytes": path.stat().st_size})
 
 
-BACKEND = Backend("rocprof_sys", (SUFFIX,), check)
+# Every option of the front end (its `--help`); it takes no abbreviation and ends with 2 on any other word.
+OPTIONS = frozenset(
+    [
+        "v",
+        "verbosity",
+        "b",
+        "builtin",
+        "c",
+        "config",
+        "s",
+        "setup",
+        "F",
+        "full-filepath",
+        "label",
+        "I",
+        "function-include",
+        "E",
+        "function-exclude",
+        "R",
+        "function-restrict",
+        "MI",
+        "module-include",
+        "ME",
+        "module-exclude",
+        "MR",
+        "module-restrict",
+        "trace-c",
+        "a",
+        "annotate-trace",
+    ]
+)
+
+
+def validate(spec: Asked, where: Where) -> Verdict:
+    """Options that the front end does not have, which a trial on the node refuses."""
+    unknown = [name for name in (*spec.options, *spec.flags) if name not in OPTIONS]
+    found = []
+    for name in unknown:
+        near = get_close_matches(name, sorted(OPTIONS), n=1)
+        found.append(f"{FRONT_END} has no option {name!r}.{f' Did you mean {near[0]!r}?' if near else ''}")
+    return Verdict(warnings=tuple(found))
+
+
+BACKEND = Backend("rocprof_sys", (SUFFIX,), check, validate)

@@ -26,11 +26,11 @@ class Wishes:
 
 def go(asked: Asked, cwd: Path, wishes: Wishes) -> None:
     """Check, print the plan, submit, and with `--wait` end with the job's exit code."""
-    from rlprof_ops.commands._plan_checks import check_options, option_warnings
+    from rlprof_ops.backends import Where, check_request
 
     submission = prepare(asked, os.environ, cwd)
-    check_options(submission.request)
-    for note in (*submission.notes, *option_warnings(submission.request)):
+    remarks = check_request(submission.request, Where(trainer=asked.framework or ""))
+    for note in (*submission.notes, *remarks):
         click.echo(f"note: {note}", err=True)
     if not wishes.as_json:
         _plan(submission, wishes.world)

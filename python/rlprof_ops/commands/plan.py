@@ -49,7 +49,7 @@ def command(
     Example: rlprof plan profile.yaml --world policy_worker=8,generation_worker=4 --steps-total 100
     """
     from rlprof_ops import frameworks
-    from rlprof_ops.commands._plan_checks import check_options, option_warnings
+    from rlprof_ops.backends import Where, check_request
     from rlprof_ops.errors import UsageError
     from rlprof_ops.frameworks.world import parse_world, world_of_trainer
     from rlprof_ops.request import load_request
@@ -58,7 +58,7 @@ def command(
     if from_env and file:
         raise UsageError(f"--from-env reads variables only; leave out {file!r}, or set RLPROF_REQUEST to it")
     request = load_request(file, os.environ, overrides)
-    check_options(request)
+    remarks = check_request(request, Where(trainer=framework or ""))
     if resolved:
         click.echo(request.to_json())
         return
@@ -70,7 +70,7 @@ def command(
         ranks = world_of_trainer(dialect, trainer_config)
     phases = {name: dialect.phases(name) for name in ranks} if dialect and ranks else None
     made = plan(request, ranks, steps_total, resume_from, phases)
-    made = replace(made, warnings=(*request.notes, *option_warnings(request), *made.warnings))
+    made = replace(made, warnings=(*request.notes, *remarks, *made.warnings))
     if as_json:
         from rlprof_ops.commands._plan_output import plan_json
 

@@ -32,13 +32,18 @@ def command(
     Example: rlprof render --framework verl profile.yaml
     """
     from rlprof_ops import frameworks
+    from rlprof_ops.backends import Where, check_request
     from rlprof_ops.request import load_request
 
     dialect = frameworks.get(framework)
     if fmt is not None and fmt not in dialect.formats:
         raise UsageError(f"--format {fmt}: {dialect.title} is configured by {' or '.join(dialect.formats)}")
-    rendered = dialect.render(load_request(file, os.environ, overrides), fmt or dialect.formats[0])
+    request = load_request(file, os.environ, overrides)
+    remarks = check_request(request, Where(trainer=framework))
+    rendered = dialect.render(request, fmt or dialect.formats[0])
     click.echo(rendered.text, nl=False)
+    for remark in (*request.notes, *remarks):
+        click.echo(f"rlprof: {remark}", err=True)
     for loss in rendered.losses:
         click.echo(f"rlprof: lost: {loss}", err=True)
     if strict and rendered.losses:

@@ -16,7 +16,7 @@ import sys
 import weakref
 from typing import Any
 
-from rlprof_ops.errors import UsageError
+from rlprof_ops.backends import validate
 from rlprof_ops.rayenv import KEY, PRIORITY
 from rlprof_ops.rayenv.inheritance_hook import keep_to_itself
 from rlprof_ops.rayenv.wrap.command import WrapError, wrap_context
@@ -70,7 +70,11 @@ class RlprofPlugin(RuntimeEnvPlugin):
         try:
             specs = _specs(worker, rank)
             wanted = {spec.backend: spec for spec in reversed(specs)}
-            if "nsight" in wanted:
+            chosen = wanted.get("nsight") or wanted.get("rocprof_sys")
+            errors = validate(chosen).errors if chosen else ()
+            if errors:  # options that make no command line
+                self._refused[context] = f"node {_node()}, worker {worker!r} rank {rank}: {'; '.join(errors)}"
+            elif "nsight" in wanted:
                 from rlprof_ops.rayenv.wrap import nsys_request
 
                 reason = await nsys_request.reason_against(wanted["nsight"], self._trials, os.environ)
@@ -84,8 +88,6 @@ class RlprofPlugin(RuntimeEnvPlugin):
                 )
                 if wrap is not None:
                     self._rocprof[context] = wrap
-        except UsageError as error:  # options that make no command line
-            self._refused[context] = f"node {_node()}, worker {worker!r} rank {rank}: {error}"
         except RuntimeError:
             raise
         except Exception as error:

@@ -27,23 +27,6 @@ OTHER_VARIABLES = (  # of other rooms (docs/contracts.md) whose names come close
     "RLPROF_RANK", "RLPROF_WORKER", "RLPROF_REQUEST_JSON",
 )  # fmt: skip
 NRL_RULES = "NeMo RL's form is one range start:stop, counted from 1, stop not included, e.g. '3:5'"
-# What `steps` decides here: NeMo RL sets these itself and lets NRL_NSYS_EXTRA_OPTIONS override them.
-WINDOW_OPTIONS = (
-    "capture-range",
-    "c",
-    "capture-range-end",
-    "stop-on-range-end",
-    "stop-on-exit",
-    "x",
-    "o",
-    "output",
-    "kill",
-    "wait",
-    "w",
-    "session",
-    "session-new",
-    "start-later",
-)
 
 
 def twin_captures(reader: Reader, env: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -154,11 +137,8 @@ def nrl_captures(
         origins = {"": range_name, "backend": range_name, "workers": patterns_name, "steps": range_name}
         extra_name = "NRL_NSYS_EXTRA_OPTIONS"
         if backend == "nsight" and env.get(extra_name, "").strip():
-            extra = json_object(reader, extra_name, env[extra_name])
-            capture["options"] = {key: value for key, value in extra.items() if key not in WINDOW_OPTIONS}
+            capture["options"] = json_object(reader, extra_name, env[extra_name])
             origins["options"] = extra_name
-            notes.extend(f"{extra_name}: {key!r} is ignored; steps, output_dir and the node's end decide it"
-                         for key in extra if key in WINDOW_OPTIONS)  # fmt: skip
         found.append((capture, origins))
     return found
 

@@ -22,19 +22,18 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    from rlprof_ops.errors import RlprofError, UsageError
+    from rlprof_ops.backends import Where, check_request
+    from rlprof_ops.backends.memory_options import has_gpu
+    from rlprof_ops.errors import RlprofError
     from rlprof_ops.job.knobs import Settings
     from rlprof_ops.request import load_request
-    from rlprof_ops.runtime.request_checks import problems
 
     try:
         Settings.load(os.environ)
         request = load_request(env=os.environ)
         # A dedicated head may have no GPU while the workers have.
-        gpu = True if os.environ.get("DEDICATED_RAY_HEAD") == "1" else None
-        wrong = problems(request, gpu)
-        if wrong:
-            raise UsageError("; ".join(wrong))
+        gpu = None if os.environ.get("DEDICATED_RAY_HEAD") == "1" else has_gpu()
+        check_request(request, Where(gpu=gpu))
     except RlprofError as error:
         print(f"rlprof: {error}", file=sys.stderr)
         return error.exit_code

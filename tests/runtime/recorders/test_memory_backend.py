@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlprof_ops.request import request_from_dict, request_from_json
-from rlprof_ops.runtime import profiler, request_checks
-from rlprof_ops.runtime.recorders import memory
-from rlprof_ops.runtime.recorders.memory_options import MemoryOptions, parse
+from rlprof_ops.backends import Where, check_request
+from rlprof_ops.backends.memory_options import MemoryOptions, parse
+from rlprof_ops.request import RequestError, request_from_json
+from rlprof_ops.runtime import profiler
+from rlprof_ops.runtime.recorders import base
 
 
 def train(prof, steps=range(1, 7), work=None):
@@ -42,36 +43,24 @@ def test_host_memory_of_a_window(asked, events):
 
 
 def test_without_cuda_the_reason_is_clear_before_and_in_the_job(asked, events, monkeypatch):
-    monkeypatch.setattr(memory, "has_gpu", lambda: False)
+    monkeypatch.setattr(base, "has_gpu", lambda: False)
     asked(backend="memory")
     request = request_from_json(os.environ["RLPROF_REQUEST_JSON"])
 
     train(profiler.from_env("policy_worker", 0))
 
-    (message,) = request_checks.problems(request, gpu=False)
+    with pytest.raises(RequestError) as refused:
+        check_request(request, Where(gpu=False))
     assert (
-        message
-        == "capture 1: the memory backend records CUDA allocations and needs CUDA, which this machine lacks;"
+        str(refused.value)
+        == "RLPROF_REQUEST_JSON: capture 1: the memory backend records CUDA allocations and needs CUDA, which"
+        " this machine lacks;"
         " for the memory of the host set `host: true` in the capture's options"
     )
-    assert [event["reason"] for event in events("failed")] == [message.removeprefix("capture 1: ")]
-    assert request_checks.problems(request, gpu=True) == []
-
-
-def test_wrong_options_are_told_before_the_job():
-    request = request_from_dict(
-        {
-            "captures": [
-                {"backend": "torch", "workers": "a", "steps": "1", "options": {"with_stak": "true"}},
-                {"backend": "memory", "workers": "a", "steps": "1", "options": {"hots": "true"}},
-            ]
-        }
-    )
-
-    first, second = request_checks.problems(request, gpu=True)
-
-    assert first.startswith("capture 1: the torch backend has no option 'with_stak'")
-    assert second.endswith("did you mean 'host'?")
+    assert [event["reason"] for event in events("failed")] == [
+        str(refused.value).removeprefix("RLPROF_REQUEST_JSON: capture 1: ")
+    ]
+    assert check_request(request, Where(gpu=True)) == check_request(request) == ()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +110,7 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch):
     fake = FakeCuda()
-    monkeypatch.setattr(memory, "has_gpu", lambda: True)
+    monkeypatch.setattr(base, "has_gpu", lambda: True)
     monkeypatch.setitem(sys.modules, "torch", fake)
     return fake
 

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
+from rlprof_ops.backends.torch_options import TorchOptions, parse
 from rlprof_ops.runtime import profiler
-from rlprof_ops.runtime.recorders.torch_options import TorchOptions, parse
 
 pytestmark = pytest.mark.torch
 

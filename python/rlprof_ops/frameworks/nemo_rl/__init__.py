@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from rlprof_ops.backends.nsight_presets import resolve
 from rlprof_ops.frameworks.base import (
     Framework,
     Imported,
@@ -161,7 +162,7 @@ def _lines(number: int, spec: CaptureSpec, request: ProfileRequest, remarks: Rem
                 f"capture {number}: options {', '.join(spec.options)}; NeMo RL's torch profiler has none"
             )
     elif spec.options:
-        lines.append(f"export NRL_NSYS_EXTRA_OPTIONS={shlex.quote(json.dumps(spec.options))}")
+        lines.append(f"export NRL_NSYS_EXTRA_OPTIONS={shlex.quote(json.dumps(_options(spec)))}")
     if spec.backend == "nsight":
         lines += _library_path(patterns, remarks)
     for worker in workers:
@@ -172,6 +173,15 @@ def _lines(number: int, spec: CaptureSpec, request: ProfileRequest, remarks: Rem
         ):
             remarks.note(f"{worker.name}: {worker.note}")
     return lines
+
+
+# NeMo RL's own options use these names (get_nsight_config_if_pattern_matches): the long ones beside them
+# would be given twice.
+_SHORT = {"trace": "t", "sample": "s", "output": "o", "x": "stop-on-exit", "c": "capture-range"}
+
+
+def _options(spec: CaptureSpec) -> dict[str, str]:
+    return {_SHORT.get(name, name): value for name, value in resolve(spec.options, spec.flags).items()}
 
 
 def _patterns(spec: CaptureSpec, workers: list[Worker], remarks: Remarks) -> list[str]:

@@ -8,8 +8,8 @@ from typing import Any
 from rlprof_ops.frameworks.base import Imported
 from rlprof_ops.frameworks.hydra import dig, is_interpolation, read_settings
 from rlprof_ops.frameworks.rlinf.names import FIELDS, PRESETS, TORCH_DEFAULTS, WORKERS, canonical_group
+from rlprof_ops.frameworks.rlinf.render import window_options
 from rlprof_ops.request.build import Reader, read_request
-from rlprof_ops.request.environ import WINDOW_OPTIONS
 from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
 
@@ -123,7 +123,7 @@ def _capture(profiling: Mapping[str, Any], reading: Reading) -> dict[str, Any] |
     groups = _groups(profiling.get("worker_groups"), reading)
     capture: dict[str, Any] = {"backend": backend, "workers": groups, "steps": _steps(profiling, reading)}
     if backend == "nsight":
-        capture["options"] = _nsight_options(profiling.get("options"), reading)
+        capture["options"] = _nsight_options(profiling.get("options"), _count(capture["steps"]), reading)
         capture["flags"] = _flags(profiling.get("flags"), reading)
     else:
         for field, ours in (("args", "options"), ("env", "env")):
@@ -183,7 +183,7 @@ def _steps(profiling: Mapping[str, Any], reading: Reading) -> Any:
     return [n + 1 for n in steps]
 
 
-def _nsight_options(value: Any, reading: Reading) -> dict[str, Any]:
+def _nsight_options(value: Any, ranges: int | None, reading: Reading) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -196,11 +196,18 @@ def _nsight_options(value: Any, reading: Reading) -> dict[str, Any]:
         reading.problem("cluster.profiling.options: 'stop-on-range-end' needs a value")
     kept = {}
     for name, item in value.items():
-        if name in WINDOW_OPTIONS:
-            reading.notes.append(f"option {name} is left out: steps and output_dir decide it")
-        else:
-            kept[name] = "" if item is None else item
+        kept[name] = "" if item is None else item
+    for computed in (
+        {"capture-range": "cudaProfilerApi", "capture-range-end": "stop"},
+        window_options(ranges),
+    ):
+        if all(kept.get(name) == word for name, word in computed.items()):
+            kept = {name: item for name, item in kept.items() if name not in computed}
     return kept
+
+
+def _count(steps: Any) -> int | None:
+    return len(steps) if isinstance(steps, list) else None
 
 
 def _flags(value: Any, reading: Reading) -> list[Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rlprof_ops.backends import nsight_presets
 from rlprof_ops.frameworks import hydra
 from rlprof_ops.frameworks.base import Remarks, Rendered, common_losses, select, usable
 from rlprof_ops.frameworks.hydra import Setting
 from rlprof_ops.frameworks.rlinf.names import CHANNELS, FIELDS, STEPPED, TORCH_DEFAULTS, WORKERS
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps
-from rlprof_ops.request.environ import WINDOW_OPTIONS
 from rlprof_ops.request.problems import nearest
 from rlprof_ops.request.selectors import is_pattern
 
@@ -116,20 +116,25 @@ def _steps(steps: Steps, remarks: Remarks) -> list[int] | None:
 
 
 def _nsight(spec: CaptureSpec, remarks: Remarks) -> list[Setting]:
-    options = {name: value for name, value in spec.options.items() if name not in WINDOW_OPTIONS}
-    for name in spec.options:
-        if name in WINDOW_OPTIONS:
-            remarks.note(f"option {name} is left out: steps and output_dir decide it")
-    ranges = spec.steps.count()
-    if ranges is not None and ranges > 1:
+    options = nsight_presets.resolve(spec.options, spec.flags)
+    for name, value in window_options(spec.steps.count()).items():
         # RLinf's own default is `stop`, and then nsys ignores every range but the first.
-        options |= {"capture-range": "cudaProfilerApi", "capture-range-end": f"repeat:{ranges}"}
+        own = {"capture-range": ("c",), "capture-range-end": ("stop-on-range-end",)}[name]
+        if not any(other in options for other in (name, *own)):
+            options[name] = value
     settings = [Setting((*TOP, "options", name), value, new=True) for name, value in options.items()]
     if spec.flags:
         settings.append(Setting((*TOP, "flags"), list(spec.flags), new=True))
     if spec.env:
         remarks.lose(f"env {', '.join(spec.env)}; RLinf has it for rocprof_sys only")
     return settings
+
+
+def window_options(ranges: int | None) -> dict[str, str]:
+    """What nsys needs for more than one range of a process, where RLinf writes "stop" by itself."""
+    if ranges is None or ranges < 2:
+        return {}
+    return {"capture-range": "cudaProfilerApi", "capture-range-end": f"repeat:{ranges}"}
 
 
 def _rocprof(spec: CaptureSpec, remarks: Remarks) -> list[Setting]:

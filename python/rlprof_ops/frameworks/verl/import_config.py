@@ -9,12 +9,19 @@ from typing import Any
 
 from rlprof_ops.frameworks.base import Imported
 from rlprof_ops.frameworks.hydra import dig, is_interpolation, read_settings
-from rlprof_ops.frameworks.verl.render import CONTENTS, MEMORY_OPTIONS, NSYS, TOOLS
+from rlprof_ops.frameworks.verl.render import (
+    CONTENTS,
+    MEMORY_OPTIONS,
+    NSYS,
+    TOOLS,
+    WORKER_DEFAULTS,
+    ranges_end,
+)
 from rlprof_ops.frameworks.verl.roles import ROLE_PATHS
 from rlprof_ops.request.build import Path, Reader, read_request
-from rlprof_ops.request.environ import WINDOW_OPTIONS
 from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
+from rlprof_ops.request.steps import Steps
 
 GLOBAL_KEYS = ("_target_", "tool", "steps", "profile_continuous_steps", "save_path", "global_tool_config",
                "finish_hook_cmd", "finish_hook_ranks", "relocate_results")  # fmt: skip
@@ -87,8 +94,15 @@ class Scheme:
         return {
             k: v
             for k, v in value.items()
-            if k not in WINDOW_OPTIONS and v is not None and not is_interpolation(v)
+            if v is not None and not is_interpolation(v) and WORKER_DEFAULTS.get(k) != v
         }
+
+    def worker_options(self, path: tuple[str, ...], ends: tuple[str | None, ...]) -> dict[str, Any]:
+        """nsys options of the workers, without a `capture-range-end` that `render` computes by itself."""
+        found = self.options(*path)
+        if found.get("capture-range-end") in ends:
+            found.pop("capture-range-end", None)
+        return found
 
     def request(self, captures: list[dict[str, Any]], output_dir: Any = None) -> ProfileRequest:
         """The checked request; raises RequestError with all problems."""
@@ -145,7 +159,8 @@ def import_(text: str, name: str) -> Imported:
         scheme.notes.append("no role has profiler.enable=True: nothing is profiled")
     common: dict[str, Any] = {"backend": backend, "steps": steps, "each": "phase" if discrete else "step"}
     if backend == "nsight":
-        common["options"] = scheme.options(*NSYS, "worker_nsight_options")
+        end = ranges_end(tuple(roles), Steps.parse(steps), discrete)
+        common["options"] = scheme.worker_options((*NSYS, "worker_nsight_options"), (end,))
     if backend == "memory":
         found = scheme.get("global_profiler", "global_tool_config", "torch_memory")
         common["options"] = (
@@ -304,7 +319,9 @@ def import_legacy(text: str, name: str) -> Imported:
             "adjacent steps share one report here; this scheme of verl writes one for each step"
         )
     common: dict[str, Any] = {"backend": "nsight", "steps": steps, "each": each}
-    common["options"] = scheme.options("trainer", "worker_nsight_options")
+    asked = Steps.parse(steps)
+    ends = (ranges_end(tuple(roles), asked, each == "phase"), f"repeat-shutdown:{asked.count()}")
+    common["options"] = scheme.worker_options(("trainer", "worker_nsight_options"), ends)
     return Imported(scheme.request(group(roles, common)), tuple(scheme.notes))
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from rlprof_ops.backends import nsight_presets as nsight
 from rlprof_ops.frameworks import hydra
 from rlprof_ops.frameworks.base import Remarks, Rendered, common_losses, select, usable
 from rlprof_ops.frameworks.hydra import Setting
 from rlprof_ops.frameworks.verl.roles import CONTROLLER, ROLE_PATHS, WORKERS, discrete_ranges
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps
-from rlprof_ops.request.environ import WINDOW_OPTIONS
 
 TOOLS = {"nsight": "nsys", "torch": "torch", "memory": "torch_memory"}
 # verl's own worker options use the long names; `-t` beside its `--trace` would be given twice.
@@ -25,7 +25,12 @@ LONG_NAMES = {
     "y": "delay",
     "d": "duration",
     "p": "nvtx-capture",
+    "c": "capture-range",
+    "o": "output",
+    "x": "stop-on-exit",
 }
+# What verl's own worker options say of windows (verl/trainer/config/ppo_trainer.yaml).
+WORKER_DEFAULTS = {"capture-range": "cudaProfilerApi", "kill": "none"}
 # `tool_config.torch.contents` (verl/utils/profiler/config.py) for the switches of torch.profiler.
 CONTENTS = {"record_shapes": "shapes", "profile_memory": "memory", "with_stack": "stack"}
 MEMORY_OPTIONS = ("trace_alloc_max_entries", "stack_depth")
@@ -148,10 +153,7 @@ def _options(number: int, spec: CaptureSpec, remarks: Remarks, legacy: bool) -> 
             remarks.lose(f"capture {number}: options {', '.join(lost)}; verl's torch tool has none of these")
         return {}
     found = {}
-    for name, value in spec.options.items():
-        if name in WINDOW_OPTIONS:
-            remarks.note(f"option {name} is left out: verl's steps decide it")
-            continue
+    for name, value in nsight.resolve(spec.options, spec.flags).items():
         if name in LONG_NAMES:
             remarks.note(f"option {name} is written as {LONG_NAMES[name]}")
         found[LONG_NAMES.get(name, name)] = value
@@ -166,16 +168,26 @@ def _capture_range_end(chosen: Chosen, remarks: Remarks) -> str | None:
     """`repeat-shutdown:<ranges of one process>`: the report is written when the last range ends, not at
     exit.
     """
-    count = chosen.steps.count() or 0
-    if not count or not chosen.roles:
+    end = ranges_end(tuple(chosen.roles), chosen.steps, chosen.discrete)
+    own = chosen.options.get("capture-range-end")
+    if own is not None:
+        if own != end:
+            remarks.note(f"capture-range-end {own} is the request's own; the windows would need {end}")
         return None
-    ranges = discrete_ranges(chosen.roles, count) if chosen.discrete else len(chosen.steps.runs)
-    if chosen.discrete:
+    if end and chosen.discrete:
         remarks.note(
             "capture-range-end counts the tasks of all profiled roles in one process; with roles in processes"
             " of their own, or REMAX's second generation, count again"
         )
-    return f"repeat-shutdown:{ranges}"
+    return end
+
+
+def ranges_end(roles: tuple[str, ...], steps: Steps, discrete: bool) -> str | None:
+    """The `capture-range-end` of a process that runs these roles; None when it has no window."""
+    count = steps.count() or 0
+    if not count or not roles:
+        return None
+    return f"repeat-shutdown:{discrete_ranges(roles, count) if discrete else len(steps.runs)}"
 
 
 def _today(request: ProfileRequest, chosen: Chosen, remarks: Remarks) -> list[Setting]:
@@ -273,7 +285,8 @@ def _legacy(request: ProfileRequest, chosen: Chosen, remarks: Remarks) -> list[S
     end = _capture_range_end(chosen, remarks)
     if end:
         settings.append(Setting((*worker, "capture-range-end"), end, new=True))
-    if any(len(run) > 1 for run in chosen.steps.runs if run.stop is not None) and not chosen.discrete:
+    several = any(len(run) > 1 for run in chosen.steps.runs if run.stop is not None)
+    if end and several and not chosen.discrete:
         # Without `profile_continuous_steps` every listed step is a range of its own.
         count = chosen.steps.count() or 0
         settings[-1] = Setting((*worker, "capture-range-end"), f"repeat-shutdown:{count}", new=True)

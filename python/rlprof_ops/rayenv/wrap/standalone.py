@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rlprof_ops.backends import nsight, rocprof_sys
+from rlprof_ops.backends import nsight, rocprof_sys, validate
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.rayenv.worker_selection import Identity
 from rlprof_ops.rayenv.wrap import rocprof
@@ -77,6 +77,9 @@ def wrapped_command(
         }
     )
     for spec in specs:
+        errors = validate(spec).errors
+        if errors:
+            raise UsageError("; ".join(errors))
         try:
             if spec.backend == "nsight":
                 return _under_nsys(worker, rank, argv, spec, full)

@@ -159,8 +159,8 @@ class PyTorchProfiler:
     def _make_profile(self, action: str) -> Any:
         import torch
 
+        from rlprof_ops.backends.torch_options import TorchOptions
         from rlprof_ops.runtime.recorders.torch import make_profile
-        from rlprof_ops.runtime.recorders.torch_options import TorchOptions
 
         config = self.config
         switches = {

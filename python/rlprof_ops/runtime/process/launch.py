@@ -16,7 +16,7 @@ import sys
 from collections.abc import MutableMapping
 from typing import NoReturn
 
-from rlprof_ops.backends import names, nsight
+from rlprof_ops.backends import names, nsight, validate
 from rlprof_ops.runtime.process import nsys_launcher
 from rlprof_ops.runtime.process.event_log import log
 
@@ -67,12 +67,16 @@ def _wrapped(words: list[str], worker: str, env: MutableMapping[str, str]) -> tu
     spec = next((spec for spec in specs if spec.backend == "nsight"), None)
     if spec is None and env.get("RLPROF_ON_DEMAND") != "nsight":
         return words, "continue"
-    if nsight.find(env) is None:
-        env["RLPROF_NOT_WRAPPED"] = f"no nsys on {place.host}: it is not on PATH and RLPROF_NSYS is not set"
+    reason = "; ".join(validate(spec).errors) if spec is not None else ""
+    if not reason and nsight.find(env) is None:
+        reason = (
+            f"no nsys on {place.host}: {nsight.why_missing(env)}; install nsight-systems-cli or set"
+            " `on_error: continue`"
+        )
+    if reason:
+        env["RLPROF_NOT_WRAPPED"] = reason
         if spec is not None and spec.on_error == "fail":
-            sys.exit(
-                f"rlprof: {env['RLPROF_NOT_WRAPPED']}; install nsight-systems-cli or set `on_error: continue`"
-            )
+            sys.exit(f"rlprof: {reason}")
         return words, "continue"
     job = names.safe(env.get("RLPROF_JOB") or "local")
     session = f"rlprof-{job}-{names.safe_worker(place.worker)}-r{place.rank}-{place.pid}"

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlprof_ops.backends import names, nsight
+from rlprof_ops.backends import Where, names, nsight, validate
 from rlprof_ops.backends import torch as torch_backend
-from rlprof_ops.runtime.recorders.memory import choose_memory_taker
+from rlprof_ops.backends.memory_options import has_gpu
+from rlprof_ops.runtime.recorders.memory import memory_recorder
 from rlprof_ops.runtime.recorders.nsys_range import NsysRangeRecorder
 from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
 from rlprof_ops.runtime.recorders.rocprof import RocprofRecorder, is_wrapped
@@ -50,6 +51,9 @@ NOT_WRAPPED = (
 
 def choose_taker(spec: Any, all_specs: Sequence[Any]) -> tuple[WindowRecorder | None, str]:
     """Who takes `spec` in this process, or None and the reason why nobody can."""
+    refused = validate(spec, Where(gpu=has_gpu() if spec.backend == "memory" else None)).errors
+    if refused:
+        return None, "; ".join(refused)
     if spec.backend == "nsight":
         session = os.environ.get("RLPROF_NSYS_SESSION")
         if session:
@@ -61,7 +65,7 @@ def choose_taker(spec: Any, all_specs: Sequence[Any]) -> tuple[WindowRecorder | 
         conflict = _second_cupti_user(all_specs)
         return (None, conflict) if conflict else (TorchRecorder(spec), "")
     if spec.backend == "memory":
-        return choose_memory_taker(spec)
+        return memory_recorder(spec), ""
     if spec.backend == "rocprof_sys":
         if is_wrapped():
             return RocprofRecorder(), ""

@@ -14,22 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import memory
+from rlprof_ops.backends.memory_options import NEEDS_CUDA, MemoryOptions, parse
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.process.event_log import log_once
-from rlprof_ops.runtime.recorders.memory_options import NEEDS_CUDA, MemoryOptions, has_gpu, parse
 
 OOM_PHASE = "oom"
 
 
-def choose_memory_taker(spec: Any) -> tuple[Any, str]:
-    """The taker for a memory capture, or None and why there is none."""
-    try:
-        options = parse(spec.options, spec.flags)
-    except ValueError as error:
-        return None, str(error)
-    if options.host:
-        return HostMemoryRecorder(options), ""
-    return (CudaMemoryRecorder(options), "") if has_gpu() else (None, NEEDS_CUDA)
+def memory_recorder(spec: Any) -> Any:
+    """The recorder of a memory capture that `backends.validate` has let through."""
+    options = parse(spec.options, spec.flags)
+    return HostMemoryRecorder(options) if options.host else CudaMemoryRecorder(options)
 
 
 class CudaMemoryRecorder:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import torch as torch_backend
+from rlprof_ops.backends.torch_options import TorchOptions, parse
 from rlprof_ops.runtime.capture_error import CaptureError
-from rlprof_ops.runtime.recorders.torch_options import TorchOptions, parse
 
 _PROBE_BYTES = 1 << 20
 # a trace shrinks 15-fold at once; the levels above cost seconds of the training's time for a few percent

@@ -26,6 +26,9 @@ _ALSO = {
 # reads.
 _ALWAYS = ("export_tensorboard", "export_chrome_trace", "chrome_filename_prefix", "discrete")
 
+# verl hands these to the engines alone: SGLang's profiler (`tool_config.torch` of rollout).
+TRAINERS_OWN = ("profile_by_stage", "merge_profiles", "step_start", "step_end")
+
 ALLOWED = (*SWITCHES, *_COUNTS, *_OTHER)
 
 
@@ -74,6 +77,10 @@ def parse(options: Mapping[str, Any], flags: Iterable[str] = ()) -> TorchOptions
             found[name] = _positive(name, value)
         elif name == "activities":
             found[name] = _activities(value)
+        elif name in ("profile_by_stage", "merge_profiles"):
+            _switch(name, value)
+        elif name in ("step_start", "step_end"):
+            _whole(name, value)
         elif name not in _ALWAYS:
             near = difflib.get_close_matches(name, ALLOWED, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -102,6 +109,16 @@ def _count(name: str, value: str) -> int:
     if not value.isdecimal() or int(value) < least:
         raise ValueError(f"torch option {name} is {value!r}: expected a whole number of steps from {least}")
     return int(value)
+
+
+def is_trainers_own(name: str) -> bool:
+    """Whether only a trainer reads this option, and ours ignores it."""
+    return _name(name) in TRAINERS_OWN
+
+
+def _whole(name: str, value: str) -> None:
+    if not value.removeprefix("-").isdecimal():
+        raise ValueError(f"torch option {name} is {value!r}: expected a whole number of steps")
 
 
 def _positive(name: str, value: str) -> float:

@@ -1,0 +1,136 @@
+"""One verdict on a request: plan, submit, preflight, render, plugin and training process agree."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rlprof_ops.backends import NAMES, Where, check_request, validate
+from rlprof_ops.cli import cli
+from rlprof_ops.rayenv.plugin import RlprofPlugin
+from rlprof_ops.rayenv.wrap import standalone
+from rlprof_ops.request import RequestError, request_from_dict
+from rlprof_ops.request.yaml_file import request_yaml
+from rlprof_ops.runtime.recorders.base import choose_taker
+from rlprof_ops.submit import preflight
+
+REFUSED = {
+    "capture-range": ("nsight", {"capture-range": "foo"}, "capture-range 'foo': allowed are cudaProfilerApi"),
+    "c": ("nsight", {"c": "hotkey"}, "capture-range 'hotkey'"),
+    "capture-range-end": ("nsight", {"c": "nvtx", "capture-range-end": "often"}, "capture-range-end 'often'"),
+    "preset": ("nsight", {"preset": "verll"}, "unknown nsys preset 'verll'"),
+    "twice": ("nsight", {"t": "nvtx", "trace": "cuda"}, "'t' and 'trace' are the same one"),
+    "torch": ("torch", {"with_stak": "true"}, "the torch backend has no option 'with_stak'"),
+    "value": ("torch", {"schedule_active": "0"}, "torch option active is '0'"),
+    "memory": ("memory", {"hots": "true"}, "the memory backend has no option 'hots'"),
+}
+
+
+def request(backend: str, options: dict[str, str], **more: Any) -> Any:
+    capture = {"backend": backend, "workers": "w", "steps": "3", "options": options, **more}
+    return request_from_dict({"captures": [capture]})
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in [name for name in os.environ if name.startswith(("RLPROF_", "NRL_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_is_refused_everywhere(
+    case: str, clean: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend, options, said = REFUSED[case]
+    asked = request(backend, options, on_error="fail")
+    (clean / "p.yaml").write_text(request_yaml(asked))
+
+    for command in (["plan"], ["render", "--framework", "verl"], ["submit", "--dry-run", "--request"]):
+        result = CliRunner().invoke(cli, [*command, "p.yaml"])
+        assert said in str(result.exception), command
+        assert getattr(result.exception, "exit_code", 0) == 2, command
+
+    monkeypatch.setenv("RLPROF_REQUEST_JSON", asked.to_json())
+    assert preflight.main() == 2
+    assert said in capsys.readouterr().err
+
+    (spec,) = asked.captures
+    assert choose_taker(spec, [spec])[0] is None
+    assert said in choose_taker(spec, [spec])[1]
+    if backend == "nsight":
+        monkeypatch.setenv("RLPROF_NSYS", sys.executable)
+        with pytest.raises(RuntimeError, match=re.escape(said)):
+            asyncio.run(_created(RlprofPlugin()))
+        with pytest.raises(Exception, match=re.escape(said)):
+            standalone.wrapped_command("w", 0, ["python"], asked, dict(os.environ))
+
+
+async def _created(plugin: RlprofPlugin) -> None:
+    context = SimpleContext()
+    value = {"rlprof": {"worker": "w", "rank": 0}}
+    await plugin.create(None, value, context, logging.getLogger())
+    plugin.modify_context([], value, context, logging.getLogger())
+
+
+class SimpleContext:
+    def __init__(self) -> None:
+        self.py_executable, self.env_vars, self.command_prefix = sys.executable, {}, []
+
+
+ACCEPTED = [
+    ("nsight", {"capture-range": "nvtx"}, "capture-range nvtx: a window is an NVTX range"),
+    ("nsight", {"c": "cudaProfilerApi", "capture-range-end": "repeat-shutdown:3"}, "cudaProfilerStart"),
+    ("nsight", {"capture-range-end": "stop"}, "'capture-range-end' has no effect: windows are sessions"),
+    ("nsight", {"o": "x"}, "option 'o' has no effect: steps and output_dir decide it"),
+    ("nsight", {"trac": "cuda"}, "nsys 2023.4 has no option 'trac'. Did you mean 'trace'?"),
+    ("torch", {"profile_by_stage": "true"}, "option 'profile_by_stage' has no effect: only the trainer"),
+    ("rocprof_sys", {"T": "hip"}, "rocprof-sys-python has no option 'T'"),
+]
+
+
+@pytest.mark.parametrize(("backend", "options", "warning"), ACCEPTED)
+def test_what_has_another_effect_is_said(backend: str, options: dict[str, str], warning: str) -> None:
+    (said,) = check_request(request(backend, options))
+    assert warning in said and said.startswith("capture 1: ")
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("rocprof_sys", {"trace-c": "true"}),
+        ("nsight", {"t": "nvtx", "x": "true"}),
+        ("memory", {}),
+        ("torch", {}),
+    ],
+)
+def test_nothing_is_said_of_what_is_taken_as_asked(backend: str, options: dict[str, str]) -> None:
+    assert check_request(request(backend, options)) == ()
+
+
+def test_a_trainer_lets_its_window_options_win() -> None:
+    asked = request("nsight", {"o": "x", "c": "nvtx", "capture-range-end": "repeat", "kill": "none"})
+    assert check_request(asked, Where(trainer="verl")) == ()
+
+
+def test_every_backend_has_a_verdict() -> None:
+    for name in NAMES:
+        assert validate(request(name, {}).captures[0]).errors == ()
+
+
+def test_a_request_that_is_off_needs_no_gpu() -> None:
+    off = request_from_dict(
+        {"enabled": False, "captures": [{"backend": "memory", "workers": "w", "steps": "3"}]}
+    )
+    assert check_request(off, Where(gpu=False)) == ()
+    with pytest.raises(RequestError, match="needs CUDA"):
+        check_request(request("memory", {}), Where(gpu=False))
