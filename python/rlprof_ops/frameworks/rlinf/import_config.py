@@ -197,10 +197,13 @@ def _nsight_options(value: Any, ranges: int | None, reading: Reading) -> dict[st
     kept = {}
     for name, item in value.items():
         kept[name] = "" if item is None else item
-    for computed in (
-        {"capture-range": "cudaProfilerApi", "capture-range-end": "stop"},
-        window_options(ranges),
-    ):
+    if str(kept.get("stop-on-range-end")).lower() == "true":  # as RLinf translates it
+        del kept["stop-on-range-end"]
+        kept["capture-range-end"] = "stop"
+    by_rlinf = {"capture-range": "cudaProfilerApi", "capture-range-end": "stop"}
+    if ranges == 1:
+        return {name: item for name, item in kept.items() if by_rlinf.get(name) != item}
+    for computed in (by_rlinf, window_options(ranges)):
         if all(kept.get(name) == word for name, word in computed.items()):
             kept = {name: item for name, item in kept.items() if name not in computed}
     return kept
