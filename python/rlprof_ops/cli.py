@@ -4,7 +4,9 @@ imported.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import pkgutil
 import sys
 from typing import Any
@@ -12,8 +14,14 @@ from typing import Any
 import click
 
 from rlprof_ops import commands
-from rlprof_ops.errors import RlprofError
+from rlprof_ops.errors import EXIT_FAILED, EXIT_USAGE, RlprofError
 from rlprof_ops.version import __version__
+
+# Faults of a machine or a file, which a person can mend; any other OSError is a mistake of ours.
+_OF_THE_MACHINE = {
+    getattr(errno, name)
+    for name in ("EACCES", "EPERM", "ENOSPC", "EDQUOT", "EROFS", "ESTALE", "EIO", "ENAMETOOLONG")
+}
 
 
 class LazyCommands(click.Group):
@@ -47,13 +55,48 @@ class LazyCommands(click.Group):
             raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
 
 
-@click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="rlprof")
-def cli() -> None:
+@click.group(
+    cls=LazyCommands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.option(
+    "-v",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    help="Show the version; with --json all that a bug report needs.",
+)
+@click.option("--json", "as_json", is_flag=True, hidden=True)
+@click.pass_context
+def cli(ctx: click.Context, version: bool, as_json: bool) -> None:
     """Profile RL post-training on Ray clusters inside Slurm jobs.
 
     Example: rlprof plan profile.yaml --world policy_worker=8
     """
+    if version:
+        click.echo(_versions() if as_json else f"rlprof, version {__version__}")
+        ctx.exit()
+    if as_json:
+        raise click.UsageError("--json goes after the command, or with --version", ctx)
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(EXIT_USAGE)
+
+
+def _versions() -> str:
+    """Versions of everything that a profiled job rests on, null where it is not installed."""
+    import json
+    import platform
+    from importlib import metadata
+
+    def of(package: str) -> str | None:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None
+
+    packages = ("ray", "nvtx", "torch", "submitit", "pyarrow", "click", "rich")
+    found = {"rlprof": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    return json.dumps({**found, **{name: of(name) for name in packages}})
 
 
 def main(argv: list[str] | None = None) -> Any:
@@ -63,3 +106,17 @@ def main(argv: list[str] | None = None) -> Any:
     except RlprofError as error:
         click.echo(f"rlprof: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in _OF_THE_MACHINE:
+            raise
+        click.echo(f"rlprof: {_of_the_machine(error)}", err=True)
+        sys.exit(EXIT_FAILED)
+
+
+def _of_the_machine(error: OSError) -> str:
+    """A file that may not be read, a full disk: one line that names the path."""
+    if isinstance(error, PermissionError) and error.filename:
+        from rlprof_ops.job.run_folder import denied
+
+        return denied(os.fsdecode(error.filename))
+    return f"{os.fsdecode(error.filename) + ': ' if error.filename else ''}{error.strerror or error}"

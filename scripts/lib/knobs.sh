@@ -7,10 +7,16 @@ readonly _RLPROF_KNOBS_LOADED=1
 # Export every NAME=value of a file whose NAME is not set yet.
 knobs::_fill_from() {
     local -r file="$1"
-    local line name
+    local line name number=0
 
     while IFS= read -r line || [[ -n ${line} ]]; do
-        [[ ${line} =~ ^([A-Za-z_][A-Za-z0-9_]*)=(.*)$ ]] || continue
+        number=$(( number + 1 ))
+        if [[ ! ${line} =~ ^([A-Za-z_][A-Za-z0-9_]*)=(.*)$ ]]; then
+            # What stands after the equals sign may be a secret.
+            [[ ${line} =~ ^[[:space:]]*(#.*)?$ ]] \
+                || common::log "${file}:${number}: '${line%%=*}' does not begin a line NAME=value, so it sets nothing"
+            continue
+        fi
         name="${BASH_REMATCH[1]}"
         if [[ -z ${!name+x} ]]; then
             export "${name}=${BASH_REMATCH[2]}"

@@ -64,7 +64,8 @@ slurm::srun_line() {
     local -r home="$1" run_folder="$2"
     local -a extra=()
 
-    SRUN=(srun "--nodes=${SLURM_JOB_NUM_NODES}" "--ntasks=${SLURM_JOB_NUM_NODES}" --ntasks-per-node=1 --mpi=none --wait=0 --unbuffered)
+    # Without --unbuffered: it gives the tasks a terminal, so colours and broken lines would stand in slurm-<job>.out.
+    SRUN=(srun "--nodes=${SLURM_JOB_NUM_NODES}" "--ntasks=${SLURM_JOB_NUM_NODES}" --ntasks-per-node=1 --mpi=none --wait=0)
     if [[ -n ${CPUS_PER_WORKER} ]]; then
         SRUN+=("--cpus-per-task=${CPUS_PER_WORKER}")
     else

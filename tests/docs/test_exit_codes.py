@@ -25,7 +25,7 @@ ARGUMENTS = {
 JOB = {"attach", "capture", "dashboard", "harvest", "logs", "report", "stacks", "status", "stop", "timeline"}
 PASSES_ON = {"submit": "--dry-run", "retry": "--dry-run"}  # what is not nearly theirs is sbatch's
 FIRST = {"retry"}  # whose job stands before options
-NONE = {"schema", "attach"}  # no long option of its own but --help
+NONE = {"attach", "completion", "help", "schema"}  # no long option of its own but --help
 
 
 def run(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

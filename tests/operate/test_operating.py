@@ -535,3 +535,75 @@ def test_the_live_view_is_a_table_that_stands_still(fake, run_folder):
     with Panel(Live(console=console, auto_refresh=False, transient=True)) as show:
         show(look(find("4711")))
     assert "1 of 4 captures" in out.getvalue() and "running (RUNNING)" in out.getvalue()
+
+
+def test_without_a_job_the_latest_is_meant_and_named(fake, run_folder, capsys):
+    assert run("status") == 2
+    assert "no job of yours is known here: give a job id" in capsys.readouterr().err
+    run("submit", "--", "true")
+    run_folder.record(cause="driver_exit", exit_code=0)
+    run_folder.manifest(("policy_worker", 0, 3, 5, "ok"))
+    capsys.readouterr()
+    assert run("status") == 0
+    said = capsys.readouterr()
+    assert "job 4711, your latest" in said.err and "job 4711\n" in said.out
+    row = [
+        "4715",
+        "PENDING",
+        "0:00",
+        "4:00:00",
+        "2",
+        "",
+        "Priority",
+        "x",
+        "/w",
+        "/opt/rlprof/ray.sub",
+        "(null)",
+    ]
+    (fake.folder / "queue").write_text("\x1f".join(row) + "\n")
+    fake.show("4715", "PENDING")
+    run("status")
+    assert "job 4715, your latest" in capsys.readouterr().err
+
+
+def test_what_ends_a_job_wants_it_named_where_nobody_can_be_asked(fake, run_folder, capsys):
+    run("submit", "--", "true")
+    assert run("stop") == 2
+    assert "name the job, as in: rlprof stop 4711" in capsys.readouterr().err
+    assert fake.called("scancel") == []
+
+
+def test_help_version_and_completion(capsys):
+    assert run("help") == 0
+    assert "submit" in capsys.readouterr().out
+    assert run("help", "stop") == 0
+    assert "Usage: rlprof stop" in capsys.readouterr().out
+    assert run("help", "stpo") == 2
+    assert "Did you mean 'stop'?" in capsys.readouterr().err
+    assert run("-v") == 0
+    assert capsys.readouterr().out.startswith("rlprof, version ")
+    assert run("--version", "--json") == 0
+    assert {"rlprof", "python", "ray", "nvtx"} <= set(json.loads(capsys.readouterr().out))
+    for shell in ("bash", "zsh", "fish"):
+        assert run("completion", shell) == 0
+        assert "_RLPROF_COMPLETE" in capsys.readouterr().out
+    assert run("completion", "tcsh") == 2
+
+
+def test_a_full_disk_is_one_line_and_a_mistake_of_ours_is_not_hidden(capsys, monkeypatch):
+    import errno
+
+    from rlprof_ops.cli import cli
+
+    def fail(number: int) -> None:
+        def main(**more: object) -> None:
+            raise OSError(number, os.strerror(number), "/shared/4711-logs/manifest.json")
+
+        monkeypatch.setattr(cli, "main", main)
+
+    fail(errno.ENOSPC)
+    assert run("harvest", "4711") == 1
+    assert capsys.readouterr().err == "rlprof: /shared/4711-logs/manifest.json: No space left on device\n"
+    fail(errno.EBADF)
+    with pytest.raises(OSError):
+        run("harvest", "4711")

@@ -19,7 +19,7 @@ knobs::load "$RLPROF_HOME"
 slurm::srun_line "$RLPROF_HOME" "$1"
 printf '%s\\n' "${SRUN[@]}"
 """
-COMMON = ["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--mpi=none", "--wait=0", "--unbuffered"]
+COMMON = ["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--mpi=none", "--wait=0"]
 
 
 def bash(script: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -6,10 +6,19 @@ import os
 
 import click
 
-from rlprof_ops.commands._jobs import job_argument
+from rlprof_ops.commands._jobs import job_argument, latest_job
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+class AttachCommand(click.Command):
+    """Puts the latest job in front where none is named: `rlprof attach -- ray status`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["--"] and not ctx.resilient_parsing:
+            args = [latest_job(), *args]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=AttachCommand, context_settings={"allow_interspersed_args": False})
 @job_argument
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[NODE] [-- COMMAND ...]")
 def command(job: str, words: tuple[str, ...]) -> None:

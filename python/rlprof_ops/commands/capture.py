@@ -8,6 +8,7 @@ import click
 
 from rlprof_ops.commands._jobs import job_argument
 from rlprof_ops.errors import EXIT_INCOMPLETE, UsageError
+from rlprof_ops.request.problems import numbers_of_range
 
 
 @click.command()
@@ -65,11 +66,10 @@ def command(
         raise UsageError("give one of --steps next:N and --seconds S")
     if steps is not None:
         parse_next(steps)
+    patterns, wanted, chosen = split(workers), ranks_of(ranks), pairs(options)
     run = run_folder(job)
     with bar(sys.stderr) as progress:
-        answers = capture(
-            run, split(workers), ranks_of(ranks), backend, steps, seconds, pairs(options), timeout_s, progress
-        )
+        answers = capture(run, patterns, wanted, backend, steps, seconds, chosen, timeout_s, progress)
     for answer in answers:
         click.echo(
             f"{answer.worker.name} on {answer.worker.node}: {answer.path or 'missing: ' + answer.reason}"
@@ -92,7 +92,9 @@ def ranks_of(text: str) -> tuple[int, ...] | None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() for part in parts):
-        raise UsageError(f"--ranks is {text!r}: expected whole numbers with commas, or all")
+        meant = ",".join(map(str, numbers_of_range(text)))
+        hint = f"; write {meant}" if meant else ""
+        raise UsageError(f"--ranks is {text!r}: expected whole numbers with commas, or all{hint}")
     return tuple(map(int, parts))
 
 

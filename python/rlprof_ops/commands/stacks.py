@@ -29,6 +29,7 @@ def command(job: str, workers: str, ranks: str, timeout_s: float) -> None:
     from rlprof_ops.job.run_folder import run_folder
     from rlprof_ops.operate.capture import stacks
 
-    for worker, text in stacks(run_folder(job), split(workers), ranks_of(ranks), timeout_s):
+    patterns, wanted = split(workers), ranks_of(ranks)
+    for worker, text in stacks(run_folder(job), patterns, wanted, timeout_s):
         click.echo(click.style(f"== {worker.name} on {worker.node}, pid {worker.pid}", bold=True))
         click.echo(text.rstrip() + "\n")

@@ -6,11 +6,11 @@ import sys
 
 import click
 
-from rlprof_ops.commands._jobs import job_argument
+from rlprof_ops.commands._jobs import job_argument_asked
 
 
 @click.command()
-@job_argument
+@job_argument_asked
 @click.option(
     "--patience",
     default=300.0,

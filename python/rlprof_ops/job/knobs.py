@@ -119,6 +119,16 @@ def read_env_file(path: Path) -> dict[str, str]:
     return {match["name"]: match["value"] for match in found if match}
 
 
+def ignored_lines(path: Path) -> list[tuple[int, str]]:
+    """Lines, with their numbers, that are neither NAME=value nor a comment nor empty: `export FOO=1`."""
+    lines = enumerate(path.read_text().splitlines(), start=1)
+    return [
+        (number, line)
+        for number, line in lines
+        if line.strip() and not line.lstrip().startswith("#") and not _ASSIGNMENT.fullmatch(line)
+    ]
+
+
 @dataclass(frozen=True)
 class Settings:
     """The checked knobs. `settings["PORT"]` is text; `int`, `flag`, `path` give it a type."""

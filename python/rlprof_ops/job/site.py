@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlprof_ops.errors import UsageError
-from rlprof_ops.job.knobs import home, read_env_file, read_knobs
+from rlprof_ops.job.knobs import home, ignored_lines, read_env_file, read_knobs
 from rlprof_ops.slurm.sbatch_options import VARIABLES
 
 
@@ -65,17 +65,20 @@ def _check_variable(path: Path, name: str) -> None:
 
 
 def _warnings(path: Path, values: Mapping[str, str]) -> tuple[str, ...]:
-    """Names that are one slip away from a knob: they would become a variable of every job, and set
-    nothing.
+    """Likely misspellings of knobs, and lines that set nothing."""
+    found = [f"{path}: {name} {text}" for name, text in likely_misspelt(values).items()]
+    for number, line in ignored_lines(path):
+        shown = line if "=" not in line else line.partition("=")[0] + "=…"  # it may hold a secret
+        found.append(f"{path}:{number}: {shown!r} is not NAME=value, so it sets nothing")
+    return tuple(found)
+
+
+def likely_misspelt(names: Iterable[str]) -> dict[str, str]:
+    """Names that are no knob but nearly one -> what to say of them: they would become variables of the job,
+    and set nothing.
     """
     knobs = list(read_knobs())
-    found = []
-    for name in values:
-        if name in knobs or name.startswith("SBATCH_"):
-            continue
-        near = difflib.get_close_matches(name, knobs, n=1, cutoff=0.85)
-        if near:
-            found.append(
-                f"{path}: {name} is no knob and becomes a variable of every job. Did you mean {near[0]}?"
-            )
-    return tuple(found)
+    others = [name for name in names if name not in knobs and not name.startswith("SBATCH_")]
+    near = {name: difflib.get_close_matches(name, knobs, n=1, cutoff=0.85) for name in others}
+    said = "is no knob and becomes a variable of every job. Did you mean {}?"
+    return {name: said.format(found[0]) for name, found in near.items() if found}

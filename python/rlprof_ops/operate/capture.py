@@ -108,9 +108,9 @@ def stacks(
     waiting = {(worker.node, worker.pid): worker for worker in meant if worker not in here}
     if not waiting:
         return
-    demand = watcher.CaptureRequest(_new_id(), tuple(workers), ranks, capture_relay.STACKS, {}, 1, None)
+    demand = watcher.CaptureRequest(_new_id(), tuple(workers), ranks, watcher.STACKS, {}, 1, None)
     watcher.leave(run / watcher.FOLDER, demand)
-    folder = run / watcher.FOLDER / f"{demand.id}.{capture_relay.STACKS}"
+    folder = run / watcher.FOLDER / f"{demand.id}.{watcher.STACKS}"
     deadline = time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline and not _ended(run):
         time.sleep(_POLL_S)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.job import attempt
 from rlprof_ops.job.job_history import recall
 from rlprof_ops.job.run_folder import Job, find
 from rlprof_ops.operate.status import View, look
@@ -14,6 +16,8 @@ from rlprof_ops.slurm.client import SlurmJob
 
 COLUMNS = ("job", "name", "state", "time", "nodes", "step", "captures", "run folder")
 _ENDED_MOST = 20
+_REMEMBERED_MOST = 50
+_QUICK_S = 3.0  # a person waits for a completion
 
 
 def views(ended_too: bool = False) -> list[View]:
@@ -28,6 +32,21 @@ def views(ended_too: bool = False) -> list[View]:
         if known.job not in here and Path(known.run).is_dir():
             past.append(look(find(known.run)))
     return [*past, *found]
+
+
+def ids() -> list[str]:
+    """My jobs, the latest first: those in Slurm's queue, then those that are remembered. For completion and
+    for the job that is meant when none is named.
+    """
+    queued: list[str] = []
+    if client.available():
+        with contextlib.suppress(RlprofError):
+            queued = [job.id for job in client.mine(timeout_s=_QUICK_S) if job.is_ours]
+    known = recall()[-_REMEMBERED_MOST:]
+    left = [past.job for past in known if attempt.newest(Path(past.run).parent, past.job)]
+    submitted = [past.job for past in known if past.job in queued]
+    order = [*left, *(job for job in queued if job not in submitted), *submitted]
+    return list(dict.fromkeys(reversed(order)))
 
 
 def _found(job: SlurmJob) -> Job:

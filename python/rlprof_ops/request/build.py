@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlprof_ops.request.model import BACKENDS, EACH, ON_ERROR, CaptureSpec, ProfileRequest
-from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
+from rlprof_ops.request.problems import Problem, RequestError, nearest, numbers_of_range, shown, words
 from rlprof_ops.request.selectors import patterns_surely_overlap, ranks_overlap, split_words
 from rlprof_ops.request.steps import Steps
 
@@ -235,12 +235,8 @@ def _ranks(reader: Reader, path: Path, value: Any) -> tuple[int, ...] | None:
             return None
         if value.strip().lower() in ("none", "null", "[]"):
             return ()
-        digits = re.findall(r"[0-9]+", value)
-        fix = (
-            f"write [{', '.join(str(int(d[:9])) for d in digits[:8])}]"
-            if digits
-            else "write 'all' or a list such as [0, 1]"
-        )
+        digits = numbers_of_range(value) or [int(d[:9]) for d in re.findall(r"[0-9]+", value)[:8]]
+        fix = f"write [{', '.join(map(str, digits))}]" if digits else "write 'all' or a list such as [0, 1]"
         reader.problem(path, f"ranks {shown(value)} is text; ranks are numbers: {fix}")
         return None
     if isinstance(value, int) and not isinstance(value, bool):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,15 @@ def nearest(word: str, allowed: Sequence[str], aliases: dict[str, str] | None = 
         if near and name.lower() == near[0]:
             return f" Did you mean {name!r}?"
     return ""
+
+
+def numbers_of_range(text: str) -> list[int]:
+    """What `0-3` or `0:4` means where numbers were wanted: 0, 1, 2, 3. Empty for another text."""
+    found = re.fullmatch(r"\s*(\d{1,4})\s*(-|:)\s*(\d{1,4})\s*", text)
+    if found is None:
+        return []
+    numbers = range(int(found[1]), int(found[3]) + (found[2] == "-"))
+    return list(numbers) if len(numbers) <= 64 else []
 
 
 def words(allowed: Iterable[str]) -> str:

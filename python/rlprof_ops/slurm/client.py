@@ -130,8 +130,9 @@ def look_up(job: str) -> tuple[SlurmJob | None, str]:
         return None, str(error)
     if done.returncode:
         said = (done.stderr or done.stdout).strip()
-        unknown = "nvalid job id" in said or not said
-        return None, f"Slurm does not know job {number}" if unknown else f"scontrol said: {said}"
+        if "nvalid job id" in said or not said:
+            return None, f"Slurm does not know job {number}"
+        return None, f"Slurm does not answer here ({said.splitlines()[-1]})"
     return parse_shown(done.stdout), f"Slurm's answer on job {number} was not understood"
 
 
@@ -180,7 +181,7 @@ def parse_shown(text: str) -> SlurmJob | None:
         command=fields.get("Command", ""),
         output=fields.get("StdOut", "").replace("%j", first["id"]),
         user=fields.get("UserId", "").partition("(")[0],
-        uid=_number(fields.get("UserId", "").partition("(")[2]),
+        uid=_number(fields.get("UserId", "(-1").partition("(")[2], -1),
         comment=_known(fields.get("Comment", "")),
         exit_code=_exit_code(fields.get("ExitCode", ""), state),
         restarts=_number(fields.get("Restarts", "")),
@@ -198,20 +199,19 @@ def _exit_code(text: str, state: str) -> int | None:
     return {"CANCELLED": 143, "TIMEOUT": 140}.get(state, 1)
 
 
-def _number(text: str) -> int:
+def _number(text: str, otherwise: int = 0) -> int:
     digits = re.match(r"\d+", text)
-    return int(digits[0]) if digits else 0
+    return int(digits[0]) if digits else otherwise
 
 
 def _known(text: str) -> str:
     return "" if text in ("None", "(null)", "N/A") else text
 
 
-def mine() -> list[SlurmJob]:
+def mine(timeout_s: float = TIMEOUT_S) -> list[SlurmJob]:
     """My jobs that wait or run, oldest first. Raises RlprofError without squeue."""
-    done = run(
-        ["squeue", "--noheader", f"--user={os.getuid()}", "--sort=i", f"--format={_SEPARATOR.join(_FIELDS)}"]
-    )
+    fields = f"--format={_SEPARATOR.join(_FIELDS)}"
+    done = run(["squeue", "--noheader", f"--user={os.getuid()}", "--sort=i", fields], timeout_s=timeout_s)
     if done.returncode:
         raise RlprofError(f"squeue failed: {done.stderr.strip()}")
     rows = (line.split(_SEPARATOR) for line in done.stdout.splitlines())

@@ -120,7 +120,12 @@ def _check_foreign(name: str, options: Mapping[str, bool]) -> None:
     bare = name[2:]
     if bare in _REFUSED:
         raise UsageError(f"{name}: {_REFUSED[bare]}")
-    if bare in KNOWN or any(known.startswith(bare) for known in KNOWN if len(bare) > 2):
+    if bare in KNOWN:
+        return
+    ours = [option for option in options if option.startswith(name) and len(bare) > 2]
+    if ours:  # sbatch would take it for the beginning of one of its own
+        raise UsageError(f"no such option: {name}. Did you mean {ours[0]}?")
+    if any(known.startswith(bare) for known in KNOWN if len(bare) > 2):
         return
     near = nearest(name, options)
     if near in options:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlprof_ops.errors import UsageError
 from rlprof_ops.job.knobs import Settings, home, read_knobs
-from rlprof_ops.job.site import Site, read_site
+from rlprof_ops.job.site import Site, likely_misspelt, read_site
 from rlprof_ops.redact import MASK, is_secret_name, redact_text
 from rlprof_ops.request import ProfileRequest, load_request
 from rlprof_ops.request.environ import REQUEST_VARIABLES
@@ -144,9 +144,10 @@ def prepare(asked: Asked, env: Mapping[str, str], cwd: Path) -> Submission:
     """
     site = read_site(env)
     explicit = dict(asked.knobs)
+    slips = [f"--set {name}: {name} {text}" for name, text in likely_misspelt(explicit).items()]
     if site.named:
         explicit["RLPROF_SITE_ENV"] = str(site.path)
-    notes = [*site.warnings, *_python(explicit, site)]
+    notes = [*slips, *site.warnings, *_python(explicit, site)]
     for name in ("BASE_LOG_DIR", "RLPROF_REQUEST", "RLPROF_OUTPUT_DIR"):
         if explicit.get(name):
             explicit[name] = str(cwd / explicit[name])

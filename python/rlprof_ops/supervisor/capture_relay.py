@@ -21,7 +21,6 @@ from rlprof_ops.collect.event_logs import ProcessLog, read_node
 from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.on_demand import watcher
 
-STACKS = "stacks"
 _PY_SPY_SECONDS = 20.0
 
 
@@ -34,7 +33,7 @@ async def serve(run_dir: Path, node_dir: Path, node: str, say: Callable[[str], N
             before = set(known)
             await asyncio.to_thread(watcher.forward, source, target, known)
             for name in sorted(known - before):
-                await asyncio.to_thread(_answer_stacks, source, target / name, node_dir, node, say)
+                await asyncio.to_thread(_answer_stacks, source, source / name, node_dir, node, say)
         await asyncio.sleep(watcher.POLL_S)
 
 
@@ -46,7 +45,7 @@ def _answer_stacks(
     except (OSError, ValueError):
         return
     say(f"on demand {demand.id}: {demand.backend} of {', '.join(demand.workers)}")
-    if demand.backend != STACKS:
+    if demand.backend != watcher.STACKS:
         return
     for log in living(read_node(node_dir / "events", node)):
         if CaptureSpec(workers=demand.workers, ranks=demand.ranks).matches(log.worker, log.rank):
@@ -57,7 +56,7 @@ def _answer_stacks(
                 "pid": log.pid,
                 "text": stacks_of(log.pid),
             }
-            write_answer(run_control / f"{demand.id}.{STACKS}", answer)
+            write_answer(run_control / f"{demand.id}.{watcher.STACKS}", answer)
 
 
 def write_answer(folder: Path, answer: dict[str, object]) -> None:

@@ -19,6 +19,7 @@ from rlprof_ops.runtime.process.event_log import log_once
 
 VARIABLE = "RLPROF_ON_DEMAND"
 FOLDER = "control"
+STACKS = "stacks"  # a request for stacks, which the node's supervisor answers: no worker sees it
 POLL_S = 1.0
 _MOST_BYTES = 1 << 16
 # File systems stamp a folder's change with a coarse clock: a file that came in the same tick would be
@@ -163,8 +164,9 @@ def leave(folder: Path, demand: CaptureRequest) -> Path:
 
 
 def forward(source: Path, target: Path, known: set[str]) -> int:
-    """Copy demands that are new in `source` (the run folder's) to `target` (a node's); how many. `known`
-    is kept by the caller.
+    """Copy demands that are new in `source` (the run folder's) to `target` (a node's), those for stacks not.
+
+    Gives how many. `known` is kept by the caller.
     """
     copied = 0
     for name in _names(source):
@@ -172,7 +174,9 @@ def forward(source: Path, target: Path, known: set[str]) -> int:
             continue
         known.add(name)
         try:
-            leave(target, CaptureRequest.from_json(_read(source / name)))
+            demand = CaptureRequest.from_json(_read(source / name))
+            if demand.backend != STACKS:
+                leave(target, demand)
         except (OSError, ValueError) as error:
             log_once(f"capture request {name} is left out: {error}")
             continue
