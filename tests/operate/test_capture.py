@@ -229,3 +229,5 @@ def test_stacks_of_another_node_are_taken_there(run, monkeypatch):
         thread.join(timeout=10)
 
     assert text == f"stack of {worker.pid}"
+    assert list((run / "nodes" / "n1" / "control").glob("*.json")) == []  # no worker takes it for a capture
+    assert '"failed"' not in worker.events.read_text()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from rlprof_ops.runtime.on_demand.watcher import CaptureRequest, Watcher
+from rlprof_ops.runtime.on_demand.watcher import STACKS, CaptureRequest, Watcher
 from rlprof_ops.runtime.process.event_log import log
 from rlprof_ops.runtime.ranges.span import end_tokens
 
@@ -34,6 +34,8 @@ def spec_for(demand: CaptureRequest, worker: str, rank: int, next_step: int | No
 def answer(profiler: Any, watcher: Watcher, demand: CaptureRequest) -> None:
     """Take `demand` in this process, if it is meant. Runs in the watcher's thread."""
     place = profiler.place
+    if demand.backend == STACKS:  # taken from outside; where there is no node folder we see it too
+        return
     if spec_for(demand, place.worker, place.rank) is None:
         return
     log(f"capture {demand.id} of {place.worker} rank {place.rank} was asked for")
