@@ -16,7 +16,8 @@ FILES = {
 
 @click.command()
 @click.argument("shell", type=click.Choice(list(FILES)), required=False)
-def command(shell: str | None) -> None:
+@click.pass_context
+def command(ctx: click.Context, shell: str | None) -> None:
     """Print the script by which bash, zsh or fish completes rlprof's commands, options and job ids.
 
     Without SHELL: for the shell you use. bash reads it from
@@ -26,12 +27,11 @@ def command(shell: str | None) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from rlprof_ops.cli import cli
     from rlprof_ops.errors import UsageError
 
     name = shell or Path(os.environ.get("SHELL", "")).name
     kind = get_completion_class(name) if name in FILES else None
     if kind is None:
         raise UsageError(f"SHELL={name!r}: name one of {', '.join(FILES)}, as in: rlprof completion bash")
-    click.echo(kind(cli, {}, "rlprof", "_RLPROF_COMPLETE").source())
+    click.echo(kind(ctx.find_root().command, {}, "rlprof", "_RLPROF_COMPLETE").source())
     click.echo(f"# To keep it: rlprof completion {name} > {FILES[name]}")
