@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
-    "--worker", required=True, metavar="NAME", help="The worker's name, as the request's patterns match it."
+    "--worker",
+    metavar="NAME",
+    help="The worker's name, as the request's patterns match it. Default: trainer.",
 )
 @click.option(
     "--rank", type=click.IntRange(0), metavar="R", help="Default: RANK, SLURM_PROCID, or what MPI says."
@@ -31,13 +33,16 @@ if TYPE_CHECKING:
 )
 @click.option("--show", is_flag=True, help="Print the command that would run, and end.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD [ARG]...")
-def command(worker: str, rank: int | None, path: str | None, show: bool, program: tuple[str, ...]) -> None:
+def command(
+    worker: str | None, rank: int | None, path: str | None, show: bool, program: tuple[str, ...]
+) -> None:
     """Run CMD under nsys or rocprof-sys when the request selects this worker and rank; otherwise run it as it
     is.
 
-    Windows are opened and closed by CMD itself, with rlprof_ops.runtime.profiler. The exit code is CMD's.
+    CMD's windows are opened and closed by the adapter of its trainer (TRL and any transformers.Trainer need
+    no change), or by CMD itself with rlprof_ops.runtime.profiler. The exit code is CMD's.
 
-    Example: srun rlprof wrap --worker policy_worker -- python train.py
+    Example: srun rlprof wrap -- python train_grpo.py
     """
     import shlex
 

@@ -37,6 +37,22 @@ def import_path() -> str:
     return str(door if door.is_dir() else package.parent)
 
 
+def adapters_path() -> str:
+    """The folder for PYTHONPATH whose `sitecustomize` brings the adapters into every Python of a job."""
+    return str(Path(__file__).resolve().parents[1] / "frameworks" / "inject")
+
+
+def python_path(before: str | None, adapters: bool = True) -> str:
+    """PYTHONPATH of a job's processes: the adapters, this package, and what was there before."""
+    own = [adapters_path()] if adapters else []
+    kept = [
+        folder
+        for folder in (before or "").split(os.pathsep)
+        if folder not in (adapters_path(), import_path())
+    ]
+    return os.pathsep.join(filter(None, [*own, import_path(), *kept]))
+
+
 @dataclass(frozen=True)
 class Knob:
     """One line of defaults.env: `kind` is text, path, flag, port, `int A..B`, `float A..B` or `choice

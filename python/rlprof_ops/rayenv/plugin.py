@@ -112,6 +112,7 @@ class RlprofPlugin(RuntimeEnvPlugin):
             if rocprof is not None and not wrapped:
                 rocprof.apply(context)
             if "RLPROF_WORKER" in context.env_vars:
+                _of_this_node(context)
                 keep_to_itself(context, interpreter)
         except WrapError as error:
             raise RuntimeError(f"rlprof: {error}") from None
@@ -119,6 +120,13 @@ class RlprofPlugin(RuntimeEnvPlugin):
             logger.warning(
                 "rlprof: %s rank %s starts unprofiled: %s: %s", worker, rank, type(error).__name__, error
             )
+
+
+def _of_this_node(context: Any) -> None:
+    """The node's own name and folder: a driver that hands on its environment hands on its own node's."""
+    for name in ("RLPROF_NODE", "RLPROF_NODE_DIR"):
+        if os.environ.get(name):
+            context.env_vars[name] = os.environ[name]
 
 
 def _specs(worker: str, rank: int | None) -> tuple[Any, ...]:

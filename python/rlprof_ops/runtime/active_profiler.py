@@ -16,7 +16,7 @@ from typing import Any
 from rlprof_ops.runtime.captures import Captures
 from rlprof_ops.runtime.gate import ALWAYS_QUIET
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT
-from rlprof_ops.runtime.process import signals
+from rlprof_ops.runtime.process import session_file, signals
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile, log
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.ranges.emitter_set import EmitterSet
@@ -62,6 +62,7 @@ class Profiler:
         self._terminated = False
         self._pending: list[Callable[[int], None]] = []  # to do when the next step begins
         self._watcher: Any = None
+        self._leader: Any = None  # leads the job's steps: rlprof_ops.runtime.leader
         self._events.write(
             "registered",
             worker=place.worker,
@@ -74,6 +75,8 @@ class Profiler:
             wrapped=bool(os.environ.get("RLPROF_NSYS_SESSION")),
         )
         self._captures = Captures(place, specs, self._events, output_dir)
+        if any(spec.backend == "nsight" for spec in specs):
+            session_file.register(place.worker, place.rank, gate="process", world=place.world_size)
         self._quiet = self._captures.inactive_step_range(0)
         self._at_exit = functools.partial(signals.close_weakly, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -94,6 +97,15 @@ class Profiler:
         """
         self._last_step = step
         self._step_file.store(step)
+        if self._leader is None:
+            return self._start_step(step)
+        waits = self._leader.begin(step)  # the nodes open their windows while this process opens its own
+        try:
+            return self._start_step(step)
+        finally:
+            self._leader.opened(step, waits)
+
+    def _start_step(self, step: int) -> bool:
         low, high = self._quiet
         if low <= step < high:
             return True
@@ -103,6 +115,8 @@ class Profiler:
     def stop_step(self, step: int | None = None) -> None:
         """Step `step` (default: the one begun last) ended in order. Calling it again changes nothing."""
         step = self._last_step if step is None else step
+        if self._leader is not None:
+            self._leader.end(step)
         low, high = self._quiet
         if low <= step < high:
             return
@@ -157,7 +171,7 @@ class Profiler:
         if self._current_step is not None and emitters and not self._step_tokens:
             self._step_tokens = start_tokens(emitters, f"step {self._current_step}")
         armed = self._captures.any_armed
-        self.active = not self._closed and (armed or self._metrics is not None)
+        self.active = not self._closed and (armed or self._metrics is not None or self._leader is not None)
         if self._closed:
             self._quiet = ALWAYS_QUIET
         elif armed or self._pending or self._current_step is not None:
@@ -166,6 +180,17 @@ class Profiler:
             self._quiet = self._captures.inactive_step_range(
                 self._last_step + 1 if next_step is None else next_step
             )
+
+    # -- leading the job's steps
+
+    def lead(self, leader: Any) -> None:
+        """Tell the job's steps and phases by `leader` from now on: this process is the driver."""
+        self._leader = leader
+        self.active = not self._closed
+
+    @property
+    def leads(self) -> bool:
+        return self._leader is not None
 
     # -- captures on demand (rlprof_ops.runtime.on_demand.apply), called from the watcher's thread
 
@@ -244,6 +269,8 @@ class Profiler:
             if self._closed:
                 return
             self._closed = True
+            if self._leader is not None:
+                self._leader.close()
             if self._watcher is not None:
                 self._watcher.stop()
             end_tokens(self._step_tokens)
@@ -297,6 +324,7 @@ class Profiler:
         self._closed = True
         self.active = False
         self._pending = []
+        self._leader = None
         self._emitters = ()
         self._step_tokens = []
         self._step_file = StepFile(None)

@@ -24,6 +24,8 @@ _ASKING = (
     "NRL_TORCH_PROFILE_STEP_RANGE",
     "NRL_TORCH_PROFILE_WORKER_PATTERNS",
 )
+# What a job's driver is called until an adapter knows better (supervisor/driver.py).
+_DRIVERS = ("driver", "controller", "trainer", "TaskRunner", "task_runner")
 # Any of these: there is work for a profiler although no capture is planned.
 _LISTENING = ("RLPROF_METRICS", "RLPROF_ON_DEMAND")
 
@@ -103,7 +105,33 @@ def _made(request: Any, worker: str | None, rank: int | None, world_size: int | 
     )
     if on_demand:
         _CURRENT.profiler.watch(place.root / watcher.FOLDER)
+    if os.environ.get("RLPROF_LEADS") == "1" and place.rank == 0:
+        _take_the_lead(_CURRENT.profiler, request)
     return _CURRENT.profiler
+
+
+def _take_the_lead(found: Any, request: Any) -> None:
+    from rlprof_ops.runtime import step_clock
+    from rlprof_ops.runtime.leader import Leader
+
+    node_dir = os.environ.get("RLPROF_NODE_DIR")
+    found.lead(Leader(found._events, step_clock.lead(node_dir, request)))
+
+
+def lead(worker: str, rank: int = 0, world_size: int | None = None) -> Any | None:
+    """For adapters: the profiler of a process that knows the job's steps; rank 0 tells them to the job.
+
+    None when nothing is asked, or when a profiler of this process leads already (the code uses our runtime).
+    """
+    if not _concerned() or getattr(_CURRENT.profiler, "leads", False):
+        return None
+    named = os.environ.get("RLPROF_WORKER")  # by `rlprof wrap --worker`, or as the actor was labelled
+    found = from_env(worker if not named or named in _DRIVERS else named, rank, world_size)
+    if isinstance(found, NullProfiler):
+        return None
+    if rank == 0 and not found.leads:
+        _take_the_lead(found, request_from_env(os.environ))
+    return found
 
 
 class _Current:

@@ -9,17 +9,20 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterable
 
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import ports
 from rlprof_ops.job.end_cause import EndCause
-from rlprof_ops.job.knobs import Settings, home, import_path
+from rlprof_ops.job.knobs import Settings, home, python_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.rayenv import check_import, environment
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor import capture_relay
 from rlprof_ops.supervisor.node_drain import Ending, Journal
 from rlprof_ops.supervisor.ray_process import RayNode, RayProcess, port_knobs, start_argv, stripped
+from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
+from rlprof_ops.supervisor.steps.windows import Windows
 
 _PLUGIN_SECONDS = 30.0
 
@@ -53,7 +56,7 @@ class Supervisor(Ending):
         env.update(
             environment(env)
         )  # without a request too: it repairs Ray's nsight for trainers that use that
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH")]))
+        env["PYTHONPATH"] = python_path(env.get("PYTHONPATH"), self.settings.flag("RLPROF_ADAPTERS"))
         env["RAY_ADDRESS"] = f"{place.head_ip}:{place.gcs_port}"
         env["RAY_AUTH_MODE"] = self.settings["RAY_AUTH_MODE"]
         env.pop("RAY_AUTH_TOKEN", None)
@@ -172,6 +175,20 @@ class Supervisor(Ending):
         """Whether workers may have to be wrapped in nsys, now or for a capture on demand."""
         return bool(self.request) or self.settings["RLPROF_ON_DEMAND"] == "nsight"
 
+    async def serve_steps(self, tell: Tell, others: Callable[[], Iterable[str]] | None = None) -> None:
+        """Take the job's steps from the driver, and open this node's windows at them."""
+        place = self.place
+        if not self.settings.flag("RLPROF_ADAPTERS") or not self._asked():
+            return
+        self.windows = Windows(place.folder.path, self.request, self.journal.note)
+        relay = StepRelay(place.folder.path, place.node, self.windows, tell, self.journal.note)
+        try:
+            await relay.listen(others)
+        except OSError as error:
+            self.journal.say(f"node {place.node}: no step clock: {error}")
+            return
+        self.relay = relay
+
     def serve_demands(self) -> None:
         """Hand what `rlprof capture` asks to this node's workers, until the windows are closed at the end."""
         place = self.place
@@ -186,6 +203,8 @@ _PASSED_ON = (
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
     "OMP_NUM_THREADS",
     "RLPROF_NSYS",
+    "RLPROF_ADAPTERS",
     "RLPROF_ON_DEMAND",
+    "RLPROF_OPEN_WAIT_SECONDS",
     "RLPROF_METRICS",
 )

@@ -6,13 +6,28 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from rlprof_ops.request import ProfileRequest
 
 
 def exit_status(returncode: int) -> int:
     """A shell's view of a return code: 128 + n for a process that signal n ended."""
     return returncode if returncode >= 0 else 128 - returncode
+
+
+# What the process of the driver may be called: by itself, or as an adapter names it once it knows the
+# trainer.
+NAMES = ("driver", "controller", "trainer", "TaskRunner", "task_runner")
+
+
+def session_words(request: ProfileRequest, python: str) -> list[str]:
+    """What runs COMMAND in an nsys session, where the request selects the driver under any of its names."""
+    specs = [spec for spec in request.captures if spec.backend == "nsight" and spec] if request else []
+    named = (name for name in NAMES if any(spec.matches(name, 0) for spec in specs))
+    name = next(named, None)
+    return [] if name is None else [python, "-m", "rlprof_ops", "wrap", "--worker", name, "--rank", "0", "--"]
 
 
 class Driver:
@@ -22,8 +37,17 @@ class Driver:
         self.process = process
 
     @classmethod
-    async def start(cls, command: str, script: Path, log: Path, env: Mapping[str, str], cwd: Path) -> Driver:
-        """Run `command`, an arbitrary piece of bash, from a file of mode 0600.
+    async def start(
+        cls,
+        command: str,
+        script: Path,
+        log: Path,
+        env: Mapping[str, str],
+        cwd: Path,
+        wrap: Sequence[str] = (),
+    ) -> Driver:
+        """Run `command`, an arbitrary piece of bash, from a file of mode 0600; `wrap` are words before
+        `bash`.
 
         In a file it is quoted by nobody, and a secret written into it does not show in the list of processes.
         """
@@ -34,6 +58,7 @@ class Driver:
             file.write(command + "\n")
         with open(log, "ab") as output:
             process = await asyncio.create_subprocess_exec(
+                *wrap,
                 "bash",
                 str(script),
                 env=dict(env),

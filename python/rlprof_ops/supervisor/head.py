@@ -20,6 +20,7 @@ from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.runtime.step_clock import LEADS
 from rlprof_ops.slurm.job_state import is_cancelled
 from rlprof_ops.supervisor import attach_file
 from rlprof_ops.supervisor.base import Supervisor, plugin_message
@@ -36,10 +37,11 @@ from rlprof_ops.supervisor.control_channel import (
     StopRay,
 )
 from rlprof_ops.supervisor.control_channel import Head as ControlHead
-from rlprof_ops.supervisor.driver import Driver
+from rlprof_ops.supervisor.driver import Driver, session_words
 from rlprof_ops.supervisor.gcs_watcher import GcsWatcher
 from rlprof_ops.supervisor.node_drain import Journal
 from rlprof_ops.supervisor.run_record import RunRecord
+from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
 
 _LATE_NODES_SECONDS = 15.0
 _LATE_SIGNAL_SECONDS = 1.0
@@ -125,6 +127,7 @@ class Head(Supervisor):
         try:
             await self.start_sync()
             self.serve_demands()
+            await self.serve_steps(self.control.tell, self._serving)
             await self._racing_failures(self.start_ray(deadline))
             with self.journal.phase("nodes_join"):
                 await self._racing_failures(self._all_joined(asking, deadline))
@@ -192,7 +195,13 @@ class Head(Supervisor):
             text += f" Never heard of: {', '.join(silent)} (see logs/<node>.log in the run folder)."
         return text
 
+    def _serving(self) -> list[str]:
+        """The other nodes that take part."""
+        return [node for node, state in self._nodes.items() if state.has_said(Joined, RayUp)]
+
     def _on_message(self, node: str, message: Message) -> None:
+        if self.relay is not None and isinstance(message, (*STEP_KINDS, Lost)):
+            self.relay.hear(node, message)
         known = self._nodes.get(node)
         lost = isinstance(message, Lost)
         if lost and known is not None and known.has_said(Drained, Failed):
@@ -225,8 +234,14 @@ class Head(Supervisor):
         if command:
             cwd = Path(self.settings_cwd())
             log = place.run.logs / "driver.log"
+            adapters = self.settings.flag("RLPROF_ADAPTERS")
             self._driver = await Driver.start(
-                command, place.folder.path / "command.sh", log, self.environment(), cwd
+                command,
+                place.folder.path / "command.sh",
+                log,
+                self.environment() | {LEADS: "1"},
+                cwd,
+                session_words(self.request, sys.executable) if adapters else (),
             )
             self.run_record.driver_started()
             self.journal.say(f"the driver runs; its output: {log}")

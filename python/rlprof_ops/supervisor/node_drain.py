@@ -22,6 +22,8 @@ from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor import salvage
 from rlprof_ops.supervisor.ray_process import RayProcess
+from rlprof_ops.supervisor.steps.step_relay import StepRelay
+from rlprof_ops.supervisor.steps.windows import Windows
 
 _SYNC_QUICK_RESTARTS = 20
 _LEAST_SECONDS, _MARGIN_SECONDS = 4.0, 3.0  # of a drain; between its end and Slurm's SIGKILL
@@ -76,6 +78,8 @@ class Ending:
         self.sync: asyncio.subprocess.Process | None = None
         self._sync_watch: asyncio.Task[None] | None = None
         self.on_demand: asyncio.Task[None] | None = None
+        self.windows: Windows | None = None
+        self.relay: StepRelay | None = None
         self.plugin_loaded = False
         self._started_ns = time.time_ns()
         self.clock: list[
@@ -151,6 +155,8 @@ class Ending:
             self.on_demand.cancel()
         if self._asked():
             with self.journal.phase("close_windows"):
+                if self.windows is not None:
+                    await self._survived(self.windows.close(), seconds / 2, "close_windows")
                 await self._bounded(seconds / 2, steps.close_windows, path, job)
         with self.journal.phase(
             "end_wrapped"
@@ -264,6 +270,8 @@ class Ending:
         await self.stop_ray(seconds / 4)
         if self._asked():
             await self._recover(seconds / 4)
+        if self.relay is not None:
+            self.relay.close()
         clean = await self.last_sync(seconds)
         record = await self._survived(asyncio.to_thread(self._write_record, clean), 10, "node record")
         clean = clean and (record is None or record["clean"])

@@ -30,6 +30,7 @@ from rlprof_ops.supervisor.control_channel import (
     StopRay,
 )
 from rlprof_ops.supervisor.node_drain import Journal
+from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
 
 _HEAR_SECONDS = 1.0
 
@@ -119,11 +120,14 @@ class Worker(Supervisor):
         await self._wait_for_gcs(deadline)
         await self.start_sync()
         self.serve_demands()
+        await self.serve_steps(head.tell)
         await self.start_ray(deadline)
         await head.tell(RayUp())
 
     def _on_message(self, message: Message) -> None:
         assert self._drain_ordered is not None
+        if self.relay is not None and isinstance(message, STEP_KINDS):
+            self.relay.hear(self.place.nodes[0], message)
         if isinstance(message, Drain) and not self._drain_ordered.done():
             self._drain_ordered.set_result(message.seconds)
         elif isinstance(message, StopRay):

@@ -18,6 +18,7 @@ from typing import Any
 
 from rlprof_ops.backends import nsight, rocprof_sys, validate
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.job.knobs import python_path
 from rlprof_ops.rayenv.worker_selection import Identity
 from rlprof_ops.rayenv.wrap import rocprof
 from rlprof_ops.rayenv.wrap.command import profile_settings_and_words, session_prefix
@@ -25,6 +26,7 @@ from rlprof_ops.rayenv.wrap.option_trial import Trials
 
 # In the order of trust: torchrun's, Slurm's, MPI's. The first that is set counts.
 RANK_VARIABLES = ("RLPROF_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+TRAINER = "trainer"
 _RUNNER = Path(__file__).with_name("rocprof_script.py")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 _PYTHON_TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -53,17 +55,21 @@ def rank_from(env: Mapping[str, str]) -> int | None:
 
 
 def wrapped_command(
-    worker: str, rank: int | None, argv: Sequence[str], request: Any, env: Mapping[str, str]
+    worker: str | None, rank: int | None, argv: Sequence[str], request: Any, env: Mapping[str, str]
 ) -> Command:
     """CMD as the request wants it: under nsys, under rocprof-sys, or as it is.
 
     Args:
+        worker: None for a trainer whose adapter names it; it counts as `trainer` here.
         argv: the program and its arguments; never seen by a shell.
         request: a `ProfileRequest`.
 
     Raises `RlprofError` when a selected process cannot be profiled here and its capture has `on_error: fail`.
     """
     full = dict(env)
+    if env.get("RLPROF_ADAPTERS", "1") != "0":
+        full["PYTHONPATH"] = python_path(env.get("PYTHONPATH"))
+    worker = worker or TRAINER
     specs = request.for_worker(worker, rank) if request else ()
     if not specs:
         return Command(tuple(argv), full)

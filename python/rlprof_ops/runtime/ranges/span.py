@@ -15,7 +15,7 @@ class Span:
     through.
     """
 
-    __slots__ = ("_begun_s", "_name", "_opened", "_profiler", "_tokens")
+    __slots__ = ("_begun_s", "_name", "_opened", "_profiler", "_record", "_tokens")
 
     def __init__(self, profiler: Any, name: str) -> None:
         self._profiler = profiler
@@ -25,12 +25,16 @@ class Span:
         profiler = self._profiler
         self._opened = profiler._phase_begins(self._name)
         self._tokens = start_tokens(profiler._emitters, self._name)
+        leader = profiler._leader
+        self._record = leader.phase_begins(self._name) if leader is not None else None
         self._begun_s = time.perf_counter()
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         profiler = self._profiler
         if profiler._metrics is not None:
             profiler._metrics.add(self._name, time.perf_counter() - self._begun_s)
+        if self._record is not None and profiler._leader is not None:
+            profiler._leader.phase_ends(self._record)
         end_tokens(self._tokens)
         if self._opened:
             profiler._phase_ends(self._opened, partial=kind is not None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from rlprof_ops.backends import OK, nsight
@@ -23,13 +24,15 @@ class NsysSessionRecorder:
 
     suffix = nsight.SUFFIX
 
-    def __init__(self, session: str, spec: nsight.NsightSpec) -> None:
+    def __init__(self, session: str, spec: nsight.NsightSpec, env: Mapping[str, str] | None = None) -> None:
+        """`env`: for the nsys commands, where they are not those of the session's own process."""
         self._session = session
         self._spec = spec
+        self._env = env
         self._target: Path | None = None
 
     def open(self, target: Path) -> None:
-        _nsys(nsight.start_argv(self._session, target, self._spec), nsight.START_TIMEOUT_S)
+        _nsys(nsight.start_argv(self._session, target, self._spec), nsight.START_TIMEOUT_S, self._env)
         self._target = target
         time.sleep(_SETTLE_S)
 
@@ -40,7 +43,7 @@ class NsysSessionRecorder:
         target, self._target = self._target, None
         if target is None:
             raise CaptureError("the nsys window was not open")
-        return StoppingSession(self._session, target)
+        return StoppingSession(self._session, target, self._env)
 
 
 class StoppingSession:
@@ -51,10 +54,11 @@ class StoppingSession:
     need not wait for that.
     """
 
-    def __init__(self, session: str, target: Path) -> None:
+    def __init__(self, session: str, target: Path, env: Mapping[str, str] | None = None) -> None:
         self._session = session
         self._target = target
-        self._running = _Command(nsight.stop_argv(session))
+        self._env = env
+        self._running = _Command(nsight.stop_argv(session), env)
         deadline = time.monotonic() + nsight.STOP_TIMEOUT_S
         while self._running.alive and self._collecting() and time.monotonic() < deadline:
             pass  # a listing takes 20 ms
@@ -91,7 +95,7 @@ class StoppingSession:
                 f"`nsys stop` left a raw capture, {raw.name}, and QdstrmImporter is not installed beside nsys"
             )
         try:
-            _Command(nsight.import_argv(importer, raw, self._target)).finish(nsight.STOP_TIMEOUT_S)
+            _Command(nsight.import_argv(importer, raw, self._target), self._env).finish(nsight.STOP_TIMEOUT_S)
         except CaptureError:
             self._target.unlink(
                 missing_ok=True
@@ -107,7 +111,7 @@ class StoppingSession:
     def _collecting(self) -> bool:
         """Whether more may still enter the report: yes, until nsys says otherwise."""
         try:
-            states = nsight.session_states(_nsys(nsight.list_argv(), _LIST_TIMEOUT_S))
+            states = nsight.session_states(_nsys(nsight.list_argv(), _LIST_TIMEOUT_S, self._env))
         except CaptureError:
             self._running.join(nsight.STOP_TIMEOUT_S)
             return False
@@ -120,7 +124,7 @@ class StoppingSession:
 class _Command:
     """One nsys command of the session. The environment is ours without nsys's own injection."""
 
-    def __init__(self, argv: list[str]) -> None:
+    def __init__(self, argv: list[str], env: Mapping[str, str] | None = None) -> None:
         tool = os.path.basename(argv[0])
         self._what = "QdstrmImporter" if tool == "QdstrmImporter" else f"`nsys {argv[1]}`"
         try:
@@ -128,7 +132,7 @@ class _Command:
             # report.
             self._process = subprocess.Popen(
                 argv,
-                env=nsight.client_env(os.environ),
+                env=nsight.client_env(os.environ if env is None else env),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -167,8 +171,8 @@ class _Command:
         return stdout
 
 
-def _nsys(argv: list[str], timeout_s: float) -> str:
-    return _Command(argv).finish(timeout_s)
+def _nsys(argv: list[str], timeout_s: float, env: Mapping[str, str] | None = None) -> str:
+    return _Command(argv, env).finish(timeout_s)
 
 
 def _last_line(text: str) -> str:

@@ -1,0 +1,2 @@
+"""The folder that a job puts on PYTHONPATH: its `sitecustomize` lets adapters follow what a trainer
+imports."""

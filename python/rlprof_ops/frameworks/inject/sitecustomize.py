@@ -1,0 +1,42 @@
+"""Run by every Python of a job before its program: adapters wait for the trainer's modules, nothing else
+changes.
+
+`RLPROF_ADAPTERS=0` turns it off. A `sitecustomize` further down the path is run as if this one were not
+there. Nothing here may raise: Python would print it over the trainer's own output.
+"""
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _follow_imports() -> None:
+    if os.environ.get("RLPROF_ADAPTERS", "1") == "0":
+        return
+    from rlprof_ops.frameworks import import_hooks
+
+    import_hooks.install()
+
+
+def _run_the_next_one() -> None:
+    """Import the `sitecustomize` that this one hides, under the same name."""
+    from importlib.machinery import PathFinder
+
+    others = [folder for folder in sys.path if os.path.abspath(folder or ".") != _HERE]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        from importlib.util import module_from_spec
+
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+try:
+    _follow_imports()
+except ImportError:  # a Python whose path does not lead to the package
+    pass
+except Exception as error:  # the trainer's program has to start whatever happens here
+    sys.stderr.write(f"[rlprof] no adapters in this process: {type(error).__name__}: {error}\n")
+_run_the_next_one()

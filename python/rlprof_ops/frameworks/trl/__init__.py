@@ -1,0 +1,1 @@
+"""TRL: one process a rank, the trainer itself; its adapter needs nothing from the command line."""

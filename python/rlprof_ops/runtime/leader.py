@@ -1,0 +1,76 @@
+"""The part of a profiler that leads the job's steps: it tells them to the node's supervisor and writes them
+down."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from rlprof_ops.runtime import step_clock
+from rlprof_ops.runtime.process.event_log import EventLog
+
+# A step with more phases than this is written down with its first ones; a phase in an inner loop is a
+# mistake.
+_MOST_PHASES = 1000
+
+
+class Leader:
+    """Steps and phases of the driver. One event line a step: its times and its phases, in Unix
+    nanoseconds."""
+
+    def __init__(self, events: EventLog, link: step_clock.Lead | None) -> None:
+        self._events = events
+        self._link = link
+        self._pid = os.getpid()
+        self._step: int | None = None
+        self._begin_ns = 0
+        self._phases: list[list[Any]] = []
+        self._depth = 0
+
+    def begin(self, step: int) -> bool:
+        """Step `step` begins; whether windows of the job change with it, which `opened` waits for."""
+        if os.getpid() != self._pid:
+            return False
+        if self._step == step:
+            return False
+        if self._step is not None:  # its end was never told
+            self.end(self._step)
+        waits = self._link.begin(step) if self._link is not None else False
+        self._step, self._begin_ns = step, time.time_ns()
+        return waits
+
+    def opened(self, step: int, waits: bool) -> None:
+        """This process's windows are open: wait for those of all nodes where `waits`. The step's time begins
+        here."""
+        if self._link is not None and waits:
+            self._link.opened(step)
+        if self._step == step:
+            self._begin_ns = time.time_ns()
+
+    def end(self, step: int) -> None:
+        """Step `step` ended: write it down, and tell it."""
+        if self._step != step or os.getpid() != self._pid:
+            return
+        end_ns, phases = time.time_ns(), self._phases
+        self._step, self._phases = None, []
+        if self._link is not None:
+            self._link.end(step)
+        self._events.write("step", step=step, begin_ns=self._begin_ns, end_ns=end_ns, phases=phases)
+
+    def close(self) -> None:
+        """Write down a step that was never ended."""
+        if self._step is not None:
+            self.end(self._step)
+
+    def phase_begins(self, name: str) -> list[Any]:
+        """The record of a phase, which `phase_ends` completes: name, begin, end, depth."""
+        record = [name, time.time_ns(), 0, self._depth]
+        self._depth += 1
+        return record
+
+    def phase_ends(self, record: list[Any]) -> None:
+        record[2] = time.time_ns()
+        self._depth = record[3]
+        if len(self._phases) < _MOST_PHASES:
+            self._phases.append(record)

@@ -1,0 +1,165 @@
+"""Labels the Ray actors that a process of the job creates, so that the runtime-env plugin wraps the selected
+ones.
+
+A trainer that knows nothing of us puts no `rlprof` key into its actors' runtime env. So the creation of an
+actor (`ray.actor.ActorClass._remote`) is followed in every process of the job: an adapter of the trainer
+says who the actor will be, else its class name in snake_case and a number counted by class do. Only actors
+that the job's request selects get the key, since each runtime env of its own costs a fresh worker process.
+Variables that belong to the creating process or its node are taken out of what it hands on (NeMo RL hands on
+its whole environment).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+_DONE = "_rlprof_labels"
+# Ray's own actors are nobody's workers.
+_RAYS_OWN = ("ray._", "ray.dashboard", "ray.util", "ray.experimental", "ray.serve", "ray.data._", "ray.job")
+# Whose they are, and of which node: an actor gets its own from its node's raylet and from the plugin.
+_MINE = (
+    "RLPROF_NODE",
+    "RLPROF_NODE_DIR",
+    "RLPROF_WORKER",
+    "RLPROF_RANK",
+    "RLPROF_NSYS_SESSION",
+    "RLPROF_NSYS_RANGE",
+    "RLPROF_NOT_WRAPPED",
+    "RLPROF_SESSION_PID",
+    "RLPROF_LEADS",
+    "TMPDIR",
+)
+
+
+@dataclass(frozen=True)
+class NewActor:
+    """An actor that is about to be created: its class, module, name, and the variables that it will have."""
+
+    class_name: str
+    module: str
+    name: str
+    variables: Mapping[str, str]
+
+
+Rule = Callable[[NewActor], "tuple[str, int | None] | None"]
+
+
+class _State:
+    """The rules of the adapters in this process, and how many actors of a kind it has created."""
+
+    def __init__(self) -> None:
+        self.rules: list[Rule] = []
+        self.counts: dict[str, int] = {}
+
+
+_STATE = _State()
+
+
+def add_rule(rule: Rule) -> None:
+    """An adapter's rule, asked before the class name: worker and rank (None: counted), or None when it is
+    not its."""
+    if rule not in _STATE.rules:
+        _STATE.rules.append(rule)
+
+
+def snake_case(name: str) -> str:
+    """`DTensorPolicyWorker` -> `dtensor_policy_worker`, `vLLMHttpServer` -> `vllm_http_server`."""
+    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=[A-Z]{2})(?=[A-Z][a-z])", "_", name)
+    text = re.sub(r"(?<=[a-z0-9]{2})(?=[A-Z])", "_", text)
+    return re.sub(r"_+", "_", text).lower()
+
+
+def identify(actor: NewActor) -> tuple[str, int] | None:
+    """Worker name and rank of a new actor; None for Ray's own."""
+    if actor.module.startswith(_RAYS_OWN):
+        return None
+    worker, rank = snake_case(actor.class_name), None
+    for rule in _STATE.rules:
+        found = rule(actor)
+        if found is not None:
+            worker, rank = found
+            break
+    if rank is None:
+        rank = _STATE.counts.get(worker, 0)
+        _STATE.counts[worker] = rank + 1
+    return worker, rank
+
+
+def install(name: str, module: ModuleType) -> None:
+    """Follow `ActorClass._remote` of the imported `ray.actor`."""
+    from rlprof_ops.frameworks.adapter import UnknownShape, attribute
+
+    owner = attribute(module, "ActorClass")
+    before = attribute(owner, "_remote")
+    if getattr(before, _DONE, False):
+        return
+    if "args" not in before.__code__.co_varnames if hasattr(before, "__code__") else False:
+        raise UnknownShape("ray.actor.ActorClass._remote takes other arguments")
+
+    @functools.wraps(before)
+    def _remote(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        try:
+            options["runtime_env"] = labelled(self, options)
+        except Exception as error:
+            from rlprof_ops.runtime.process.event_log import log_once
+
+            log_once(f"an actor is not labelled: {type(error).__name__}: {error}")
+        return before(self, args, kwargs, **options)
+
+    setattr(_remote, _DONE, True)
+    owner._remote = _remote
+
+
+def labelled(actor_class: Any, options: Mapping[str, Any]) -> Any:
+    """The runtime env for a new actor: with our key when the request selects it, else as it came."""
+    given = options.get("runtime_env")
+    request, everyone = _request(), os.environ.get("RLPROF_ON_DEMAND", "").strip().lower() == "nsight"
+    if request is None and not everyone:
+        return given
+    env: dict[str, Any] = dict(given or {})
+    if env.get("env_vars"):
+        env["env_vars"] = own_variables(env["env_vars"], os.environ)
+    if not env.get("rlprof"):
+        meta = actor_class.__ray_metadata__
+        descriptor = meta.actor_creation_function_descriptor
+        module = getattr(descriptor, "module_name", "") or meta.modified_class.__module__
+        new = NewActor(meta.class_name, module, str(options.get("name") or ""), env.get("env_vars") or {})
+        found = identify(new)
+        if found is not None and (everyone or (request and request.for_worker(*found))):
+            env["rlprof"] = {"worker": found[0], "rank": found[1]}
+    if not env:
+        return given
+    from ray.runtime_env import RuntimeEnv
+
+    return RuntimeEnv(_validate=False, **env)
+
+
+def own_variables(variables: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+    """`variables` without what this process only hands on of its own: its node, its identity, nsys's
+    injection."""
+    from rlprof_ops.backends import nsight
+
+    kept: MutableMapping[str, str] = {
+        name: value for name, value in variables.items() if name not in _MINE or env.get(name) != value
+    }
+    if variables.get("LD_PRELOAD", "") == env.get("LD_PRELOAD", "") or "QUADD_INJECTION_PROXY" in variables:
+        kept = nsight.client_env(kept)
+    return dict(kept)
+
+
+@functools.lru_cache(maxsize=1)
+def _request() -> Any | None:
+    """The job's request, when it selects anything."""
+    text = os.environ.get("RLPROF_REQUEST_JSON")
+    if not text:
+        return None
+    from rlprof_ops.request import request_from_json
+
+    request = request_from_json(text)
+    return request if request else None

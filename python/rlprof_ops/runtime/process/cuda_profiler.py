@@ -1,0 +1,33 @@
+"""`torch.cuda.profiler.start/stop` of a trainer in a process under `nsys launch`: a window of its session.
+
+Without a capture range nsys takes no notice of cudaProfilerStart, so the call goes to the node's supervisor,
+which opens and closes the window: its report is final while training goes on. A process without a session
+keeps torch's.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+
+def install(name: str, module: ModuleType) -> None:
+    """Route the two functions of `torch.cuda.profiler` where this process has a session and a supervisor."""
+    if not os.environ.get("RLPROF_NSYS_SESSION") or not os.environ.get("RLPROF_NODE_DIR"):
+        return
+    from rlprof_ops.frameworks.adapter import wrap
+
+    def routed(what: str) -> Any:
+        def make(before: Any) -> Any:
+            def call() -> Any:
+                from rlprof_ops.runtime.step_clock import ask_window
+
+                return None if ask_window(what) else before()
+
+            return call
+
+        return make
+
+    wrap(module, "start", routed("start"))
+    wrap(module, "stop", routed("stop"))

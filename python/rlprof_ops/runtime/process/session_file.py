@@ -1,0 +1,99 @@
+"""What a process under `nsys launch` leaves for its node's supervisor: whose session it is, and who opens
+its windows.
+
+`<node folder>/sessions/<session>.json`. The first Python process of the session writes it when it starts; its
+children are inside the session and write nothing. A profiler of the runtime, or an adapter that knows the
+process's role better, writes it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FOLDER = "sessions"
+OWNER = "RLPROF_SESSION_PID"  # set for the children: whose session the variable RLPROF_NSYS_SESSION names
+SESSION = "RLPROF_NSYS_SESSION"
+
+
+@dataclass(frozen=True)
+class Session:
+    """One nsys session. `gate`: the process itself opens windows ("process"), or its supervisor does."""
+
+    name: str
+    worker: str
+    rank: int
+    pid: int
+    host: str
+    tmpdir: str
+    gate: str = "supervisor"
+    world_size: int | None = None
+
+    @property
+    def lives(self) -> bool:
+        return os.path.isdir(f"/proc/{self.pid}")
+
+
+def register(
+    worker: str | None = None, rank: int | None = None, *, gate: str = "", world: int | None = None
+) -> None:
+    """Write or rewrite this process's session file; nothing happens in a process without a session of its
+    own."""
+    env = os.environ
+    session, node_dir = env.get(SESSION), env.get("RLPROF_NODE_DIR")
+    if not session or not node_dir or env.get(OWNER, str(os.getpid())) != str(os.getpid()):
+        return
+    first = OWNER not in env
+    env[OWNER] = str(os.getpid())
+    path = Path(node_dir, FOLDER, f"{session}.json")
+    before = None if first else read(path)
+    from rlprof_ops.runtime.process.event_log import log_once
+    from rlprof_ops.runtime.process.worker_identity import find_identity
+
+    place = find_identity(worker or (before and before.worker) or None, rank, world, env)
+    if rank is None and worker is None and before is not None:
+        rank = before.rank
+    found = Session(
+        session,
+        place.worker,
+        place.rank if rank is None else rank,
+        os.getpid(),
+        place.host,
+        env.get("TMPDIR", "/tmp"),
+        gate or (before.gate if before else "supervisor"),
+        place.world_size if before is None or world is not None else before.world_size,
+    )
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(asdict(found)), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        log_once(f"{path}: {error.strerror or error}; the node's supervisor opens no window of this process")
+
+
+def read(path: Path) -> Session | None:
+    """The session of one file; None for what is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Session(**found) if isinstance(found, dict) else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def read_all(node_dir: str | os.PathLike[str]) -> list[Session]:
+    """Every session of a node whose process lives."""
+    try:
+        paths = sorted(Path(node_dir, FOLDER).glob("*.json"))
+    except OSError:
+        return []
+    found = [session for session in map(read, paths) if session is not None]
+    return [session for session in found if session.lives]
+
+
+def is_owner(env: Mapping[str, str]) -> bool:
+    """Whether this process is the one that its session is named after."""
+    return bool(env.get(SESSION)) and env.get(OWNER, str(os.getpid())) == str(os.getpid())

@@ -1,0 +1,178 @@
+"""The step clock of a job, as training processes use it: the driver tells its steps, the others read them.
+
+The driver's adapter (or a profiler of the runtime in the driver) leads: it tells each step to the supervisor
+of its node over a Unix socket, which passes it to every node, and waits, bounded, where a window opens or
+ends with that step. Nothing here raises, and nothing happens where nothing is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.runtime.clock_file import SOCKET, ClockFile
+from rlprof_ops.runtime.process.event_log import log_once
+
+LEADS = "RLPROF_LEADS"
+_DEFAULT_WAIT_S = 20.0
+_LINE = 1 << 16
+
+
+def wait_s() -> float:
+    """How long a step waits for its windows to open, in seconds (RLPROF_OPEN_WAIT_SECONDS)."""
+    try:
+        return float(os.environ.get("RLPROF_OPEN_WAIT_SECONDS") or _DEFAULT_WAIT_S)
+    except ValueError:
+        return _DEFAULT_WAIT_S
+
+
+@contextlib.contextmanager
+def short_path(folder: str | os.PathLike[str], name: str) -> Iterator[str]:
+    """A path of a socket in `folder` that fits the 107 bytes of a socket address, however long the folder's
+    is."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)
+
+
+class Link:
+    """The socket to the node's supervisor. A link that breaks is said once and used no more."""
+
+    def __init__(self, node_dir: str) -> None:
+        """Raises OSError when nobody listens."""
+        self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(wait_s())
+        self._rest = b""
+        self._pid = os.getpid()
+        with short_path(node_dir, SOCKET) as path:
+            self._socket.connect(path)
+
+    def send(self, message: dict[str, Any]) -> None:
+        if self._socket is None or os.getpid() != self._pid:
+            return
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            self._break(error)
+
+    def wait(self, key: str, value: Any, seconds: float) -> dict[str, Any] | None:
+        """The first answer whose `key` is `value`; None when it does not come in time."""
+        if self._socket is None or os.getpid() != self._pid:
+            return None
+        until = time.monotonic() + seconds
+        while True:
+            line, found, rest = self._rest.partition(b"\n")
+            if found:
+                self._rest = rest
+                answer = _object(line)
+                if answer.get(key) == value:
+                    return answer
+                continue
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            try:
+                self._socket.settimeout(left)
+                chunk = self._socket.recv(_LINE)
+            except TimeoutError:
+                return None
+            except OSError as error:
+                self._break(error)
+                return None
+            if not chunk:
+                self._break(OSError("it closed the link"))
+                return None
+            self._rest += chunk
+
+    def _break(self, error: OSError) -> None:
+        self._socket = None
+        log_once(f"the node's supervisor hears no more steps: {error.strerror or error}")
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class Lead:
+    """What a leading profiler does at its steps. `begin` sends, `opened` waits where something changes."""
+
+    def __init__(self, node_dir: str, request: Any | None) -> None:
+        """Raises OSError when the node has no supervisor that listens."""
+        self._link = Link(node_dir)
+        self._clock = ClockFile(node_dir)
+        self._changes = _changes(request)
+        self._asked = 0
+        self._first = True
+
+    def begin(self, step: int) -> bool:
+        """Tell that `step` begins; whether `opened` has to be called."""
+        asked = self._clock.read().asked
+        wait = self._first or step in self._changes or asked != self._asked
+        self._asked, self._first = asked, False
+        self._link.send({"begin": step, "t_ns": time.time_ns(), "wait": wait})
+        return wait
+
+    def opened(self, step: int) -> None:
+        """Wait until every node has opened the windows of `step`, for at most the knob's seconds."""
+        if self._link.wait("go", step, wait_s()) is None:
+            log_once(
+                f"not every window was open {wait_s():.0f} s after step {step} began"
+                " (RLPROF_OPEN_WAIT_SECONDS); training goes on"
+            )
+
+    def end(self, step: int) -> None:
+        self._link.send({"end": step, "t_ns": time.time_ns()})
+
+
+def _changes(request: Any | None) -> set[int]:
+    """The steps with which a window begins, and those before which one has ended."""
+    windows = [window for spec in (request.captures if request else ()) for window in spec.windows()]
+    return {window.start for window in windows} | {window.stop for window in windows if window.stop}
+
+
+def lead(node_dir: str | None, request: Any | None) -> Lead | None:
+    """The lead of this process, None where no supervisor listens (a job without one)."""
+    if not node_dir:
+        return None
+    try:
+        return Lead(node_dir, request)
+    except FileNotFoundError:  # a job without adapters, or without a supervisor
+        return None
+    except OSError as error:
+        log_once(f"no step clock in {node_dir}: {error.strerror or error}")
+        return None
+
+
+def ask_window(what: str) -> bool:
+    """Have this process's session start or stop a window now; False when that cannot be had."""
+    session, node_dir = os.environ.get("RLPROF_NSYS_SESSION"), os.environ.get("RLPROF_NODE_DIR")
+    if not session or not node_dir:
+        return False
+    try:
+        link = Link(node_dir)
+    except OSError:
+        return False
+    link.send({"window": what, "session": session, "t_ns": time.time_ns()})
+    return link.wait("window", what, wait_s()) is not None
+
+
+def note(event: str, **fields: Any) -> None:
+    """Write one event of this process for the manifest, where a job collects events."""
+    if not os.environ.get("RLPROF_NODE_DIR"):
+        return
+    from rlprof_ops.runtime.process.event_log import EventLog
+
+    place = Path(os.environ["RLPROF_NODE_DIR"], "events", f"notes_{os.getpid()}.jsonl")
+    EventLog(place).write(event, pid=os.getpid(), host=os.environ.get("RLPROF_NODE", ""), **fields)

@@ -1,0 +1,1 @@
+"""The job's steps on a node: passed on, and windows opened at them."""

@@ -1,0 +1,223 @@
+"""Passes the job's steps from the driver to every node, and "all windows are open" back to it.
+
+The driver's process talks to the supervisor of its own node over a Unix socket in the node folder
+(`runtime/step_clock.py`). That one tells the head, the head tells every node over the control channel, and
+each node stores the step where its processes read it, opens its windows, and reports. Milliseconds, and no
+shared storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.runtime.clock_file import SOCKET, ClockFile, ClockState
+from rlprof_ops.runtime.step_clock import short_path
+from rlprof_ops.supervisor.control_channel import Lost, Message, register
+from rlprof_ops.supervisor.steps.windows import Windows
+
+
+@register
+@dataclass(frozen=True)
+class StepBegan(Message):
+    """The driver's step begins, at `t_ns` of the driver's clock; it waits for the windows when `wait`."""
+
+    step: int
+    t_ns: int
+    wait: bool
+
+
+@register
+@dataclass(frozen=True)
+class StepEnded(Message):
+    """The driver's step ended."""
+
+    step: int
+    t_ns: int
+
+
+@register
+@dataclass(frozen=True)
+class WindowsOpened(Message):
+    """A node has opened the windows that begin with this step."""
+
+    step: int
+
+
+@register
+@dataclass(frozen=True)
+class StepGoes(Message):
+    """Every node has: the driver need not wait any more."""
+
+    step: int
+
+
+KINDS = (StepBegan, StepEnded, WindowsOpened, StepGoes)
+Tell = Callable[[Message], Awaitable[None]]
+
+
+class StepRelay:
+    """One node's part. `tell` sends to the head, or, on the head, to all other nodes."""
+
+    def __init__(
+        self, node_dir: Path, node: str, windows: Windows, tell: Tell, say: Callable[[str], None]
+    ) -> None:
+        self._node_dir = node_dir
+        self._node = node
+        self._windows = windows
+        self._tell = tell
+        self._say = say
+        self._others: Callable[[], Iterable[str]] | None = None
+        self._state = ClockState()
+        self._file: ClockFile | None = None
+        self._server: asyncio.Server | None = None
+        self._drivers: set[asyncio.StreamWriter] = set()
+        self._waiting: dict[int, set[str]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._heard: asyncio.Queue[tuple[str, Message]] = asyncio.Queue()
+
+    @property
+    def step(self) -> int:
+        """The step begun last; 0 before the first."""
+        return self._state.step
+
+    async def listen(self, others: Callable[[], Iterable[str]] | None = None) -> None:
+        """Take steps from processes of this node. `others`, on the head alone: the nodes whose windows
+        count."""
+        self._others = others
+        self._file = ClockFile(self._node_dir, write=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._node_dir / SOCKET)
+        with short_path(self._node_dir, SOCKET) as path:
+            listener.bind(path)
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener)
+        self._do(self._in_order())
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        for writer in list(self._drivers):
+            writer.close()
+
+    # ---- from this node's processes
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._drivers.add(writer)
+        try:
+            while line := await reader.readline():
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    self._said(json.loads(line), writer)
+        except (OSError, ValueError):
+            pass
+        finally:
+            self._drivers.discard(writer)
+            writer.close()
+
+    def _said(self, said: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if "begin" in said:
+            message: Message = StepBegan(int(said["begin"]), int(said["t_ns"]), bool(said.get("wait")))
+        elif "end" in said:
+            message = StepEnded(int(said["end"]), int(said["t_ns"]))
+        elif "window" in said:
+            self._do(self._window(str(said["session"]), str(said["window"]), writer))
+            return
+        else:
+            return
+        self.hear(self._node, message)
+
+    async def _window(self, session: str, what: str, writer: asyncio.StreamWriter) -> None:
+        done = await self._windows.ask(session, what)
+        if done:
+            await _answer(writer, {"window": what})
+
+    # ---- between the nodes
+
+    def hear(self, node: str, message: Message) -> None:
+        """Take a message of `node`, which may be this one; they are dealt with in the order they come in."""
+        self._heard.put_nowait((node, message))
+
+    async def _in_order(self) -> None:
+        while True:
+            node, message = await self._heard.get()
+            try:
+                await self._deal(node, message)
+            except Exception as error:  # one message must not end the clock
+                self._say(f"step clock: {type(error).__name__}: {error}")
+
+    async def _deal(self, node: str, message: Message) -> None:
+        if self._others is None:
+            await (self._tell(message) if node == self._node else self.apply(message))
+        elif isinstance(message, Lost):
+            for step in list(self._waiting):
+                await self._opened(step, node)
+        elif isinstance(message, WindowsOpened):
+            await self._opened(message.step, node)
+        elif isinstance(message, (StepBegan, StepEnded)):
+            if isinstance(message, StepBegan) and message.wait:
+                self._waiting[message.step] = {self._node, *self._others()}
+            await self._tell(message)
+            await self.apply(message)
+
+    async def apply(self, message: Message) -> None:
+        """What every node does with a message that comes from the head."""
+        if isinstance(message, StepBegan):
+            self._store(ClockState(message.step, message.t_ns, True, self._state.asked))
+            self._do(self._open(message))
+        elif isinstance(message, StepEnded):
+            if self._state.step == message.step:
+                self._store(replace(self._state, running=False))
+            self._windows.end(message.step)
+        elif isinstance(message, StepGoes):
+            for writer in list(self._drivers):
+                await _answer(writer, {"go": message.step})
+
+    async def _open(self, began: StepBegan) -> None:
+        try:
+            await self._windows.begin(began.step)
+        finally:
+            if began.wait:
+                if self._others is None:
+                    await self._tell(WindowsOpened(began.step))
+                else:
+                    await self._opened(began.step, self._node)
+
+    async def _opened(self, step: int, node: str) -> None:
+        left = self._waiting.get(step)
+        if left is None:
+            return
+        left.discard(node)
+        if not left:
+            del self._waiting[step]
+            await self._tell(StepGoes(step))
+            await self.apply(StepGoes(step))
+
+    def _store(self, state: ClockState) -> None:
+        self._state = state
+        if self._file is not None:
+            self._file.store(state)
+
+    def _do(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._say(f"step clock: {type(error).__name__}: {error}")
+
+
+async def _answer(writer: asyncio.StreamWriter, values: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError, RuntimeError):
+        writer.write(json.dumps(values).encode() + b"\n")
+        await writer.drain()

@@ -1,0 +1,305 @@
+"""Windows of this node's nsys sessions, opened and closed by its supervisor at the job's steps.
+
+For processes that know no step: each was started under `nsys launch` and left a session file. Children of
+such a process are inside its session. Every window ends as a report under its final name, and as events like
+those of a process that has our runtime, so that harvest reads both alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.backends import names, nsight
+from rlprof_ops.request import CaptureSpec, ProfileRequest, Window
+from rlprof_ops.runtime.capture_error import CaptureError
+from rlprof_ops.runtime.process import session_file
+from rlprof_ops.runtime.process.event_log import EventLog, StepFile
+from rlprof_ops.runtime.process.session_file import Session
+from rlprof_ops.runtime.recorders.base import move_into_place
+from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder, StoppingSession
+
+_AT_ONCE = 16  # nsys commands beside each other; each is a short process of its own
+_PHASES = (
+    "windows of single phases are opened inside the process: they need our runtime there, or capture ranges"
+)
+
+
+@dataclass
+class _Open:
+    """A window that is open, or being opened."""
+
+    spec: CaptureSpec
+    window: Window
+    recorder: NsysSessionRecorder
+    target: Path
+    seen: list[int] = field(default_factory=list)
+    asked_by: str | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _Watched:
+    """One session: its identity, its event file, and its open window."""
+
+    def __init__(self, session: Session, node_dir: Path, specs: tuple[CaptureSpec, ...]) -> None:
+        self.session = session
+        self.specs = specs
+        stem = names.process_name(session.worker, session.rank, session.host, session.pid)
+        # The process may have an event file of its own, for captures that it takes itself.
+        self.events = EventLog(node_dir / "events" / f"{stem}.session.jsonl")
+        self.steps = StepFile(node_dir / "events" / f"{stem}.session.step")
+        self.open: _Open | None = None
+        self.taken: set[tuple[int, int]] = set()
+        self.closing: asyncio.Task[None] | None = None
+        self.events.write(
+            "registered",
+            worker=session.worker,
+            rank=session.rank,
+            world_size=session.world_size,
+            pid=session.pid,
+            host=session.host,
+            backends=["nsight"],
+            on_demand=False,
+            wrapped=True,
+            gate="supervisor",
+        )
+
+
+class Windows:
+    """All sessions of one node that their own process does not gate."""
+
+    def __init__(self, node_dir: Path, request: ProfileRequest, say: Callable[[str], None]) -> None:
+        self._node_dir = node_dir
+        self._request = request
+        self._specs = tuple(spec for spec in (request.captures if request else ()) if _is_ours(spec))
+        self._say = say
+        self._watched: dict[str, _Watched] = {}
+        self._step = 0
+        self._closed = False
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="rlprof-nsys")
+
+    def concerned(self, step: int) -> bool:
+        """Whether a window holds `step`, or one is open that does not."""
+        return any(_window_at(spec, step) for spec in self._specs) or any(
+            watched.open is not None for watched in self._watched.values()
+        )
+
+    async def begin(self, step: int) -> None:
+        """Step `step` begins: close what it is not in, open what it is in. Returns when all of that is
+        open."""
+        first, self._step = self._step == 0, step
+        if self._closed:
+            return
+        for watched in self._watched.values():
+            watched.steps.store(step)
+            if watched.open is not None and not _holds(watched.open.window, step):
+                self._close(watched, partial=True)
+        if not first and not self.concerned(step):
+            return
+        await self._look()
+        opening = [self._begin_one(watched, step) for watched in self._watched.values()]
+        await asyncio.gather(*opening)
+
+    def end(self, step: int) -> None:
+        """Step `step` ended: close the windows of which it is the last step, beside the training."""
+        for watched in self._watched.values():
+            current = watched.open
+            if current is not None and current.asked_by is None and current.window.stop == step + 1:
+                whole = len(set(current.seen)) == current.window.stop - current.window.start
+                self._close(watched, partial=not whole)
+
+    async def _look(self) -> None:
+        """Find sessions that are new, or whose process has told who it is meanwhile."""
+        sessions = await asyncio.to_thread(session_file.read_all, self._node_dir)
+        for session in sessions:
+            known = self._watched.get(session.name)
+            if session.gate != "supervisor" or (known is not None and known.session == session):
+                continue
+            if known is not None and known.open is not None:
+                continue
+            wanted = self._request.for_worker(session.worker, session.rank)
+            wanted = tuple(spec for spec in wanted if _is_ours(spec))
+            if wanted:
+                self._watched[session.name] = _Watched(session, self._node_dir, wanted)
+                self._watched[session.name].steps.store(self._step)
+        gone = {session.name for session in sessions if session.gate != "supervisor"}
+        for name in gone & set(self._watched):
+            del self._watched[name]
+
+    async def _begin_one(self, watched: _Watched, step: int) -> None:
+        session = watched.session
+        if watched.open is not None:
+            watched.open.seen.append(step)
+            await watched.open.ready.wait()
+            return
+        for number, spec in enumerate(watched.specs):
+            window = _window_at(spec, step)
+            if window is None or (number, window.start) in watched.taken or not session.lives:
+                continue
+            watched.taken.add((number, window.start))
+            if spec.each == "phase":
+                self._failed(watched, spec, window, _PHASES)
+                continue
+            await self._open(watched, spec, window, [step])
+            return
+
+    async def _open(
+        self,
+        watched: _Watched,
+        spec: CaptureSpec,
+        window: Window,
+        seen: list[int],
+        asked_by: str | None = None,
+    ) -> bool:
+        session = watched.session
+        report = names.report_name(
+            session.worker, session.rank, window, None, session.host, session.pid, nsight.SUFFIX
+        )
+        recorder = NsysSessionRecorder(session.name, spec, {**os.environ, "TMPDIR": session.tmpdir})
+        target = self._node_dir / "tmp" / report
+        current = watched.open = _Open(spec, window, recorder, target, seen, asked_by)
+        try:
+            if (
+                watched.closing is not None
+            ):  # a session that still writes its last window cannot open the next
+                await asyncio.shield(watched.closing)
+            await asyncio.get_running_loop().run_in_executor(self._threads, recorder.open, target)
+        except Exception as error:
+            watched.open = None
+            current.ready.set()
+            self._failed(watched, spec, window, _reason(error), asked_by)
+            return False
+        watched.events.write("opened", **_of(current), report=report)
+        current.ready.set()
+        return True
+
+    def _close(self, watched: _Watched, partial: bool) -> None:
+        current, watched.open = watched.open, None
+        if current is not None:
+            watched.closing = asyncio.get_running_loop().create_task(self._finish(watched, current, partial))
+
+    async def _finish(self, watched: _Watched, current: _Open, partial: bool) -> None:
+        await current.ready.wait()
+        if current.asked_by is not None:  # named by what it saw, not by what was planned
+            last = max(current.seen, default=self._step)
+            current.window = Window(current.window.start, max(last, current.window.start) + 1)
+        try:
+            stopping = await self._in_thread(current.recorder.close)
+            size_bytes, final = await self._in_thread(self._deliver, watched.session, current, stopping)
+        except Exception as error:
+            self._failed(watched, current.spec, current.window, _reason(error), current.asked_by)
+            return
+        watched.events.write(
+            "closed",
+            **_of(current),
+            report=final.name,
+            path=os.path.relpath(final, self._node_dir),
+            size_bytes=size_bytes,
+            partial=partial,
+            seen=sorted(set(current.seen)),
+        )
+
+    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    def _deliver(self, session: Session, current: _Open, stopping: StoppingSession) -> tuple[int, Path]:
+        """Wait for the report, check it, and put it where it belongs."""
+        finished = stopping.wait()
+        found = nsight.check(finished)
+        if found.state != "ok":
+            raise CaptureError(f"the report is {found.state}: {found.reason} ({finished})")
+        report = names.report_name(
+            session.worker, session.rank, current.window, None, session.host, session.pid, nsight.SUFFIX
+        )
+        final = self._node_dir / names.report_folder("nsight", session.worker, session.rank) / report
+        return move_into_place(finished, final), final
+
+    def _failed(
+        self, watched: _Watched, spec: CaptureSpec, window: Window, reason: str, asked_by: str | None = None
+    ) -> None:
+        more = {"asked_by": asked_by} if asked_by else {}
+        watched.events.write(
+            "failed",
+            backend="nsight",
+            steps=[window.start, window.stop],
+            phase=None,
+            reason=reason,
+            **more,
+        )
+        self._say(f"nsight window of {watched.session.worker} rank {watched.session.rank}: {reason}")
+
+    # ---- windows that somebody else asks for
+
+    async def ask(
+        self, name: str, what: str, asked_by: str = "trainer", spec: CaptureSpec | None = None
+    ) -> bool:
+        """Start or stop a window of one session now: the trainer's own profiler calls, `rlprof capture`."""
+        watched = self._watched.get(name)
+        if watched is None:
+            path = self._node_dir / session_file.FOLDER / f"{name}.json"
+            session = await asyncio.to_thread(session_file.read, path)
+            if session is None or self._closed:
+                return False
+            watched = self._watched.setdefault(name, _Watched(session, self._node_dir, ()))
+        if what == "stop":
+            if watched.open is not None and watched.open.asked_by == asked_by:
+                self._close(watched, partial=False)
+            return True
+        if watched.open is not None or self._closed:
+            return watched.open is not None
+        step = max(1, self._step)
+        asked = spec or CaptureSpec(workers=(watched.session.worker,))
+        return await self._open(watched, asked, Window(step, None), [step], asked_by)
+
+    # ---- the end
+
+    async def close(self) -> None:
+        """Close what is open and wait for the reports; nothing opens any more. Those who call bound it."""
+        if self._closed:
+            return
+        if self._step:
+            await self._look()
+        self._closed = True
+        for watched in self._watched.values():
+            current = watched.open
+            if current is not None:
+                self._close(watched, partial=current.window.stop is not None and current.asked_by is None)
+        tasks = [watched.closing for watched in self._watched.values() if watched.closing is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for watched in self._watched.values():
+            watched.events.write("ended", last_step=self._step or None)
+        self._threads.shutdown(wait=False)
+
+
+def _is_ours(spec: CaptureSpec) -> bool:
+    return bool(spec) and spec.backend == "nsight" and nsight.capture_range(spec) is None
+
+
+def _holds(window: Window, step: int) -> bool:
+    return window.start <= step and (window.stop is None or step < window.stop)
+
+
+def _window_at(spec: CaptureSpec, step: int) -> Window | None:
+    return next((window for window in spec.windows() if _holds(window, step)), None)
+
+
+def _of(current: _Open) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "backend": "nsight",
+        "steps": [current.window.start, current.window.stop],
+        "phase": None,
+    }
+    return {**found, "asked_by": current.asked_by} if current.asked_by else found
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, CaptureError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+    return f"{type(error).__name__}: {error}"

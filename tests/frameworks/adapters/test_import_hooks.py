@@ -1,0 +1,112 @@
+"""Adapters are called behind real imports in fresh interpreters; nothing of theirs reaches the program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.job.knobs import adapters_path, import_path, python_path
+
+TRAINER = '''
+class ProfilingContext:
+    """As trl.extras.profiling has it."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        return False
+'''
+
+
+def run(code: str, *folders: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    path = ":".join([adapters_path(), import_path(), *map(str, folders)])
+    full = {"PATH": "/usr/bin:/bin", "PYTHONPATH": path, **env}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=full, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def package(folder: Path, source: str) -> Path:
+    """A package `trl` whose `trl.extras.profiling` is `source`."""
+    home = folder / "trl" / "extras"
+    home.mkdir(parents=True)
+    (folder / "trl" / "__init__.py").touch()
+    (home / "__init__.py").touch()
+    (home / "profiling.py").write_text(source)
+    return folder
+
+
+def test_a_known_module_is_adapted_and_keeps_its_own_loader(tmp_path: Path):
+    code = (
+        "import trl.extras.profiling as p; c = p.ProfilingContext; "
+        "print(c.__enter__._rlprof_wrapped, type(p.__loader__).__name__, type(p.__spec__.loader).__name__)"
+    )
+    done = run(code, package(tmp_path, TRAINER))
+    assert done.stdout.split() == ["True", "SourceFileLoader", "SourceFileLoader"], done
+    assert done.stderr == ""
+
+
+def test_off_means_untouched(tmp_path: Path):
+    code = (
+        "import sys, trl.extras.profiling as p; "
+        "print(hasattr(p.ProfilingContext.__enter__, '_rlprof_wrapped'), "
+        "any('rlprof' in m for m in sys.modules))"
+    )
+    done = run(code, package(tmp_path, TRAINER), RLPROF_ADAPTERS="0")
+    assert done.stdout.split() == ["False", "False"], done
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("class Renamed: ...", "has no ProfilingContext"),
+        ("class ProfilingContext:\n    __enter__ = 1\n    __exit__ = 2", "is no function"),
+    ],
+)
+def test_an_unknown_shape_is_left_alone_with_one_line_and_an_event(tmp_path: Path, source: str, said: str):
+    (tmp_path / "node").mkdir()
+    code = "import trl.extras.profiling as p; print('trained')"
+    done = run(code, package(tmp_path / "lib", source), RLPROF_NODE_DIR=str(tmp_path / "node"))
+    assert done.stdout == "trained\n"
+    assert (
+        len(done.stderr.splitlines()) == 1 and said in done.stderr and "trl.extras.profiling" in done.stderr
+    )
+    [events] = (tmp_path / "node" / "events").glob("*.jsonl")
+    assert '"adapter_unknown"' in events.read_text() and said in events.read_text()
+
+
+def test_a_module_that_fails_to_import_fails_as_it_would_without_us(tmp_path: Path):
+    lib = package(tmp_path, "raise RuntimeError('no GPU here')")
+    code = "try:\n    import trl.extras.profiling\nexcept RuntimeError as error:\n    print(error)"
+    assert run(code, lib).stdout == "no GPU here\n"
+
+
+def test_another_sitecustomize_is_run_as_well(tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.was_here = __name__")
+    code = "print(was_here); import sitecustomize; print(sitecustomize.__file__)"
+    done = run(code, tmp_path)
+    assert done.stdout.split() == ["sitecustomize", str(tmp_path / "sitecustomize.py")], done
+
+
+def test_a_python_that_does_not_find_the_package_starts_in_silence():
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": adapters_path()}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path = [{adapters_path()!r}, *sys.path]; "
+         "import sitecustomize; print('on')"],
+        env=env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("on\n", "")
+
+
+def test_the_path_of_a_job_names_both_folders_once():
+    once = python_path("/mine")
+    assert once.split(":") == [adapters_path(), import_path(), "/mine"]
+    assert python_path(once) == once
+    assert python_path("/mine", adapters=False).split(":") == [import_path(), "/mine"]

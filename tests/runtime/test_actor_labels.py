@@ -1,0 +1,58 @@
+"""Which actor gets which label: by rule, by class name, by the request; what a driver hands on of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlprof_ops.runtime.process import actor_labels
+from rlprof_ops.runtime.process.actor_labels import NewActor, identify, own_variables, snake_case
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("DTensorPolicyWorker", "dtensor_policy_worker"),
+        ("vLLMHttpServer", "vllm_http_server"),
+        ("VllmGenerationWorker", "vllm_generation_worker"),
+        ("MegatronPolicyWorker", "megatron_policy_worker"),
+        ("LLMRayActor", "llm_ray_actor"),
+        ("GPUWorker", "gpu_worker"),
+        ("worker", "worker"),
+    ],
+)
+def test_a_class_name_becomes_a_worker_name(name: str, expected: str):
+    assert snake_case(name) == expected
+
+
+@pytest.fixture
+def no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_labels, "_STATE", actor_labels._State())
+
+
+def test_ranks_are_counted_by_name_where_nobody_tells_them(no_rules: None):
+    def new(name: str) -> NewActor:
+        return NewActor(name, "train", "", {})
+
+    assert [identify(new(name)) for name in ("Policy", "Env", "Policy")] == [
+        ("policy", 0),
+        ("env", 0),
+        ("policy", 1),
+    ]
+
+
+def test_a_rule_of_an_adapter_comes_first_and_ray_is_nobody(no_rules: None):
+    actor_labels.add_rule(lambda actor: ("actor", 3) if actor.class_name == "WorkerDict" else None)
+    assert identify(NewActor("WorkerDict", "verl", "", {})) == ("actor", 3)
+    assert identify(NewActor("JobSupervisor", "ray.dashboard.modules.job", "", {})) is None
+
+
+def test_what_belongs_to_the_creator_is_not_handed_on():
+    mine = {
+        "RLPROF_NODE": "n1",
+        "TMPDIR": "/tmp/rlprof-0-1/tmp",
+        "LD_PRELOAD": "/n/libToolsInjectionProxy64.so",
+    }
+    given = {**mine, "WANDB_MODE": "offline", "NVTX_INJECTION64_PATH": "/n/lib.so", "RANK": "1"}
+    assert own_variables(given, mine) == {"WANDB_MODE": "offline", "RANK": "1"}
+    own = {"TMPDIR": "/scratch", "RLPROF_WORKER": "mine"}
+    assert own_variables(own, mine) == own

@@ -1,0 +1,128 @@
+"""The step clock over a real control channel: driver's socket, node, head, nodes, windows, driver."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.host.ports import free_port
+from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
+from rlprof_ops.runtime import step_clock
+from rlprof_ops.runtime.clock_file import ClockFile
+from rlprof_ops.supervisor.control_channel import Head, Joined, Node
+from rlprof_ops.supervisor.steps.step_relay import StepRelay
+
+
+class SlowWindows:
+    """Stands for the windows of a node (test_windows.py has the real ones): opening takes `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.begun: list[int] = []
+        self.ended: list[int] = []
+
+    async def begin(self, step: int) -> None:
+        await asyncio.sleep(self.seconds)
+        self.begun.append(step)
+
+    def end(self, step: int) -> None:
+        self.ended.append(step)
+
+
+REQUEST = ProfileRequest((CaptureSpec(workers=("*",), steps=Steps.of([Window(3, 5)])),))
+
+
+class Cluster:
+    """A head and one node in one loop; the driver may be on either."""
+
+    def __init__(self, tmp_path: Path, opening_s: float) -> None:
+        self.windows = {name: SlowWindows(opening_s) for name in ("n1", "n2")}
+        self.folders = {name: tmp_path / ("x" * 90) / name for name in ("n1", "n2")}
+        for folder in self.folders.values():
+            folder.mkdir(parents=True)
+
+    async def start(self) -> None:
+        said: list[str] = []
+        port = free_port()
+        self.head = Head("token", lambda node, message: self.relays["n1"].hear(node, message))
+        self.relays = {
+            "n1": StepRelay(self.folders["n1"], "n1", self.windows["n1"], self.head.tell, said.append)  # type: ignore[arg-type]
+        }
+        await self.head.listen("127.0.0.1", port)
+        deadline = asyncio.get_running_loop().time() + 5
+        self.node = await Node.join("127.0.0.1", port, "token", Joined("n2", "127.0.0.1"), deadline)
+        relay = StepRelay(self.folders["n2"], "n2", self.windows["n2"], self.node.tell, said.append)  # type: ignore[arg-type]
+        self.relays["n2"] = relay
+        await self.relays["n1"].listen(lambda: ["n2"])
+        await relay.listen()
+        self.listening = asyncio.create_task(self.node.listen(lambda message: relay.hear("n1", message)))
+
+    async def stop(self) -> None:
+        self.listening.cancel()
+        for relay in self.relays.values():
+            relay.close()
+        self.node.close()
+        await self.head.close()
+
+
+@pytest.mark.parametrize("driver", ["n1", "n2"])
+def test_the_driver_waits_for_the_opening_alone_and_every_node_knows_the_step(tmp_path: Path, driver: str):
+    async def scene() -> list[float]:
+        cluster = Cluster(tmp_path, 0.3)
+        await cluster.start()
+
+        def drive() -> list[float]:
+            lead = step_clock.lead(str(cluster.folders[driver]), REQUEST)
+            assert lead is not None
+            took = []
+            for step in range(1, 7):
+                began = time.perf_counter()
+                if lead.begin(step):
+                    lead.opened(step)
+                    states = [ClockFile(folder).read() for folder in cluster.folders.values()]
+                    assert [(state.step, state.running) for state in states] == [(step, True)] * 2
+                took.append(time.perf_counter() - began)
+                lead.end(step)
+            return took
+
+        took = await asyncio.to_thread(drive)
+        await asyncio.sleep(0.5)
+        for windows in cluster.windows.values():
+            assert sorted(windows.begun) == [1, 2, 3, 4, 5, 6] and windows.ended == [1, 2, 3, 4, 5, 6]
+        await cluster.stop()
+        return took
+
+    took = asyncio.run(scene())
+    # The process's first step, the one that opens the window, and the one after it wait; no other does.
+    assert all(0.25 < took[step - 1] < 5 for step in (1, 3, 5)), took
+    assert all(took[step - 1] < 0.2 for step in (2, 4, 6)), took
+
+
+def test_a_node_that_never_opens_costs_the_knob_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RLPROF_OPEN_WAIT_SECONDS", "0.5")
+
+    async def scene() -> float:
+        cluster = Cluster(tmp_path, 60)
+        await cluster.start()
+
+        def drive() -> float:
+            lead = step_clock.lead(str(cluster.folders["n1"]), REQUEST)
+            assert lead is not None
+            began = time.perf_counter()
+            assert lead.begin(1)
+            lead.opened(1)
+            return time.perf_counter() - began
+
+        took = await asyncio.to_thread(drive)
+        await cluster.stop()
+        return took
+
+    assert 0.4 < asyncio.run(scene()) < 3
+
+
+def test_no_supervisor_no_lead(tmp_path: Path):
+    assert step_clock.lead(str(tmp_path), REQUEST) is None
+    assert step_clock.lead(None, REQUEST) is None

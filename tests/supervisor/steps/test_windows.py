@@ -1,0 +1,110 @@
+"""Windows opened and closed from outside, with real nsys: a process that knows no step, and its child."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.needs import need
+
+from rlprof_ops.backends import nsight
+from rlprof_ops.collect.event_logs import read_node
+from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
+from rlprof_ops.runtime.process import session_file
+from rlprof_ops.supervisor.steps.windows import Windows
+
+# A child process of the worker does the work, as vLLM's EngineCore does: it is inside the session too.
+WORKER = """
+import multiprocessing, time, nvtx
+from rlprof_ops.runtime.process import session_file
+
+def engine():
+    while True:
+        with nvtx.annotate("execute_model"):
+            time.sleep(0.02)
+
+if __name__ == "__main__":
+    session_file.register()
+    multiprocessing.get_context("spawn").Process(target=engine, daemon=True).start()
+    time.sleep(120)
+"""
+
+
+@pytest.fixture
+def node_dir(tmp_path: Path) -> Path:
+    for name in ("tmp", "events", "profiles"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def launch(node_dir: Path, session: str) -> subprocess.Popen[bytes]:
+    script = node_dir / "worker.py"
+    script.write_text(WORKER)
+    env = {
+        **os.environ,
+        "TMPDIR": str(node_dir / "tmp"),
+        "RLPROF_NODE_DIR": str(node_dir),
+        "RLPROF_NODE": "n1",
+        "RLPROF_NSYS_SESSION": session,
+        "RLPROF_WORKER": "rollout",
+        "RLPROF_RANK": "1",
+    }
+    spec = CaptureSpec(workers=("*",), options={"t": "nvtx"})
+    return subprocess.Popen([*nsight.launch_argv(session, spec), sys.executable, str(script)], env=env)
+
+
+def names_of(report: Path) -> set[str]:
+    import sqlite3
+
+    out = report.with_suffix(".sqlite")
+    subprocess.run(
+        ["nsys", "export", "--type", "sqlite", "-o", str(out), str(report)], check=True, capture_output=True
+    )
+    rows = sqlite3.connect(out).execute(
+        "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId"
+    )
+    return {row[0] for row in rows}
+
+
+def test_a_window_of_steps_of_a_process_that_knows_none(node_dir: Path):
+    need("nsys")
+    session = f"rlprof-test-rollout-r1-{os.getpid()}"
+    worker = launch(node_dir, session)
+    request = ProfileRequest((CaptureSpec(workers=("roll*",), steps=Steps.of([Window(2, 4)])),))
+
+    async def steps() -> None:
+        said: list[str] = []
+        windows = Windows(node_dir, request, said.append)
+        for step in (1, 2, 3, 4):
+            await windows.begin(step)
+            await asyncio.sleep(0.3)
+            windows.end(step)
+        await windows.close()
+        assert not said
+
+    try:
+        until = time.monotonic() + 60
+        while not session_file.read_all(node_dir):
+            assert time.monotonic() < until and worker.poll() is None
+            time.sleep(0.1)
+        time.sleep(2)  # the child begins
+        asyncio.run(steps())
+        [log] = read_node(node_dir / "events")
+        assert (log.worker, log.rank, log.host, log.last_step, log.ended) == ("rollout", 1, "n1", 4, True)
+        assert [event.event for event in log.windows] == ["opened", "closed"]
+        assert worker.poll() is None
+        report = node_dir / log.windows[1].path
+        assert nsight.check(report).state == "ok" and "_step2-3_n1_" in report.name
+        assert not log.windows[1].partial
+        assert "execute_model" in names_of(report)
+    finally:
+        env = {**os.environ, "TMPDIR": str(node_dir / "tmp")}
+        shutdown = ["nsys", "shutdown", f"--session={session}"]
+        subprocess.run(shutdown, env=env, check=False, capture_output=True, timeout=60)
+        worker.kill()
+        worker.wait()
