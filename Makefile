@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SHELL_FILES := ray.sub .ci/run $(wildcard scripts/*.sh scripts/lib/*.sh env/*.sh tests/sandbox/*.sh)
+SHELL_FILES := ray.sub .ci/run $(wildcard scripts/*.sh scripts/lib/*.sh env/*.sh tests/sandbox/*.sh \
+	python/rlprof_ops/rayenv/wrap/*.sh)
 PYTEST_ARGS ?=
 
 .PHONY: demo test test-faults bench lint machine docs screenshot clean help

@@ -1,7 +1,7 @@
 """torchrun without Ray: the launcher wraps each selected rank, the loop opens its windows.
 
     RLPROF_STEPS=3:5 RLPROF_WORKERS=trainer RLPROF_RANKS=0 torchrun --no-python --nproc-per-node 2 \
-        python -m rlprof_ops.runtime.process.launch --worker trainer python docs/examples/torchrun.py
+        python -m rlprof_ops.rayenv.wrap --worker trainer python docs/examples/torchrun.py
 
 Reports: ./rlprof-profiles/profiles/. Torch traces need no launcher: plain `torchrun
 docs/examples/torchrun.py`.

@@ -7,16 +7,16 @@ import re
 import shlex
 import subprocess
 import sys
-import time
-from types import SimpleNamespace
 
 import pytest
+from tests.rayenv.stand_ins import Context, FakeNsys
 
 from rlprof_ops import rayenv
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.rayenv.plugin import RlprofPlugin
-from rlprof_ops.rayenv.wrap import command
-from rlprof_ops.request import request_from_dict
+from rlprof_ops.rayenv.worker_selection import Identity
+from rlprof_ops.rayenv.wrap.command import nsys_command
+from rlprof_ops.request import CaptureSpec, request_from_dict
 from rlprof_ops.runtime.process.ray_children import HOOK_VARIABLE
 
 LOG = logging.getLogger("test")
@@ -25,15 +25,7 @@ LOG = logging.getLogger("test")
 @pytest.fixture
 def node(monkeypatch, tmp_path):
     """A node of a job with a request and an nsys that prints its arguments; `node(**capture)` sets it up."""
-    fake = tmp_path / "bin dir" / "nsys"
-    fake.parent.mkdir()
-    # Stands in for nsys: shows what it was given, then runs the program as nsys would.
-    fake.write_text(
-        '#!/bin/bash\nprintf "%s\\n" "$RLPROF_NSYS_SESSION" "$TMPDIR" "$@"\nleft=$(cat "$0.fails" 2>'
-        ' /dev/null || echo 0); [ "$left" = 0 ] || { echo $((left - 1)) > "$0.fails"; echo "End of file" >&2;'
-        ' exit 3; }\nuntil [ "$1" = /bin/sh ]; do shift; done; exec "$@"\n'
-    )
-    fake.chmod(0o755)
+    fake = FakeNsys(tmp_path)
 
     def set_up(**capture):
         request = request_from_dict({"captures": [{"workers": ["*policy*"], "steps": "3:5", **capture}]})
@@ -41,20 +33,13 @@ def node(monkeypatch, tmp_path):
         monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path / "node dir's"))
         monkeypatch.setenv("RLPROF_JOB", "4711.r1")
         monkeypatch.setenv("RLPROF_NSYS", str(fake))
-        return tmp_path
+        return fake
 
     return set_up
 
 
-class Context:
-    """The part of Ray's RuntimeEnvContext that plugins change."""
-
-    def __init__(self, py_executable):
-        self.py_executable, self.env_vars = py_executable, {"MINE": "1"}
-
-
 def context(py_executable=sys.executable):
-    return Context(py_executable)
+    return Context(py_executable, MINE="1")
 
 
 def modify(value, py_executable=sys.executable):
@@ -65,8 +50,8 @@ def modify(value, py_executable=sys.executable):
     return made
 
 
-def test_a_selected_worker_is_wrapped_and_its_interpreter_text_is_kept(node):
-    tmp_path = node(options={"t": "nvtx"}, env={"NCCL_DEBUG": "INFO"})
+def test_a_selected_worker_is_wrapped_and_its_interpreter_text_is_kept(node, tmp_path):
+    node(options={"t": "nvtx"}, env={"NCCL_DEBUG": "INFO"})
 
     made = modify({"worker": "dtensor_policy_worker", "rank": 3}, "uv run --project '/a b' python")
 
@@ -83,22 +68,19 @@ def test_a_selected_worker_is_wrapped_and_its_interpreter_text_is_kept(node):
     assert (tmp_path / "node dir's" / "tmp").is_dir()
 
 
-def test_bash_hands_nsys_exactly_what_was_meant(node):
+def test_bash_hands_nsys_exactly_what_was_meant(node, tmp_path):
     """As Ray's `exec_worker` runs it: hostile option values and worker names arrive as single words."""
-    tmp_path = node()
-    hostile = SimpleNamespace(
+    fake = node()
+    hostile = CaptureSpec(
         options={"t": "nvtx", "nvtx-capture": "a|b;$(touch pwned) 'c'"}, flags=("python-backtrace",)
     )
-    prefix = command.session_prefix("x; policy $HOME", None, os.environ)
+    command = nsys_command(Identity("x; policy $HOME", None), hostile, os.environ, str(fake))
 
-    text = command.wrapped(
-        shlex.quote(sys.executable), prefix, hostile, os.environ, os.environ["RLPROF_NSYS"]
-    )
-    done = subprocess.run(
-        ["bash", "-c", f"exec {text} -c pass"], capture_output=True, text=True, cwd=tmp_path, timeout=30
-    )
+    text = command.shell(shlex.quote(sys.executable))
+    subprocess.run(["bash", "-c", f"exec {text} -c pass"], cwd=tmp_path, timeout=30, check=True)
 
-    session, tmp, *argv = done.stdout.splitlines()
+    ((session, tmp),) = fake.environments()
+    (argv,) = fake.words()
     assert re.fullmatch(r"rlprof-4711\.r1-x--policy--HOME-r0-\d+-1", session)
     assert tmp == str(tmp_path / "node dir's" / "tmp")
     assert argv[:6] == [
@@ -114,61 +96,21 @@ def test_bash_hands_nsys_exactly_what_was_meant(node):
     assert not (tmp_path / "pwned").exists()
 
 
-def test_an_nsys_that_hangs_before_the_worker_began_is_ended(node, monkeypatch):
-    """Seen with nsys 2023.4 on a busy machine. What it starts after its time ends at once."""
-    tmp_path = node()
-    nsys = tmp_path / "bin dir" / "nsys"
-    text = nsys.read_text()
-    nsys.write_text(
-        text.replace(
-            'until [ "$1"',
-            '[ -e "$0.hung" ] || { touch "$0.hung"; until [ "$1" = /bin/sh ]; do shift; done; (sleep 3; "$@")'
-            ' & exec sleep 600; }\nuntil [ "$1"',
-        )
-    )
-    monkeypatch.setattr(command, "_patience", lambda env: "1")
+@pytest.mark.parametrize("options", [{}, {"capture-range": "none"}], ids=["session", "range"])
+def test_a_worker_has_the_umask_that_ray_started_it_with(node, options, tmp_path):
+    node(options=options)
     made = modify({"worker": "policy_worker", "rank": 0}, shlex.quote(sys.executable))
-    program = f"open({str(tmp_path / 'ran')!r}, 'a').write('x'); import sys; sys.exit(7)"
+    program = "import os; print(oct(os.umask(0)))"
+
     done = subprocess.run(
-        ["bash", "-c", f"exec {made.py_executable} -c {shlex.quote(program)}"],
+        ["bash", "-c", f"umask 0037; exec {made.py_executable} -c {shlex.quote(program)}"],
         capture_output=True,
         text=True,
         timeout=30,
+        cwd=tmp_path,
     )
 
-    assert done.returncode == 7, done.stderr
-    assert "rlprof: nsys launch hung for 1 s before the worker began (try 1 of 3)" in done.stderr
-    time.sleep(4)
-    assert (tmp_path / "ran").read_text() == "x"
-
-
-@pytest.mark.parametrize("fails, on_error, code, said", [
-    (0, "continue", 7, "session"), (2, "continue", 7, "session"), (3, "continue", 7, "unprofiled"), (3, "fail", 3, None),
-])  # fmt: skip
-def test_an_nsys_that_ends_before_the_worker_began_is_tried_again(node, fails, on_error, code, said):
-    """nsys 2023.4 does that on a busy machine; Ray alone would wait for the worker for ever."""
-    tmp_path = node(on_error=on_error)
-    (tmp_path / "bin dir" / "nsys.fails").write_text(str(fails))
-    made = modify({"worker": "policy_worker", "rank": 0}, shlex.quote(sys.executable))
-    program = (
-        "import os, sys; print('unprofiled' if os.environ.get('RLPROF_NOT_WRAPPED') else 'session',"
-        " os.environ.get('RLPROF_NSYS_SESSION')); sys.exit(7)"
-    )
-    done = subprocess.run(
-        ["bash", "-c", f"exec {made.py_executable} -c {shlex.quote(program)}"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-
-    assert done.returncode == code, done.stderr
-    last = done.stdout.splitlines()[-1]
-    if said == "session":
-        assert last.startswith("session rlprof-4711.r1-policy_worker-r0-") and last.endswith(f"-{fails + 1}")
-    elif said:
-        assert last == "unprofiled None"
-    assert done.stderr.count("before the worker began") == fails
-    assert list((tmp_path / "node dir's" / "tmp").iterdir()) == []
+    assert done.stdout == "0o37\n", done.stderr
 
 
 @pytest.mark.parametrize("value", [{"worker": "reward", "rank": 0}, {"worker": "policy_worker", "rank": 2}])

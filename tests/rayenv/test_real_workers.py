@@ -25,6 +25,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.nsys]
 # All that a shell means something by, in one value of an option. Of a backslash nsys itself wants two.
 HOSTILE = "a b|c; $(touch pwned) $HOME `id` 'd' \"e\" \\\\ {f,g} * é"
 
+POLICY, GENERATION = "policy_worker", "generation_worker"
+UMASK = 0o037  # nobody's default
+
 DRIVER = r"""
 import json, os, sys, time
 import ray
@@ -38,7 +41,7 @@ def command_line():
     while pid > 1:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().decode().split("\0")
-        if words[1:2] == ["launch"]:
+        if words[1:2] in (["launch"], ["profile"]):
             return words
         with open(f"/proc/{pid}/stat") as file:
             pid = int(file.read().rpartition(")")[2].split()[1])
@@ -50,8 +53,10 @@ def work(name, rank):
         time.sleep(0.01)
     prof.close()
     import importlib.util
-    return {"python": sys.executable, "prefix": sys.prefix, "utf8": sys.flags.utf8_mode, "cwd": os.getcwd(),
-            "probe": bool(importlib.util.find_spec("rlprof_probe")), "nsys": command_line()}
+    os.umask(mask := os.umask(0))
+    return {"umask": oct(mask), "nsys": command_line(), "python": sys.executable, "prefix": sys.prefix,
+            "utf8": sys.flags.utf8_mode, "cwd": os.getcwd(),
+            "probe": bool(importlib.util.find_spec("rlprof_probe"))}
 
 @ray.remote(num_cpus=0)
 class Actor:
@@ -62,7 +67,7 @@ begun = time.monotonic()
 refs = {}
 actors = []
 for key, (worker, rank, rest) in ways.items():
-    runtime_env = {**rest, **profiler.runtime_env(worker, rank)}
+    runtime_env = {**rest, **(profiler.runtime_env(worker, rank) if worker else {})}
     if key.startswith("task"):
         refs[key] = ray.remote(num_cpus=0)(work).options(runtime_env=runtime_env).remote(worker, rank)
     else:
@@ -111,25 +116,26 @@ def workers(tmp_path_factory):
     project = tmp / "project.zip"
     with zipfile.ZipFile(project, "w") as archive:
         archive.writestr("project/rlprof_probe.py", "")
-    policy, generation = "policy_worker", "generation_worker"
     ways = {
-        "plain": (policy, 0, {}),
-        "options": (generation, 0, {}),
+        "plain": (POLICY, 0, {}),
+        "options": (GENERATION, 0, {}),
         "py_executable": (
-            policy,
+            POLICY,
             1,
             {"py_executable": f"env -u NOTHING {shlex.quote(sys.executable)} -X utf8"},
         ),
-        "working_dir": (policy, 2, {"working_dir": f"file://{project}"}),
-        "task": (generation, 1, {}),
+        "working_dir": (POLICY, 2, {"working_dir": f"file://{project}"}),
+        "task": (GENERATION, 1, {}),
         "unselected": ("reward", 0, {}),
+        "range": ("range_worker", 0, {}),
+        "ray's own key": (None, 0, {"nsight": {"t": "nvtx", "o": "trainer_worker_3:5_%p"}}),
     }
     if shutil.which("virtualenv") or _has("virtualenv"):
-        ways["pip"] = (policy, 3, {"pip": {"packages": [str(a_wheel(tmp))], "pip_check": False}})
+        ways["pip"] = (POLICY, 3, {"pip": {"packages": [str(a_wheel(tmp))], "pip_check": False}})
     uv = shutil.which("uv", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]]))
     if uv:
         ways["uv run"] = (
-            policy,
+            POLICY,
             4,
             {
                 "py_executable": (
@@ -141,9 +147,14 @@ def workers(tmp_path_factory):
     request = request_from_dict(
         {
             "captures": [
-                {"workers": [policy], "steps": "1:2", "options": {"t": "nvtx"}},
+                {"workers": [POLICY], "steps": "1:2", "options": {"t": "nvtx"}},
                 {
-                    "workers": [generation],
+                    "workers": ["range_worker", "trainer_worker"],
+                    "steps": "1:2",
+                    "options": {"t": "nvtx", "c": "nvtx"},
+                },
+                {
+                    "workers": [GENERATION],
                     "steps": "1:2",
                     "options": {"t": "nvtx,osrt", "osrt-threshold": "5000", "nvtx-capture": HOSTILE},
                 },
@@ -172,6 +183,7 @@ def workers(tmp_path_factory):
         )
         command = ["unshare", "-m", "bash", "-c", text, str(site)]
     try:
+        command = ["bash", "-c", f'umask {UMASK:04o}; exec "$@"', "bash", *command]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     finally:
         shutil.rmtree(ray_dir, ignore_errors=True)
@@ -196,7 +208,17 @@ def test_each_worker_has_its_own_interpreter(workers):
     assert not [one for one in said.values() if "error" in one], said
     own = {key: result["python"] for key, result in said.items()}
     assert {
-        own[key] for key in ("plain", "options", "py_executable", "working_dir", "task", "unselected")
+        own[key]
+        for key in (
+            "plain",
+            "options",
+            "py_executable",
+            "working_dir",
+            "task",
+            "unselected",
+            "range",
+            "ray's own key",
+        )
     } == {sys.executable}
     assert said["py_executable"]["utf8"] == 1 and said["plain"]["utf8"] == 0
     assert (
@@ -204,6 +226,14 @@ def test_each_worker_has_its_own_interpreter(workers):
         and said["working_dir"]["probe"]
         and not said["plain"]["probe"]
     )
+
+
+def test_each_worker_has_the_umask_that_ray_gave_it(workers):
+    """nsys resets it to 0, which makes checkpoints anybody's to write."""
+    said, _, _ = workers
+
+    assert {key: result.get("umask") for key, result in said.items()} == dict.fromkeys(said, oct(UMASK))
+    assert all(said[key]["nsys"] for key in ("plain", "range", "ray's own key"))
 
 
 def test_a_pip_environment_keeps_its_interpreter(workers):
@@ -240,7 +270,9 @@ def test_each_kind_of_worker_has_its_own_options(workers):
 def test_each_selected_worker_left_its_report(workers, tmp_path):
     _, node_dir, ways = workers
     wanted = sorted(
-        f"{worker}_rank{rank}_step1-1_n1" for worker, rank, _ in ways.values() if worker != "reward"
+        f"{worker}_rank{rank}_step1-1_n1"
+        for worker, rank, _ in ways.values()
+        if worker in (POLICY, GENERATION)
     )
 
     reports = sorted(node_dir.glob("profiles/nsight/*/*/*.nsys-rep"))

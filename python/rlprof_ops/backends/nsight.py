@@ -35,11 +35,6 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 600.0
 
 
-def launch_argv(session: str, spec: NsightSpec | None) -> list[str]:
-    """`nsys launch …` up to, not including, the program."""
-    return [find() or "nsys", "launch", f"--session-new={session}", *split_options(spec).launch]
-
-
 def start_argv(session: str, output: str | os.PathLike[str], spec: NsightSpec | None) -> list[str]:
     """`nsys start …`: opens a window that will be written to `output`."""
     return [

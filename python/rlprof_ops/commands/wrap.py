@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import subprocess
-import sys
-from types import FrameType
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from rlprof_ops.rayenv.wrap.standalone import Command
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -22,9 +13,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="The worker's name, as the request's patterns match it. Default: trainer.",
 )
-@click.option(
-    "--rank", type=click.IntRange(0), metavar="R", help="Default: RANK, SLURM_PROCID, or what MPI says."
-)
+@click.option("--rank", type=click.IntRange(0), metavar="R", help="Default: RANK, or what MPI or Slurm says.")
 @click.option(
     "--request",
     "path",
@@ -46,8 +35,9 @@ def command(
     """
     import shlex
 
-    from rlprof_ops.rayenv.wrap.standalone import rank_from, wrapped_command
+    from rlprof_ops.rayenv.wrap.standalone import run, wrapped_command
     from rlprof_ops.request import load_request, request_from_json
+    from rlprof_ops.runtime.process.worker_identity import rank_from
 
     text = os.environ.get("RLPROF_REQUEST_JSON")
     request = request_from_json(text) if text and not path else load_request(path, os.environ)
@@ -60,43 +50,3 @@ def command(
     if made.env.get("RLPROF_NOT_WRAPPED"):
         click.echo(f"rlprof: runs unprofiled: {made.env['RLPROF_NOT_WRAPPED']}", err=True)
     run(made)
-
-
-def run(made: Command) -> None:
-    """Become the command; stay its parent where it is nsys's, or where the tool hides the exit code. Does
-    not return.
-    """
-    from rlprof_ops.errors import RlprofError
-    from rlprof_ops.runtime.process import nsys_launcher
-
-    try:
-        if made.nsys:
-            sys.stdout.flush()
-            nsys_launcher.run(made.argv[: made.nsys], made.argv[made.nsys :], made.env, made.on_error)
-        if made.exit_code_file is None:
-            sys.stdout.flush()
-            os.execvpe(made.argv[0], made.argv, made.env)
-        sys.exit(_supervise(made, made.exit_code_file))
-    except OSError as error:
-        raise RlprofError(f"cannot run {made.argv[0]!r}: {error.strerror or error}") from None
-
-
-def _supervise(made: Command, exit_code_file: str) -> int:
-    """Run it as a child that gets our signals; its exit code is in the file, unless it did not come that
-    far.
-    """
-    child = subprocess.Popen(made.argv, env=dict(made.env))
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        child.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, pass_on)
-    code = child.wait()
-    try:
-        with open(exit_code_file, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return 128 - code if code < 0 else code or 1
-    finally:
-        shutil.rmtree(os.path.dirname(exit_code_file), ignore_errors=True)

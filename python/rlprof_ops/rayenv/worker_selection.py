@@ -4,15 +4,13 @@ profiled.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rlprof_ops.backends import names
+from rlprof_ops.runtime.process.worker_identity import rank_from
 
-# Variables that trainers put into an actor's runtime env: verl and NeMo RL set RANK, MPI launchers theirs.
-_RANK_VARIABLES = ("RLPROF_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 # A process with neither name nor rank is a trainer's controller, or something that inherited its options.
 _CONTROLLERS = ("controller", "driver", "TaskRunner")
 # Ray actors that an engine creates inside a generation worker, as NeMo RL names their reports (vLLM's
@@ -64,9 +62,8 @@ def identify(runtime_env: Mapping[str, Any], options: Mapping[str, Any] | None =
     named = names.parse(_stem(output).replace("%p", "0") + ".nsys-rep") if output else None
     worker = own.get("worker") or variables.get("RLPROF_WORKER") or (named.worker if named else None)
     rank = own.get("rank")
-    for name in _RANK_VARIABLES:
-        if rank is None and re.fullmatch(r"\d{1,9}", str(variables.get(name, ""))):
-            rank = int(variables[name])
+    if rank is None:
+        rank = rank_from(variables)
     if rank is None and named is not None:
         rank = named.rank
     window = names.StepsNamed(named.start, named.stop) if named and named.start is not None else None

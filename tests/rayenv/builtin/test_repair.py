@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("ray")
 
 from ray.exceptions import RuntimeEnvSetupError
+from tests.rayenv.stand_ins import Context, FakeNsys
 from tests.rayenv.stock import pristine
 
 from rlprof_ops.rayenv.builtin import repair
@@ -24,16 +25,6 @@ from rlprof_ops.request import request_from_dict
 
 ray_module = pristine("nsight")
 LOG = logging.getLogger("test")
-
-# Stands in for nsys: notes each call, fails for an option it does not know, hangs when told, else runs
-# nothing.
-NSYS = """#!/bin/bash
-echo "$*" >> "$CALLS"
-case "$*" in
-  *--bogus*) echo "unrecognised option '--bogus'" >&2; exit 1;;
-  *--hang*) sleep 1000;;
-esac
-"""
 
 
 class RuntimeEnv(dict):
@@ -43,24 +34,10 @@ class RuntimeEnv(dict):
         return self.get("_nsight")
 
 
-class Context:
-    """The part of Ray's RuntimeEnvContext that plugins change."""
-
-    def __init__(self, py_executable="/opt/venv/bin/python3"):
-        self.py_executable = py_executable
-        self.env_vars = {}
-
-
 @pytest.fixture
 def plugin(monkeypatch, tmp_path):
     """A repaired copy of Ray's plugin on a node of a job; its calls of nsys are in `plugin.calls()`."""
-    fake = tmp_path / "bin dir" / "nsys"
-    fake.parent.mkdir()
-    fake.write_text(NSYS)
-    fake.chmod(0o755)
-    calls = tmp_path / "calls"
-    calls.touch()
-    monkeypatch.setenv("CALLS", str(calls))
+    fake = FakeNsys(tmp_path)
     monkeypatch.setenv("RLPROF_NSYS", str(fake))
     monkeypatch.setenv("RLPROF_NODE", "n1")
     monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path / "node"))
@@ -68,7 +45,7 @@ def plugin(monkeypatch, tmp_path):
     copy = type("NsightPlugin", (ray_module.NsightPlugin,), dict(ray_module.NsightPlugin.__dict__))
     repair._repair_nsight(copy)
     made = copy(str(tmp_path / "session" / "runtime_resources"))
-    made.calls = lambda: calls.read_text().splitlines()
+    made.calls, made.nsys = fake.calls, fake
     made.node_dir = tmp_path / "node"
     return made
 
@@ -157,13 +134,40 @@ def test_every_option_reaches_nsys_as_one_word(plugin, tmp_path):
         "x": True,
     }
 
-    text = wrapped(plugin, hostile).py_executable
+    text = wrapped(plugin, hostile, "echo").py_executable
     subprocess.run(["bash", "-c", f"exec {text} default_worker.py"], check=True, cwd=tmp_path, timeout=30)
 
     assert plugin.calls()[-1].startswith(
         "profile -t cuda,nvtx --nvtx-capture=a|b;$(touch pwned) 'c\" -s none --python-backtrace -x true -o "
     )
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["worker", "inner worker of an engine"])
+def test_a_worker_has_the_umask_that_ray_started_it_with(plugin, tmp_path, inner):
+    options = {"t": "nvtx", "o": "vllm_tp_worker_3:5_%p"} if inner else {"t": "nvtx"}
+    text = wrapped(plugin, options, "sh -c umask").py_executable
+
+    done = subprocess.run(
+        ["bash", "-c", f"umask 0037; exec {text} default_worker.py"],
+        check=True,
+        cwd=tmp_path,
+        timeout=30,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.stdout == "0037\n"
+    assert plugin.calls()[-1].startswith("profile -t nvtx -o ")
+
+
+def test_a_worker_that_nsys_does_not_begin_is_tried_again_and_fails_as_rays_own_would(plugin, tmp_path):
+    text = wrapped(plugin, {"t": "nvtx"}, "sh -c umask").py_executable
+    plugin.nsys.fail(3)
+
+    done = subprocess.run(["bash", "-c", f"exec {text}"], timeout=30, capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout, done.stderr.count("before the program began")) == (3, "", 3)
 
 
 def test_quotes_for_the_stock_plugins_shell_are_taken_off(plugin):
@@ -202,7 +206,7 @@ def test_a_wrong_option_is_one_error_with_node_and_worker(plugin):
 
     assert (
         "rlprof: node n1, worker 'dtensor_policy_worker' rank 1: `nsys profile --bogus=1` does not work: exit"
-        " code 1: unrecognised option '--bogus'" in str(caught.value)
+        " code 1: unrecognised option '--bogus=1'" in str(caught.value)
     )
 
 
@@ -214,7 +218,7 @@ def test_an_nsys_that_hangs_is_ended_in_time(plugin, monkeypatch):
         wrapped(plugin, {"hang": "1"})
 
     assert time.monotonic() - begun < 5
-    assert subprocess.run(["pgrep", "-f", "sleep 1000"], capture_output=True, text=True).stdout == ""
+    assert subprocess.run(["pgrep", "-f", "sleep 1001"], capture_output=True, text=True).stdout == ""
 
 
 def test_no_nsys_is_said(plugin, monkeypatch):

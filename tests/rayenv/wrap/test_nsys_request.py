@@ -10,47 +10,29 @@ import sys
 import time
 
 import pytest
+from tests.rayenv.stand_ins import Context, FakeNsys
 
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.request import request_from_dict
 
 LOG = logging.getLogger("test")
-NSYS = """#!/bin/bash
-echo "$*" >> "$CALLS"
-case "$*" in
-  *--bogus*) echo "unrecognised option '--bogus=1'"; echo usage; exit 1;;
-  *--hang*) sleep 1001;;
-esac
-"""
-
-
-class Context:
-    def __init__(self):
-        self.py_executable, self.env_vars, self.command_prefix = sys.executable, {}, []
 
 
 @pytest.fixture
 def node(monkeypatch, tmp_path):
-    """`node(**capture)` makes this process the agent of a node with that request; returns the stand-in's
-    calls.
-    """
-    fake = tmp_path / "nsys"
-    fake.write_text(NSYS)
-    fake.chmod(0o755)
-    calls = tmp_path / "calls"
-    calls.touch()
+    """`node(**capture)` makes this process the agent of a node with that request; returns the stand-in."""
+    fake = FakeNsys(tmp_path)
 
     def set_up(**capture):
         request = request_from_dict({"captures": [{"workers": "*policy*", "steps": "3:5", **capture}]})
         for name, value in {
-            "CALLS": calls,
             "RLPROF_NSYS": fake,
             "RLPROF_NODE": "n1",
             "RLPROF_NODE_DIR": tmp_path / "node",
         }.items():
             monkeypatch.setenv(name, str(value))
         monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())
-        return calls
+        return fake
 
     return set_up
 
@@ -63,7 +45,7 @@ async def set_up(plugin, rank, worker="policy_worker"):
 
 
 def test_all_workers_with_the_same_options_share_one_trial(node):
-    calls = node(options={"t": "nvtx", "sampling-period": "1"}, flags=["python-backtrace"])
+    nsys = node(options={"t": "nvtx", "sampling-period": "1"}, flags=["python-backtrace"])
 
     async def many():
         plugin = RlprofPlugin()
@@ -71,7 +53,7 @@ def test_all_workers_with_the_same_options_share_one_trial(node):
 
     *wrapped, other = asyncio.run(many())
 
-    launch, start, shutdown = calls.read_text().splitlines()
+    launch, start, shutdown = nsys.calls()
     assert launch.startswith("launch --session-new=rlprof-trial-") and launch.endswith(
         " -t nvtx --python-backtrace true"
     )

@@ -14,6 +14,7 @@ pytest.importorskip("ray")
 
 from ray.exceptions import RuntimeEnvSetupError
 from tests.rayenv import rocprof_stand_in
+from tests.rayenv.stand_ins import Context
 from tests.rayenv.stock import pristine
 
 from rlprof_ops.backends import names, rocprof_sys
@@ -37,11 +38,6 @@ finally:
 class RuntimeEnv(dict):
     def rocprof_sys(self):
         return self.get("_rocprof_sys")
-
-
-class Context:
-    def __init__(self, py_executable=sys.executable):
-        self.py_executable, self.env_vars, self.command_prefix = py_executable, {}, []
 
 
 @pytest.fixture
@@ -86,12 +82,12 @@ def own(context=None):
     )
 
 
-def start_worker(context, tmp_path):
+def start_worker(context, tmp_path, before="", program=WORKER):
     """As Ray's `exec_worker` starts it."""
     script = tmp_path / "default worker.py"
-    script.write_text(WORKER)
+    script.write_text(program)
     env = {**os.environ, **context.env_vars}
-    command = f"exec {context.py_executable} '{script}' --node-ip-address=1.2.3.4 '{{\"a\": 1}}'"
+    command = f"{before}exec {context.py_executable} '{script}' --node-ip-address=1.2.3.4 '{{\"a\": 1}}'"
     return subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=60)
 
 
@@ -118,6 +114,21 @@ def test_the_workers_script_runs_with_the_workers_interpreter(node, tmp_path):
     path, trace = trace_of(node)
     assert path.name == f"worker_process_rank3_n1_{trace['pid']}_perfetto-trace.proto"
     assert trace["options"]["full_filepath"] is True and len(trace["sections"]) == 1
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["our key", "Ray's own key"])
+def test_a_worker_has_the_umask_that_ray_started_it_with(node, tmp_path, monkeypatch, ours):
+    if ours:
+        ask(monkeypatch)
+        context = own()
+    else:
+        context = repaired(node, "default")
+    made = tmp_path / "checkpoint"
+    script = f"open({str(made)!r}, 'w').close()"
+
+    start_worker(context, tmp_path, "umask 0037; ", script)
+
+    assert oct(made.stat().st_mode & 0o777) == "0o640"
 
 
 def test_a_command_as_interpreter_is_kept(node, tmp_path):

@@ -10,10 +10,12 @@ import time
 
 import pytest
 from tests.rayenv import rocprof_stand_in
+from tests.rayenv.stand_ins import own_environment
 
 from rlprof_ops.backends import names
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.rayenv.wrap import standalone
+from rlprof_ops.rayenv.wrap.nsys_command import SCRIPT
 from rlprof_ops.request import request_from_dict
 
 TRAINING = """
@@ -35,18 +37,7 @@ def request(**capture):
 
 
 def environment(tmp_path, **more):
-    env = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith(("RLPROF_", "NRL_", "SLURM_")) and k not in standalone.RANK_VARIABLES
-    }
-    return {
-        **env,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "RLPROF_NODE_DIR": str(tmp_path / "node dir"),
-        "RLPROF_NODE": "n1",
-        **more,
-    }
+    return own_environment(RLPROF_NODE_DIR=str(tmp_path / "node dir"), RLPROF_NODE="n1", **more)
 
 
 def start(tmp_path, asked, *words, env=None, **options):
@@ -143,7 +134,11 @@ def test_a_capture_ranges_options_follow_from_the_plan(tmp_path, capture, stem, 
 
     made = standalone.wrapped_command("policy_worker", 1, ["python", "x"], request(**capture), env)
 
-    *options, o, output, program, _ = made.argv[2:]
+    bash, script, command, nsys, patience, session, on_error, count, *options, o, output, program, _ = (
+        made.argv
+    )
+    assert (bash, script, command, nsys) == ("bash", str(SCRIPT), "profile", sys.executable)
+    assert (patience, session, on_error, count) == ("20", "", "continue", str(len(options) + 2))
     assert (o, os.path.basename(output), program) == ("-o", stem, "python")
     defaults = [
         "-t",
@@ -169,10 +164,12 @@ def test_an_unknown_capture_range_is_named(tmp_path):
 
 def test_an_unselected_rank_runs_as_it_is(tmp_path):
     made = standalone.wrapped_command(
-        "policy_worker", 3, ["python", "train.py"], request(ranks=[0]), {"A": "1"}
+        "policy_worker", 3, ["python", "train.py"], request(ranks=[0]), {"A": "1", "RLPROF_ADAPTERS": "0"}
     )
 
-    assert (made.argv, made.env) == (("python", "train.py"), {"A": "1"})
+    assert made.argv == ("python", "train.py")
+    named = {"RLPROF_WORKER": "policy_worker", "RLPROF_RANK": "3"}
+    assert made.env == {"A": "1", "RLPROF_ADAPTERS": "0", **named}
 
 
 def test_torch_windows_need_no_wrap_but_a_name(tmp_path):
@@ -184,118 +181,17 @@ def test_torch_windows_need_no_wrap_but_a_name(tmp_path):
     assert (made.env["RLPROF_WORKER"], made.env["RLPROF_RANK"], made.env["B"]) == ("policy_worker", "1", "2")
 
 
-@pytest.mark.parametrize(
-    ("env", "rank"),
-    [
-        ({"RANK": "2", "SLURM_PROCID": "5"}, 2),
-        ({"SLURM_PROCID": "5"}, 5),
-        ({"PMI_RANK": "1"}, 1),
-        ({"RANK": "x"}, None),
-        ({}, None),
-    ],
-)
-def test_the_rank_is_the_launchers(env, rank):
-    assert standalone.rank_from(env) == rank
-
-
 def test_a_missing_nsys_fails_or_not_as_the_request_says(tmp_path):
     env = environment(tmp_path, RLPROF_NSYS="/nowhere/nsys")
 
     with pytest.raises(
-        RlprofError, match="worker 'policy_worker' rank 0 cannot be profiled: no nsys on PATH"
+        RlprofError, match="worker 'policy_worker' rank 0 cannot be profiled: no nsys on node n1 for worker"
     ):
         standalone.wrapped_command("policy_worker", 0, ["python", "x"], request(on_error="fail"), env)
     made = standalone.wrapped_command("policy_worker", 0, ["python", "x"], request(on_error="continue"), env)
 
     assert made.argv == ("python", "x")
     assert "no nsys" in made.env["RLPROF_NOT_WRAPPED"]
-
-
-# Stands in for nsys: ends that often before the program, then runs it as nsys would.
-BAD_LUCK = """#!/bin/bash
-left=$(cat "$0.fails"); [ "$left" = 0 ] || { echo $((left - 1)) > "$0.fails"; echo "End of file" >&2; exit 3; }
-until [ "$1" = /bin/sh ]; do shift; done; exec "$@"
-"""
-
-
-@pytest.mark.parametrize(("fails", "on_error", "code", "said"), [
-    (0, "continue", 7, "-in-session"), (2, "continue", 7, "-in-session"), (3, "continue", 7, "unprofiled"), (3, "fail", 3, ""),
-])  # fmt: skip
-@pytest.mark.parametrize("options", [{}, {"capture-range": "none"}], ids=["launch", "profile"])
-def test_an_nsys_that_ends_before_the_program_is_tried_again(tmp_path, fails, on_error, code, said, options):
-    """No training ends of it: without this the rank would be gone before it began."""
-    nsys = tmp_path / "nsys"
-    nsys.write_text(BAD_LUCK)
-    nsys.chmod(0o755)
-    nsys.with_name("nsys.fails").write_text(str(fails))
-    program = (
-        "import os, sys; e = os.environ; print('unprofiled' if 'RLPROF_NOT_WRAPPED' in e else"
-        " e.get('RLPROF_NSYS_SESSION', 'range') + '-in-session'); sys.exit(7)"
-    )
-    env = environment(
-        tmp_path,
-        RLPROF_NSYS=str(nsys),
-        RLPROF_REQUEST_JSON=request(on_error=on_error, options=options).to_json(),
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "rlprof_ops",
-        "wrap",
-        "--worker",
-        "policy_worker",
-        "--rank",
-        "0",
-        "--",
-        sys.executable,
-        "-c",
-        program,
-    ]
-
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-
-    assert done.returncode == code, done.stderr
-    assert done.stdout.strip().endswith(said)
-    assert done.stderr.count("before the program began (try") == fails
-
-
-def test_who_is_told_to_end_before_the_program_began_starts_nothing(tmp_path):
-    nsys = tmp_path / "nsys"
-    nsys.write_text("#!/bin/sh\necho waits\nexec sleep 15\n")
-    nsys.chmod(0o755)
-    process = start(tmp_path, request(), env={"RANK": "0", "RLPROF_NSYS": str(nsys)})
-    assert process.stdout.readline() == "waits\n"
-
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=30)
-
-    assert (process.returncode, out, err) == (128 + signal.SIGTERM, "", "")
-
-
-def test_an_nsys_that_hangs_before_the_program_is_ended_and_tried_again(tmp_path):
-    """What it starts after its time ends at once."""
-    nsys, ran = tmp_path / "nsys", tmp_path / "ran"
-    nsys.write_text(
-        BAD_LUCK.replace(
-            "echo $((left - 1))",
-            'until [ $1 = /bin/sh ]; do shift; done; (sleep 3; "$@") & echo $((left - 1))',
-        ).replace("exit 3", "exec sleep 600")
-    )
-    nsys.chmod(0o755)
-    nsys.with_name("nsys.fails").write_text("1")
-    env = environment(tmp_path, RLPROF_NSYS=str(nsys))
-    program = [sys.executable, "-c", f"open({str(ran)!r}, 'a').write('x'); import sys; sys.exit(7)"]
-    code = (
-        "import os\nfrom rlprof_ops.runtime.process import nsys_launcher\nnsys_launcher._PATIENCE_S ="
-        f" 1.0\nnsys_launcher.run({[str(nsys), 'launch']!r}, {program!r}, os.environ)"
-    )
-
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
-    time.sleep(4)
-
-    assert done.returncode == 7, done.stderr
-    assert "`nsys launch` hung for 1 s before the program began (try 1 of 3)" in done.stderr
-    assert ran.read_text() == "x"
 
 
 @pytest.mark.nsys
@@ -381,7 +277,9 @@ def test_show_prints_the_command(tmp_path):
 
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
-    assert done.stdout.startswith(f"{sys.executable} launch --session-new=rlprof-local-w-r1-"), done.stderr
+    assert done.stdout.startswith(f"bash {SCRIPT} launch {sys.executable} 20 rlprof-local-w-r1- continue "), (
+        done.stderr
+    )
     assert done.stdout.endswith(" python 'a b.py'\n")
 
 

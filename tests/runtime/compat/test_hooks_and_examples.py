@@ -15,7 +15,6 @@ import pytest
 from tests.runtime.recorders.test_nsys_session import ranges
 
 from rlprof_ops.runtime.compat.nemo_rl_hooks import PolicyProfiler, RolloutProfiler, step_number
-from rlprof_ops.runtime.process import launch
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
@@ -83,75 +82,6 @@ def test_a_strange_step_id_is_named():
         step_number("rollout-3")
 
 
-def test_the_launcher_wraps_selected_ranks_only(tmp_path):
-    env = {
-        "RLPROF_REQUEST_JSON": '{"captures": [{"workers": ["trainer"], "ranks": [1], "steps": "3:5"}]}',
-        "RLPROF_NODE_DIR": str(tmp_path),
-        "RLPROF_NSYS": sys.executable,
-    }
-
-    assert launch.wrapped(["python", "train.py"], "trainer", {**env, "RANK": "0"}) == ["python", "train.py"]
-    chosen = {**env, "RANK": "1"}
-    command = launch.wrapped(["python", "train.py"], "trainer", chosen)
-
-    session = f"rlprof-local-trainer-r1-{os.getpid()}"
-    assert command[1:3] == ["launch", f"--session-new={session}"] and command[-2:] == ["python", "train.py"]
-    assert chosen["RLPROF_NSYS_SESSION"] == session and chosen["TMPDIR"] == str(tmp_path / "tmp")
-
-
-def test_the_launcher_without_nsys_trains_unprofiled(tmp_path):
-    env = {
-        "RLPROF_REQUEST_JSON": '{"captures": [{"workers": ["*"], "steps": "3:5"}]}',
-        "RLPROF_NSYS": "/nowhere",
-        "RLPROF_NODE_DIR": str(tmp_path),
-    }
-
-    assert launch.wrapped(["python", "train.py"], "trainer", env) == ["python", "train.py"]
-    assert "no nsys" in env["RLPROF_NOT_WRAPPED"]
-
-
-def test_the_launcher_says_how_it_is_used():
-    with pytest.raises(SystemExit, match=r"usage: python -m rlprof_ops.runtime.process.launch"):
-        launch.main(["--worker"])
-
-
-def launch_with(nsys, tmp_path, code):
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "RLPROF_NODE_DIR": str(tmp_path),
-        "RLPROF_NSYS": str(nsys),
-        "RLPROF_REQUEST_JSON": '{"captures": [{"workers": ["*"], "steps": "3:5"}]}',
-    }
-    command = [sys.executable, "-m", "rlprof_ops.runtime.process.launch", sys.executable, "-c", code]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-
-
-def test_a_program_is_started_though_nsys_is_not(tmp_path):
-    nsys = tmp_path / "nsys"
-    nsys.write_text("#!/bin/sh\necho Local Endpoint is not available >&2\nexit 1\n")
-    nsys.chmod(0o755)
-
-    done = launch_with(nsys, tmp_path, "import os, sys; print(os.environ['RLPROF_NOT_WRAPPED']); sys.exit(7)")
-
-    assert (
-        done.returncode == 7 and "`nsys launch` ended with 1 before the program began, 3 times" in done.stdout
-    )
-    assert "training goes on unprofiled" in done.stderr
-
-
-@pytest.mark.nsys
-def test_a_programs_own_exit_code_and_signals_are_its_own(tmp_path):
-    done = launch_with(
-        shutil.which("nsys"),
-        tmp_path,
-        "import os, sys; print(os.environ['RLPROF_NSYS_SESSION']); sys.exit(7)",
-    )
-
-    assert done.returncode == 7 and done.stdout.startswith("rlprof-local-worker-r0-"), done.stderr
-    assert not list((tmp_path / "tmp").glob(".rlprof-pending-*"))
-
-
 def run_example(name, tmp_path, *prefix, **variables):
     env = {
         **os.environ,
@@ -195,7 +125,7 @@ def test_the_torchrun_example_under_its_launcher(tmp_path):
         tmp_path,
         sys.executable,
         "-m",
-        "rlprof_ops.runtime.process.launch",
+        "rlprof_ops.rayenv.wrap",
         "--worker",
         "trainer",
         RLPROF_WORKERS="trainer",

@@ -55,7 +55,8 @@ def launch(node_dir: Path, session: str) -> subprocess.Popen[bytes]:
         "RLPROF_RANK": "1",
     }
     spec = CaptureSpec(workers=("*",), options={"t": "nvtx"})
-    return subprocess.Popen([*nsight.launch_argv(session, spec), sys.executable, str(script)], env=env)
+    command = ["nsys", "launch", f"--session-new={session}", *nsight.split_options(spec).launch]
+    return subprocess.Popen([*command, sys.executable, str(script)], env=env)
 
 
 def names_of(report: Path) -> set[str]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from rlprof_ops.backends import names, nsight
 from rlprof_ops.rayenv.worker_selection import Identity, Selection, identify, select
+from rlprof_ops.rayenv.wrap.nsys_command import NsysCommand, job_tmpdir, patience_s, report_output
 from rlprof_ops.rayenv.wrap.rank_slots import RANK, numbered
 
 # Ray's own meaning of "default" (ray/_private/runtime_env/nsight.py, NSIGHT_DEFAULT_CONFIG), without its
@@ -32,26 +32,25 @@ class Wrap:
     nsys: str
     options: tuple[str, ...]
     output: str
-    settings: tuple[str, ...]
+    variables: Mapping[str, str]
     ranks: tuple[int, ...] | None = None
+    on_error: str = "fail"
 
     def shell(self, py_executable: str) -> str:
         """Text for `bash -c "exec …"`. Every word is quoted but `py_executable`, which is shell text
         already.
         """
-        words = [self.nsys, "profile", *self.options, "-o", self.output]
+        options = (*self.options, "-o", self.output)
+        patience = patience_s(os.environ)
+        command = NsysCommand(
+            "profile", self.nsys, options, self.variables, self.on_error, patience_s=patience
+        )
         interpreter = py_executable or shlex.quote(sys.executable)
-        if self.identity.base is not None:
-            interpreter = numbered(
-                words,
-                interpreter,
-                self.identity.worker or names.NAMELESS,
-                self.identity.base,
-                self.ranks,
-                os.environ,
-            )
-            words = []
-        return " ".join(["env", *self.settings, *map(shlex.quote, words), interpreter])
+        if self.identity.base is None:
+            return command.shell(interpreter)
+        worker = self.identity.worker or names.NAMELESS
+        taken = numbered(command.words(), interpreter, worker, self.identity.base, self.ranks, os.environ)
+        return f"{command.settings()} {taken}"
 
     def apply(self, context: Any) -> None:
         context.py_executable = self.shell(context.py_executable)
@@ -118,15 +117,18 @@ def make_wrap(
     words: list[str] = []
     for name, value in rest.items():
         words += [nsight.render_flag(name)] if value is None else nsight.render_option(name, value)
-    settings = []
-    if env.get("RLPROF_NODE_DIR"):
-        tmp = os.path.join(env["RLPROF_NODE_DIR"], "tmp")
-        os.makedirs(tmp, mode=0o700, exist_ok=True)
-        settings.append(f"TMPDIR={shlex.quote(tmp)}")
     output = report_output(options.get("o"), identity, _window(identity, spec, rest), env, session_folder)
     if RANK not in os.path.dirname(output):
         os.makedirs(os.path.dirname(output), mode=0o700, exist_ok=True)
-    return Wrap(identity, nsys, tuple(words), output, tuple(settings), spec.ranks if spec else None)
+    return Wrap(
+        identity,
+        nsys,
+        tuple(words),
+        output,
+        job_tmpdir(env),
+        spec.ranks if spec else None,
+        spec.on_error if spec else "fail",  # going on without what a trainer asked for would be a surprise
+    )
 
 
 def _window(identity: Identity, spec: Any | None, options: Mapping[str, str | None]) -> Any | None:
@@ -138,34 +140,3 @@ def _window(identity: Identity, spec: Any | None, options: Mapping[str, str | No
     windows = spec.windows()
     ranged = any(name in options for name in ("c", "capture-range"))
     return windows[0] if ranged and len(windows) == 1 else None
-
-
-def report_output(
-    asked: str | None, identity: Identity, window: Any | None, env: Mapping[str, str], session_folder: Path
-) -> str:
-    """Where nsys writes, without suffix; nsys itself puts the process id for %p.
-
-    An absolute path is somebody's own decision and stays. Everything else is named by worker, rank and host,
-    because Ray's and NeMo RL's names are not unique over nodes.
-    """
-    if asked and os.path.isabs(asked):
-        return asked
-    host = env.get("RLPROF_NODE") or socket.gethostname()
-    worker = identity.worker or _own_name(asked)
-    stem = names.process_report_stem(worker, identity.rank, window, host, "%p")
-    rank = f"rank{identity.rank or 0}"
-    if identity.base is not None:
-        stem, rank = stem.replace("_rank0_", f"_rank{RANK}_", 1), f"rank{RANK}"
-    if env.get("RLPROF_NODE_DIR"):
-        folder = Path(
-            env["RLPROF_NODE_DIR"], "inplace", "nsight", names.safe_worker(worker or names.NAMELESS), rank
-        )
-    else:
-        folder = session_folder
-    return str(folder / stem)
-
-
-def _own_name(asked: str | None) -> str | None:
-    """A name that a user chose for the report, as the worker's; None for Ray's and nothing."""
-    stem = (asked or "").rpartition("/")[2].replace("_%p", "").replace("%p", "")
-    return None if stem in ("", names.NAMELESS) or "%" in stem else names.safe_worker(stem)

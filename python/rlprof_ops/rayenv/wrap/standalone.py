@@ -1,5 +1,5 @@
-"""The same wrapping for a process that Ray does not start: what `rlprof wrap … -- CMD` runs instead of
-CMD.
+"""The same wrapping for a process that Ray does not start: what `rlprof wrap … -- CMD` and `python -m
+rlprof_ops.rayenv.wrap … CMD` run instead of CMD.
 """
 
 from __future__ import annotations
@@ -9,23 +9,27 @@ import os
 import re
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import FrameType, SimpleNamespace
+from typing import TYPE_CHECKING, NoReturn
 
 from rlprof_ops.backends import nsight, rocprof_sys, validate
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.knobs import python_path
 from rlprof_ops.rayenv.worker_selection import Identity
 from rlprof_ops.rayenv.wrap import rocprof
-from rlprof_ops.rayenv.wrap.command import profile_settings_and_words, session_prefix
+from rlprof_ops.rayenv.wrap.command import WrapError, nsys_command, nsys_is_missing, specs_for
 from rlprof_ops.rayenv.wrap.option_trial import Trials
 
-# In the order of trust: torchrun's, Slurm's, MPI's. The first that is set counts.
-RANK_VARIABLES = ("RLPROF_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec, ProfileRequest
+
 TRAINER = "trainer"
 _RUNNER = Path(__file__).with_name("rocprof_script.py")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
@@ -34,95 +38,68 @@ _PYTHON_TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 @dataclass(frozen=True)
 class Command:
-    """What to run. `exit_code_file`: the tool hides the program's exit code, which is found there instead.
-
-    `nsys`: how many of the words are nsys's own, so that the program can be started without them.
-    """
+    """What to run. `exit_code_file`: the tool hides the program's exit code, which is found there instead."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     exit_code_file: str | None = None
-    nsys: int = 0
-    on_error: str = "continue"
-
-
-def rank_from(env: Mapping[str, str]) -> int | None:
-    """This process's rank as its launcher says it."""
-    for name in RANK_VARIABLES:
-        if re.fullmatch(r"\d{1,9}", env.get(name, "")):
-            return int(env[name])
-    return None
 
 
 def wrapped_command(
-    worker: str | None, rank: int | None, argv: Sequence[str], request: Any, env: Mapping[str, str]
+    worker: str | None,
+    rank: int | None,
+    argv: Sequence[str],
+    request: ProfileRequest | None,
+    env: Mapping[str, str],
 ) -> Command:
     """CMD as the request wants it: under nsys, under rocprof-sys, or as it is.
 
     Args:
         worker: None for a trainer whose adapter names it; it counts as `trainer` here.
         argv: the program and its arguments; never seen by a shell.
-        request: a `ProfileRequest`.
 
     Raises `RlprofError` when a selected process cannot be profiled here and its capture has `on_error: fail`.
     """
     full = dict(env)
     if env.get("RLPROF_ADAPTERS", "1") != "0":
         full["PYTHONPATH"] = python_path(env.get("PYTHONPATH"))
-    worker = worker or TRAINER
-    specs = request.for_worker(worker, rank) if request else ()
-    if not specs:
-        return Command(tuple(argv), full)
+    identity = Identity(worker or TRAINER, rank)
+    specs = specs_for(request, worker or TRAINER, rank, env)
+    if worker or specs:
+        full |= {"RLPROF_WORKER": worker or TRAINER, "RLPROF_RANK": "" if rank is None else str(rank)}
     for spec in specs:
         full.update(spec.env)
-    full.update(
-        {
-            "RLPROF_WORKER": worker,
-            "RLPROF_RANK": "" if rank is None else str(rank),
-            "RLPROF_REQUEST_JSON": request.to_json(),
-        }
-    )
+    if specs and request:
+        full["RLPROF_REQUEST_JSON"] = request.to_json()
     for spec in specs:
         errors = validate(spec).errors
         if errors:
             raise UsageError("; ".join(errors))
         try:
             if spec.backend == "nsight":
-                return _under_nsys(worker, rank, argv, spec, full)
+                return _under_nsys(identity, argv, spec, full)
             if spec.backend == "rocprof_sys":
-                return _under_rocprof(Identity(worker, rank), argv, spec, full)
-        except (_NotHere, rocprof_sys.FrontEndError) as error:
+                return _under_rocprof(identity, argv, spec, full)
+        except (WrapError, rocprof_sys.FrontEndError) as error:
             if spec.on_error == "fail":
-                raise RlprofError(f"{Identity(worker, rank)} cannot be profiled: {error}") from None
+                raise RlprofError(f"{identity} cannot be profiled: {error}") from None
             full["RLPROF_NOT_WRAPPED"] = str(error)
     return Command(tuple(argv), full)
 
 
-class _NotHere(Exception):
-    """The tool is not on this node."""
-
-
 def _under_nsys(
-    worker: str, rank: int | None, argv: Sequence[str], spec: Any, env: dict[str, str]
+    identity: Identity, argv: Sequence[str], spec: CaptureSpec, env: Mapping[str, str]
 ) -> Command:
     nsys = nsight.find(env)
     if nsys is None:
-        raise _NotHere("no nsys on PATH; install nsight-systems-cli or set RLPROF_NSYS")
-    if nsight.capture_range(spec):
-        settings, words = profile_settings_and_words(Identity(worker, rank), spec, env)
-        profile = (nsys, "profile", *words)
-        return Command((*profile, *argv), {**env, **settings}, nsys=len(profile), on_error=spec.on_error)
-    # Our pid is nobody else's on this node.
-    session = f"{session_prefix(worker, rank, env)}{os.getpid()}"
-    own = {"RLPROF_NSYS_SESSION": session}
-    if env.get("RLPROF_NODE_DIR"):
-        own["TMPDIR"] = os.path.join(env["RLPROF_NODE_DIR"], "tmp")
-        os.makedirs(own["TMPDIR"], mode=0o700, exist_ok=True)
-    launch = [nsys, "launch", f"--session-new={session}", *nsight.split_options(spec).launch]
-    return Command((*launch, *argv), {**env, **own}, nsys=len(launch), on_error=spec.on_error)
+        raise WrapError(nsys_is_missing(identity.worker or "", identity.rank, env))
+    command = nsys_command(identity, spec, env, nsys)
+    return Command((*command.words(), *argv), {**env, **command.variables})
 
 
-def _under_rocprof(identity: Identity, argv: Sequence[str], spec: Any, env: dict[str, str]) -> Command:
+def _under_rocprof(
+    identity: Identity, argv: Sequence[str], spec: CaptureSpec, env: dict[str, str]
+) -> Command:
     python, rest = split_python(argv)
     folder = Path(env.get("RLPROF_NODE_DIR") or env.get("RLPROF_RUN_DIR") or "rlprof-profiles").absolute()
     variables = {name: value for name, value in env.items() if name.startswith("ROCPROFSYS_")}
@@ -155,3 +132,38 @@ def split_python(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if at >= len(argv) or argv[at] in ("-c", "-"):
         raise UsageError(f"rocprof-sys starts Python scripts: name one after {' '.join(argv[:at])!r}")
     return list(argv[:at]), list(argv[at:])
+
+
+def run(made: Command) -> NoReturn:
+    """Become the command; stay its parent where the tool hides the exit code.
+
+    Raises `RlprofError` for a program that cannot be started.
+    """
+    try:
+        if made.exit_code_file is None:
+            sys.stdout.flush()
+            os.execvpe(made.argv[0], made.argv, made.env)
+        sys.exit(_supervise(made, made.exit_code_file))
+    except OSError as error:
+        raise RlprofError(f"cannot run {made.argv[0]!r}: {error.strerror or error}") from None
+
+
+def _supervise(made: Command, exit_code_file: str) -> int:
+    """Run it as a child that gets our signals; its exit code is in the file, unless it did not come that
+    far.
+    """
+    child = subprocess.Popen(made.argv, env=dict(made.env))
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        child.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, pass_on)
+    code = child.wait()
+    try:
+        with open(exit_code_file, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 128 - code if code < 0 else code or 1
+    finally:
+        shutil.rmtree(os.path.dirname(exit_code_file), ignore_errors=True)

@@ -12,6 +12,18 @@ from pathlib import Path
 from rlprof_ops.backends import names
 
 DEFAULT_FOLDER = "rlprof-profiles"
+# Where a launcher says a process's rank: ours, torchrun's (and verl's and NeMo RL's), MPI's, Slurm's. The
+# first that is set counts; Slurm's is last, since mpirun's processes inherit that of the batch script.
+RANK_VARIABLES = (
+    "RLPROF_RANK",
+    "RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "PMI_RANK",
+    "SLURM_PROCID",
+)
+_SAID_OF_THE_WORKER = 2  # the first ones; in a Ray worker the others tell of whoever ran `ray start`
 
 
 @dataclass(frozen=True)
@@ -42,13 +54,14 @@ class WorkerIdentity:
 def find_identity(
     worker: str | None, rank: int | None, world_size: int | None, env: Mapping[str, str]
 ) -> WorkerIdentity:
-    """The place of this process. What is not given comes from the plugin's variables, then from torchrun's.
+    """The place of this process. What is not given comes from the plugin's variables, then from the
+    launcher's.
 
     Folders: `RLPROF_NODE_DIR`; without it the run folder; without that `./rlprof-profiles`.
     """
     worker = worker or env.get("RLPROF_WORKER") or "worker"
     if rank is None:
-        rank = _number(env.get("RLPROF_RANK")) if env.get("RLPROF_RANK") else _number(env.get("RANK"))
+        rank = rank_from(env)
     if world_size is None:
         world_size = _number(env.get("WORLD_SIZE"))
     host = env.get("RLPROF_NODE") or socket.gethostname()
@@ -60,6 +73,15 @@ def find_identity(
         root = Path(run_dir).absolute()
         own = root / "nodes" / names.safe(host)
     return WorkerIdentity(worker, rank or 0, world_size, host, os.getpid(), root, own / "tmp", own / "events")
+
+
+def rank_from(env: Mapping[str, str]) -> int | None:
+    """The rank of a process with these variables, as its launcher says it; None when it says nothing."""
+    in_ray = "RAY_RAYLET_PID" in env
+    for name in RANK_VARIABLES[: _SAID_OF_THE_WORKER if in_ray else None]:
+        if re.fullmatch(r"\d{1,9}", str(env.get(name, ""))):
+            return int(env[name])
+    return None
 
 
 def _number(text: str | None) -> int | None:

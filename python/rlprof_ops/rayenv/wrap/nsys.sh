@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# Runs a program under nsys: again where nsys ends or hangs before the program has begun, in the end without nsys.
+#
+# usage: bash nsys.sh launch|profile NSYS PATIENCE_S SESSION ON_ERROR COUNT [OPTION]... PROGRAM [ARGUMENT]...
+#
+#   PATIENCE_S  whole seconds that nsys has to start the program
+#   SESSION     what the name of a `launch` session begins with; ours and the try's number follow. Empty for `profile`
+#   ON_ERROR    continue: the program starts without nsys after the last try; fail: nsys's exit code is ours
+#   COUNT       how many OPTIONs there are
+#
+# nsys 2023.4 sometimes ends on a busy machine before it has started the program ("Connection to Agent lost", "End of
+# file"), or hangs there; Ray would then wait for a worker that never comes. Whoever takes the file `pending` away
+# decides: the program when it begins, or this script; a program that comes after its time ends at once.
+#
+# `nsys launch` and `nsys profile` reset the umask to 0, so the program gets ours back right before it begins.
+set -uo pipefail
+
+readonly NSYS_TRIES=3
+# shellcheck disable=SC2016
+readonly NSYS_BEGIN='rm -- "$0" 2> /dev/null || exit 1; umask "$1"; shift; exec "$@"'
+nsys_child="" nsys_signalled="" nsys_told=""
+
+nsys::_log() {
+    printf 'rlprof: %s\n' "$*" >&2
+}
+
+# What a launcher tells us is meant for the program. Told to end, nothing is started any more.
+nsys::_hand_on() {
+    local -r name="$1"
+
+    nsys_signalled=yes
+    case "${name}" in TERM | INT | HUP) nsys_told=$(kill -l "${name}") ;; esac
+    [[ -z "${nsys_child}" ]] || kill -s "${name}" "${nsys_child}" 2> /dev/null || true
+}
+
+# Starts nsys beside this script, so that signals are handed on at once. A job in the background has no input and
+# ignores SIGINT and SIGQUIT unless told otherwise.
+nsys::_start() {
+    (
+        trap : INT QUIT
+        exec "$@"
+    ) <&0 &
+    nsys_child=$!
+}
+
+# True when nsys still has not begun the program after its time. It is killed then.
+nsys::_hangs() {
+    local -r pending="$1" patience_s="$2"
+    local tick
+
+    for (( tick = 0; tick < patience_s * 5; tick++ )); do
+        [[ -e "${pending}" ]] && kill -0 "${nsys_child}" 2> /dev/null || return 1
+        sleep 0.2
+    done
+    rm -- "${pending}" 2> /dev/null || return 1
+    kill -KILL "${nsys_child}" 2> /dev/null
+    return 0
+}
+
+# Waits for nsys; a signal ends one `wait` and not this function. Sets nsys_code.
+nsys::_wait() {
+    local code
+
+    wait "${nsys_child}"
+    nsys_code=$?
+    while [[ -n "${nsys_signalled}" ]]; do
+        nsys_signalled=""
+        wait "${nsys_child}" 2> /dev/null
+        code=$?
+        (( code == 127 )) || nsys_code=${code}
+    done
+    nsys_child=""
+}
+
+# Runs the words after PENDING and PATIENCE_S. Ends with their exit code when the program has begun; else sets
+# nsys_said and returns.
+nsys::_try() {
+    local -r pending="$1" patience_s="$2"
+    shift 2
+
+    nsys::_start "$@"
+    nsys_said=""
+    # bash would tell of a child that was killed, wherever it notices.
+    if nsys::_hangs "${pending}" "${patience_s}" 2> /dev/null; then
+        nsys_said="hung for ${patience_s} s"
+    fi
+    nsys::_wait 2> /dev/null
+    if [[ -z "${nsys_said}" ]]; then
+        rm -- "${pending}" 2> /dev/null || exit "${nsys_code}"
+        nsys_said="ended with ${nsys_code}"
+    fi
+    [[ -z "${nsys_told}" ]] || exit "$(( 128 + nsys_told ))"
+}
+
+nsys::main() {
+    local -r command="$1" nsys="$2" patience_s="$3" session="$4" on_error="$5" count="$6"
+    shift 6
+    local -r options=("${@:1:count}")
+    shift "${count}"
+    local mask name pending try words
+
+    mask=$(umask)
+    for name in TERM INT HUP USR1 USR2; do
+        # shellcheck disable=SC2064
+        trap "nsys::_hand_on ${name}" "${name}"
+    done
+    for (( try = 1; try <= NSYS_TRIES; try++ )); do
+        pending=$(mktemp "${TMPDIR:-/tmp}/.rlprof-pending-XXXXXX" 2> /dev/null) \
+            || pending=$(mktemp /tmp/.rlprof-pending-XXXXXX) || exit 1
+        words=("${nsys}" "${command}")
+        if [[ "${command}" == launch ]]; then
+            export RLPROF_NSYS_SESSION="${session}$$-${try}"
+            words+=("--session-new=${RLPROF_NSYS_SESSION}")
+        fi
+        words+=(${options[@]+"${options[@]}"} /bin/sh -c "${NSYS_BEGIN}" "${pending}" "${mask}" "$@")
+        nsys::_try "${pending}" "${patience_s}" "${words[@]}"
+        nsys::_log "nsys ${command} ${nsys_said} before the program began (try ${try} of ${NSYS_TRIES})"
+        sleep 0.5
+    done
+    [[ -z "${nsys_told}" ]] || exit "$(( 128 + nsys_told ))"
+    if [[ "${on_error}" != continue ]]; then
+        (( nsys_code )) || nsys_code=1
+        exit "${nsys_code}"
+    fi
+    nsys::_log "training goes on unprofiled"
+    unset RLPROF_NSYS_SESSION RLPROF_NSYS_RANGE
+    export RLPROF_NOT_WRAPPED="nsys ${command} ${nsys_said} before the program began, ${NSYS_TRIES} times; its own words are in the log"
+    exec "$@"
+}
+
+nsys::main "$@"
