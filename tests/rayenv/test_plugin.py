@@ -64,6 +64,7 @@ def test_a_selected_worker_is_wrapped_and_its_interpreter_text_is_kept(node, tmp
         "NCCL_DEBUG": "INFO",
         "RLPROF_WORKER": "dtensor_policy_worker",
         "RLPROF_RANK": "3",
+        "RLPROF_NODE_DIR": str(tmp_path / "node dir's"),
     }
     assert (tmp_path / "node dir's" / "tmp").is_dir()
 
