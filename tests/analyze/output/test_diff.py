@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from click.testing import CliRunner
 from tests.analyze.fake_run import make_run
 from tests.analyze.simulated import simulated_answer
 
-from rlprof_ops.analyze.output.diff import compare, parse_rule, violations
+from rlprof_ops.analyze.output.diff import compare, describe, parse_rule, unjudged, violations
+from rlprof_ops.analyze.output.diff_text import show
 from rlprof_ops.commands.diff import command
 from rlprof_ops.errors import UsageError
 
@@ -95,3 +98,68 @@ def test_command_on_run_folders_and_report_json(tmp_path: Path) -> None:
     )
     assert failed.exit_code == 1
     assert "failed stragglers>0: 1 new stragglers" in failed.output
+
+
+@cache
+def _template(steps: int) -> dict[str, Any]:
+    return simulated_answer(2, steps)
+
+
+def run_of(seed: int, steps: int, noise: float = 0.05, drop: str = "") -> dict[str, Any]:
+    """An answer whose steps and phases vary by chance, step by step; ranks of a worker vary together."""
+    rng = random.Random(seed)
+    whole = _template(steps)
+    answer = whole | json.loads(json.dumps({key: whole[key] for key in ("steps", "anatomy")}))
+    for step in answer["steps"]:
+        factors = [1 + rng.gauss(0, noise) for _ in answer["phase_names"]]
+        step["duration_ns"] = round(step["duration_ns"] * (1 + rng.gauss(0, noise)))
+        for row in answer["anatomy"]:
+            if row["step"] == step["step"]:
+                for part in row["phases"]:
+                    part["duration_ns"] = round(part["duration_ns"] * factors[part["phase"]])
+    if drop:
+        gone = {i for i, rank in enumerate(answer["ranks"]) if rank["worker"] == drop}
+        answer["anatomy"] = [row for row in answer["anatomy"] if row["rank"] not in gone]
+    return answer
+
+
+@pytest.mark.parametrize("steps", [2, 3, 5, 20])
+def test_equal_runs_do_not_differ(steps: int) -> None:
+    """Two of a hundred pairs at most, over everything that is compared: with 150 pairs, 8 is three sigma."""
+    false = 0
+    for pair in range(150):
+        diff = compare(run_of(2 * pair, steps), run_of(2 * pair + 1, steps))
+        false += diff.step.real or any(c.real for c in diff.phases)
+    assert false <= 8
+
+
+def test_a_large_change_is_found_with_five_steps() -> None:
+    found = 0
+    for pair in range(20):
+        diff = compare(run_of(2 * pair, 5, 0.02), slower(run_of(2 * pair + 1, 5, 0.02), "train", 1.2))
+        found += "policy_worker/train" in {c.what for c in diff.phases if c.real}
+    assert found >= 18
+
+
+def test_a_worker_that_was_not_captured_is_not_faster() -> None:
+    diff = compare(run_of(1, 5), run_of(2, 5, drop="policy_worker"))
+    said = {c.what: c for c in diff.phases}
+    assert said["policy_worker/train"].verdict == "not captured after"
+    assert said["policy_worker/train"].share is None and not said["policy_worker/train"].real
+    assert "was not captured after" in describe(said["policy_worker/train"])
+    assert violations([parse_rule("train>0%", diff)], diff) == []
+    assert unjudged([parse_rule("train>0%", diff)], diff) == [
+        "train>0%: policy_worker/train was not captured after"
+    ]
+
+
+def test_one_step_is_not_called_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    before = simulated_answer(4, 1)
+    after = json.loads(json.dumps(before))
+    after["steps"][0]["duration_ns"] *= 2
+    diff = compare(before, after)
+    show(diff, "a", "b")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "with a single step this cannot be told from chance" in said
+    assert "within the noise" not in said and "single step" in diff.notes[0]
+    assert unjudged([parse_rule("step>5%", diff)], diff)[0].endswith("its noise is not known")

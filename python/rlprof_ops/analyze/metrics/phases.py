@@ -110,12 +110,15 @@ MAX_SEGMENTS = 400  # drawn a step; every sum is taken of the whole
 
 @dataclass(frozen=True)
 class Step:
-    """One training step as a process saw it. `marked`: a range said so; otherwise it is the whole capture."""
+    """One training step as a process saw it. `marked`: a range said so; otherwise it is the whole capture,
+    which holds `count` steps (None: nothing tells how many), or what its repeated phases tell.
+    """
 
     step: int
     start: int
     end: int
     marked: bool = True
+    count: int | None = 1
 
 
 @dataclass(frozen=True)
@@ -141,12 +144,13 @@ def canonical(name: str) -> str:
     return name.strip()
 
 
-def find_steps(trace: Trace, first: int | None = None) -> tuple[Step, ...]:
+def find_steps(trace: Trace, first: int | None = None, stop: int | None = None) -> tuple[Step, ...]:
     """The steps of a trace in order of time.
 
     `step <n>` of our runtime wins over `ProfilerStep#<n>` and the like; a range just called "step" (verl's
-    controller) counts from `first`. Without any, the whole capture is one step, numbered `first` (what its
-    file name said) or 0.
+    controller) counts from `first`. Without any, the whole capture is one window of the steps `first` to
+    `stop` (half-open; what its file name said); phases that repeat as often as there are steps tell them
+    apart.
     """
     if trace.origin.kind == "memory":
         return ()  # samples of memory tell nothing of steps
@@ -167,7 +171,28 @@ def find_steps(trace: Trace, first: int | None = None) -> tuple[Step, ...]:
             for i, row in enumerate(rows)
         )
     start, end = trace.origin.window_start, trace.origin.window_end
-    return (Step(first or 0, start, end, marked=False),) if end > start else ()
+    if end <= start:
+        return ()
+    count = stop - first if first is not None and stop is not None and stop > first else None
+    window = Step(first or 0, start, end, marked=False, count=count)
+    return _by_repeated_phases(trace, window) if count and count > 1 else (window,)
+
+
+def _by_repeated_phases(trace: Trace, window: Step) -> tuple[Step, ...]:
+    """The steps of a window whose phases are one sequence, repeated exactly once a step; else the window."""
+    runs: list[Segment] = []
+    for segment in find_phases(trace, (window,)):
+        if not runs or runs[-1].phase != segment.phase:
+            runs.append(segment)
+    count = window.count or 1
+    length, rest = divmod(len(runs), count)
+    order = [run.phase for run in runs]
+    if rest or length < 2 or order != order[:length] * count or len(set(order[:length])) < length:
+        return (window,)
+    begins = [window.start, *(runs[i * length].start for i in range(1, count)), window.end]
+    return tuple(
+        Step(window.step + i, a, b, marked=False) for i, (a, b) in enumerate(pairwise(begins)) if b > a
+    )
 
 
 def _with_first(trace: Trace, steps: tuple[Step, ...], first: int | None) -> tuple[Step, ...]:

@@ -79,7 +79,7 @@ def spreads(rows: Sequence[RankStep]) -> tuple[PhaseSpread, ...]:
         owns = [own for _, _, own in by_rank]
         steps = {step for per_step in times.values() for step in per_step}
         worker_rows = [row for row in rows if row.rank.worker == worker and row.step in steps]
-        mean_step = fmean(row.duration_ns for row in worker_rows) if worker_rows else 0
+        mean_step = fmean(row.duration_ns / (row.count or 1) for row in worker_rows) if worker_rows else 0
         slowest = max(by_rank, key=lambda item: item[2])[0] if len(by_rank) > 1 else None
         per_step_mean = sum(durations) / len(durations)
         found.append(
@@ -114,7 +114,7 @@ def stragglers(rows: Sequence[RankStep], residual_ns: int | None) -> tuple[Strag
             continue
         excesses = _excesses(_where_collectives_were_seen(times))
         noise = _noise(excesses)
-        step_ns = median(row.duration_ns for row in rows if row.rank.worker == worker)
+        step_ns = median(row.duration_ns / (row.count or 1) for row in rows if row.rank.worker == worker)
         for rank, excess in excesses.items():
             duration = fmean(times[rank][step][0] for step in excess)
             named = _judge(rank, phase, list(excess.values()), duration, noise, len(excesses))
@@ -199,12 +199,14 @@ def _where_collectives_were_seen(times: dict[Rank, Times]) -> dict[Rank, Times]:
 
 
 def _grouped(rows: Sequence[RankStep]) -> dict[tuple[str, str], dict[Rank, Times]]:
+    """Times a step; a window that no mark divides is one sample, its mean."""
     groups: dict[tuple[str, str], dict[Rank, Times]] = {}
     for row in rows:
+        count = row.count or 1
         for phase in row.phases:
             own = max(phase.duration_ns - phase.communication_ns, 0)
             groups.setdefault((row.rank.worker, phase.phase), {}).setdefault(row.rank, {})[row.step] = (
-                phase.duration_ns,
-                own,
+                phase.duration_ns // count,
+                own // count,
             )
     return groups

@@ -11,7 +11,7 @@ _MOST_FREEDOM = 10_000  # beyond, the distribution is the normal one for our pur
 
 
 @cache
-def quantile(probability: float, freedom: int) -> float:
+def quantile(probability: float, freedom: float) -> float:
     """The value that Student's t with `freedom` degrees stays below with `probability` (0.5 to 1, exclusive).
 
     With t = sqrt(freedom) tan(a) the density becomes cos(a)^(freedom - 1), which is summed over a.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rlprof_ops.analyze.metrics.intervals import Union, common, merged, without
 from rlprof_ops.analyze.run.merge import Rank, RankStep
 
+NOTHING = merged()
 ROLLOUT = {"generation"}
 TRAINING = {"train", "critic_train"}
 
@@ -35,9 +36,10 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Bubble:
-    """How long, in one step, the ranks of `worker` stood idle on average because `because` was in `phase`.
+    """How long, in one step or window, the ranks of `worker` stood idle on average because `because` was in
+    `phase`.
 
-    `steps` is in how many steps of the run both workers were recorded.
+    `count` is how many steps the window holds, `steps` in how many steps of the run both were recorded.
     """
 
     step: int
@@ -45,40 +47,43 @@ class Bubble:
     because: str
     phase: str
     mean_ns: int
-    share: float  # of the worker's mean step
+    share: float  # of the worker's mean step, or window
+    count: int
     steps: int
 
 
 def waiting(rows: Sequence[RankStep]) -> tuple[Waiting, ...]:
     """`Waiting` of every rank and step; controllers wait for nobody and keep nobody waiting."""
-    found = []
     workers = _workers(rows)
     one_sided = _one_sided(rows, workers)
-    for step, group in _by_step(rows).items():
-        active = _active(group)
-        seen = {worker: _seen(group, worker) for worker in workers}
-        order = sorted(active, key=lambda worker: -active[worker].length)
-        for row in group:
-            waits: dict[str, int] = {}
-            gaps = _own(row).gaps(row.start, row.end)
-            left = common(gaps, row.recorded)
-            if workers and row.rank.worker not in workers and not row.rank.is_controller:
-                left = left.clipped(0, 0)
-            unseen = gaps.length - left.length
-            for worker in order if not row.rank.is_controller else ():
-                if worker == row.rank.worker:
-                    continue
-                length = common(left, active[worker]).length
+    active = {
+        worker: merged(*(part.when for row in rows if row.rank.worker == worker for part in row.phases))
+        for worker in workers
+    }
+    seen = {
+        worker: merged(*(row.recorded for row in rows if row.rank.worker == worker)) for worker in workers
+    }
+    found = []
+    for row in rows:
+        worker = row.rank.worker
+        others = workers - {worker}
+        gaps = _own(row).gaps(row.start, row.end)
+        left = common(gaps, row.recorded)
+        if workers and worker not in workers and not row.rank.is_controller:
+            left = NOTHING
+        unseen = gaps.length - left.length
+        waits: dict[str, int] = {}
+        if not row.rank.is_controller:
+            for other in sorted(others, key=lambda w: -active[w].inside(row.start, row.end)):
+                length = common(left, active[other]).length
                 if length:
-                    waits[worker] = length
-                    left = without(left, active[worker])
-            known = left
-            for worker in workers - {row.rank.worker}:
-                known = common(known, seen[worker])
-            if one_sided and row.rank.worker in workers:
-                known = left.clipped(0, 0)
-            unseen += left.length - known.length
-            found.append(Waiting(row.rank, step, waits, known.length, unseen))
+                    waits[other] = length
+                    left = without(left, active[other])
+        known = NOTHING if one_sided and worker in workers else left
+        for other in others:
+            known = common(known, seen[other])
+        unseen += left.length - known.length
+        found.append(Waiting(row.rank, row.step, waits, known.length, unseen))
     return tuple(found)
 
 
@@ -87,36 +92,33 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
 
     The classic two are the training workers idle during rollout and the rollout workers idle during training.
     """
-    found = []
-    groups = _by_step(rows)
-    present = {step: {row.rank.worker for row in group if row.phases} for step, group in groups.items()}
-    for step, group in groups.items():
-        by_phase: dict[tuple[str, str], Union] = {}
-        for worker in {row.rank.worker for row in group if not row.rank.is_controller}:
-            mine = [row for row in group if row.rank.worker == worker]
-            for phase in {part.phase for row in mine for part in row.phases}:
-                by_phase[worker, phase] = merged(
-                    *(part.when for row in mine for part in row.phases if part.phase == phase)
-                )
-        for worker in sorted({worker for worker, _ in by_phase}):
-            mine = [row for row in group if row.rank.worker == worker]
-            mean_step = sum(row.duration_ns for row in mine) / len(mine)
-            gaps = [common(_own(row).gaps(row.start, row.end), row.recorded) for row in mine]
-            for (other, phase), busy in by_phase.items():
-                if other == worker or mean_step <= 0:
-                    continue
-                mean = sum(common(gap, busy).length for gap in gaps) / len(gaps)
-                if mean > 0:
-                    both = sum({worker, other} <= workers for workers in present.values())
-                    found.append(Bubble(step, worker, other, phase, round(mean), mean / mean_step, both))
-    return tuple(sorted(found, key=lambda b: (b.step, -b.mean_ns)))
-
-
-def _by_step(rows: Sequence[RankStep]) -> dict[int, list[RankStep]]:
-    groups: dict[int, list[RankStep]] = {}
+    workers = _workers(rows)
+    present: dict[str, set[int]] = {worker: set() for worker in workers}
+    groups: dict[tuple[int, str], list[RankStep]] = {}
+    phases: dict[tuple[str, str], list[Union]] = {}
     for row in rows:
-        groups.setdefault(row.step, []).append(row)
-    return groups
+        worker = row.rank.worker
+        if worker not in workers or not row.phases:
+            continue
+        present[worker].update(row.numbers)
+        groups.setdefault((row.step, worker), []).append(row)
+        for part in row.phases:
+            phases.setdefault((worker, part.phase), []).append(part.when)
+    busy = {key: merged(*unions) for key, unions in phases.items()}
+    found = []
+    for (step, worker), mine in groups.items():
+        mean_step = sum(row.duration_ns for row in mine) / len(mine)
+        gaps = [common(_own(row).gaps(row.start, row.end), row.recorded) for row in mine]
+        count = max(row.count or 1 for row in mine)
+        for (other, phase), when in busy.items():
+            both = present[worker] & present[other]
+            if other == worker or mean_step <= 0 or not both.intersection(range(step, step + count)):
+                continue
+            mean = sum(common(gap, when).length for gap in gaps) / len(gaps)
+            if mean > 0:
+                share = mean / mean_step
+                found.append(Bubble(step, worker, other, phase, round(mean), share, count, len(both)))
+    return tuple(sorted(found, key=lambda b: (b.step, -b.mean_ns)))
 
 
 def _workers(rows: Sequence[RankStep]) -> set[str]:
@@ -130,20 +132,6 @@ def _one_sided(rows: Sequence[RankStep], workers: set[str]) -> bool:
     """
     phases = {part.phase for row in rows if row.rank.worker in workers for part in row.phases}
     return len(workers) == 1 and not (phases & ROLLOUT and phases & TRAINING)
-
-
-def _active(group: list[RankStep]) -> dict[str, Union]:
-    """When any rank of a worker was in a phase."""
-    workers = {row.rank.worker for row in group if not row.rank.is_controller}
-    return {
-        worker: merged(*(part.when for row in group if row.rank.worker == worker for part in row.phases))
-        for worker in workers
-    }
-
-
-def _seen(group: list[RankStep], worker: str) -> Union:
-    """When a worker was recorded in a step: nowhere if no report of the step is there."""
-    return merged(*(row.recorded for row in group if row.rank.worker == worker))
 
 
 def _own(row: RankStep) -> Union:

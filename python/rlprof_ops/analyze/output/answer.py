@@ -21,7 +21,7 @@ from rlprof_ops.analyze.output.findings import find
 from rlprof_ops.analyze.run.clocks import probes_of
 from rlprof_ops.analyze.run.engine import Result
 from rlprof_ops.analyze.run.identity import Report, read_json
-from rlprof_ops.analyze.run.merge import Merged, Rank, merge, rank_of
+from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, merge, rank_of
 from rlprof_ops.analyze.run.summary import Summary, Unread
 from rlprof_ops.version import __version__
 
@@ -127,7 +127,7 @@ def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unre
                 "worker": s.report.worker,
                 "rank": s.rank,
                 "host": s.host,
-                "steps": [step.step for step in s.steps],
+                "steps": [n for step in s.steps for n in range(step.step, step.step + (step.count or 1))],
                 "size_bytes": s.report.size_bytes,
                 "events": s.events,
                 "seconds": round(s.seconds, 3),
@@ -176,9 +176,14 @@ def _phase_names(merged: Merged) -> list[str]:
 
 
 def _steps(merged: Merged, t0: int) -> list[Json]:
+    """One row a step, or a window that no mark divides; `count` is how many steps it holds."""
+    by_step: dict[int, list[RankStep]] = defaultdict(list)
+    for row in merged.steps:
+        by_step[row.step].append(row)
     rows = []
-    for number in merged.step_numbers:
-        group = [row for row in merged.steps if row.step == number]
+    for number, group in sorted(by_step.items()):
+        group = [row for row in group if row.marked] or group
+        counts = [row.count for row in group if row.count is not None]
         start, end = min(r.start for r in group), max(r.end for r in group)
         rows.append(
             {
@@ -188,6 +193,7 @@ def _steps(merged: Merged, t0: int) -> list[Json]:
                 "mean_rank_ns": round(fmean(r.duration_ns for r in group)),
                 "ranks": len(group),
                 "marked": all(r.marked for r in group),
+                "count": max(counts) if counts else None,
             }
         )
     return rows
@@ -208,6 +214,7 @@ def _anatomy(
                 "start_ns": row.start - t0,
                 "duration_ns": row.duration_ns,
                 "marked": row.marked,
+                "count": row.count,
                 "opening_ns": row.opening_ns,
                 "phases": [_phase(p, phases) for p in row.phases],
                 "idle_ns": row.duration_ns - row.in_phases_ns,
@@ -324,16 +331,12 @@ def _weight_sync(merged: Merged) -> list[Json]:
     spent in it.
     """
     rows = []
-    for number in merged.step_numbers:
-        parts: dict[str, list[Union]] = {}
-        for row in merged.steps:
-            if row.step == number and not row.rank.is_controller:
-                parts.setdefault(row.rank.worker, []).extend(
-                    part.when for part in row.phases if part.phase == "weight_sync"
-                )
-        parts = {worker: unions for worker, unions in parts.items() if unions}
-        if not parts:
-            continue
+    steps: dict[int, dict[str, list[Union]]] = defaultdict(lambda: defaultdict(list))
+    for row in merged.steps:
+        for part in row.phases:
+            if part.phase == "weight_sync" and row.count == 1 and not row.rank.is_controller:
+                steps[row.step][row.rank.worker].append(part.when)
+    for number, parts in sorted(steps.items()):
         by_worker = {worker: joined(*unions) for worker, unions in parts.items()}
         every = joined(*by_worker.values())
         start, end, busy = int(every.start[0]), int(every.end[-1]), every.length

@@ -9,14 +9,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from math import sqrt
+from math import floor, sqrt
 from statistics import fmean, variance
 from typing import Any
 
-from rlprof_ops.analyze.output.text import duration, percent
+from rlprof_ops.analyze.metrics.student import quantile
+from rlprof_ops.analyze.output.text import duration, percent, unmarked
 from rlprof_ops.errors import UsageError
 
-STANDARD_ERRORS = 3.0
+FALSE_ALARMS = 0.02  # the chance that two equal runs differ in anything, shared among all that is compared
 MIN_CHANGE = 0.01
 KERNEL_CHANGE = 0.05  # kernels are summed over all steps, so their noise is not known
 KERNEL_SHARE = 0.005
@@ -25,11 +26,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """One quantity in both runs, nanoseconds a step. `noise_ns`: standard error of the difference, None: not
+    """One quantity in both runs, nanoseconds a step. `noise_ns`: what chance alone may make of it, None: not
     known.
 
-    `real`: the difference exceeds three standard errors and 1 %; with a single step in a run there is no
-    noise to hold it against, and nothing is called real.
+    `real`: the difference exceeds that noise and 1 %; with a single step in a run there is no noise to hold
+    it against, and nothing is called real. `uncaptured`: the run ("before", "after") in which its worker was
+    not recorded, so that nothing can be said.
     """
 
     what: str
@@ -37,6 +39,20 @@ class Change:
     after_ns: int | None
     noise_ns: int | None
     real: bool
+    uncaptured: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """In a word or two: "slower", "faster", "new", "gone", "noise", "not captured before", "one step"."""
+        if self.uncaptured:
+            return f"not captured {self.uncaptured}"
+        if self.before_ns is None or self.after_ns is None:
+            return "new" if self.before_ns is None else "gone"
+        if self.noise_ns is None:
+            return "one step"
+        if not self.real:
+            return "noise"
+        return "slower" if self.difference_ns > 0 else "faster"
 
     @property
     def difference_ns(self) -> int:
@@ -44,12 +60,13 @@ class Change:
 
     @property
     def share(self) -> float | None:
-        return self.difference_ns / self.before_ns if self.before_ns else None
+        return self.difference_ns / self.before_ns if self.before_ns and self.after_ns is not None else None
 
     def to_dict(self) -> Json:
         share = self.share
         return asdict(self) | {
-            "difference_ns": self.difference_ns,
+            "difference_ns": None if self.uncaptured else self.difference_ns,
+            "verdict": self.verdict,
             "share": None if share is None else round(share, 5),
         }
 
@@ -87,19 +104,23 @@ def compare(before: Json, after: Json) -> Diff:
     """The difference of two answers (`report.json`). Phases are compared by worker and phase, kernels by
     name as well.
     """
-    step = _change(
-        "step", [s["duration_ns"] for s in before["steps"]], [s["duration_ns"] for s in after["steps"]]
-    )
+    lengths = [[s["duration_ns"] / (s["count"] or 1) for s in a["steps"]] for a in (before, after)]
     one, two = _phase_samples(before), _phase_samples(after)
-    phases = [_change(what, one.get(what, []), two.get(what, [])) for what in dict.fromkeys([*one, *two])]
+    names = list(dict.fromkeys([*one, *two]))
+    level = FALSE_ALARMS / (1 + len(names))
+    step = _change("step", lengths[0], lengths[1], level)
+    captured = [{what.partition("/")[0] for what in samples} for samples in (one, two)]
+    phases = [_change(what, one.get(what, []), two.get(what, []), level, captured) for what in names]
     phases.sort(key=lambda c: (not c.real, -abs(c.difference_ns)))
     slow_before, slow_after = _stragglers(before), _stragglers(after)
     notes = []
     if min(len(before["steps"]), len(after["steps"])) < 2:
         notes.append(
-            "A run has a single step, so its noise is not known: capture more steps to tell a change from"
-            " chance."
+            "A run has a single step or window, so its noise is not known: capture more steps to tell a"
+            " change from chance."
         )
+    for name, answer in (("before", before), ("after", after)):
+        notes += [f"{name}: {sentence}" for sentence in unmarked(answer["steps"])]
     if len(before["ranks"]) != len(after["ranks"]):
         notes.append(f"The runs have {len(before['ranks'])} and {len(after['ranks'])} ranks.")
     return Diff(
@@ -116,29 +137,43 @@ def compare(before: Json, after: Json) -> Diff:
     )
 
 
-def _change(what: str, before: Sequence[float], after: Sequence[float]) -> Change:
+def _change(
+    what: str,
+    before: Sequence[float],
+    after: Sequence[float],
+    level: float,
+    captured: Sequence[set[str]] = (),
+) -> Change:
+    """Welch's t test at `level`, two-sided: the noise is the quantile times the standard error."""
     first = round(fmean(before)) if before else None
     second = round(fmean(after)) if after else None
-    noise = None
-    if len(before) > 1 and len(after) > 1:
-        noise = round(sqrt(variance(before) / len(before) + variance(after) / len(after)))
-    apart = abs((second or 0) - (first or 0))
-    real = noise is not None and apart > STANDARD_ERRORS * noise and apart > MIN_CHANGE * max(first or 0, 1)
-    if (first is None) != (second is None):
-        real = True  # the phase came or went
-    return Change(what, first, second, noise, real)
+    worker = what.partition("/")[0]
+    for name, workers in zip(("before", "after"), captured, strict=False):
+        if worker not in workers:
+            return Change(what, first, second, None, False, name)
+    if first is None or second is None:
+        return Change(what, first, second, None, real=True)  # the phase came or went
+    if len(before) < 2 or len(after) < 2:
+        return Change(what, first, second, None, real=False)
+    one, two = variance(before) / len(before), variance(after) / len(after)
+    noise = 0.0
+    if one + two > 0:
+        freedom = (one + two) ** 2 / (one**2 / (len(before) - 1) + two**2 / (len(after) - 1))
+        noise = quantile(1 - level / 2, max(floor(4 * freedom) / 4, 1.0)) * sqrt(one + two)
+    apart = abs(second - first)
+    return Change(what, first, second, round(noise), apart > noise and apart > MIN_CHANGE * max(first, 1))
 
 
 def _phase_samples(answer: Json) -> dict[str, list[float]]:
     """worker/phase -> its mean over the ranks, one sample a step."""
-    sums: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    sums: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in answer["anatomy"]:
         rank = answer["ranks"][row["rank"]]
         if rank["controller"]:
             continue
         for phase in row["phases"]:
             sums[f"{rank['worker']}/{answer['phase_names'][phase['phase']]}"][row["step"]].append(
-                phase["duration_ns"]
+                phase["duration_ns"] / (row["count"] or 1)
             )
     return {what: [fmean(lengths) for _, lengths in sorted(steps.items())] for what, steps in sums.items()}
 
@@ -160,8 +195,8 @@ def _kernels(before: Json, after: Json) -> tuple[Change, ...]:
 def _kernel_times(answer: Json) -> dict[str, float]:
     """worker/phase: kernel -> time a step and rank."""
     ranks: dict[str, int] = defaultdict(int)
-    for row in {(a["rank"], a["step"]) for a in answer["anatomy"]}:
-        ranks[answer["ranks"][row[0]]["worker"]] += 1
+    for row in answer["anatomy"]:
+        ranks[answer["ranks"][row["rank"]]["worker"]] += row["count"] or 1
     return {
         f"{k['worker']}/{k['phase'] or '-'}: {k['name']}": k["total_ns"] / max(ranks[k["worker"]], 1)
         for k in answer["kernels"]
@@ -228,7 +263,7 @@ def parse_rule(text: str, diff: Diff) -> Rule:
 
 
 def violations(rules: Sequence[Rule], diff: Diff) -> list[str]:
-    """What broke a rule, in words. A change within the noise breaks none."""
+    """What broke a rule, in words. A change within the noise breaks none; see `unjudged` for the rest."""
     found = []
     for rule in rules:
         if rule.what in _COUNTS:
@@ -239,20 +274,36 @@ def violations(rules: Sequence[Rule], diff: Diff) -> list[str]:
                     f" {'reports are missing or unread' if rule.what == 'missing' else 'new stragglers'}"
                 )
             continue
-        changes = (
-            [diff.step]
-            if rule.what == "step"
-            else [c for c in diff.phases if rule.what in (c.what, c.what.partition("/")[2])]
-        )
-        for change in changes:
+        for change in _named(rule, diff):
             grown = change.share if rule.relative else float(change.difference_ns)
             if change.real and grown is not None and grown > rule.limit:
                 found.append(f"{rule.text}: {change.what} {describe(change)}")
     return found
 
 
+def _named(rule: Rule, diff: Diff) -> list[Change]:
+    if rule.what == "step":
+        return [diff.step]
+    return [change for change in diff.phases if rule.what in (change.what, change.what.partition("/")[2])]
+
+
+def unjudged(rules: Sequence[Rule], diff: Diff) -> list[str]:
+    """Rules that neither held nor broke, with the reason."""
+    found = []
+    for rule in rules:
+        for change in _named(rule, diff) if rule.what not in _COUNTS else ():
+            if change.uncaptured:
+                found.append(f"{rule.text}: {change.what} was not captured {change.uncaptured}")
+            elif change.verdict == "one step":
+                found.append(f"{rule.text}: a run has a single step of {change.what}, its noise is not known")
+    return found
+
+
 def describe(change: Change) -> str:
     """ "went from 1.20 s to 1.31 s (+9.2 %, noise ±8 ms)"."""
+    if change.uncaptured:
+        there = change.after_ns if change.uncaptured == "before" else change.before_ns
+        return f"was not captured {change.uncaptured} ({duration(there or 0)} a step in the other run)"
     if change.before_ns is None:
         return f"is new, {duration(change.after_ns or 0)} a step"
     if change.after_ns is None:

@@ -10,13 +10,21 @@ from rlprof_ops.analyze.output.diff import Change, Diff, describe
 from rlprof_ops.analyze.output.text import duration, percent
 
 MAX_ROWS = 20
+_END = {
+    "slower": ".",
+    "faster": ".",
+    "noise": ": within the noise.",
+    "one step": ": with a single step this cannot be told from chance.",
+    "new": ": the other run has no step.",
+    "gone": ": the other run has no step.",
+}
 
 
 def show(diff: Diff, before: str, after: str, console: Console | None = None) -> None:
     console = console or Console()
     console.print(f"{escape(before)} → {escape(after)}", highlight=False)
     console.print(
-        f"[bold]A step {escape(describe(diff.step))}[/]" + ("." if diff.step.real else ": within the noise."),
+        f"[bold]A step {escape(describe(diff.step))}[/]{_END[diff.step.verdict]}",
         highlight=False,
     )
     for note in diff.notes:
@@ -53,13 +61,8 @@ def _table(title: str, changes: tuple[Change, ...], with_noise: bool) -> Table:
         share = "-" if c.share is None else f"{'+' if c.share >= 0 else '−'}{percent(abs(c.share))}"
         cells = [_or_dash(c.before_ns), _or_dash(c.after_ns), share]
         if with_noise:
-            verdict = (
-                "[red]slower[/]"
-                if c.real and c.difference_ns > 0
-                else "[green]faster[/]"
-                if c.real
-                else "[dim]noise[/]"
-            )
+            color = {"slower": "red", "faster": "green", "new": "yellow", "gone": "yellow"}
+            verdict = f"[{color.get(c.verdict, 'dim')}]{c.verdict}[/]"
             cells += ["?" if c.noise_ns is None else f"±{duration(c.noise_ns)}", verdict]
         table.add_row(escape(c.what), *cells)
     return table

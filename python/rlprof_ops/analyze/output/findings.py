@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Any
 
 from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
@@ -96,7 +95,7 @@ def _idle_workers(merged: Merged, bubbles: Sequence[Bubble]) -> list[Finding]:
         )
         steps = hits[0].steps
         mean = sum(b.mean_ns for b in hits) / steps
-        share = sum(b.share for b in hits) / steps
+        share = sum(b.share * b.count for b in hits) / steps
         if share >= MIN_SHARE:
             few = len(merged.step_numbers) - steps
             where = f" (mean of the {steps} steps in which both were captured)" if few else ""
@@ -119,32 +118,32 @@ def _gpu(merged: Merged) -> list[Finding]:
         if not rows:
             continue
         window = sum(row.gpu.window_ns for row in rows if row.gpu)
+        steps = sum(row.count or 1 for row in rows)
         exposed = sum(row.gpu.exposed_communication_ns for row in rows if row.gpu)
         if exposed / window >= MIN_SHARE:
             text = (
                 f"Communication that nothing hides takes {percent(exposed / window)} of {worker}'s GPU time: "
-                f"{duration(exposed / len(rows))} a step."
+                f"{duration(exposed / steps)} a step."
             )
-            found.append(Finding("communication", text, round(exposed / len(rows))))
+            found.append(Finding("communication", text, round(exposed / steps)))
         host = sum(row.idle.host_ns for row in rows if row.idle)
         if host / window >= MIN_SHARE:
             text = (
                 f"{worker}'s GPUs wait for the host to launch work for {percent(host / window)} of the time: "
-                f"{duration(host / len(rows))} a step."
+                f"{duration(host / steps)} a step."
             )
-            found.append(Finding("host", text, round(host / len(rows))))
+            found.append(Finding("host", text, round(host / steps)))
     return found
 
 
 def _unexplained(merged: Merged, waits: Sequence[Waiting]) -> list[Finding]:
-    lengths = {(row.rank, row.step): row.duration_ns for row in merged.steps}
+    lengths = {(row.rank, row.step): (row.duration_ns, row.count or 1) for row in merged.steps}
     marking = {row.rank.worker for row in merged.steps if row.phases}
     rows = [w for w in waits if not w.rank.is_controller and (not marking or w.rank.worker in marking)]
     if not rows:
         return []
     found = [*_not_captured(rows, lengths)]
-    lost = fmean(w.unexplained_ns for w in rows)
-    share = lost / max(fmean(lengths[w.rank, w.step] for w in rows), 1)
+    lost, share = _a_step([w.unexplained_ns for w in rows], rows, lengths)
     if share < 2 * MIN_SHARE:
         return found
     if not any(row.phases for row in merged.steps):
@@ -160,10 +159,18 @@ def _unexplained(merged: Merged, waits: Sequence[Waiting]) -> list[Finding]:
     return [*found, Finding("unexplained", text, round(lost))]
 
 
-def _not_captured(rows: Sequence[Waiting], lengths: dict[tuple[Rank, int], int]) -> list[Finding]:
+Lengths = dict[tuple[Rank, int], tuple[int, int]]  # the row's duration, and how many steps it holds
+
+
+def _a_step(times: list[int], rows: Sequence[Waiting], lengths: Lengths) -> tuple[float, float]:
+    """The mean of such a time a step, and its share."""
+    whole = sum(lengths[w.rank, w.step][0] for w in rows)
+    return sum(times) / sum(lengths[w.rank, w.step][1] for w in rows), sum(times) / max(whole, 1)
+
+
+def _not_captured(rows: Sequence[Waiting], lengths: Lengths) -> list[Finding]:
     """What cannot be said because a worker was not recorded: no cost, for nothing is known of it."""
-    lost = fmean(w.uncaptured_ns for w in rows)
-    share = lost / max(fmean(lengths[w.rank, w.step] for w in rows), 1)
+    lost, share = _a_step([w.uncaptured_ns for w in rows], rows, lengths)
     if share < 2 * MIN_SHARE:
         return []
     workers = sorted({w.rank.worker for w in rows if w.uncaptured_ns})

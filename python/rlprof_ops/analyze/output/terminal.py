@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlprof_ops.analyze.output.text import duration, percent, size
+from rlprof_ops.analyze.output.text import duration, percent, size, step_runs, unmarked
 
 FINDINGS_FIRST = 3
 MAX_ROWS = 24
@@ -19,13 +18,14 @@ Json = dict[str, Any]
 def show(answer: Json, console: Console) -> None:
     """Prints the summary of a report. Everything that comes from a run is escaped."""
     run, coverage = answer["run"], answer["coverage"]
-    steps = [step["step"] for step in answer["steps"]]
     title = f"{run.get('job_name') or 'run'} {run.get('job') or ''}".strip()
     console.print(f"[bold]{escape(title)}[/]  {escape(run['path'])}")
     console.print(
         f"{len(coverage['reports'])} reports read · {len(answer['ranks'])} ranks · steps"
-        f" {escape(_runs(steps)) or 'none'} · clocks {_clocks(answer)}\n"
+        f" {escape(step_runs(answer['steps'])) or 'none'} · clocks {_clocks(answer)}\n"
     )
+    for sentence in unmarked(answer["steps"]):
+        console.print(f"[yellow]{escape(sentence)}[/]", highlight=False)
     for number, finding in enumerate(answer["findings"][:FINDINGS_FIRST], 1):
         console.print(f"[bold]{number}.[/] {escape(finding['text'])}")
     if not answer["findings"]:
@@ -65,16 +65,16 @@ def _phases(answer: Json) -> Table:
     for worker in dict.fromkeys(r["worker"] for r in answer["ranks"]):
         rows = [a for a in answer["anatomy"] if answer["ranks"][a["rank"]]["worker"] == worker]
         if rows:
-            idle, whole = fmean(a["idle_ns"] for a in rows), fmean(a["duration_ns"] for a in rows)
-            table.add_row(
-                escape(worker),
-                "[dim]in no phase[/]",
-                duration(idle),
-                percent(idle / whole if whole else 0),
-                "-",
-                "-",
-                "",
-            )
+            steps = sum(a["count"] or 1 for a in rows)
+            whole = sum(a["duration_ns"] for a in rows)
+            unseen = sum(a["uncaptured_ns"] for a in rows)
+            idle = sum(a["idle_ns"] for a in rows) - unseen
+            for label, part in (("in no phase", idle), ("not captured", unseen)):
+                if part or label == "in no phase":
+                    share = percent(part / whole if whole else 0)
+                    table.add_row(
+                        escape(worker), f"[dim]{label}[/]", duration(part / steps), share, "-", "-", ""
+                    )
     return table
 
 
@@ -141,14 +141,3 @@ def _clocks(answer: Json) -> str:
         if residual is None
         else f"aligned to {duration(residual)}"
     )
-
-
-def _runs(steps: list[int]) -> str:
-    """ "3-5, 8" of [3, 4, 5, 8]."""
-    parts: list[list[int]] = []
-    for step in steps:
-        if parts and step == parts[-1][1] + 1:
-            parts[-1][1] = step
-        else:
-            parts.append([step, step])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 
 def duration(ns: float) -> str:
     """Three significant digits and the unit that suits: "1.25 s", "312 ms", "8.4 µs", "12 ns"."""
@@ -15,6 +18,45 @@ def duration(ns: float) -> str:
 
 def percent(share: float) -> str:
     return f"{share * 100:.{0 if share >= 0.0995 else 1}f} %"
+
+
+def step_runs(steps: Sequence[Mapping[str, Any]]) -> str:
+    """ "3-5, 8" of an answer's steps; a window that no mark divides counts as the steps it holds."""
+    runs: list[list[int]] = []
+    for row in steps:
+        first, last = row["step"], row["step"] + (row["count"] or 1) - 1
+        if runs and first <= runs[-1][1] + 1:
+            runs[-1][1] = max(runs[-1][1], last)
+        else:
+            runs.append([first, last])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def unmarked(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sentences on windows whose steps no range marks: what their figures "a step" are."""
+    said = []
+    for row in steps:
+        if row["marked"]:
+            continue
+        if row["count"] is None:
+            said.append(
+                f"No range marks a step in a window of {duration(row['duration_ns'])}, and nothing tells how"
+                " many steps it holds: its figures are of the whole window."
+            )
+        elif row["count"] > 1:
+            said.append(
+                f"Steps {step_runs([row])} are a window of {row['count']} steps that no range marks: its"
+                f" figures a step are those of the window ({duration(row['duration_ns'])}) divided by"
+                f" {row['count']}."
+            )
+    told = [row for row in steps if not row["marked"] and row["count"] == 1]
+    if told and len(told) == len(steps):
+        one = len(told) == 1
+        said.append(
+            f"Step{'' if one else 's'} {step_runs(told)}: no range marks {'it' if one else 'them'};"
+            f" {'it is the whole capture' if one else 'they are told by their phases, which repeat'}."
+        )
+    return said
 
 
 def size(count: float) -> str:

@@ -5,8 +5,9 @@ report.json.
 from __future__ import annotations
 
 from collections import defaultdict
-from statistics import fmean
 from typing import Any
+
+from rlprof_ops.analyze.output.text import step_runs, unmarked
 
 MAX_SEGMENTS = 60_000
 MAX_BUBBLES = 400
@@ -42,6 +43,9 @@ def page_data(answer: Json) -> Json:
         "steps_of": _steps_of(answer),
         "workers": _workers(answer),
         "bubbles": answer["bubbles"][:MAX_BUBBLES],
+        "step_names": {str(row["step"]): step_runs([row]) for row in answer["steps"]},
+        "all_steps": step_runs(answer["steps"]),
+        "unmarked": unmarked(answer["steps"]),
     }
 
 
@@ -80,24 +84,25 @@ def _workers(answer: Json) -> list[Json]:
         groups[answer["ranks"][row["rank"]]["worker"]].append(row)
     found = []
     for worker, rows in groups.items():
+        steps = sum(row["count"] or 1 for row in rows)
         phases: dict[int, float] = defaultdict(float)
         waits: dict[str, float] = defaultdict(float)
         for row in rows:
             for phase in row["phases"]:
-                phases[phase["phase"]] += phase["duration_ns"] / len(rows)
+                phases[phase["phase"]] += phase["duration_ns"] / steps
             for other, length in row["waiting_ns"].items():
-                waits[other] += length / len(rows)
+                waits[other] += length / steps
         ranks = {row["rank"] for row in rows}
         found.append(
             {
                 "worker": worker,
                 "ranks": len(ranks),
                 "controller": answer["ranks"][rows[0]["rank"]]["controller"],
-                "mean_ns": round(fmean(row["duration_ns"] for row in rows)),
+                "mean_ns": round(sum(row["duration_ns"] for row in rows) / steps),
                 "phases": [[phase, round(length)] for phase, length in sorted(phases.items())],
                 "waiting": [[other, round(length)] for other, length in sorted(waits.items())],
-                "unexplained_ns": round(fmean(row["unexplained_ns"] for row in rows)),
-                "uncaptured_ns": round(fmean(row["uncaptured_ns"] for row in rows)),
+                "unexplained_ns": round(sum(row["unexplained_ns"] for row in rows) / steps),
+                "uncaptured_ns": round(sum(row["uncaptured_ns"] for row in rows) / steps),
             }
         )
     first: dict[str, int] = {}

@@ -66,7 +66,7 @@ const ns = (name, key, extra) => ({name, num: true, value: r => r[key], text: r 
 const steps = D.steps.map(s => s.step), hosts = [...new Set(D.ranks.map(r => r.host).filter(Boolean))];
 const stepRuns = list => { const out = []; for (const s of list) { const l = out[out.length - 1]; if (l && s === l[1] + 1) l[1] = s; else out.push([s, s]); } return out.map(([a, b]) => a === b ? a : a + "–" + b).join(", "); };
 const start = new Date(D.made_ns / 1e6);
-$("meta").textContent = [`steps ${stepRuns(steps) || "none"}`, `${D.ranks.length} ranks`, hosts.length ? `${hosts.length} ${hosts.length === 1 ? "host" : "hosts"}` : "", start.toISOString().slice(0, 16).replace("T", " ") + " UTC"].filter(Boolean).join("  ·  ");
+$("meta").textContent = [`steps ${D.all_steps || "none"}`, `${D.ranks.length} ranks`, hosts.length ? `${hosts.length} ${hosts.length === 1 ? "host" : "hosts"}` : "", start.toISOString().slice(0, 16).replace("T", " ") + " UTC"].filter(Boolean).join("  ·  ");
 $("footer").textContent = `${D.made_by} · ${D.run.path} · the same numbers are in report.json`;
 const themes = [null, "light", "dark"]; let theme = 0;
 $("theme").addEventListener("click", () => { const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -77,7 +77,9 @@ D.findings.forEach((f, i) => $("findings-list").append(el("li", f.kind + (i > 2 
 if (!D.findings.length) $("findings-list").append(el("li", "", "Nothing is large enough for a sentence."));
 const tile = (value, label, title) => { const t = el("div", "tile"); t.append(el("b", "", value), el("span", "", label)); if (title) t.title = title; $("tiles").append(t); };
 const mean = a => a.length ? a.reduce((x, y) => x + y, 0) / a.length : 0;
-if (D.steps.length) tile(time(mean(D.steps.map(s => s.duration_ns))), `a step, mean of ${D.steps.length}`, "First rank's start to last rank's end");
+const stepCount = D.steps.reduce((n, s) => n + (s.count || 1), 0), unknown = D.steps.some(s => s.count === null);
+if (D.steps.length) tile(time(D.steps.reduce((n, s) => n + s.duration_ns, 0) / stepCount), unknown ? "a window without step marks" : stepCount > 1 ? `a step, mean of ${stepCount}` : "the captured step", "First rank's start to last rank's end");
+D.unmarked.forEach(text => $("unmarked").append(el("p", "warn", text)));
 const gpuWindow = D.gpu.reduce((s, g) => s + g.window_ns, 0);
 if (gpuWindow) { tile(pct(D.gpu.reduce((s, g) => s + g.busy_ns, 0) / gpuWindow), "GPUs busy", "Union of all GPU work over the windows, all ranks"); tile(pct(D.gpu.reduce((s, g) => s + g.exposed_communication_ns, 0) / gpuWindow), "communication exposed", "Communication that no compute hides"); }
 const c = D.coverage;
@@ -92,7 +94,7 @@ const order = D.ranks.map((r, i) => i).sort((a, b) => workersInOrder.indexOf(D.r
 let view = [0, 1], rowsDrawn = [], rowHeight = 18;
 const LABEL = () => innerWidth < 640 ? 84 : 190, TOP = 22;
 function fillSelects() {
-  stepSelect.append(new Option("all", "")); steps.forEach(s => stepSelect.append(new Option(String(s), String(s))));
+  stepSelect.append(new Option("all", "")); steps.forEach(s => stepSelect.append(new Option(D.step_names[s], String(s))));
   workerSelect.append(new Option("all workers", "")); workersInOrder.forEach(w => workerSelect.append(new Option(w, w)));
   stepSelect.value = steps.length > 1 ? "" : String(steps[0] ?? "");
 }

@@ -53,11 +53,17 @@ class RankStep:
     source: str  # the report's path
     collectives_seen: bool
     opening_ns: int = 0  # cut off the start: the other ranks' profilers were still being opened
+    count: int | None = 1  # how many steps it holds: a window that no mark divides; None: nobody knows
     captured: tuple[int, int] | None = None  # of a step without a mark: what of it the report covers
 
     @property
     def duration_ns(self) -> int:
         return self.end - self.start
+
+    @property
+    def numbers(self) -> range:
+        """The steps it holds."""
+        return range(self.step, self.step + (self.count or 1))
 
     @property
     def recorded(self) -> Union:
@@ -81,7 +87,8 @@ class Merged:
 
     @property
     def step_numbers(self) -> tuple[int, ...]:
-        return tuple(sorted({row.step for row in self.steps}))
+        """All steps, those inside windows that no mark divides too."""
+        return tuple(sorted({number for row in self.steps for number in row.numbers}))
 
 
 def rank_of(summary: Summary) -> Rank:
@@ -141,6 +148,7 @@ def _row(rank: Rank, summary: Summary, step: StepTime, clock: HostClock) -> Rank
         idle=step.idle,
         source=summary.report.path,
         collectives_seen=summary.collectives_seen,
+        count=step.count,
         captured=None if step.marked else (clock.aligned(summary.start), clock.aligned(summary.end)),
     )
 

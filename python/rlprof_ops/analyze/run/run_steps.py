@@ -93,7 +93,7 @@ def _as_long_as_others(row: RankStep, rows: list[RankStep]) -> RankStep:
     """A step without a mark lasts as long as the other ranks say; its own ranges tell only when it did
     something.
     """
-    if row.marked or row.gpu is not None:
+    if row.marked or row.gpu is not None or row.count != 1:
         return row
     marked = [other for other in rows if other.step == row.step and other.marked]
     if not marked:

@@ -71,7 +71,9 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step on one rank; with several GPUs in the process the GPU's times are their sum."""
+    """One step on one rank, or a window of `count` steps that no mark tells apart (None: nobody knows how
+    many); with several GPUs in the process the GPU's times are their sum.
+    """
 
     step: int
     start: int
@@ -79,6 +81,7 @@ class StepTime:
     marked: bool
     gpu: GpuTimes | None
     idle: IdleSplit | None
+    count: int | None = 1
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def summarise_file(root: Path, report: Report, cache: bool = True) -> Summary | 
 def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summary:
     """All metrics of one trace that need no other rank."""
     begun = time.perf_counter() if begun is None else begun
-    steps = find_steps(trace, report.start)
+    steps = find_steps(trace, report.start, report.stop)
     segments = find_phases(trace, steps)
     talking, collective_events = host_communication(trace), find_collective_events(trace)
     ops = top_ops(trace, segments)
@@ -230,7 +233,7 @@ def sum_idle(splits: list[IdleSplit]) -> IdleSplit | None:
 
 def _step_time(step: Step, gpus: list[GpuWindows], number: int) -> StepTime:
     gpu, idle = _in_window(gpus, number)
-    return StepTime(step.step, step.start, step.end, step.marked, gpu, idle)
+    return StepTime(step.step, step.start, step.end, step.marked, gpu, idle, step.count)
 
 
 def _phase_times(

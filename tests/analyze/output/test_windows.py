@@ -1,0 +1,103 @@
+"""Windows whose steps no range marks: told apart by repeated phases, else called a window of N steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("msgspec")
+
+from rich.console import Console
+from tests.analyze.output.test_answer import check_sums, validate
+from tests.analyze.shared import kernel, launch, mark, write_trace
+
+from rlprof_ops.analyze.output.diff import compare
+from rlprof_ops.analyze.output.terminal import show
+from rlprof_ops.analyze.page.render import render
+from rlprof_ops.analyze.reporting import answer_of
+
+MS = 1_000_000
+FILE = "policy_worker_rank0_step{0}_n0_100.pt.trace.json.gz"
+
+
+def answer_for(folder: Path, events: list[Any], steps: str = "3-4") -> dict[str, Any]:
+    name = FILE.format(steps)
+    place = folder / "profiles" / "torch" / "policy_worker" / "rank0"
+    write_trace(place / name, events, base_ns=10**18, host_name="n0")
+    answer = answer_of(folder, jobs=1, cache=False)
+    check_sums(answer)
+    validate(answer)
+    return answer
+
+
+def step(begin_ms: float, marked: int | None = None, order: str = "gt", factor: float = 1.0) -> list[Any]:
+    """100 ms: generation for 40 and train for 38, with 30 ms of kernels in train."""
+    begin = begin_ms * 1000
+    events = [mark(f"step {marked}", begin, 100_000)] if marked is not None else []
+    for phase in order:
+        if phase == "g":
+            events.append(mark("generation", begin, 40_000))
+        else:
+            events.append(mark("train", begin + 50_000, 38_000 * factor))
+            events.append(launch(begin + 50_010, int(begin)))
+            events.append(kernel("gemm", begin + 50_100, 30_000 * factor, correlation=int(begin)))
+    return events
+
+
+def said(answer: dict[str, Any]) -> str:
+    console = Console(width=200, record=True, file=None)
+    with console.capture() as captured:
+        show(answer, console)
+    return captured.get()
+
+
+def test_a_window_that_nothing_divides_is_not_called_one_step(tmp_path: Path) -> None:
+    """Phases that do not repeat alike: generation and train, then train alone."""
+    answer = answer_for(tmp_path, [*step(0), *step(100, order="t")])
+    window = answer["steps"][0]
+    assert (window["step"], window["count"], window["marked"]) == (3, 2, False) and len(answer["steps"]) == 1
+    train = next(p for p in answer["phases"] if p["phase"] == "train")
+    assert train["mean_ns"] == 38 * MS
+    text = said(answer)
+    assert "steps 3-4" in text and "a window of 2 steps" in text
+    assert "38.0 ms" in text and "76.0 ms" not in text
+    assert "a window of 2 steps" in render(answer)
+    assert answer["coverage"]["reports"][0]["steps"] == [3, 4]
+
+
+def test_phases_that_repeat_once_a_step_tell_the_steps(tmp_path: Path) -> None:
+    answer = answer_for(tmp_path, [*step(0), *step(100)])
+    assert [(s["step"], s["count"], s["marked"]) for s in answer["steps"]] == [(3, 1, False), (4, 1, False)]
+    assert [p["mean_ns"] for p in answer["phases"]] == [40 * MS, 38 * MS]
+    assert "told by their phases, which repeat" in said(answer)
+
+
+@pytest.mark.parametrize("order", ["gtt", "g", "t"])
+def test_what_could_be_micro_batches_is_left_alone(tmp_path: Path, order: str) -> None:
+    events = [e for i, o in enumerate(order) for e in step(100.0 * i, order=o)]
+    answer = answer_for(tmp_path, events)
+    assert [s["count"] for s in answer["steps"]] == [2]
+
+
+def test_a_window_of_unknown_length_says_so(tmp_path: Path) -> None:
+    place = tmp_path / "trace_of_something"
+    write_trace(place / "trace.pt.trace.json.gz", [*step(0), *step(100)], base_ns=10**18)
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    validate(answer)
+    assert [s["count"] for s in answer["steps"]] == [None]
+    assert "nothing tells how many steps" in said(answer)
+
+
+def test_a_marked_run_and_the_same_without_marks_differ_by_nothing(tmp_path: Path) -> None:
+    marked = answer_for(tmp_path / "a", [*step(0, 3), *step(100, 4)])
+    # a checkpoint at the end, so that the phases are no sequence that repeats
+    events = [*step(0), *step(100), mark("checkpoint", 199_000, 1000)]
+    whole = answer_for(tmp_path / "b", events)
+    assert [s["count"] for s in whole["steps"]] == [2]
+    difference = compare(marked, whole)
+    assert difference.kernels == () and difference.step.before_ns == difference.step.after_ns == 100 * MS
+    train = next(c for c in difference.phases if c.what == "policy_worker/train")
+    assert train.before_ns == train.after_ns == 38 * MS
+    assert any("a window of 2 steps" in note for note in difference.notes)
