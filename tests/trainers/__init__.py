@@ -1,0 +1,1 @@
+"""Real trainers on a machine without a GPU: how each is installed, how a small unmodified run of it is started."""
