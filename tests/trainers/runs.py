@@ -62,7 +62,7 @@ def trainer_run(
         steps: Training steps.
         ray_address: None starts a Ray of its own around the command; an address, or `FROM_ENVIRONMENT`, joins that one, which
             must have been started by this environment's `ray` with `--num-gpus=1`. TRL has no Ray.
-        env: Variables on top, e.g. PYTHONPATH=<checkout>/python.
+        env: Variables on top, e.g. PYTHONPATH=<checkout>/python (which is put before the trainer's own).
         overrides: Further arguments in the trainer's own syntax (TRL: KEY=JSON of GRPOConfig).
 
     Raises:
@@ -72,6 +72,8 @@ def trainer_run(
     words, variables, cwd = _BUILDERS[name](installed, work, steps)
     python = [str(installed.python), "-P"]
     extra = dict(env or {})
+    if extra.get("PYTHONPATH") and "PYTHONPATH" in variables:
+        extra["PYTHONPATH"] += f":{variables['PYTHONPATH']}"
     if name == "verl":
         words += _for_verl_workers({**variables, **extra})
     argv = [*python, *words, *overrides]
