@@ -5,12 +5,14 @@ bytes), removed at the end. The exit code is the command's. SIGTERM and SIGINT g
 """
 
 import argparse
+import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+
+TRIES = 3
 
 
 def main() -> int:
@@ -21,25 +23,53 @@ def main() -> int:
     wanted = parser.parse_args()
     command = wanted.command[1:] if wanted.command[:1] == ["--"] else wanted.command
     os.environ.pop("RAY_ADDRESS", None)
-    folder = tempfile.mkdtemp(prefix="rl", dir="/tmp")
-    try:
-        return _run(command, wanted.num_cpus, wanted.num_gpus, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="rl", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        address = _start(wanted.num_cpus, wanted.num_gpus, folder)
+        try:
+            return _run(command, address)
+        finally:
+            import ray
+
+            ray.shutdown()
 
 
-def _run(command: list[str], num_cpus: int, num_gpus: int, folder: str) -> int:
+def _start(num_cpus: int, num_gpus: int, folder: str) -> str:
+    """Starts Ray and returns its address. On a busy machine it can miss Ray's own limit of 30 s, so it is tried again."""
     import ray
 
-    context = ray.init(address="local", num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
-    try:
-        address = context.address_info["gcs_address"]
-        process = subprocess.Popen(command, env={**os.environ, "RAY_ADDRESS": address})
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, _: process.send_signal(number))
-        return process.wait()
-    finally:
-        ray.shutdown()
+    for attempt in range(1, TRIES + 1):
+        try:
+            context = ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                _temp_dir=os.path.join(folder, str(attempt)),
+            )
+            return context.address_info["gcs_address"]
+        except Exception as error:
+            print(f"with_ray: try {attempt} of {TRIES}: {error}", file=sys.stderr, flush=True)
+            _end_children()
+    raise SystemExit("with_ray: Ray did not start")
+
+
+def _end_children() -> None:
+    """Ends what a failed start has left; all of it is below this process."""
+    import psutil
+
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, timeout=10)
+
+
+def _run(command: list[str], address: str) -> int:
+    process = subprocess.Popen(command, env={**os.environ, "RAY_ADDRESS": address})
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    return process.wait()
 
 
 if __name__ == "__main__":
