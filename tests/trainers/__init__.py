@@ -1,1 +1,1 @@
-"""Real trainers on a machine without a GPU: how each is installed, how a small unmodified run of it is started."""
+"""Real trainers without a GPU: how each is installed, how a small unmodified run of it is started."""

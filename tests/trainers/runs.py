@@ -4,7 +4,8 @@
     done = subprocess.run(run.argv, cwd=run.cwd, env=run.environment(), ...)
     step_times("verl", done.stdout)                        # {1: 12.8, 2: 0.9, 3: 0.9}
 
-Everything is as small as the trainer allows: one worker of each kind, two layers, 16 tokens, one thread a process.
+Everything is as small as the trainer allows: one worker of each kind, two layers, 16 tokens, one thread a
+process.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ class TrainerRun:
     def environment(self) -> dict[str, str]:
         """The whole environment: this process's without what would leak into a trainer, and `env`."""
         leaking = ("RAY_", "PYTEST_", "SLURM_", "RLPROF_", "NRL_", "VLLM_", "VERL_")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(leaking) and name != "PYTHONPATH"}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(leaking) and name != "PYTHONPATH"
+        }
         return {**kept, **self.env}
 
     def shell(self) -> str:
@@ -58,10 +63,12 @@ def trainer_run(
 
     Args:
         name: One of `NAMES`.
-        work: An existing folder: the working directory, and where the trainer writes. NeMo RL's is its source instead.
+        work: An existing folder: the working directory, and where the trainer writes. NeMo RL runs in its
+            source instead.
         steps: Training steps.
-        ray_address: None starts a Ray of its own around the command; an address, or `FROM_ENVIRONMENT`, joins that one, which
-            must have been started by this environment's `ray` with `--num-gpus=1`. TRL has no Ray.
+        ray_address: None starts a Ray of its own around the command; an address, or `FROM_ENVIRONMENT`, joins
+            that one, which must have been started by this environment's `ray` with `--num-gpus=1`. TRL has
+            no Ray.
         env: Variables on top, e.g. PYTHONPATH=<checkout>/python (which is put before the trainer's own).
         overrides: Further arguments in the trainer's own syntax (TRL: KEY=JSON of GRPOConfig).
 
@@ -104,10 +111,12 @@ def _common(installed: Installed) -> dict[str, str]:
         "RAY_DEDUP_LOGS": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_memory_monitor_refresh_ms": "0",
-        # A worker for each of the 16 CPUs that trainers ask for would be started before the first one is needed.
+        # Otherwise a worker for each CPU of the Ray is started before the first one is needed.
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_uv_run_runtime_env": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray runs its workers at niceness 15: beside anything else on the machine they would hardly move.
+        "RAY_worker_niceness": "0",
     }
 
 
@@ -186,7 +195,11 @@ def _verl(installed: Installed, work: Path, steps: int) -> _Parts:
 
 def _for_verl_workers(variables: Mapping[str, str]) -> list[str]:
     """In a Ray that somebody else has started, workers have the variables of the runtime environment only."""
-    return [f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}='{value}'" for name, value in variables.items() if name != "RAY_ADDRESS"]
+    return [
+        f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}='{value}'"
+        for name, value in variables.items()
+        if name != "RAY_ADDRESS"
+    ]
 
 
 def _rlinf(installed: Installed, work: Path, steps: int) -> _Parts:

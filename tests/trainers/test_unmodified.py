@@ -21,7 +21,9 @@ RUN_S = {"trl": 300, "verl": 900, "rlinf": 300, "nemo_rl": 900}
 STEPS = {"trl": 4, "verl": 3, "rlinf": 3, "nemo_rl": 3}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.timeout(BUILD_S + RUN_S[name] + 60)) for name in runs.NAMES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.timeout(BUILD_S + RUN_S[name] + 60)) for name in runs.NAMES]
+)
 def test_the_steps_are_run(name: str, tmp_path: Path) -> None:
     if why := environments.lacking(name):
         pytest.skip(why)
@@ -40,7 +42,15 @@ def test_the_steps_are_run(name: str, tmp_path: Path) -> None:
 def _run_within(run: runs.TrainerRun, deadline_s: float, log: Path) -> tuple[int | str, str]:
     """Exit code and output; past the deadline its whole session is ended."""
     with log.open("wb") as out:
-        process = subprocess.Popen(run.argv, cwd=run.cwd, env=run.environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(
+            run.argv,
+            cwd=run.cwd,
+            env=run.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
         code: int | str
         try:
             code = process.wait(timeout=deadline_s)

@@ -1,7 +1,7 @@
 """Makes a tiny random Qwen2 and a byte-level tokenizer with a chat template: tiny_model.py FOLDER
 
-Logits are sharp (initializer_range 0.3) and the vocabulary is the tokenizer's: with a near-uniform model a weight
-synchronisation between trainer and rollout that does nothing would not be seen.
+Logits are sharp (initializer_range 0.3) and the vocabulary is the tokenizer's: with a near-uniform model a
+weight synchronisation between trainer and rollout that does nothing would not be seen.
 """
 
 import sys
@@ -26,7 +26,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator((f"What is {a} plus {b}? The answer is {a + b}." for a in range(30) for b in range(30)), trainer)
+    bpe.train_from_iterator(
+        (f"What is {a} plus {b}? The answer is {a + b}." for a in range(30) for b in range(30)), trainer
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token="<|im_end|>",

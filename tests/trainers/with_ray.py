@@ -1,7 +1,8 @@
 """Runs a command with a Ray of its own: with_ray.py [--num-cpus N] [--num-gpus N] -- COMMAND ...
 
-The command finds it through RAY_ADDRESS; Ray's folder is a private, short one below /tmp (a socket's path must not exceed 107
-bytes), removed at the end. The exit code is the command's. SIGTERM and SIGINT go to the command, and Ray ends after it.
+The command finds it through RAY_ADDRESS; Ray's folder is a private, short one below /tmp (a socket's path
+must not exceed 107 bytes), removed at the end. The exit code is the command's. SIGTERM and SIGINT go to the
+command, and Ray ends after it.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def main() -> int:
 
 
 def _start(num_cpus: int, num_gpus: int, folder: str) -> str:
-    """Starts Ray and returns its address. On a busy machine it can miss Ray's own limit of 30 s, so it is tried again."""
+    """Starts Ray, returns its address; tried again, for on a busy machine it can miss Ray's limit of 30 s."""
     import ray
 
     for attempt in range(1, TRIES + 1):

@@ -1,7 +1,8 @@
-"""RLinf's scheduler with small workers of our own: toy.py STEPS [KEY=VALUE of the cluster's configuration ...]
+"""RLinf's scheduler with small workers of our own: toy.py STEPS [KEY=VALUE of its configuration ...]
 
-Cluster, WorkerGroup, Channel and Worker.timer are RLinf's, unchanged; its GRPO needs GPUs, so the work is a few matrix products.
-`profiling.enabled=true` with the other keys of RLinf's own profiling configuration opens its windows.
+Cluster, WorkerGroup, Channel and Worker.timer are RLinf's, unchanged; its GRPO needs GPUs, so the work is a
+few matrix products. `profiling.enabled=true` with the other keys of RLinf's own profiling configuration
+opens its windows.
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ def main() -> None:
     model, steps, *pairs = sys.argv[1:]
     extra = {key: json.loads(value) for key, value in (pair.split("=", 1) for pair in pairs)}
     torch.set_num_threads(1)
-    prompts = Dataset.from_list([{"prompt": [{"role": "user", "content": f"What is {i} plus {i + 1}?"}]} for i in range(64)])
+    prompts = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": f"What is {i} plus {i + 1}?"}]} for i in range(64)]
+    )
     settings = {
         "output_dir": "trl-out",
         "use_cpu": True,

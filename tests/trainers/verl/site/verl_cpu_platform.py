@@ -1,4 +1,6 @@
-"""A CPU platform for verl >= 0.9, through verl's public plug-in points: VERL_PLATFORM=cpu, VERL_USE_EXTERNAL_MODULES=verl_cpu_platform.
+"""A CPU platform for verl >= 0.9, through verl's public plug-in points.
+
+On with VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=verl_cpu_platform.
 
 Nothing of verl is changed. Ray is given GPUs that do not exist, because verl's resource pools ask for "GPU".
 """
@@ -45,7 +47,9 @@ class _DeviceModule(types.ModuleType):
     def set_device(self, *_):
         pass
 
-    synchronize = empty_cache = ipc_collect = reset_peak_memory_stats = set_per_process_memory_fraction = set_device
+    synchronize = empty_cache = ipc_collect = reset_peak_memory_stats = set_per_process_memory_fraction = (
+        set_device
+    )
 
     def memory_allocated(self, *_):
         return 0
@@ -113,10 +117,16 @@ class PlatformCPU(PlatformBase):
         return None, None
 
     def communication_backend_name(self):
-        # verl builds "cpu:gloo,<device>:<this>", which torch refuses for the device cpu ("Duplicate device type cpu");
-        # verl skips that where a group exists, so it is made here.
-        if os.environ.get("WG_BACKEND") == "ray" and "RANK" in os.environ and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+        # verl builds "cpu:gloo,<device>:<this>", which torch refuses for the device cpu ("Duplicate device
+        # type cpu"); verl skips that where a group exists, so it is made here.
+        if (
+            os.environ.get("WG_BACKEND") == "ray"
+            and "RANK" in os.environ
+            and not torch.distributed.is_initialized()
+        ):
+            torch.distributed.init_process_group(
+                "gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+            )
         return "gloo"
 
     def visible_devices_envvar(self):

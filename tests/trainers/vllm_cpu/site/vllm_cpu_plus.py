@@ -1,8 +1,10 @@
-"""vLLM platform (entry point group vllm.platform_plugins), on with VLLM_CPU_PLUS=1: what NeMo RL asks of a platform, on a CPU.
+"""vLLM platform (entry point group vllm.platform_plugins): what NeMo RL asks of one, on a CPU.
 
-It accepts sleep mode (the CPU worker only warns), names a Ray resource (else "current platform cpu does not support ray"),
-and its worker hides `synchronize_device` from vLLM's conflict check: NeMo RL's worker extension, written for an older vLLM, has a
-method of that name.
+On with VLLM_CPU_PLUS=1.
+
+It accepts sleep mode (the CPU worker only warns), names a Ray resource (else "current platform cpu does not
+support ray"), and its worker hides `synchronize_device` from vLLM's conflict check: NeMo RL's worker
+extension, written for an older vLLM, has a method of that name.
 """
 
 import os
