@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.trainers.environments import HERE, Installed, ensure
 
 FROM_ENVIRONMENT = "$RAY_ADDRESS"
-"""As `ray_address`: the Ray that RAY_ADDRESS names where the command is run, e.g. in a job of ray.sub."""
+"""As `ray_address`: the Ray that RAY_ADDRESS names where `shell()` is run, e.g. in a job of ray.sub."""
 
 NAMES = ("trl", "verl", "rlinf", "nemo_rl")
 
@@ -87,6 +87,7 @@ def trainer_run(
     if name != "trl":
         if ray_address is None:
             argv = [*python, str(HERE / "with_ray.py"), "--", *argv]
+            variables["RAY_AUTH_MODE"] = "disabled"
         elif ray_address != FROM_ENVIRONMENT:
             variables["RAY_ADDRESS"] = ray_address
     return TrainerRun(tuple(argv), {**_common(installed), **variables, **extra}, cwd)
@@ -107,7 +108,6 @@ def _common(installed: Installed) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "TORCHINDUCTOR_CACHE_DIR": str(installed.folder / "inductor"),
         "VLLM_CACHE_ROOT": str(installed.folder / "vllm"),
-        "RAY_AUTH_MODE": "disabled",
         "RAY_DEDUP_LOGS": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_memory_monitor_refresh_ms": "0",

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-TRIES = 3
+TRIES = 5
 
 
 def main() -> int:
