@@ -20,6 +20,8 @@ _BLOCK = re.compile(r"^```(?:bash|console|sh)\n(.*?)^```", re.MULTILINE | re.DOT
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 # Variables in our examples that are other programs' own.
 FOREIGN = {"PATH", "PYTHONPATH", "HF_HOME", "WANDB_API_KEY", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"}
+# What decides which tests are run: of the checkout, not of a job.
+OF_TESTS = {"RLPROF_TESTS_REQUIRE"}
 
 
 def command_lines(text: str) -> list[list[str]]:
@@ -41,7 +43,7 @@ def test_commands_exist(document):
     for words in command_lines(document.read_text()):
         while words and _ASSIGNMENT.match(words[0]):
             variable = words.pop(0).partition("=")[0]
-            known = variable in read_knobs() or variable in FOREIGN or variable.startswith("NRL_")
+            known = variable in read_knobs() or variable in FOREIGN | OF_TESTS or variable.startswith("NRL_")
             assert known, f"{document.name}: {variable} is no knob"
         if words:
             check_command(document, words)
