@@ -45,7 +45,7 @@ class Launches(Spans):
 
 @dataclass(frozen=True)
 class GpuSpans(Spans):
-    """Work on a GPU. `track` is unused (-1) here: `device` and `stream` say where it ran."""
+    """Work on a GPU: `device` and `stream` say where it ran, `track` for which process (-1: the only one)."""
 
     kind: npt.NDArray[np.uint8]  # KERNEL, MEMCPY, MEMSET
     device: Codes
@@ -60,6 +60,7 @@ class MemorySamples:
     """What the allocator reported: torch's `[memory]` instants or nsys's memory-usage events."""
 
     time: Ints
+    track: Codes  # of the process, -1: the only one
     device: Codes
     allocated_bytes: Ints
     reserved_bytes: Ints
@@ -79,6 +80,8 @@ class Collective:
     in_bytes: int
     out_bytes: int
     sequence: int
+    name: str = ""  # of the communicator, one for all its ranks; `group` only describes it
+    members: str = ""  # its ranks in the world it belongs to, "0,1,2"; "" where untold
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Origin:
     window_start: int = 0
     window_end: int = 0
     devices: tuple[str, ...] = ()
+    processes: int = 1  # that the report holds and that are an identity of their own
     details: dict[str, str] = field(default_factory=dict)
 
 

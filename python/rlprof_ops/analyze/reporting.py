@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.analyze.output.answer import build
-from rlprof_ops.analyze.run.engine import Result, summarise_all
+from rlprof_ops.analyze.run.engine import Results, summarise_all
 from rlprof_ops.analyze.run.identity import find_reports
 from rlprof_ops.errors import RlprofError, UsageError
 
@@ -74,7 +74,7 @@ def answer_of(
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("reading reports", total=readable)
 
-        def advance(done: int, _total: int, _result: Result) -> None:
+        def advance(done: int, _total: int, _result: Results) -> None:
             bar.update(task, completed=done)
 
         return build(root, reports, summarise_all(folder, reports, engine, jobs, cache, advance))

@@ -34,7 +34,7 @@ def peak():  # not ru_maxrss, which begins with the peak of the process that sta
 for name in sys.argv[2:]:
     path = Path(name)
     report = Report(path.name, "torch", "w", 0, "", None, None, None, None, path.stat().st_size)
-    found = summary.summarise_file(path.parent, report, cache=False)
+    found = summary.summarise_file(path.parent, report, cache=False)[0]
     said = found.reason if isinstance(found, summary.Unread) else f"read {found.events} {found.truncated}"
     print(json.dumps([path.name, said, peak()]), flush=True)
 """

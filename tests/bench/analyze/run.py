@@ -31,8 +31,8 @@ from rlprof_ops.analyze.run.identity import Report
 from rlprof_ops.analyze.run.summary import summarise_file
 path = Path(sys.argv[1])
 report = Report(path.name, "torch", "policy_worker", 0, "", None, None, None, None, path.stat().st_size)
-s = summarise_file(path.parent, report, cache=False)
-print(f"{s.events} events, {len(s.steps)} steps, {len(s.phases)} phase rows, idle {sum(d.times.idle_ns for d in s.devices) / 1000:.0f} us", file=sys.stderr)
+for s in summarise_file(path.parent, report, cache=False):
+    print(f"{s.events} events, {len(s.steps)} steps, {len(s.phases)} phase rows, idle {sum(d.times.idle_ns for d in s.devices) / 1000:.0f} us", file=sys.stderr)
 """
 HTA = """
 import sys, logging

@@ -4,17 +4,19 @@ came last.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlprof_ops.analyze.columns import Ints, Trace, codes_where
+from rlprof_ops.analyze.columns import Collective, Ints, Trace, codes_where
 from rlprof_ops.analyze.metrics.gpu import communicates
 from rlprof_ops.analyze.metrics.host import meets
 from rlprof_ops.analyze.readers.spill import release, rows_named
 
 MAX_MEETINGS = 20_000  # a trace: enough for any fit, small enough to pass between processes
 _POINT_TO_POINT = ("send", "recv", "coalesced")
+_WORLD = "default_pg"  # as torch describes the group of all ranks
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,13 @@ class CollectiveEvents:
     the host.
     """
 
-    key: str  # communicator and operation, equal on all ranks that take part
+    key: str  # what the communicator is for and the operation, for people
     on_gpu: bool
     start: Ints
     end: Ints
     sequence: Ints  # -1 where the trace does not number them
+    communicator: str = ""  # its name and its members: two with one description stay two
+    size: int = -1  # ranks in it, -1 where untold
 
 
 def find_collective_events(trace: Trace) -> tuple[CollectiveEvents, ...]:
@@ -42,8 +46,11 @@ def find_collective_events(trace: Trace) -> tuple[CollectiveEvents, ...]:
             break
         part = slice(0, budget)
         kept.append(
-            CollectiveEvents(
-                meeting.key, meeting.on_gpu, meeting.start[part], meeting.end[part], meeting.sequence[part]
+            replace(
+                meeting,
+                start=meeting.start[part],
+                end=meeting.end[part],
+                sequence=meeting.sequence[part],
             )
         )
         budget -= len(meeting.start)
@@ -54,19 +61,44 @@ def _kernels(trace: Trace) -> list[CollectiveEvents]:
     gpu = trace.gpu
     rows = rows_named(gpu, codes_where(trace.names, communicates))
     rows = rows[gpu.collective[rows] >= 0]
-    found: dict[tuple[str, str], list[int]] = {}
+    found: dict[tuple[str, str, str, int], list[int]] = {}
     for code in np.unique(gpu.collective[rows]).tolist():
         said = trace.collectives[code]
         if said.group_size != 1 and not any(word in said.op.lower() for word in _POINT_TO_POINT):
-            found.setdefault((said.group, said.op.strip("_").lower()), []).append(code)
+            communicator = _communicator(said, trace.origin.world_size)
+            if communicator is not None:
+                op = said.op.strip("_").lower()
+                found.setdefault((said.group, communicator, op, said.group_size), []).append(code)
     collective_events = []
-    for (group, op), codes in found.items():
+    for (group, communicator, op, size), codes in found.items():
         mine = rows[np.isin(gpu.collective[rows], codes)]
         sequences = np.array([c.sequence for c in trace.collectives], np.int64)[gpu.collective[mine]]
         collective_events.append(
-            CollectiveEvents(f"{group}/{op}", True, gpu.start[mine], gpu.end[mine], sequences)
+            CollectiveEvents(
+                f"{group}/{op}", True, gpu.start[mine], gpu.end[mine], sequences, communicator, size
+            )
         )
     return collective_events
+
+
+def _communicator(said: Collective, world_size: int) -> str | None:
+    """What tells a communicator from another of the same description; None where nothing does."""
+    if said.name or said.members:
+        return f"{said.name}:{said.members}"
+    whole_world = said.group == _WORLD or 0 < said.group_size == world_size
+    return "" if whole_world else None
+
+
+def one_communicator(parts: Sequence[tuple[int, CollectiveEvents]]) -> bool:
+    """Whether collective events of several processes, each with its rank in its world (-1: untold), can be of
+    one communicator.
+
+    Every vLLM engine has a world of its own, and in each the ranks and the names of groups begin anew:
+    then a rank occurs twice, or more processes take part than the communicator has.
+    """
+    ranks = [rank for rank, _ in parts if rank >= 0]
+    size = max((events.size for _, events in parts), default=-1)
+    return len(set(ranks)) == len(ranks) and not 0 < size < len(parts)
 
 
 def _host(trace: Trace) -> list[CollectiveEvents]:

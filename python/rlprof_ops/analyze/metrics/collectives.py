@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents
+from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, one_communicator
 from rlprof_ops.analyze.run.clocks import match_rows
 from rlprof_ops.analyze.run.merge import Merged, Rank, rank_of
 
 MAX_RANKS = 64  # matched a communicator: enough to find the last comer of any size of job by sampling
+
+Members = dict[Rank, tuple[CollectiveEvents, str, int]]  # rank -> its events, its host, its rank in its world
 
 
 @dataclass(frozen=True)
@@ -39,24 +41,31 @@ class CollectiveSkew:
 
 def collective_skews(merged: Merged) -> tuple[CollectiveSkew, ...]:
     """Skew of every communicator that at least two captured ranks share; the most waited for first."""
-    groups: dict[tuple[str, str], dict[Rank, tuple[CollectiveEvents, str]]] = {}
+    windows: dict[tuple[str, str, str, int | None], Members] = {}
     for summary in merged.summaries:
         for meeting in summary.collective_events:
-            members = groups.setdefault((summary.report.worker, meeting.key), {})
+            where = (summary.report.worker, meeting.key, meeting.communicator, summary.report.start)
+            members = windows.setdefault(where, {})
             known = members.get(rank_of(summary))
             if known is None or len(meeting.start) > len(known[0].start):
-                members[rank_of(summary)] = (meeting, summary.host)
+                members[rank_of(summary)] = (meeting, summary.host, summary.world_rank)
+    largest: dict[tuple[str, str, str], Members] = {}
+    for (worker, key, communicator, _), members in windows.items():
+        if len(members) > 1 and one_communicator([(rank, events) for events, _, rank in members.values()]):
+            best = largest.get((worker, key, communicator), {})
+            if _calls(members) > _calls(best):
+                largest[worker, key, communicator] = members
     found = [
-        skew
-        for (worker, key), members in groups.items()
-        if len(members) > 1 and (skew := _skew(worker, key, members, merged))
+        skew for (worker, key, _), members in largest.items() if (skew := _skew(worker, key, members, merged))
     ]
     return tuple(sorted(found, key=lambda s: -s.waiting_ns * s.calls))
 
 
-def _skew(
-    worker: str, key: str, members: dict[Rank, tuple[CollectiveEvents, str]], merged: Merged
-) -> CollectiveSkew | None:
+def _calls(members: Members) -> int:
+    return sum(len(events.start) for events, _, _ in members.values())
+
+
+def _skew(worker: str, key: str, members: Members, merged: Merged) -> CollectiveSkew | None:
     ranks = sorted(members)[:MAX_RANKS]
     base = members[ranks[0]][0]
     rows = np.arange(len(base.start))
@@ -70,7 +79,7 @@ def _skew(
         return None
     starts, durations = [], []
     for rank in matched:
-        meeting, host = members[rank]
+        meeting, host, _ = members[rank]
         mine = np.array([matched[rank][i] for i in shared])
         starts.append(merged.clocks.of(host).all_aligned(meeting.start[mine]))
         durations.append(meeting.end[mine] - meeting.start[mine])

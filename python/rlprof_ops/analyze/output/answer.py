@@ -19,10 +19,9 @@ from rlprof_ops.analyze.metrics.stragglers import spreads, stragglers
 from rlprof_ops.analyze.metrics.waiting import bubbles, waiting
 from rlprof_ops.analyze.output.findings import find
 from rlprof_ops.analyze.run.clocks import probes_of
-from rlprof_ops.analyze.run.engine import Result
 from rlprof_ops.analyze.run.identity import Report, read_json
 from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, merge, rank_of
-from rlprof_ops.analyze.run.summary import Summary, Unread
+from rlprof_ops.analyze.run.summary import Result, Summary, Unread
 from rlprof_ops.version import __version__
 
 SCHEMA = 1
@@ -120,22 +119,7 @@ def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unre
         "planned": len(captures) if manifest else None,
         "arrived": len(captures) - len(missing) if manifest else None,
         "missing": missing,
-        "reports": [
-            {
-                "path": s.report.path,
-                "backend": s.report.backend,
-                "worker": s.report.worker,
-                "rank": s.rank,
-                "host": s.host,
-                "steps": [n for step in s.steps for n in range(step.step, step.step + (step.count or 1))],
-                "size_bytes": s.report.size_bytes,
-                "events": s.events,
-                "seconds": round(s.seconds, 3),
-                "truncated": s.truncated,
-                "damaged": s.damaged,
-            }
-            for s in read
-        ],
+        "reports": _read_reports(read),
         "unread": [{"path": u.report.path, "reason": u.reason} for u in unread],
         "listed": [
             {
@@ -151,6 +135,37 @@ def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unre
     }
 
 
+def _read_reports(read: list[Summary]) -> list[Json]:
+    """One row a report, however many processes it holds."""
+    by_path: dict[str, list[Summary]] = defaultdict(list)
+    for summary in read:
+        by_path[summary.report.path].append(summary)
+    return [
+        {
+            "path": path,
+            "backend": parts[0].report.backend,
+            "worker": parts[0].report.worker,
+            "rank": parts[0].rank,
+            "host": parts[0].host,
+            "processes": len(parts),
+            "steps": sorted(
+                {
+                    number
+                    for part in parts
+                    for step in part.steps
+                    for number in range(step.step, step.step + (step.count or 1))
+                }
+            ),
+            "size_bytes": parts[0].report.size_bytes,
+            "events": sum(part.events for part in parts),
+            "seconds": round(max(part.seconds for part in parts), 3),
+            "truncated": parts[0].truncated,
+            "damaged": parts[0].damaged,
+        }
+        for path, parts in by_path.items()
+    ]
+
+
 def _rank(rank: Rank, read: list[Summary]) -> Json:
     mine = [s for s in read if rank_of(s) == rank]
     names = [d.name for s in mine for d in s.devices if d.name]
@@ -159,6 +174,7 @@ def _rank(rank: Rank, read: list[Summary]) -> Json:
         "rank": rank.rank,
         "host": rank.host,
         "pid": rank.pid,
+        "told_apart": rank.told_apart,
         "controller": rank.is_controller,
         "backends": sorted({s.report.backend for s in mine}),
         "device": names[0] if names else "",

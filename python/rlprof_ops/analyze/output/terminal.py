@@ -90,7 +90,9 @@ def _gpu(answer: Json) -> Table:
             for k in ("compute_ns", "exposed_communication_ns", "exposed_memcpy_ns", "idle_ns")
         ]
         table.add_row(
-            escape(f"{rank['worker']} {rank['rank']}"),
+            escape(
+                f"{rank['worker']} {rank['rank']}" + (f" (pid {rank['pid']})" if rank["told_apart"] else "")
+            ),
             duration(row["window_ns"]),
             *(percent(s) for s in shares),
         )

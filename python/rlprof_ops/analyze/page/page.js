@@ -9,7 +9,8 @@ const time = ns => { if (ns === null || ns === undefined) return "–"; const a 
 const pct = x => (x * 100).toFixed(x >= .0995 ? 0 : 1) + " %";
 const size = b => { if (b === null || b === undefined || b < 0) return "–"; for (const [u, s] of [["GiB", 2**30], ["MiB", 2**20], ["KiB", 2**10]]) if (b >= s) return (b / s).toFixed(b / s < 100 ? 1 : 0) + " " + u; return b + " B"; };
 const count = n => n.toLocaleString("en");
-const rankName = i => i === null || i === undefined ? "–" : D.ranks[i].worker + " " + D.ranks[i].rank;
+const rankName = i => i === null || i === undefined ? "–" : D.ranks[i].worker + " " + D.ranks[i].rank + pidOf(D.ranks[i]);
+const pidOf = r => r.told_apart ? ` (pid ${r.pid})` : "";
 
 // Okabe-Ito and neighbours: told apart by most eyes, on white and on black
 const FIXED = {generation: "#3b82c4", reward: "#8e6bbf", ref_logprob: "#4fa8a0", logprob: "#6fbf73", values: "#9aa83a", advantage: "#d6b02c", train: "#e08a3c", critic_train: "#c96f4a", weight_sync: "#cc5f8f", checkpoint: "#8a7a68", validation: "#5f7d95"};
@@ -128,7 +129,7 @@ function at(e) { const box = canvas.getBoundingClientRect(), px = e.clientX - bo
 let drag = null;
 canvas.addEventListener("mousemove", e => {
   if (drag) { const box = canvas.getBoundingClientRect(), shift = (drag.x - e.clientX) / (box.width - LABEL() - 8) * (drag.view[1] - drag.view[0]); view = drag.view.map(v => v + shift); drawGantt(); hideTip(); return; }
-  const hit = at(e); if (!hit) return hideTip(); const r = D.ranks[hit.rank], where = `${r.worker} ${r.rank}${r.host ? " on " + r.host : ""}`; if (!hit.inside) return showTip(e, where);
+  const hit = at(e); if (!hit) return hideTip(); const r = D.ranks[hit.rank], where = `${r.worker} ${r.rank}${pidOf(r)}${r.host ? " on " + r.host : ""}`; if (!hit.inside) return showTip(e, where);
   const slack = (view[1] - view[0]) / 1000, seg = (byRank.get(hit.rank) || []).filter(s => inStep(s[1])).find(s => hit.t >= s[3] - slack && hit.t <= s[3] + s[4] + slack), step = (stepsByRank.get(hit.rank) || []).find(s => inStep(s[1]) && hit.t >= s[2] && hit.t <= s[2] + s[3]);
   showTip(e, seg ? `${D.phase_names[seg[2]]}: ${time(seg[4] * 1000)}\n${where}, step ${seg[1]}` : step ? `in no phase\n${where}, step ${step[1]} of ${time(step[3] * 1000)}` : where); });
 canvas.addEventListener("mouseleave", hideTip);

@@ -51,6 +51,7 @@ class Args(msgspec.Struct, gc=False):
     group_size: Any = msgspec.field(name="Group size", default=None)
     group_name: Any = msgspec.field(name="Process Group Name", default=None)
     group_description: Any = msgspec.field(name="Process Group Description", default=None)
+    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
     sequence: Any = msgspec.field(name="Seq", default=None)
     allocated: Any = msgspec.field(name="Total Allocated", default=None)
     reserved: Any = msgspec.field(name="Total Reserved", default=None)

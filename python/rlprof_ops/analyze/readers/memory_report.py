@@ -102,7 +102,9 @@ def _snapshot(path: Path) -> Trace:
 def _trace(time: Any, device: Any, allocated: Any, reserved: Any, pid: int) -> Trace:
     first, last = (int(time.min()), int(time.max())) if len(time) else (0, 0)
     origin = Origin(kind="memory", pid=pid, on_utc=first > 0, window_start=first, window_end=last)
-    samples = MemorySamples(time, device.astype(np.int32), allocated, reserved)
+    samples = MemorySamples(
+        time, np.full(len(time), NO_VALUE, np.int32), device.astype(np.int32), allocated, reserved
+    )
     return Trace(
         origin,
         (),

@@ -76,10 +76,10 @@ def read_nsys_sqlite(path: Path, report: Path | None = None) -> Trace:
 def _read(export: Export) -> Trace:
     strings: dict[int, str] = export.pairs("StringIds", "id", "value")
     names, tracks = Coder(), Coder()
-    gpu = _gpu(export, strings, names)
+    gpu = _gpu(export, strings, names, tracks)
     launches = _launches(export, strings, names, tracks)
     ranges, ops = _nvtx(export, strings, names, tracks)
-    memory = _memory(export)
+    memory = _memory(export, tracks)
     trace = Trace(
         origin=Origin(kind="nsys"),
         names=names.values(),
@@ -110,39 +110,47 @@ def _coded(ids: Ints, strings: dict[int, str], names: Coder, fallback: str) -> n
     return codes[inverse]
 
 
-_GPU_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId")
+_GPU_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 
 
-def _gpu(export: Export, strings: dict[int, str], names: Coder) -> GpuSpans:
+def _gpu(export: Export, strings: dict[int, str], names: Coder, tracks: Coder) -> GpuSpans:
     parts = Parts()
     for kernels in export.batches("CUPTI_ACTIVITY_KIND_KERNEL", (*_GPU_COLUMNS, "demangledName")):
         parts.append(
-            _gpu_part(kernels, KERNEL, _coded(kernels.pop("demangledName"), strings, names, "kernel"))
+            _gpu_part(kernels, tracks, KERNEL, _coded(kernels.pop("demangledName"), strings, names, "kernel"))
         )
     for graphs in export.batches("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_COLUMNS):
         parts.append(
-            _gpu_part(graphs, KERNEL, np.full(len(graphs["start"]), names.one("CUDA graph"), np.int32))
+            _gpu_part(
+                graphs, tracks, KERNEL, np.full(len(graphs["start"]), names.one("CUDA graph"), np.int32)
+            )
         )
     for copies in export.batches("CUPTI_ACTIVITY_KIND_MEMCPY", (*_GPU_COLUMNS, "bytes", "copyKind")):
         distinct, kinds = np.unique(copies["copyKind"], return_inverse=True)
         labels = np.array(
             [names.one(f"Memcpy {_COPY_KINDS.get(kind, '?')}") for kind in distinct.tolist()], np.int32
         )
-        parts.append(_gpu_part(copies, MEMCPY, labels[kinds], copies["bytes"]))
+        parts.append(_gpu_part(copies, tracks, MEMCPY, labels[kinds], copies["bytes"]))
     for sets in export.batches("CUPTI_ACTIVITY_KIND_MEMSET", (*_GPU_COLUMNS, "bytes")):
         parts.append(
-            _gpu_part(sets, MEMSET, np.full(len(sets["start"]), names.one("Memset"), np.int32), sets["bytes"])
+            _gpu_part(
+                sets,
+                tracks,
+                MEMSET,
+                np.full(len(sets["start"]), names.one("Memset"), np.int32),
+                sets["bytes"],
+            )
         )
     return in_order(parts.table(GpuSpans))
 
 
-def _gpu_part(rows: Columns, kind: int, name: Any, size_bytes: Ints | None = None) -> Columns:
+def _gpu_part(rows: Columns, tracks: Coder, kind: int, name: Any, size_bytes: Ints | None = None) -> Columns:
     count = len(rows["start"])
     return {
         "start": rows["start"],
         "duration": _durations(rows),
         "name": name,
-        "track": np.full(count, NO_VALUE, np.int32),
+        "track": _threads(rows.pop("globalPid"), tracks),
         "kind": np.full(count, kind, np.uint8),
         "device": _small(rows.pop("deviceId")),
         "stream": _small(rows.pop("streamId")),
@@ -179,7 +187,10 @@ def _threads(ids: Ints, tracks: Coder) -> npt.NDArray[np.int32]:
         distinct, inverse = ids[:1], np.zeros(len(ids), np.intp)
     else:
         distinct, inverse = np.unique(ids, return_inverse=True)
-    codes = [tracks.one((str((int(i) >> 24) & 0xFFFFFF), str(int(i) & 0xFFFFFF))) for i in distinct]
+    codes = [
+        NO_VALUE if i < 0 else tracks.one((str((int(i) >> 24) & 0xFFFFFF), str(int(i) & 0xFFFFFF)))
+        for i in distinct
+    ]
     return np.array(codes, np.int32)[inverse] if codes else np.empty(0, np.int32)
 
 
@@ -237,16 +248,20 @@ def _spans(rows: list[tuple[int, int, str, int]], names: Coder, tracks: Coder) -
     return in_order(spans)
 
 
-def _memory(export: Export) -> MemorySamples:
-    """Running sum of allocations; operation 0 allocates and 1 frees (ENUM_CUDA_DEV_MEM_EVENT_OPER)."""
-    rows = export.read("CUDA_GPU_MEMORY_USAGE_EVENTS", ("start", "deviceId", "bytes", "memoryOperationType"))
+def _memory(export: Export, tracks: Coder) -> MemorySamples:
+    """Running sum of each process's allocations; operation 0 allocates and 1 frees
+    (ENUM_CUDA_DEV_MEM_EVENT_OPER).
+    """
+    wanted = ("start", "globalPid", "deviceId", "bytes", "memoryOperationType")
+    rows = export.read("CUDA_GPU_MEMORY_USAGE_EVENTS", wanted)
     order = np.argsort(rows["start"], kind="stable")
-    device = _small(rows["deviceId"][order])
+    device, track = _small(rows["deviceId"][order]), _threads(rows["globalPid"][order], tracks)
     change = np.where(rows["memoryOperationType"][order] == 1, -rows["bytes"][order], rows["bytes"][order])
     held = np.zeros(len(order), np.int64)
-    for one in np.unique(device):
-        held[device == one] = np.cumsum(change[device == one])
-    return MemorySamples(rows["start"][order], device, held, np.full(len(order), NO_VALUE, np.int64))
+    for process, one in {*zip(track.tolist(), device.tolist(), strict=True)}:
+        mine = (track == process) & (device == one)
+        held[mine] = np.cumsum(change[mine])
+    return MemorySamples(rows["start"][order], track, device, held, np.full(len(order), NO_VALUE, np.int64))
 
 
 def _placed(export: Export, trace: Trace) -> Trace:

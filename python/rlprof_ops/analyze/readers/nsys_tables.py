@@ -21,7 +21,7 @@ from rlprof_ops.analyze.columns import NO_VALUE, Ints
 _BIG = 1 << 62
 _BATCH_ROWS = 125_000  # rows joined to one text: 2 MB a column
 _MOST_BATCHES = 10_000  # 1.25e9 rows
-_OFTEN_ONE_VALUE = ("deviceId", "globalTid", "nameId", "memoryOperationType", "copyKind")
+_OFTEN_ONE_VALUE = ("deviceId", "globalTid", "globalPid", "nameId", "memoryOperationType", "copyKind")
 _THREADS = min(4, os.cpu_count() or 1)
 Columns = dict[str, npt.NDArray[Any]]
 

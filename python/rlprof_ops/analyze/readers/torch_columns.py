@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -222,6 +223,7 @@ class Columns:
             args.group_size,
             args.group_name,
             args.group_description,
+            args.group_ranks if type(args.group_ranks) is str else str(args.group_ranks),
             args.sequence,
         )
         try:
@@ -243,6 +245,8 @@ class Columns:
                 in_bytes=_scaled(args.in_elements, width),
                 out_bytes=_scaled(args.out_elements, width),
                 sequence=whole(args.sequence),
+                name=text("" if args.group_name is None else args.group_name),
+                members=members(args.group_ranks),
             )
         )
 
@@ -255,6 +259,7 @@ class Columns:
         times = nanoseconds([ts for ts, _ in told])
         part: Part = {
             "time": times,
+            "track": np.full(len(told), NO_VALUE, np.int32),
             "device": _codes(
                 [NO_VALUE if whole(args.memory_type) == 0 else args.memory_device for _, args in told]
             ),
@@ -273,6 +278,12 @@ class Columns:
 
 def text(value: Any) -> str:
     return value if type(value) is str else "" if value is None else str(value)[:1000]
+
+
+def members(ranks: Any) -> str:
+    """The ranks of a process group, "0,1,2", from "[0, 1, 2]" or a list; "" where some are left out."""
+    listed = ranks if isinstance(ranks, str) else "" if ranks is None else str(ranks)
+    return "" if "..." in listed else re.sub(r"[^0-9,]", "", listed)
 
 
 def _encode(coder: Coder, values: list[Any]) -> Codes:

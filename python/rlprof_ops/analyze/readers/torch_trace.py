@@ -6,13 +6,24 @@ from __future__ import annotations
 
 import gc
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from rlprof_ops.analyze.columns import NO_VALUE, GpuSpans, Launches, MemorySamples, Origin, Spans, Trace
+from rlprof_ops.analyze.columns import (
+    NO_VALUE,
+    Collective,
+    GpuSpans,
+    Launches,
+    MemorySamples,
+    Origin,
+    Spans,
+    Trace,
+)
 from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.analyze.readers.spill import in_order, release
-from rlprof_ops.analyze.readers.torch_columns import INT64, Columns, text, whole
+from rlprof_ops.analyze.readers.torch_columns import INT64, Columns, members, text, whole
 
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]{1,255})"')
@@ -63,7 +74,7 @@ def _assemble(stream: ChromeEvents, columns: Columns) -> Trace:
         launches=columns.launches.table(Launches),
         gpu=in_order(columns.gpu.table(GpuSpans)),
         memory=columns.memory.table(MemorySamples),
-        collectives=columns.collectives.values(),
+        collectives=_with_members(columns.collectives.values(), stream.header.get("distributedInfo")),
         events=columns.events,
         damaged=columns.damaged + stream.damaged,
         truncated=stream.truncated,
@@ -73,9 +84,21 @@ def _assemble(stream: ChromeEvents, columns: Columns) -> Trace:
     return trace
 
 
-def _with_window(trace: Trace, span: tuple[int, int] | None) -> Trace:
-    from dataclasses import replace
+def _with_members(found: tuple[Collective, ...], shared: Any) -> tuple[Collective, ...]:
+    """The collectives, those that name their process group but list no ranks with the header's list."""
+    config = shared.get("pg_config") if isinstance(shared, dict) else None
+    listed = {
+        text(group.get("pg_name")): members(group.get("ranks"))
+        for group in (config if isinstance(config, list) else [])
+        if isinstance(group, dict)
+    }
+    return tuple(
+        replace(one, members=listed[one.name]) if not one.members and listed.get(one.name) else one
+        for one in found
+    )
 
+
+def _with_window(trace: Trace, span: tuple[int, int] | None) -> Trace:
     if span is None:
         tables = [t for t in (trace.ranges, trace.ops, trace.launches, trace.gpu) if len(t)]
         if not tables:

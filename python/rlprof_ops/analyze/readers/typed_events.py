@@ -79,6 +79,7 @@ class GpuArgs(msgspec.Struct, gc=False, frozen=True):
     group_size: Any = msgspec.field(name="Group size", default=None)
     group_name: Any = msgspec.field(name="Process Group Name", default=None)
     group_description: Any = msgspec.field(name="Process Group Description", default=None)
+    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
     sequence: Any = msgspec.field(name="Seq", default=None)
 
 

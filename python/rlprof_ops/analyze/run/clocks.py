@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlprof_ops.analyze.columns import Ints
-from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents
+from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, one_communicator
 
 MAX_PAIRS = 4  # pairs of ranks that two hosts are compared by
 MAX_SHIFT = 3  # windows of two ranks may begin this many collectives apart
@@ -90,6 +90,9 @@ class Member:
     worker: str
     rank: int
     collective_events: tuple[CollectiveEvents, ...]
+    pid: int = -1
+    world_rank: int = -1  # in the world that its communicators count in; -1: untold
+    window: int | None = None  # the first step of the report: collectives of other windows are others
 
 
 def align(
@@ -162,11 +165,14 @@ Pair = tuple[Ints, Ints]  # ends on the base, ends on the other host
 def _edges(members: list[Member]) -> dict[tuple[str, str], Pair]:
     """Ends of matched collective events for each ordered pair of hosts."""
     collected: dict[tuple[str, str], list[Pair]] = {}
-    by_key: dict[tuple[str, str], list[tuple[Member, CollectiveEvents]]] = {}
+    by_key: dict[tuple[str, str, str, int | None], list[tuple[Member, CollectiveEvents]]] = {}
     for member in members:
         for meeting in member.collective_events:
-            by_key.setdefault((member.worker, meeting.key), []).append((member, meeting))
+            key = (member.worker, meeting.key, meeting.communicator, member.window)
+            by_key.setdefault(key, []).append((member, meeting))
     for group in by_key.values():
+        if not one_communicator([(member.world_rank, meeting) for member, meeting in group]):
+            continue
         hosts: dict[str, list[CollectiveEvents]] = {}
         for member, meeting in group:
             hosts.setdefault(member.host, []).append(meeting)
@@ -189,12 +195,14 @@ def match_rows(a: CollectiveEvents, b: CollectiveEvents) -> tuple[Ints, Ints] | 
     """Rows of the same collective events on two ranks: by their sequence numbers, else in order.
 
     In order means with the shift (at most `MAX_SHIFT` either way) at which the ends differ most evenly, for
-    the windows of two ranks may begin a collective apart. None when fewer than `MIN_MATCHES` match.
+    the windows of two ranks may begin a collective apart. Where collectives come at a steady pace several
+    shifts do equally well, and the one with the smallest difference is taken: clocks of a cluster are kept
+    together by NTP. None when fewer than `MIN_MATCHES` match.
     """
     if len(a.sequence) and bool((a.sequence >= 0).all() and (b.sequence >= 0).all()):
         _, rows_a, rows_b = np.intersect1d(a.sequence, b.sequence, return_indices=True)
         return (rows_a, rows_b) if len(rows_a) >= MIN_MATCHES else None
-    best: tuple[float, Ints, Ints] | None = None
+    found: list[tuple[float, float, Ints, Ints]] = []
     for shift in range(-MAX_SHIFT, MAX_SHIFT + 1):
         first_a, first_b = max(shift, 0), max(-shift, 0)
         count = min(len(a.end) - first_a, len(b.end) - first_b)
@@ -202,10 +210,13 @@ def match_rows(a: CollectiveEvents, b: CollectiveEvents) -> tuple[Ints, Ints] | 
             continue
         rows_a, rows_b = first_a + np.arange(count), first_b + np.arange(count)
         apart = a.end[rows_a] - b.end[rows_b]
-        spread = float(np.median(np.abs(apart - np.median(apart)))) + abs(shift)
-        if best is None or spread < best[0]:
-            best = (spread, rows_a, rows_b)
-    return None if best is None else best[1:]
+        middle = float(np.median(apart))
+        found.append((float(np.median(np.abs(apart - middle))), abs(middle), rows_a, rows_b))
+    if not found:
+        return None
+    evenly = 2 * min(spread for spread, *_ in found) + 1
+    _, _, rows_a, rows_b = min((f for f in found if f[0] <= evenly), key=lambda f: f[1])
+    return rows_a, rows_b
 
 
 def match(a: CollectiveEvents, b: CollectiveEvents) -> Pair | None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.analyze.run.identity import Report
-from rlprof_ops.analyze.run.summary import Summary, Unread, summarise_file
+from rlprof_ops.analyze.run.summary import Result, Unread, summarise_file
 from rlprof_ops.analyze.run.worker_pool import each
 from rlprof_ops.errors import RlprofError
 
-Result = Summary | Unread
-Progress = Callable[[int, int, Result], None]
+Results = tuple[Result, ...]  # of one report: one a process in it
+Progress = Callable[[int, int, Results], None]
 
 
 def default_workers() -> int:
@@ -30,7 +30,7 @@ def summarise_all(
     cache: bool = True,
     progress: Progress | None = None,
 ) -> list[Result]:
-    """Summaries of all readable reports, in the order of `reports` whatever finished first.
+    """Summaries of all processes in all readable reports, in the order of `reports` whatever finished first.
 
     Parameters
     ----------
@@ -39,15 +39,15 @@ def summarise_all(
     """
     readable = [report for report in reports if report.readable]
     run = {"local": _local, "ray": _ray}[engine]
-    results: dict[str, Result] = {}
+    results: dict[str, Results] = {}
     for done, result in enumerate(run(root, readable, workers, cache), 1):
-        results[result.report.path] = result
+        results[result[0].report.path] = result
         if progress is not None:
             progress(done, len(readable), result)
-    return [results[report.path] for report in readable]
+    return [result for report in readable for result in results[report.path]]
 
 
-def _local(root: Path, reports: list[Report], workers: int | None, cache: bool) -> Iterator[Result]:
+def _local(root: Path, reports: list[Report], workers: int | None, cache: bool) -> Iterator[Results]:
     count = min(workers or default_workers(), len(reports))
     if count <= 1:
         yield from (summarise_file(root, report, cache) for report in reports)
@@ -56,15 +56,15 @@ def _local(root: Path, reports: list[Report], workers: int | None, cache: bool) 
     yield from each(read, _largest_first(reports), count, _killed)
 
 
-def _summarise(read: Callable[..., Result], root: Path, cache: bool, report: Report) -> Result:
+def _summarise(read: Callable[..., Results], root: Path, cache: bool, report: Report) -> Results:
     return read(root, report, cache)
 
 
-def _killed(report: Report) -> Result:
-    return Unread(report, "the process that read it was killed, for its memory as a rule", 0.0)
+def _killed(report: Report) -> Results:
+    return (Unread(report, "the process that read it was killed, for its memory as a rule", 0.0),)
 
 
-def _ray(root: Path, reports: list[Report], workers: int | None, cache: bool) -> Iterator[Result]:
+def _ray(root: Path, reports: list[Report], workers: int | None, cache: bool) -> Iterator[Results]:
     try:
         import ray
     except ImportError as error:
@@ -95,7 +95,8 @@ def _ray(root: Path, reports: list[Report], workers: int | None, cache: bool) ->
             try:
                 yield ray.get(reference)
             except ray.exceptions.RayError as error:
-                yield Unread(report, f"its Ray task failed: {str(error).strip().splitlines()[-1][:200]}", 0.0)
+                why = f"its Ray task failed: {str(error).strip().splitlines()[-1][:200]}"
+                yield (Unread(report, why, 0.0),)
 
 
 def _largest_first(reports: Sequence[Report]) -> list[Report]:

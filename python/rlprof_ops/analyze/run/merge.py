@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class Rank:
     rank: int
     host: str
     pid: int
+    told_apart: bool = field(default=False, compare=False)  # named with its pid: another has worker and rank
 
     @property
     def is_controller(self) -> bool:
@@ -34,7 +35,7 @@ class Rank:
 
     @property
     def label(self) -> str:
-        return f"{self.worker} rank {self.rank}"
+        return f"{self.worker} rank {self.rank}" + (f" (pid {self.pid})" if self.told_apart else "")
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,18 @@ class Merged:
 
 
 def rank_of(summary: Summary) -> Rank:
-    return Rank(summary.report.worker, summary.rank, summary.host, summary.pid)
+    return Rank(summary.report.worker, summary.rank, summary.host, summary.pid, summary.told_apart)
 
 
 def merge(summaries: Sequence[Summary], probes: dict[str, HostClock] | None = None) -> Merged:
     """One `Merged` of all summaries that were read."""
+    summaries = _told_apart(summaries)
     clocks = align(
-        (Member(s.host, s.report.worker, s.rank, s.collective_events) for s in summaries if s.on_utc),
+        (
+            Member(s.host, s.report.worker, s.rank, s.collective_events, s.pid, s.world_rank, s.report.start)
+            for s in summaries
+            if s.on_utc
+        ),
         (s.host for s in summaries),
         probes,
     )
@@ -123,6 +129,17 @@ def merge(summaries: Sequence[Summary], probes: dict[str, HostClock] | None = No
     rows = on_steps_of_the_run(rows, clocks.shared_by)
     rows.sort(key=lambda row: (row.step, row.rank))
     return Merged(tuple(sorted({rank_of(s) for s in summaries})), tuple(rows), clocks, tuple(summaries))
+
+
+def _told_apart(summaries: Sequence[Summary]) -> list[Summary]:
+    """The summaries, marked where two processes of a host have the worker's name and the rank in common."""
+    pids: dict[tuple[str, int, str], set[int]] = {}
+    for s in summaries:
+        pids.setdefault((s.report.worker, s.rank, s.host), set()).add(s.pid)
+    return [
+        replace(s, told_apart=True) if len(pids[s.report.worker, s.rank, s.host]) > 1 else s
+        for s in summaries
+    ]
 
 
 def _row(rank: Rank, summary: Summary, step: StepTime, clock: HostClock) -> RankStep:

@@ -33,6 +33,7 @@ from rlprof_ops.analyze.metrics.phases import (
     stretches,
 )
 from rlprof_ops.analyze.metrics.windows import GpuWindows, gpu_windows
+from rlprof_ops.analyze.processes import by_process
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
 from rlprof_ops.analyze.readers.spill import release
 from rlprof_ops.analyze.run.identity import Report
@@ -86,7 +87,9 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Summary:
-    """One report, read."""
+    """What one process did, as one report tells. `told_apart`: another process has the same worker and rank,
+    so that it is named with its pid.
+    """
 
     report: Report
     kind: str
@@ -112,6 +115,8 @@ class Summary:
     memory: tuple[MemoryPeak, ...]
     collective_events: tuple[CollectiveEvents, ...]
     collectives_seen: bool
+    world_rank: int = -1  # as torch.distributed counts in the world of this process; -1: untold
+    told_apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,13 +128,18 @@ class Unread:
     seconds: float
 
 
-def summarise_file(root: Path, report: Report, cache: bool = True) -> Summary | Unread:
-    """Reads one report of a run folder and sums it up; never raises for what is in the file."""
+Result = Summary | Unread
+
+
+def summarise_file(root: Path, report: Report, cache: bool = True) -> tuple[Result, ...]:
+    """Reads one report of a run folder and sums it up, each process in it apart; never raises for what is in
+    the file.
+    """
     begun = time.perf_counter()
     try:
         held = [read_report(root / report.path, cache=cache)]
     except UnreadableReport as error:
-        return Unread(report, error.reason, time.perf_counter() - begun)
+        return (Unread(report, error.reason, time.perf_counter() - begun),)
     except (
         MemoryError,
         ArithmeticError,
@@ -137,16 +147,14 @@ def summarise_file(root: Path, report: Report, cache: bool = True) -> Summary | 
         ValueError,
         TypeError,
     ) as error:  # a shape no reader foresaw
-        return Unread(
-            report, f"{type(error).__name__} while reading: {error}"[:300], time.perf_counter() - begun
-        )
-    return summarise(
-        held.pop(), report, begun
-    )  # given away: what is used up may go while the rest is computed
+        reason = f"{type(error).__name__} while reading: {error}"[:300]
+        return (Unread(report, reason, time.perf_counter() - begun),)
+    # given away: what is used up may go while the rest is computed
+    return tuple(summarise(trace, report, begun) for trace in by_process(held.pop()))
 
 
 def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summary:
-    """All metrics of one trace that need no other rank."""
+    """All metrics of one process's trace that need no other rank."""
     begun = time.perf_counter() if begun is None else begun
     steps = find_steps(trace, report.start, report.stop)
     segments = find_phases(trace, steps)
@@ -165,7 +173,7 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
         report=report,
         kind=trace.origin.kind,
         host=report.host or trace.origin.host,
-        pid=report.pid if report.pid is not None else trace.origin.pid,
+        pid=report.pid if report.pid is not None and trace.origin.processes == 1 else trace.origin.pid,
         rank=report.rank if report.rank is not None else max(trace.origin.rank, 0),
         on_utc=trace.origin.on_utc,
         events=trace.events,
@@ -186,6 +194,7 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
         memory=memory_peaks(trace, segments),
         collective_events=collective_events,
         collectives_seen=len(talking) > 0 or any(gpu.times[0].communication_ns for gpu in gpus),
+        world_rank=trace.origin.rank if trace.origin.kind == "torch" else -1,
     )
 
 
