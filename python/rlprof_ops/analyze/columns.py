@@ -97,6 +97,7 @@ class Origin:
     window_start: int = 0
     window_end: int = 0
     devices: tuple[str, ...] = ()
+    gpus: tuple[tuple[int, int, str], ...] = ()  # (pid, device as that process counts, UUID)
     processes: int = 1  # that the report holds and that are an identity of their own
     details: dict[str, str] = field(default_factory=dict)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 np = pytest.importorskip("numpy")
@@ -23,6 +23,7 @@ def moments(u: Union) -> set[int]:
     return {t for a, b in zip(u.start.tolist(), u.end.tolist(), strict=True) for t in range(a, b)}
 
 
+@settings(deadline=None)
 @given(PAIRS, st.integers(0, 70), st.integers(0, 70))
 def test_union_and_windows(pairs: list[tuple[int, int]], a: int, b: int) -> None:
     u, truth = made(pairs)
@@ -35,6 +36,7 @@ def test_union_and_windows(pairs: list[tuple[int, int]], a: int, b: int) -> None
     assert moments(u.gaps(low, high)) == {t for t in range(low, high) if t not in truth}
 
 
+@settings(deadline=None)
 @given(PAIRS, PAIRS)
 def test_sets(one: list[tuple[int, int]], two: list[tuple[int, int]]) -> None:
     (a, in_a), (b, in_b) = made(one), made(two)

@@ -90,6 +90,7 @@ def waiting(rows: Sequence[RankStep]) -> tuple[Waiting, ...]:
 def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
     """For every worker and step, by the phase of another worker it idled through; the largest first.
 
+    Where two processes share a GPU, neither stands idle while the other is in a phase: they take turns.
     The classic two are the training workers idle during rollout and the rollout workers idle during training.
     """
     workers = _workers(rows)
@@ -105,10 +106,14 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
         for part in row.phases:
             phases.setdefault((worker, part.phase), []).append(part.when)
     busy = {key: merged(*unions) for key, unions in phases.items()}
+    turns = _turns(rows)
     found = []
     for (step, worker), mine in groups.items():
         mean_step = sum(row.duration_ns for row in mine) / len(mine)
-        gaps = [common(_own(row).gaps(row.start, row.end), row.recorded) for row in mine]
+        gaps = [
+            without(common(_own(row).gaps(row.start, row.end), row.recorded), _others(row, turns))
+            for row in mine
+        ]
         count = max(row.count or 1 for row in mine)
         for (other, phase), when in busy.items():
             both = present[worker] & present[other]
@@ -119,6 +124,28 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
                 share = mean / mean_step
                 found.append(Bubble(step, worker, other, phase, round(mean), share, count, len(both)))
     return tuple(sorted(found, key=lambda b: (b.step, -b.mean_ns)))
+
+
+def _turns(rows: Sequence[RankStep]) -> dict[str, dict[Rank, list[Union]]]:
+    """When each process that uses a GPU was in a phase, by the GPU's UUID."""
+    turns: dict[str, dict[Rank, list[Union]]] = {}
+    for row in rows:
+        for uuid in row.gpus:
+            turns.setdefault(uuid, {}).setdefault(row.rank, []).extend(part.when for part in row.phases)
+    return turns
+
+
+def _others(row: RankStep, turns: dict[str, dict[Rank, list[Union]]]) -> Union:
+    """When other processes on this rank's GPUs were in a phase."""
+    return merged(
+        *(
+            when
+            for uuid in row.gpus
+            for rank, unions in turns[uuid].items()
+            if rank != row.rank
+            for when in unions
+        )
+    )
 
 
 def _workers(rows: Sequence[RankStep]) -> set[str]:

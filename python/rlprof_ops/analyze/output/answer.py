@@ -21,7 +21,8 @@ from rlprof_ops.analyze.output.findings import find
 from rlprof_ops.analyze.run.clocks import probes_of
 from rlprof_ops.analyze.run.identity import Report, read_json
 from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, merge, rank_of
-from rlprof_ops.analyze.run.summary import Result, Summary, Unread
+from rlprof_ops.analyze.run.shared_gpus import shared_gpus
+from rlprof_ops.analyze.run.summary import DeviceTimes, Result, Summary, Unread
 from rlprof_ops.version import __version__
 
 SCHEMA = 1
@@ -73,6 +74,7 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
         "stragglers": [_ranked(asdict(s) | {"cost_ns": s.cost_ns, "rank": index[s.rank]}) for s in slow],
         "bubbles": [asdict(b) for b in gaps],
         "gpu": _gpu(read, index, t0),
+        "shared_gpus": _shared(merged, index, t0),
         "kernels": _names(read, "kernels"),
         "ops": _names(read, "ops"),
         "collectives": _collectives(read),
@@ -272,6 +274,7 @@ def _gpu(read: list[Summary], index: dict[Rank, int], t0: int) -> list[Json]:
             "rank": index[rank_of(s)],
             "report": s.report.path,
             "device": d.device,
+            "uuid": d.uuid,
             "name": d.name,
             "start_ns": d.start - t0,
             "kernels": d.kernels,
@@ -280,6 +283,27 @@ def _gpu(read: list[Summary], index: dict[Rank, int], t0: int) -> list[Json]:
         }
         for s in read
         for d in s.devices
+    ]
+
+
+def _shared(merged: Merged, index: dict[Rank, int], t0: int) -> list[Json]:
+    """GPUs that several processes used, each once."""
+    devices: dict[Rank, list[DeviceTimes]] = defaultdict(list)
+    for summary in merged.summaries:
+        devices[rank_of(summary)].extend(summary.devices)
+    return [
+        {
+            "uuid": gpu.uuid,
+            "name": gpu.name,
+            "host": gpu.host,
+            "ranks": [index[rank] for rank in gpu.ranks],
+            "start_ns": gpu.start - t0,
+            "window_ns": gpu.window_ns,
+            "busy_ns": gpu.busy_ns,
+            "idle_ns": gpu.idle_ns,
+            "doubt_ns": gpu.doubt_ns,
+        }
+        for gpu in shared_gpus(devices)
     ]
 
 

@@ -96,6 +96,14 @@ def _gpu(answer: Json) -> Table:
             duration(row["window_ns"]),
             *(percent(s) for s in shares),
         )
+    for gpu in answer["shared_gpus"][:MAX_ROWS]:
+        users = ", ".join(
+            f"{answer['ranks'][i]['worker']} {answer['ranks'][i]['rank']}" for i in gpu["ranks"]
+        )
+        idle = percent(gpu["idle_ns"] / max(gpu["window_ns"], 1))
+        table.add_row(
+            escape(f"one GPU: {users}"), duration(gpu["window_ns"]), "-", "-", "-", f"{idle} of the GPU"
+        )
     return table
 
 

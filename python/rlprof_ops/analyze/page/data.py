@@ -31,6 +31,7 @@ def page_data(answer: Json) -> Json:
         "phases",
         "stragglers",
         "gpu",
+        "shared_gpus",
         "kernels",
         "ops",
         "collectives",

@@ -126,7 +126,8 @@ def load(report: Path, source_digest: str) -> Trace | None:
             tables[name] = parts.table(kind)
             if len(tables[name]) != rest["rows"][name]:
                 return None
-        origin = Origin(**(rest["origin"] | {"devices": tuple(rest["origin"]["devices"])}))
+        gpus = tuple((pid, device, uuid) for pid, device, uuid in rest["origin"]["gpus"])
+        origin = Origin(**(rest["origin"] | {"devices": tuple(rest["origin"]["devices"]), "gpus": gpus}))
         return Trace(
             origin=origin, names=tuple(rest["names"]), tracks=tuple((p, t) for p, t in rest["tracks"]),
             collectives=tuple(Collective(**c) for c in rest["collectives"]), events=rest["events"],

@@ -280,6 +280,7 @@ def _placed(export: Export, trace: Trace) -> Trace:
         pid=_main_process(trace),
         window_start=first,
         window_end=last,
+        gpus=_physical(export),
         devices=tuple(
             str(v) for _, v in sorted(export.pairs("TARGET_INFO_GPU", "id", "name").items(), key=str)
         ),
@@ -289,7 +290,7 @@ def _placed(export: Export, trace: Trace) -> Trace:
             if key in details
         },
     )
-    trace = replace(trace, origin=origin)
+    trace = replace(trace, origin=origin, gpu=_one_id_a_gpu(trace, origin.gpus))
     if len(began["utcEpochNs"]) == 0 or began["utcEpochNs"][0] <= 0:
         return trace
     # from 2025 on times may be the target's own clock; before, they count from the session's start
@@ -298,6 +299,37 @@ def _placed(export: Export, trace: Trace) -> Trace:
     trace = trace.shift(int(began["utcEpochNs"][0]) - zero)
     release(trace.launches, trace.gpu)
     return trace
+
+
+def _physical(export: Export) -> tuple[tuple[int, int, str], ...]:
+    """(pid, device as that process counts, UUID) of every GPU that a process saw.
+
+    `CUDA_VISIBLE_DEVICES` makes each of eight GPUs device 0 of its process; several may use one GPU.
+    """
+    table, uuid_of = "TARGET_INFO_CUDA_DEVICE", export.pairs("TARGET_INFO_GPU", "id", "uuid")
+    if table not in export.tables or not {"pid", "cudaId"} <= export.columns_of(table):
+        return ()
+    present = export.columns_of(table)
+    chosen = ", ".join(c if c in present else "null" for c in ("pid", "cudaId", "uuid", "gpuId"))
+    found = []
+    try:
+        for pid, device, uuid, gpu in export.connection.execute(f"select {chosen} from {table}"):
+            known = uuid or uuid_of.get(gpu)
+            if isinstance(pid, int) and isinstance(device, int) and isinstance(known, str) and known:
+                found.append((pid, device, known))
+    except sqlite3.Error as error:
+        export.damage.append(f"table {table}: {error}")
+    return tuple(sorted(set(found)))
+
+
+def _one_id_a_gpu(trace: Trace, gpus: tuple[tuple[int, int, str], ...]) -> GpuSpans:
+    """The work with one device id for each UUID of a process, the lowest."""
+    lowest: dict[tuple[int, str], int] = {}
+    for pid, device, uuid in gpus:
+        known = lowest.setdefault((pid, uuid), device)
+        for code in [i for i, (p, _) in enumerate(trace.tracks) if p == str(pid)] if known != device else []:
+            trace.gpu.device[(trace.gpu.track == code) & (trace.gpu.device == device)] = known
+    return trace.gpu
 
 
 def _main_process(trace: Trace) -> int:

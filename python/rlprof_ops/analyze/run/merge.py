@@ -53,6 +53,7 @@ class RankStep:
     idle: IdleSplit | None
     source: str  # the report's path
     collectives_seen: bool
+    gpus: frozenset[str] = frozenset()  # UUIDs of those that its process used
     opening_ns: int = 0  # cut off the start: the other ranks' profilers were still being opened
     count: int | None = 1  # how many steps it holds: a window that no mark divides; None: nobody knows
     captured: tuple[int, int] | None = None  # of a step without a mark: what of it the report covers
@@ -167,6 +168,7 @@ def _row(rank: Rank, summary: Summary, step: StepTime, clock: HostClock) -> Rank
         collectives_seen=summary.collectives_seen,
         count=step.count,
         captured=None if step.marked else (clock.aligned(summary.start), clock.aligned(summary.end)),
+        gpus=frozenset(device.uuid for device in summary.devices if device.uuid),
     )
 
 

@@ -37,12 +37,13 @@ from rlprof_ops.analyze.processes import by_process
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
 from rlprof_ops.analyze.readers.spill import release
 from rlprof_ops.analyze.run.identity import Report
+from rlprof_ops.analyze.run.shared_gpus import busy_of
 
 
 @dataclass(frozen=True)
 class DeviceTimes:
-    """One GPU over the whole capture. `linked` counts only work whose launch is in the trace, as TraceLens
-    does.
+    """One GPU over the whole capture, as one process used it. `busy`: when, where the GPU's UUID is known, so
+    that processes that share it can be put together.
     """
 
     device: int
@@ -52,6 +53,8 @@ class DeviceTimes:
     times: GpuTimes
     idle: IdleSplit
     kernels: int
+    uuid: str = ""
+    busy: Union | None = None
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,8 @@ def _gpus(trace: Trace, in_phase: Union | None, windows: list[tuple[int, int]]) 
 
 def _device_times(trace: Trace, gpu: GpuWindows) -> DeviceTimes:
     names, device = trace.origin.devices, gpu.device
+    seen = {(pid, number): uuid for pid, number, uuid in trace.origin.gpus}
+    uuid = seen.get((trace.origin.pid, device), "")
     return DeviceTimes(
         device=device,
         name=names[device] if 0 <= device < len(names) else names[0] if len(set(names)) == 1 else "",
@@ -216,6 +221,8 @@ def _device_times(trace: Trace, gpu: GpuWindows) -> DeviceTimes:
         times=gpu.times[0],
         idle=gpu.idle[0],
         kernels=gpu.kernels,
+        uuid=uuid,
+        busy=busy_of(trace, device) if uuid else None,
     )
 
 
