@@ -47,12 +47,12 @@ class LazyCommands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from difflib import get_close_matches
+            from rlprof_ops.words import did_you_mean
 
-            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
-            if not near:
+            hint = did_you_mean(args[0], self.list_commands(ctx))
+            if not hint:
                 raise
-            raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
+            raise click.UsageError(error.message + hint, ctx) from None
 
 
 @click.group(

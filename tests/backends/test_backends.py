@@ -19,7 +19,7 @@ def test_an_unknown_backend_is_answered_with_the_nearest_name():
     with pytest.raises(
         UsageError,
         match=(
-            r"unknown backend 'nsigth': allowed are nsight, torch, rocprof_sys, memory; did you mean"
+            r"unknown backend 'nsigth': allowed are nsight, torch, rocprof_sys, memory. Did you mean"
             r" 'nsight'\?"
         ),
     ):

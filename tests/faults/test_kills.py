@@ -30,7 +30,7 @@ WINDOWS = "2:4, 9:11, 16:18, 23:25, 30:32, 37:39"
 # Kind of helper -> words of its command line. Not the batch script, Ray, the trainer, or the supervisor that
 # srun watches; the supervisor's own end is a row of the fault matrix.
 KINDS = {
-    "readiness probe": "rlprof_ops.supervisor.gcs_probe",
+    "readiness probe": "rlprof_ops.supervisor.gcs.gcs_probe",
     "sync": "rlprof_ops.collect.sync",
     "nsys start": "nsys start",
     "nsys stop": "nsys stop",

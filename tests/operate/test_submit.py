@@ -181,7 +181,7 @@ def test_a_dry_run_line_does_the_same_when_it_is_typed(fake, capsys, tmp_path):
         (["--array=1-4", "--", "true"], "--array: the tasks of an array would share one run folder"),
         (["--export=ALL", "--", "true"], "--export: the job's environment is made by rlprof"),
         (["-W", "--", "true"], "-W: use --wait"),
-        (["--set", "RLPROF_VENVV=/x"], "Did you mean RLPROF_VENV?"),
+        (["--set", "RLPROF_VENVV=/x"], "Did you mean 'RLPROF_VENV'?"),
         (["--set", "NOT_THERE"], "--set NOT_THERE: not set in this shell"),
         (["--set", "a-b=1"], "'a-b' is no name of a variable"),
         (["--set", "SBATCH_QOS=high"], "--set SBATCH_QOS: give sbatch's own option"),

@@ -221,7 +221,8 @@ def test_importing_the_request_is_cheap() -> None:
     modules = out.stdout.split()
     assert not [m for m in modules if m.startswith(("yaml", "click", "json"))]
     assert all(
-        m in ("rlprof_ops", "rlprof_ops.errors", "rlprof_ops.version") or m.startswith("rlprof_ops.request")
+        m in ("rlprof_ops", "rlprof_ops.errors", "rlprof_ops.version", "rlprof_ops.words")
+        or m.startswith("rlprof_ops.request")
         for m in modules
     )
 

@@ -384,7 +384,7 @@ ENVIRONMENTS = [
     Rule(
         "own: misspelt",
         TWINS | {"RLPROF_OPTION": "{}"},
-        "!RLPROF_OPTION: is not a variable of rlprof. Did you mean RLPROF_OPTIONS?",
+        "!RLPROF_OPTION: is not a variable of rlprof. Did you mean 'RLPROF_OPTIONS'?",
     ),
     Rule("own: the plugin's own variables are no slips", {"RLPROF_WORKER": "x", "RLPROF_RANK": "0"}, ()),
     Rule(

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from rlprof_ops.supervisor.gcs_watcher import GcsWatcher
+from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher
 
 # The first line tells why the plugin does not load; an answer of the GCS would take Ray half a minute, since
 # there is none.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from rlprof_ops.errors import UsageError
 from rlprof_ops.host.ports import check_free, listening
 from rlprof_ops.job.knobs import Settings
-from rlprof_ops.supervisor.ray_process import RayNode, gpu_count, resources, start_argv, stripped
+from rlprof_ops.supervisor.ray_process import RayNode, cpu_count, gpu_count, resources, start_argv, stripped
 
 
 def node(is_head: bool = False, gpus: int = 8) -> RayNode:
@@ -62,8 +63,17 @@ def test_knobs_reach_the_line():
     assert found["node-manager-port"] == "1301"
     assert (found["min-worker-port"], found["max-worker-port"]) == ("2000", "2999")
     assert (found["dashboard-host"], found["dashboard-port"]) == ("127.0.0.1", "8265")
-    assert found["num-cpus"] == "64"
     assert "ray-debugger-external" in found
+
+
+def test_ray_gets_the_cpus_that_slurm_gave():
+    slurm = {"SLURM_CPUS_ON_NODE": "8"}
+    assert cpu_count(Settings.load({}), slurm) == 8
+    assert cpu_count(Settings.load({"CPUS_PER_WORKER": "64"}), slurm) == 64
+    assert cpu_count(Settings.load({}), {}) == 0
+    line = start_argv(Settings.load({}), replace(node(), cpus=8), "p")
+    assert options(line)["num-cpus"] == "8"
+    assert "num-cpus" not in options(start_argv(Settings.load({}), node(), "p"))
 
 
 def test_a_dedicated_head_takes_no_gpu_work():

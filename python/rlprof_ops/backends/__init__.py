@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from rlprof_ops.backends.base import EMPTY, OK, TRUNCATED, Backend, Check, Verdict, Where
 from rlprof_ops.errors import UsageError
+from rlprof_ops.words import did_you_mean
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec, ProfileRequest
@@ -33,9 +33,8 @@ __all__ = [
 def get(name: str) -> Backend:
     """The backend called `name`; raises `UsageError` with the nearest name for an unknown one."""
     if name not in NAMES:
-        near = get_close_matches(name, NAMES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"unknown backend {name!r}: allowed are {', '.join(NAMES)}{hint}")
+        hint = did_you_mean(name, NAMES)
+        raise UsageError(f"unknown backend {name!r}: allowed are {', '.join(NAMES)}.{hint}")
     # One import a name instead of import_module(f"..."): type checkers and packagers see them.
     if name == "nsight":
         from rlprof_ops.backends.nsight import BACKEND

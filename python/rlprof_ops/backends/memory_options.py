@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from rlprof_ops.words import did_you_mean
 
 # `stack_depth` is verl's word; torch has no such setting, so it is read and has no effect.
 ALLOWED = ("host", "tracemalloc", "interval_ms", "max_entries", "context", "stacks", "stack_depth")
@@ -50,9 +51,8 @@ def parse(options: Mapping[str, Any], flags: Iterable[str] = ()) -> MemoryOption
     for given, value in words.items():
         name = _ALSO.get(given, given)
         if name not in ALLOWED:
-            near = difflib.get_close_matches(name, ALLOWED, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"the memory backend has no option {name!r}: it has {', '.join(ALLOWED)}{hint}")
+            hint = did_you_mean(name, ALLOWED)
+            raise ValueError(f"the memory backend has no option {name!r}: it has {', '.join(ALLOWED)}.{hint}")
         if name == "host":
             if value not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
                 raise ValueError(f"memory option host is {value!r}: expected true or false")

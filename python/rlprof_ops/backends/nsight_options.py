@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Protocol
 
 from rlprof_ops.backends.base import Asked, Verdict, Where
 from rlprof_ops.backends.nsight_presets import LONG, resolve
 from rlprof_ops.errors import UsageError
+from rlprof_ops.words import did_you_mean
 
 # Which command of a session takes which option: the `--help` of nsys 2023.4.4 (long and short spellings).
 LAUNCH_OPTIONS = frozenset(
@@ -256,9 +256,7 @@ def validate(spec: Asked, where: Where) -> Verdict:
         if name in _TRANSLATED.get(where.trainer, ()) or name == "preset":
             continue
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            warnings.append(f"nsys 2023.4 has no option {name!r}.{hint}")
+            warnings.append(f"nsys 2023.4 has no option {name!r}.{did_you_mean(name, known)}")
         elif name in OURS and name not in counts and not where.trainer:
             why = (
                 "windows are sessions, unless capture-range is given"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.words import did_you_mean
 
 # Without what decides windows and names: here the plan does.
 PRESETS: Mapping[str, Mapping[str, str]] = {
@@ -55,9 +55,6 @@ def resolve(options: Mapping[str, str], flags: tuple[str, ...] = ()) -> dict[str
         return given
     preset = str(options["preset"])
     if preset not in PRESETS:
-        near = get_close_matches(preset, PRESETS, n=1)
-        raise UsageError(
-            f"unknown nsys preset {preset!r}: there are {', '.join(PRESETS)}"
-            + (f"; did you mean {near[0]!r}?" if near else "")
-        )
+        hint = did_you_mean(preset, PRESETS)
+        raise UsageError(f"unknown nsys preset {preset!r}: there are {', '.join(PRESETS)}.{hint}")
     return {**{name: value for name, value in PRESETS[preset].items() if name not in seen}, **given}

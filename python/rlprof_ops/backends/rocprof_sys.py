@@ -16,10 +16,10 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from rlprof_ops.backends.base import OK, Asked, Backend, Check, Verdict, Where, check_not_empty
+from rlprof_ops.words import did_you_mean
 
 SUFFIX = ".proto"
 FRONT_END = "rocprof-sys-python"
@@ -158,8 +158,7 @@ def validate(spec: Asked, where: Where) -> Verdict:
     unknown = [name for name in (*spec.options, *spec.flags) if name not in OPTIONS]
     found = []
     for name in unknown:
-        near = get_close_matches(name, sorted(OPTIONS), n=1)
-        found.append(f"{FRONT_END} has no option {name!r}.{f' Did you mean {near[0]!r}?' if near else ''}")
+        found.append(f"{FRONT_END} has no option {name!r}.{did_you_mean(name, sorted(OPTIONS))}")
     return Verdict(warnings=tuple(found))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from rlprof_ops.words import did_you_mean
 
 SWITCHES = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
 ACTIVITIES = ("cpu", "cuda")
@@ -82,9 +83,8 @@ def parse(options: Mapping[str, Any], flags: Iterable[str] = ()) -> TorchOptions
         elif name in ("step_start", "step_end"):
             _whole(name, value)
         elif name not in _ALWAYS:
-            near = difflib.get_close_matches(name, ALLOWED, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"the torch backend has no option {name!r}: it has {', '.join(ALLOWED)}{hint}")
+            hint = did_you_mean(name, ALLOWED)
+            raise ValueError(f"the torch backend has no option {name!r}: it has {', '.join(ALLOWED)}.{hint}")
     if switches.get("profile_memory"):
         found.setdefault("all_threads", False)
     return TorchOptions(switches=switches, **found)

@@ -19,6 +19,7 @@ def wait_for(job: str, folder: Path, *, as_json: bool = False, deadline_s: float
     report is missing.
     """
     from rlprof_ops.operate.follow import current, follow, shower
+    from rlprof_ops.operate.why import why
 
     def say(text: str) -> None:
         click.echo(text, err=as_json)
@@ -29,12 +30,14 @@ def wait_for(job: str, folder: Path, *, as_json: bool = False, deadline_s: float
     except KeyboardInterrupt:
         say(f"\nno longer watching; job {job} goes on. rlprof status {job}, rlprof stop {job}")
         return _INTERRUPTED
-    run = current(job, folder).run
+    ended = current(job, folder)
     if as_json:
         click.echo(json.dumps(view.to_dict()))
     elif view.over:
-        show_end(run)
-        say(view.line())
+        show_end(ended.run)
+        say(f"job {job}: {view.line()}")
+    for line in why(ended, view):
+        say(line)
     if not view.over:
         say(f"job {job}: {view.line()}")
         return EXIT_FAILED
@@ -48,6 +51,9 @@ def show_end(run: Path | None) -> bool | None:
 
     if run is None:
         click.echo("the job left no run folder")
+        return None
+    if not (run / "run.json").exists():
+        click.echo(f"run folder: {run}; the job ended before its cluster began, so nothing was captured")
         return None
     try:
         manifest = Manifest.load(run)

@@ -25,12 +25,16 @@ def command(job: str, as_json: bool) -> None:
     from rlprof_ops.job.run_folder import find
     from rlprof_ops.operate.follow import rows
     from rlprof_ops.operate.status import look
+    from rlprof_ops.operate.why import why
 
-    view = look(find(job))
+    found = find(job)
+    view = look(found)
     if as_json:
         click.echo(json.dumps(view.to_dict()))
     else:
         click.echo(f"job {view.job}")
         for name, value in rows(view):
             click.echo(f"  {name:<10}  {value}")
+        for number, line in enumerate(why(found, view)):
+            click.echo(f"  {'' if number else 'why':<10}  {line}")
     sys.exit(view.exit_status())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.words import did_you_mean
 
 _DESCRIPTION = re.compile(r"#: (?P<kind>[^|]*(?:\|[^| ][^|]*)*?) \| (?P<meaning>.*)")
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)")
@@ -98,9 +98,7 @@ class Knob:
     def _choice_problem(self, value: str, allowed: list[str]) -> str | None:
         if value in allowed:
             return None
-        near = difflib.get_close_matches(value, allowed, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        return self._says(value, " or ".join(allowed)) + hint
+        return self._says(value, " or ".join(allowed)) + did_you_mean(value, allowed)
 
     def _says(self, value: str, expected: str) -> str:
         return f"{self.name}={value!r}: expected {expected} ({self.meaning})."
@@ -187,8 +185,7 @@ def _layers(env: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
         trainer_file = folder / f"trainer_{trainer}.env"
         if "/" in trainer or not trainer_file.is_file():
             known = sorted(file.stem.removeprefix("trainer_") for file in folder.glob("trainer_*.env"))
-            near = difflib.get_close_matches(trainer, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(trainer, known)
             raise UsageError(f"RLPROF_TRAINER={trainer!r}: expected one of {', '.join(known)}.{hint}")
         yield read_env_file(trainer_file)
     yield site_values

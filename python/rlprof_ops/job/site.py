@@ -4,7 +4,6 @@ job.
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from rlprof_ops.errors import UsageError
 from rlprof_ops.job.knobs import home, ignored_lines, read_env_file, read_knobs
 from rlprof_ops.slurm.sbatch_options import VARIABLES
+from rlprof_ops.words import closest
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,8 @@ def read_site(env: Mapping[str, str]) -> Site:
 
 def _check_variable(path: Path, name: str) -> None:
     if name not in VARIABLES:
-        near = difflib.get_close_matches(name, VARIABLES, n=1)
-        hint = (
-            f" Did you mean {near[0]}?" if near else " Options without a variable go into RLPROF_SBATCH_ARGS."
-        )
+        near = closest(name, VARIABLES)
+        hint = f" Did you mean {near}?" if near else " Options without a variable go into RLPROF_SBATCH_ARGS."
         raise UsageError(f"{path}: {name}: not a variable that sbatch reads for rlprof.{hint}")
 
 
@@ -79,6 +77,6 @@ def likely_misspelt(names: Iterable[str]) -> dict[str, str]:
     """
     knobs = list(read_knobs())
     others = [name for name in names if name not in knobs and not name.startswith("SBATCH_")]
-    near = {name: difflib.get_close_matches(name, knobs, n=1, cutoff=0.85) for name in others}
+    near = {name: closest(name, knobs, cutoff=0.85) for name in others}
     said = "is no knob and becomes a variable of every job. Did you mean {}?"
-    return {name: said.format(found[0]) for name, found in near.items() if found}
+    return {name: said.format(found) for name, found in near.items() if found}

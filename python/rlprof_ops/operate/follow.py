@@ -109,7 +109,11 @@ def rows(view: View) -> list[tuple[str, str]]:
     )
     limit = f" of {view.time_limit}" if view.time_limit else ""
     exit_code = "" if view.exit_code is None else str(view.exit_code)
-    ended = f"{view.cause}{': ' if view.detail else ''}{view.detail}" if view.cause != "running" else ""
+    ended = (
+        f"{view.cause}{': ' if view.detail else ''}{view.detail.partition(chr(10))[0]}"
+        if view.cause != "running"
+        else ""
+    )
     found = [
         ("state", state),
         ("reason", view.reason if view.state == "waiting" else ""),
@@ -118,6 +122,7 @@ def rows(view: View) -> list[tuple[str, str]]:
         ("time", f"{view.elapsed}{limit}" if view.elapsed else ""),
         ("step", "" if view.step is None else str(view.step)),
         ("captures", str(view.captures) if view.run_dir else ""),
+        ("waits for", view.waiting if not view.over else ""),
         ("end", ended),
         ("exit code", exit_code),
         ("run folder", view.run_dir or "none yet"),

@@ -56,8 +56,8 @@ class View:
     """One look at a job.
 
     `state`: waiting, starting, running, ending, ended, or unknown (no Slurm to ask, no word in the run
-    folder). `slurm_state` is Slurm's own. `step` is the last one that any profiled worker entered; times are
-    UTC nanoseconds.
+    folder). `slurm_state` is Slurm's own. `waiting`: resources that the driver waits for and nobody has.
+    `step` is the last one that any profiled worker entered; times are UTC nanoseconds.
     """
 
     job: str
@@ -68,6 +68,7 @@ class View:
     name: str = ""
     cause: str = ""
     detail: str = ""
+    waiting: str = ""
     command: str = ""
     nodes: tuple[str, ...] = ()
     node_count: int = 0
@@ -113,6 +114,8 @@ class View:
             parts.append(f"{self.nodes_up} of {self.node_count or len(self.nodes)} nodes up")
         if self.step is not None:
             parts.append(f"step {self.step}")
+        if self.waiting and not self.over:
+            parts.append(f"the driver waits: {self.waiting}")
         if self.run_dir and self.captures != Captures():
             parts.append(str(self.captures))
         return printable(", ".join(parts))
@@ -153,7 +156,8 @@ def _told(job: Job, observed: Observed) -> dict[str, Any]:
     steps = [log.last_step for log in observed.logs if log.last_step]
     found: dict[str, Any] = {
         "cause": observed.cause,
-        "detail": printable(observed.detail),
+        "detail": "\n".join(printable(line) for line in observed.detail.splitlines()),
+        "waiting": printable(observed.waiting),
         "nodes": observed.nodes,
         "node_count": len(observed.nodes),
         "nodes_up": nodes_up(job.run),

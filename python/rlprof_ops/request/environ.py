@@ -12,6 +12,7 @@ from typing import Any
 from rlprof_ops.request.build import Path, Reader
 from rlprof_ops.request.problems import Problem, shown
 from rlprof_ops.request.selectors import split_words
+from rlprof_ops.words import did_you_mean
 
 TWINS = {  # variable -> field of the one capture that the variables describe
     "RLPROF_STEPS": "steps",
@@ -105,14 +106,12 @@ def json_object(reader: Reader, name: str, text: str) -> dict[str, Any]:
 
 def misspelt_variables(reader: Reader, env: Mapping[str, str]) -> None:
     """A variable that is one slip away from one of ours would be ignored without a word."""
-    from difflib import get_close_matches
-
     for name in env:
         if not name.startswith("RLPROF_") or name in REQUEST_VARIABLES or name in OTHER_VARIABLES:
             continue
-        near = get_close_matches(name, REQUEST_VARIABLES, n=1, cutoff=0.92)
-        if near:
-            reader.problems.append(Problem(f"is not a variable of rlprof. Did you mean {near[0]}?", name))
+        hint = did_you_mean(name, REQUEST_VARIABLES, cutoff=0.92)
+        if hint:
+            reader.problems.append(Problem(f"is not a variable of rlprof.{hint}", name))
 
 
 def nrl_captures(

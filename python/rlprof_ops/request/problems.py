@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.words import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,10 @@ def nearest(word: str, allowed: Sequence[str], aliases: dict[str, str] | None = 
     """` Did you mean 'x'?`, or nothing when no allowed word is close. `aliases` are other tools' words for
     ours.
     """
-    from difflib import get_close_matches  # only needed once something is wrong
-
     folded = word.strip().lower()
     if aliases and folded in aliases:
         return f" Did you mean {aliases[folded]!r}?"
-    near = get_close_matches(folded, [a.lower() for a in allowed], n=1, cutoff=0.5)
-    for name in allowed:
-        if near and name.lower() == near[0]:
-            return f" Did you mean {name!r}?"
-    return ""
+    return did_you_mean(word, allowed, cutoff=0.5)
 
 
 def numbers_of_range(text: str) -> list[int]:

@@ -4,12 +4,12 @@ sbatch as written.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.words import closest
 
 # man sbatch of Slurm 22.05 and 24.11; sites add their own by SPANK plugins, so this list is for advice, not a
 # limit.
@@ -134,8 +134,7 @@ def _check_foreign(name: str, options: Mapping[str, bool]) -> None:
 
 def nearest(name: str, options: Collection[str]) -> str | None:
     """The option, of ours or of sbatch, that a misspelt one most likely means."""
-    found = difflib.get_close_matches(name, [*options, *("--" + known for known in KNOWN)], n=1, cutoff=0.75)
-    return found[0] if found else None
+    return closest(name, [*options, *("--" + known for known in KNOWN)], cutoff=0.75)
 
 
 def names_of(words: Sequence[str]) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -18,6 +17,7 @@ from rlprof_ops.redact import MASK, is_secret_name, redact_text
 from rlprof_ops.request import ProfileRequest, load_request
 from rlprof_ops.request.environ import REQUEST_VARIABLES
 from rlprof_ops.slurm import sbatch_options
+from rlprof_ops.words import did_you_mean
 
 # What a job is given of the shell it was submitted from. Anything else is asked for by name, with --set.
 FROM_SHELL = (
@@ -124,11 +124,8 @@ def parse_settings(words: Sequence[str], env: Mapping[str, str]) -> tuple[dict[s
                 f"--set {name}: give sbatch's own option instead, or the line {name}=… in the site's file"
             )
         if name.startswith("RLPROF_") and name not in knobs:
-            near = difflib.get_close_matches(name, knobs, n=1)
-            raise UsageError(
-                f"--set {name}: no such knob.{f' Did you mean {near[0]}?' if near else ''} All knobs:"
-                " docs/knobs.md"
-            )
+            hint = did_you_mean(name, knobs)
+            raise UsageError(f"--set {name}: no such knob.{hint} All knobs: docs/knobs.md")
         if not equals:
             if name not in env:
                 raise UsageError(f"--set {name}: not set in this shell; write --set {name}=value")

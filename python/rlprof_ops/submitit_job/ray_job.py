@@ -7,7 +7,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import difflib
 import json
 import os
 import shlex
@@ -30,6 +29,7 @@ from rlprof_ops.submit.missing_captures import missing_request
 from rlprof_ops.submitit_job import rendezvous, task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
 from rlprof_ops.submitit_job.task_process import TaskProcess, python_environment
+from rlprof_ops.words import did_you_mean
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -286,11 +286,8 @@ def _checked(settings: Mapping[str, str]) -> dict[str, str]:
         if name in _OWN or name in _ASKS:
             problems.append(f"settings[{name!r}]: give it to RayJob itself (command=, request=, log_dir=).")
         elif name not in knobs:
-            near = difflib.get_close_matches(name, knobs, n=1)
-            problems.append(
-                f"settings[{name!r}]: no such knob.{f' Did you mean {near[0]!r}?' if near else ''} All knobs:"
-                " docs/knobs.md."
-            )
+            hint = did_you_mean(name, knobs)
+            problems.append(f"settings[{name!r}]: no such knob.{hint} All knobs: docs/knobs.md.")
     text = {name: str(value) for name, value in settings.items()}
     if not problems:
         try:

@@ -20,7 +20,14 @@ from rlprof_ops.rayenv import check_import, environment
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor import capture_relay
 from rlprof_ops.supervisor.node_drain import Ending, Journal
-from rlprof_ops.supervisor.ray_process import RayNode, RayProcess, port_knobs, start_argv, stripped
+from rlprof_ops.supervisor.ray_process import (
+    RayNode,
+    RayProcess,
+    cpu_count,
+    port_knobs,
+    start_argv,
+    stripped,
+)
 from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
 from rlprof_ops.supervisor.steps.windows import Windows
 
@@ -122,6 +129,7 @@ class Supervisor(Ending):
             place.is_head,
             place.gpus,
             place.folder.ray,
+            cpu_count(self.settings, os.environ),
         )
         with self.journal.phase("ray_start"):
             for left in reversed(range(self.settings.number("RLPROF_RAY_START_TRIES"))):

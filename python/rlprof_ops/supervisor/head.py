@@ -38,7 +38,7 @@ from rlprof_ops.supervisor.control_channel import (
 )
 from rlprof_ops.supervisor.control_channel import Head as ControlHead
 from rlprof_ops.supervisor.driver import Driver, session_words
-from rlprof_ops.supervisor.gcs_watcher import GcsWatcher
+from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher, watch_resources
 from rlprof_ops.supervisor.node_drain import Journal
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
@@ -248,7 +248,14 @@ class Head(Supervisor):
             waiting["driver"] = asyncio.ensure_future(self._driver.wait())
         else:
             self.journal.say(f"no COMMAND: the cluster waits. Attach with: {attach_file.command_line(place)}")
-        await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
+        address = f"{place.head_ip}:{place.gcs_port}"
+        resources = asyncio.create_task(
+            watch_resources(address, self.environment(), self.helpers, self._note_waiting)
+        )
+        try:
+            await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            resources.cancel()
         if (
             "driver" in waiting
             and waiting["driver"].done()
@@ -257,6 +264,10 @@ class Head(Supervisor):
             # Slurm may signal the driver and us at once, and the driver can be the faster one to end.
             await asyncio.wait({waiting["told"]}, timeout=_LATE_SIGNAL_SECONDS)
         return self._cause(waiting)
+
+    def _note_waiting(self, text: str) -> None:
+        self.journal.say(f"the driver waits: {text}" if text else "what the driver waited for is there")
+        self.run_record.waits(text)
 
     def _cause(self, waiting: dict[str, asyncio.Future[Any]]) -> tuple[EndCause, int]:
         if "driver" in waiting and waiting["driver"].done():

@@ -31,6 +31,7 @@ class RayNode:
     is_head: bool
     gpus: int
     temp_dir: Path
+    cpus: int = 0  # 0: as Ray counts
 
 
 def gpu_count(settings: Settings, env: Mapping[str, str]) -> int:
@@ -42,6 +43,16 @@ def gpu_count(settings: Settings, env: Mapping[str, str]) -> int:
         if value and value != "NoDevFiles":
             return len([part for part in value.split(",") if part.strip()])
     on_node = env.get("SLURM_GPUS_ON_NODE", "")
+    return int(on_node) if on_node.isdigit() else 0
+
+
+def cpu_count(settings: Settings, env: Mapping[str, str]) -> int:
+    """CPUS_PER_WORKER, else what Slurm gave this step on this node (man srun, SLURM_CPUS_ON_NODE), else 0: as
+    Ray counts. Ray alone counts the CPUs of the machine, whatever the job has of them.
+    """
+    if settings["CPUS_PER_WORKER"]:
+        return settings.number("CPUS_PER_WORKER")
+    on_node = env.get("SLURM_CPUS_ON_NODE", "")
     return int(on_node) if on_node.isdigit() else 0
 
 
@@ -73,8 +84,8 @@ def start_argv(settings: Settings, node: RayNode, python: str) -> list[str]:
     argv += [f"--node-ip-address={node.ip}", f"--resources={json.dumps(resources(settings, node))}"]
     gpus = 0 if node.is_head and settings.flag("DEDICATED_RAY_HEAD") else node.gpus
     argv.append(f"--num-gpus={gpus}")
-    if settings["CPUS_PER_WORKER"]:
-        argv.append(f"--num-cpus={settings['CPUS_PER_WORKER']}")
+    if node.cpus:
+        argv.append(f"--num-cpus={node.cpus}")
     if settings["RLPROF_OBJECT_STORE_BYTES"]:
         argv.append(f"--object-store-memory={settings['RLPROF_OBJECT_STORE_BYTES']}")
     if settings["RAY_DEBUG"] == "legacy":

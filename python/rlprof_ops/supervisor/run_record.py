@@ -70,6 +70,11 @@ class RunRecord:
         }
         self.save()
 
+    def waits(self, text: str) -> None:
+        """What the driver waits for and nobody has; "" when that is over."""
+        self.data["waiting"] = text
+        self.save()
+
     def ending(self, cause: EndCause) -> None:
         self.data["end"] |= {"cause": str(cause), "detail": redact_text(self.detail)}
         self.save()

@@ -81,7 +81,7 @@ def test_a_wrong_option_is_one_clear_error(node, options):
     [
         (
             {"preset": "verll"},
-            "unknown nsys preset 'verll': there are nemo_rl, verl, rlinf; did you mean 'verl'?",
+            "unknown nsys preset 'verll': there are nemo_rl, verl, rlinf. Did you mean 'verl'?",
         ),
         ({"t": "nvtx", "trace": "cuda"}, "the nsys options 't' and 'trace' are the same one; keep one"),
         ({"capture-range": "hotkey"}, "capture-range 'hotkey': allowed are cudaProfilerApi, nvtx, none"),

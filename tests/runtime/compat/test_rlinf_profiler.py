@@ -125,10 +125,10 @@ def test_another_number_of_minibatches_needs_another_profiler(config):
     ("change", "message"),
     [
         ({"schedule_wait": 3}, "schedule_wait is computed at runtime"),
-        ({"with_stacks": True}, "Unknown profiler parameter 'with_stacks'; did you mean 'with_stack'?"),
+        ({"with_stacks": True}, "Unknown profiler parameter 'with_stacks'. Did you mean 'with_stack'?"),
         (
             {"activities": ["cpu", "cud"]},
-            "activities has 'cud': allowed are cpu and cuda; did you mean 'cuda'?",
+            "activities has 'cud': allowed are cpu and cuda. Did you mean 'cuda'?",
         ),
         ({"schedule_warmup": -1}, "schedule_warmup is -1: expected a whole number from 0"),
         ({"schedule_active": 0}, "schedule_active is 0: expected a whole number from 1"),

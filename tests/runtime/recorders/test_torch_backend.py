@@ -65,7 +65,7 @@ def test_options_are_words_of_a_request(options, flags, expected):
     [
         (
             {"with_stak": "true"},
-            "the torch backend has no option 'with_stak': .*; did you mean 'with_stack'?",
+            r"the torch backend has no option 'with_stak': .*\. Did you mean 'with_stack'?",
         ),
         ({"with_flops": "maybe"}, "torch option with_flops is 'maybe': expected true or false"),
         ({"active": "0"}, "torch option active is '0': expected a whole number of steps from 1"),
@@ -84,7 +84,7 @@ def test_a_wrong_option_fails_the_capture_not_the_training(asked, events):
     train(profiler.from_env("policy_worker", 0), range(1, 6))
 
     (failed,) = events("failed")
-    assert "did you mean 'with_stack'?" in failed["reason"]
+    assert "Did you mean 'with_stack'?" in failed["reason"]
 
 
 def test_switches_reach_the_trace(asked, events):

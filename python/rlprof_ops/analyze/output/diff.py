@@ -8,7 +8,6 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from math import floor, sqrt
 from statistics import fmean, variance
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from rlprof_ops.analyze.metrics.student import quantile
 from rlprof_ops.analyze.output.text import duration, percent, unmarked
 from rlprof_ops.errors import UsageError
+from rlprof_ops.words import did_you_mean
 
 FALSE_ALARMS = 0.02  # the chance that two equal runs differ in anything, shared among all that is compared
 MIN_CHANGE = 0.01
@@ -249,8 +249,7 @@ def parse_rule(text: str, diff: Diff) -> Rule:
         *(c.what.partition("/")[2] for c in diff.phases),
     ]
     if what not in known:
-        near = get_close_matches(what, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(what, known)
         raise UsageError(
             f"--fail-if {text!r}: {what!r} is in neither run; known are"
             f" {', '.join(sorted(set(known)))}.{hint}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from rlprof_ops.collect.harvest.run_state import Observed
 from rlprof_ops.request import Capture, CaptureSpec, Window, first_match
+from rlprof_ops.words import closest
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ def _nobody(pattern: str, observed: Observed) -> str:
         return "no worker registered" + (
             f" before the job ended ({observed.detail or observed.cause})" if observed.cause else ""
         )
-    near = get_close_matches(pattern.strip("*?"), seen, n=1, cutoff=0.3)
+    near = closest(pattern.strip("*?"), seen, cutoff=0.3)
     return (
         f"no worker matched pattern {pattern!r} (seen: {', '.join(seen[:8])}{', …' if len(seen) > 8 else ''}"
-        + (f"; nearest: {near[0]})" if near else ")")
+        + (f"; nearest: {near})" if near else ")")
     )

@@ -55,7 +55,8 @@ class Driver:
 
 @dataclass(frozen=True)
 class Observed:
-    """The job as seen from its run folder. `world`: worker name -> number of ranks."""
+    """The job as seen from its run folder. `world`: worker name -> number of ranks. `waiting`: resources
+    that the driver waits for and no node has."""
 
     job: str
     request: ProfileRequest
@@ -67,6 +68,7 @@ class Observed:
     logs: tuple[ProcessLog, ...]
     records: dict[str, NodeRecord]
     notes: tuple[str, ...] = ()
+    waiting: str = ""
 
     @property
     def running(self) -> bool:
@@ -140,6 +142,7 @@ def observe(run: ContainedDir) -> Observed:
         logs=tuple(logs),
         records=records,
         notes=tuple(notes),
+        waiting=_text(data.get("waiting")),
     )
     return _without_a_head(observed, _text(data.get("head"))) if observed.running else observed
 

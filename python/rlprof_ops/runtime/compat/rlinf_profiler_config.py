@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
 from rlprof_ops.backends import names
+from rlprof_ops.words import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,8 @@ def _problems(config: PyTorchProfilerConfig) -> Iterator[str]:
             yield f"{field.name} is {getattr(config, field.name)!r}: expected true or false"
     for activity in config.activities:
         if str(activity).lower() not in ("cpu", "cuda"):
-            near = get_close_matches(str(activity).lower(), ("cpu", "cuda"), n=1)
-            yield f"activities has {activity!r}: allowed are cpu and cuda" + (
-                f"; did you mean {near[0]!r}?" if near else ""
-            )
+            hint = did_you_mean(str(activity), ("cpu", "cuda"))
+            yield f"activities has {activity!r}: allowed are cpu and cuda.{hint}"
     if not config.activities:
         yield "activities is empty: allowed are cpu and cuda"
     prefix = config.chrome_filename_prefix
@@ -77,10 +75,7 @@ def checked(config: Any) -> dict[str, Any]:
         problems.append("schedule_wait is computed at runtime from the number of minibatches: remove it")
     for name in given:
         if name not in allowed and name != "schedule_wait":
-            near = get_close_matches(str(name), allowed, n=1)
-            problems.append(
-                f"Unknown profiler parameter {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-            )
+            problems.append(f"Unknown profiler parameter {name!r}.{did_you_mean(str(name), allowed)}")
     if problems:
         raise ValueError("; ".join(problems))
     return given

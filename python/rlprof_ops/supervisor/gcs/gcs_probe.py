@@ -1,4 +1,4 @@
-"""`python -m rlprof_ops.supervisor.gcs_probe IP:PORT`: asks Ray's GCS which nodes are alive, prints each
+"""`python -m rlprof_ops.supervisor.gcs.gcs_probe IP:PORT`: asks Ray's GCS which nodes are alive, prints each
 change.
 
 A process of its own, because it imports ray, which the supervisor must not: a supervisor has to outlive a

@@ -5,6 +5,7 @@ dies.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ _RESTARTS = 5
 
 
 class GcsWatcher:
-    """`rlprof_ops.supervisor.gcs_probe` beside the start of Ray; see there for its answers."""
+    """`rlprof_ops.supervisor.gcs.gcs_probe` beside the start of Ray; see there for its answers."""
 
     def __init__(
         self, address: str, env: Mapping[str, str], helpers: set[int], say: Callable[[str], None]
@@ -30,7 +31,7 @@ class GcsWatcher:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "rlprof_ops.supervisor.gcs_probe",
+            "rlprof_ops.supervisor.gcs.gcs_probe",
             self._address,
             env=self._env,
             stdin=asyncio.subprocess.PIPE,
@@ -71,3 +72,24 @@ class GcsWatcher:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
+
+
+async def watch_resources(
+    address: str, env: Mapping[str, str], helpers: set[int], found: Callable[[str], None]
+) -> None:
+    """Until cancelled: call `found` with what the job waits for, each time that this changes; see
+    `rlprof_ops.supervisor.gcs.resource_probe`. `address`: IP:PORT of the GCS; its pid joins `helpers`.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rlprof_ops.supervisor.gcs.resource_probe", address, env=dict(env),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    helpers.add(process.pid)
+    assert process.stdout is not None
+    try:
+        while line := await process.stdout.readline():
+            found(str(json.loads(line)))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await asyncio.shield(process.wait())
