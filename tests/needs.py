@@ -90,10 +90,17 @@ def _chromium() -> str:
     return "no chromium; run env/setup_test_machine.sh chromium as root"
 
 
+def _fuse() -> str:
+    if os.getuid() != 0:
+        return "not root: a test mounts a file system that hangs"
+    return "" if os.path.exists("/dev/fuse") else "no /dev/fuse: modprobe fuse as root"
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "slurm": _slurm,
     "nsys": _nsys,
     "chromium": _chromium,
+    "fuse": _fuse,
     "ray": _ray,
     "torch": _torch,
 }

@@ -9,12 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from rlprof_ops.job.folders import RunFolder, node_folder
+from rlprof_ops.job.knobs import Settings
+from rlprof_ops.job.node_context import NodeContext
+from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor.head import Head
+from rlprof_ops.supervisor.node_drain import Journal
 
 
 def alive(pid: int) -> bool:
@@ -33,7 +36,16 @@ def gone(pids: list[int]) -> bool:
     return not any(map(alive, pids))
 
 
-def test_a_report_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
+class OtherPackage(Head):
+    """A head whose own commands are those of a package in the run folder's parent."""
+
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"PYTHONPATH": str(self.place.run.path.parent)}
+
+
+def test_a_report_that_hangs_is_ended_at_its_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     package = tmp_path / "rlprof_ops"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -41,17 +53,17 @@ def test_a_report_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
     (package / "__main__.py").write_text(
         f"import os, time\nopen({str(started)!r}, 'w').write(str(os.getpid()))\ntime.sleep(300)\n"
     )
-    said: list[str] = []
-    head: Any = SimpleNamespace(
-        settings=SimpleNamespace(number=lambda knob: {"RLPROF_REPORT_SECONDS": 2}[knob]),
-        place=SimpleNamespace(run=SimpleNamespace(path=tmp_path)),
-        environment=lambda: os.environ | {"PYTHONPATH": str(tmp_path)},
-        journal=SimpleNamespace(say=said.append),
-    )
+    run, folder = RunFolder(tmp_path / "run"), node_folder(tmp_path, "7", "")
+    run.create()
+    folder.create()
+    place = NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
+    journal = Journal(run.logs / "head.log", "n1", time.time())
+    settings = Settings.load({"RLPROF_REPORT_SECONDS": "2"})
+    head = OtherPackage(settings, ProfileRequest(captures=()), place, journal)
     begun = time.monotonic()
-    asyncio.run(Head._own_command(head, "report", "RLPROF_REPORT_SECONDS", "rlprof report /run"))
+    asyncio.run(head._own_command("report", "RLPROF_REPORT_SECONDS", "rlprof report /run"))
     assert 2 <= time.monotonic() - begun < 8
-    assert said == ["report not done within 2 s; run rlprof report /run"]
+    assert "report not done within 2 s; run rlprof report /run" in capsys.readouterr().err
     assert gone([int(started.read_text())])
 
 

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops.collect.sync.__main__ import Syncer, _record, last_pass
+from rlprof_ops.collect.drain.sequence import Budget
+from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, record_pass
+from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.folders import RunFolder, node_folder
 from rlprof_ops.job.knobs import Settings, import_path
@@ -24,7 +26,7 @@ from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.slurm import job_state
 from rlprof_ops.supervisor import salvage
-from rlprof_ops.supervisor.node_drain import Ending, Journal
+from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
 from rlprof_ops.supervisor.run_record import RunRecord
 
 
@@ -36,18 +38,25 @@ def place(tmp_path: Path) -> NodeContext:
     return NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
 
 
-def ending(place: NodeContext, **knobs: str) -> Ending:
-    return Ending(
+def ending(place: NodeContext, **knobs: str) -> NodeDrain:
+    return NodeDrain(
         Settings.load(knobs),
-        ProfileRequest(captures=()),
         place,
         Journal(place.run.logs / "n1.log", "n1", time.time()),
+        lambda: {**os.environ, "PYTHONPATH": import_path()},
+        sessions=True,
     )
 
 
+async def no_ray() -> None:
+    """Stops nothing."""
+
+
 def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
-    record = RunRecord.of(place, Settings.load({}), ProfileRequest(captures=()), 1)
+    writer = BackgroundWriter()
+    record = RunRecord.of(place, Settings.load({}), ProfileRequest(captures=()), 1, writer)
     record.save()
+    assert writer.flush(10)
     aside = tmp_path / "aside"
     place.run.path.rename(aside)  # the storage goes
     report = place.folder.path / "profiles/torch/w/rank0/a.pt.trace.json.gz"
@@ -55,6 +64,7 @@ def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
     report.write_bytes(b"report")
     record.driver_ended(3)
     record.ending(EndCause.DRIVER_EXIT)
+    assert writer.flush(10)
     one = ending(place)
     one.clock = [{"at_ns": 1, "offset_ns": 2, "error_ns": 3}]
     with pytest.raises(OSError):
@@ -93,9 +103,8 @@ _TOLD_TO_END_BY_SLURM = (
 def test_a_sync_that_slurm_has_told_to_end_before_us_has_made_no_last_pass(place, monkeypatch):
     async def drained() -> bool:
         one = ending(place)
-        monkeypatch.setattr(one, "environment", lambda: {**os.environ, "PYTHONPATH": import_path()})
         syncer = Syncer(place.folder.path, place.run.path, place.node)
-        _record(
+        record_pass(
             place.folder.path, last_pass(syncer, 5)
         )  # what it did of its own accord, before the window was closed
         syncer.close()
@@ -128,21 +137,25 @@ def test_a_node_with_a_report_that_came_nowhere_keeps_its_folder(place, monkeypa
     (place.folder.path / left).parent.mkdir(parents=True)
     (place.folder.path / left).write_bytes(b"report")
 
-    asyncio.run(one.finish(5))
+    asyncio.run(one.finish(Budget(20), no_ray))
 
     assert json.loads((place.run.path / "nodes/n1.json").read_text())["clean"] is clean
     assert (place.folder.path / left).exists() is not clean
 
 
 def test_a_record_that_the_storage_takes_again_is_kept_nowhere_else(place, tmp_path):
-    record = RunRecord.of(place, Settings.load({}), ProfileRequest(captures=()), 1)
+    writer = BackgroundWriter()
+    record = RunRecord.of(place, Settings.load({}), ProfileRequest(captures=()), 1, writer)
     record.save()
+    assert writer.flush(10)
     aside = tmp_path / "aside"
     place.run.path.rename(aside)
     record.driver_ended(3)
+    assert writer.flush(10)
     assert (place.folder.keep / "run.json").exists()
     aside.rename(place.run.path)
     record.ending(EndCause.DRIVER_EXIT)
+    assert writer.flush(10)
     assert not (place.folder.keep / "run.json").exists()
     assert json.loads(place.run.run_json.read_text())["driver"]["exit_code"] == 3
 
@@ -152,7 +165,7 @@ def test_a_record_that_the_storage_takes_again_is_kept_nowhere_else(place, tmp_p
 )
 def test_a_cancelled_job_drains_within_slurms_patience(place, monkeypatch, wait, seconds):
     monkeypatch.setenv("RLPROF_KILL_WAIT", wait)
-    assert ending(place, RLPROF_DRAIN_SECONDS="90").drain_budget_s() == seconds
+    assert ending(place, RLPROF_DRAIN_SECONDS="90").cancelled_budget_s() == seconds
 
 
 @pytest.mark.parametrize(

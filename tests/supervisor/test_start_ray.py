@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.job.folders import NodeFolder, RunFolder
 from rlprof_ops.job.knobs import Settings
@@ -56,6 +57,7 @@ def start(one: base.Supervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
             await one.start_ray(asyncio.get_running_loop().time() + 30)
         finally:
             await one.stop_ray()
+            await one.files.reap(Budget(20))
 
     try:
         asyncio.run(scene())

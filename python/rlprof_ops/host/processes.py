@@ -81,6 +81,15 @@ def is_profiler(process: Process) -> bool:
     )
 
 
+def cpu_ticks(pid: int) -> int:
+    """Processor time of a process so far, in clock ticks; 0 when it is gone."""
+    try:
+        fields = (_PROC / str(pid) / "stat").read_bytes().rsplit(b")", 1)[-1].split()
+        return int(fields[11]) + int(fields[12])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 def parent(pid: int) -> int | None:
     """The parent's pid; None when the process is gone."""
     stat = _stat(pid)

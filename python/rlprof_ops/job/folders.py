@@ -71,6 +71,11 @@ class NodeFolder:
         return self.path / "logs"
 
     @property
+    def live(self) -> Path:
+        """Logs that the sync brings to `logs/` of the run folder every second."""
+        return self.path / "live"
+
+    @property
     def keep(self) -> Path:
         """Records that the run folder did not take; drain.clear spares it."""
         return self.path / "keep"
@@ -86,7 +91,14 @@ class NodeFolder:
         if owner.st_uid != os.getuid() or self.path.is_symlink():
             raise PermissionError(f"{self.path} belongs to somebody else")
         self.path.chmod(0o700)
-        for folder in (self.ray, self.tmp, self.logs, self.path / "profiles", self.path / "events"):
+        for folder in (
+            self.ray,
+            self.tmp,
+            self.logs,
+            self.live,
+            self.path / "profiles",
+            self.path / "events",
+        ):
             folder.mkdir(exist_ok=True)
 
 

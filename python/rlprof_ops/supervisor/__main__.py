@@ -20,11 +20,12 @@ from rlprof_ops.job import folders
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import load_request
-from rlprof_ops.supervisor.base import Supervisor
 from rlprof_ops.supervisor.head import Head
 from rlprof_ops.supervisor.node_drain import Journal
 from rlprof_ops.supervisor.ray_process import gpu_count
 from rlprof_ops.supervisor.worker import Worker
+
+_FLUSH_SECONDS = 10.0
 
 
 def find_node_context(env: Mapping[str, str], settings: Settings) -> NodeContext:
@@ -58,7 +59,7 @@ def find_node_context(env: Mapping[str, str], settings: Settings) -> NodeContext
     )
 
 
-def make_supervisor(env: Mapping[str, str]) -> Supervisor:
+def make_supervisor(env: Mapping[str, str]) -> Head | Worker:
     """Check everything that can be checked before a process is started."""
     settings = Settings.load(env)
     request = load_request(env=env)
@@ -71,7 +72,12 @@ def make_supervisor(env: Mapping[str, str]) -> Supervisor:
             f"node {place.node}: RLPROF_NODE_ROOT={settings['RLPROF_NODE_ROOT']!r}: {error}"
         ) from error
     name = "head" if place.is_head else place.node
-    journal = Journal(place.run.logs / f"{name}.log", place.node, float(env.get("RLPROF_BEGAN", time.time())))
+    journal = Journal(
+        place.run.logs / f"{name}.log",
+        place.node,
+        float(env.get("RLPROF_BEGAN", time.time())),
+        place.folder.logs / "supervisor.log",
+    )
     return (Head if place.is_head else Worker)(settings, request, place, journal)
 
 
@@ -81,7 +87,10 @@ def main() -> int:
     """
     try:
         supervisor = make_supervisor(os.environ)
-        return asyncio.run(supervisor.run())  # type: ignore[attr-defined,no-any-return]
+        try:
+            return asyncio.run(supervisor.run())
+        finally:
+            supervisor.journal.writer.flush(_FLUSH_SECONDS)
     except RlprofError as error:
         print(f"rlprof: {error}", file=sys.stderr, flush=True)
         end_step(os.environ)
@@ -100,4 +109,7 @@ def end_step(env: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # no thread that hangs in a call to storage may keep the node's step from ending

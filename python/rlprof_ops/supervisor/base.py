@@ -11,15 +11,17 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 
+from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import ports
+from rlprof_ops.host.background import in_background
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.knobs import Settings, home, python_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.rayenv import check_import, environment
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor import capture_relay
-from rlprof_ops.supervisor.node_drain import Ending, Journal
+from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
 from rlprof_ops.supervisor.ray_process import (
     RayNode,
     RayProcess,
@@ -32,20 +34,32 @@ from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
 from rlprof_ops.supervisor.steps.windows import Windows
 
 _PLUGIN_SECONDS = 30.0
+_REAP_SECONDS = 60.0  # between two tries to start Ray
+_RAY_STOP_SECONDS = 10.0
 
 
 def plugin_message(node: str, reason: str) -> str:
     return f"node {node}: Ray under {sys.executable} cannot load the rlprof plugin: {reason}"
 
 
-class Supervisor(Ending):
-    """One node of a job. Subclasses say what the head and what the others do in between."""
+class Supervisor:
+    """One node of a job: its Ray, and its files through a `NodeDrain`. Subclasses say what the head and what
+    the others do in between.
+    """
 
     def __init__(
         self, settings: Settings, request: ProfileRequest, place: NodeContext, journal: Journal
     ) -> None:
-        super().__init__(settings, request, place, journal)
+        self.settings, self.request, self.place, self.journal = settings, request, place, journal
+        self.ray: RayProcess | None = None
+        self.on_demand: asyncio.Task[None] | None = None
+        self.windows: Windows | None = None
+        self.relay: StepRelay | None = None
+        self.helpers: set[int] = set()
         self.shutdown_requested: asyncio.Future[EndCause] | None = None  # a future needs the loop that runs
+        self.files = NodeDrain(
+            settings, place, journal, self.environment, sessions=self._asked(), spare=self.helpers
+        )
 
     # ---- environment
     # -------------------------------------------------------------------------------------------
@@ -143,6 +157,7 @@ class Supervisor(Ending):
                     raise RlprofError(words)
                 self.journal.say(f"{words}\nnode {place.node}: trying again, {left} more")
                 await self.stop_ray()
+                await self.files.reap(Budget(_REAP_SECONDS))
 
     async def _try_to_start(self, argv: list[str], deadline: float) -> RayProcess:
         self.ray = await RayProcess.start(
@@ -158,7 +173,9 @@ class Supervisor(Ending):
         """Raise RlprofError when the plugin is why Ray did not start: Ray itself only says that a node
         timed out.
         """
-        reason = await asyncio.to_thread(check_import, self.environment()) if self.request else None
+        reason = None
+        if self.request:
+            reason = await in_background(check_import, self.environment(), seconds=120)
         if reason is not None:
             raise RlprofError(plugin_message(self.place.node, reason))
 
@@ -170,7 +187,7 @@ class Supervisor(Ending):
             return
         for _ in range(int(_PLUGIN_SECONDS / 0.25)):
             if self.place.folder.plugin_marker.exists():
-                self.plugin_loaded = True
+                self.files.plugin_loaded = True
                 return
             await asyncio.sleep(0.25)
         self.journal.say(
@@ -178,6 +195,10 @@ class Supervisor(Ending):
             " windows of its workers will be missing. The reason stands in runtime_env_agent.log of this"
             " node under ray/."
         )
+
+    def _asked(self) -> bool:
+        """Whether there can be sessions of ours."""
+        return bool(self.request) or self.settings["RLPROF_ON_DEMAND"] != "0"
 
     def _wraps(self) -> bool:
         """Whether workers may have to be wrapped in nsys, now or for a capture on demand."""
@@ -196,6 +217,22 @@ class Supervisor(Ending):
             self.journal.say(f"node {place.node}: no step clock: {error}")
             return
         self.relay = relay
+
+    async def stop_ray(self) -> None:
+        """Tell this node's `ray start` to end, and wait for that."""
+        if self.ray is not None:
+            await self.ray.stop(timeout_s=_RAY_STOP_SECONDS)
+        if self.relay is not None:
+            self.relay.close()
+
+    async def close_profilers(self, budget: Budget) -> None:
+        """The first half of the drain, while Ray runs: no new window, and the open ones are closed."""
+        if self.on_demand is not None:
+            self.on_demand.cancel()
+        if self.windows is not None:
+            seconds = budget.share("close_windows") / 2
+            await self.files.survived(self.windows.close(), seconds, "closing windows")
+        await self.files.close_profilers(budget)
 
     def serve_demands(self) -> None:
         """Hand what `rlprof capture` asks to this node's workers, until the windows are closed at the end."""

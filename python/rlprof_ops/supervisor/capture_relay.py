@@ -18,23 +18,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlprof_ops.collect.event_logs import ProcessLog, read_node
+from rlprof_ops.host.background import in_background
 from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.on_demand import watcher
 
 _PY_SPY_SECONDS = 20.0
+_STORAGE_SECONDS = 600.0  # a thread that hangs is left behind then
 
 
 async def serve(run_dir: Path, node_dir: Path, node: str, say: Callable[[str], None]) -> None:
     """Until cancelled: forward each new request, answer those for stacks."""
     source, target = run_dir / watcher.FOLDER, node_dir / watcher.FOLDER
-    known = {entry.name for entry in source.glob("*.json")} if source.is_dir() else set()
+    known = await in_background(_names, source, seconds=_STORAGE_SECONDS)
     while True:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, TimeoutError):
             before = set(known)
-            await asyncio.to_thread(watcher.forward, source, target, known)
+            await in_background(watcher.forward, source, target, known, seconds=_STORAGE_SECONDS)
             for name in sorted(known - before):
-                await asyncio.to_thread(_answer_stacks, source, source / name, node_dir, node, say)
+                await in_background(
+                    _answer_stacks, source, source / name, node_dir, node, say, seconds=_STORAGE_SECONDS
+                )
         await asyncio.sleep(watcher.POLL_S)
+
+
+def _names(source: Path) -> set[str]:
+    return {entry.name for entry in source.glob("*.json")} if source.is_dir() else set()
 
 
 def _answer_stacks(

@@ -82,10 +82,11 @@ class Lost(Message):
 
 @dataclass(frozen=True)
 class Drain(Message):
-    """End in order within `seconds`."""
+    """End in order within `seconds`; up to `most_s` for what still makes progress."""
 
     seconds: float
     cause: str
+    most_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
+from rlprof_ops.host.background import in_background
 from rlprof_ops.host.clock_probe import ClockServer
 from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
 from rlprof_ops.job.knobs import Settings
@@ -45,6 +49,9 @@ from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
 
 _LATE_NODES_SECONDS = 15.0
 _LATE_SIGNAL_SECONDS = 1.0
+_STORAGE_SECONDS = 20.0  # for one call to storage or to Slurm
+_MARGIN_SECONDS = 5.0
+_MOST_DRAIN_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,17 @@ class NodeState:
 
     def has_said(self, *kinds: type[Message]) -> bool:
         return isinstance(self.latest, kinds)
+
+
+def _has_reports(run: Path) -> bool:
+    return any((run / "profiles").glob("*/*/*/*"))
+
+
+def _slurm_time_left_s(env: Mapping[str, str]) -> float:
+    """Seconds until Slurm ends the job at its time limit; an hour where it has none that we know of."""
+    end = env.get("SLURM_JOB_END_TIME", "")
+    left = float(end) - time.time() if end.isdigit() else _MOST_DRAIN_SECONDS
+    return min(max(0.0, left), _MOST_DRAIN_SECONDS)
 
 
 def words(kind: type[Message]) -> str:
@@ -80,7 +98,7 @@ class Head(Supervisor):
         self._changed = asyncio.Event()
         self._driver: Driver | None = None
         self._clock_server: ClockServer | None = None
-        self.run_record = RunRecord.of(place, settings, request, self._started_ns)
+        self.run_record = RunRecord.of(place, settings, request, self.files.started_ns, journal.writer)
         self.control = ControlHead(place.token, self._on_message)
 
     async def run(self) -> int:
@@ -125,7 +143,7 @@ class Head(Supervisor):
         )
         await asking.start()
         try:
-            await self.start_sync()
+            await self.files.start_sync()
             self.serve_demands()
             await self.serve_steps(self.control.tell, self._serving)
             await self._racing_failures(self.start_ray(deadline))
@@ -225,7 +243,8 @@ class Head(Supervisor):
         assert self.shutdown_requested is not None
         assert self.ray is not None
         place = self.place
-        attach_file.write(place, self.environment())
+        write_attach = in_background(attach_file.write, place, self.environment(), seconds=_STORAGE_SECONDS)
+        await self.files.survived(write_attach, _STORAGE_SECONDS + 1, "attach file")
         command = self.settings["COMMAND"]
         waiting: dict[str, asyncio.Future[Any]] = {
             "told": asyncio.shield(self.shutdown_requested),
@@ -233,7 +252,7 @@ class Head(Supervisor):
         }
         if command:
             cwd = Path(self.settings_cwd())
-            log = place.run.logs / "driver.log"
+            log = place.folder.live / "driver.log"
             adapters = self.settings.flag("RLPROF_ADAPTERS")
             self._driver = await Driver.start(
                 command,
@@ -244,7 +263,7 @@ class Head(Supervisor):
                 session_words(self.request, sys.executable) if adapters else (),
             )
             self.run_record.driver_started()
-            self.journal.say(f"the driver runs; its output: {log}")
+            self.journal.say(f"the driver runs; its output: {place.run.logs / log.name}")
             waiting["driver"] = asyncio.ensure_future(self._driver.wait())
         else:
             self.journal.say(f"no COMMAND: the cluster waits. Attach with: {attach_file.command_line(place)}")
@@ -290,8 +309,6 @@ class Head(Supervisor):
 
     def settings_cwd(self) -> str:
         """The driver's folder: where sbatch was called from."""
-        import os
-
         return os.environ.get("SLURM_SUBMIT_DIR") or os.getcwd()
 
     # ---- the end
@@ -304,30 +321,39 @@ class Head(Supervisor):
         self.run_record.ending(cause)
         began = time.monotonic()
         seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
+        most_s = max(seconds, _slurm_time_left_s(os.environ) - _MARGIN_SECONDS)
         if (
             cause is EndCause.SIGNAL
-            and self.drain_budget_s() < seconds
-            and await asyncio.to_thread(is_cancelled, self.place.job)
+            and self.files.cancelled_budget_s() < seconds
+            and await self.files.survived(
+                in_background(is_cancelled, self.place.job, seconds=_STORAGE_SECONDS),
+                _STORAGE_SECONDS + 1,
+                "asking Slurm",
+            )
         ):
-            seconds = self.drain_budget_s()
+            most_s = seconds = self.files.cancelled_budget_s()
             self.journal.note(f"the job is being cancelled: {seconds:.0f} s are left")
         if cause is EndCause.STARTUP_FAILED and not (
             self.shutdown_requested and self.shutdown_requested.done()
         ):
             await self._nodes_join(_LATE_NODES_SECONDS)  # a node that joins later would wait for us in vain
-        await self.control.tell(Drain(seconds, str(cause)))
-        await self.close_profilers(seconds / 2)
-        await self._nodes_reach((ProfilersDone, Drained), seconds / 2)
+        budget = Budget(seconds, most_s)
+        await self.control.tell(Drain(seconds, str(cause), most_s))
+        await self.close_profilers(budget)
+        with self.journal.phase("other_nodes"):
+            await self._nodes_reach((ProfilersDone, Drained), budget.most("other_nodes"))
         if self._driver is not None and self._driver.process.returncode is None:
             with self.journal.phase("end_driver"):
-                await self._driver.end(self.settings.number("RLPROF_DRIVER_GRACE_SECONDS"))
+                grace_s = float(self.settings.number("RLPROF_DRIVER_GRACE_SECONDS"))
+                await self._driver.end(min(grace_s, budget.share("end_driver")))
         await self.control.tell(StopRay())
-        others = asyncio.create_task(self._nodes_reach((Drained,), seconds / 2))
-        await self.finish(seconds / 2)
+        others = asyncio.create_task(self._nodes_reach((Drained,), budget.left() + _MARGIN_SECONDS))
+        await self.files.finish(budget, self.stop_ray)
         await others
         await self.control.close()
         if self._clock_server is not None:
-            await asyncio.to_thread(self._clock_server.close)
+            close = in_background(self._clock_server.close, seconds=_STORAGE_SECONDS)
+            await self.files.survived(close, _STORAGE_SECONDS + 1, "clock server")
         self.run_record.ended(self.journal.phases_s, time.monotonic() - began)
         self.journal.note(f"drained in {time.monotonic() - began:.2f} s")
 
@@ -363,10 +389,12 @@ class Head(Supervisor):
         anywhere.
         """
         run = self.place.run.path
-        reports = any((run / "profiles").glob("*/*/*/*"))
-        if reports and all(
+        if not all(
             importlib.util.find_spec(name) for name in ("msgspec", "numpy", "pyarrow", "rich", "jinja2")
         ):
+            return
+        look = in_background(_has_reports, run, seconds=_STORAGE_SECONDS)
+        if await self.files.survived(look, _STORAGE_SECONDS + 1, "looking for reports"):
             await self._own_command("report", "RLPROF_REPORT_SECONDS", f"rlprof report {run}")
 
     async def _own_command(self, command: str, knob: str, later: str) -> None:

@@ -10,23 +10,23 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rlprof_ops.collect.drain import steps
-from rlprof_ops.collect.sync.__main__ import read_report
+from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, Step
+from rlprof_ops.collect.sync.__main__ import read_report, write_deadline
 from rlprof_ops.errors import EXIT_FAILED
+from rlprof_ops.host.background import BackgroundWriter, in_background
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor import salvage
-from rlprof_ops.supervisor.ray_process import RayProcess
-from rlprof_ops.supervisor.steps.step_relay import StepRelay
-from rlprof_ops.supervisor.steps.windows import Windows
 
 _SYNC_QUICK_RESTARTS = 20
 _LEAST_SECONDS, _MARGIN_SECONDS = 4.0, 3.0  # of a drain; between its end and Slurm's SIGKILL
+_SAY_SECONDS = 2.0  # for a step to say that its own deadline came
+_KILLED_SECONDS = 2.0  # for a process that got SIGKILL; in a dead file system it may never end
 _Result = TypeVar("_Result")
 
 
@@ -34,19 +34,24 @@ class Journal:
     """The supervisor's own log: one line an event, with the seconds since the job began, and how long a phase
     took.
 
-    Writes to `<run folder>/logs/<name>.log` and, for what a person waits for, to the job's own output."""
+    Writes to `<run folder>/logs/<name>.log`, by a thread of its own, to `logs/supervisor.log` of the node
+    folder, and, for what a person waits for, to the job's own output.
+    """
 
-    def __init__(self, path: Path, node: str, began: float) -> None:
-        self._path = path
+    def __init__(self, path: Path, node: str, began: float, local: Path | None = None) -> None:
+        self.writer = BackgroundWriter()
+        self.phases_s: dict[str, float] = {}
+        self._path, self._local = path, local
         self._node = node
         self._began = began
-        self.phases_s: dict[str, float] = {}
 
     def note(self, text: str) -> None:
         """For the log alone."""
-        line = f"[rlprof +{time.time() - self._began:7.2f}s {self._node}] {text}"
-        with contextlib.suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = f"[rlprof +{time.time() - self._began:7.2f}s {self._node}] {text}\n".encode(errors="replace")
+        if self._local is not None:
+            with contextlib.suppress(OSError), open(self._local, "ab", buffering=0) as file:
+                file.write(line)
+        self.writer.append(self._path, line)
 
     def say(self, text: str) -> None:
         """For the log and for the job's output."""
@@ -64,43 +69,40 @@ class Journal:
             self.note(f"{name.replace('_', ' ')}: {self.phases_s[name]:.2f} s")
 
 
-class Ending:
-    """The half of a supervisor that is the same whatever the node was doing."""
+class NodeDrain:
+    """A node's sync while the job runs and its drain at the end; a supervisor has one.
+
+    `environment` gives what every process of the job on this node gets; `sessions` says whether there can be
+    nsys sessions of ours; `spare` are more pids that the drain leaves alone.
+    """
 
     def __init__(
-        self, settings: Settings, request: ProfileRequest, place: NodeContext, journal: Journal
+        self,
+        settings: Settings,
+        place: NodeContext,
+        journal: Journal,
+        environment: Callable[[], dict[str, str]],
+        *,
+        sessions: bool,
+        spare: Collection[int] = (),
     ) -> None:
-        self.settings = settings
-        self.request = request
-        self.place = place
-        self.journal = journal
-        self.ray: RayProcess | None = None
         self.sync: asyncio.subprocess.Process | None = None
-        self._sync_watch: asyncio.Task[None] | None = None
-        self.on_demand: asyncio.Task[None] | None = None
-        self.windows: Windows | None = None
-        self.relay: StepRelay | None = None
+        self.clock: list[dict[str, Any]] = []  # what the probes of the node's clock found
         self.plugin_loaded = False
-        self._started_ns = time.time_ns()
-        self.clock: list[
-            dict[str, Any]
-        ] = []  # what the probes of the node's clock found, see host/clock_probe.py
-        self.helpers: set[int] = set()
-        self._recovered: tuple[str, ...] = ()
-        self._failed: tuple[tuple[str, str], ...] = ()
-
-    def environment(self) -> dict[str, str]:
-        """What every process of the job on this node gets; the supervisor's other half knows."""
-        raise NotImplementedError
+        self.started_ns = time.time_ns()
+        self._settings, self._place, self._journal = settings, place, journal
+        self._environment, self._spare = environment, spare
+        self._sync_watch: asyncio.Task[None] | None = None
+        self._sequence = DrainSequence(
+            place.folder.path, place.run.path, place.node, place.job, sessions=sessions, say=journal.note
+        )
 
     # ---- while the job runs
     # ------------------------------------------------------------------------------------
 
     async def start_sync(self, *more: str) -> None:
-        place = self.place
-        share = max(
-            2.0, self.settings.number("RLPROF_DRAIN_SECONDS") / 2 - 2
-        )  # so that it can still say what stayed behind
+        """Start the sync process, and start it again when it dies before the end."""
+        place = self._place
         with open(place.folder.logs / "sync.log", "ab") as log:
             self.sync = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -109,10 +111,10 @@ class Ending:
                 f"--node-dir={place.folder.path}",
                 f"--run-dir={place.run.path}",
                 f"--node={place.node}",
-                f"--interval={self.settings['RAY_LOG_SYNC_FREQUENCY']}",
-                f"--deadline={share}",
+                f"--interval={self._settings['RAY_LOG_SYNC_FREQUENCY']}",
+                f"--deadline={self._settings.number('RLPROF_DRAIN_SECONDS') / 2}",
                 *more,
-                env=self.environment(),
+                env=self._environment(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -127,8 +129,8 @@ class Ending:
             sync = self.sync
             assert sync is not None
             code = await sync.wait()
-            self.journal.say(
-                f"node {self.place.node}: sync ended with {code} while the job runs; starting it again"
+            self._journal.say(
+                f"node {self._place.node}: sync ended with {code} while the job runs; starting it again"
             )
             await asyncio.sleep(1 if number < _SYNC_QUICK_RESTARTS else 60)
             await self.start_sync()
@@ -136,87 +138,69 @@ class Ending:
     # ---- the end
     # -----------------------------------------------------------------------------------------------
 
-    def drain_budget_s(self) -> float:
+    def cancelled_budget_s(self) -> float:
         """Seconds for the whole drain of a job that Slurm is ending: it kills what is left after KillWait
         (scripts/lib/job.sh).
         """
-        seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
+        seconds = float(self._settings.number("RLPROF_DRAIN_SECONDS"))
         wait = os.environ.get("RLPROF_KILL_WAIT", "")
         return min(seconds, max(_LEAST_SECONDS, float(wait) - _MARGIN_SECONDS)) if wait.isdigit() else seconds
 
-    async def close_profilers(self, seconds: float) -> None:
-        """Steps 1 and 2 of the drain: close this job's windows, wait for its profilers, recover raw captures.
+    async def close_profilers(self, budget: Budget) -> None:
+        """Everything of the drain that Ray has to live for."""
+        for step in self._sequence.before_ray_stops():
+            await self._run(step, budget)
 
-        What a step leaves of its share is the next one's; the first gets half, since `nsys stop` writes the
-        report.
+    async def finish(self, budget: Budget, stop_ray: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Stop Ray, bring late reports home, last sync, the node's record; then the node folder goes, if all
+        was copied.
         """
-        path, job, until = self.place.folder.path, self.place.job, time.monotonic() + seconds
-        if self.on_demand is not None:
-            self.on_demand.cancel()
-        if self._asked():
-            with self.journal.phase("close_windows"):
-                if self.windows is not None:
-                    await self._survived(self.windows.close(), seconds / 2, "close_windows")
-                await self._bounded(seconds / 2, steps.close_windows, path, job)
-        with self.journal.phase(
-            "end_wrapped"
-        ):  # without a request too: a trainer may have its own nsight options
-            await self._bounded((until - time.monotonic()) / 2, steps.end_wrapped, path, job)
-        if self._asked():
-            with self.journal.phase("wait_profilers"):
-                await self._bounded((until - time.monotonic()) / 2, steps.wait_profilers, path, job)
-            with self.journal.phase("recover"):
-                await self._recover(until - time.monotonic())
+        with self._journal.phase("stop_ray"):
+            await self.survived(stop_ray(), budget.share("stop_ray") + _SAY_SECONDS, "stop_ray")
+        await self.reap(budget)
+        clean = await self.last_sync(budget.share("last_sync"))
+        record = await self.survived(
+            in_background(self._write_record, clean, seconds=budget.share("node_record")),
+            budget.share("node_record") + 1,
+            "node record",
+        )
+        place = self._place
+        if record is not None and record["clean"]:
+            clear = in_background(self._sequence.clear, seconds=30)
+            await self.survived(clear, 31, "clear")
+        else:
+            self._journal.say(
+                f"node {place.node}: files that could not be copied stay in {place.folder.path}; when the"
+                f" storage takes them again, on node {place.node}:"
+                f" {salvage.command_line(place, self._settings['RLPROF_NODE_ROOT'])}"
+            )
 
-    def _asked(self) -> bool:
-        """Whether there can be sessions of ours."""
-        return bool(self.request) or self.settings["RLPROF_ON_DEMAND"] != "0"
+    async def reap(self, budget: Budget) -> None:
+        """End what is left of the job on this node, once Ray has been told to stop."""
+        for step in self._sequence.after_ray_stopped(self._spared):
+            await self._run(step, budget)
 
-    async def _recover(self, seconds: float) -> None:
-        phase = await self._bounded(seconds, steps.recover, self.place.folder.path, self.place.node)
-        if phase is not None:
-            self._recovered += phase.done
-            self._failed = (*(each for each in self._failed if each not in phase.failed), *phase.failed)
+    def _spared(self) -> Iterable[int]:
+        """Pids that the reaper leaves alone: the supervisor, its sync, and what else it has started."""
+        return (os.getpid(), os.getppid(), *self._spare, *([self.sync.pid] if self.sync else []))
 
-    async def _bounded(
-        self, seconds: float, work: Callable[..., steps.Phase], *args: object, **options: object
-    ) -> steps.Phase | None:
+    async def _run(self, step: Step, budget: Budget) -> steps.Phase | None:
         """Run one step of the drain in a thread; a fault or a time-out is said and the drain goes on."""
-        seconds = max(0.5, seconds)
-        call = asyncio.to_thread(work, *args, say=self.journal.note, deadline_s=seconds, **options)
-        return await self._survived(call, seconds + 2, work.__name__)
+        seconds, most_s = budget.share(step.name), budget.most(step.name)
+        with self._journal.phase(step.name):
+            call = in_background(step.run, seconds, most_s, seconds=most_s + _SAY_SECONDS)
+            return await self.survived(call, most_s + _SAY_SECONDS + 1, step.name)
 
-    async def _survived(
-        self, call: Coroutine[Any, Any, _Result], seconds: float, name: str
-    ) -> _Result | None:
+    async def survived(self, call: Coroutine[Any, Any, _Result], seconds: float, name: str) -> _Result | None:
+        """What `call` gives; None, and a word in the log, when it fails or takes longer than `seconds`."""
+        node = self._place.node
         try:
             return await asyncio.wait_for(call, seconds)
-        except asyncio.TimeoutError:
-            self.journal.say(f"node {self.place.node}: {name} not done within {seconds:.0f} s; going on")
+        except (asyncio.TimeoutError, TimeoutError):
+            self._journal.say(f"node {node}: {name} not done within {seconds:.0f} s; going on")
         except Exception as error:  # nothing here may keep the rest of the drain from happening
-            self.journal.say(
-                f"node {self.place.node}: {name} failed: {type(error).__name__}: {error}; going on"
-            )
+            self._journal.say(f"node {node}: {name} failed: {type(error).__name__}: {error}; going on")
         return None
-
-    async def stop_ray(self, profilers_s: float = 0.0) -> None:
-        """Stop this node's Ray and end what is left of the job; nsys gets `profilers_s` for reports of
-        workers that Ray has killed.
-        """
-        place = self.place
-        with self.journal.phase("stop_ray"):
-            if self.ray is not None:
-                await self.ray.stop(timeout_s=10)
-            if profilers_s and self._asked():
-                await self._bounded(profilers_s, steps.wait_profilers, place.folder.path, place.job)
-            reap = asyncio.to_thread(
-                steps.reap, place.job, place.folder.path, exclude=self._ours(), say=self.journal.note
-            )
-            await self._survived(reap, 15, "reap")
-
-    def _ours(self) -> frozenset[int]:
-        """Pids that the reaper leaves alone: the supervisor, its sync, and what else it has started."""
-        return frozenset({os.getpid(), os.getppid(), *self.helpers, *([self.sync.pid] if self.sync else [])})
 
     async def last_sync(self, seconds: float) -> bool:
         """The sync's last pass, once more when that process has died. True when everything came over.
@@ -227,7 +211,8 @@ class Ending:
         if self._sync_watch is not None:
             self._sync_watch.cancel()
         ordered_ns, until = time.time_ns(), time.monotonic() + seconds
-        with self.journal.phase("last_sync"):
+        write_deadline(self._place.folder.path, seconds - _SAY_SECONDS)  # so that it can still say what stays
+        with self._journal.phase("last_sync"):
             if self.sync is not None and self.sync.returncode is None:
                 self.sync.terminate()  # its order to make the last pass
             else:
@@ -240,14 +225,14 @@ class Ending:
                     if died
                     else "Slurm told the sync to end before the profilers were done"
                 )
-                self.journal.say(f"node {self.place.node}: {why}; one more last pass")
+                self._journal.say(f"node {self._place.node}: {why}; one more last pass")
                 await self.start_sync("--last")
                 code = await self._sync_ends(max(2.0, until - time.monotonic()))
         return code == 0
 
     def _passed_since(self, ordered_ns: int) -> bool:
         """Whether the sync's latest pass is a last one that began at that time or later."""
-        report = read_report(self.place.folder.path)
+        report = read_report(self._place.folder.path)
         return report is not None and report.last and report.started_ns >= ordered_ns
 
     async def _sync_ends(self, seconds: float) -> int | None:
@@ -255,55 +240,25 @@ class Ending:
         `seconds`.
         """
         assert self.sync is not None
-        try:
+        with contextlib.suppress(asyncio.TimeoutError):
             return await asyncio.wait_for(self.sync.wait(), seconds)
-        except asyncio.TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
             self.sync.kill()
-            await self.sync.wait()
-            self.journal.say(f"node {self.place.node}: the last sync was not done within {seconds:.0f} s")
-            return None
-
-    async def finish(self, seconds: float) -> None:
-        """Steps 3 to 5 of the drain: stop Ray, last sync, the node's record; then the node folder goes, if
-        all was copied.
-        """
-        await self.stop_ray(seconds / 4)
-        if self._asked():
-            await self._recover(seconds / 4)
-        if self.relay is not None:
-            self.relay.close()
-        clean = await self.last_sync(seconds)
-        record = await self._survived(asyncio.to_thread(self._write_record, clean), 10, "node record")
-        clean = clean and (record is None or record["clean"])
-        place = self.place
-        if clean:
-            await self._survived(
-                asyncio.to_thread(steps.clear, place.folder.path, say=self.journal.note), 30, "clear"
-            )
-        else:
-            self.journal.say(
-                f"node {place.node}: files that could not be copied stay in {place.folder.path}; when the"
-                f" storage takes them again, on node {place.node}:"
-                f" {salvage.command_line(place, self.settings['RLPROF_NODE_ROOT'])}"
-            )
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.sync.wait(), _KILLED_SECONDS)
+        self._journal.say(f"node {self._place.node}: the last sync was not done within {seconds:.0f} s")
+        return None
 
     def _write_record(self, clean: bool) -> dict[str, Any]:
-        place = self.place
+        place = self._place
         facts = {
             "role": "head" if place.is_head else "worker",
             "job": place.job,
-            "started_ns": self._started_ns,
+            "started_ns": self.started_ns,
             "ended_ns": time.time_ns(),
             "plugin_loaded": self.plugin_loaded or place.folder.plugin_marker.exists(),
             "clean": clean,
             "clock": self.clock,
-            "phases_s": self.journal.phases_s,
+            "phases_s": self._journal.phases_s,
         }
-        return steps.write_node_record(
-            place.folder.path,
-            place.run.path,
-            place.node,
-            facts,
-            recovered=self._recovered,
-            failed=self._failed,
-        )
+        return self._sequence.write_record(facts)

@@ -12,9 +12,9 @@ import os
 import platform
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.redact import redact_text
 from rlprof_ops.version import __version__
@@ -31,12 +31,18 @@ class RunRecord:
 
     place: NodeContext
     data: dict[str, Any]
+    writer: BackgroundWriter
     detail: str = ""
     lost_nodes: set[str] = field(default_factory=set)
 
     @classmethod
     def of(
-        cls, place: NodeContext, settings: Settings, request: ProfileRequest, started_ns: int
+        cls,
+        place: NodeContext,
+        settings: Settings,
+        request: ProfileRequest,
+        started_ns: int,
+        writer: BackgroundWriter,
     ) -> RunRecord:
         """The record of a job that begins; not written yet."""
         data: dict[str, Any] = {
@@ -56,7 +62,7 @@ class RunRecord:
             "driver": {"started_ns": None, "ended_ns": None, "exit_code": None, "signal": None},
             "end": {"cause": str(EndCause.RUNNING), "detail": "", "phases_s": {}},
         }
-        return cls(place, data)
+        return cls(place, data, writer)
 
     def driver_started(self) -> None:
         self.data["driver"]["started_ns"] = time.time_ns()
@@ -89,29 +95,23 @@ class RunRecord:
         self.save()
 
     def save(self) -> None:
-        """Atomic; a full or vanished run folder is not worth the job. The node folder keeps the record
-        then, see salvage.py.
+        """Onto the node at once, into the run folder by the writer's thread, which a storage that hangs may
+        keep. The node folder keeps the record until the run folder has it, see salvage.py.
         """
         path, kept = self.place.run.run_json, self.place.folder.keep / "run.json"
-        text = json.dumps(self.data, indent=1) + "\n"
-        try:
-            _write(path, text)
-            kept.unlink(missing_ok=True)
-        except OSError:
-            with contextlib.suppress(OSError):
-                kept.parent.mkdir(exist_ok=True)
-                _write(kept, text)
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
+        data = (json.dumps(self.data, indent=1) + "\n").encode()
         with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+            kept.parent.mkdir(exist_ok=True)
+            temporary = kept.with_name(f".run.json.{os.getpid()}")
+            temporary.write_bytes(data)
+            os.replace(temporary, kept)
+
+        def then(error: OSError | None) -> None:
+            with contextlib.suppress(OSError):
+                if error is None and kept.read_bytes() == data:  # not a newer one, which is still on its way
+                    kept.unlink()
+
+        self.writer.put(path, data, then)
 
 
 def _user() -> str:

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlprof_ops.collect.drain import steps
-from rlprof_ops.collect.sync.__main__ import Syncer, last_pass
+from rlprof_ops.collect.drain.sequence import Budget, DrainSequence
+from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, record_pass
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job import folders
@@ -63,13 +63,13 @@ def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> 
     if not folder.is_dir() or folder.is_symlink() or folder.lstat().st_uid != os.getuid():
         return True
     started_ns = time.time_ns()
-    share = seconds / 5
-    steps.close_windows(folder, job, deadline_s=share, gate_first_s=0)
-    steps.wait_profilers(folder, job, deadline_s=share)
-    steps.reap(job, folder, grace_s=2)
-    recovered = steps.recover(folder, node, deadline_s=share)
+    budget = Budget(seconds)
+    sequence = DrainSequence(folder, run, node, job, gate_first_s=0)
+    for step in (*sequence.before_ray_stops(), *sequence.after_ray_stopped()):
+        step.run(budget.share(step.name), budget.share(step.name))
     syncer = Syncer(folder, run, node, log=print)
-    report = last_pass(syncer, share)
+    report = last_pass(syncer, budget.share("last_sync"))
+    record_pass(folder, report)
     syncer.close()
     facts = {
         "job": job,
@@ -80,13 +80,11 @@ def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> 
         "plugin_loaded": folders.NodeFolder(folder).plugin_marker.exists(),
     }
     _put_kept(folder, run, node, facts)
-    steps.write_node_record(
-        folder, run, node, facts, recovered=recovered.done, failed=(*recovered.failed, *report.failed)
-    )
-    if report.complete:
+    record = sequence.write_record(facts)
+    if record["clean"]:
         shutil.rmtree(folders.NodeFolder(folder).keep, ignore_errors=True)
-        steps.clear(folder)
-    return report.complete
+        sequence.clear()
+    return bool(record["clean"])
 
 
 def _put_kept(folder: Path, run: Path, node: str, facts: dict[str, Any]) -> None:

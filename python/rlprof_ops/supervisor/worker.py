@@ -10,8 +10,10 @@ import os
 from typing import Any
 
 from rlprof_ops.collect.drain import steps
+from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import clock_probe
+from rlprof_ops.host.background import in_background
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
@@ -33,6 +35,7 @@ from rlprof_ops.supervisor.node_drain import Journal
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
 
 _HEAR_SECONDS = 1.0
+_PROBE_SECONDS = 15.0
 
 
 class Worker(Supervisor):
@@ -43,7 +46,7 @@ class Worker(Supervisor):
     ) -> None:
         super().__init__(settings, request, place, journal)
         self._may_stop = asyncio.Event()
-        self._drain_ordered: asyncio.Future[float] | None = None  # a future needs the loop that runs
+        self._drain_ordered: asyncio.Future[Drain] | None = None  # a future needs the loop that runs
         self._listening: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
@@ -62,7 +65,8 @@ class Worker(Supervisor):
         except RlprofError as error:
             self.journal.note(str(error))
             await head.tell(Failed(str(error)))
-            await self.finish(float(self.settings.number("RLPROF_DRAIN_SECONDS")) / 2)
+            seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
+            await self.files.finish(Budget(seconds), self.stop_ray)
             return 0
         finally:
             head.close()
@@ -87,7 +91,7 @@ class Worker(Supervisor):
                 )
             return joining.result()
         except (TimeoutError, RlprofError) as error:
-            await asyncio.to_thread(steps.clear, place.folder.path, say=self.journal.note)
+            steps.clear(place.folder.path, say=self.journal.note)
             raise RlprofError(f"node {place.node}: {error}") from error
 
     async def _serve(self, head: Node, setup: asyncio.Task[None], deadline: float) -> int:
@@ -118,7 +122,7 @@ class Worker(Supervisor):
     async def _start(self, head: Node, setup: asyncio.Task[None], deadline: float) -> None:
         await setup
         await self._wait_for_gcs(deadline)
-        await self.start_sync()
+        await self.files.start_sync()
         self.serve_demands()
         await self.serve_steps(head.tell)
         await self.start_ray(deadline)
@@ -129,7 +133,7 @@ class Worker(Supervisor):
         if self.relay is not None and isinstance(message, STEP_KINDS):
             self.relay.hear(self.place.nodes[0], message)
         if isinstance(message, Drain) and not self._drain_ordered.done():
-            self._drain_ordered.set_result(message.seconds)
+            self._drain_ordered.set_result(message)
         elif isinstance(message, StopRay):
             self._may_stop.set()
 
@@ -153,17 +157,20 @@ class Worker(Supervisor):
         seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
         if cause is EndCause.SIGNAL:  # the head gets it too, and finds out how much time there is
             await asyncio.wait({self._drain_ordered}, timeout=_HEAR_SECONDS)
-            seconds = self.drain_budget_s()
+            seconds = self.files.cancelled_budget_s()
+        most_s = None
         if self._drain_ordered.done():
-            seconds = self._drain_ordered.result()
+            order = self._drain_ordered.result()
+            seconds, most_s = order.seconds, order.most_s
         self.journal.note(f"ending: {cause}")
-        await self.close_profilers(seconds / 2)
+        budget = Budget(seconds, most_s)
+        await self.close_profilers(budget)
         await head.tell(ProfilersDone(self.journal.phases_s))
         if cause is EndCause.ORDERED:  # the others' windows must be closed too before any Ray goes
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._may_stop.wait(), seconds / 2)
+                await asyncio.wait_for(self._may_stop.wait(), budget.most("other_nodes"))
         await self._probe_clock("end")
-        await self.finish(seconds / 2)
+        await self.files.finish(budget, self.stop_ray)
         await head.tell(Drained(self.journal.phases_s))
 
     async def _probe_clock(self, moment: str) -> None:
@@ -171,11 +178,18 @@ class Worker(Supervisor):
         costs little.
         """
         place = self.place
-        found = await asyncio.to_thread(
-            clock_probe.measure, place.head_ip, place.control_port, place.token.encode()
-        )
+        try:
+            found = await in_background(
+                clock_probe.measure,
+                place.head_ip,
+                place.control_port,
+                place.token.encode(),
+                seconds=_PROBE_SECONDS,
+            )
+        except TimeoutError:
+            return
         if found is not None:
-            self.clock.append(found.to_dict(moment, place.nodes[0]))
+            self.files.clock.append(found.to_dict(moment, place.nodes[0]))
 
     async def _wait_for_gcs(self, deadline: float) -> None:
         """Wait by connecting to the head's GCS; `ray start` itself gives up early and waits long."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +19,8 @@ from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir
 
 _IMPORTED = ".imported"
+_AT_ONCE = min(4, os.cpu_count() or 1)  # an import takes a core
+_LOOK_SHARE = 0.25  # of the time, to look inside reports without a name of ours
 _Unclosed = list[tuple[ProcessLog, WindowEvent]]
 
 
@@ -24,68 +30,101 @@ def recover_tree(
     """Bring what nsys left in `root/folder` to `root/profiles`. Returns (recovered paths, failures), relative
     to `root`.
 
-    A raw capture that was imported gets the suffix `.imported`, so that a second run does nothing. `until` is
-    in monotonic seconds.
+    Finished reports go first, by a rename, so that no importer that hangs can cost one of them; then raw
+    captures are imported, several at once. A raw capture that was imported gets the suffix `.imported`, so
+    that a second run does nothing. `until` is in monotonic seconds.
     """
-    done: list[str] = []
-    failed: list[tuple[str, str]] = []
     try:
         with ContainedDir(root) as tree:
-            left = list(unclosed)
-            paths = sorted(
-                path
-                for path, found in tree.files(folder)
-                if found.st_size and path.endswith((nsight.RAW_SUFFIX, nsight.SUFFIX))
-            )
-            real = os.path.realpath(root)
-            busy = processes.writers(frozenset(f"{real}/{path}" for path in paths))
-            for path in paths:
-                if f"{real}/{path}" in busy:  # under its final name it would count as finished
-                    failed.append((path, "it is still being written"))
-                    continue
-                budget = until - time.monotonic()
-                if budget <= 0:
-                    failed.append((path, "the deadline came before its turn"))
-                    continue
-                try:
-                    done.append(_recover(tree, root, path, budget, left))
-                except ExportFailed as error:
-                    failed.append((path, str(error)))
-                except OSError as error:
-                    failed.append((path, reason_of(error)))
+            return _Recovery(tree, root, until, list(unclosed)).run(folder)
     except OSError as error:
-        failed.append((folder, reason_of(error)))
-    return done, failed
+        return [], [(folder, reason_of(error))]
 
 
-def _recover(tree: ContainedDir, root: Path, path: str, budget_s: float, unclosed: _Unclosed) -> str:
-    """One file; returns where the report went."""
-    report = path
-    if path.endswith(nsight.RAW_SUFFIX):
-        report = _import(tree, root, path, budget_s)
-    target = _named_place(path) or _place(path, _window_of(root / report, budget_s, unclosed))
-    number = 0
-    while True:
-        free = target if number == 0 else target.replace(nsight.SUFFIX, f".{number}{nsight.SUFFIX}")
+class _Recovery:
+    """One run over a folder; its methods may be called by several threads."""
+
+    def __init__(self, tree: ContainedDir, root: Path, until: float, unclosed: _Unclosed) -> None:
+        self._tree, self._root, self._until, self._unclosed = tree, root, until, unclosed
+        self._lock = threading.Lock()
+        self._done: list[str] = []
+        self._failed: list[tuple[str, str]] = []
+
+    def run(self, folder: str) -> tuple[list[str], list[tuple[str, str]]]:
+        sizes = {
+            path: found.st_size
+            for path, found in self._tree.files(folder)
+            if found.st_size and path.endswith((nsight.RAW_SUFFIX, nsight.SUFFIX))
+        }
+        real = os.path.realpath(self._root)
+        busy = processes.writers(frozenset(f"{real}/{path}" for path in sizes))
+        for path in [path for path in sizes if f"{real}/{path}" in busy]:
+            del sizes[path]  # under its final name it would count as finished
+            self._failed.append((path, "it is still being written"))
+        reports = [path for path in sizes if path.endswith(nsight.SUFFIX)]
+        named = [path for path in reports if _named_place(path) is not None]
+        for path in named:
+            self._guarded(self._bring_home, path)
+        # To look inside a report takes nsys, which may hang: it gets a part of the time, and not looked at
+        # they come home too.
+        looked_until = time.monotonic() + self._left() * _LOOK_SHARE
+        self._each(lambda path: self._bring_home(path, looked_until), sorted(set(reports) - set(named)))
+        self._each(self._import_one, sorted(set(sizes) - set(reports), key=lambda path: sizes[path]))
+        return sorted(self._done), self._failed
+
+    def _left(self) -> float:
+        return max(0.0, self._until - time.monotonic())
+
+    def _each(self, work: Callable[[str], None], paths: list[str]) -> None:
+        if not paths:
+            return
+        with ThreadPoolExecutor(min(_AT_ONCE, len(paths)), thread_name_prefix="recover") as pool:
+            for _ in pool.map(lambda path: self._guarded(work, path), paths):
+                pass
+
+    def _guarded(self, work: Callable[[str], None], path: str) -> None:
         try:
-            tree.rename(report, free, replace=False)
-            break
-        except FileExistsError:
-            number += 1
-    if report != path:
-        tree.rename(path, path + _IMPORTED)
-    return free
+            work(path)
+        except ExportFailed as error:
+            self._failed.append((path, str(error)))
+        except OSError as error:
+            self._failed.append((path, reason_of(error)))
 
+    def _bring_home(self, path: str, looked_until: float = 0.0) -> None:
+        self._put(path, _named_place(path) or _place(path, self._window_of(path, looked_until)))
 
-def _window_of(report: Path, budget_s: float, unclosed: _Unclosed) -> tuple[ProcessLog, WindowEvent] | None:
-    try:
-        contents = look(report, timeout_s=max(5.0, budget_s))
-    except ExportFailed:
-        return None  # kept under its own name: the harvest says what is wrong with it
-    window = choose(contents, unclosed)
-    if window is not None:
-        unclosed.remove(window)
-    return window
+    def _import_one(self, path: str) -> None:
+        budget_s = self._left()
+        if budget_s <= 0:
+            raise ExportFailed("the deadline came before its turn")
+        report = _import(self._tree, self._root, path, budget_s)
+        self._put(report, _named_place(path) or _place(path, self._window_of(report, self._until)))
+        self._tree.rename(path, path + _IMPORTED)
+
+    def _put(self, report: str, target: str) -> None:
+        """Under its name, or that name with a number when another report has it: none is ever replaced."""
+        for number in itertools.count():
+            free = target if number == 0 else target.replace(nsight.SUFFIX, f".{number}{nsight.SUFFIX}")
+            try:
+                self._tree.rename(report, free, replace=False)
+            except FileExistsError:
+                continue
+            self._done.append(free)
+            return
+
+    def _window_of(self, report: str, until: float) -> tuple[ProcessLog, WindowEvent] | None:
+        budget_s = until - time.monotonic()
+        if budget_s <= 0:
+            return None
+        try:
+            contents = look(self._root / report, timeout_s=budget_s)
+        except ExportFailed:
+            return None  # kept under its own name: the harvest says what is wrong with it
+        with self._lock:
+            window = choose(contents, self._unclosed)
+            if window is not None:
+                self._unclosed.remove(window)
+        return window
 
 
 def _named_place(path: str) -> str | None:
@@ -145,7 +184,7 @@ def _import(tree: ContainedDir, root: Path, path: str, budget_s: float) -> str:
         raise ExportFailed(
             "QdstrmImporter is not installed here; run `rlprof harvest` where Nsight Systems is"
         )
-    folder = f".recover/{time.time_ns()}"
+    folder = f".recover/{time.time_ns()}-{os.urandom(4).hex()}"
     tree.write_atomic(f"{folder}/import.log", b"")
     work = root / folder
     link = work / "raw.qdstrm"  # a name of ours: a hostile one could be read as an option

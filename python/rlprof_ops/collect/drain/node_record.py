@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.collect.sync.__main__ import read_report
-from rlprof_ops.collect.sync.routes import goes_home
+from rlprof_ops.collect.sync.routes import goes_home, is_report_like
 from rlprof_ops.collect.sync.sent_log import Journal
 from rlprof_ops.host.contained_dir import ContainedDir
 
@@ -25,8 +25,9 @@ def build_node_record(
     recovered: Iterable[str] = (),
     failed: Iterable[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    """The record of docs/contracts.md. A finished file that never reached the run folder has the state
-    `left`, and such a node is not `clean`.
+    """The record of docs/contracts.md. A file that never reached the run folder as it is now has the state
+    `left`. A node is not `clean` when one of them is a report or a raw capture, wherever it lies, or when a
+    recovery has failed.
     """
     journal = Journal(node_dir / "sync" / "state.jsonl", read_only=True)
     files = [
@@ -40,9 +41,9 @@ def build_node_record(
         }
         for path, sent in sorted(journal.sent.items())
     ]
-    left = [entry for entry in _left(node_dir) if entry["path"] not in journal.sent]
+    left = _left(node_dir, journal)
     files += left
-    report = read_report(node_dir)
+    report, failed = read_report(node_dir), tuple(failed)
     not_copied = [*(report.failed if report else ()), *failed]
     record: dict[str, Any] = {
         "schema": SCHEMA,
@@ -62,16 +63,24 @@ def build_node_record(
         "clock": [],
     }
     record.update(facts)
-    if any(goes_home(entry["path"]) for entry in left):
+    if failed or any(goes_home(entry["path"]) or is_report_like(entry["path"]) for entry in left):
         record["clean"] = False
     return record
 
 
-def _left(node_dir: Path) -> list[dict[str, Any]]:
+def _left(node_dir: Path, journal: Journal) -> list[dict[str, Any]]:
+    """Files that the run folder does not have as they are now: all of the profiles tree, reports and raw
+    captures anywhere.
+    """
     found: list[dict[str, Any]] = []
     try:
         with ContainedDir(node_dir) as tree:
-            for path, stat in tree.files("profiles"):
+            for path, stat in tree.files():
+                sent = journal.sent.get(path)
+                if sent is not None and sent.same_source(stat):
+                    continue
+                if not path.startswith("profiles/") and not (stat.st_size and is_report_like(path)):
+                    continue
                 found.append(
                     {
                         "path": path,

@@ -4,6 +4,7 @@ kernels.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from rlprof_ops.backends import nsight
 
+_KILLED_S = 2.0
 _STEP = re.compile(r"step (\d{1,12})")
 # Tables that hold something that happened; the rest describes the machine and the export itself.
 _EVENT_TABLES = re.compile(
@@ -71,7 +73,7 @@ def run_bounded(argv: list[str], timeout_s: float, tmpdir: str) -> str:
     `ExportFailed`.
     """
     env = {**nsight.client_env(os.environ), "TMPDIR": tmpdir}
-    with subprocess.Popen(
+    process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -80,13 +82,12 @@ def run_bounded(argv: list[str], timeout_s: float, tmpdir: str) -> str:
         errors="replace",
         env=env,
         start_new_session=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise ExportFailed(f"{Path(argv[0]).name} did not end within {timeout_s:.0f} s") from None
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        end_group(process)
+        raise ExportFailed(f"{Path(argv[0]).name} did not end within {timeout_s:.0f} s") from None
     if process.returncode != 0:
         lines = [
             line.strip()
@@ -97,6 +98,16 @@ def run_bounded(argv: list[str], timeout_s: float, tmpdir: str) -> str:
             f"{Path(argv[0]).name} ended with exit code {process.returncode}: {' '.join(lines)[-200:]}"
         )
     return output
+
+
+def end_group(process: subprocess.Popen[str]) -> None:
+    """SIGKILL to a process that leads its group, and to its children; waits a little, since a child that left
+    the group may hold the pipe.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=_KILLED_S)
 
 
 def read(database: Path) -> Contents:

@@ -20,12 +20,15 @@ from typing import Any
 
 from rlprof_ops.backends import names, nsight
 from rlprof_ops.collect import event_logs
+from rlprof_ops.collect.drain.nsys_contents import end_group
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir
 
 Say = Callable[[str], None]
 _LIST_TIMEOUT_S = 15.0
+_LOOK_EVERY_S = 1.0  # for progress
+_NO_PROGRESS_S = 5.0  # without any, a profiler hangs
 _SETTLE_S = 1.0  # a raw capture that has not grown for this long, with no profiler left, is final
 
 
@@ -43,6 +46,37 @@ class Phase:
         return text + "".join(f"; {what}: {reason}" for what, reason in self.failed)
 
 
+class Patience:
+    """When to stop waiting for profilers: after `deadline_s`, or after `most_s` while they make progress.
+
+    Progress is processor time of this job's profilers, or a report or raw capture below `tmp/` that grows.
+    """
+
+    def __init__(
+        self, node_dir: str | os.PathLike[str], job: str, started: float, deadline_s: float, most_s: float
+    ) -> None:
+        self._node_dir, self._job = node_dir, job
+        self._soft, self._hard = started + deadline_s, started + most_s
+        self._seen: object = None
+        self._looked_at = self._moved_at = started
+
+    def is_over(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_EVERY_S:
+            self._looked_at = now
+            seen = self._progress()
+            if seen != self._seen:
+                self._seen, self._moved_at = seen, now
+        if now < self._soft:
+            return False
+        return now >= self._hard or now - self._moved_at >= _NO_PROGRESS_S
+
+    def _progress(self) -> object:
+        profilers = [one for one in processes.of_job(self._job, self._node_dir) if processes.is_profiler(one)]
+        ticks = sum(processes.cpu_ticks(one.pid) for one in profilers)
+        return ticks, _sizes(Path(self._node_dir) / "tmp")
+
+
 def session_prefix(job: str) -> str:
     """How the names of this job's nsys sessions begin."""
     return f"rlprof-{names.safe(job)}-"
@@ -53,6 +87,7 @@ def close_windows(
     job: str,
     *,
     deadline_s: float = 30.0,
+    most_s: float = 0.0,
     gate_first_s: float = 2.0,
     say: Say = print,
 ) -> Phase:
@@ -63,7 +98,6 @@ def close_windows(
     it.
     """
     started = time.monotonic()
-    until = started + deadline_s
     done: list[str] = []
     failed: list[tuple[str, str]] = []
     if nsight.find() is None:
@@ -71,14 +105,15 @@ def close_windows(
     while (left := collecting(node_dir, job)) and time.monotonic() - started < gate_first_s:
         time.sleep(0.2)
     running = {name: _start(nsight.stop_argv(name), tmpdir) for name, tmpdir in left.items()}
+    patience = Patience(node_dir, job, started, deadline_s, most_s)
+    while any(process.poll() is None for process in running.values()) and not patience.is_over():
+        time.sleep(0.05)
     for name, process in running.items():
-        try:
-            output, _ = process.communicate(timeout=max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            failed.append((name, f"nsys stop did not return within {deadline_s:.0f} s"))
+        if process.poll() is None:
+            end_group(process)
+            failed.append((name, f"nsys stop did not return within {time.monotonic() - started:.0f} s"))
             continue
+        output, _ = process.communicate()
         if process.returncode == 0:
             done.append(name)
         else:
@@ -127,7 +162,12 @@ def sessions_of(listing: str, job: str) -> list[str]:
 
 
 def wait_profilers(
-    node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 60.0, say: Say = print
+    node_dir: str | os.PathLike[str],
+    job: str,
+    *,
+    deadline_s: float = 60.0,
+    most_s: float = 0.0,
+    say: Say = print,
 ) -> Phase:
     """Wait until no profiler of this job writes: no importer runs and nothing below `tmp/` has grown for a
     second.
@@ -138,6 +178,7 @@ def wait_profilers(
     tmp = Path(node_dir) / "tmp"
     seen, still_since = _sizes(tmp), time.monotonic()
     failed: list[tuple[str, str]] = []
+    patience = Patience(node_dir, job, started, deadline_s, most_s)
     while True:
         importing = [process for process in processes.of_job(job, node_dir) if _imports(process)]
         now = _sizes(tmp)
@@ -145,19 +186,24 @@ def wait_profilers(
             seen, still_since = now, time.monotonic()
         if not now or time.monotonic() - still_since >= _SETTLE_S:
             break
-        if time.monotonic() - started >= deadline_s:
+        if patience.is_over():
             failed = [
-                (f"{process.name} ({process.pid})", f"still writing after {deadline_s:.0f} s")
+                (f"{process.name} ({process.pid})", f"still writing after {time.monotonic() - started:.0f} s")
                 for process in importing
             ]
-            failed = failed or [("tmp", f"files still grow after {deadline_s:.0f} s")]
+            failed = failed or [("tmp", f"files still grow after {time.monotonic() - started:.0f} s")]
             break
         time.sleep(0.1)
     return _phase("wait_profilers", started, [], failed, say)
 
 
 def end_wrapped(
-    node_dir: str | os.PathLike[str], job: str, *, deadline_s: float = 60.0, say: Say = print
+    node_dir: str | os.PathLike[str],
+    job: str,
+    *,
+    deadline_s: float = 60.0,
+    most_s: float = 0.0,
+    say: Say = print,
 ) -> Phase:
     """End the workers under `nsys profile` (a trainer's own nsight options, or a capture range) and wait for
     their reports.
@@ -170,14 +216,15 @@ def end_wrapped(
     failed: list[tuple[str, str]] = []
     asked: set[tuple[int, int]] = set()
     ended: list[str] = []
+    patience = Patience(node_dir, job, started, deadline_s, most_s)
     while True:
         everyone = processes.of_job(job, node_dir)
         wrappers = {process.pid for process in everyone if _writes_at_exit(process)}
         if not wrappers:
             break
-        if time.monotonic() - started >= deadline_s:
+        if patience.is_over():
             failed = [
-                (f"{process.name} ({process.pid})", f"still writing after {deadline_s:.0f} s")
+                (f"{process.name} ({process.pid})", f"still writing after {time.monotonic() - started:.0f} s")
                 for process in everyone
                 if process.pid in wrappers
             ]
@@ -276,21 +323,19 @@ def write_node_record(
     """Write `nodes/<node>.json` of docs/contracts.md and return it.
 
     `facts`: what the supervisor knows (role, job, pid, times, plugin_loaded, nsys, clean, clock …). Files and
-    their digests come from the sync's journal; what it could not copy is in `failed`. When the run folder
-    does not answer, the record goes to the node folder's `keep/`, from where salvage.py takes it, and the
-    error is raised.
+    their digests come from the sync's journal; what it could not copy is in `failed`. The
+    node folder's `keep/` has it first, from where salvage.py takes it when the run folder fails, which is
+    raised, or hangs.
     """
     from rlprof_ops.collect.drain.node_record import build_node_record
 
     record = build_node_record(Path(node_dir), node, facts, recovered=recovered, failed=failed)
     data = (json.dumps(record, indent=1) + "\n").encode()
-    try:
+    with ContainedDir(node_dir) as home:
+        home.write_atomic(f"keep/{node}.json", data)
         with ContainedDir(run_dir) as target:
             target.write_atomic(f"nodes/{node}.json", data)
-    except OSError:
-        with ContainedDir(node_dir) as home:
-            home.write_atomic(f"keep/{node}.json", data)
-        raise
+        home.unlink(f"keep/{node}.json")
     return record
 
 
@@ -326,6 +371,7 @@ def _start(argv: list[str], tmpdir: str) -> subprocess.Popen[str]:
         text=True,
         errors="replace",
         env={**nsight.client_env(os.environ), "TMPDIR": tmpdir},
+        start_new_session=True,
     )
 
 

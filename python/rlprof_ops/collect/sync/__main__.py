@@ -17,6 +17,7 @@ import zlib
 from pathlib import Path
 
 from rlprof_ops.collect.sync.evict import make_room
+from rlprof_ops.collect.sync.live_logs import LiveLogs
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.collect.sync.sync_pass import PassReport, Syncer
 from rlprof_ops.errors import EXIT_FAILED, EXIT_USAGE, UsageError
@@ -28,6 +29,7 @@ _SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR1})
 _LOOK_AT_PARENT_S = 5.0
 _BACKOFF_LIMIT_S = 300.0
 _RETRY_LAST_S = 2.0
+_LIVE_S = 1.0
 
 
 def parse_interval(text: str) -> int:
@@ -131,8 +133,8 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments.last:
         _run(syncer, control, arguments.node, interval_s, arguments.keep_free_mib << 20)
     control.in_last_pass = True
-    report = last_pass(syncer, arguments.deadline)
-    _record(syncer.node_dir, report)
+    report = last_pass(syncer, read_deadline(syncer.node_dir) or arguments.deadline)
+    record_pass(syncer.node_dir, report)
     syncer.close()
     return 0 if report.complete else EXIT_FAILED
 
@@ -141,12 +143,13 @@ def _run(syncer: Syncer, control: _Control, node: str, interval_s: int, keep_fre
     """Passes until the end is asked for; a storage in trouble is asked less and less often."""
     wait_s: float = jitter_s(node, interval_s)
     trouble = ""
+    live = LiveLogs(syncer.node_dir, syncer.run_dir, _say)
     while True:
-        control.poll(wait_s if interval_s else 86_400.0)
-        if control.ending:
+        if not _wait(control, live, wait_s if interval_s else 86_400.0):
+            live.close()
             return
         report = syncer.pass_()
-        _record(syncer.node_dir, report)
+        record_pass(syncer.node_dir, report)
         if keep_free_bytes:
             for path in make_room(
                 syncer.node_dir, syncer.run_dir, syncer.journal, keep_free_bytes, control.should_stop
@@ -164,6 +167,18 @@ def _run(syncer: Syncer, control: _Control, node: str, interval_s: int, keep_fre
             if trouble:
                 _say("storage answers again")
         trouble = report.target_error or ""
+
+
+def _wait(control: _Control, live: LiveLogs, seconds: float) -> bool:
+    """Wait for the next pass, looking after live logs; False when the end is asked for."""
+    until = time.monotonic() + seconds
+    while not control.ending:
+        live.look()
+        left = until - time.monotonic()
+        asked = control.poll(max(0.0, min(_LIVE_S, left)))
+        if (asked or left <= _LIVE_S) and not control.ending:
+            return True
+    return False
 
 
 def last_pass(syncer: Syncer, deadline_s: float) -> PassReport:
@@ -194,7 +209,26 @@ def read_report(node_dir: str | os.PathLike[str]) -> PassReport | None:
         return None
 
 
-def _record(node_dir: Path, report: PassReport) -> None:
+def write_deadline(node_dir: str | os.PathLike[str], seconds: float) -> None:
+    """How long the sync's last pass may take, for the sync process that is told to make it next."""
+    try:
+        with ContainedDir(node_dir) as folder:
+            folder.write_atomic("sync/deadline", f"{max(1.0, seconds):.1f}".encode())
+    except OSError as error:
+        _say(f"cannot write {node_dir}/sync/deadline: {reason_of(error)}")
+
+
+def read_deadline(node_dir: str | os.PathLike[str]) -> float | None:
+    """What `write_deadline` wrote last; None when nothing was."""
+    try:
+        with ContainedDir(node_dir) as folder:
+            return float(folder.read("sync/deadline", 100))
+    except (OSError, ValueError):
+        return None
+
+
+def record_pass(node_dir: Path, report: PassReport) -> None:
+    """Keep what a pass did for `read_report`."""
     try:
         with ContainedDir(node_dir) as folder:
             folder.write_atomic("sync/report.json", json.dumps(report.__dict__).encode())

@@ -87,7 +87,7 @@ def copy(
         if sparse and block == _ZEROS[:count]:
             os.lseek(target, count, os.SEEK_CUR)
         else:
-            _write_all(target, block)
+            write_all(target, block)
         digest.update(block)
         size += count
     if sparse:
@@ -162,6 +162,7 @@ def digest_of(fd: int, stop: Callable[[], bool] = lambda: False) -> Copied:
     return Copied(size, digest.hexdigest())
 
 
-def _write_all(fd: int, block: memoryview) -> None:
+def write_all(fd: int, block: memoryview) -> None:
+    """Write all of `block`. Raises OSError."""
     while block:
         block = block[os.write(fd, block) :]

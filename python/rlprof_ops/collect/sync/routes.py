@@ -14,6 +14,14 @@ from rlprof_ops.host.contained_dir import safe_component
 _WRITTEN_IN_PLACE = (".nsys-rep", ".qdrep", ".sqlite", ".proto", ".pickle", ".json.gz", ".rpd", ".db")
 # Raw captures: worth carrying only at the very end, when the node could not turn them into reports itself.
 RAW_CAPTURE = ".qdstrm"
+# What only a profiler writes: such a file counts wherever it lies.
+REPORT_SUFFIXES = (
+    ".nsys-rep",
+    RAW_CAPTURE,
+    ".pt.trace.json.gz",
+    ".pt.trace.json",
+    ".host-memory.json.gz",
+)
 SESSION = re.compile(r"session_\d")
 
 
@@ -60,6 +68,17 @@ def goes_home(path: str) -> bool:
     return folder == _PROFILES.source and kind_of(_PROFILES, relative) is not None
 
 
+def is_report_like(path: str) -> bool:
+    """Whether a file of a node folder can be a report or a raw capture, wherever it lies.
+
+    Not what Ray has unpacked of the user's own files, and nothing below a name that begins with a dot, which
+    is on its way to its true name.
+    """
+    parts = path.split("/")
+    unpacked = parts[0] == "ray" and "runtime_resources" in parts[1:3]
+    return path.endswith(REPORT_SUFFIXES) and not unpacked and not any(part[0] == "." for part in parts)
+
+
 def routes_of(node: str, sessions: tuple[str, ...]) -> tuple[Route, ...]:
     """The routes of one node, the most precious first; `sessions` are the folder names below `ray/`."""
     safe_component(node, "node name")
@@ -69,6 +88,7 @@ def routes_of(node: str, sessions: tuple[str, ...]) -> tuple[Route, ...]:
         Route("inplace", "profiles", Kind.STABLE),
         Route("tmp", f"nodes/{node}/tmp", Kind.STABLE, last_pass_only=True),
         Route("logs", f"logs/{node}", Kind.GROWING),
+        Route("live", "logs", Kind.GROWING, last_pass_only=True),  # until then: live_logs.py
     )
     ray = tuple(
         Route(f"ray/{name}/logs", f"ray/{node}/{name}/logs", Kind.GROWING)
@@ -86,7 +106,7 @@ def kind_of(route: Route, relative: str) -> Kind | None:
     if route.source == "inplace":
         return Kind.STABLE if name.endswith(_WRITTEN_IN_PLACE) and not name.startswith(".") else None
     if route.source == "tmp":
-        return Kind.STABLE if name.endswith(RAW_CAPTURE) else None
+        return Kind.STABLE if is_report_like(relative) else None
     if route.kind is Kind.FINISHED:
         return None if name.startswith(".") or name.endswith((".tmp", ".part")) else Kind.FINISHED
     if route.kind is Kind.LINES:

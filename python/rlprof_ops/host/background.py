@@ -1,0 +1,118 @@
+"""Work that may hang, such as a call to shared storage, on threads that keep nobody waiting.
+
+A thread in a call to a dead file system cannot be ended. So it is a daemon: neither the event loop nor the
+process's end waits for it, which the threads of `asyncio.to_thread` make both do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
+
+
+async def in_background(work: Callable[..., _Result], *args: Any, seconds: float, **options: Any) -> _Result:
+    """What `work` gives, from a thread of its own. Raises what it raises, TimeoutError after `seconds`."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_Result] = loop.create_future()
+
+    def settle(set_it: Callable[[Any], None], value: object) -> None:
+        if not future.done():
+            set_it(value)
+
+    def run() -> None:
+        try:
+            done = partial(settle, future.set_result, work(*args, **options))
+        except BaseException as error:
+            done = partial(settle, future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(done)
+
+    threading.Thread(target=run, name=getattr(work, "__name__", "work"), daemon=True).start()
+    try:
+        return await asyncio.wait_for(future, seconds)
+    except asyncio.TimeoutError:
+        raise TimeoutError(f"not done within {seconds:.0f} s") from None
+
+
+class BackgroundWriter:
+    """Writes files in order on one thread. Callers never wait, unless they ask for it with `flush`.
+
+    A whole file that is put twice before its turn is written once; errors are told to `put`'s `then`.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._appends: dict[Path, bytearray] = {}
+        self._files: dict[Path, tuple[bytes, Callable[[OSError | None], None]]] = {}
+        self._order: deque[Path] = deque()
+        self._busy = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, path: Path, data: bytes, then: Callable[[OSError | None], None]) -> None:
+        """Write the whole file atomically; `then` gets the error, or None, on the writer's thread."""
+        with self._changed:
+            self._files[path] = (data, then)
+            self._enqueue(path)
+
+    def append(self, path: Path, data: bytes) -> None:
+        """Add to the end of a file; what the storage does not take is dropped."""
+        with self._changed:
+            self._appends.setdefault(path, bytearray()).extend(data)
+            self._enqueue(path)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until all is written; False when that takes longer than `seconds`."""
+        until = time.monotonic() + seconds
+        with self._changed:
+            while self._busy or self._order:
+                left = until - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    return False
+        return True
+
+    def _enqueue(self, path: Path) -> None:
+        if path not in self._order:
+            self._order.append(path)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="shared storage", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                while not self._order:
+                    self._changed.wait()
+                path = self._order.popleft()
+                added, whole = self._appends.pop(path, None), self._files.pop(path, None)
+                self._busy = True
+            if added is not None:
+                with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:
+                    file.write(added)
+            if whole is not None:
+                data, then = whole
+                then(_error_of(path, data))
+
+
+def _error_of(path: Path, data: bytes) -> OSError | None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        return error
+    return None

@@ -1,0 +1,137 @@
+"""Nothing finished is lost in a drain, whatever its profilers do: an importer that hangs, a stop that takes
+longer than planned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.collect.drain import steps
+from rlprof_ops.collect.drain.sequence import Budget, DrainSequence
+from rlprof_ops.supervisor import salvage
+
+JOB = f"s{os.getpid()}"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    for name in ("node/tmp", "node/events", "node/profiles", "node/logs", "run/nodes"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path / "node"
+
+
+def stub_nsys(folder: Path, monkeypatch: pytest.MonkeyPatch, *, stop: str = "exit 0", importer: str) -> None:
+    """An nsys of our own: `stop` and `importer` are what those two run."""
+    folder.mkdir()
+    listing = "     1   00:01   Collection   1 rlprof-" + JOB + "-w"
+    (folder / "nsys").write_text(
+        "#!/bin/bash\n"
+        f"if [[ $1 == sessions && ! -e {folder}/stopped ]]; then echo {shlex.quote(listing)}; fi\n"
+        f"if [[ $1 == stop ]]; then {stop}; touch {folder}/stopped; fi\n"
+        "if [[ $1 == export ]]; then exec sleep 600; fi\n"
+    )
+    (folder / "QdstrmImporter").write_text(f"#!/bin/bash\n{importer}\n")
+    for tool in folder.iterdir():
+        tool.chmod(0o755)
+    monkeypatch.setenv("RLPROF_NSYS", str(folder / "nsys"))
+
+
+def whole_reports(node: Path) -> list[str]:
+    names = [f"w_rank{rank}_step3-4_n1_7.nsys-rep" for rank in range(6)] + ["report1.nsys-rep"]
+    for name in names:
+        (node / "tmp" / name).write_bytes(b"report " + name.encode())
+    return names
+
+
+def test_an_importer_that_hangs_costs_no_finished_report(node, tmp_path, monkeypatch):
+    stub_nsys(tmp_path / "nsys", monkeypatch, importer="exec sleep 600")
+    names = whole_reports(node)
+    (node / "tmp/a_first_in_name_order.qdstrm").write_bytes(b"raw" * 100)
+
+    began = time.monotonic()
+    whole = salvage.salvage(node, tmp_path / "run", "n1", JOB, seconds=16)
+
+    assert time.monotonic() - began < 30
+    home = {path.name: path.read_bytes() for path in (tmp_path / "run/profiles").rglob("*.nsys-rep")}
+    assert home == {name: b"report " + name.encode() for name in names}
+    assert (tmp_path / "run/nodes/n1/tmp/a_first_in_name_order.qdstrm").read_bytes() == b"raw" * 100
+    record = json.loads((tmp_path / "run/nodes/n1.json").read_text())
+    assert (whole, record["clean"]) == (False, False)
+    assert [each["path"] for each in record["failed"]] == ["tmp/a_first_in_name_order.qdstrm"]
+    assert (node / "tmp/a_first_in_name_order.qdstrm").exists()  # another try may import it
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "tmp/w_rank0_step3-4_n1_7.nsys-rep",
+        "tmp/deep/er/x.qdstrm",
+        "ray/session_1/logs/nsight/x.nsys-rep",
+        "elsewhere/x.pt.trace.json.gz",
+        "profiles/torch/w/rank0/x.pt.trace.json.gz",
+    ],
+)
+def test_a_report_anywhere_that_the_run_folder_lacks_keeps_the_node_folder(node, tmp_path, place):
+    (node / place).parent.mkdir(parents=True, exist_ok=True)
+    (node / place).write_bytes(b"report")
+    sequence = DrainSequence(node, tmp_path / "run", "n1", JOB, say=lambda text: None)
+    record = sequence.write_record({"clean": True})
+    assert record["clean"] is False
+    assert [(file["path"], file["state"]) for file in record["files"]] == [(place, "left")]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "tmp/x.txt",
+        "tmp/.half.nsys-rep",
+        "profiles/torch/w/rank0/x.pt.trace.json.gz.tmp",
+        "ray/session_1/runtime_resources/working_dir_files/x.nsys-rep",
+        "tmp/x.qdstrm.imported",
+    ],
+)
+def test_what_is_no_report_does_not(node, tmp_path, place):
+    (node / place).parent.mkdir(parents=True, exist_ok=True)
+    (node / place).write_bytes(b"report")
+    sequence = DrainSequence(node, tmp_path / "run", "n1", JOB, say=lambda text: None)
+    assert sequence.write_record({"clean": True})["clean"] is True
+
+
+def test_a_stop_that_makes_progress_may_take_longer_than_its_share(node, tmp_path, monkeypatch):
+    grow = f"for i in 1 2 3 4 5 6; do head -c 1000 /dev/zero >> {node}/tmp/r.qdstrm; sleep 1; done"
+    stub_nsys(tmp_path / "nsys", monkeypatch, stop=grow, importer="exit 1")
+    phase = steps.close_windows(node, JOB, deadline_s=2, most_s=60, gate_first_s=0, say=lambda text: None)
+    assert (phase.done, phase.failed) == ((f"rlprof-{JOB}-w",), ())
+    assert 5 < phase.seconds < 30
+
+
+def test_a_stop_that_hangs_gets_its_share_alone(node, tmp_path, monkeypatch):
+    stub_nsys(tmp_path / "nsys", monkeypatch, stop="sleep 600", importer="exit 1")
+    phase = steps.close_windows(node, JOB, deadline_s=2, most_s=60, gate_first_s=0, say=lambda text: None)
+    [(name, reason)] = phase.failed
+    assert (phase.done, name) == ((), f"rlprof-{JOB}-w") and "did not return within" in reason
+    assert phase.seconds < 12  # five seconds without progress
+
+
+def test_the_shares_of_a_budget_never_exceed_it():
+    clock = [0.0]
+    budget = Budget(90, clock=lambda: clock[0])
+    for step in ("close_windows", "end_wrapped", "wait_profilers", "recover", "stop_ray", "last_sync"):
+        clock[0] += budget.share(step)
+    assert clock[0] < 90
+    assert Budget(90).share("close_windows") > 15
+    assert Budget(90).share("last_sync") > 60  # what the others have left is the last one's
+    assert Budget(90, 600).most("close_windows") > 90
+
+
+def test_a_budget_that_is_spent_still_gives_a_moment():
+    clock = [0.0]
+    budget = Budget(1, clock=lambda: clock[0])
+    clock[0] = 5
+    assert budget.share("last_sync") == 0.5

@@ -1,0 +1,58 @@
+"""Live logs: what is new comes over by appending, a restart goes on, and a log that rests costs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlprof_ops.collect.sync.__main__ import Syncer
+from rlprof_ops.collect.sync.live_logs import LiveLogs
+
+
+def logs(tmp_path: Path, said: list[str]) -> LiveLogs:
+    for name in ("node/live", "run/logs", "run/profiles"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+    return LiveLogs(tmp_path / "node", tmp_path / "run", said.append)
+
+
+def test_a_log_comes_over_by_its_new_tail(tmp_path):
+    live = logs(tmp_path, [])
+    source, target = tmp_path / "node/live/driver.log", tmp_path / "run/logs/driver.log"
+    assert live.look() == 0
+    with open(source, "ab", buffering=0) as file:
+        for line in (b"one\n", b"half", b" a line\n"):
+            file.write(line)
+            assert live.look() == len(line)
+            assert live.look() == 0
+            assert target.read_bytes() == source.read_bytes()
+        live.close()
+        file.write(b"after a restart\n")
+        again = logs(tmp_path, [])
+        assert again.look() == len(b"after a restart\n")
+        file.write(b"the last words\n")
+        again.close()
+    syncer = Syncer(tmp_path / "node", tmp_path / "run", "n1")
+    assert syncer.pass_(last=True).complete
+    syncer.close()
+    assert target.read_bytes() == source.read_bytes()
+
+
+def test_something_else_under_that_name_is_left_to_the_last_pass(tmp_path):
+    said: list[str] = []
+    live = logs(tmp_path, said)
+    (tmp_path / "run/logs/driver.log").write_text("of another\n")
+    (tmp_path / "node/live/driver.log").write_text("this driver's own words\n")
+    assert live.look() == 0 and "the last pass sets it aside" in said[0]
+    syncer = Syncer(tmp_path / "node", tmp_path / "run", "n1")
+    assert syncer.pass_(last=True).complete
+    syncer.close()
+    assert (tmp_path / "run/logs/driver.log").read_text() == "this driver's own words\n"
+    assert (tmp_path / "run/logs/driver.log.before-1").read_text() == "of another\n"
+
+
+def test_storage_in_trouble_is_said_and_left_alone_for_a_while(tmp_path):
+    said: list[str] = []
+    live = logs(tmp_path, said)
+    (tmp_path / "node/live/driver.log").write_text("words\n")
+    (tmp_path / "run/logs").rmdir()
+    (tmp_path / "run/logs").write_text("no folder")
+    assert (live.look(), live.look(), len(said)) == (0, 0, 1)

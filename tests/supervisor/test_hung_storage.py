@@ -1,0 +1,138 @@
+"""Storage that hangs, which is worse than storage that fails: no event loop waits for it, the drain goes on,
+and the process ends when its record says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.hung import hung
+from tests.needs import need
+
+from rlprof_ops.collect.drain.sequence import Budget
+from rlprof_ops.host.background import BackgroundWriter, in_background
+from rlprof_ops.job.end_cause import EndCause
+from rlprof_ops.job.folders import RunFolder, node_folder
+from rlprof_ops.job.knobs import Settings, import_path
+from rlprof_ops.job.node_context import NodeContext
+from rlprof_ops.request import ProfileRequest
+from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
+from rlprof_ops.supervisor.run_record import RunRecord
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> NodeContext:
+    need("fuse")
+    run, folder = RunFolder(tmp_path / "run"), node_folder(tmp_path, "7", "")
+    run.create()
+    folder.create()
+    return NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
+
+
+async def no_ray() -> None:
+    """Stops nothing."""
+
+
+def journal_of(place: NodeContext) -> Journal:
+    local = place.folder.logs / "supervisor.log"
+    return Journal(place.run.logs / "head.log", "n1", time.time(), local)
+
+
+def test_a_drain_goes_on_and_its_event_loop_never_waits(place):
+    report = place.folder.path / "tmp/w_rank0_step3-4_n1_7.nsys-rep"
+    report.write_bytes(b"report")
+
+    async def scene() -> float:
+        journal = journal_of(place)
+        record = RunRecord.of(place, Settings.load({}), ProfileRequest(captures=()), 1, journal.writer)
+        record.save()
+        journal.writer.flush(10)
+        longest = 0.0
+
+        async def watch() -> None:
+            nonlocal longest
+            while True:
+                before = time.monotonic()
+                await asyncio.sleep(0.01)
+                longest = max(longest, time.monotonic() - before)
+
+        with hung(place.run.path):
+            watching = asyncio.create_task(watch())
+            record.ending(EndCause.DRIVER_EXIT)
+            journal.say("the storage hangs")
+            environment = {**os.environ, "PYTHONPATH": import_path()}
+            drain = NodeDrain(Settings.load({}), place, journal, lambda: environment, sessions=True)
+            budget = Budget(16)
+            await drain.close_profilers(budget)
+            await drain.finish(budget, no_ray)
+            watching.cancel()
+        return longest
+
+    began = time.monotonic()
+    longest = asyncio.run(scene())
+
+    assert longest < 1.0
+    assert time.monotonic() - began < 40
+    # All of it is on the node, for the command that the job's output names.
+    assert (place.folder.path / "profiles/nsight/w/rank0" / report.name).read_bytes() == b"report"
+    assert json.loads((place.folder.keep / "run.json").read_text())["end"]["cause"] == "driver_exit"
+    assert json.loads((place.folder.keep / "n1.json").read_text())["role"] == "head"
+    assert "the storage hangs" in (place.folder.logs / "supervisor.log").read_text()
+
+
+def test_the_process_ends_although_threads_hang(tmp_path):
+    need("fuse")
+    target = tmp_path / "run"
+    target.mkdir()
+    program = f"""
+import asyncio, os, sys
+from pathlib import Path
+from rlprof_ops.host.background import BackgroundWriter, in_background
+async def main():
+    writer = BackgroundWriter()
+    writer.append(Path({str(target)!r}) / "log", b"line")
+    try:
+        await in_background(os.stat, {str(target)!r} + "/x", seconds=0.5)
+    except TimeoutError:
+        print("timed out", flush=True)
+    assert not writer.flush(0.5)
+asyncio.run(main())
+"""
+    with hung(target):
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": import_path()},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (0, "timed out\n"), done.stderr
+    assert time.monotonic() - began < 20
+
+
+def test_a_writer_keeps_the_order_and_the_latest(tmp_path):
+    writer, errors = BackgroundWriter(), []
+    for number in range(200):
+        writer.put(tmp_path / "run.json", b"%d" % number, errors.append)
+        writer.append(tmp_path / "log", b"%d\n" % number)
+    assert writer.flush(10)
+    assert (tmp_path / "run.json").read_bytes() == b"199"
+    assert (tmp_path / "log").read_bytes() == b"".join(b"%d\n" % number for number in range(200))
+    assert set(errors) == {None}
+    writer.put(tmp_path / "no/such/folder", b"", errors.append)
+    assert writer.flush(10) and isinstance(errors[-1], FileNotFoundError)
+
+
+def test_work_in_the_background_gives_its_result_or_its_error():
+    assert asyncio.run(in_background(lambda a, b: a + b, 1, b=2, seconds=5)) == 3
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(in_background(lambda: 1 // 0, seconds=5))
