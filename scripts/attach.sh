@@ -12,7 +12,8 @@ attach::run_folder() {
     for folder in "${what}" "${BASE_LOG_DIR:-.}/${what}-logs"; do
         if [[ -r ${folder}/.secrets/attach.env ]]; then
             # It is run as shell code below.
-            [[ -O ${folder}/.secrets/attach.env ]] || common::fail 2 "${folder} is the run folder of another user."
+            [[ -O ${folder} && -O ${folder}/.secrets && ! -L ${folder}/.secrets && -O ${folder}/.secrets/attach.env ]] \
+                || common::fail 2 "${folder} is the run folder of another user."
             (cd -- "${folder}" && pwd)
             return 0
         fi

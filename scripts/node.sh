@@ -45,7 +45,7 @@ node::python() {
 }
 
 # Files that a job makes are its user's alone unless the site's umask is stricter still.
-umask 0027
+umask "$(printf '%04o' "$(( 8#$(umask) | 8#027 ))")"
 ulimit -Sn "$(ulimit -Hn)" 2> /dev/null || true
 node::library_path
 node::python

@@ -96,11 +96,16 @@ def _fuse() -> str:
     return "" if os.path.exists("/dev/fuse") else "no /dev/fuse: modprobe fuse as root"
 
 
+def _root() -> str:
+    return "not root: a test gives files to a second user" if os.getuid() else ""
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "slurm": _slurm,
     "nsys": _nsys,
     "chromium": _chromium,
     "fuse": _fuse,
+    "root": _root,
     "ray": _ray,
     "torch": _torch,
 }

@@ -19,27 +19,81 @@ job::preflight() {
     PYTHONPATH="${RLPROF_HOME}/python${PYTHONPATH:+:${PYTHONPATH}}" "${python}" -m rlprof_ops.submit.preflight || exit "$?"
 }
 
-# <BASE_LOG_DIR>/<job>-logs with the job's token, which no other user may read.
+# <BASE_LOG_DIR>/<job>-logs with the job's token, which no other user may read. The folder is made here and never used
+# again: where everybody may write, somebody else can have made it first, and two clusters can number their jobs alike.
 job::run_folder() {
-    local restart="${SLURM_RESTART_COUNT:-0}"
+    local restart="${SLURM_RESTART_COUNT:-0}" base
 
     export RLPROF_JOB="${SLURM_JOB_ID}"
     [[ ${restart} == 0 ]] || RLPROF_JOB="${SLURM_JOB_ID}.r${restart}"
-    export RLPROF_RUN_DIR="${BASE_LOG_DIR:-${SLURM_SUBMIT_DIR}}/${RLPROF_JOB}-logs"
+    base="$(job::_base)"
+    export RLPROF_RUN_DIR="${base}/${RLPROF_JOB}-logs"
     (
         # Before `||` bash ignores errexit, so each command says itself that it must not fail.
-        umask 0027
-        mkdir -p -- "${RLPROF_RUN_DIR}/logs" || exit 1
-        umask 0077
+        common::umask 027
+        mkdir -p -- "${base}" || exit 1
+        mkdir -- "${RLPROF_RUN_DIR}" 2> /dev/null || job::_is_prepared "${RLPROF_RUN_DIR}" || exit 1
+        mkdir -- "${RLPROF_RUN_DIR}/logs" || exit 1
+        common::umask 077
         mkdir -p -- "${RLPROF_RUN_DIR}/.secrets" || exit 1
-        # Where everybody may write, somebody else could have made the folder first, to read the token from it.
-        [[ -O ${RLPROF_RUN_DIR}/.secrets && ! -L ${RLPROF_RUN_DIR}/.secrets ]] || exit 1
-        chmod 0700 -- "${RLPROF_RUN_DIR}/.secrets" || exit 1
+        mkdir -- "${RLPROF_RUN_DIR}/control" || exit 1
+        set -o noclobber
         head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' > "${RLPROF_RUN_DIR}/.secrets/ray_token"
-    ) || common::fail 1 "BASE_LOG_DIR: the run folder ${RLPROF_RUN_DIR} cannot be written, or belongs to somebody else."
+    ) || common::fail 1 "BASE_LOG_DIR: the run folder ${RLPROF_RUN_DIR} cannot be made: $(job::_why_not "${base}"). Nothing in it was touched."
     common::log "run folder: ${RLPROF_RUN_DIR}"
     slurm::record_run_folder "${RLPROF_RUN_DIR}"
     job::_remember
+}
+
+# Where run folders go, as an absolute path: `~` is not expanded in a variable that a file or --export sets, and a
+# relative path is meant from where sbatch was called.
+job::_base() {
+    local base="${BASE_LOG_DIR:-${SLURM_SUBMIT_DIR}}"
+
+    # shellcheck disable=SC2088 # the letter itself
+    case "${base}" in
+        "~" | "~/"*) base="${HOME}${base#\~}" ;;
+        /*) ;;
+        *) base="${SLURM_SUBMIT_DIR}/${base}" ;;
+    esac
+    printf '%s\n' "${base}"
+}
+
+# Whether a folder is what `rlprof submit` has made for this very job: ours alone, with nothing but its record in it.
+job::_is_prepared() {
+    local -r folder="$1"
+    local entry
+
+    job::_is_ours "${folder}" 022 && job::_is_ours "${folder}/.secrets" 077 || return 1
+    for entry in "${folder}"/* "${folder}"/.[!.]* "${folder}/.secrets"/* "${folder}/.secrets"/.[!.]*; do
+        case "${entry#"${folder}"/}" in
+            "*" | ".[!.]*" | .secrets | ".secrets/*" | ".secrets/.[!.]*" | .secrets/submit.json | .secrets/.submit.json.*) ;;
+            *) return 1 ;;
+        esac
+    done
+}
+
+# Whether a path is a folder of this user, not a link, and lets nobody else do what the octal mask forbids.
+job::_is_ours() {
+    local -r folder="$1" forbidden="$2"
+    local mode
+
+    [[ -d ${folder} && -O ${folder} && ! -L ${folder} ]] || return 1
+    mode="$(stat -c %a -- "${folder}")" || return 1
+    (( (8#${mode} & 8#${forbidden}) == 0 ))
+}
+
+job::_why_not() {
+    local -r base="$1"
+
+    if [[ -L ${RLPROF_RUN_DIR} || ( -e ${RLPROF_RUN_DIR} && ! -O ${RLPROF_RUN_DIR} ) ]]; then
+        printf 'it is there already and belongs to somebody else (%s). Set BASE_LOG_DIR to a folder where only you may write' \
+            "$(stat -c %U -- "${RLPROF_RUN_DIR}" 2> /dev/null || printf unknown)"
+    elif [[ -e ${RLPROF_RUN_DIR} ]]; then
+        printf 'it is there already, from another job of this number or open to others. Move it away, or set BASE_LOG_DIR to another folder for this cluster'
+    else
+        printf '%s cannot be written by %s on %s' "${base}" "$(id -un)" "$(hostname)"
+    fi
 }
 
 # A line in the user's own list of jobs, as rlprof submit writes it, where this is plain sbatch's job: Slurm forgets jobs

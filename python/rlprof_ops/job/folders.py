@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops.errors import UsageError
 from rlprof_ops.job import attempt
+
+_MOST_TOKEN = 4096
 
 
 def job_name(env: Mapping[str, str]) -> str:
@@ -45,11 +49,57 @@ class RunFolder:
         return self.secrets / "ray_token"
 
     def create(self) -> None:
+        """Make it afresh. Raises FileExistsError: a folder that is there is another job's, or somebody
+        else's trap where everybody may write.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         for folder in (self.path, self.logs, self.path / "nodes", self.path / "profiles"):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o750)
         # Made with the job: whoever may write here can have windows opened in the workers.
-        self.control.mkdir(mode=0o700, exist_ok=True)
-        self.secrets.mkdir(mode=0o700, exist_ok=True)
+        self.control.mkdir(mode=0o700)
+        self.secrets.mkdir(mode=0o700)
+
+    def check(self) -> None:
+        """Raise UsageError unless the folder, and what decides over the job in it, is this user's alone."""
+        for path, forbidden in ((self.path, 0o022), (self.secrets, 0o077), (self.control, 0o077)):
+            _check_ours(path, forbidden, stat.S_ISDIR)
+
+    def read_token(self) -> str:
+        """The job's token. Raises UsageError when the folder or the file is not this user's alone, OSError
+        when it cannot be read.
+        """
+        self.check()
+        fd = os.open(self.token, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, encoding="ascii", errors="replace") as file:
+            _check(self.token, os.fstat(fd), 0o077, stat.S_ISREG)
+            return file.read(_MOST_TOKEN).strip()
+
+
+def _check_ours(path: Path, forbidden: int, is_kind: Callable[[int], bool]) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path} is missing: BASE_LOG_DIR has to be on storage that all nodes share and, with a"
+            " container, in MOUNTS."
+        ) from None
+    _check(path, found, forbidden, is_kind)
+
+
+def _check(path: Path, found: os.stat_result, forbidden: int, is_kind: Callable[[int], bool]) -> None:
+    owner, mode = found.st_uid, stat.S_IMODE(found.st_mode)
+    if not is_kind(found.st_mode):
+        raise UsageError(f"{path} is not what the job has made there (a link?): it is not used.")
+    if owner != os.getuid():
+        raise UsageError(
+            f"{path} belongs to user {owner}, not to {os.getuid()}, who runs this: it is not used. Set"
+            " BASE_LOG_DIR to a folder where only you may write."
+        )
+    if mode & forbidden:
+        raise UsageError(
+            f"{path} has mode {mode:04o}, which lets others in: it is not used. It was made with"
+            f" {mode & ~forbidden:04o}; chmod it back and find out who changed it."
+        )
 
 
 @dataclass(frozen=True)

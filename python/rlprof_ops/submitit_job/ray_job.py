@@ -111,7 +111,13 @@ class RayJob:
         """The first task's part: run folder, token, request, address and ports; the others learn them, or
         why not.
         """
-        run.create()
+        try:
+            run.create()
+        except FileExistsError:
+            raise UsageError(
+                f"log_dir: {run.path} is there already, from another job of this number or made by somebody"
+                " else. Move it away, or give another log_dir."
+            ) from None
         if place.cluster == "slurm":
             client.record_run_folder(place.job.partition(".")[0], run.path)
         self._folders = (*place.earlier, run.path)

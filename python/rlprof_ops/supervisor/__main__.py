@@ -36,7 +36,7 @@ def find_node_context(env: Mapping[str, str], settings: Settings) -> NodeContext
     node = env.get("SLURMD_NODENAME") or env.get("RLPROF_NODE") or os.uname().nodename
     run = folders.RunFolder(Path(env["RLPROF_RUN_DIR"]))
     try:
-        token = run.token.read_text().strip()
+        token = run.read_token()
     except OSError as error:
         raise UsageError(
             f"node {node}: the job's token {run.token} cannot be read ({error.strerror}): BASE_LOG_DIR has to"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ FOLDER = "control"
 STACKS = "stacks"  # a request for stacks, which the node's supervisor answers: no worker sees it
 POLL_S = 1.0
 _MOST_BYTES = 1 << 16
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 # File systems stamp a folder's change with a coarse clock: a file that came in the same tick would be
 # overlooked.
 _COARSE_NS = 2_000_000_000
@@ -56,7 +58,7 @@ class CaptureRequest:
         try:
             data = json.loads(text)
             demand = cls(
-                id=str(data["id"]),
+                id=_plain(str(data["id"])),
                 workers=tuple(map(str, data["workers"])),
                 ranks=None if data["ranks"] is None else tuple(map(int, data["ranks"])),
                 backend=str(data["backend"]),
@@ -71,6 +73,13 @@ class CaptureRequest:
         ) <= 0:
             raise ValueError("no capture request: it needs a positive number of steps or of seconds")
         return demand
+
+
+def _plain(identity: str) -> str:
+    """The id of a request names files and windows, so it is one plain word. Raises ValueError."""
+    if not _ID.fullmatch(identity):
+        raise ValueError(f"the id {identity[:80]!r} is no plain word")
+    return identity
 
 
 class Watcher:
@@ -148,8 +157,11 @@ def _names(folder: Path) -> list[str]:
 
 
 def _read(path: Path) -> str:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, encoding="utf-8") as file:
+        owner = os.fstat(descriptor).st_uid
+        if owner != os.getuid():
+            raise PermissionError(f"it belongs to user {owner}, not to {os.getuid()}, whose job this is")
         return file.read(_MOST_BYTES)
 
 

@@ -1,0 +1,164 @@
+"""The run folder is the job's own: made once, never taken over, whoever else may write where it lies."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.needs import need
+
+from rlprof_ops.errors import UsageError
+from rlprof_ops.job.folders import RunFolder
+from rlprof_ops.runtime.on_demand import watcher
+
+LIB = Path(__file__).parents[2] / "scripts" / "lib"
+NOBODY = pwd.getpwnam("nobody").pw_uid
+MAKE = f"""
+set -euo pipefail
+source {LIB}/common.sh
+source {LIB}/job.sh
+slurm::record_run_folder() {{ :; }}
+job::_remember() {{ :; }}
+umask "${{MASK:-0022}}"
+job::run_folder
+printf '%s' "${{RLPROF_RUN_DIR}}"
+"""
+
+
+def make(base: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", MAKE],
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "SLURM_JOB_ID": "4711",
+            "SLURM_SUBMIT_DIR": str(home),
+            "BASE_LOG_DIR": base,
+            **env,
+        },
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(folder.parent)): stat.S_IMODE(path.lstat().st_mode)
+        for path in (folder, *folder.rglob("*"))
+    }
+
+
+def test_it_is_made_for_its_user_alone(tmp_path):
+    done = make(str(tmp_path), tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout)
+    assert modes(folder) == {
+        "4711-logs": 0o750,
+        "4711-logs/logs": 0o750,
+        "4711-logs/.secrets": 0o700,
+        "4711-logs/.secrets/ray_token": 0o600,
+        "4711-logs/control": 0o700,
+    }
+    assert RunFolder(folder).read_token() == (folder / ".secrets/ray_token").read_text()
+    assert len(RunFolder(folder).read_token()) == 64
+
+
+def test_a_stricter_umask_stays(tmp_path):
+    done = make(str(tmp_path), tmp_path, MASK="0077")
+    assert set(modes(Path(done.stdout)).values()) == {0o700, 0o600}, done.stderr
+
+
+def test_a_folder_that_is_there_is_never_used_again(tmp_path):
+    """The same number twice: two clusters, or a Slurm that counts from the beginning."""
+    first = make(str(tmp_path), tmp_path)
+    (Path(first.stdout) / "run.json").write_text("the first job's")
+    before = {path: path.read_bytes() for path in Path(first.stdout).rglob("*") if path.is_file()}
+    again = make(str(tmp_path), tmp_path)
+    assert again.returncode == 1
+    assert "it is there already, from another job of this number" in again.stderr
+    assert before == {path: path.read_bytes() for path in Path(first.stdout).rglob("*") if path.is_file()}
+    assert make(str(tmp_path), tmp_path, SLURM_RESTART_COUNT="1").stdout.endswith("/4711.r1-logs")
+
+
+def test_what_submit_has_prepared_is_used(tmp_path):
+    secrets = tmp_path / "4711-logs/.secrets"
+    (tmp_path / "4711-logs").mkdir(mode=0o750)
+    secrets.mkdir(mode=0o700)
+    (secrets / "submit.json").write_text("{}")
+    assert make(str(tmp_path), tmp_path).returncode == 0
+    assert (secrets / "ray_token").exists() and (secrets / "submit.json").exists()
+
+
+@pytest.mark.parametrize("trap", ["folder", "secrets", "token", "open", "link"])
+def test_somebody_elses_folder_is_refused(tmp_path, trap):
+    need("root")
+    folder, secrets = tmp_path / "4711-logs", tmp_path / "4711-logs/.secrets"
+    if trap == "link":
+        (tmp_path / "elsewhere").mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir(mode=0o777 if trap == "open" else 0o750)
+        folder.chmod(0o777 if trap == "open" else 0o750)
+        secrets.mkdir(mode=0o700)
+    if trap == "token":
+        (secrets / "ray_token").write_text("known")
+    if trap == "folder":
+        os.chown(folder, NOBODY, -1)
+    if trap == "secrets":
+        os.chown(secrets, NOBODY, -1)
+    done = make(str(tmp_path), tmp_path)
+    assert done.returncode == 1 and "cannot be made" in done.stderr
+    assert not (folder / "logs").exists()
+
+
+@pytest.mark.parametrize(("base", "place"), [("~/runs", "runs"), ("runs/deep", "runs/deep"), ("~", ".")])
+def test_a_base_that_no_shell_has_expanded(tmp_path, base, place):
+    done = make(base, tmp_path)
+    assert Path(done.stdout).resolve() == (tmp_path / place / "4711-logs").resolve(), done.stderr
+
+
+@pytest.mark.parametrize("what", ["", ".secrets", ".secrets/ray_token", "control"])
+@pytest.mark.parametrize("how", ["owner", "mode"])
+def test_every_read_looks_whose_it_is(tmp_path, what, how):
+    need("root")
+    run = RunFolder(Path(make(str(tmp_path), tmp_path).stdout))
+    path = run.path / what
+    if how == "owner":
+        os.chown(path, NOBODY, -1)
+    else:
+        path.chmod(path.stat().st_mode | 0o022)
+    words = "belongs to user" if how == "owner" else "which lets others in"
+    with pytest.raises(UsageError, match=words):
+        run.read_token()
+
+
+def test_a_token_that_is_a_link_is_not_read(tmp_path):
+    run = RunFolder(Path(make(str(tmp_path), tmp_path).stdout))
+    (tmp_path / "mine").write_text("known")
+    run.token.unlink()
+    run.token.symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError):
+        run.read_token()
+
+
+@pytest.mark.parametrize("identity", ["../../x", ".hidden", "", "a/b", "a\nb", "x" * 200])
+def test_an_id_that_would_leave_its_folder_is_no_request(identity):
+    asked = watcher.CaptureRequest("x", ("*",), None, "auto", {}, 1, None)
+    text = asked.to_json().replace('"id": "x"', f'"id": {json.dumps(identity)}')
+    with pytest.raises(ValueError, match="is no plain word"):
+        watcher.CaptureRequest.from_json(text)
+
+
+def test_a_request_of_another_user_is_left_out(tmp_path):
+    need("root")
+    path = watcher.leave(tmp_path / "run", watcher.CaptureRequest("x", ("*",), None, "auto", {}, 1, None))
+    os.chown(path, NOBODY, -1)
+    assert watcher.forward(tmp_path / "run", tmp_path / "node", set()) == 0
+    assert not (tmp_path / "node").exists()
