@@ -39,7 +39,8 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
     unread = [result for result in results if isinstance(result, Unread)]
     folder = root if root.is_dir() else root.parent
     nodes = {path.stem: read_json(path) for path in sorted((folder / "nodes").glob("*.json"))}
-    merged = merge(read, probes_of(nodes))
+    merged = merge(read, probes_of(nodes), _nodes(folder))
+    read = list(merged.summaries)
     spread, slow, gaps, waits = (
         spreads(merged.steps),
         stragglers(merged.steps, merged.clocks.residual_ns),
@@ -103,6 +104,12 @@ def _run(folder: Path, root: Path) -> Json:
         "end",
     )
     return {"path": str(root.resolve()), **{key: said[key] for key in keys if key in said}}
+
+
+def _nodes(folder: Path) -> list[str]:
+    """The hosts of the run, as its record tells them."""
+    told = read_json(folder / "run.json").get("nodes")
+    return [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
 
 
 def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unread: list[Unread]) -> Json:

@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops.analyze.run.foreign_names import told_by
 from rlprof_ops.errors import UsageError
 
 TRACE_SUFFIXES = (".nsys-rep", ".pt.trace.json.gz", ".pt.trace.json", ".json.gz", ".pickle")
 _LISTED_ONLY = (".proto", ".pftrace")
 _MEMORY = (".pickle", ".host-memory.json.gz")
 _RANK_FOLDER = re.compile(r"rank(\d+)")
+_HEAD_BYTES = 1 << 20  # of a trace, before its events: the list of process groups may be long
+_EVENT_ARRAY = re.compile(rb'\s*\[\s*\{[^{}]{0,400}"ph"\s*:')
 _SKIP = {"ray", "logs", "nodes", ".secrets"}
 
 
@@ -61,7 +64,8 @@ def find_reports(root: Path) -> tuple[Report, ...]:
     found = [_as_harvested(_describe(root, path), known) for path in _walk(base)]
     if not found:
         raise UsageError(
-            f"{root}: no reports below it (looked for {', '.join(TRACE_SUFFIXES)}). A run folder is"
+            f"{root}: no reports below it (looked for {', '.join(TRACE_SUFFIXES)}, and .json and .sqlite"
+            " that hold a trace). A run folder is"
             " <BASE_LOG_DIR>/<job>-logs; `rlprof harvest <run folder>` says what a job left and what is"
             " missing."
         )
@@ -76,12 +80,34 @@ def _walk(base: Path) -> Iterator[Path]:
         )
         for name in sorted(files):
             path = Path(folder, name)
-            if (
-                not name.startswith(".")
-                and name.endswith((*TRACE_SUFFIXES, *_LISTED_ONLY))
-                and not path.is_symlink()
-            ):
+            if name.startswith((".", "timeline.")) or path.is_symlink():
+                continue
+            if name.endswith((*TRACE_SUFFIXES, *_LISTED_ONLY)) or _is_bare_trace(path, files):
                 yield path
+
+
+def _is_bare_trace(path: Path, beside: list[str]) -> bool:
+    """Whether a `.sqlite` or `.json` is a report of its own: no export of a report that lies beside it, and
+    no other JSON.
+    """
+    if path.suffix == ".sqlite":
+        return path.with_suffix(".nsys-rep").name not in beside and _begins(path, b"SQLite format 3")
+    if path.suffix != ".json":
+        return False
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return False
+    return b'"traceEvents"' in head or _EVENT_ARRAY.match(head) is not None
+
+
+def _begins(path: Path, magic: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError:
+        return False
 
 
 def _describe(root: Path, path: Path) -> Report:
@@ -96,10 +122,15 @@ def _describe(root: Path, path: Path) -> Report:
     folder_worker = place[1] if len(place) > 3 else ""
     get = named.get
     host = get("host")
+    told = told_by(relative)
+    if named.get("kind") in ("torch", "nsys", "ray"):  # host, pid or chance: a folder may tell the worker
+        told = replace(told, worker=told_by(relative.with_name("trace.json")).worker)
+    if not named:
+        named |= {"rank": told.rank, "start": told.start, "stop": told.stop}
     return Report(
         path=str(relative),
         backend=backend,
-        worker=str(get("worker") or folder_worker or _worker_of(path)),
+        worker=str(get("worker") or folder_worker or told.worker),
         rank=get("rank") if get("rank") is not None else folder_rank,
         host=str(host or ""),
         pid=get("pid"),
@@ -135,7 +166,8 @@ def _parse(name: str) -> dict[str, Any]:
     if parsed is None:
         return {}
     return {
-        key: getattr(parsed, key, None) for key in ("worker", "rank", "start", "stop", "phase", "host", "pid")
+        key: getattr(parsed, key, None)
+        for key in ("kind", "worker", "rank", "start", "stop", "phase", "host", "pid")
     }
 
 
@@ -145,16 +177,6 @@ def _backend_of(name: str) -> str:
     if name.endswith((".proto", ".pftrace")):
         return "rocprof_sys"
     return "memory" if name.endswith(_MEMORY) else "torch"
-
-
-def _worker_of(path: Path) -> str:
-    """A worker's name for a file outside the run folder's layout: verl's role folder, else the file's own
-    stem.
-    """
-    folder = path.parent.name
-    if path.name.startswith("prof_rank-") and folder:
-        return folder
-    return re.sub(r"(\.pt\.trace)?\.(json|json\.gz|nsys-rep|sqlite|pickle|proto|pftrace)$", "", path.name)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit
 from rlprof_ops.analyze.metrics.intervals import Union, union
 from rlprof_ops.analyze.metrics.phases import Segment
 from rlprof_ops.analyze.run.clocks import Clocks, HostClock, Member, align
+from rlprof_ops.analyze.run.hosts import with_hosts
 from rlprof_ops.analyze.run.run_steps import on_steps_of_the_run
 from rlprof_ops.analyze.run.summary import PhaseTime, StepTime, Summary
 
@@ -97,9 +98,13 @@ def rank_of(summary: Summary) -> Rank:
     return Rank(summary.report.worker, summary.rank, summary.host, summary.pid, summary.told_apart)
 
 
-def merge(summaries: Sequence[Summary], probes: dict[str, HostClock] | None = None) -> Merged:
-    """One `Merged` of all summaries that were read."""
-    summaries = _told_apart(summaries)
+def merge(
+    summaries: Sequence[Summary],
+    probes: dict[str, HostClock] | None = None,
+    nodes: Sequence[str] = (),
+) -> Merged:
+    """One `Merged` of all summaries that were read. `nodes`: the hosts of the run, where they are known."""
+    summaries = _told_apart(with_hosts(_windows_apart(summaries), nodes))
     clocks = align(
         (
             Member(s.host, s.report.worker, s.rank, s.collective_events, s.pid, s.world_rank, s.report.start)
@@ -130,6 +135,20 @@ def merge(summaries: Sequence[Summary], probes: dict[str, HostClock] | None = No
     rows = on_steps_of_the_run(rows, clocks.shared_by)
     rows.sort(key=lambda row: (row.step, row.rank))
     return Merged(tuple(sorted({rank_of(s) for s in summaries})), tuple(rows), clocks, tuple(summaries))
+
+
+def _windows_apart(summaries: Sequence[Summary]) -> Sequence[Summary]:
+    """The summaries, numbered by time where neither a name nor a range tells any step: captures that do not
+    overlap are not of one step.
+    """
+    if any(s.report.start is not None or step.marked for s in summaries for step in s.steps):
+        return summaries
+    number, reach, numbers = 0, None, {}
+    for summary in sorted((s for s in summaries if s.steps), key=lambda s: s.start):
+        number += reach is None or summary.start >= reach
+        reach = max(summary.end, reach or summary.end)
+        numbers[id(summary)] = number
+    return summaries if number < 2 else [s.as_step(numbers.get(id(s), 0)) for s in summaries]
 
 
 def _told_apart(summaries: Sequence[Summary]) -> list[Summary]:

@@ -121,6 +121,15 @@ class Summary:
     world_rank: int = -1  # as torch.distributed counts in the world of this process; -1: untold
     told_apart: bool = False
 
+    def as_step(self, number: int) -> Summary:
+        """The same, its one step without a mark numbered so."""
+        return replace(
+            self,
+            steps=tuple(replace(step, step=number) for step in self.steps),
+            phases=tuple(replace(phase, step=number) for phase in self.phases),
+            drawn=tuple(replace(segment, step=number) for segment in self.drawn),
+        )
+
 
 @dataclass(frozen=True)
 class Unread:

@@ -14,6 +14,7 @@ from typing import Any
 from rlprof_ops.analyze.run.clocks import Clocks, align, probes_of
 from rlprof_ops.analyze.run.clocks import Member as ClockMember
 from rlprof_ops.analyze.run.engine import default_workers
+from rlprof_ops.analyze.run.hosts import with_hosts
 from rlprof_ops.analyze.run.identity import Report, find_reports, read_json
 from rlprof_ops.analyze.run.summary import Unread
 from rlprof_ops.analyze.timeline import archive, legacy, overview
@@ -54,6 +55,8 @@ def make(
             + "; ".join(f"{a}: {b}" for a, b in left_out[:3])
         )
     nodes = {path.stem: read_json(path) for path in sorted((folder / "nodes").glob("*.json"))}
+    nodes_told = read_json(folder / "run.json").get("nodes")
+    parts = with_hosts(parts, nodes_told if isinstance(nodes_told, list) else ())
     members = (ClockMember(p.host, p.report.worker, p.rank, p.collective_events) for p in parts if p.on_utc)
     clocks = align(members, (p.host for p in parts), probes_of(nodes))
     run = read_json(folder / "run.json")

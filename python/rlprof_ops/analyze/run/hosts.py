@@ -1,0 +1,46 @@
+"""Names for hosts that reports do not tell: two unknown hosts are not one host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+
+class HasHost(Protocol):
+    """A summary, or a part of the timeline."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def report(self) -> Any: ...
+
+
+P = TypeVar("P", bound=HasHost)
+
+
+def with_hosts(parts: Sequence[P], nodes: Sequence[str] = ()) -> list[P]:
+    """The parts, each with a host. `nodes`: those of the run, where they are known.
+
+    Where a run has one node, that is it. A single process needs no host. Else every process without one has
+    a clock of its own until a collective aligns it.
+    """
+    processes = {(p.host, p.report.worker, p.rank, p.pid) for p in parts}
+    if len(nodes) == 1:
+        return [p if p.host else replace(p, host=nodes[0]) for p in parts]  # type: ignore[type-var]
+    if len(processes) < 2:
+        return list(parts)
+    names: dict[tuple[str, int, int], str] = {}
+    found = []
+    for part in parts:
+        if part.host:
+            found.append(part)
+            continue
+        process = (part.report.worker, part.rank, part.pid)
+        name = names.setdefault(process, f"unknown host {len(names) + 1}")
+        found.append(replace(part, host=name))  # type: ignore[type-var]
+    return found
