@@ -85,6 +85,25 @@ def read_beneath(tree: ContainedDir, folder: str, node: str) -> list[ProcessLog]
     return [log for log in found if log is not None]
 
 
+def not_seen(tree: ContainedDir, folder: str) -> list[str]:
+    """What the adapters of a node could not follow, each once: the trainer's version has another shape."""
+    found: dict[str, int] = {}
+    try:
+        paths = sorted(path for path, _ in tree.files(folder) if "notes_" in path and path.endswith(".jsonl"))
+    except OSError:
+        return []
+    for path in paths:
+        try:
+            lines = tree.read(path, _MOST_BYTES).split(b"\n")
+        except OSError:
+            continue
+        for row in _rows(lines):
+            if row.get("event") == "adapter_unknown":
+                text = f"{_text(row.get('trainer'))}: {_text(row.get('module'))}: {_text(row.get('reason'))}"
+                found[text] = found.get(text, 0) + 1
+    return list(found)
+
+
 def _read_log(tree: ContainedDir, relative: str, node: str) -> ProcessLog | None:
     try:
         lines = tree.read(relative, _MOST_BYTES).split(b"\n")

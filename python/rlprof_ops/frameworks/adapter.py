@@ -19,9 +19,13 @@ from typing import Any
 # wrapped.
 MODULES: Mapping[str, tuple[str, str]] = {
     "ray.actor": ("ray", "rlprof_ops.runtime.process.actor_labels"),
+    "ray._private.function_manager": ("ray", "rlprof_ops.runtime.process.actor_calls"),
     "torch.cuda.profiler": ("torch", "rlprof_ops.runtime.process.cuda_profiler"),
     "trl.extras.profiling": ("trl", "rlprof_ops.frameworks.trl.adapter"),
     "transformers.trainer_callback": ("trl", "rlprof_ops.frameworks.trl.adapter"),
+    "vllm.v1.worker.worker_base": ("vllm", "rlprof_ops.frameworks.vllm.adapter"),
+    "verl": ("verl", "rlprof_ops.frameworks.verl.adapter"),
+    "verl.utils.profiler.profile": ("verl", "rlprof_ops.frameworks.verl.adapter"),
     "verl.utils.profiler.performance": ("verl", "rlprof_ops.frameworks.verl.adapter"),
     "verl.single_controller.ray.base": ("verl", "rlprof_ops.frameworks.verl.adapter"),
     "verl.trainer.ppo.v1.trainer_base": ("verl", "rlprof_ops.frameworks.verl.adapter"),

@@ -51,7 +51,12 @@ def request_from_env(env: Mapping[str, str]) -> Any | None:
     return request if request else None
 
 
-def from_env(worker: str | None = None, rank: int | None = None, world_size: int | None = None) -> Any:
+def from_env(
+    worker: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    without: tuple[str, ...] = (),
+) -> Any:
     """The profiler of this process, from the job's request. Asked again for the same worker and rank, it is
     the same one.
 
@@ -59,6 +64,7 @@ def from_env(worker: str | None = None, rank: int | None = None, world_size: int
         worker: the worker's kind, e.g. "policy_worker"; default: as the runtime env named it.
         rank: index within that kind; default: as the runtime env named it, then `RANK`.
         world_size: workers of that kind, for the manifest.
+        without: backends that somebody else takes in this process (adapters: nsight by the supervisor).
 
     Never raises: a request that cannot be read is logged and nothing is profiled.
     """
@@ -69,7 +75,7 @@ def from_env(worker: str | None = None, rank: int | None = None, world_size: int
 
         keep_profiling()
     try:
-        return _made(request_from_env(os.environ), worker, rank, world_size, reuse=True)
+        return _made(request_from_env(os.environ), worker, rank, world_size, reuse=True, without=without)
     except Exception as error:
         from rlprof_ops.runtime.process.event_log import log
 
@@ -84,7 +90,14 @@ def from_request(
     return _made(request, worker, rank, world_size, reuse=False)
 
 
-def _made(request: Any, worker: str | None, rank: int | None, world_size: int | None, reuse: bool) -> Any:
+def _made(
+    request: Any,
+    worker: str | None,
+    rank: int | None,
+    world_size: int | None,
+    reuse: bool,
+    without: tuple[str, ...] = (),
+) -> Any:
     from rlprof_ops.runtime.on_demand import watcher
     from rlprof_ops.runtime.process.worker_identity import find_identity
     from rlprof_ops.runtime.ranges import range_times
@@ -100,6 +113,7 @@ def _made(request: Any, worker: str | None, rank: int | None, world_size: int | 
     from rlprof_ops.runtime.active_profiler import Profiler
 
     specs = request.for_worker(place.worker, place.rank) if request else ()
+    specs = tuple(spec for spec in specs if spec.backend not in without)
     _CURRENT.profiler = Profiler(
         place, specs, with_metrics, request.output_dir if request else None, on_demand
     )
@@ -146,6 +160,11 @@ class _Current:
 
 
 _CURRENT = _Current()
+
+
+def current() -> Any:
+    """The profiler that this process has made last, or the null profiler."""
+    return _CURRENT.profiler
 
 
 def annotate(name: Any = None) -> Any:

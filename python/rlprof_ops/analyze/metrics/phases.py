@@ -144,13 +144,19 @@ def canonical(name: str) -> str:
     return name.strip()
 
 
-def find_steps(trace: Trace, first: int | None = None, stop: int | None = None) -> tuple[Step, ...]:
+def find_steps(
+    trace: Trace,
+    first: int | None = None,
+    stop: int | None = None,
+    clock: tuple[tuple[int, int, int], ...] = (),
+) -> tuple[Step, ...]:
     """The steps of a trace in order of time.
 
     `step <n>` of our runtime wins over `ProfilerStep#<n>` and the like; a range just called "step" (verl's
-    controller) counts from `first`. Without any, the whole capture is one window of the steps `first` to
-    `stop` (half-open; what its file name said); phases that repeat as often as there are steps tell them
-    apart.
+    controller) counts from `first`. Without any, the steps are those that the job's driver told, `clock`
+    (number, begin and end in Unix nanoseconds); without these the whole capture is one window of the steps
+    `first` to `stop` (half-open; what its file name said); phases that repeat as often as there are steps
+    tell them apart.
     """
     if trace.origin.kind == "memory":
         return ()  # samples of memory tell nothing of steps
@@ -173,6 +179,13 @@ def find_steps(trace: Trace, first: int | None = None, stop: int | None = None) 
     start, end = trace.origin.window_start, trace.origin.window_end
     if end <= start:
         return ()
+    told = tuple(
+        Step(number, max(begin, start), min(over, end))
+        for number, begin, over in clock
+        if trace.origin.on_utc and begin < end and over > start
+    )
+    if told:
+        return told
     count = stop - first if first is not None and stop is not None and stop > first else None
     window = Step(first or 0, start, end, marked=False, count=count)
     return _by_repeated_phases(trace, window) if count and count > 1 else (window,)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops.analyze.run import step_log
 from rlprof_ops.analyze.run.foreign_names import told_by
 from rlprof_ops.errors import UsageError
 
@@ -39,10 +40,15 @@ class Report:
     phase: str | None
     size_bytes: int
     modified_ns: int = 0
+    clock: tuple[tuple[int, int, int], ...] = ()  # the job's steps in it: number, begin, end (Unix ns)
 
     @property
     def readable(self) -> bool:
-        return self.path.endswith(TRACE_SUFFIXES) or self.path.endswith((".json", ".sqlite"))
+        return (
+            self.backend == step_log.BACKEND
+            or self.path.endswith(TRACE_SUFFIXES)
+            or self.path.endswith((".json", ".sqlite"))
+        )
 
     @property
     def is_trace(self) -> bool:
@@ -69,7 +75,46 @@ def find_reports(root: Path) -> tuple[Report, ...]:
             " <BASE_LOG_DIR>/<job>-logs; `rlprof harvest <run folder>` says what a job left and what is"
             " missing."
         )
+    if root.joinpath("nodes").is_dir():
+        found = _with_the_jobs_steps(found, step_log.read_step_logs(root))
     return tuple(sorted(found, key=lambda r: (r.worker, r.rank or 0, r.start or 0, r.path)))
+
+
+def _with_the_jobs_steps(reports: list[Report], logs: tuple[step_log.StepLog, ...]) -> list[Report]:
+    """The reports, each with the steps that its window holds, and the driver's where no profiler saw it."""
+    if not logs:
+        return reports
+    driver = max(logs, key=lambda log: (len(log.steps), log.rank == 0))
+    found = []
+    for report in reports:
+        clock = tuple(
+            (step.step, step.begin_ns, step.end_ns)
+            for step in driver.steps
+            if report.start is not None
+            and report.start <= step.step
+            and (report.stop is None or step.step < report.stop)
+        )
+        found.append(replace(report, clock=clock))
+    seen = {(report.host, report.pid) for report in reports if report.is_trace}
+    if (driver.host, driver.pid) in seen or any(report.worker == driver.worker for report in reports):
+        return found
+    windows = {(report.start, report.stop) for report in found if report.clock}
+    for start, stop in sorted(windows, key=lambda window: (window[0] or 0, window[1] or 0)):
+        found.append(
+            Report(
+                path=driver.path,
+                backend=step_log.BACKEND,
+                worker=driver.worker,
+                rank=driver.rank,
+                host=driver.host,
+                pid=driver.pid,
+                start=start,
+                stop=stop,
+                phase=None,
+                size_bytes=0,
+            )
+        )
+    return found
 
 
 def _walk(base: Path) -> Iterator[Path]:

@@ -36,6 +36,7 @@ from rlprof_ops.analyze.metrics.windows import GpuWindows, gpu_windows
 from rlprof_ops.analyze.processes import by_process
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
 from rlprof_ops.analyze.readers.spill import release
+from rlprof_ops.analyze.run import step_log
 from rlprof_ops.analyze.run.identity import Report
 from rlprof_ops.analyze.run.shared_gpus import busy_of
 
@@ -149,7 +150,7 @@ def summarise_file(root: Path, report: Report, cache: bool = True) -> tuple[Resu
     """
     begun = time.perf_counter()
     try:
-        held = [read_report(root / report.path, cache=cache)]
+        held = [_read(root, report, cache)]
     except UnreadableReport as error:
         return (Unread(report, error.reason, time.perf_counter() - begun),)
     except (
@@ -165,10 +166,17 @@ def summarise_file(root: Path, report: Report, cache: bool = True) -> tuple[Resu
     return tuple(summarise(trace, report, begun) for trace in by_process(held.pop()))
 
 
+def _read(root: Path, report: Report, cache: bool) -> Trace:
+    if report.backend != step_log.BACKEND:
+        return read_report(root / report.path, cache=cache)
+    steps = step_log.steps_of(root / report.path, report.start, report.stop)
+    return step_log.trace_of(steps, report.host, report.pid or 0, report.rank or 0)
+
+
 def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summary:
     """All metrics of one process's trace that need no other rank."""
     begun = time.perf_counter() if begun is None else begun
-    steps = find_steps(trace, report.start, report.stop)
+    steps = find_steps(trace, report.start, report.stop, report.clock)
     segments = find_phases(trace, steps)
     talking, collective_events = host_communication(trace), find_collective_events(trace)
     ops = top_ops(trace, segments)

@@ -65,7 +65,7 @@ def part_of(root: Path, report: Report, budget: int, cache: bool = True) -> Part
         trace = read_report(root / report.path, cache=cache)
     except UnreadableReport as error:
         return Unread(report, error.reason, time.perf_counter() - begun)
-    steps = find_steps(trace, report.start)
+    steps = find_steps(trace, report.start, report.stop, report.clock)
     segments = drawn(find_phases(trace, steps))[:budget]
     names = Coder()
     rows = [

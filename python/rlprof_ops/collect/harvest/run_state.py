@@ -118,6 +118,10 @@ def observe(run: ContainedDir) -> Observed:
     for name, is_folder in _entries(run, "nodes"):
         if is_folder:
             logs += event_logs.read_beneath(run, f"nodes/{name}/events", name)
+            for text in event_logs.not_seen(run, f"nodes/{name}/events"):
+                note = f"not seen of the trainer: {text}"
+                if note not in notes:
+                    notes.append(note)
         elif name.endswith(".json"):
             record = _record(run, name)
             if record is None:

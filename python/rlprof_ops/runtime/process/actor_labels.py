@@ -39,12 +39,14 @@ _MINE = (
 
 @dataclass(frozen=True)
 class NewActor:
-    """An actor that is about to be created: its class, module, name, and the variables that it will have."""
+    """An actor that is about to be created: its class (Ray's subclass of it), module, name, and its
+    variables."""
 
     class_name: str
     module: str
     name: str
     variables: Mapping[str, str]
+    cls: Any = None
 
 
 Rule = Callable[[NewActor], "tuple[str, int | None] | None"]
@@ -129,7 +131,13 @@ def labelled(actor_class: Any, options: Mapping[str, Any]) -> Any:
         meta = actor_class.__ray_metadata__
         descriptor = meta.actor_creation_function_descriptor
         module = getattr(descriptor, "module_name", "") or meta.modified_class.__module__
-        new = NewActor(meta.class_name, module, str(options.get("name") or ""), env.get("env_vars") or {})
+        new = NewActor(
+            meta.class_name,
+            module,
+            str(options.get("name") or ""),
+            env.get("env_vars") or {},
+            meta.modified_class,
+        )
         found = identify(new)
         if found is not None and (everyone or (request and request.for_worker(*found))):
             env["rlprof"] = {"worker": found[0], "rank": found[1]}

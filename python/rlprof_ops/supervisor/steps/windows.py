@@ -24,6 +24,7 @@ from rlprof_ops.runtime.process.session_file import Session
 from rlprof_ops.runtime.recorders.base import move_into_place
 from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder, StoppingSession
 
+DRIVER = "driver"  # what COMMAND is called before an adapter knows better (supervisor/driver.py)
 _AT_ONCE = 16  # nsys commands beside each other; each is a short process of its own
 _PHASES = (
     "windows of single phases are opened inside the process: they need our runtime there, or capture ranges"
@@ -77,6 +78,7 @@ class Windows:
         self._node_dir = node_dir
         self._request = request
         self._specs = tuple(spec for spec in (request.captures if request else ()) if _is_ours(spec))
+        self._names_the_driver = any(DRIVER in spec.workers for spec in self._specs)
         self._say = say
         self._watched: dict[str, _Watched] = {}
         self._step = 0
@@ -122,6 +124,8 @@ class Windows:
                 continue
             if known is not None and known.open is not None:
                 continue
+            if session.worker == DRIVER and not self._names_the_driver:
+                continue  # no adapter has given it a name: COMMAND only waits for the actors it created
             wanted = self._request.for_worker(session.worker, session.rank)
             wanted = tuple(spec for spec in wanted if _is_ours(spec))
             if wanted:

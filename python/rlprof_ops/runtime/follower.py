@@ -1,0 +1,144 @@
+"""Steps and ranges of a process that knows no step: it reads the job's clock where its work begins and ends.
+
+For workers that a trainer's driver calls (verl's `update_actor`, NeMo RL's `train`): an adapter puts
+`task(name)` around each call. Windows of torch and memory captures open and close there; nsight windows are
+the supervisor's, and a task is a range in them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+from rlprof_ops.runtime.clock_file import ClockFile
+from rlprof_ops.runtime.null_profiler import NULL_CONTEXT
+
+_POLL_S = 0.05
+
+
+class Follower:
+    """One process's view of the job's steps. Made by `follow`."""
+
+    def __init__(self, profiler: Any, clock: ClockFile | None, nvtx: Any | None) -> None:
+        self.profiler = profiler
+        self._clock = clock
+        self._nvtx = nvtx
+        self._lock = threading.RLock()
+        self._busy = 0
+        self._step = 0
+        self._watching = False
+
+    def task(self, name: str) -> Any:
+        """`with follower.task("update_actor"):` around one piece of work that the driver asked for."""
+        return Task(self, name)
+
+    def begin(self) -> None:
+        """A task begins: take the clock's step."""
+        with self._lock:
+            self._busy += 1
+            self._sync()
+            captures = getattr(self.profiler, "_captures", None)
+            if captures is not None and captures.any_open and not self._watching:
+                self._watching = True
+                threading.Thread(target=self._watch, name="rlprof-follow", daemon=True).start()
+
+    def end(self) -> None:
+        with self._lock:
+            self._busy -= 1
+
+    def _sync(self) -> None:
+        if self._clock is None or self.profiler.closed:
+            return
+        state = self._clock.read()
+        if state.step == self._step and state.running:
+            return
+        if self._step and (state.step != self._step or not state.running):
+            self.profiler.stop_step(self._step)
+            self._step = 0
+        if state.step and state.running:
+            self._step = state.step
+            self.profiler.start_step(state.step)
+
+    def _watch(self) -> None:
+        """While a window is open: close it when its step has ended, though no further task comes."""
+        while True:
+            time.sleep(_POLL_S)
+            with self._lock:
+                if self._busy == 0:
+                    self._sync()
+                if not self.profiler._captures.any_open or self.profiler.closed:
+                    self._watching = False
+                    return
+
+
+class Task:
+    """One piece of work: a range of the session, and of the captures that this process takes itself."""
+
+    __slots__ = ("_follower", "_name", "_range", "_token")
+
+    def __init__(self, follower: Follower, name: str) -> None:
+        self._follower = follower
+        self._name = name
+
+    def __enter__(self) -> None:
+        follower = self._follower
+        follower.begin()
+        self._range = follower.profiler.range(self._name)
+        self._range.__enter__()
+        self._token = follower._nvtx.start(self._name) if follower._nvtx is not None else None
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        follower = self._follower
+        if self._token is not None and follower._nvtx is not None:
+            follower._nvtx.end(self._token)
+        self._range.__exit__(kind, error, traceback)
+        follower.end()
+
+
+class _Made:
+    """The follower of this process; a forked or spawned child makes its own."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.follower: Follower | None = None
+
+
+_MADE = _Made()
+
+
+def follow() -> Follower | None:
+    """The follower of this process; None where nothing is asked of it. Adapters may ask at every call."""
+    if _MADE.pid == os.getpid():
+        return _MADE.follower
+    _MADE.pid, _MADE.follower = os.getpid(), None
+    from rlprof_ops.runtime.process.session_file import OWNER
+
+    session = os.environ.get("RLPROF_NSYS_SESSION")
+    inside = os.environ.get(OWNER, str(os.getpid())) != str(os.getpid())  # a child of the session's process
+    from rlprof_ops.runtime import profiler
+    from rlprof_ops.runtime.null_profiler import NullProfiler
+    from rlprof_ops.runtime.ranges.emitters import nvtx_ranges
+
+    if getattr(profiler.current(), "leads", False):
+        return None
+    found: Any = NullProfiler()
+    if not inside and os.environ.get("RLPROF_WORKER"):
+        found = profiler.from_env(without=("nsight",))
+    if isinstance(found, NullProfiler) and not session:
+        return None
+    clock = None
+    try:
+        clock = ClockFile(os.environ["RLPROF_NODE_DIR"])
+    except (OSError, KeyError):
+        if not session:
+            return None
+    _MADE.follower = Follower(found, clock, nvtx_ranges() if session else None)
+    return _MADE.follower
+
+
+def task(name: str) -> Any:
+    """A task of this process's follower, or a context that does nothing."""
+    found = follow()
+    return found.task(name) if found is not None else NULL_CONTEXT

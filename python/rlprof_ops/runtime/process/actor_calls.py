@@ -1,0 +1,68 @@
+"""Each call of a method of a labelled Ray actor is a range of its session: `rlprof:<method>`.
+
+So a report of an actor of any trainer shows what it was asked to do and when, adapter or not. The analysis
+takes these ranges for parts of a phase, never for one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from types import ModuleType
+from typing import Any
+
+
+def install(name: str, module: ModuleType) -> None:
+    """Follow the executors of `ray._private.function_manager` in a process that has a session."""
+    if not os.environ.get("RLPROF_NSYS_SESSION"):
+        return
+    from rlprof_ops.frameworks.adapter import attribute, wrap
+
+    wrap(attribute(module, "FunctionActorManager"), "_make_actor_method_executor", _executor)
+
+
+def _executor(before: Any) -> Any:
+    def make(self: Any, method_name: str, method: Any) -> Any:
+        executor = before(self, method_name, method)
+        if method_name.startswith("__") or inspect.isasyncgenfunction(method):
+            return executor
+        return _as_range(executor, method_name)
+
+    return make
+
+
+def _as_range(executor: Any, method_name: str) -> Any:
+    label = f"rlprof:{method_name}"
+
+    @functools.wraps(executor)  # Ray reads the attributes that the executor carries
+    def call(*arguments: Any, **named: Any) -> Any:
+        nvtx = _nvtx()
+        if nvtx is None:
+            return executor(*arguments, **named)
+        token = nvtx.start(label)
+        try:
+            result = executor(*arguments, **named)
+        except BaseException:
+            nvtx.end(token)
+            raise
+        if inspect.iscoroutine(result):
+            return _until_done(result, nvtx, token)
+        nvtx.end(token)
+        return result
+
+    return call
+
+
+async def _until_done(result: Any, nvtx: Any, token: Any) -> Any:
+    try:
+        return await result
+    finally:
+        nvtx.end(token)
+
+
+@functools.lru_cache(maxsize=1)
+def _nvtx() -> Any | None:
+    from rlprof_ops.runtime.ranges.emitters import nvtx_ranges
+
+    return nvtx_ranges()

@@ -1,0 +1,153 @@
+"""TRL's GRPOTrainer, its script unchanged: under ray.sub with a request file, and under `srun rlprof wrap`
+with variables.
+
+The trainer's own timers are the oracle: a `sitecustomize` of this file, which ours has to chain, prints each
+duration that TRL measures (`ProfilingContext`, perf_counter).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlprof_ops.analyze.reporting import answer_of
+from tests.trainers import environments, runs
+from tests.whole_job.jobs import HOME, Job
+
+pytestmark = [
+    pytest.mark.trainers,
+    pytest.mark.slurm,
+    pytest.mark.nsys,
+    pytest.mark.timeout(900),
+]
+
+ORACLE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Oracle:
+    def find_spec(self, name, path=None, target=None):
+        if name != "trl.extras.profiling":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            def tell(context, seconds):
+                name = context.name.partition(".")[2]
+                print(f"\\ntimer {name} after {context.step} {seconds:.9f}", flush=True)
+            module.ProfilingContext._log_metrics = tell
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Oracle())
+"""
+REQUEST = """
+captures:
+  - {backend: nsight, workers: ["*"], steps: "2:4", options: {t: nvtx}}
+  - {backend: torch, workers: ["trainer"], steps: "2:4"}
+"""
+TIMED = {"transformers.generate": "generation", "_calculate_rewards": "reward"}
+
+
+def command(folder: Path, steps: int = 4) -> str:
+    """The script as its user runs it, with the oracle behind whatever PYTHONPATH the job gives."""
+    if why := environments.lacking("trl"):
+        pytest.skip(why)
+    (folder / "oracle").mkdir(exist_ok=True)
+    (folder / "oracle" / "sitecustomize.py").write_text(ORACLE)
+    run = runs.trainer_run("trl", work=folder, steps=steps)
+    return f"export PYTHONPATH=${{PYTHONPATH-}}:{shlex.quote(str(folder / 'oracle'))}\n{run.shell()}"
+
+
+def own_timers(output: str) -> dict[tuple[int, str], float]:
+    """Seconds by step and phase, as TRL measured them itself."""
+    found: dict[tuple[int, str], float] = {}
+    for name, after, seconds in re.findall(r"^timer (\S+) after (\d+) ([\d.]+)$", output, re.MULTILINE):
+        if name in TIMED:
+            key = int(after) + 1, TIMED[name]
+            found[key] = found.get(key, 0.0) + float(seconds)
+    return found
+
+
+def phases(answer: dict[str, Any]) -> dict[tuple[int, str], float]:
+    """Seconds by step and phase in the report."""
+    names = answer["phase_names"]
+    return {
+        (row["step"], names[phase["phase"]]): phase["duration_ns"] / 1e9
+        for row in answer["anatomy"]
+        for phase in row["phases"]
+    }
+
+
+def close(mine: float, own: float) -> bool:
+    return abs(mine - own) <= max(0.02 * own, 0.002)
+
+
+@pytest.fixture(scope="module")
+def job(slurm_sandbox: Any) -> Job:
+    slurm = slurm_sandbox
+    slurm.heal()
+    folder = slurm.shared / "trl"
+    folder.mkdir(exist_ok=True)
+    (folder / "profile.yaml").write_text(REQUEST)
+    made = Job.submit(slurm, nodes=1, COMMAND=command(folder), RLPROF_REQUEST=str(folder / "profile.yaml"))
+    assert made.wait(500).exit_code == 0, made.output
+    return made
+
+
+def test_windows_of_both_backends_are_home_by_name(job: Job):
+    assert job.states() == {f"{backend}/trainer/rank0/step2-3": "ok" for backend in ("nsight", "torch")}, (
+        job.manifest
+    )
+
+
+def test_the_report_shows_the_steps_and_phases_that_trl_timed(job: Job):
+    answer = answer_of(job.run, quiet=True)
+    assert [step["step"] for step in answer["steps"]] == [2, 3]
+    assert {"generation", "reward", "train"} <= set(answer["phase_names"])
+    own, mine = own_timers((job.run / "logs" / "driver.log").read_text()), phases(answer)
+    compared = {key: (mine.get(key), own[key]) for key in own if key[0] in (2, 3)}
+    assert len(compared) == 4, compared
+    assert all(found and close(found, timed) for found, timed in compared.values()), compared
+    for step in (2, 3):
+        total = sum(seconds for (number, _), seconds in mine.items() if number == step)
+        assert total <= next(row["duration_ns"] for row in answer["anatomy"] if row["step"] == step) / 1e9
+
+
+def test_reports_are_final_while_training_goes_on(job: Job):
+    events = [
+        json.loads(line)
+        for path in job.run.glob("nodes/*/events/*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    ended = next(event["t_ns"] for event in events if event["event"] == "ended")
+    closed = [event["t_ns"] for event in events if event["event"] == "closed"]
+    assert len(closed) == 2 and all(moment < ended for moment in closed)
+
+
+def test_srun_wrap_needs_nothing_else(slurm: Any):
+    folder = slurm.shared / "trl wrapped"
+    folder.mkdir(exist_ok=True)
+    run = runs.trainer_run("trl", work=folder, steps=4)
+    script = folder / "train.sbatch"
+    wrap = f"{shlex.quote(sys.executable)} -m rlprof_ops wrap --"
+    script.write_text(
+        f"#!/bin/bash\nexport PYTHONPATH={shlex.quote(str(HOME / 'python'))}\n"
+        f"cd {shlex.quote(str(folder))}\n"
+        f"exec srun env {shlex.join(f'{k}={v}' for k, v in run.env.items())} {wrap} {shlex.join(run.argv)}\n"
+    )
+    asked = {"RLPROF_STEPS": "2:4", "RLPROF_WORKERS": "*", "RLPROF_OPTIONS": '{"t": "nvtx"}'}
+    number = slurm.sbatch(["-N1", script], env=asked, cwd=folder)
+    state = slurm.wait(number, timeout=500)
+    output = (folder / f"slurm-{number}.out").read_text()
+    assert state.exit_code == 0, output
+    [report] = folder.rglob("trainer_rank0_step2-3_*.nsys-rep")
+    assert {step["step"] for step in answer_of(report, quiet=True)["steps"]} == {2, 3}
+    assert list(runs.step_times("trl", output)) == [1, 2, 3, 4]

@@ -1,0 +1,127 @@
+"""verl's main_ppo, unchanged, with a real vLLM server: RLPROF_STEPS and RLPROF_WORKERS are all that is added.
+
+One run, and everything that is claimed of it. The oracle of times is verl's own `timing_s/*` on its console.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlprof_ops.analyze.metrics.phases import canonical
+from rlprof_ops.analyze.reporting import answer_of
+from tests.trainers import environments, runs
+from tests.whole_job.jobs import Job, nvtx_ranges
+
+pytestmark = [
+    pytest.mark.trainers,
+    pytest.mark.slurm,
+    pytest.mark.nsys,
+    pytest.mark.timeout(1500),
+]
+Events = dict[str, list[dict[str, Any]]]
+ROLES = ("controller", "actor", "rollout", "agent_loop")
+TIMED = ("gen", "old_log_prob", "adv", "update_actor", "update_weights")
+
+
+@pytest.fixture(scope="module")
+def job(slurm_sandbox: Any) -> Job:
+    if why := environments.lacking("verl"):
+        pytest.skip(why)
+    slurm = slurm_sandbox
+    slurm.heal()
+    folder = slurm.shared / "verl"
+    folder.mkdir(exist_ok=True)
+    run = runs.trainer_run("verl", work=folder, steps=4, ray_address=runs.FROM_ENVIRONMENT)
+    made = Job.submit(
+        slurm,
+        nodes=1,
+        RLPROF_VENV=str(environments.ensure("verl").folder / "venv"),
+        GPUS_PER_NODE="1",
+        CPUS_PER_WORKER="16",
+        RLPROF_READY_SECONDS="300",
+        **{name: value for name, value in run.env.items() if name != "PATH"},
+        COMMAND=run.shell(),
+        RLPROF_STEPS="2",
+        RLPROF_WORKERS="*",
+        RLPROF_OPTIONS='{"t": "nvtx"}',
+    )
+    assert made.wait(1300).exit_code == 0, made.output
+    return made
+
+
+@pytest.fixture(scope="module")
+def events(job: Job) -> Events:
+    """Every event by the process that it is of."""
+    return {
+        path.name: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in job.run.glob("nodes/*/events/*.jsonl")
+    }
+
+
+@pytest.fixture(scope="module")
+def own_times(job: Job) -> dict[tuple[int, str], float]:
+    """`timing_s/<name>` of each step, as verl prints it."""
+    found = {}
+    for line in (job.run / "logs" / "driver.log").read_text(errors="replace").splitlines():
+        step = re.search(r"step:(\d+) - .*timing_s/step:", line)
+        for name, seconds in re.findall(r"timing_s/(\w+):([\d.e-]+)", line) if step else ():
+            found[int(step[1]), name] = float(seconds)  # type: ignore[index]
+    return found
+
+
+def test_each_role_has_its_capture_under_its_name_and_rank(job: Job):
+    states = job.states()
+    assert {role: states.get(f"nsight/{role}/rank0/step2-2") for role in ROLES} == dict.fromkeys(
+        ROLES, "ok"
+    ), job.output
+    assert not [capture for capture, state in states.items() if state == "missing"], states
+
+
+def test_windows_are_final_while_training_goes_on(events: Events):
+    steps = {e["step"]: e for rows in events.values() for e in rows if e["event"] == "step"}
+    assert sorted(steps) == [1, 2, 3, 4]
+    closed = [e for rows in events.values() for e in rows if e["event"] == "closed"]
+    assert len(closed) >= len(ROLES)
+    # Step 3 of this toy takes 3 s on two busy cores; ten reports are written meanwhile.
+    late = [e["report"] for e in closed if e["t_ns"] > steps[4]["end_ns"]]
+    assert not late, late
+    assert all(not e["partial"] and e["seen"] == [2] for e in closed)
+
+
+def test_the_rollout_servers_report_holds_its_engine(job: Job, tmp_path: Path):
+    [report] = (job.run / "profiles" / "nsight" / "rollout" / "rank0").glob("*.nsys-rep")
+    assert "generation" in nvtx_ranges(report, tmp_path)
+    [report] = (job.run / "profiles" / "nsight" / "actor" / "rank0").glob("*.nsys-rep")
+    assert {"actor_compute_log_prob", "actor_update", "update_weights"} <= set(nvtx_ranges(report, tmp_path))
+
+
+def test_phases_of_the_driver_are_verls_own_timers(job: Job, own_times: dict[tuple[int, str], float]):
+    answer = answer_of(job.run, quiet=True)
+    names = answer["phase_names"]
+    [controller] = [i for i, rank in enumerate(answer["ranks"]) if rank["worker"] == "controller"]
+    mine = {
+        names[phase["phase"]]: phase["duration_ns"] / 1e9
+        for row in answer["anatomy"]
+        if row["rank"] == controller and row["step"] == 2
+        for phase in row["phases"]
+    }
+    compared = {name: (mine.get(canonical(name)), own_times[2, name]) for name in TIMED}
+    wrong = {
+        name: pair
+        for name, pair in compared.items()
+        if pair[0] is None or abs(pair[0] - pair[1]) > max(0.02 * pair[1], 0.02)
+    }
+    assert not wrong, compared
+    seen = {rank["worker"] for rank in answer["ranks"]}
+    assert {"controller", "actor", "rollout"} <= seen
+
+
+def test_every_steps_time_is_told(events: Events, own_times: dict[tuple[int, str], float]):
+    for row in (e for rows in events.values() for e in rows if e["event"] == "step"):
+        told = (row["end_ns"] - row["begin_ns"]) / 1e9
+        assert abs(told - own_times[row["step"], "step"]) <= max(0.02 * told, 0.02)
