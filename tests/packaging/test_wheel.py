@@ -24,9 +24,9 @@ def test_the_wheel_holds_the_job(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         modes = {info.filename: info.external_attr >> 16 for info in archive.infolist()}
-    job = {name.removeprefix("rlprof_ops/job/") for name in names if name.startswith("rlprof_ops/job/")}
+    job = {name.removeprefix("rlprof_ops/job_files/") for name in names if name.startswith("rlprof_ops/job_files/")}
     assert job == {"ray.sub", "python/rlprof_ops/__init__.py"} | tracked("scripts") | tracked("env")
-    assert modes["rlprof_ops/job/scripts/node.sh"] & 0o111
+    assert modes["rlprof_ops/job_files/scripts/node.sh"] & 0o111
     assert "rlprof_ops/rayenv/wrap/nsys.sh" in modes
     package = {str(Path(name).relative_to("python")) for name in tracked("python")}
     assert {name for name in package if "egg-info" not in name} <= names
@@ -40,7 +40,7 @@ def test_the_command_line_in_an_empty_environment(installed):
     home = run(
         installed / "python", "-c", "from rlprof_ops.job import knobs; print(knobs.home())"
     ).stdout.strip()
-    assert (Path(home) / "ray.sub").is_file() and home.endswith("rlprof_ops/job")
+    assert (Path(home) / "ray.sub").is_file() and home.endswith("rlprof_ops/job_files")
 
 
 def test_the_door_shows_the_package_and_not_its_neighbours(installed, tmp_path):
