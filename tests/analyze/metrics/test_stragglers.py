@@ -9,6 +9,8 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
+from tests.bench.stragglers.run import simulate
+
 from rlprof_ops.analyze.metrics.phases import Segment, stretches
 from rlprof_ops.analyze.metrics.stragglers import Straggler, stragglers
 from rlprof_ops.analyze.metrics.student import quantile
@@ -78,6 +80,32 @@ def test_noise_alone_names_somebody_in_at_most_one_run_of_twenty(ranks: int, ste
 def test_one_slow_rank_and_nobody_else_is_named(ranks: int, steps: int, spread: float) -> None:
     found = [named(noisy(seed, ranks, steps, spread, {1: 25.0})) for seed in range(5)]
     assert found == [[1]] * 5
+
+
+@pytest.mark.parametrize("noise", ["normal", "colocation", "bursts", "tails"])
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 3), (8, 3), (16, 3), (16, 5), (64, 5)])
+@pytest.mark.parametrize("spread", [0.02, 0.10])
+def test_a_false_name_is_rarer_than_one_run_in_a_hundred(
+    noise: str, ranks: int, steps: int, spread: float
+) -> None:
+    """Two hundred runs of four phases; five is above three sigma of one in a hundred."""
+    false, _ = simulate(noise, ranks, steps, spread, 0.0, 200)
+    assert false * 200 <= 5
+
+
+def test_a_rank_a_quarter_slower_is_found_in_a_few_steps() -> None:
+    assert simulate("normal", 16, 3, 0.05, 0.25, 100)[1] >= 0.9
+    assert simulate("bursts", 16, 20, 0.05, 0.25, 100)[1] >= 0.9
+    assert simulate("normal", 256, 3, 0.02, 0.10, 50)[1] >= 0.7
+
+
+def test_a_single_step_names_nobody() -> None:
+    assert named(run([[100.0]] * 7 + [[200.0]])) == []
+
+
+def test_ranks_that_miss_steps_are_judged_by_those_they_have() -> None:
+    rows = noisy(1, 16, 8, 2.0, {3: 25.0})
+    assert named([row for row in rows if not (row.rank.rank in (3, 5) and row.step > 4)]) == [3]
 
 
 def test_one_bad_step_is_no_straggler() -> None:

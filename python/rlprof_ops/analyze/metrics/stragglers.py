@@ -4,22 +4,19 @@ stated.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 
-from rlprof_ops.analyze.metrics.student import quantile
+import numpy as np
+
+from rlprof_ops.analyze.metrics.slow_ranks import slow_ranks
 from rlprof_ops.analyze.run.merge import Rank, RankStep
 
 # What GPUs of one model differ by anyway, on average over five clusters: Sinha et al., "Not All GPUs Are
 # Created Equal", arXiv 2208.11035. A smaller excess may be real and is no fault of a node.
 MIN_SHARE_OF_PHASE = 0.08
 MIN_SHARE_OF_STEP = 0.01  # what the step would gain; below it nobody would look
-ONE_STEP_SHARE = 0.30  # what it takes when a single step gives no noise to hold it against
-FALSE_NAMES = 0.05  # the chance that noise alone passes the test below for any rank of a worker in one phase
-MIN_STANDARD_ERRORS = 3.0  # of the rank's own excess over the steps: one bad step makes no straggler
-MIN_STEPS_SLOWER = 0.75
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,7 @@ def spreads(rows: Sequence[RankStep]) -> tuple[PhaseSpread, ...]:
             for rank, v in sorted(times.items())
         )
         owns = [own for _, _, own in by_rank]
+        talk = [d - own for per_step in times.values() for d, own in per_step.values()]
         steps = {step for per_step in times.values() for step in per_step}
         worker_rows = [row for row in rows if row.rank.worker == worker and row.step in steps]
         mean_step = fmean(row.duration_ns / (row.count or 1) for row in worker_rows) if worker_rows else 0
@@ -86,7 +84,7 @@ def spreads(rows: Sequence[RankStep]) -> tuple[PhaseSpread, ...]:
             PhaseSpread(
                 worker=worker, phase=phase, ranks=len(times), steps=len(steps), mean_ns=round(per_step_mean),
                 median_ns=round(median(durations)), min_ns=min(durations), max_ns=max(durations),
-                own_mean_ns=round(fmean(owns)), communication_ns=round(per_step_mean - fmean(owns)),
+                own_mean_ns=round(fmean(owns)), communication_ns=round(fmean(talk)),
                 imbalance=max(owns) / fmean(owns) if fmean(owns) > 0 else 1.0, slowest=slowest,
                 share_of_step=per_step_mean / mean_step if mean_step else 0.0, by_rank=by_rank,
             )
@@ -98,90 +96,44 @@ def stragglers(rows: Sequence[RankStep], residual_ns: int | None) -> tuple[Strag
     """Ranks to name, the costliest first.
 
     A rank's excess in a step is its own time less the median of the others'. It is named for a phase when its
-    mean excess
+    excess
 
-    - is at least 8 % of the phase and 1 % of the step, so that it matters,
-    - exceeds what the noise of the run explains: Student's t at `FALSE_NAMES` shared among the ranks, on the
-      noise of all
-      ranks together, with (ranks - 1)(steps - 1) degrees of freedom; and three standard errors of its own,
-    - shows in three quarters of the steps, and exceeds the residual of the clocks where that is known.
+    - is at least 8 % of the phase and 1 % of the step in the mean and in the median step, so that it matters,
+    - is no chance (`slow_ranks`), and shows in three quarters of the steps,
+    - exceeds the residual of the clocks where that is known.
 
-    With a single step there is no noise to hold it against, and it must be 30 % of the phase.
+    With a single step there is no noise to hold it against, and nobody is named.
     """
     found = []
-    for (worker, phase), times in _grouped(rows).items():
-        if len(times) < 2 or any(rank.is_controller for rank in times):
-            continue
-        excesses = _excesses(_where_collectives_were_seen(times))
-        noise = _noise(excesses)
+    groups = {
+        key: times
+        for key, times in _grouped(rows).items()
+        if len(times) > 1 and not any(rank.is_controller for rank in times)
+    }
+    for (worker, phase), every in groups.items():
+        times = _where_collectives_were_seen(every)
+        ranks, steps = sorted(times), sorted({step for mine in times.values() for step in mine})
+        column = {step: i for i, step in enumerate(steps)}
+        own = np.full((len(ranks), len(steps)), np.nan)
+        for i, rank in enumerate(ranks):
+            for step, (_, time) in times[rank].items():
+                own[i, column[step]] = time
+        duration = fmean(d for mine in times.values() for d, _ in mine.values())
         step_ns = median(row.duration_ns / (row.count or 1) for row in rows if row.rank.worker == worker)
-        for rank, excess in excesses.items():
-            duration = fmean(times[rank][step][0] for step in excess)
-            named = _judge(rank, phase, list(excess.values()), duration, noise, len(excesses))
-            if (
-                named
-                and named.excess_ns >= MIN_SHARE_OF_STEP * step_ns
-                and named.excess_ns > (residual_ns or 0)
-            ):
-                found.append(named)
+        least = max(MIN_SHARE_OF_PHASE * duration, MIN_SHARE_OF_STEP * step_ns)
+        for slow in slow_ranks(own, least, len(groups)):
+            if slow.excess > (residual_ns or 0):
+                rank, others = ranks[slow.row], len(ranks) - 1
+                found.append(
+                    Straggler(
+                        rank, phase, round(slow.excess), slow.excess / duration, slow.steps,
+                        slow.steps_slower, round(slow.error), others,
+                    )
+                )  # fmt: skip
     return tuple(sorted(found, key=lambda s: -s.cost_ns))
 
 
 Times = dict[int, tuple[int, int]]  # step -> (duration, own)
-Excess = dict[int, float]  # step -> own time less the median of the others'
-
-
-def _excesses(times: dict[Rank, Times]) -> dict[Rank, Excess]:
-    found: dict[Rank, Excess] = {}
-    for step in {step for mine in times.values() for step in mine}:
-        owns = {rank: mine[step][1] for rank, mine in times.items() if step in mine}
-        ordered = sorted(owns.values())
-        for rank, own in owns.items() if len(owns) > 1 else ():
-            found.setdefault(rank, {})[step] = own - _median_without(ordered, own)
-    return found
-
-
-def _median_without(ordered: list[int], left_out: int) -> float:
-    """The median of sorted values when one that equals `left_out` is not among them."""
-    count = len(ordered) - 1
-    high, low = count // 2, (count - 1) // 2
-    at = bisect_left(ordered, left_out)
-    return (ordered[low + (low >= at)] + ordered[high + (high >= at)]) / 2
-
-
-def _noise(excesses: dict[Rank, Excess]) -> tuple[float, int]:
-    """Standard deviation of an excess from step to step, over all ranks, and its degrees of freedom.
-
-    Ranks that differ for good do not add to it, for each is held against its own mean.
-    """
-    squares, left = 0.0, 0
-    for excess in excesses.values():
-        mean = fmean(excess.values())
-        squares += sum((e - mean) ** 2 for e in excess.values())
-        left += len(excess) - 1
-    if left == 0:
-        return 0.0, 0
-    # the excesses of a step are one number fewer than the ranks: with two, one is the other's negative
-    return (squares / left) ** 0.5, max(round(left * (1 - 1 / len(excesses))), 1)
-
-
-def _judge(
-    rank: Rank, phase: str, excess: list[float], duration: float, noise: tuple[float, int], ranks: int
-) -> Straggler | None:
-    mean = fmean(excess)
-    slower = sum(e > 0 for e in excess)
-    floor = ONE_STEP_SHARE if len(excess) == 1 else MIN_SHARE_OF_PHASE
-    error = stdev(excess) / len(excess) ** 0.5 if len(excess) > 1 else 0.0
-    spread, freedom = noise
-    pooled = quantile(1 - FALSE_NAMES / ranks, freedom) * spread / len(excess) ** 0.5 if freedom else 0.0
-    if (
-        mean <= 0
-        or mean < floor * duration
-        or mean < max(MIN_STANDARD_ERRORS * error, pooled)
-        or slower < MIN_STEPS_SLOWER * len(excess)
-    ):
-        return None
-    return Straggler(rank, phase, round(mean), mean / duration, len(excess), slower, round(error), ranks - 1)
 
 
 def _where_collectives_were_seen(times: dict[Rank, Times]) -> dict[Rank, Times]:

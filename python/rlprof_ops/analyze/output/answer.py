@@ -61,7 +61,7 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
         "t0_ns": t0,
         "findings": [finding.to_dict() for finding in findings],
         "coverage": coverage,
-        "clocks": merged.clocks.to_dict(),
+        "clocks": merged.clocks.to_dict(t0),
         "ranks": [_rank(rank, read) for rank in merged.ranks],
         "phase_names": phases,
         "steps": _steps(merged, t0),
@@ -76,8 +76,8 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
         "bubbles": [asdict(b) for b in gaps],
         "gpu": _gpu(read, index, t0),
         "shared_gpus": _shared(merged, index, t0),
-        "kernels": _names(read, "kernels"),
-        "ops": _names(read, "ops"),
+        "kernels": _names(read, "kernels", {}),
+        "ops": _names(read, "ops", _step_time(merged)),
         "collectives": _collectives(read),
         "skews": [
             _ranked(asdict(s) | {"last": None if s.last is None else index[s.last]}) for s in skews[:100]
@@ -314,8 +314,18 @@ def _shared(merged: Merged, index: dict[Rank, int], t0: int) -> list[Json]:
     ]
 
 
-def _names(read: list[Summary], what: str) -> list[Json]:
-    """Kernels or operators over all ranks of a worker, by phase; the longest first."""
+def _step_time(merged: Merged) -> dict[str, int]:
+    """worker -> the time of all of its ranks' steps."""
+    times: dict[str, int] = defaultdict(int)
+    for row in merged.steps:
+        times[row.rank.worker] += row.duration_ns
+    return times
+
+
+def _names(read: list[Summary], what: str, whole: dict[str, int]) -> list[Json]:
+    """Kernels or operators over all ranks of a worker, by phase; the longest first. Shares are of `whole`, or
+    else of the sum, which would count operators inside of others twice.
+    """
     totals: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     sums: dict[str, int] = defaultdict(int)
     for summary in read:
@@ -335,7 +345,7 @@ def _names(read: list[Summary], what: str) -> list[Json]:
             "count": count,
             "total_ns": total,
             "max_ns": longest,
-            "share": round(total / max(sums[worker], 1), 5),
+            "share": round(total / max(whole.get(worker, 0) or sums[worker], 1), 5),
         }
         for (worker, phase, name), (count, total, longest) in ranked
     ]

@@ -67,11 +67,12 @@ class Clocks:
         """A name for the clock that a host's times are on: "" where it is aligned to the others'."""
         return host if self.of(host).method == "unaligned" and len(self.hosts) > 1 else ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, at_ns: int) -> dict[str, Any]:
+        """As data; offsets are those at a moment of the run, for a drift moves them."""
         hosts = [
             {
                 "host": c.host,
-                "offset_ns": c.offset_ns,
+                "offset_ns": c.aligned(at_ns) - at_ns,
                 "drift_ppm": round(c.drift_ppm, 4),
                 "residual_ns": c.residual_ns,
                 "matches": c.matches,
