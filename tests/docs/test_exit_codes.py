@@ -74,34 +74,6 @@ def test_a_job_that_nobody_knows_is_a_usage_error(name, capfd, tmp_path, monkeyp
     assert "4711" in said
 
 
-@pytest.mark.parametrize("words, code, part", [
-    (["plan", "none.yaml"], 2, "none.yaml"),
-    (["plan", "bad.yaml"], 2, "write '1:11'"),
-    (["render", "--framework", "verll", "bad.yaml"], 2, "verl"),
-    (["submit", "-N", "2", "--request", "bad.yaml", "--", "true"], 2, "write '1:11'"),
-    (["submit", "-N", "2", "--set", "RLPROF_READY_SECOND=1", "--", "true"], 2, "RLPROF_READY_SECONDS"),
-    (["submit", "-N", "2", "true"], 2, "after `--`"),
-    (["import", "--framework", "nemo_rl", "NRL_NSYS_WORKER_PATTERNS=*"], 2, "NRL_NSYS_PROFILE_STEP_RANGE"),
-    (["schema", "manifst"], 2, "manifest"),
-    (["report", "empty"], 2, "empty"),
-    (["diff", "empty", "empty"], 2, "empty"),
-    (["harvest", "empty"], 2, "run.json"),
-    (["capture", "empty", "--workers", "w", "--steps", "2"], 2, "next:"),
-    (["wrap", "--worker", "w"], 2, "CMD"),
-    (["patch-ray", "--file", "none.py"], 2, "none.py"),
-    (["doctor", "--nodes", "0"], 2, "--nodes"),
-    (["statsu"], 2, "status"),
-])  # fmt: skip
-def test_mistakes(words, code, part, capfd, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "bad.yaml").write_text('captures: [{workers: [w], steps: "0:10"}]\n')
-    found, said = run(capfd, *words)
-    assert found == code, said
-    assert part in said
-
-
 @pytest.mark.parametrize("name", ["", *NAMES])
 def test_help_fits_a_screen_and_shows_a_call(name):
     said = CliRunner().invoke(cli, [*name.split(), "--help"], prog_name="rlprof")

@@ -187,6 +187,35 @@ def test_a_profiler_that_writes_nothing(tmp_path):
     assert found.state == FAIL and found.fix
 
 
+def test_problems_come_first_in_colour_and_alone():
+    findings = [
+        Finding("a", OK, "fine"),
+        Finding("b", WARN, "hm", "mend b"),
+        Finding("c", FAIL, "no", "mend c"),
+    ]
+    lines = render(findings, paint=lambda text, state: f"<{state}>{text}").splitlines()
+    assert [line.split(">")[0] for line in lines if line.startswith("<")] == ["<fail", "<warn", "<ok"]
+    alone = render(findings, problems_only=True)
+    assert "fine" not in alone and alone.endswith("1 ok, 1 to look at, 1 that a job would fail on")
+
+
+def test_a_site_file_that_is_missing_or_sets_nothing(tmp_path):
+    (missing,) = slurm_config.site_file({"RLPROF_SITE_ENV": "/no/site.env"})
+    assert (missing.state, missing.said) == (FAIL, "RLPROF_SITE_ENV=/no/site.env: no such file")
+    site = tmp_path / "site.env"
+    site.write_text("export FOO=secret\nBASE_LOG_DRI=/x\n# fine\n")
+    found = list(slurm_config.site_file({"RLPROF_SITE_ENV": str(site)}))
+    assert [finding.state for finding in found] == [WARN, WARN]
+    assert "BASE_LOG_DRI is no knob" in found[0].said and "Did you mean BASE_LOG_DIR?" in found[0].said
+    assert found[1].said == f"{site}:1: 'export FOO=…' is not NAME=value, so it sets nothing"
+
+
+def test_a_person_sees_what_is_looked_at():
+    told: list[str] = []
+    run_all({"ray": list, "nsys": list}, "login", told.append)
+    assert told == ["ray", "nsys"]
+
+
 @pytest.mark.slurm
 @pytest.mark.ray
 @pytest.mark.timeout(280)

@@ -50,9 +50,9 @@ def test_plan_prints_a_table(request_file: str) -> None:
     out, err = run("plan", request_file, "--world", "policy_worker=8,generation_worker=4")
     assert out.splitlines()[:2] == [
         "#  backend  worker         ranks  windows  each  reports  disk",
-        "1  nsight   policy_worker  all 8  3:5 10   step  16       1.2 GB",
+        "1  nsight   policy_worker  all 8  3:5 10   step  16       1.2 GiB",
     ]
-    assert "reports: 16    disk: about 1.2 GB (reports x steps in each x 50 MB" in out
+    assert "reports: 16    disk: about 1.2 GiB (reports x steps in each x 50 MiB" in out
     assert "<run folder>/profiles/" in out and err == ""
 
 

@@ -9,22 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops import HarvestRun, RayJob, ReportRun
+from rlprof_ops import HarvestRun, RayJob, ReportRun, wait_for
 from tests.submitit_job.jobs import ASKED, CAPTURES, QUICK, TRAINER, say
 
 submitit = pytest.importorskip("submitit")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
 
 
-def test_local_with_follow_ups(tmp_path, monkeypatch):
+def test_local_with_follow_ups(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RLPROF_STEPS", "99")  # a shell's own wishes are not the job's
     monkeypatch.setenv("COMMAND", "false")
     executor = submitit.AutoExecutor(folder=tmp_path, cluster="local")
     executor.update_parameters(timeout_min=10, tasks_per_node=1)
     job = executor.submit(RayJob(TRAINER, ASKED, QUICK))
-    summary = job.result()
+    summary = wait_for(job, progress=True)
 
     assert (summary.exit_code, summary.cause) == (0, "driver_exit"), say(tmp_path)
+    said = capsys.readouterr().err
+    assert "running, 1 of 1 nodes up" in said and "2 of 2 captures" in said, said
+    assert f"{summary!r}" == f"RunSummary(exit code 0, 2 of 2 captures, {summary.report})"
     assert summary.ok and summary.captures() == dict.fromkeys(CAPTURES, "ok"), say(tmp_path)
     assert summary.run_dir == str(tmp_path / f"local-{job.job_id}-logs")
 

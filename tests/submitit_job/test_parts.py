@@ -215,3 +215,16 @@ def test_a_summary_joins_attempts(tmp_path):
         0, str(tmp_path / "1.r1-logs"), "driver_exit", manifest=last, earlier=(str(earlier),)
     )
     assert summary.captures() == {"torch/w/0/1": "ok", "torch/w/0/3": "ok"} and summary.ok
+
+
+def test_a_summary_is_short_and_leads_to_the_report(tmp_path):
+    run = tmp_path / "<1>-logs"
+    run.mkdir()
+    manifest_ = manifest(("torch", "w", 0, 3, 4, "ok"), ("torch", "w", 1, 3, 4, "missing"))
+    summary = RunSummary(143, str(run), "signal", "told to end\nby a person", manifest=manifest_)
+    assert repr(summary) == f"RunSummary(exit code 143, signal: told to end, 1 of 2 captures, {run})"
+    (run / "report.html").write_text("")
+    assert repr(summary).endswith(f", {run}/report.html)")
+    shown = summary._repr_html_()
+    assert f'href="file://{tmp_path}/%3C1%3E-logs/report.html"' in shown
+    assert "<li>torch/w/1/3: missing</li>" in shown and "<1>" not in shown

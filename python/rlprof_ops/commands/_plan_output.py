@@ -8,6 +8,7 @@ import click
 
 from rlprof_ops.request import Plan, PlanRow, ProfileRequest
 from rlprof_ops.request.planning import SIZE_RULE
+from rlprof_ops.words import size as in_words
 
 HEADINGS = ("#", "backend", "worker", "ranks", "windows", "each", "reports", "disk")
 WINDOWS_SHOWN = 6
@@ -45,7 +46,7 @@ def print_plan(request: ProfileRequest, plan: Plan) -> None:
     if plan.rows:
         _table([_cells(row) for row in plan.rows])
         total = "unknown" if plan.reports is None else str(plan.reports)
-        size = "unknown" if plan.size_bytes is None else f"about {human(plan.size_bytes)}"
+        size = "unknown" if plan.size_bytes is None else f"about {in_words(plan.size_bytes)}"
         click.echo(f"\nreports: {total}    disk: {size} ({SIZE_RULE})")
         where = request.output_dir or "<run folder>/profiles"
         click.echo(f"where:   {where}/<backend>/<worker>/rank<R>/<worker>_rank<R>_step<A>-<B>_<host>_<pid>.*")
@@ -60,7 +61,7 @@ def _cells(row: PlanRow) -> tuple[str, ...]:
         f" … ({len(windows)})" if len(windows) > WINDOWS_SHOWN else ""
     )
     reports = row.formula if row.reports is None else str(row.reports)
-    size = "?" if row.size_bytes is None else human(row.size_bytes)
+    size = "?" if row.size_bytes is None else in_words(row.size_bytes)
     return (str(row.index + 1), row.backend, row.worker, ranks, shown, row.each, reports, size)
 
 
@@ -84,13 +85,3 @@ def _table(rows: list[tuple[str, ...]]) -> None:
     widths = [max(len(row[i]) for row in [HEADINGS, *rows]) for i in range(len(HEADINGS))]
     for row in [HEADINGS, *rows]:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def human(size_bytes: int) -> str:
-    """`1.5 GB`, in decimal units."""
-    size = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

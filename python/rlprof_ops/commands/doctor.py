@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -42,6 +43,7 @@ import click
     help="For the compute nodes, queueing included.",
 )
 @click.option("--quick", is_flag=True, help="Without the trial capture and without importing torch.")
+@click.option("--problems-only", is_flag=True, help="Without what is ok.")
 @click.option("--json", "as_json", is_flag=True, help="A list of {place, check, state, said, fix}.")
 def command(
     nodes: int | None,
@@ -52,6 +54,7 @@ def command(
     srun_args: str,
     seconds: int,
     quick: bool,
+    problems_only: bool,
     as_json: bool,
 ) -> None:
     """Check Slurm, the shared folder, profilers, Ray and clocks, each with a fix; exits with 1 when a job
@@ -74,8 +77,13 @@ def command(
         raise UsageError("--nodes and --job: give one; a running job has its own nodes")
     settings = Settings.load(os.environ)
     base = (shared or settings.path("BASE_LOG_DIR") or Path.cwd()).absolute()
-    found = run_all({"slurm": lambda: slurm_config.checks(settings)}, "login")
-    found += node.here(settings, base, quick=quick, place="login")
+    show = _progress()
+    checks = {
+        "site file": lambda: slurm_config.site_file(os.environ),
+        "Slurm": lambda: slurm_config.checks(settings),
+    }
+    found = run_all(checks, "login", show)
+    found += node.here(settings, base, quick=quick, place="login", progress=show)
     if nodes or job or container:
         venv = settings.path("RLPROF_VENV")
         python = python or settings["RLPROF_PYTHON"] or (str(venv / "bin" / "python") if venv else "")
@@ -88,10 +96,30 @@ def command(
             srun_args=tuple(shlex.split(srun_args)),
             seconds=seconds,
         )
-        found += remote.examine(where, base, quick)
+        try:
+            found += remote.examine(where, base, quick, show)
+        finally:
+            show("")
+    show("")
     if as_json:
         click.echo(json.dumps([finding.to_dict() for finding in found], indent=1))
     else:
-        click.echo(render(found))
+        click.echo(render(found, problems_only=problems_only, paint=_paint))
     if any(finding.state == FAIL for finding in found):
         sys.exit(EXIT_FAILED)
+
+
+def _paint(text: str, state: str) -> str:
+    """A state's word in its colour; click takes the colours away where the output is no terminal."""
+    return click.style(text, fg={"ok": "green", "warn": "yellow", "fail": "red"}[state], bold=state == "fail")
+
+
+def _progress() -> Callable[[str], None]:
+    """Shows on a terminal what is looked at; "" clears the line. Elsewhere nothing."""
+    if not sys.stderr.isatty():
+        return lambda text: None
+
+    def show(text: str) -> None:
+        click.echo(f"\r\x1b[K{f'looking at {text} …' if text else ''}", nl=False, err=True)
+
+    return show

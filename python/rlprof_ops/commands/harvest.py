@@ -47,11 +47,12 @@ def command(
     Example: rlprof harvest 4711
     """
     from rlprof_ops.collect.harvest.harvest import harvest
-    from rlprof_ops.collect.harvest.manifest_table import render, size_text
+    from rlprof_ops.collect.harvest.manifest_table import render
     from rlprof_ops.collect.harvest.node_archives import archive_nodes
     from rlprof_ops.collect.harvest.watch import watch_job
     from rlprof_ops.collect.progress import bar
     from rlprof_ops.job.run_folder import run_folder
+    from rlprof_ops.words import size
 
     folder = run_folder(job)
     if watch:
@@ -67,6 +68,6 @@ def command(
         click.echo(f"manifest: {folder / 'manifest.json'}")
     if archive:
         for path, size_bytes in archive_nodes(folder, manifest):
-            click.echo(f"archive: {folder / path} ({size_text(size_bytes)})", err=as_json)
+            click.echo(f"archive: {folder / path} ({size(size_bytes)})", err=as_json)
     if not manifest.complete:
         sys.exit(EXIT_INCOMPLETE)

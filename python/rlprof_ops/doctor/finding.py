@@ -27,10 +27,15 @@ class Finding:
 Check = Callable[[], Iterable[Finding]]
 
 
-def run_all(checks: Mapping[str, Check], place: str) -> list[Finding]:
-    """Every check's findings; one that breaks is itself a finding, so that a doctor never ends half way."""
+def run_all(
+    checks: Mapping[str, Check], place: str, progress: Callable[[str], None] = lambda name: None
+) -> list[Finding]:
+    """Every check's findings; one that breaks is itself a finding, so that a doctor never ends half way.
+    `progress` gets the name of each check before it runs.
+    """
     found = []
     for name, check in checks.items():
+        progress(name)
         try:
             found += [replace(finding, place=place) for finding in check()]
         except Exception as error:  # whatever a strange machine makes a check raise

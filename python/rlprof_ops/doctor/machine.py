@@ -35,7 +35,7 @@ def space(path: Path, what: str, warn_gib: float = 10, fail_gib: float = 1) -> F
         f"{free:.1f} GiB free in {path}",
         ""
         if state == OK
-        else "a report is 50 to 500 MB a rank and step: make room, or choose another folder",
+        else "a report is 50 to 500 MiB a rank and step: make room, or choose another folder",
     )
 
 

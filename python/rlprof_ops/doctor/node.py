@@ -18,7 +18,14 @@ MARK = "rlprof-doctor:"
 _PIECE = 600  # srun passes a line on whole up to about a kilobyte; longer ones of several tasks are mixed
 
 
-def here(settings: Settings, folder: Path | None, *, quick: bool, place: str) -> list[Finding]:
+def here(
+    settings: Settings,
+    folder: Path | None,
+    *,
+    quick: bool,
+    place: str,
+    progress: Callable[[str], None] = lambda name: None,
+) -> list[Finding]:
     """What can be told of this machine alone. `quick` leaves out what takes seconds: the trial capture,
     torch.
     """
@@ -34,7 +41,7 @@ def here(settings: Settings, folder: Path | None, *, quick: bool, place: str) ->
         "room": lambda: machine.room(settings, folder),
         "ports": lambda: machine.port_check(settings),
     }
-    return run_all(checks, place)
+    return run_all(checks, place, progress)
 
 
 def main() -> None:

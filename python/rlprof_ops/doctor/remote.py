@@ -8,6 +8,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,8 +75,12 @@ class Where:
         return [*line, "bash", "-c", f"{path}; exec {shlex.join(program)}"]
 
 
-def examine(where: Where, shared: Path, quick: bool) -> list[Finding]:
-    """The findings of all nodes. Raises RlprofError when srun cannot be run or no node answered."""
+def examine(
+    where: Where, shared: Path, quick: bool, progress: Callable[[str], None] = lambda text: None
+) -> list[Finding]:
+    """The findings of all nodes. `progress` is told once a second how long srun has been at it. Raises
+    RlprofError when srun cannot be run or no node answered.
+    """
     if shutil.which("srun") is None:
         raise RlprofError("no srun on PATH: compute nodes cannot be asked from here; run it on a login node")
     folder = shared / f".rlprof-doctor-{secrets.token_hex(4)}"
@@ -86,12 +92,12 @@ def examine(where: Where, shared: Path, quick: bool) -> list[Finding]:
             " nodes mount"
         ) from error
     try:
-        return _run(where.argv(folder, quick), where.seconds)
+        return _run(where.argv(folder, quick), where.seconds, progress)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(argv: list[str], seconds: float) -> list[Finding]:
+def _run(argv: list[str], seconds: float, progress: Callable[[str], None]) -> list[Finding]:
     # The variables of a job that we may be in ourselves would bend the new one.
     env = {
         name: value
@@ -108,7 +114,7 @@ def _run(argv: list[str], seconds: float) -> list[Finding]:
         errors="replace",
     )
     try:
-        out, err = process.communicate(timeout=seconds)
+        out, err = _communicate(process, seconds, progress)
     except subprocess.TimeoutExpired:
         process.terminate()  # srun cancels what it asked for
         try:
@@ -133,3 +139,18 @@ def _run(argv: list[str], seconds: float) -> list[Finding]:
             )
         )
     return found
+
+
+def _communicate(
+    process: subprocess.Popen[str], seconds: float, progress: Callable[[str], None]
+) -> tuple[str, str]:
+    """Both outputs; raises subprocess.TimeoutExpired after `seconds`."""
+    began = time.monotonic()
+    while True:
+        waited = time.monotonic() - began
+        progress(f"compute nodes: {waited:.0f} s, queueing included")
+        try:
+            return process.communicate(timeout=min(1.0, max(0.01, seconds - waited)))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() - began >= seconds:
+                raise

@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Iterator, Mapping
 
 from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
+from rlprof_ops.errors import UsageError
 from rlprof_ops.job.knobs import Settings
+from rlprof_ops.job.site import read_site
 
 _OLDEST = (22, 5)
 _TEN = 10  # seconds that closing windows and the last sync take at least
@@ -34,6 +36,19 @@ def checks(settings: Settings) -> Iterator[Finding]:
         return
     yield from judge(parse(text), settings)
     yield from _commands()
+
+
+def site_file(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether the site's file is there and every line of it sets something."""
+    try:
+        site = read_site(env)
+    except UsageError as error:
+        yield Finding("site file", FAIL, str(error).partition(". ")[0], str(error).partition(". ")[2])
+        return
+    for warning in site.warnings:
+        yield Finding("site file", WARN, warning, "correct the line")
+    if not site.warnings:
+        yield Finding("site file", OK, str(site.path) if site.path else "none; the knobs' defaults")
 
 
 def parse(text: str) -> dict[str, str]:

@@ -4,9 +4,11 @@ fix below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding
+
+_ORDER = (FAIL, WARN, OK)
 
 
 def merged(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[str, ...]]]:
@@ -18,9 +20,19 @@ def merged(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[str, ...]]]
     return [(Finding(*key[:4], place=where[0]), tuple(where)) for key, where in places.items()]
 
 
-def render(findings: list[Finding]) -> str:
-    """Plain text, one line a finding, an arrow before each fix; the last line counts."""
-    rows = merged(findings)
+def render(
+    findings: list[Finding],
+    *,
+    problems_only: bool = False,
+    paint: Callable[[str, str], str] = lambda text, state: text,
+) -> str:
+    """One line a finding, what a job would fail on first, an arrow before each fix; the last line counts.
+
+    `paint(text, state)` colours the word of a state.
+    """
+    rows = sorted(merged(findings), key=lambda row: _ORDER.index(row[0].state))
+    if problems_only:
+        rows = [row for row in rows if row[0].state != OK]
     names = [
         ", ".join(where) if len(where) <= 3 else f"{where[0]} and {len(where) - 1} more" for _, where in rows
     ]
@@ -28,10 +40,10 @@ def render(findings: list[Finding]) -> str:
     check = max((len(found.check) for found, _ in rows), default=0)
     lines = []
     for name, (found, _) in zip(names, rows, strict=True):
-        lines.append(f"{found.state:<4}  {name:<{width}}  {found.check:<{check}}  {found.said}")
+        state = paint(f"{found.state:<4}", found.state)
+        lines.append(f"{state}  {name:<{width}}  {found.check:<{check}}  {found.said}")
         if found.fix:
             lines.append(f"{'':<4}  {'':<{width}}  {'':<{check}}  -> {found.fix}")
     counts = {state: sum(found.state == state for found in findings) for state in (OK, WARN, FAIL)}
-    return "\n".join(
-        [*lines, "", f"{counts[OK]} ok, {counts[WARN]} to look at, {counts[FAIL]} that a job would fail on"]
-    )
+    said = f"{counts[OK]} ok, {counts[WARN]} to look at, {counts[FAIL]} that a job would fail on"
+    return "\n".join([*lines, *([""] if lines else []), said])

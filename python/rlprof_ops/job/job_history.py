@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -55,6 +55,15 @@ def _rewrite(file: Path, entries: list[Remembered]) -> None:
         ) as out:
             out.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
         os.replace(temporary, file)
+
+
+def forget(runs: Iterable[Path], env: Mapping[str, str] | None = None) -> None:
+    """Leave out the jobs of these run folders from now on."""
+    gone = {str(run) for run in runs}
+    known = recall(env)
+    kept = [entry for entry in known if os.path.realpath(entry.run) not in gone and entry.run not in gone]
+    if len(kept) < len(known):
+        _rewrite(path(env), kept)
 
 
 def recall(env: Mapping[str, str] | None = None) -> list[Remembered]:

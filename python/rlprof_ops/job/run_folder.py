@@ -179,6 +179,15 @@ def _bases(text: str, known: SlurmJob | None, env: Mapping[str, str]) -> Iterato
         yield from (Path(place) for place in places if place.startswith("/"))
 
 
+def log_bases(env: Mapping[str, str]) -> Iterator[Path]:
+    """Every place where run folders of this user may be: by the knobs, here, and of remembered jobs."""
+    if env.get("BASE_LOG_DIR"):
+        yield Path(env["BASE_LOG_DIR"])
+    yield from _site_base(env)
+    yield Path.cwd()
+    yield from dict.fromkeys(Path(known.run).parent for known in job_history.recall(env))
+
+
 def _site_base(env: Mapping[str, str]) -> Iterator[Path]:
     """BASE_LOG_DIR as the site's file has it, so that a job id is found from any folder."""
     with contextlib.suppress(UsageError, OSError):

@@ -12,10 +12,10 @@ from rlprof_ops.request.problems import Problem, RequestError, nearest, words
 from rlprof_ops.request.selectors import is_pattern, ranks_overlap
 from rlprof_ops.request.steps import Steps, Window
 
-# Bytes of report per rank and step, a rule of thumb for the disk estimate and nothing else. torch: 150 MB a
+# Bytes of report per rank and step, a rule of thumb for the disk estimate and nothing else. torch: 150 MiB a
 # rank (slime #1879 in `reference/verl.md`); the others are in the same range for a step of some seconds.
-BYTES_PER_RANK_STEP = {"nsight": 50e6, "torch": 150e6, "rocprof_sys": 100e6, "memory": 50e6}
-SIZE_RULE = "reports x steps in each x 50 MB (nsight, memory), 100 MB (rocprof_sys) or 150 MB (torch)"
+BYTES_PER_RANK_STEP = {"nsight": 50 << 20, "torch": 150 << 20, "rocprof_sys": 100 << 20, "memory": 50 << 20}
+SIZE_RULE = "reports x steps in each x 50 MiB (nsight, memory), 100 MiB (rocprof_sys) or 150 MiB (torch)"
 MANY_REPORTS = 256
 LONG_WINDOW = 10  # steps; NeMo RL's docs advise at most 10 to keep files small
 
@@ -173,7 +173,7 @@ def _size(backend: str, windows: Sequence[Window]) -> int | None:
     """Of one rank, by `SIZE_RULE`; None for an open window."""
     if any(window.stop is None for window in windows):
         return None
-    return int(sum(len(window) for window in windows) * BYTES_PER_RANK_STEP[backend])
+    return sum(len(window) for window in windows) * BYTES_PER_RANK_STEP[backend]
 
 
 def _off(request: ProfileRequest) -> tuple[str, ...]:

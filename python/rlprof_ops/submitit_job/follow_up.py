@@ -4,8 +4,11 @@ own.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +19,23 @@ from rlprof_ops.submitit_job import task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
 
 _ASK_EVERY_S = 5.0
+_LOCAL_S = 1.0
 _GRACE_S = 60.0  # for the result's file to come over from the node that wrote it
 
 
-def wait_for(job: Any, seconds: float | None = None) -> RunSummary:
+def wait_for(job: Any, seconds: float | None = None, progress: bool | None = None) -> RunSummary:
     """The first task's summary of a submitted RayJob; submitit's `job.results()[0]`, but it ends when the job
     does.
 
     submitit asks sacct alone: without accounting it waits for ever for a job that was killed. This asks
-    squeue. Raises RlprofError when the job ended without a result, or is not done after `seconds`.
+    squeue. `progress` prints a line to stderr at each change: nodes up, step, captures; None: where a person
+    sees it, on a terminal or in a notebook. Raises RlprofError when the job ended without a result, or is not
+    done after `seconds`.
     """
     first = job.task(0)
+    show = _shower(job, progress)
     if type(job).__name__ != "SlurmJob":
-        return _result(first)
+        return _local_result(job, first, seconds, show)
     began = time.monotonic()
     gone_since: float | None = None
     while not first.paths.result_pickle.exists():
@@ -44,8 +51,43 @@ def wait_for(job: Any, seconds: float | None = None) -> RunSummary:
                 f"job {job.job_id} ended without a result: it was killed, or never started. Its last"
                 f" words:\n{_tail(first.paths.stderr)}"
             )
+        show()
         _sleep_until(first.paths.result_pickle, _ASK_EVERY_S)
+    show()
     return _result(first)
+
+
+def _local_result(job: Any, task: Any, seconds: float | None, show: Callable[[], None]) -> RunSummary:
+    """Of submitit's local executor; its debug executor runs the job when the result is asked for."""
+    if type(job).__name__ == "LocalJob":
+        began = time.monotonic()
+        while not task.done():
+            if seconds is not None and time.monotonic() - began > seconds:
+                raise RlprofError(f"job {job.job_id} is not done after {seconds:.0f} s")
+            show()
+            time.sleep(_LOCAL_S)
+        show()
+    return _result(task)
+
+
+def _shower(job: Any, progress: bool | None) -> Callable[[], None]:
+    """What prints a line at each change of the job; nothing while it has no run folder."""
+    if progress is None:
+        progress = sys.stderr.isatty() or "ipykernel" in sys.modules
+    if not progress:
+        return lambda: None
+    from rlprof_ops.job.run_folder import find
+    from rlprof_ops.operate.follow import Lines
+    from rlprof_ops.operate.status import look
+
+    lines = Lines(lambda text: print(text, file=sys.stderr, flush=True))
+
+    def show() -> None:
+        folder = run_folder_of(job)
+        with contextlib.suppress(RlprofError):
+            lines(look(find(str(folder) if folder.is_dir() else str(job.job_id))))
+
+    return show
 
 
 def _result(task: Any) -> RunSummary:

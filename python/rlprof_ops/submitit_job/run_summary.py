@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlprof_ops.collect.harvest.manifest import Manifest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunSummary:
     """One attempt of one job, as one of its tasks saw it.
 
@@ -31,6 +33,41 @@ class RunSummary:
     rank: int = 0
     manifest: Manifest | None = None
     earlier: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """`RunSummary(exit code 0, 5 of 5 captures, /shared/me/4711-logs/report.html)`."""
+        return f"RunSummary({', '.join(self._words())})"
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, with a link to the report and the captures that are not whole."""
+        from rlprof_ops.collect.harvest.manifest import WHOLE
+
+        report = self.report
+        words = [html.escape(word) for word in self._words()[:-1]]
+        where = html.escape(report or self.run_dir)
+        link = f'<a href="{html.escape(Path(report).as_uri())}">{where}</a>' if report else where
+        missing = [item for item in self.captures().items() if item[1] not in WHOLE]
+        lines = "".join(f"<li>{html.escape(name)}: {html.escape(state)}</li>" for name, state in missing)
+        return f"<b>{'&#10003;' if self.ok else '&#10007;'} {', '.join(words)}</b><br>{link}<ul>{lines}</ul>"
+
+    def _words(self) -> list[str]:
+        """Exit code, cause where it is not the driver's own, captures, and where to look."""
+        from rlprof_ops.collect.harvest.manifest import WHOLE
+
+        found = [f"exit code {self.exit_code}"]
+        if self.cause != "driver_exit":
+            found.append(self.cause + (f": {self.detail.partition(chr(10))[0]}" if self.detail else ""))
+        states = list(self.captures().values())
+        if states:
+            whole = sum(state in WHOLE for state in states)
+            found.append(f"{whole} of {len(states)} captures")
+        return [*found, self.report or self.run_dir]
+
+    @property
+    def report(self) -> str | None:
+        """The path of report.html; None where none was made."""
+        path = Path(self.run_dir).absolute() / "report.html"
+        return str(path) if path.is_file() else None
 
     @property
     def ok(self) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.collect.runfolder import RunFolder
 
-from rlprof_ops.collect.harvest.manifest_table import printable, size_text, steps_text
+from rlprof_ops.collect.harvest.manifest_table import printable, steps_text
 from rlprof_ops.collect.harvest.watch import watch_job
 from rlprof_ops.collect.progress import bar, line
 from rlprof_ops.errors import UsageError
@@ -50,7 +50,7 @@ def test_the_table_shows_each_capture_and_the_reason_and_ends_with_3(job):
     assert done.returncode == 3, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["worker", "rank", "host", "steps", "backend", "state", "size", "file"]
-    assert lines[2].split()[:6] == ["policy_worker", "0", "n1", "3-4", "torch", "ok"]
+    assert lines[2].split()[:6] == ["policy_worker", "0", "n1", "3:5", "torch", "ok"]
     assert (
         "missing: torch/policy_worker/rank0/step7-7: the driver ended with exit code 7 before step 7 (last"
         " step seen: 5)" in lines
@@ -122,10 +122,9 @@ def test_names_cannot_drive_a_terminal():
 
 
 def test_words_of_the_table():
-    assert [size_text(size) for size in (0, 1023, 1536, 5 << 30)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
     assert [
         steps_text(*steps) for steps in ((3, 5, None), (7, 8, "train"), (3, None, None), (None, None, None))
-    ] == ["3-4", "7/train", "3-end", "?"]
+    ] == ["3:5", "7/train", "3:", "?"]
 
 
 def test_the_bar_draws_on_a_terminal_only(tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlprof_ops.words import size as size
+
 
 def duration(ns: float) -> str:
     """Three significant digits and the unit that suits: "1.25 s", "312 ms", "8.4 µs", "12 ns"."""
@@ -57,11 +59,3 @@ def unmarked(steps: Sequence[Mapping[str, Any]]) -> list[str]:
             f" {'it is the whole capture' if one else 'they are told by their phases, which repeat'}."
         )
     return said
-
-
-def size(count: float) -> str:
-    """Bytes in binary units."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(count) >= scale:
-            return f"{count / scale:.{1 if count / scale < 100 else 0}f} {unit}"
-    return f"{count:.0f} B"

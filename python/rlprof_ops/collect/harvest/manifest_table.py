@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest, Report
+from rlprof_ops.words import size
 
 COLUMNS = ("worker", "rank", "host", "steps", "backend", "state", "size", "file")
 
@@ -70,21 +71,11 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
-def size_text(size_bytes: int) -> str:
-    """`1.4 MiB`."""
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
-
-
 def steps_text(start: int | None, stop: int | None, phase: str | None) -> str:
-    """`3-4`, `7`, `3-end`, with the phase after a slash."""
+    """`3:5`, `7`, `3:`, as in a request, with the phase after a slash."""
     if start is None:
         return "?"
-    text = f"{start}-end" if stop is None else str(start) if stop == start + 1 else f"{start}-{stop - 1}"
+    text = f"{start}:" if stop is None else str(start) if stop == start + 1 else f"{start}:{stop}"
     return f"{text}/{phase}" if phase else text
 
 
@@ -97,7 +88,7 @@ def _row(capture: CaptureResult, by_path: dict[str, Report]) -> tuple[str, ...]:
         steps_text(capture.start, capture.stop, capture.phase),
         capture.backend,
         capture.state,
-        size_text(report.size_bytes) if report else "-",
+        size(report.size_bytes) if report else "-",
         capture.report or "-",
     )
 
@@ -110,7 +101,7 @@ def _stray(report: Report) -> tuple[str, ...]:
         steps_text(report.start, report.stop, report.phase),
         report.backend or "?",
         "unplanned",
-        size_text(report.size_bytes),
+        size(report.size_bytes),
         report.path,
     )
 
