@@ -24,7 +24,8 @@ def test_the_wheel_holds_the_job(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         modes = {info.filename: info.external_attr >> 16 for info in archive.infolist()}
-    job = {name.removeprefix("rlprof_ops/job_files/") for name in names if name.startswith("rlprof_ops/job_files/")}
+    base = "rlprof_ops/job_files/"
+    job = {name.removeprefix(base) for name in names if name.startswith(base)}
     assert job == {"ray.sub", "python/rlprof_ops/__init__.py"} | tracked("scripts") | tracked("env")
     assert modes["rlprof_ops/job_files/scripts/node.sh"] & 0o111
     assert "rlprof_ops/rayenv/wrap/nsys.sh" in modes
