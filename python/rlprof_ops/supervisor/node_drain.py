@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from rlprof_ops.collect.drain import steps
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, Step
-from rlprof_ops.collect.sync.__main__ import read_report, write_deadline
+from rlprof_ops.collect.sync.__main__ import read_report, sync_command, write_deadline
 from rlprof_ops.errors import EXIT_FAILED
 from rlprof_ops.host.background import BackgroundWriter, in_background
 from rlprof_ops.job.knobs import Settings
@@ -102,17 +102,9 @@ class NodeDrain:
 
     async def start_sync(self, *more: str) -> None:
         """Start the sync process, and start it again when it dies before the end."""
-        place = self._place
-        with open(place.folder.logs / "sync.log", "ab") as log:
+        with open(self._place.folder.logs / "sync.log", "ab") as log:
             self.sync = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "rlprof_ops.collect.sync",
-                f"--node-dir={place.folder.path}",
-                f"--run-dir={place.run.path}",
-                f"--node={place.node}",
-                f"--interval={self._settings['RAY_LOG_SYNC_FREQUENCY']}",
-                f"--deadline={self._settings.number('RLPROF_DRAIN_SECONDS') / 2}",
+                *sync_command(self._place, self._settings),
                 *more,
                 env=self._environment(),
                 stdin=asyncio.subprocess.DEVNULL,

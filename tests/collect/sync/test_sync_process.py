@@ -5,10 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from rlprof_ops.collect.sync import __main__ as sync_main
 from rlprof_ops.collect.sync.__main__ import read_report
+from rlprof_ops.job.knobs import Settings
 
 REPORT = "profiles/nsight/w/rank0/w_rank0_step3-4_n1_17.nsys-rep"
 
@@ -138,3 +141,43 @@ def test_wrong_arguments_end_with_2_and_the_value(node, start, arguments):
     output, _ = process.communicate(timeout=15)
     assert process.returncode == 2
     assert repr(arguments[-1]) in output
+
+
+@pytest.mark.parametrize(
+    ("knobs", "wanted"),
+    [
+        ({}, (4, 0.0, 0)),
+        (
+            {
+                "RLPROF_SYNC_PARALLEL": "9",
+                "RLPROF_SYNC_BANDWIDTH_MIB": "0.5",
+                "RLPROF_SYNC_KEEP_FREE_MIB": "2048",
+            },
+            (9, 0.5, 2048),
+        ),
+    ],
+)
+def test_a_jobs_knobs_reach_the_sync(tmp_path, knobs, wanted):
+    place = SimpleNamespace(
+        node="n1", folder=SimpleNamespace(path=tmp_path), run=SimpleNamespace(path=tmp_path)
+    )
+    settings = Settings.load({"RAY_LOG_SYNC_FREQUENCY": "7", "RLPROF_DRAIN_SECONDS": "100", **knobs})
+
+    read = sync_main._arguments(sync_main.sync_command(place, settings)[3:])
+
+    assert (read.parallel, read.bandwidth_mib, read.keep_free_mib) == wanted
+    assert (read.interval, read.deadline, read.node) == ("7", 50.0, "n1")
+
+
+def test_a_node_that_is_short_of_space_loses_what_is_safe(node, start):
+    """The whole way of RLPROF_SYNC_KEEP_FREE_MIB: nothing has that much free space."""
+    report = node / "profiles/nsight/w/rank0/w_rank0_step1-1_n1_5.nsys-rep"
+    report.write_bytes(b"NVIDIA Nsight Systems" + bytes(1000))
+    process = start("--interval", "1", "--keep-free-mib", str(1 << 40))
+
+    wait_for(lambda: not report.exists())
+
+    assert (node.parent / "run" / report.relative_to(node)).stat().st_size == 1021
+    process.terminate()
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0 and "node is short of space: removed" in out

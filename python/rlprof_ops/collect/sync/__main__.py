@@ -15,6 +15,7 @@ import sys
 import time
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlprof_ops.collect.sync.evict import make_room
 from rlprof_ops.collect.sync.live_logs import LiveLogs
@@ -22,6 +23,10 @@ from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.collect.sync.sync_pass import PassReport, Syncer
 from rlprof_ops.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName
+
+if TYPE_CHECKING:
+    from rlprof_ops.job.knobs import Settings
+    from rlprof_ops.job.node_context import NodeContext
 
 __all__ = ["PassReport", "Syncer", "main", "parse_interval"]
 
@@ -49,6 +54,23 @@ def jitter_s(node: str, interval_s: int) -> float:
     storage together.
     """
     return (zlib.crc32(node.encode()) % 1000) / 1000 * interval_s
+
+
+def sync_command(place: NodeContext, settings: Settings) -> list[str]:
+    """The command line of one node's sync, by the job's knobs."""
+    return [
+        sys.executable,
+        "-m",
+        "rlprof_ops.collect.sync",
+        f"--node-dir={place.folder.path}",
+        f"--run-dir={place.run.path}",
+        f"--node={place.node}",
+        f"--interval={settings['RAY_LOG_SYNC_FREQUENCY']}",
+        f"--deadline={settings.number('RLPROF_DRAIN_SECONDS') / 2}",
+        f"--parallel={settings['RLPROF_SYNC_PARALLEL']}",
+        f"--bandwidth-mib={settings['RLPROF_SYNC_BANDWIDTH_MIB']}",
+        f"--keep-free-mib={settings['RLPROF_SYNC_KEEP_FREE_MIB']}",
+    ]
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
