@@ -16,8 +16,9 @@ def wait_until(
     seconds: float = 60,
     say: Callable[[], object] | str = "",
     pause_s: float = 0.05,
+    unless: Callable[[], object] = lambda: False,
 ) -> _T:
-    """The first true value of `look`; fails the test when none comes in time.
+    """The first true value of `look`; fails the test when none comes in time, at once when `unless` holds.
 
     Args:
         seconds: generous, since a machine may be busy; a test that passes does not spend them.
@@ -25,7 +26,8 @@ def wait_until(
     """
     until = time.monotonic() + seconds
     while not (found := look()):
-        if time.monotonic() > until:
-            pytest.fail(f"nothing after {seconds:g} s: {say() if callable(say) else say}", pytrace=True)
+        if time.monotonic() > until or unless():
+            spent_s = seconds - until + time.monotonic()
+            pytest.fail(f"not within {spent_s:.1f} s: {say() if callable(say) else say}", pytrace=True)
         time.sleep(pause_s)
     return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tests.faults.job import Job
 from tests.sandbox import Sandbox, SandboxError
+from tests.waits import wait_until
 
 
 def nothing(job: Job) -> None:
@@ -109,14 +110,10 @@ def in_trouble(job: Job, timeout_s: float = 60) -> None:
     if job.stand_in:
         time.sleep(6)  # it says nothing: three of its turns
         return
-    until = time.monotonic() + timeout_s
-    while not all("storage in trouble" in job.node_log(node, "sync.log") for node in ("n1", "n2")):
-        if time.monotonic() > until:
-            raise SandboxError(
-                "no trouble met: "
-                + "; ".join(f"{node}: {job.node_log(node, 'sync.log')}" for node in ("n1", "n2"))
-            )
-        time.sleep(0.2)
+    logs = lambda: {node: job.node_log(node, "sync.log") for node in ("n1", "n2")}  # noqa: E731
+    wait_until(
+        lambda: all("storage in trouble" in log for log in logs().values()), timeout_s, logs, pause_s=0.2
+    )
 
 
 def kill(job: Job, node: str, words: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-import time
 
 import pytest
 
@@ -17,6 +16,7 @@ from tests.faults.lanes import Work
 from tests.faults.outcome import Outcome, outcome
 from tests.faults.table import TABLE, Row
 from tests.sandbox import JobState, Sandbox
+from tests.waits import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch]
 
@@ -78,19 +78,15 @@ def requeued(slurm: Sandbox) -> tuple[Job, JobState, bool]:
     job = submit(slurm, slurm.shared / "requeue", args=("--requeue",))
     job.wait_step()
     slurm.run(["scontrol", "requeue", str(job.id)])
-    until = time.monotonic() + 120
-    while slurm.job(job.id).restarts < 1:
-        assert time.monotonic() < until
-        time.sleep(0.2)
-    until = time.monotonic() + 240
-    while not (
-        job.base / f"{job.id}.r1-logs/run.json"
-    ).exists():  # the first attempt drains until the second begins
-        assert time.monotonic() < until
-        slurm.run(
-            ["scontrol", "update", f"jobid={job.id}", "starttime=now"], check=False
-        )  # a requeued job waits two minutes by default
-        time.sleep(0.5)
+    wait_until(lambda: slurm.job(job.id).restarts >= 1, 120, pause_s=0.2)
+    second = job.base / f"{job.id}.r1-logs/run.json"  # the first attempt drains until the second begins
+
+    def begun() -> bool:
+        """A requeued job waits two minutes by default."""
+        slurm.run(["scontrol", "update", f"jobid={job.id}", "starttime=now"], check=False)
+        return second.exists()
+
+    wait_until(begun, 240, job.output, pause_s=0.5)
     first = files(job)
     job.progress.unlink()
     job.wait_step()

@@ -6,9 +6,9 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
 
 import pytest
+from tests.waits import wait_until
 
 pytestmark = [
     pytest.mark.ray,
@@ -122,7 +122,5 @@ def test_two_actors_are_profiled_at_once(tmp_path):
     # ray.kill gives a process no chance; nsys itself writes the report, under its final name, for the
     # collector.
     killed = node_dir / "tmp" / f"policy_worker_rank1_step7-8_n1_{who[1]['pid']}.nsys-rep"
-    deadline = time.monotonic() + 15
-    while not killed.exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_until(killed.exists)
     assert "step 8" not in ranges(killed, tmp_path)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from tests.sandbox import Sandbox, SandboxError
 from tests.sandbox.api import REPOSITORY, TEST_USER
 from tests.sandbox.box import host_pids
 from tests.sandbox.spec import BASE
+from tests.waits import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -63,15 +63,8 @@ def _links() -> set[str]:
     return set(os.listdir("/sys/class/net"))
 
 
-def _within(timeout_s: float, holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not (now := holds()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return now
-
-
 def _gone(name: str) -> list[str]:
-    _within(10, lambda: not _traces(name))
+    wait_until(lambda: not _traces(name))
     return _traces(name)
 
 
@@ -109,7 +102,7 @@ def test_two_users_share_a_node(slurm: Sandbox) -> None:
 
     slurm.wait(mine, 10, "RUNNING")
     slurm.wait(theirs, 10, "RUNNING")
-    assert _within(10, lambda: len({p.user for p in slurm.processes("n1") if p.cmdline == "sleep 30"}) == 2)
+    wait_until(lambda: len({p.user for p in slurm.processes("n1") if p.cmdline == "sleep 30"}) == 2)
 
 
 def test_the_other_user_can_run_the_tests_python(slurm: Sandbox) -> None:
@@ -150,7 +143,7 @@ def test_a_killed_node_takes_its_processes_and_requeues_its_job(slurm: Sandbox) 
     stays = slurm.sbatch(["-w", "n3", "--no-requeue", "--wrap", "sleep 300"])
     slurm.wait(stays, 10, "RUNNING")
 
-    assert _within(10, (slurm.tmp("n2") / "disk").exists)
+    wait_until((slurm.tmp("n2") / "disk").exists)
     slurm.kill_node("n2", noticed=True)
     slurm.kill_node("n3", noticed=True)
 

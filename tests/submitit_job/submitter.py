@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import submitit
 
 from rlprof_ops import HarvestRun, RayJob, ReportRun, wait_for
 from tests.submitit_job.jobs import ASKED, QUICK
+from tests.waits import wait_until
 
 
 def main() -> None:
@@ -54,11 +54,7 @@ def main() -> None:
 
 def result_of(job: submitit.Job[Any]) -> Any:
     """submitit's `result()` asks sacct, which is not here, so wait for the file that it would read."""
-    until = time.monotonic() + 120
-    while not job.paths.result_pickle.exists():
-        if time.monotonic() > until:
-            raise TimeoutError(f"no result of job {job.job_id}: {job.stderr()}")
-        time.sleep(0.2)
+    wait_until(job.paths.result_pickle.exists, 120, lambda: f"no result of {job.job_id}: {job.stderr()}")
     return job.result()
 
 

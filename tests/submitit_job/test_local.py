@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from rlprof_ops import HarvestRun, RayJob, ReportRun, wait_for
 from tests.submitit_job.jobs import ASKED, CAPTURES, QUICK, TRAINER, say
+from tests.waits import wait_until
 
 submitit = pytest.importorskip("submitit")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
@@ -50,10 +50,8 @@ def test_local_requeue_takes_the_rest(tmp_path):
     slow = [*TRAINER, "--step-seconds", "1"]
     job = executor.submit(RayJob(slow, ASKED, QUICK, requeue=True))
     first = tmp_path / f"local-{job.job_id}-logs"
-    deadline = time.monotonic() + 90
-    while not list(first.glob("profiles/memory/policy_worker/rank0/*step2-2*")):
-        assert time.monotonic() < deadline and not job.done(), say(tmp_path)
-        time.sleep(0.2)
+    window = "profiles/memory/policy_worker/rank0/*step2-2*"
+    wait_until(lambda: list(first.glob(window)), 90, lambda: say(tmp_path), pause_s=0.2, unless=job.done)
     [task] = Path(f"/proc/{job.job_id}/task/{job.job_id}/children").read_text().split()
     os.kill(int(task), signal.SIGUSR2)  # as submitit's local controller does near the time limit
     summary = job.result()

@@ -9,7 +9,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +21,7 @@ from rlprof_ops.request import request_from_dict
 from rlprof_ops.submit.missing_captures import missing_request
 from rlprof_ops.submitit_job import follow_up, rendezvous, task_context
 from rlprof_ops.submitit_job.task_process import TaskProcess, python_environment
+from tests.waits import wait_until
 
 ASKED = request_from_dict({"captures": [
     {"backend": "nsight", "workers": ["*policy*"], "steps": "3:5,10", "options": {"t": "nvtx"}},
@@ -172,10 +172,7 @@ def test_a_task_process_has_its_own_session_and_dies_with_its_task(tmp_path, mon
     )
     monkeypatch.setenv("RLPROF_HOME", str(tmp_path))
     process = TaskProcess(os.environ)
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "up").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until((tmp_path / "up").exists)
     assert int((tmp_path / "sid").read_text()) != os.getsid(0)
     assert not process.wait(0.2)
     process.tell(signal.SIGTERM)

@@ -17,6 +17,7 @@ from tests.needs import need
 from tests.operate.login import used_tools, without_tools
 from tests.sandbox import Sandbox
 from tests.submitit_job.jobs import ASKED, CAPTURES, TRAINER, say
+from tests.waits import wait_until
 from tests.whole_job.jobs import HOME
 
 pytest.importorskip("submitit")
@@ -46,10 +47,7 @@ class Submitted:
         self.id = int(self.process.stdout.readline())
 
     def until(self, done: Callable[[], object], seconds: float = 120) -> None:
-        deadline = time.monotonic() + seconds
-        while not done():
-            assert time.monotonic() < deadline, say(self.folder)
-            time.sleep(0.2)
+        wait_until(done, seconds, lambda: say(self.folder), pause_s=0.2)
 
     def result(self, seconds: float = 200) -> dict:
         try:
@@ -156,10 +154,8 @@ def start_again(slurm, job: Submitted) -> None:
     """Without the two minutes that Slurm lets a requeued job wait, but not before its first start has left
     the nodes.
     """
-    deadline = time.monotonic() + 60
-    while any(slurm.processes(node) for node in slurm.nodes):
-        assert time.monotonic() < deadline, [slurm.processes(node) for node in slurm.nodes]
-        time.sleep(0.2)
+    left = lambda: [slurm.processes(node) for node in slurm.nodes]  # noqa: E731
+    wait_until(lambda: not any(left()), 60, left, pause_s=0.2)
     time.sleep(3)
     slurm.run(["scontrol", "update", f"jobid={job.id}", "starttime=now"])
 

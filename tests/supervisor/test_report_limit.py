@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.waits import wait_until
 
 from rlprof_ops.job.folders import RunFolder, node_folder
 from rlprof_ops.job.knobs import Settings
@@ -30,10 +31,7 @@ def alive(pid: int) -> bool:
 
 def gone(pids: list[int]) -> bool:
     """Whether all of them end within seconds."""
-    deadline = time.monotonic() + 10
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not any(map(alive, pids))
+    return wait_until(lambda: not any(map(alive, pids)), 10, lambda: f"{pids} live")
 
 
 class OtherPackage(Head):
@@ -81,12 +79,9 @@ def test_workers_of_a_report_end_with_it(tmp_path: Path) -> None:
     )
     report = subprocess.Popen([sys.executable, str(script), str(tmp_path)])
     try:
-        workers: list[int] = []
-        deadline = time.monotonic() + 60
-        while len(workers) < 2 and time.monotonic() < deadline:
-            workers = [int(path.name[3:]) for path in tmp_path.glob("pid*")]
-            time.sleep(0.1)
-        assert len(workers) == 2 and all(map(alive, workers))
+        wait_until(lambda: len(list(tmp_path.glob("pid*"))) == 2)
+        workers = [int(path.name[3:]) for path in tmp_path.glob("pid*")]
+        assert all(map(alive, workers))
     finally:
         report.send_signal(signal.SIGKILL)
         report.wait()

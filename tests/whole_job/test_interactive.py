@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 
 import pytest
 from tests.sandbox import SandboxError
+from tests.waits import wait_until
 from tests.whole_job.jobs import HOME, Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(300)]
@@ -54,7 +54,4 @@ def test_attach_and_cancel(slurm):
 
 def wait_for(job: Job, text: str, seconds: float = 120) -> None:
     output = job.folder / f"slurm-{job.id}.out"
-    deadline = time.monotonic() + seconds
-    while not output.exists() or text not in job.output:
-        assert time.monotonic() < deadline, job.say()
-        time.sleep(0.3)
+    wait_until(lambda: output.exists() and text in job.output, seconds, job.say, pause_s=0.3)

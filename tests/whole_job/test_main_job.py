@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pwd
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.waits import wait_until
 from tests.whole_job.jobs import ASKED, DEMO, Job, nvtx_ranges
 
 pytestmark = [
@@ -65,10 +65,14 @@ def other_users_ray(slurm):
     ]
     with open(home / "ray.log", "wb") as log:
         process = slurm.popen("n1", argv, env=env, stdout=log, stderr=log)
-    deadline = time.monotonic() + 60
-    while "Ray runtime started" not in (home / "ray.log").read_text(errors="replace"):
-        assert process.poll() is None and time.monotonic() < deadline, (home / "ray.log").read_text()
-        time.sleep(0.2)
+    log_text = lambda: (home / "ray.log").read_text(errors="replace")  # noqa: E731
+    wait_until(
+        lambda: "Ray runtime started" in log_text(),
+        60,
+        log_text,
+        pause_s=0.2,
+        unless=lambda: process.poll() is not None,
+    )
     yield lambda: {(p.pid, p.name) for p in slurm.processes("n1") if p.user == NOBODY}
     process.terminate()
     process.wait(timeout=30)

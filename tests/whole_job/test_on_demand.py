@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
+from tests.waits import wait_until
 from tests.whole_job.jobs import Job, nvtx_ranges
 
 pytestmark = [
@@ -40,14 +40,14 @@ def test_windows_of_a_job_in_which_nothing_was_planned(slurm, tmp_path):
         RAY_LOG_SYNC_FREQUENCY="2",
         RLPROF_ON_DEMAND="nsight",
     )
-    deadline = time.monotonic() + 150
-    while not list(job.run.glob("nodes/*/events/policy_worker_rank1_*.jsonl")) or not list(
-        job.run.glob("nodes/*/events/generation*.jsonl")
-    ):
-        assert time.monotonic() < deadline and not job.sandbox.job(job.id).state.startswith(
-            ("FAIL", "CANC", "COMP")
-        ), job.say()
-        time.sleep(0.2)
+    wanted = ("nodes/*/events/policy_worker_rank1_*.jsonl", "nodes/*/events/generation*.jsonl")
+    wait_until(
+        lambda: all(list(job.run.glob(pattern)) for pattern in wanted),
+        150,
+        job.say,
+        pause_s=0.2,
+        unless=lambda: job.sandbox.job(job.id).state.startswith(("FAIL", "CANC", "COMP")),
+    )
 
     folder = str(job.run)
     code, said = rlprof(

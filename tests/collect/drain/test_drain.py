@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from tests.waits import wait_until
 
 from rlprof_ops.backends.nsight import find_importer
 from rlprof_ops.collect import event_logs
@@ -146,20 +147,15 @@ def test_an_open_session_window_is_closed_and_its_report_found(nsys, node, start
     worker = start(
         ["nsys", "launch", f"--session-new={session}", "-t", "nvtx", sys.executable, "-c", TRAINER, "", "30"]
     )
-    until = time.monotonic() + 20
-    while steps.collecting(node, JOB) == {} and time.monotonic() < until:
-        argv = [
-            "nsys",
-            "start",
-            f"--session={session}",
-            "-o",
-            str(node / "tmp/policy_worker_rank0_step3-4_n1_7.nsys-rep"),
-            "-s",
-            "none",
-            "--cpuctxsw=none",
-        ]
-        subprocess.run(argv, env={**os.environ, "TMPDIR": str(node / "tmp")}, capture_output=True, timeout=30)
-        time.sleep(0.3)
+    output = str(node / "tmp/policy_worker_rank0_step3-4_n1_7.nsys-rep")
+    argv = ["nsys", "start", f"--session={session}", "-o", output, "-s", "none", "--cpuctxsw=none"]
+
+    def opened():
+        env = {**os.environ, "TMPDIR": str(node / "tmp")}
+        subprocess.run(argv, env=env, capture_output=True, timeout=30)
+        return steps.collecting(node, JOB)
+
+    wait_until(opened, pause_s=0.3)
     assert steps.collecting(node, JOB) == {session: str(node / "tmp")}
     assert steps.collecting(node, "other") == {}
     lines_until(worker, b"done")
@@ -201,9 +197,7 @@ def test_raw_captures_of_a_capture_range_become_reports_named_by_their_window(ns
     ]
     worker = start(argv, env={"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"})
     lines_until(worker, b"done")
-    until = time.monotonic() + 20
-    while len(list((node / "tmp").glob("*.qdstrm"))) < 2 and time.monotonic() < until:
-        time.sleep(0.1)
+    wait_until(lambda: len(list((node / "tmp").glob("*.qdstrm"))) >= 2)
     trainer = next(
         found.pid
         for found in processes.of_job(JOB, node)

@@ -4,10 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 from tests.collect.runfolder import RunFolder
+from tests.waits import wait_until
 
 from rlprof_ops.backends.nsight import find_importer
 from rlprof_ops.collect.drain.nsys_contents import look
@@ -88,9 +88,7 @@ def reports(tmp_path_factory):
     ]
     env = {**os.environ, "TMPDIR": str(raw), "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
     with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        until = time.monotonic() + 30
-        while not (raw / "done").exists() and time.monotonic() < until:
-            time.sleep(0.1)
+        wait_until((raw / "done").exists)
         subprocess.run(
             ["nsys", "shutdown", "--kill=none", "--session=rlprof-raw-1"],
             env=env,

@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from tests.waits import wait_until
 
 from rlprof_ops.collect.sync import __main__ as sync_main
 from rlprof_ops.collect.sync.__main__ import read_report
@@ -58,13 +59,6 @@ def start(node):
         process.communicate()
 
 
-def wait_for(condition, deadline_s=15):
-    until = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 def arrived(node):
     return (node.parent / "run" / REPORT).exists()
 
@@ -72,7 +66,7 @@ def arrived(node):
 def test_a_pass_comes_every_interval(node, start):
     start("--interval", "1")
     (node / REPORT).write_bytes(b"1")
-    wait_for(lambda: arrived(node))
+    wait_until(lambda: arrived(node))
 
 
 def test_term_means_one_last_pass_and_exit_code_0(node, start):
@@ -91,7 +85,7 @@ def test_usr1_means_a_pass_now(node, start):
     (node / REPORT).write_bytes(b"1")
     time.sleep(0.7)
     process.send_signal(signal.SIGUSR1)
-    wait_for(lambda: arrived(node))
+    wait_until(lambda: arrived(node))
     assert process.poll() is None
 
 
@@ -100,7 +94,7 @@ def test_a_parent_that_dies_means_the_last_pass(node, start):
     (node / REPORT).write_bytes(b"1")
     time.sleep(0.7)
     shell.kill()
-    wait_for(lambda: arrived(node))
+    wait_until(lambda: arrived(node))
 
 
 def test_what_stays_behind_makes_the_exit_code_1(node, start):
@@ -119,7 +113,7 @@ def test_a_killed_sync_goes_on_where_it_was(node, start):
         (node / f"{REPORT}.{number}.nsys-rep").write_bytes(os.urandom(200_000))
     run = node.parent / "run/profiles/nsight/w/rank0"
     process = start("--interval", "1")
-    wait_for(lambda: run.is_dir() and len(os.listdir(run)) > 20)
+    wait_until(lambda: run.is_dir() and len(os.listdir(run)) > 20)
     process.kill()
     process.wait()
     assert all(path.stat().st_size == 200_000 for path in run.iterdir())
@@ -175,7 +169,7 @@ def test_a_node_that_is_short_of_space_loses_what_is_safe(node, start):
     report.write_bytes(b"NVIDIA Nsight Systems" + bytes(1000))
     process = start("--interval", "1", "--keep-free-mib", str(1 << 40))
 
-    wait_for(lambda: not report.exists())
+    wait_until(lambda: not report.exists())
 
     assert (node.parent / "run" / report.relative_to(node)).stat().st_size == 1021
     process.terminate()

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from tests.waits import wait_until
 
 from rlprof_ops.runtime import profiler
 from rlprof_ops.runtime.on_demand import watcher
@@ -38,13 +39,6 @@ def demand(**changes):
     return CaptureRequest(**{**values, **changes})
 
 
-def until(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert condition()
-
-
 def work():
     import torch
 
@@ -57,7 +51,7 @@ def test_the_next_steps_are_taken_and_named_by_their_numbers(running, events, tm
         with running.step(step):
             work()
     watcher.leave(tmp_path / "node/control", demand())
-    until(lambda: running._pending)
+    wait_until(lambda: running._pending)
 
     for step in range(4, 9):
         with running.step(step), running.range("train"):
@@ -96,7 +90,7 @@ def test_a_worker_that_is_not_meant_does_nothing(running, events, tmp_path):
     watcher.leave(tmp_path / "node/control", demand(ranks=(0,)))
     watcher.leave(tmp_path / "node/control", demand(id="d2", workers=("*generation*",)))
     watcher.leave(tmp_path / "node/control", demand(id="d3", backend="torch", next_steps=1))
-    until(lambda: running._pending)
+    wait_until(lambda: running._pending)
 
     for step in range(1, 4):
         with running.step(step):
@@ -107,7 +101,7 @@ def test_a_worker_that_is_not_meant_does_nothing(running, events, tmp_path):
 
 def test_nsys_of_a_process_that_was_not_wrapped_says_so(running, events, tmp_path):
     watcher.leave(tmp_path / "node/control", demand(backend="nsight"))
-    until(lambda: running._pending)
+    wait_until(lambda: running._pending)
 
     with running.step(1):
         pass
@@ -127,16 +121,16 @@ def test_garbage_in_the_control_folder_is_survived(running, events, tmp_path, ca
     (folder / "c.json").symlink_to("/etc/passwd")
     watcher.leave(folder, demand(id="good", backend="nsight"))
 
-    until(lambda: running._pending)
+    wait_until(lambda: running._pending)
 
 
 def test_what_was_asked_before_a_process_began_is_not_for_it(running, events, tmp_path, monkeypatch):
     watcher.leave(tmp_path / "node/control", demand(backend="nsight"))
-    until(lambda: running._pending)
+    wait_until(lambda: running._pending)
 
     late = profiler.from_env(worker="policy_worker", rank=2)
     watcher.leave(tmp_path / "node/control", demand(id="d2", backend="nsight"))
-    until(lambda: late._pending)
+    wait_until(lambda: late._pending)
     with late.step(1):
         pass
     late.close()

@@ -6,9 +6,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 
 import pytest
+from tests.waits import wait_until
 
 from rlprof_ops.request import request_from_dict
 
@@ -186,8 +186,6 @@ def test_a_killed_process_leaves_its_report_in_the_jobs_tmpdir(wrapped, tmp_path
     process.wait(timeout=60)
 
     name = f"policy_worker_rank0_step3-4_n1_{pid}.nsys-rep"
-    deadline = time.monotonic() + 20
-    while not (node_dir / "tmp" / name).exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until((node_dir / "tmp" / name).exists)
     # What nsys had not fetched from the process yet is gone, so only that it opens is certain.
     assert set(ranges(node_dir / "tmp" / name, tmp_path)) <= {"generation", "train", "step 3", "step 4"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.needs import need
+from tests.waits import wait_until
 
 from rlprof_ops.backends import nsight
 from rlprof_ops.collect.event_logs import read_node
@@ -89,10 +90,7 @@ def test_a_window_of_steps_of_a_process_that_knows_none(node_dir: Path):
         assert not said
 
     try:
-        until = time.monotonic() + 60
-        while not session_file.read_all(node_dir):
-            assert time.monotonic() < until and worker.poll() is None
-            time.sleep(0.1)
+        wait_until(lambda: session_file.read_all(node_dir), unless=lambda: worker.poll() is not None)
         time.sleep(2)  # the child begins
         asyncio.run(steps())
         [log] = read_node(node_dir / "events")
