@@ -20,25 +20,3 @@ common::fail() {
     printf 'rlprof: %s\n' "$*" >&2
     exit "${code}"
 }
-
-# The folder that holds ray.sub. Slurm runs a copy of a batch script from its spool folder, so a script's own
-# path says nothing there; Slurm remembers the path that was submitted.
-common::home() {
-    local -r script="$1"
-    local folder
-
-    if [[ -n ${RLPROF_HOME-} ]]; then
-        [[ -r ${RLPROF_HOME}/env/defaults.env ]] \
-            || common::fail 2 "RLPROF_HOME=${RLPROF_HOME}: no env/defaults.env there. Set it to the folder that holds ray.sub."
-        printf '%s\n' "${RLPROF_HOME}"
-        return 0
-    fi
-    folder="$(cd -- "$(dirname -- "${script}")" && pwd)"
-    for folder in "${folder}" "$(dirname -- "${folder}")"; do
-        if [[ -r ${folder}/env/defaults.env ]]; then
-            printf '%s\n' "${folder}"
-            return 0
-        fi
-    done
-    common::fail 2 "cannot find the folder that holds ray.sub (looked beside ${script}). Set RLPROF_HOME to it."
-}

@@ -212,13 +212,6 @@ def test_report_names_are_recognised(origin: str, filename: str, kind: str, work
     assert found is not None and (found.kind, found.worker) == (kind, worker), origin
 
 
-def test_log_line_is_its_documents() -> None:
-    line = "Nsight profiling enabled for worker 'dtensor_policy_worker' (matched pattern '*policy*')"
-    assert nemo_rl.log_line("dtensor_policy_worker", "*policy*") == line
-    assert nemo_rl.parse_log_line(f"(pid=1) INFO {line}") == ("dtensor_policy_worker", "*policy*")
-    assert nemo_rl.parse_log_line("something else") is None
-
-
 # test_nsys.py: what maybe_gpu_profile_step does for a sequence of steps; here the step gate.
 GATES = [
     ("starts at start, once; stops at stop (exclusive), once", "3:7", range(1, 9), ["start 3", "stop 6"]),

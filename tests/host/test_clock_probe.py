@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlprof_ops.host.clock_probe import ClockServer, Estimate, Exchange, estimate, measure, offset_at
+from rlprof_ops.host.clock_probe import ClockServer, Exchange, estimate, measure
 
 KEY = b"token of the job"
 
@@ -71,15 +71,3 @@ def test_the_truth_is_always_within_the_error(ahead, ways):
 def test_an_impossible_exchange_is_left_out():
     assert estimate([Exchange(100, 0, 50, 120)]) is None  # the clock was set back meanwhile
     assert estimate([]) is None
-
-
-def test_between_two_probes_the_offset_is_a_line():
-    entries = [Estimate(1000, 10, 2, 1).to_dict("start", "n1"), Estimate(3000, 30, 5, 1).to_dict("end", "n1")]
-    assert [offset_at(t, entries) for t in (0, 1000, 2000, 3000, 9000)] == [
-        (10, 2),
-        (10, 2),
-        (20, 5),
-        (30, 5),
-        (30, 5),
-    ]
-    assert offset_at(5, []) == (0, -1)

@@ -124,9 +124,6 @@ class Trace:
     damaged: int = 0
     truncated: str = ""
 
-    def name_of(self, code: int) -> str:
-        return self.names[code]
-
     def shift(self, offset_ns: int) -> Trace:
         """The same trace, all times later by `offset_ns`; the columns are changed in place, so the old
         trace is void.

@@ -58,7 +58,7 @@ def command(
 
     Example: rlprof capture 4711 --workers '*policy*' --ranks 0 --steps next:2
     """
-    from rlprof_ops.collect.progress import bar
+    from rlprof_ops.commands._progress import bar
     from rlprof_ops.job.run_folder import run_folder
     from rlprof_ops.operate.capture import capture, parse_next
 
@@ -68,7 +68,7 @@ def command(
         parse_next(steps)
     patterns, wanted, chosen = split(workers), ranks_of(ranks), pairs(options)
     run = run_folder(job)
-    with bar(sys.stderr) as progress:
+    with bar(sys.stderr, "reports") as progress:
         answers = capture(run, patterns, wanted, backend, steps, seconds, chosen, timeout_s, progress)
     for answer in answers:
         click.echo(

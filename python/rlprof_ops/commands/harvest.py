@@ -50,14 +50,14 @@ def command(
     from rlprof_ops.collect.harvest.manifest_table import render
     from rlprof_ops.collect.harvest.node_archives import archive_nodes
     from rlprof_ops.collect.harvest.watch import watch_job
-    from rlprof_ops.collect.progress import bar
+    from rlprof_ops.commands._progress import bar
     from rlprof_ops.job.run_folder import run_folder
     from rlprof_ops.words import size
 
     folder = run_folder(job)
     if watch:
         watch_job(folder, every_s=max(1.0, every_s), say=lambda text: click.echo(text, err=as_json))
-    with bar(sys.stderr) as progress:
+    with bar(sys.stderr, "reports") as progress:
         manifest = harvest(
             folder, recover=not no_recover, progress=progress, content_budget_s=content_budget_s
         )

@@ -56,7 +56,6 @@ class Framework:
     formats: tuple[str, ...]
     workers: tuple[Worker, ...]
     phase_names: Mapping[str, tuple[str, ...]]
-    report_names: tuple[tuple[str, str], ...]
     render: Callable[[ProfileRequest, str], Rendered]
     import_: Callable[[str, str], Imported]
     world: Callable[[Mapping[str, Any]], dict[str, int]]

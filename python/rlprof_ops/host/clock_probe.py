@@ -8,13 +8,12 @@ The rule is NTP's (RFC 5905, section 8): of the four times of an exchange, offse
 from __future__ import annotations
 
 import hmac
-import itertools
 import os
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,25 +75,6 @@ def estimate(exchanges: Iterable[Exchange]) -> Estimate | None:
         return None
     best = min(usable, key=lambda exchange: exchange.round_trip_ns)
     return Estimate(best.answered_ns, best.offset_ns, (best.round_trip_ns + 1) // 2, len(usable))
-
-
-def offset_at(t_ns: int, entries: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """(offset, error) at a time of this node's clock, from the entries of its record: between two, a straight
-    line.
-
-    Before the first and after the last the nearest one holds. Without entries the offset is 0 and the error
-    unknown (-1).
-    """
-    points = sorted((entry["at_ns"], entry["offset_ns"], entry["error_ns"]) for entry in entries)
-    if not points:
-        return 0, -1
-    if t_ns <= points[0][0]:
-        return points[0][1], points[0][2]
-    for (t0, o0, e0), (t1, o1, e1) in itertools.pairwise(points):
-        if t_ns <= t1:
-            part = (t_ns - t0) / (t1 - t0)
-            return round(o0 + (o1 - o0) * part), max(e0, e1)
-    return points[-1][1], points[-1][2]
 
 
 class ClockServer:

@@ -68,11 +68,6 @@ def _writes_below(pid: int, folder: str) -> bool:
     return False
 
 
-def environment_has(pid: int, **variables: str) -> bool:
-    """Whether the process was started with all of `variables`."""
-    return {f"{name}={value}".encode() for name, value in variables.items()} <= _environment(pid)
-
-
 def is_profiler(process: Process) -> bool:
     """Whether it belongs to nsys: its command line, agents, launchers and the report importer."""
     program = process.argv[0].rsplit("/", 1)[-1] if process.argv else process.name

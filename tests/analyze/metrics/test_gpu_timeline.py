@@ -20,7 +20,7 @@ from tests.analyze.shared import TORCH_FILES, real  # noqa: E402
 
 from rlprof_ops.analyze.columns import take  # noqa: E402
 from rlprof_ops.analyze.metrics import kernels, windows  # noqa: E402
-from rlprof_ops.analyze.metrics.gpu import GpuTimes, gpu_unions, launch_index  # noqa: E402
+from rlprof_ops.analyze.metrics.gpu import GpuTimes, LaunchIndex, gpu_unions  # noqa: E402
 from rlprof_ops.analyze.readers import read_report, spill  # noqa: E402
 from rlprof_ops.analyze.run.identity import Report  # noqa: E402
 from rlprof_ops.analyze.run.summary import summarise  # noqa: E402
@@ -56,7 +56,7 @@ def test_equals_tracelens_on_real_traces(name: str) -> None:
         assert len(trace.gpu) == 0
         return
     assert_as_expected(gpu_unions(trace.gpu, trace.names).whole(), expected["all"])
-    linked = launch_index(trace.launches, trace.gpu.correlation) >= 0
+    linked = LaunchIndex(trace.launches).rows(trace.gpu.correlation) >= 0
     assert_as_expected(gpu_unions(take(trace.gpu, linked), trace.names).whole(), expected["linked"])
 
 

@@ -13,7 +13,6 @@ from tests.collect.runfolder import RunFolder
 
 from rlprof_ops.collect.harvest.manifest_table import printable, steps_text
 from rlprof_ops.collect.harvest.watch import watch_job
-from rlprof_ops.collect.progress import bar, line
 from rlprof_ops.errors import UsageError
 from rlprof_ops.job.run_folder import run_folder
 
@@ -125,13 +124,6 @@ def test_words_of_the_table():
     assert [
         steps_text(*steps) for steps in ((3, 5, None), (7, 8, "train"), (3, None, None), (None, None, None))
     ] == ["3:5", "7/train", "3:", "?"]
-
-
-def test_the_bar_draws_on_a_terminal_only(tmp_path):
-    with open(tmp_path / "log", "w") as stream, bar(stream) as progress:
-        progress(1, 2, "x")
-    assert (tmp_path / "log").read_text() == ""
-    assert line(2048, 4096, 10.0, 80).endswith("] 2048/4096 reports, 10 s left")
 
 
 def test_watch_says_what_arrives_and_returns_when_the_job_has_ended(job):

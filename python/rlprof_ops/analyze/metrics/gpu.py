@@ -142,11 +142,6 @@ class LaunchIndex:
         return np.where(found, place if self.order is None else self.order[place], -1)
 
 
-def launch_index(launches: Launches, correlation: Ints) -> Ints:
-    """(n,) row of the call that launched each of n pieces of GPU work, -1 where none is in the trace."""
-    return LaunchIndex(launches).rows(correlation)
-
-
 @dataclass(frozen=True)
 class IdleSplit:
     """Why a GPU was idle in a window; the four parts add up to its idle time.

@@ -7,9 +7,6 @@ from pathlib import Path
 from rlprof_ops.analyze.columns import Trace
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 
-TORCH_SUFFIXES = (".json", ".json.gz", ".trace")
-NSYS_SUFFIXES = (".nsys-rep", ".sqlite")
-
 __all__ = ["UnreadableReport", "read_report"]
 
 

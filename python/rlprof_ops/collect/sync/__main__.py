@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PassReport", "Syncer", "main", "parse_interval"]
 
+LOG = logging.getLogger(__name__)
 _SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR1})
 _LOOK_AT_PARENT_S = 5.0
 _BACKOFF_LIMIT_S = 300.0
@@ -137,6 +139,10 @@ class _Control:
 def main(argv: list[str] | None = None) -> int:
     """Run until told to stop; returns the exit code."""
     arguments = _arguments(argv)
+    logging.Formatter.converter = time.gmtime
+    logging.basicConfig(
+        stream=sys.stdout, level=logging.INFO, format="%(asctime)s sync: %(message)s", datefmt="%H:%M:%S"
+    )
     try:
         interval_s = parse_interval(arguments.interval)
         control = _Control()
@@ -147,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
             parallel=arguments.parallel,
             bytes_per_s=arguments.bandwidth_mib * 2**20,
             stop=control.should_stop,
-            log=_say,
+            log=LOG.info,
         )
     except (UsageError, UnsafeName, OSError) as error:
         print(f"sync: {error}", file=sys.stderr)
@@ -176,18 +182,18 @@ def _run(syncer: Syncer, control: _Control, node: str, interval_s: int, keep_fre
             for path in make_room(
                 syncer.node_dir, syncer.run_dir, syncer.journal, keep_free_bytes, control.should_stop
             ):
-                _say(f"node is short of space: removed {path!r}, its copy was read back and matches")
+                LOG.info(f"node is short of space: removed {path!r}, its copy was read back and matches")
         if report.target_error:
             wait_s = min(_BACKOFF_LIMIT_S, max(wait_s, interval_s, 1.0) * 2)
             if report.target_error != trouble:
-                _say(
+                LOG.info(
                     f"storage in trouble, next try in {wait_s:.0f} s, files stay on the node:"
                     f" {report.target_error}"
                 )
         else:
             wait_s = float(interval_s)
             if trouble:
-                _say("storage answers again")
+                LOG.info("storage answers again")
         trouble = report.target_error or ""
 
 
@@ -212,12 +218,12 @@ def last_pass(syncer: Syncer, deadline_s: float) -> PassReport:
         if report.complete or time.monotonic() + _RETRY_LAST_S >= until:
             break
         time.sleep(_RETRY_LAST_S)
-    _say(
+    LOG.info(
         f"last pass: {report.copied} files, {report.copied_bytes} bytes in {report.seconds:.1f} s,"
         f" {len(report.failed)} failed" + (f", storage: {report.target_error}" if report.target_error else "")
     )
     for path, reason in report.failed[:20]:
-        _say(f"not copied: {path!r}: {reason}")
+        LOG.info(f"not copied: {path!r}: {reason}")
     return report
 
 
@@ -255,11 +261,7 @@ def record_pass(node_dir: Path, report: PassReport) -> None:
         with ContainedDir(node_dir) as folder:
             folder.write_atomic("sync/report.json", json.dumps(report.__dict__).encode())
     except OSError as error:
-        _say(f"cannot write {node_dir}/sync/report.json: {reason_of(error)}")
-
-
-def _say(message: str) -> None:
-    print(f"{time.strftime('%H:%M:%S', time.gmtime())} sync: {message}", flush=True)
+        LOG.info(f"cannot write {node_dir}/sync/report.json: {reason_of(error)}")
 
 
 if __name__ == "__main__":

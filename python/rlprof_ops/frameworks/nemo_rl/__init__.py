@@ -67,12 +67,6 @@ PHASES = {
     "train": ("megatron_policy_worker/train", "dtensor_policy_worker/train"),
     "weight_sync": ("refit",),
 }
-REPORTS = (
-    ("<worker>_<start>:<stop>_<PID>.nsys-rep", "one per matched worker"),
-    ("vllm_tp_worker_<start>:<stop>_<PID>.nsys-rep", "vLLM's inner tensor-parallel workers (newer versions)"),
-    ("worker_process_<PID>.nsys-rep", "vLLM's inner Ray workers, when model parallelism is used"),
-    ("<worker>/<rank>/<host>_<pid>.<ts>.pt.trace.json", "torch profiler, under NRL_TORCH_PROFILE_DIR"),
-)
 LD_LIBRARY_PATH = (
     "/usr/local/cuda/targets/x86_64-linux/lib:/usr/local/cuda/lib64:/usr/local/cuda/lib:/usr/local/nvidia/lib64:"
     "/usr/local/nvidia/lib:/usr/lib/x86_64-linux-gnu"
@@ -80,20 +74,6 @@ LD_LIBRARY_PATH = (
 RAY_LOG_SYNC_FREQUENCY_S = 30
 NO_END = 1_000_000  # NeMo RL has no open range; its own tests go this far
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)", re.DOTALL)
-_LOG_LINE = re.compile(
-    r"Nsight profiling enabled for worker '(?P<worker>[^']*)' \(matched pattern '(?P<pattern>[^']*)'\)"
-)
-
-
-def log_line(worker: str, pattern: str) -> str:
-    """What NeMo RL logs for each wrapped worker."""
-    return f"Nsight profiling enabled for worker '{worker}' (matched pattern '{pattern}')"
-
-
-def parse_log_line(line: str) -> tuple[str, str] | None:
-    """(worker, pattern) of such a line; None for any other."""
-    match = _LOG_LINE.search(line)
-    return (match["worker"], match["pattern"]) if match else None
 
 
 def render(request: ProfileRequest, fmt: str = "env") -> Rendered:
@@ -295,4 +275,4 @@ def world(config: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-FRAMEWORK = Framework("nemo_rl", "NeMo RL", ("env",), WORKERS, PHASES, REPORTS, render, import_, world)
+FRAMEWORK = Framework("nemo_rl", "NeMo RL", ("env",), WORKERS, PHASES, render, import_, world)

@@ -37,11 +37,6 @@ PHASES = {
     "train": ("actor/run_training", "run_training"),
     "weight_sync": ("actor/sync_model_to_rollout", "rollout/request_weight_sync", "rollout/poll_weight_sync"),
 }
-REPORTS = (
-    ("rlinf_profile_<Group>_<rank>_<pid>.nsys-rep", "nsight, in output_dir"),
-    ("rlinf_profile_<Group>_<rank>_<pid>perfetto-trace-<pid>.proto", "rocprof_sys, in output_dir"),
-    ("tensorboard/{fwd,fwd_bwd}/<host>_<pid>.<ts>.pt.trace.json", "megatron.profiler, in its output_dir"),
-)
 COMMON_FIELDS = ("backend", "enabled", "worker_groups", "steps", "output_dir")
 FIELDS = {"nsight": (*COMMON_FIELDS, "options", "flags"), "rocprof_sys": (*COMMON_FIELDS, "args", "env")}
 # examples/embodiment/config/profile/default.yaml. Its document lists Actor, Rollout and Env too; the file
@@ -77,14 +72,6 @@ TORCH_DEFAULTS: dict[str, Any] = {
     "schedule_active": 1,
     "schedule_repeat": 1,
 }
-
-
-def render_tokens(options: Mapping[str, str], flags: tuple[str, ...] = ()) -> list[str]:
-    """The tool's arguments by RLinf's rules: flags first, `-k v` for one letter, `--key=value` for more."""
-    tokens = [f"-{flag}" if len(flag) == 1 else f"--{flag}" for flag in flags]
-    for name, value in options.items():
-        tokens += [f"-{name}", value] if len(name) == 1 else [f"--{name}={value}"]
-    return tokens
 
 
 def canonical_group(name: str) -> str:

@@ -7,16 +7,15 @@ from __future__ import annotations
 from rlprof_ops.frameworks.base import Framework
 from rlprof_ops.frameworks.verl.import_config import import_, import_legacy
 from rlprof_ops.frameworks.verl.render import render, render_legacy
-from rlprof_ops.frameworks.verl.roles import PHASES, REPORTS, WORKERS, world
+from rlprof_ops.frameworks.verl.roles import PHASES, WORKERS, world
 
-FRAMEWORK = Framework("verl", "verl", ("hydra", "yaml"), WORKERS, PHASES, REPORTS, render, import_, world)
+FRAMEWORK = Framework("verl", "verl", ("hydra", "yaml"), WORKERS, PHASES, render, import_, world)
 LEGACY = Framework(
     "verl-legacy",
     "verl (June 2025)",
     ("hydra", "yaml"),
     WORKERS,
     PHASES,
-    REPORTS[:2],
     render_legacy,
     import_legacy,
     world,

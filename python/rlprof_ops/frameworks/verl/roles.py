@@ -44,12 +44,6 @@ PHASES = {
     "critic_train": ("update_critic",),
     "weight_sync": ("update_weights",),
 }
-REPORTS = (
-    ("worker_process_<PID>.<RID>.nsys-rep", "a worker's RID-th capture range, from 1; not the training step"),
-    ("worker_process_<PID>.nsys-rep", "the controller, and what inherits its options"),
-    ("<save_path>/<role>/prof_rank-<rank>.json.gz", "torch; no step in the path, later steps overwrite"),
-    ("<save_path>/step<N>/torch_memory_rank<R>_pid<P>.pickle", "torch_memory"),
-)
 
 
 def discrete_ranges(roles: Iterable[str], steps: int) -> int:
