@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence
-from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, record_pass
+from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, log_to_output, record_pass
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job import folders
@@ -122,6 +122,7 @@ def finish_run_record(run: Path, code: str) -> None:
 
 def main(env: Mapping[str, str]) -> int:
     """The exit code: 0 when everything came home."""
+    log_to_output()
     settings = Settings.load(env)
     job, run = env["RLPROF_JOB"], Path(env["RLPROF_RUN_DIR"])
     node = env.get("SLURMD_NODENAME") or os.uname().nodename

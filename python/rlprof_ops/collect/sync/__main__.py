@@ -136,13 +136,18 @@ class _Control:
     in_last_pass = False
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run until told to stop; returns the exit code."""
-    arguments = _arguments(argv)
+def log_to_output() -> None:
+    """Say what the sync does on standard output, each line with its time (UTC)."""
     logging.Formatter.converter = time.gmtime
     logging.basicConfig(
         stream=sys.stdout, level=logging.INFO, format="%(asctime)s sync: %(message)s", datefmt="%H:%M:%S"
     )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until told to stop; returns the exit code."""
+    arguments = _arguments(argv)
+    log_to_output()
     try:
         interval_s = parse_interval(arguments.interval)
         control = _Control()
@@ -171,7 +176,7 @@ def _run(syncer: Syncer, control: _Control, node: str, interval_s: int, keep_fre
     """Passes until the end is asked for; a storage in trouble is asked less and less often."""
     wait_s: float = jitter_s(node, interval_s)
     trouble = ""
-    live = LiveLogs(syncer.node_dir, syncer.run_dir, _say)
+    live = LiveLogs(syncer.node_dir, syncer.run_dir, LOG.info)
     while True:
         if not _wait(control, live, wait_s if interval_s else 86_400.0):
             live.close()
@@ -243,7 +248,7 @@ def write_deadline(node_dir: str | os.PathLike[str], seconds: float) -> None:
         with ContainedDir(node_dir) as folder:
             folder.write_atomic("sync/deadline", f"{max(1.0, seconds):.1f}".encode())
     except OSError as error:
-        _say(f"cannot write {node_dir}/sync/deadline: {reason_of(error)}")
+        LOG.warning(f"cannot write {node_dir}/sync/deadline: {reason_of(error)}")
 
 
 def read_deadline(node_dir: str | os.PathLike[str]) -> float | None:
@@ -261,7 +266,7 @@ def record_pass(node_dir: Path, report: PassReport) -> None:
         with ContainedDir(node_dir) as folder:
             folder.write_atomic("sync/report.json", json.dumps(report.__dict__).encode())
     except OSError as error:
-        LOG.info(f"cannot write {node_dir}/sync/report.json: {reason_of(error)}")
+        LOG.warning(f"cannot write {node_dir}/sync/report.json: {reason_of(error)}")
 
 
 if __name__ == "__main__":
