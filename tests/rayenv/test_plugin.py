@@ -69,6 +69,16 @@ def test_a_selected_worker_is_wrapped_and_its_interpreter_text_is_kept(node, tmp
     assert (tmp_path / "node dir's" / "tmp").is_dir()
 
 
+def test_a_wrapped_worker_is_said_in_the_agents_log(node, caplog):
+    node(ranks=[0])
+    with caplog.at_level(logging.INFO):
+        modify({"worker": "policy_worker", "rank": 0})
+        modify({"worker": "policy_worker", "rank": 1})
+
+    said = [record.getMessage() for record in caplog.records if "enabled" in record.getMessage()]
+    assert said == ["rlprof: Nsight profiling enabled for worker 'policy_worker' rank 0"]
+
+
 def test_bash_hands_nsys_exactly_what_was_meant(node, tmp_path):
     """As Ray's `exec_worker` runs it: hostile option values and worker names arrive as single words."""
     fake = node()

@@ -109,6 +109,8 @@ class RlprofPlugin(RuntimeEnvPlugin):
             interpreter = context.py_executable
             wrapped = wrap_context(context, worker, rank, os.environ, self._refused.pop(context, None))
             rocprof = self._rocprof.pop(context, None)
+            if wrapped:
+                logger.info("rlprof: Nsight profiling enabled for worker '%s' rank %s", worker, rank)
             if rocprof is not None and not wrapped:
                 rocprof.apply(context)
             if "RLPROF_WORKER" in context.env_vars:
