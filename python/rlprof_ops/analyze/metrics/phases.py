@@ -32,7 +32,15 @@ _SAME_PHASE: dict[str, tuple[str, ...]] = {
         "interact",
         "predict",
     ),
-    "reward": ("reward", "rewards", "compute_rm_score", "compute_reward", "reward_model", "score"),
+    "reward": (
+        "reward",
+        "rewards",
+        "compute_rm_score",
+        "compute_reward",
+        "compute_score",
+        "reward_model",
+        "score",
+    ),
     "ref_logprob": (
         "ref_logprob",
         "ref",

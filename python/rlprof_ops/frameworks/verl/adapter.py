@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from rlprof_ops.frameworks.adapter import UnknownShape, attribute, safely, wrap
-from rlprof_ops.runtime.process.actor_labels import NewActor, add_rule
+from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
 
 CONTROLLER = "controller"
 _CLASSES = {
@@ -35,6 +35,8 @@ _KINDS = (
     (re.compile(r"RewardLoopWorker"), "reward_loop"),
     (re.compile(r"\w*TaskRunner"), CONTROLLER),
 )
+# They hold data or route requests; their work is in the waiting of the others.
+_HELPERS = ("transfer_queue_controller", "simple_storage_unit", "global_request_load_balancer")
 # The roles of a colocated process, most telling first.
 _ROLES = (
     ("actor", "actor"),
@@ -91,6 +93,7 @@ def install(name: str, module: ModuleType) -> None:
     """Follow one of verl's modules."""
     if name == "verl":
         add_rule(role_of)
+        add_helpers(*_HELPERS)
     elif name == "verl.utils.profiler.performance":
         if not inspect.isgeneratorfunction(attribute(module, "_timer")):
             raise UnknownShape("_timer is no generator function")

@@ -11,6 +11,7 @@ its whole environment).
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import os
 import re
@@ -58,6 +59,7 @@ class _State:
     def __init__(self) -> None:
         self.rules: list[Rule] = []
         self.counts: dict[str, int] = {}
+        self.helpers: set[str] = set()
 
 
 _STATE = _State()
@@ -68,6 +70,25 @@ def add_rule(rule: Rule) -> None:
     not its."""
     if rule not in _STATE.rules:
         _STATE.rules.append(rule)
+
+
+def add_helpers(*workers: str) -> None:
+    """Workers of a trainer in which no training runs: `*` does not select them, their own name does."""
+    _STATE.helpers.update(workers)
+
+
+def _selected(request: Any, worker: str, rank: int) -> bool:
+    specs = request.for_worker(worker, rank)
+    if not specs or worker not in _STATE.helpers:
+        return bool(specs)
+    if any(
+        pattern != "*" and fnmatch.fnmatchcase(worker, pattern) for spec in specs for pattern in spec.workers
+    ):
+        return True
+    from rlprof_ops.runtime.process.event_log import log_once
+
+    log_once(f"{worker} only serves the trainer and is not profiled by `*`: name it to have it profiled")
+    return False
 
 
 def snake_case(name: str) -> str:
@@ -139,7 +160,7 @@ def labelled(actor_class: Any, options: Mapping[str, Any]) -> Any:
             meta.modified_class,
         )
         found = identify(new)
-        if found is not None and (everyone or (request and request.for_worker(*found))):
+        if found is not None and (everyone or (request and _selected(request, *found))):
             env["rlprof"] = {"worker": found[0], "rank": found[1]}
     if not env:
         return given
