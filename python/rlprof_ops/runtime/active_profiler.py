@@ -16,7 +16,7 @@ from typing import Any
 from rlprof_ops.runtime.captures import Captures
 from rlprof_ops.runtime.gate import ALWAYS_QUIET
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT
-from rlprof_ops.runtime.process import session_file, signals
+from rlprof_ops.runtime.process import signals
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile, log
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.ranges.emitter_set import EmitterSet
@@ -43,6 +43,7 @@ class Profiler:
         on_demand: bool = False,
     ) -> None:
         self.place = place
+        self.elsewhere: tuple[str, ...] = ()  # backends that somebody else takes for this process
         self._metrics = Metrics() if metrics else None
         self.active = (
             metrics  # ranges are looked at: a window is open, may open at a range, or times are wanted
@@ -75,8 +76,6 @@ class Profiler:
             wrapped=bool(os.environ.get("RLPROF_NSYS_SESSION")),
         )
         self._captures = Captures(place, specs, self._events, output_dir)
-        if any(spec.backend == "nsight" for spec in specs):
-            session_file.register(place.worker, place.rank, gate="process", world=place.world_size)
         self._quiet = self._captures.inactive_step_range(0)
         self._at_exit = functools.partial(signals.close_weakly, weakref.ref(self))
         atexit.register(self._at_exit)

@@ -117,6 +117,11 @@ def _made(
     _CURRENT.profiler = Profiler(
         place, specs, with_metrics, request.output_dir if request else None, on_demand
     )
+    _CURRENT.profiler.elsewhere = without
+    if "nsight" not in without and (on_demand or any(spec.backend == "nsight" for spec in specs)):
+        from rlprof_ops.runtime.process import session_file
+
+        session_file.register(place.worker, place.rank, gate="process", world=place.world_size)
     if on_demand:
         _CURRENT.profiler.watch(place.root / watcher.FOLDER)
     if os.environ.get("RLPROF_LEADS") == "1" and place.rank == 0:

@@ -20,6 +20,7 @@ from rlprof_ops.job.knobs import Settings, home, python_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.rayenv import check_import, environment
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.supervisor import capture_relay
 from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
 from rlprof_ops.supervisor.ray_process import (
@@ -234,11 +235,17 @@ class Supervisor:
             await self.files.survived(self.windows.close(), seconds, "closing windows")
         await self.files.close_profilers(budget)
 
+    def _on_demand(self, demand: CaptureRequest) -> None:
+        if self.relay is not None:
+            self.relay.demand(demand)
+
     def serve_demands(self) -> None:
         """Hand what `rlprof capture` asks to this node's workers, until the windows are closed at the end."""
         place = self.place
         if self.on_demand is None and self.settings["RLPROF_ON_DEMAND"] != "0":
-            serve = capture_relay.serve(place.run.path, place.folder.path, place.node, self.journal.note)
+            serve = capture_relay.serve(
+                place.run.path, place.folder.path, place.node, self.journal.note, self._on_demand
+            )
             self.on_demand = asyncio.create_task(serve)
 
 

@@ -26,8 +26,16 @@ _PY_SPY_SECONDS = 20.0
 _STORAGE_SECONDS = 600.0  # a thread that hangs is left behind then
 
 
-async def serve(run_dir: Path, node_dir: Path, node: str, say: Callable[[str], None]) -> None:
-    """Until cancelled: forward each new request, answer those for stacks."""
+async def serve(
+    run_dir: Path,
+    node_dir: Path,
+    node: str,
+    say: Callable[[str], None],
+    on_demand: Callable[[watcher.CaptureRequest], None] | None = None,
+) -> None:
+    """Until cancelled: forward each new request, answer those for stacks, and hand all others to `on_demand`
+    too, which opens windows of sessions from outside.
+    """
     source, target = run_dir / watcher.FOLDER, node_dir / watcher.FOLDER
     known = await in_background(_names, source, seconds=_STORAGE_SECONDS)
     while True:
@@ -35,9 +43,11 @@ async def serve(run_dir: Path, node_dir: Path, node: str, say: Callable[[str], N
             before = set(known)
             await in_background(watcher.forward, source, target, known, seconds=_STORAGE_SECONDS)
             for name in sorted(known - before):
-                await in_background(
+                demand = await in_background(
                     _answer_stacks, source, source / name, node_dir, node, say, seconds=_STORAGE_SECONDS
                 )
+                if demand is not None and on_demand is not None:
+                    on_demand(demand)
         await asyncio.sleep(watcher.POLL_S)
 
 
@@ -47,14 +57,15 @@ def _names(source: Path) -> set[str]:
 
 def _answer_stacks(
     run_control: Path, path: Path, node_dir: Path, node: str, say: Callable[[str], None]
-) -> None:
+) -> watcher.CaptureRequest | None:
+    """Take stacks where these are asked for; else what was asked for."""
     try:
         demand = watcher.CaptureRequest.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return
+        return None
     say(f"on demand {demand.id}: {demand.backend} of {', '.join(demand.workers)}")
     if demand.backend != watcher.STACKS:
-        return
+        return demand
     for log in living(read_node(node_dir / "events", node)):
         if CaptureSpec(workers=demand.workers, ranks=demand.ranks).matches(log.worker, log.rank):
             answer = {
@@ -65,6 +76,7 @@ def _answer_stacks(
                 "text": stacks_of(log.pid),
             }
             write_answer(run_control / f"{demand.id}.{watcher.STACKS}", answer)
+    return None
 
 
 def write_answer(folder: Path, answer: dict[str, object]) -> None:

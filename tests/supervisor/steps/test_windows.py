@@ -16,6 +16,7 @@ from tests.waits import wait_until
 from rlprof_ops.backends import nsight
 from rlprof_ops.collect.event_logs import read_node
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
+from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
 from rlprof_ops.supervisor.steps.windows import Windows
 
@@ -34,6 +35,16 @@ if __name__ == "__main__":
     multiprocessing.get_context("spawn").Process(target=engine, daemon=True).start()
     time.sleep(120)
 """
+
+
+def demand(
+    name: str,
+    workers: tuple[str, ...] = ("*",),
+    next_steps: int | None = None,
+    seconds: float | None = None,
+) -> CaptureRequest:
+    """A capture on demand of every rank."""
+    return CaptureRequest(name, workers, None, "auto", {}, next_steps, seconds)
 
 
 @pytest.fixture
@@ -86,6 +97,12 @@ def test_a_window_of_steps_of_a_process_that_knows_none(node_dir: Path):
             await windows.begin(step)
             await asyncio.sleep(0.3)
             windows.end(step)
+        windows.want(demand("next-steps", next_steps=1))
+        await windows.begin(5)
+        await asyncio.sleep(0.3)
+        windows.end(5)
+        await windows.take_seconds(demand("seconds", seconds=0.5))
+        await windows.take_seconds(demand("others", seconds=0.5, workers=("actor",)))
         await windows.close()
         assert not said
 
@@ -94,8 +111,15 @@ def test_a_window_of_steps_of_a_process_that_knows_none(node_dir: Path):
         time.sleep(2)  # the child begins
         asyncio.run(steps())
         [log] = read_node(node_dir / "events")
-        assert (log.worker, log.rank, log.host, log.last_step, log.ended) == ("rollout", 1, "n1", 4, True)
-        assert [event.event for event in log.windows] == ["opened", "closed"]
+        assert (log.worker, log.rank, log.host, log.last_step, log.ended) == ("rollout", 1, "n1", 5, True)
+        assert [(event.event, event.start, event.stop) for event in log.windows] == [
+            ("opened", 2, 4),
+            ("closed", 2, 4),
+            ("opened", 5, 6),
+            ("closed", 5, 6),
+            ("opened", 5, None),
+            ("closed", 5, 6),
+        ]
         assert worker.poll() is None
         report = node_dir / log.windows[1].path
         assert nsight.check(report).state == "ok" and "_step2-3_n1_" in report.name

@@ -36,7 +36,8 @@ def answer(profiler: Any, watcher: Watcher, demand: CaptureRequest) -> None:
     place = profiler.place
     if demand.backend == STACKS:  # taken from outside; where there is no node folder we see it too
         return
-    if spec_for(demand, place.worker, place.rank) is None:
+    spec = spec_for(demand, place.worker, place.rank)
+    if spec is None or spec.backend in profiler.elsewhere:
         return
     log(f"capture {demand.id} of {place.worker} rank {place.rank} was asked for")
     if demand.seconds is None:

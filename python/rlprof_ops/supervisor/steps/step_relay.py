@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.runtime.clock_file import SOCKET, ClockFile, ClockState
+from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.step_clock import short_path
 from rlprof_ops.supervisor.control_channel import Lost, Message, register
 from rlprof_ops.supervisor.steps.windows import Windows
@@ -100,6 +101,14 @@ class StepRelay:
             listener.bind(path)
         self._server = await asyncio.start_unix_server(self._serve, sock=listener)
         self._do(self._in_order())
+
+    def demand(self, demand: CaptureRequest) -> None:
+        """A capture on demand: of seconds at once, of steps with the next step, which then waits for it."""
+        if demand.next_steps is not None:
+            self._windows.want(demand)
+            self._store(replace(self._state, asked=self._state.asked + 1))
+        else:
+            self._do(self._windows.take_seconds(demand))
 
     def close(self) -> None:
         if self._server is not None:

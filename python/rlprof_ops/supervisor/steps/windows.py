@@ -11,64 +11,31 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import names, nsight
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Window
 from rlprof_ops.runtime.capture_error import CaptureError
+from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
-from rlprof_ops.runtime.process.event_log import EventLog, StepFile
 from rlprof_ops.runtime.process.session_file import Session
 from rlprof_ops.runtime.recorders.base import move_into_place
 from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder, StoppingSession
+from rlprof_ops.supervisor.steps.watched_session import (
+    OpenWindow,
+    WatchedSession,
+    event_fields,
+    holds,
+    reason_of,
+    window_at,
+)
 
 DRIVER = "driver"  # what COMMAND is called before an adapter knows better (supervisor/driver.py)
 _AT_ONCE = 16  # nsys commands beside each other; each is a short process of its own
 _PHASES = (
     "windows of single phases are opened inside the process: they need our runtime there, or capture ranges"
 )
-
-
-@dataclass
-class _Open:
-    """A window that is open, or being opened."""
-
-    spec: CaptureSpec
-    window: Window
-    recorder: NsysSessionRecorder
-    target: Path
-    seen: list[int] = field(default_factory=list)
-    asked_by: str | None = None
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class _Watched:
-    """One session: its identity, its event file, and its open window."""
-
-    def __init__(self, session: Session, node_dir: Path, specs: tuple[CaptureSpec, ...]) -> None:
-        self.session = session
-        self.specs = specs
-        stem = names.process_name(session.worker, session.rank, session.host, session.pid)
-        # The process may have an event file of its own, for captures that it takes itself.
-        self.events = EventLog(node_dir / "events" / f"{stem}.session.jsonl")
-        self.steps = StepFile(node_dir / "events" / f"{stem}.session.step")
-        self.open: _Open | None = None
-        self.taken: set[tuple[int, int]] = set()
-        self.closing: asyncio.Task[None] | None = None
-        self.events.write(
-            "registered",
-            worker=session.worker,
-            rank=session.rank,
-            world_size=session.world_size,
-            pid=session.pid,
-            host=session.host,
-            backends=["nsight"],
-            on_demand=False,
-            wrapped=True,
-            gate="supervisor",
-        )
 
 
 class Windows:
@@ -80,14 +47,15 @@ class Windows:
         self._specs = tuple(spec for spec in (request.captures if request else ()) if _is_ours(spec))
         self._names_the_driver = any(DRIVER in spec.workers for spec in self._specs)
         self._say = say
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, WatchedSession] = {}
         self._step = 0
         self._closed = False
+        self._wanted: list[CaptureRequest] = []
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="rlprof-nsys")
 
     def concerned(self, step: int) -> bool:
         """Whether a window holds `step`, or one is open that does not."""
-        return any(_window_at(spec, step) for spec in self._specs) or any(
+        return any(window_at(spec, step) for spec in self._specs) or any(
             watched.open is not None for watched in self._watched.values()
         )
 
@@ -99,19 +67,23 @@ class Windows:
             return
         for watched in self._watched.values():
             watched.steps.store(step)
-            if watched.open is not None and not _holds(watched.open.window, step):
+            if watched.open is not None and not holds(watched.open.window, step):
                 self._close(watched, partial=True)
-        if not first and not self.concerned(step):
+        wanted, self._wanted = self._wanted, []
+        if not first and not wanted and not self.concerned(step):
             return
         await self._look()
         opening = [self._begin_one(watched, step) for watched in self._watched.values()]
         await asyncio.gather(*opening)
+        for demand in wanted:
+            window = Window(step, step + (demand.next_steps or 1))
+            await self._open_demanded(demand, window)
 
     def end(self, step: int) -> None:
         """Step `step` ended: close the windows of which it is the last step, beside the training."""
         for watched in self._watched.values():
             current = watched.open
-            if current is not None and current.asked_by is None and current.window.stop == step + 1:
+            if current is not None and current.window.stop == step + 1:
                 whole = len(set(current.seen)) == current.window.stop - current.window.start
                 self._close(watched, partial=not whole)
 
@@ -129,20 +101,20 @@ class Windows:
             wanted = self._request.for_worker(session.worker, session.rank)
             wanted = tuple(spec for spec in wanted if _is_ours(spec))
             if wanted:
-                self._watched[session.name] = _Watched(session, self._node_dir, wanted)
+                self._watched[session.name] = WatchedSession(session, self._node_dir, wanted)
                 self._watched[session.name].steps.store(self._step)
         gone = {session.name for session in sessions if session.gate != "supervisor"}
         for name in gone & set(self._watched):
             del self._watched[name]
 
-    async def _begin_one(self, watched: _Watched, step: int) -> None:
+    async def _begin_one(self, watched: WatchedSession, step: int) -> None:
         session = watched.session
         if watched.open is not None:
             watched.open.seen.append(step)
             await watched.open.ready.wait()
             return
         for number, spec in enumerate(watched.specs):
-            window = _window_at(spec, step)
+            window = window_at(spec, step)
             if window is None or (number, window.start) in watched.taken or not session.lives:
                 continue
             watched.taken.add((number, window.start))
@@ -154,7 +126,7 @@ class Windows:
 
     async def _open(
         self,
-        watched: _Watched,
+        watched: WatchedSession,
         spec: CaptureSpec,
         window: Window,
         seen: list[int],
@@ -166,7 +138,7 @@ class Windows:
         )
         recorder = NsysSessionRecorder(session.name, spec, {**os.environ, "TMPDIR": session.tmpdir})
         target = self._node_dir / "tmp" / report
-        current = watched.open = _Open(spec, window, recorder, target, seen, asked_by)
+        current = watched.open = OpenWindow(spec, window, recorder, target, seen, asked_by)
         try:
             if (
                 watched.closing is not None
@@ -176,31 +148,33 @@ class Windows:
         except Exception as error:
             watched.open = None
             current.ready.set()
-            self._failed(watched, spec, window, _reason(error), asked_by)
+            self._failed(watched, spec, window, reason_of(error), asked_by)
             return False
-        watched.events.write("opened", **_of(current), report=report)
+        watched.events.write("opened", **event_fields(current), report=report)
         current.ready.set()
         return True
 
-    def _close(self, watched: _Watched, partial: bool) -> None:
+    def _close(self, watched: WatchedSession, partial: bool) -> None:
         current, watched.open = watched.open, None
         if current is not None:
             watched.closing = asyncio.get_running_loop().create_task(self._finish(watched, current, partial))
 
-    async def _finish(self, watched: _Watched, current: _Open, partial: bool) -> None:
+    async def _finish(self, watched: WatchedSession, current: OpenWindow, partial: bool) -> None:
         await current.ready.wait()
-        if current.asked_by is not None:  # named by what it saw, not by what was planned
+        if (
+            current.asked_by is not None and current.window.stop is None
+        ):  # named by what it saw, not by what was planned
             last = max(current.seen, default=self._step)
             current.window = Window(current.window.start, max(last, current.window.start) + 1)
         try:
             stopping = await self._in_thread(current.recorder.close)
             size_bytes, final = await self._in_thread(self._deliver, watched.session, current, stopping)
         except Exception as error:
-            self._failed(watched, current.spec, current.window, _reason(error), current.asked_by)
+            self._failed(watched, current.spec, current.window, reason_of(error), current.asked_by)
             return
         watched.events.write(
             "closed",
-            **_of(current),
+            **event_fields(current),
             report=final.name,
             path=os.path.relpath(final, self._node_dir),
             size_bytes=size_bytes,
@@ -211,7 +185,7 @@ class Windows:
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    def _deliver(self, session: Session, current: _Open, stopping: StoppingSession) -> tuple[int, Path]:
+    def _deliver(self, session: Session, current: OpenWindow, stopping: StoppingSession) -> tuple[int, Path]:
         """Wait for the report, check it, and put it where it belongs."""
         finished = stopping.wait()
         found = nsight.check(finished)
@@ -221,10 +195,19 @@ class Windows:
             session.worker, session.rank, current.window, None, session.host, session.pid, nsight.SUFFIX
         )
         final = self._node_dir / names.report_folder("nsight", session.worker, session.rank) / report
+        for number in range(2, 1000):  # the same steps of one process, taken again on demand
+            if not final.exists():
+                break
+            final = final.with_name(report.removesuffix(nsight.SUFFIX) + f".{number}{nsight.SUFFIX}")
         return move_into_place(finished, final), final
 
     def _failed(
-        self, watched: _Watched, spec: CaptureSpec, window: Window, reason: str, asked_by: str | None = None
+        self,
+        watched: WatchedSession,
+        spec: CaptureSpec,
+        window: Window,
+        reason: str,
+        asked_by: str | None = None,
     ) -> None:
         more = {"asked_by": asked_by} if asked_by else {}
         watched.events.write(
@@ -249,7 +232,7 @@ class Windows:
             session = await asyncio.to_thread(session_file.read, path)
             if session is None or self._closed:
                 return False
-            watched = self._watched.setdefault(name, _Watched(session, self._node_dir, ()))
+            watched = self._watched.setdefault(name, WatchedSession(session, self._node_dir, ()))
         if what == "stop":
             if watched.open is not None and watched.open.asked_by == asked_by:
                 self._close(watched, partial=False)
@@ -259,6 +242,37 @@ class Windows:
         step = max(1, self._step)
         asked = spec or CaptureSpec(workers=(watched.session.worker,))
         return await self._open(watched, asked, Window(step, None), [step], asked_by)
+
+    def want(self, demand: CaptureRequest) -> None:
+        """Open windows for `demand` when the next step begins."""
+        self._wanted.append(demand)
+
+    async def take_seconds(self, demand: CaptureRequest) -> None:
+        """Open windows now, and close them after the seconds that `demand` asks for."""
+        opened = await self._open_demanded(demand, Window(max(1, self._step), None))
+        await asyncio.sleep(demand.seconds or 0.0)
+        for watched in opened:
+            if watched.open is not None and watched.open.asked_by == demand.id:
+                self._close(watched, partial=False)
+
+    async def _open_demanded(self, demand: CaptureRequest, window: Window) -> list[WatchedSession]:
+        if demand.backend not in ("auto", "nsight") or self._closed:
+            return []
+        spec = CaptureSpec(workers=demand.workers, ranks=demand.ranks, options=dict(demand.options))
+        found: list[WatchedSession] = []
+        for session in await asyncio.to_thread(session_file.read_all, self._node_dir):
+            if session.gate != "supervisor" or not spec.matches(session.worker, session.rank):
+                continue
+            watched = self._watched.get(session.name)
+            if watched is None:
+                watched = self._watched[session.name] = WatchedSession(session, self._node_dir, ())
+            if watched.open is not None:
+                self._failed(watched, spec, window, "another nsight window is open there", demand.id)
+            else:
+                found.append(watched)
+        seen = [window.start] if self._step else []
+        await asyncio.gather(*(self._open(each, spec, window, list(seen), demand.id) for each in found))
+        return [watched for watched in found if watched.open is not None]
 
     # ---- the end
 
@@ -282,28 +296,3 @@ class Windows:
 
 def _is_ours(spec: CaptureSpec) -> bool:
     return bool(spec) and spec.backend == "nsight" and nsight.capture_range(spec) is None
-
-
-def _holds(window: Window, step: int) -> bool:
-    return window.start <= step and (window.stop is None or step < window.stop)
-
-
-def _window_at(spec: CaptureSpec, step: int) -> Window | None:
-    return next((window for window in spec.windows() if _holds(window, step)), None)
-
-
-def _of(current: _Open) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "backend": "nsight",
-        "steps": [current.window.start, current.window.stop],
-        "phase": None,
-    }
-    return {**found, "asked_by": current.asked_by} if current.asked_by else found
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, CaptureError):
-        return str(error)
-    if isinstance(error, OSError):
-        return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-    return f"{type(error).__name__}: {error}"

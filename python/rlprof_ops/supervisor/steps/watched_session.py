@@ -1,0 +1,80 @@
+"""One nsys session that its supervisor watches: whose it is, its events, and its open window."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.backends import names
+from rlprof_ops.request import CaptureSpec, Window
+from rlprof_ops.runtime.capture_error import CaptureError
+from rlprof_ops.runtime.process.event_log import EventLog, StepFile
+from rlprof_ops.runtime.process.session_file import Session
+from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
+
+
+@dataclass
+class OpenWindow:
+    """A window that is open, or being opened."""
+
+    spec: CaptureSpec
+    window: Window
+    recorder: NsysSessionRecorder
+    target: Path
+    seen: list[int] = field(default_factory=list)
+    asked_by: str | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class WatchedSession:
+    """One session: its identity, its event file, and its open window."""
+
+    def __init__(self, session: Session, node_dir: Path, specs: tuple[CaptureSpec, ...]) -> None:
+        self.session = session
+        self.specs = specs
+        stem = names.process_name(session.worker, session.rank, session.host, session.pid)
+        # The process may have an event file of its own, for captures that it takes itself.
+        self.events = EventLog(node_dir / "events" / f"{stem}.session.jsonl")
+        self.steps = StepFile(node_dir / "events" / f"{stem}.session.step")
+        self.open: OpenWindow | None = None
+        self.taken: set[tuple[int, int]] = set()
+        self.closing: asyncio.Task[None] | None = None
+        self.events.write(
+            "registered",
+            worker=session.worker,
+            rank=session.rank,
+            world_size=session.world_size,
+            pid=session.pid,
+            host=session.host,
+            backends=["nsight"],
+            on_demand=False,
+            wrapped=True,
+            gate="supervisor",
+        )
+
+
+def holds(window: Window, step: int) -> bool:
+    return window.start <= step and (window.stop is None or step < window.stop)
+
+
+def window_at(spec: CaptureSpec, step: int) -> Window | None:
+    return next((window for window in spec.windows() if holds(window, step)), None)
+
+
+def event_fields(current: OpenWindow) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "backend": "nsight",
+        "steps": [current.window.start, current.window.stop],
+        "phase": None,
+    }
+    return {**found, "asked_by": current.asked_by} if current.asked_by else found
+
+
+def reason_of(error: Exception) -> str:
+    if isinstance(error, CaptureError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+    return f"{type(error).__name__}: {error}"
