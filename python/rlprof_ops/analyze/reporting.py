@@ -42,7 +42,7 @@ def report(
         write_text(
             folder / "report.json", json.dumps(answer, separators=(",", ":"), ensure_ascii=False) + "\n"
         )
-        write_text(folder / "report.html", render(answer))
+        write_text(folder / "report.html", render(answer, timeline_files(folder)))
     except OSError as error:
         raise RlprofError(
             f"{folder}: cannot write the report ({error.strerror}). Give another folder with --output."
@@ -57,6 +57,27 @@ def report(
 
         webbrowser.open((folder / "report.html").resolve().as_uri())
     return answer
+
+
+def timeline_files(folder: Path) -> list[str]:
+    """The files of the timeline that lie in a folder: a page beside them may lead there."""
+    return [name for name in ("timeline.overview.pftrace", "timeline.ranks.zip") if (folder / name).is_file()]
+
+
+def render_again(folder: Path) -> bool:
+    """Writes the page of a folder's report.json anew, after the timeline was made; False where there is
+    none.
+    """
+    from rlprof_ops.analyze.page.render import render
+
+    if not (folder / "report.html").is_file() or not (folder / "report.json").is_file():
+        return False
+    try:
+        answer = load_answer(folder)
+        write_text(folder / "report.html", render(answer, timeline_files(folder)))
+    except (OSError, UsageError):
+        return False
+    return True
 
 
 def answer_of(

@@ -34,10 +34,13 @@ def command(run: str, output: Path | None, legacy_json: bool, jobs: int | None, 
     Example: rlprof timeline logs/4711-logs
     """
     from rlprof_ops.analyze.output.text import duration, size
+    from rlprof_ops.analyze.reporting import render_again
     from rlprof_ops.analyze.timeline.make import make
     from rlprof_ops.job.run_folder import folder_of
 
-    made = make(folder_of(run), output, jobs, legacy_json, cache=not no_cache)
+    folder = folder_of(run)
+    made = make(folder, output, jobs, legacy_json, cache=not no_cache)
+    render_again(output or (folder if folder.is_dir() else folder.parent))
     for path in made.files:
         click.echo(f"{path}  {size(path.stat().st_size)}")
     for name, reason in made.left_out:

@@ -4,6 +4,8 @@ rank and at 512.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import shutil
 import time
@@ -16,14 +18,17 @@ import pytest
 webdriver = pytest.importorskip("selenium.webdriver")
 pytest.importorskip("msgspec")
 
+from click.testing import CliRunner  # noqa: E402
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 from tests.analyze.fake_run import make_run  # noqa: E402
 from tests.analyze.simulated import simulated_answer  # noqa: E402
 
 from rlprof_ops.analyze.page.render import render  # noqa: E402
 from rlprof_ops.analyze.reporting import report  # noqa: E402
+from rlprof_ops.commands.timeline import command as timeline  # noqa: E402
 
 pytestmark = pytest.mark.chromium
 FLAGS = (
@@ -138,7 +143,7 @@ def test_hover_tells_what_a_bar_is(browser: Any, page: Path) -> None:
     seen = set()
     for x in (0.25, 0.3, 0.35, 0.45):
         ActionChains(browser).move_to_element_with_offset(
-            canvas, int((x - 0.5) * size["width"]), int(32 - size["height"] / 2)
+            canvas, int((x - 0.5) * size["width"]), int(10 - size["height"] / 2)
         ).perform()
         seen.add(browser.find_element(By.ID, "tip").text.split(":")[0])
     assert seen & {"generation", "weight_sync"}, seen
@@ -176,4 +181,132 @@ def test_one_rank_and_512(browser: Any, tmp_path: Path, ranks: int, steps: int) 
         browser.execute_script("return 1")
         assert time.monotonic() - begun < 5
     assert browser.execute_script("return document.getElementById('gantt-canvas').width") > 500
+    nothing_wrong(browser)
+
+
+def gantt_view(browser: Any) -> list[float]:
+    """What of time the chart shows, in µs, as its tooltip's scale has it."""
+    found: list[float] = browser.execute_script("return rlprofGantt.view()")
+    return found
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    path = tmp_path / "report.html"
+    path.write_text(render(simulated_answer(64, 4, slow_rank=30)))
+    return path
+
+
+def test_a_bare_wheel_scrolls_and_with_a_modifier_it_zooms(browser: Any, many: Path) -> None:
+    opened(browser, many)
+    canvas = browser.find_element(By.ID, "gantt-canvas")
+    browser.execute_script("document.getElementById('gantt').scrollIntoView()")
+    wheel = (
+        "arguments[0].dispatchEvent(new WheelEvent('wheel', {deltaY: -100, clientX: 700, clientY: 400,"
+        " ctrlKey: arguments[1], bubbles: true, cancelable: true}))"
+    )
+    before = gantt_view(browser)
+    assert browser.execute_script(f"return {wheel}", canvas, False) is True  # not taken from the page
+    assert gantt_view(browser) == before
+    assert browser.execute_script(f"return {wheel}", canvas, True) is False
+    after = gantt_view(browser)
+    assert after[1] - after[0] == pytest.approx(0.8 * (before[1] - before[0]))
+    nothing_wrong(browser)
+
+
+def test_the_chart_is_moved_by_keys(browser: Any, many: Path) -> None:
+    opened(browser, many)
+    canvas = browser.find_element(By.ID, "gantt-canvas")
+    whole = gantt_view(browser)
+    canvas.send_keys("+")
+    zoomed = gantt_view(browser)
+    assert zoomed[1] - zoomed[0] == pytest.approx(0.8 * (whole[1] - whole[0]))
+    canvas.send_keys(Keys.ARROW_RIGHT)
+    assert gantt_view(browser)[0] > zoomed[0]
+    canvas.send_keys("0")
+    assert gantt_view(browser) == whole
+    canvas.send_keys("-")
+    assert gantt_view(browser)[1] - gantt_view(browser)[0] > whole[1] - whole[0]
+    canvas.send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN)
+    assert browser.current_url.endswith("#rank=1&worker=vllm_generation_worker")
+    nothing_wrong(browser)
+
+
+def test_a_finding_leads_to_its_rank_below_the_fold(browser: Any, many: Path) -> None:
+    opened(browser, many, height=700)
+    box = browser.find_element(By.ID, "gantt-box")
+    assert browser.execute_script("return arguments[0].scrollTop", box) == 0
+    finding = next(
+        e for e in browser.find_elements(By.CSS_SELECTOR, "#findings-list .goto") if "rank 30" in e.text
+    )
+    finding.click()
+    assert browser.execute_script("return arguments[0].scrollTop", box) > 100
+    assert "rank=30&worker=policy_worker" in browser.current_url
+    top = browser.execute_script(
+        "const b = arguments[0].getBoundingClientRect(), a = document.getElementById('gantt-axis')"
+        ".getBoundingClientRect(); return [b.top, a.top, b.bottom]",
+        box,
+    )
+    assert abs(top[1] - top[0]) < 3 and 0 <= top[0] < 700  # the axis stays in view
+    nothing_wrong(browser)
+
+
+@pytest.mark.parametrize(
+    ("hash_", "step", "rank"),
+    [("#step=3&rank=30&worker=policy_worker", "3", 30), ("#step=2", "2", None), ("#rank=2", "", 2),
+     ("#step=99&rank=99", "", None), ("#gantt", "", None)],
+)  # fmt: skip
+def test_an_address_leads_to_a_step_and_a_rank(
+    browser: Any, many: Path, hash_: str, step: str, rank: int | None
+) -> None:
+    opened(browser, many)  # first without, so that the other is no mere jump
+    browser.get("about:blank")
+    browser.get(many.as_uri() + hash_)
+    WebDriverWait(browser, 30).until(
+        lambda b: b.execute_script("return document.documentElement.dataset.ready") == "1"
+    )
+    assert browser.find_element(By.ID, "gantt-step").get_attribute("value") == step
+    assert (f"rank={rank}&" in browser.current_url or f"rank={rank}" in hash_) is (rank is not None)
+    nothing_wrong(browser)
+
+
+def test_tables_are_saved_as_csv(browser: Any, page: Path) -> None:
+    opened(browser, page)
+    browser.execute_script(
+        "window.saved = []; URL.createObjectURL = b => { b.text().then(t => saved.push(t)); return '#'; };"
+        "HTMLAnchorElement.prototype.click = function () { window.named = this.download; };"
+    )
+    browser.execute_script("document.querySelector('#stragglers-table .csv').click()")
+    WebDriverWait(browser, 10).until(lambda b: b.execute_script("return saved.length") == 1)
+    rows = list(csv.reader(io.StringIO(browser.execute_script("return saved[0]"))))
+    assert rows[0][:4] == ["rank", "host", "phase", "slower by, a step (ns)"]
+    assert rows[1][:3] == ["policy_worker 1", "n1", "train"] and 5_000_000 < int(rows[1][3]) < 7_000_000
+    assert browser.execute_script("return named") == "rlprof-4711-stragglers.csv"
+    tables = browser.find_elements(By.CSS_SELECTOR, ".tablehead")
+    assert len(tables) == len(browser.find_elements(By.CSS_SELECTOR, ".tablehead .csv")) > 8
+
+
+def test_kinds_of_idle_time_differ_without_their_colour(browser: Any, page: Path) -> None:
+    opened(browser, page)
+    for theme in ("light", "dark"):
+        browser.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
+        looks = browser.execute_script(
+            "return [...document.querySelectorAll('#gpu-legend i')].slice(3).map(i => { const s ="
+            " getComputedStyle(i); return s.backgroundImage.replace(/rgba?\\([^)]*\\)/g, '')"
+            " + s.boxShadow; })"
+        )
+        assert len(looks) == len(set(looks)) == 4, looks
+
+
+def test_links_to_the_timeline_work_or_are_not_there(browser: Any, tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2)
+    report(run, as_json=True, jobs=1, cache=False)
+    opened(browser, run / "report.html")
+    note = browser.find_element(By.ID, "timeline-note")
+    assert note.find_elements(By.TAG_NAME, "a") == [] and "rlprof timeline 4711" in note.text
+    assert CliRunner().invoke(timeline, [str(run), "-j", "1"]).exit_code == 0
+    opened(browser, run / "report.html")
+    links = browser.find_element(By.ID, "timeline-note").find_elements(By.TAG_NAME, "a")
+    assert [link.text for link in links] == ["timeline.overview.pftrace", "timeline.ranks.zip"]
+    assert all((run / link.text).is_file() for link in links)
     nothing_wrong(browser)

@@ -14,7 +14,7 @@ from rlprof_ops.analyze.metrics.collectives import collective_skews
 from rlprof_ops.analyze.metrics.intervals import Union
 from rlprof_ops.analyze.metrics.intervals import merged as joined
 from rlprof_ops.analyze.metrics.kernels import NameTotal
-from rlprof_ops.analyze.metrics.phases import PHASE_ORDER
+from rlprof_ops.analyze.metrics.phases import MAX_SEGMENTS, PHASE_ORDER
 from rlprof_ops.analyze.metrics.stragglers import spreads, stragglers
 from rlprof_ops.analyze.metrics.waiting import bubbles, waiting
 from rlprof_ops.analyze.output.findings import find
@@ -59,7 +59,7 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
         "made_ns": time.time_ns(),
         "run": _run(folder, root),
         "t0_ns": t0,
-        "findings": [finding.to_dict() for finding in findings],
+        "findings": [finding.to_dict(index) for finding in findings],
         "coverage": coverage,
         "clocks": merged.clocks.to_dict(t0),
         "ranks": [_rank(rank, read) for rank in merged.ranks],
@@ -241,6 +241,7 @@ def _anatomy(
                 "marked": row.marked,
                 "count": row.count,
                 "opening_ns": row.opening_ns,
+                "thinned": sum(p.stretches for p in row.phases) > MAX_SEGMENTS,
                 "phases": [_phase(p, phases) for p in row.phases],
                 "idle_ns": row.duration_ns - row.in_phases_ns,
                 "waiting_ns": wait.for_ns,

@@ -17,14 +17,20 @@ MIN_SHARE = 0.03
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence, and the time of a step on one rank that it is about."""
+    """One sentence, the time of a step on one rank that it is about, and where to look: a rank, or a
+    worker. `advice` is what to try.
+    """
 
     kind: str
     text: str
     cost_ns: int
+    worker: str = ""
+    rank: Rank | None = None
+    phase: str = ""
+    advice: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def to_dict(self, index: dict[Rank, int]) -> dict[str, Any]:
+        return asdict(self) | {"rank": None if self.rank is None else index.get(self.rank)}
 
 
 def find(
@@ -67,7 +73,7 @@ def _phases(spreads: Sequence[PhaseSpread]) -> list[Finding]:
         f"{top.phase} is the longest phase: {duration(top.mean_ns)} a step on {top.worker},"
         f" {percent(top.share_of_step)} of it."
     )
-    return [Finding("phase", text, top.mean_ns)]
+    return [Finding("phase", text, top.mean_ns, top.worker, top.slowest, top.phase)]
 
 
 def _straggling(stragglers: Sequence[Straggler]) -> list[Finding]:
@@ -78,7 +84,7 @@ def _straggling(stragglers: Sequence[Straggler]) -> list[Finding]:
             f"{s.rank.label}{where} is slow in {s.phase}: {duration(s.excess_ns)} a step more than the other "
             f"{'rank' if s.others == 1 else f'{s.others} ranks'}, in {s.steps_slower} of {s.steps} steps."
         )
-        found.append(Finding("straggler", text, s.excess_ns))
+        found.append(Finding("straggler", text, s.excess_ns, s.rank.worker, s.rank, s.phase))
     return found
 
 
@@ -103,7 +109,7 @@ def _idle_workers(merged: Merged, bubbles: Sequence[Bubble]) -> list[Finding]:
                 f"{worker} stands idle {duration(mean)} a step ({percent(share)}) while {because} is in"
                 f" {phase}{where}."
             )
-            found.append(Finding("bubble", text, round(mean)))
+            found.append(Finding("bubble", text, round(mean), worker, phase=phase))
     return found
 
 
@@ -125,14 +131,14 @@ def _gpu(merged: Merged) -> list[Finding]:
                 f"Communication that nothing hides takes {percent(exposed / window)} of {worker}'s GPU time: "
                 f"{duration(exposed / steps)} a step."
             )
-            found.append(Finding("communication", text, round(exposed / steps)))
+            found.append(Finding("communication", text, round(exposed / steps), worker))
         host = sum(row.idle.host_ns for row in rows if row.idle)
         if host / window >= MIN_SHARE:
             text = (
                 f"{worker}'s GPUs wait for the host to launch work for {percent(host / window)} of the time: "
                 f"{duration(host / steps)} a step."
             )
-            found.append(Finding("host", text, round(host / steps)))
+            found.append(Finding("host", text, round(host / steps), worker))
     return found
 
 
@@ -179,7 +185,7 @@ def _not_captured(rows: Sequence[Waiting], lengths: Lengths) -> list[Finding]:
         f" {'is' if len(workers) == 1 else 'are'} in no phase while other workers were not captured:"
         " whether this is idle time cannot be told. Capture all workers in the same steps."
     )
-    return [Finding("uncaptured", text, 0)]
+    return [Finding("uncaptured", text, 0, workers[0] if workers else "")]
 
 
 def _skewed(skews: Sequence[CollectiveSkew], merged: Merged) -> list[Finding]:
@@ -193,5 +199,5 @@ def _skewed(skews: Sequence[CollectiveSkew], merged: Merged) -> list[Finding]:
             f"{skew.last.label} comes last to {percent(skew.last_share)} of {skew.worker}'s {skew.key}"
             f" collectives; the ranks wait {duration(cost)} a step in them."
         )
-        found.append(Finding("skew", text, cost))
+        found.append(Finding("skew", text, cost, skew.worker, skew.last))
     return found

@@ -72,9 +72,12 @@ def _segments(answer: Json) -> list[list[int]]:
 
 
 def _steps_of(answer: Json) -> list[list[int]]:
-    """[rank, step, start µs, length µs] of every rank's steps."""
+    """[rank, step, start µs, length µs, thinned] of every rank's steps; thinned: it has more stretches of
+    phases than are drawn, so that a segment stands for what takes most of its time.
+    """
     return [
-        [a["rank"], a["step"], a["start_ns"] // 1000, a["duration_ns"] // 1000] for a in answer["anatomy"]
+        [a["rank"], a["step"], a["start_ns"] // 1000, a["duration_ns"] // 1000, int(a["thinned"])]
+        for a in answer["anatomy"]
     ]
 
 

@@ -17,7 +17,9 @@ const FIXED = {generation: "#3b82c4", reward: "#8e6bbf", ref_logprob: "#4fa8a0",
 const SPARE = ["#7a8fd6", "#b07aa1", "#59a14f", "#c7843e", "#499894", "#d37295", "#86754e", "#5778a4", "#a87c9f", "#6a9f58"];
 const color = i => FIXED[D.phase_names[i]] || SPARE[i % SPARE.length];
 const GPU = [["compute", "compute_ns", "#3b82c4"], ["exposed communication", "exposed_communication_ns", "#cc5f8f"], ["exposed memcpy", "exposed_memcpy_ns", "#d6b02c"]];
-const IDLE = [["idle: host had not launched", "host_ns", "#8d99a8"], ["idle: host in a synchronise call", "synchronising_ns", "#aab4c0"], ["idle: waiting for another role", "waiting_ns", "#c6cdd6"], ["idle: work was queued", "queued_ns", "#6e7a8a"]];
+// kinds of idle time differ in pattern, not in colour: a fill that begins with a dot is a class of page.css
+const IDLE = [["idle: host had not launched", "host_ns", ".idle-host"], ["idle: host in a synchronise call", "synchronising_ns", ".idle-sync"], ["idle: waiting for another role", "waiting_ns", ".idle-wait"], ["idle: work was queued", "queued_ns", ".idle-queue"]];
+const paint = (node, fill) => { if (fill[0] === ".") node.classList.add(fill.slice(1)); else node.style.background = fill; };
 
 // ---- tooltip
 const tip = $("tip");
@@ -39,6 +41,7 @@ function table(box, title, columns, rows, options = {}) {
   columns.forEach((c, i) => { const th = el("th", c.num ? "num" : "", c.name); th.tabIndex = 0; if (c.title) th.title = c.title;
     const go = () => { if (sort === i) down = !down; else { sort = i; down = !!c.num; } draw(); };
     th.addEventListener("click", go); th.addEventListener("keydown", e => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); go(); } }); tr.append(th); });
+  const csv = el("button", "csv", "CSV"); csv.type = "button"; csv.title = "Save all rows as a CSV file"; csv.addEventListener("click", () => save(title, columns, rows)); head.append(csv);
   thead.append(tr); t.append(thead, body); scroll.append(t);
   const more = el("button", "more"); more.type = "button"; more.addEventListener("click", () => { limit = limit === Infinity ? 25 : Infinity; draw(); });
   box.append(head, scroll, more);
@@ -60,8 +63,12 @@ function table(box, title, columns, rows, options = {}) {
   }
   draw();
 }
+// numbers as they are (nanoseconds, bytes, shares), text as it is shown
+const csvCell = v => { const s = v === null || v === undefined ? "" : String(v); return /^[=+@\t\r-]/.test(s) && typeof v !== "number" ? `"'${s.replace(/"/g, '""')}"` : /[",\n\r]/.test(s) ? `"${s.replace(/"/g, '""')}"` : s; };
+const csvOf = (columns, rows) => [columns.map(c => csvCell(c.name + (c.unit ? ` (${c.unit})` : ""))), ...rows.map(r => columns.map(c => csvCell(c.num || !c.text ? c.value(r) : c.text(r))))].map(r => r.join(",")).join("\r\n") + "\r\n";
+function save(title, columns, rows) { const a = el("a"); a.href = URL.createObjectURL(new Blob([csvOf(columns, rows)], {type: "text/csv"})); a.download = ["rlprof", D.run.job, title.toLowerCase().replace(/[^a-z0-9]+/g, "-")].filter(Boolean).join("-") + ".csv"; a.click(); setTimeout(() => URL.revokeObjectURL(a.href), 1000); }
 const hide = id => { $(id).hidden = true; };
-const ns = (name, key, extra) => ({name, num: true, value: r => r[key], text: r => time(r[key]), ...extra});
+const ns = (name, key, extra) => ({name, num: true, unit: "ns", value: r => r[key], text: r => time(r[key]), ...extra});
 
 // ---- head
 const steps = D.steps.map(s => s.step), hosts = [...new Set(D.ranks.map(r => r.host).filter(Boolean))];
@@ -71,10 +78,13 @@ $("meta").textContent = [`steps ${D.all_steps || "none"}`, `${D.ranks.length} ra
 $("footer").textContent = `${D.made_by} · ${D.run.path} · the same numbers are in report.json`;
 const themes = [null, "light", "dark"]; let theme = 0;
 $("theme").addEventListener("click", () => { const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset.theme = dark ? "light" : "dark"; drawGantt(); });
+  document.documentElement.dataset.theme = dark ? "light" : "dark"; if (gantt) gantt.draw(); });
 
 // ---- findings and tiles
-D.findings.forEach((f, i) => $("findings-list").append(el("li", f.kind + (i > 2 ? " small" : ""), f.text)));
+D.findings.forEach((f, i) => { const item = el("li", f.kind + (i > 2 ? " small" : "")), at = () => f.rank ?? (f.worker && gantt ? gantt.firstOf(f.worker) : undefined);
+  if (f.rank !== null || f.worker) { const b = el("button", "goto", f.text); b.type = "button"; b.title = "Show it in the chart"; b.addEventListener("click", () => { const rank = at(); if (gantt && rank !== undefined) gantt.reveal(rank); }); item.append(b); } else item.append(f.text);
+  if (f.advice) item.append(el("small", "advice", f.advice));
+  $("findings-list").append(item); });
 if (!D.findings.length) $("findings-list").append(el("li", "", "Nothing is large enough for a sentence."));
 const tile = (value, label, title) => { const t = el("div", "tile"); t.append(el("b", "", value), el("span", "", label)); if (title) t.title = title; $("tiles").append(t); };
 const mean = a => a.length ? a.reduce((x, y) => x + y, 0) / a.length : 0;
@@ -89,65 +99,18 @@ tile(String(D.stragglers.length), D.stragglers.length === 1 ? "straggler" : "str
 tile(D.clocks.hosts.length < 2 ? "one host" : D.clocks.residual_ns === null ? "unknown" : time(D.clocks.residual_ns), "residual of the clocks");
 
 // ---- Gantt
-const canvas = $("gantt-canvas"), stepSelect = $("gantt-step"), workerSelect = $("gantt-worker");
-const workersInOrder = D.workers.map(w => w.worker);
-const order = D.ranks.map((r, i) => i).sort((a, b) => workersInOrder.indexOf(D.ranks[a].worker) - workersInOrder.indexOf(D.ranks[b].worker) || D.ranks[a].rank - D.ranks[b].rank || a - b);
-let view = [0, 1], rowsDrawn = [], rowHeight = 18;
-const LABEL = () => innerWidth < 640 ? 84 : 190, TOP = 22;
-function fillSelects() {
-  stepSelect.append(new Option("all", "")); steps.forEach(s => stepSelect.append(new Option(D.step_names[s], String(s))));
-  workerSelect.append(new Option("all workers", "")); workersInOrder.forEach(w => workerSelect.append(new Option(w, w)));
-  stepSelect.value = steps.length > 1 ? "" : String(steps[0] ?? "");
-}
-const shown = () => order.filter(i => !workerSelect.value || D.ranks[i].worker === workerSelect.value);
-const inStep = s => stepSelect.value === "" || s === +stepSelect.value;
-function resetView() { const parts = D.steps_of.filter(s => inStep(s[1])); view = parts.length ? [Math.min(...parts.map(s => s[2])), Math.max(...parts.map(s => s[2] + s[3]))] : [0, 1]; }
-const byRank = new Map(); D.segments.forEach(s => { if (!byRank.has(s[0])) byRank.set(s[0], []); byRank.get(s[0]).push(s); });
-const stepsByRank = new Map(); D.steps_of.forEach(s => { if (!stepsByRank.has(s[0])) stepsByRank.set(s[0], []); stepsByRank.get(s[0]).push(s); });
-function niceStep(span, most) { const raw = span / most, p = 10 ** Math.floor(Math.log10(raw)); return [1, 2, 5, 10].map(m => m * p).find(v => v >= raw); }
-function drawGantt() {
-  const css = getComputedStyle(document.documentElement), ink = css.getPropertyValue("--soft"), line = css.getPropertyValue("--line"), pale = css.getPropertyValue("--pale"), strong = css.getPropertyValue("--ink");
-  const rows = shown(), width = $("gantt-box").clientWidth, label = LABEL(); rowHeight = rows.length <= 32 ? 20 : rows.length <= 96 ? 11 : rows.length <= 260 ? 6 : 4;
-  const height = TOP + rows.length * rowHeight + 4, ratio = devicePixelRatio || 1;
-  canvas.style.height = height + "px"; canvas.width = width * ratio; canvas.height = height * ratio;
-  const g = canvas.getContext("2d"); g.scale(ratio, ratio); g.font = "11px system-ui,sans-serif"; rowsDrawn = rows;
-  const scale = (width - label - 8) / Math.max(view[1] - view[0], 1), x = t => label + (t - view[0]) * scale;
-  g.textBaseline = "middle"; g.fillStyle = ink; g.strokeStyle = line;
-  const tick = niceStep(view[1] - view[0], Math.max(2, Math.min(8, Math.floor((width - label) / 80))));
-  for (let t = Math.ceil(view[0] / tick) * tick; t <= view[1]; t += tick) { g.beginPath(); g.moveTo(x(t) + .5, TOP - 4); g.lineTo(x(t) + .5, height); g.stroke(); g.textAlign = "center"; if (x(t) < width - 20) g.fillText(time(t * 1000), x(t), 9); }
-  let last = null; const gap = rowHeight > 8 ? 2 : rowHeight > 5 ? 1 : 0;
-  rows.forEach((i, n) => { const y = TOP + n * rowHeight, r = D.ranks[i]; g.textAlign = "left";
-    if (rowHeight >= 11 || r.worker !== last) { g.fillStyle = r.worker !== last ? strong : ink; const end = rowHeight >= 11 ? " " + r.rank : ""; let name = r.worker, fits = () => g.measureText(name + end).width <= label - 10; while (name.length > 2 && !fits()) name = name.replace(/…$/, "").slice(0, -1) + "…"; g.fillText(name + end, 6, y + rowHeight / 2); }
-    if (r.worker !== last && n) { g.fillStyle = line; g.fillRect(0, y - .5, width, 1); } last = r.worker;
-    g.save(); g.beginPath(); g.rect(label, y, width - label, rowHeight); g.clip();
-    for (const s of stepsByRank.get(i) || []) if (inStep(s[1])) { g.fillStyle = pale; g.fillRect(x(s[2]), y + gap, s[3] * scale, rowHeight - 2 * gap); g.fillStyle = strong; g.fillRect(x(s[2]), y, 1, rowHeight); }
-    for (const s of byRank.get(i) || []) if (inStep(s[1])) { const a = x(s[3]), w = Math.max(s[4] * scale, 1); if (a + w < label || a > width) continue; g.fillStyle = color(s[2]); g.fillRect(a, y + gap, w, rowHeight - 2 * gap); }
-    g.restore(); });
-}
-function at(e) { const box = canvas.getBoundingClientRect(), px = e.clientX - box.left, py = e.clientY - box.top, label = LABEL(), n = Math.floor((py - TOP) / rowHeight); if (n < 0 || n >= rowsDrawn.length) return null;
-  const t = view[0] + (px - label) / (box.width - label - 8) * (view[1] - view[0]); return {rank: rowsDrawn[n], t, inside: px >= label}; }
-let drag = null;
-canvas.addEventListener("mousemove", e => {
-  if (drag) { const box = canvas.getBoundingClientRect(), shift = (drag.x - e.clientX) / (box.width - LABEL() - 8) * (drag.view[1] - drag.view[0]); view = drag.view.map(v => v + shift); drawGantt(); hideTip(); return; }
-  const hit = at(e); if (!hit) return hideTip(); const r = D.ranks[hit.rank], where = `${r.worker} ${r.rank}${pidOf(r)}${r.host ? " on " + r.host : ""}`; if (!hit.inside) return showTip(e, where);
-  const slack = (view[1] - view[0]) / 1000, seg = (byRank.get(hit.rank) || []).filter(s => inStep(s[1])).find(s => hit.t >= s[3] - slack && hit.t <= s[3] + s[4] + slack), step = (stepsByRank.get(hit.rank) || []).find(s => inStep(s[1]) && hit.t >= s[2] && hit.t <= s[2] + s[3]);
-  showTip(e, seg ? `${D.phase_names[seg[2]]}: ${time(seg[4] * 1000)}\n${where}, step ${seg[1]}` : step ? `in no phase\n${where}, step ${step[1]} of ${time(step[3] * 1000)}` : where); });
-canvas.addEventListener("mouseleave", hideTip);
-canvas.addEventListener("mousedown", e => { drag = {x: e.clientX, view: [...view]}; });
-addEventListener("mouseup", () => { drag = null; });
-canvas.addEventListener("wheel", e => { const hit = at(e); if (!hit || !hit.inside || (!e.ctrlKey && rowsDrawn.length > 32)) return; e.preventDefault(); const k = e.deltaY > 0 ? 1.25 : .8; view = [hit.t - (hit.t - view[0]) * k, hit.t + (view[1] - hit.t) * k]; drawGantt(); }, {passive: false});
-canvas.addEventListener("dblclick", () => { resetView(); drawGantt(); });
-stepSelect.addEventListener("change", () => { resetView(); drawGantt(); }); workerSelect.addEventListener("change", drawGantt); addEventListener("resize", drawGantt);
-const legend = (box, items) => items.forEach(([name, fill, cls]) => { const s = el("span"), i = el("i", cls); i.style.background = fill; s.append(i, name); box.append(s); });
-if (D.steps_of.length) { fillSelects(); resetView(); legend($("gantt-legend"), [...D.phase_names.map((p, i) => [p, color(i)]), ["in no phase", "var(--pale)"]]); drawGantt(); } else hide("gantt");
+const legend = (box, items) => items.forEach(([name, fill]) => { const s = el("span"), i = el("i"); paint(i, fill); s.append(i, name); box.append(s); });
+const gantt = D.steps_of.length ? makeGantt(D, {$, el, time, color, rankName, showTip, hideTip}) : null;
+window.rlprofGantt = gantt;
+if (gantt) { legend($("gantt-legend"), [...D.phase_names.map((p, i) => [p, color(i)]), ["in no phase", ".thin"], ...(D.stragglers.length ? [["straggler", ".slow"]] : [])]); gantt.draw(); } else hide("gantt");
 
 // ---- anatomy
 const barWidth = () => Math.max(80, document.querySelector("main").clientWidth - (innerWidth < 640 ? 200 : 380));
 function bar(box, name, parts, total, whole, title) { const row = el("div", "row"), b = el("div", "bar"), n = el("div", "name", name); if (title) n.title = title;
-  parts.forEach(([label, length, fill, cls, dark]) => { if (length <= 0) return; const s = el("span", cls || ""); s.style.width = 100 * length / whole + "%"; s.style.background = fill; if (dark) s.style.color = "inherit"; if (length / whole * barWidth() > label.length * 6.6 + 6) s.textContent = label; hover(s, `${label}: ${time(length)} (${pct(length / total)})`); b.append(s); });
+  parts.forEach(([label, length, fill, cls, dark]) => { if (length <= 0) return; const s = el("span", cls || ""); s.style.width = 100 * length / whole + "%"; paint(s, fill); if (dark) s.style.color = "inherit"; if (length / whole * barWidth() > label.length * 6.6 + 6) s.textContent = label; hover(s, `${label}: ${time(length)} (${pct(length / total)})`); b.append(s); });
   row.append(n, b, el("div", "sum", time(total))); box.append(row); }
 if (D.workers.length) { const whole = Math.max(...D.workers.map(w => w.mean_ns), 1);
-  D.workers.forEach(w => bar($("anatomy-bars"), `${w.worker} ×${w.ranks}`, [...w.phases.map(([p, l]) => [D.phase_names[p], l, color(p)]), ...w.waiting.map(([o, l]) => ["waiting for " + o, l, "var(--pale)", "hatch", true]), ["nobody in a phase", w.unexplained_ns, "var(--pale)", "", true], ["not captured", w.uncaptured_ns, "transparent", "", true]], w.mean_ns, whole));
+  D.workers.forEach(w => bar($("anatomy-bars"), `${w.worker} ×${w.ranks}`, [...w.phases.map(([p, l]) => [D.phase_names[p], l, color(p)]), ...w.waiting.map(([o, l]) => ["waiting for " + o, l, ".waits", "", true]), ["nobody in a phase", w.unexplained_ns, ".nobody", "", true], ["not captured", w.uncaptured_ns, ".unseen", "", true]], w.mean_ns, whole));
   table($("anatomy-table"), "Phases", [{name: "worker", value: r => r.worker}, {name: "phase", value: r => r.phase}, ns("mean a step", "mean_ns", {bar: true}), {name: "of the step", num: true, value: r => r.share_of_step, text: r => pct(r.share_of_step)}, ns("shortest", "min_ns"), ns("longest", "max_ns"), ns("in collectives", "communication_ns", {title: "Mean time in collectives that no compute hides", text: r => r.communication_ns ? time(r.communication_ns) : "–"}), {name: "max/mean", num: true, value: r => r.ranks > 1 ? r.imbalance : null, text: r => r.ranks > 1 ? r.imbalance.toFixed(2) : "–", title: "Slowest rank's own mean over the mean of all ranks; 1 is even"}, {name: "ranks", num: true, value: r => r.ranks}, {name: "steps", num: true, value: r => r.steps}], D.phases);
 } else hide("anatomy");
 
@@ -166,7 +129,7 @@ if (multi.length) { const slow = new Set(D.stragglers.map(s => s.rank + " " + s.
     const owns = p.by_rank.map(r => r[2]), hi = Math.max(...owns, 1) * 1.04, mk = (tag, a) => { const n = document.createElementNS(NS, tag); for (const k in a) n.setAttribute(k, a[k]); svg.append(n); return n; };
     mk("line", {x1: 0, x2: 1000, y1: 14, y2: 14, stroke: "var(--line)"}); const med = [...owns].sort((a, b) => a - b)[owns.length >> 1];
     mk("line", {x1: 1000 * med / hi, x2: 1000 * med / hi, y1: 3, y2: 25, stroke: "var(--soft)", "stroke-dasharray": "3 2"});
-    p.by_rank.forEach(([rank, all, own]) => { const bad = slow.has(rank + " " + p.phase), d = mk("line", {x1: 1000 * own / hi, x2: 1000 * own / hi, y1: bad ? 4 : 7, y2: bad ? 24 : 21, stroke: bad ? "var(--red)" : color(D.phase_names.indexOf(p.phase)), "stroke-width": bad ? 7 : 5, "stroke-opacity": bad ? 1 : Math.max(.25, Math.min(.85, 12 / owns.length)), "vector-effect": "non-scaling-stroke"}); d.classList.add("dot"); hover(d, `${rankName(rank)}${D.ranks[rank].host ? " on " + D.ranks[rank].host : ""}${bad ? " – straggler" : ""}\nown ${time(own)}, all ${time(all)} a step`); });
+    p.by_rank.forEach(([rank, all, own]) => { const bad = slow.has(rank + " " + p.phase), d = mk("line", {x1: 1000 * own / hi, x2: 1000 * own / hi, y1: bad ? 4 : 7, y2: bad ? 24 : 21, stroke: bad ? "var(--red)" : color(D.phase_names.indexOf(p.phase)), "stroke-width": bad ? 7 : 5, "stroke-opacity": bad ? 1 : Math.max(.25, Math.min(.85, 12 / owns.length)), "vector-effect": "non-scaling-stroke"}); d.classList.add("dot"); d.addEventListener("click", () => gantt && gantt.reveal(rank)); hover(d, `${rankName(rank)}${D.ranks[rank].host ? " on " + D.ranks[rank].host : ""}${bad ? " – straggler" : ""}\nown ${time(own)}, all ${time(all)} a step`); });
     row.append(name, svg, el("div", "sum", `${time(Math.min(...owns))} – ${time(Math.max(...owns))}`)); $("spread-rows").append(row); });
   table($("stragglers-table"), "Stragglers", [{name: "rank", value: r => rankName(r.rank), mark: () => true}, {name: "host", value: r => D.ranks[r.rank].host}, {name: "phase", value: r => r.phase}, ns("slower by, a step", "excess_ns", {bar: true}), {name: "of the phase", num: true, value: r => r.share_of_phase, text: r => pct(r.share_of_phase)}, ns("standard error", "noise_ns"), {name: "steps slower", num: true, value: r => r.steps_slower / r.steps, text: r => `${r.steps_slower} of ${r.steps}`}, ns("rank time lost, a step", "cost_ns", {title: "What it is slower by, times the number of other ranks that may wait for it"})], D.stragglers, {empty: "No rank is slower than the others by more than noise explains."});
 } else hide("spread");
@@ -196,9 +159,12 @@ $("coverage-text").append(el("p", "note", c.planned === null ? `No manifest in t
 table($("missing-table"), "Missing, empty, truncated, unreadable", [{name: "what", value: r => r.what, cls: "path"}, {name: "state", value: r => r.state, mark: () => true}, {name: "reason", value: r => r.reason}], [...c.missing.map(m => ({what: m.capture, state: m.state, reason: m.reason})), ...c.unread.map(u => ({what: u.path, state: "not read", reason: u.reason})), ...c.reports.filter(r => r.truncated || r.damaged).map(r => ({what: r.path, state: "truncated", reason: r.truncated || `${r.damaged} damaged events left out`})), ...c.listed.map(l => ({what: l.path, state: "listed only", reason: `${size(l.size_bytes)}, written ${new Date(l.modified_ns / 1e6).toISOString().slice(0, 19).replace("T", " ")} UTC`}))]);
 table($("reports-table"), "Reports", [{name: "worker", value: r => r.worker}, {name: "rank", num: true, value: r => r.rank}, {name: "host", value: r => r.host}, {name: "backend", value: r => r.backend}, {name: "steps", value: r => r.steps[0], text: r => stepRuns(r.steps)}, {name: "size", num: true, value: r => r.size_bytes, text: r => size(r.size_bytes)}, {name: "events", num: true, value: r => r.events, text: r => count(r.events)}, {name: "read in", num: true, value: r => r.seconds, text: r => r.seconds.toFixed(2) + " s"}, {name: "file", value: r => r.path, cls: "path"}], c.reports, {limit: 10});
 table($("clocks-table"), "Hosts", [{name: "host", value: r => r.host, text: r => r.host || "–"}, {name: "method", value: r => r.method}, ns("offset", "offset_ns"), {name: "drift, ppm", num: true, value: r => r.drift_ppm, text: r => r.drift_ppm.toFixed(2)}, {name: "residual", num: true, value: r => r.residual_ns, text: r => r.residual_ns === null ? "unknown" : time(r.residual_ns)}, {name: "matches", num: true, value: r => r.matches, text: r => count(r.matches)}], D.clocks.hosts);
+if (D.timeline.length) { const p = $("timeline-note"); p.append("All ranks on one timeline: "); D.timeline.forEach((f, i) => { const a = el("a", "", f); a.href = f; a.download = f; p.append(i ? ", " : "", a); }); p.append("; open it in ui.perfetto.dev (v58.2 or later for the zip) or in a Perfetto of your own. rlprof view hands it over by itself."); }
+else { const p = $("timeline-note"); p.append("Every range and kernel of all ranks on one timeline: ", el("code", "", "rlprof timeline " + (D.run.job || D.run.path)), ", or ", el("code", "", "rlprof view " + (D.run.job || D.run.path)), ", which opens it in Perfetto."); }
 $("environment-json").textContent = JSON.stringify(D.run, null, 2);
 
 // ---- navigation
+if (gantt) { gantt.follow(location.hash); addEventListener("hashchange", () => gantt.follow(location.hash)); }
 const sections = [...document.querySelectorAll("section[data-nav]")].filter(s => !s.hidden);
 sections.forEach(s => { const a = el("a", "", s.dataset.nav); a.href = "#" + s.id; $("nav").append(a); });
 const mark = () => { const y = scrollY + 120; let on = 0; sections.forEach((s, i) => { if (s.offsetTop <= y) on = i; }); [...$("nav").children].forEach((a, i) => a.classList.toggle("on", i === on)); };

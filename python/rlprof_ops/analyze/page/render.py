@@ -5,6 +5,7 @@ anywhere.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -14,9 +15,9 @@ from markupsafe import Markup
 from rlprof_ops.analyze.page.data import page_data
 
 
-def render(answer: dict[str, Any]) -> str:
+def render(answer: dict[str, Any], timeline: Sequence[str] = ()) -> str:
     """The page of an answer. What comes from a run reaches it as JSON data only, and the script writes it
-    as text.
+    as text. `timeline`: names of the timeline's files that lie beside the page.
     """
     here = files(__package__)
     environment = jinja2.Environment(
@@ -27,8 +28,8 @@ def render(answer: dict[str, Any]) -> str:
     return template.render(
         title=" ".join(filter(None, ("rlprof", str(run.get("job_name") or ""), str(run.get("job") or "")))),
         style=Markup((here / "page.css").read_text(encoding="utf-8")),
-        script=Markup((here / "page.js").read_text(encoding="utf-8")),
-        data=Markup(embedded(page_data(answer))),
+        script=Markup("".join((here / name).read_text(encoding="utf-8") for name in ("gantt.js", "page.js"))),
+        data=Markup(embedded(page_data(answer) | {"timeline": list(timeline)})),
     )
 
 
