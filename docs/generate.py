@@ -1,5 +1,5 @@
-"""Writes the pages that are made from the code: docs/cli.md, docs/knobs.md, docs/schemas.md. `make docs` runs
-it, a test compares.
+"""Writes the pages that are made from the code: docs/api.md, cli.md, knobs.md, schemas.md. `make
+docs` runs it, a test compares.
 
 python docs/generate.py [folder]
 """
@@ -15,6 +15,9 @@ from typing import Any
 
 import click
 
+sys.path.insert(0, str(Path(__file__).parent))
+from api_page import api_page
+
 from rlprof_ops.cli import cli
 from rlprof_ops.commands.schema import SCHEMAS, load
 from rlprof_ops.job.knobs import reference
@@ -22,7 +25,12 @@ from rlprof_ops.job.knobs import reference
 
 def pages() -> dict[str, str]:
     """File name -> text of every generated page."""
-    return {"cli.md": command_page(), "knobs.md": reference(), "schemas.md": schema_page()}
+    return {
+        "api.md": api_page(),
+        "cli.md": command_page(),
+        "knobs.md": reference(),
+        "schemas.md": schema_page(),
+    }
 
 
 def command_page() -> str:

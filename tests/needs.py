@@ -9,6 +9,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -100,6 +101,14 @@ def _root() -> str:
     return "not root: a test gives files to a second user" if os.getuid() else ""
 
 
+def _index() -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", "nvtx"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return "" if done.returncode == 0 else "no package index is reachable"
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "slurm": _slurm,
     "nsys": _nsys,
@@ -108,6 +117,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "root": _root,
     "ray": _ray,
     "torch": _torch,
+    "index": _index,
 }
 
 

@@ -53,6 +53,7 @@ class Login:
             "XDG_STATE_HOME": str(sandbox.shared / "state"),
         }
         self.text: list[str] = []
+        self.venv = ""
 
     def start(self, *words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
         return self.sandbox.popen(
@@ -80,6 +81,15 @@ class Login:
         if show:
             self.note(words, out, code)
         return out
+
+    def shell(self, line: str) -> None:
+        """A line for the shell itself; what it exports, later commands get."""
+        shown = subprocess.run(
+            ["bash", "-ec", f"{line}\nenv -0"], cwd=self.folder, env=self.env, capture_output=True, check=True
+        ).stdout
+        variables = dict(entry.partition("=")[::2] for entry in shown.decode().split("\0") if entry)
+        self.env |= {name: value for name, value in variables.items() if name in line}
+        self.text.append(f"$ {line}\n")
 
     def note(self, words: tuple[str, ...], out: str, code: int = 0) -> None:
         line = " ".join(word if re.fullmatch(r"[\w@%+=:,./-]+", word) else f"'{word}'" for word in words)
@@ -129,7 +139,7 @@ def shape(transcript: str) -> list[str]:
         number: f"J{i}"
         for i, number in enumerate(re.findall(r"(?m)^job (\d+) submitted$", transcript), start=1)
     }
-    wanted = r"\$ rlprof .*|\d+ captures planned: .*|\(exit code \d+\)|n\d|reports: .*"
+    wanted = r"\$ .*|\d+ captures planned: .*|\(exit code \d+\)|n\d|reports: .*"
     lines = [line for line in transcript.splitlines() if re.fullmatch(wanted, line)]
     takes_job = re.compile(r"(\$ rlprof (?:status|attach|capture|stop|retry|logs -f) )(\d+)")
     return [takes_job.sub(lambda found: found[1] + jobs.get(found[2], found[2]), line) for line in lines]

@@ -9,81 +9,88 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
-import sysconfig
-import venv
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.operate.login import Login, in_document, put_into, shape
-from tests.packaging.conftest import run, wheel
-
-__all__ = ["wheel"]  # a fixture
+from tests.needs import need
+from tests.operate.login import MARK, Login, in_document, put_into, shape
 
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.nsys,
     pytest.mark.ray,
     pytest.mark.torch,
-    pytest.mark.timeout(700),
+    pytest.mark.timeout(1200),
 ]
-TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
-REQUEST = """\
-captures:
-  - backend: nsight
-    workers: policy_worker
-    steps: 3:5,7
-    options: {t: nvtx}
-  - backend: torch
-    workers: generation_worker
-    steps: 3:5
-"""
-LATER = REQUEST.replace("3:5,7", "3:5,30")
+HOME = Path(__file__).parents[2]
+TUTORIAL = HOME / "docs" / "tutorial.md"
 DEMO = ("python", "-m", "rlprof_ops.demo", "--steps")
 WORLD = ("--world", "policy_worker=2,generation_worker=1")
 
 
+def blocks(language: str) -> list[str]:
+    """The blocks of the tutorial that stand before its session."""
+    before = TUTORIAL.read_text().partition(MARK)[0]
+    return re.findall(rf"(?s)```{language}\n(.*?)```", before)
+
+
 @pytest.fixture
-def user(slurm, wheel):
-    """A new user: an empty folder on shared storage, and a virtual environment with Ray and the wheel."""
-    place = slurm.shared / "venv"
-    venv.create(place, with_pip=False, symlinks=True)
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        place / "bin/python",
-        "install",
-        "--no-deps",
-        "--no-index",
-        "--quiet",
-        wheel,
-    )
-    packages = next((place / "lib").glob("python*/site-packages"))
-    (packages / "tests.pth").write_text(
-        sysconfig.get_path("purelib") + "\n"
-    )  # Ray and the rest, from where the tests have them
-    (place / "bin" / "ray").symlink_to(Path(sysconfig.get_path("scripts")) / "ray")
-    me = Login(
-        slurm, slurm.shared / "me", f"{place}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", ["rlprof"]
-    )
-    me.env["HOME"] = str(me.folder)
-    return me
+def user(slurm):
+    """A new user who has typed the tutorial's first block, line by line, and written its profile.yaml.
+
+    `/shared` is the sandbox's; its virtual environment lies on a disk that the nodes see too, since the
+    sandbox's shared folder is memory.
+    """
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="rlprof-tutorial-") as disk:
+        copy_checkout(slurm.shared / "rlprof-ops")
+        places = [("/shared/venv", f"{disk}/venv"), ("/shared", str(slurm.shared))]
+        (setup,) = blocks("bash")
+        for shown, real in places:
+            setup = setup.replace(shown, real) if shown != "/shared" else re.sub(r"/shared\b", real, setup)
+        path = f"{Path(sys.executable).resolve().parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+        env = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "HTTP"))}
+        env |= {"PATH": path, "HOME": disk, "PIP_RETRIES": "1", "PIP_DEFAULT_TIMEOUT": "30"}
+        for config in (Path.home() / ".config/pip/pip.conf", Path.home() / ".pip/pip.conf"):
+            if config.is_file():
+                env.setdefault("PIP_CONFIG_FILE", str(config))
+        done = subprocess.run(
+            ["bash", "-e"], input=f"{setup}\npwd\necho \"$PATH\"\n", env=env, capture_output=True, text=True,
+            timeout=500, check=False,
+        )  # fmt: skip
+        if done.returncode and re.search(r"No matching distribution|connection|resolve", done.stderr, re.I):
+            need("index")
+        assert done.returncode == 0, done.stderr
+        here, path = done.stdout.splitlines()[-2:]
+        me = Login(slurm, Path(here), path, ["rlprof"])
+        me.env["HOME"] = here
+        (Path(here) / "profile.yaml").write_text(blocks("yaml")[0])
+        me.venv = f"{disk}/venv"
+        yield me
+
+
+def copy_checkout(target: Path) -> None:
+    """The files that git knows, as a clone has them."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=HOME, capture_output=True, check=True).stdout
+    for name in names.decode().split("\0"):
+        if name and (HOME / name).is_file() and not name.startswith("tests/"):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(HOME / name, target / name)
 
 
 def test_a_new_users_first_day(slurm, user):
     me = user
+    versions = json.loads(me.type("--version", "--json", show=False))
+    assert versions["nvtx"] == "0.2.10", "nsys 2023.4 records nothing of later ones"
     assert "nsys capture" in me.type("doctor", "--nodes", "3", "--shared", ".", timeout=200)
     me.type("init", "project")
-    (me.folder / "profile.yaml").write_text(REQUEST)
     me.type("plan", "profile.yaml", *WORLD)
-    me.env |= {
-        "LEFT_OVER": "1",
-        "NRL_NSYS_WORKER_PATTERNS": "left over",
-        "SEED": "7",
-    }  # of which a job gets what it is given
+    # Of which a job gets what it is given.
+    me.env |= {"LEFT_OVER": "1", "NRL_NSYS_WORKER_PATTERNS": "left over"}
     common = (
         "-N",
         "3",
@@ -98,7 +105,8 @@ def test_a_new_users_first_day(slurm, user):
     assert "5 captures planned: 5 ok" in first
     assert re.search(r"(?m)^report: .*/\d+-logs/report.html$", first)
 
-    (me.folder / "profile.yaml").write_text(LATER)
+    me.shell("sed -i 's/3:5,7/3:5,30/' profile.yaml")
+    me.shell("export SEED=7")
     long = ("bash", "-c", "env > env.txt; python -m rlprof_ops.demo --steps 60 --step-seconds 2")
     shown = me.type("submit", "--dry-run", *common, "--set", "SEED", "--", *long, show=False)
     assert "sbatch --parsable --export=ALL --job-name=rlprof -N 3 --gres=gpu:2" in shown
@@ -151,7 +159,7 @@ def first_and_last_steps(log: str) -> str:
 
 def compare_with_tutorial(me: Login) -> None:
     """The tutorial tells this story: the same commands, the same captures, the same exit codes."""
-    text = me.transcript((str(me.sandbox.shared / "venv"), "/shared/venv"))
+    text = me.transcript((me.venv, "/shared/venv"))
     if target := os.environ.get("RLPROF_TRANSCRIPT"):
         put_into(Path(target), text)
     assert shape(text) == shape(in_document(TUTORIAL))
