@@ -109,6 +109,12 @@ def _index() -> str:
     return "" if done.returncode == 0 else "no package index is reachable"
 
 
+def _upstream() -> str:
+    from tests import upstream
+
+    return upstream.missing()
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "slurm": _slurm,
     "nsys": _nsys,
@@ -118,6 +124,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "ray": _ray,
     "torch": _torch,
     "index": _index,
+    "upstream": _upstream,
 }
 
 

@@ -4,10 +4,13 @@ names.
 
 from __future__ import annotations
 
+from functools import partial
+
 from hypothesis import strategies as st
 from tests.request.strategies import option_names, option_values, ranks, steps, texts, windows
 
 from rlprof_ops.backends.nsight_presets import LONG
+from rlprof_ops.frameworks.verl.schemes import SCHEMES, Scheme
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps
 
 SPELLINGS = {*LONG, *LONG.values(), "preset"}  # a dialect writes one of two names, and presets written out
@@ -36,11 +39,8 @@ def nemo_rl() -> st.SearchStrategy[ProfileRequest]:
     )
 
 
-ROLES = ("actor", "rollout", "ref", "critic", "reward_model")
-
-
 @st.composite
-def _roles(draw: st.DrawFn, roles: tuple[str, ...] = ROLES) -> dict[tuple[int, ...] | None, tuple[str, ...]]:
+def _roles(draw: st.DrawFn, roles: tuple[str, ...]) -> dict[tuple[int, ...] | None, tuple[str, ...]]:
     """Roles by their ranks, in verl's order."""
     found: dict[tuple[int, ...] | None, tuple[str, ...]] = {}
     for role in roles:
@@ -50,9 +50,17 @@ def _roles(draw: st.DrawFn, roles: tuple[str, ...] = ROLES) -> dict[tuple[int, .
     return found
 
 
+def verl(name: str) -> st.SearchStrategy[ProfileRequest]:
+    scheme = SCHEMES[name]
+    return _verl_old(scheme) if scheme.layout != "global" else _verl(scheme)
+
+
 @st.composite
-def verl(draw: st.DrawFn) -> ProfileRequest:
-    backend = draw(st.sampled_from(("nsight", "torch", "memory")))
+def _verl(draw: st.DrawFn, scheme: Scheme) -> ProfileRequest:
+    roles = tuple(role for role in scheme.paths if role != "env")
+    backend = draw(st.sampled_from(("nsight", "torch", "memory")[: 3 if scheme.exact_memory else 1]))
+    if scheme.torch_contents and draw(st.booleans()):
+        backend = "torch"
     each = draw(st.sampled_from(("step", "phase"))) if backend == "nsight" else "step"
     which = draw(one_range if backend == "torch" else steps(may_be_open=False))
     wanted = {
@@ -65,15 +73,31 @@ def verl(draw: st.DrawFn) -> ProfileRequest:
         ),
     }
     chosen = draw(wanted[backend])
-    specs = [CaptureSpec(backend, roles, own, which, each, chosen) for own, roles in draw(_roles()).items()]
-    folder = None if backend == "nsight" or not specs else draw(st.one_of(st.none(), folders))
+    if backend == "torch":  # rollout is taken in discrete mode alone
+        roles = tuple(role for role in roles if role != "rollout")
+    picked = draw(_roles(roles))
+    if not picked and backend == "memory":
+        picked = {None: ("actor",)}  # without any role verl's own examples are read
+    specs = [CaptureSpec(backend, roles, own, which, each, chosen) for own, roles in picked.items()]
+    may_say = bool(specs) and (backend != "nsight" or scheme.relocates)
+    folder = draw(st.one_of(st.none(), folders)) if may_say else None
+    if not which and backend == "memory":
+        return ProfileRequest()
     return ProfileRequest(tuple(specs), output_dir=folder)
 
 
 @st.composite
-def verl_legacy(draw: st.DrawFn) -> ProfileRequest:
+def _verl_old(draw: st.DrawFn, scheme: Scheme) -> ProfileRequest:
     each, which, chosen = draw(st.sampled_from(("step", "phase"))), draw(listed), draw(options)
-    specs = [CaptureSpec("nsight", roles, own, which, each, chosen) for own, roles in draw(_roles()).items()]
+    if scheme.layout == "shared":
+        own = draw(ranks(9).filter(lambda r: r != ()))
+        hybrid = {own: ("actor", "rollout", "ref")} if draw(st.booleans()) else {}
+        picked = dict(hybrid)
+        for one, roles in draw(_roles(("critic", "reward_model"))).items():
+            picked[one] = (*picked.get(one, ()), *roles)
+    else:
+        picked = draw(_roles(tuple(scheme.paths)))
+    specs = [CaptureSpec("nsight", roles, own, which, each, chosen) for own, roles in picked.items()]
     return ProfileRequest(tuple(specs))
 
 
@@ -88,7 +112,7 @@ def rlinf(draw: st.DrawFn) -> ProfileRequest:
     )
     whole_life = Steps.parse("1:")
     which = draw(st.one_of(listed, st.just(whole_life)))
-    backend = draw(st.sampled_from(("nsight", "rocprof_sys", "torch")))
+    backend = draw(st.sampled_from(("nsight", "torch")))  # RLinf's rocprof_sys starts no worker
     folder = draw(st.one_of(st.none(), folders))
     if backend == "torch":
         switches = {
@@ -105,19 +129,9 @@ def rlinf(draw: st.DrawFn) -> ProfileRequest:
         )
         return ProfileRequest((spec,), output_dir=folder)
     chosen = draw(options)
-    if backend == "nsight":
-        flags = tuple(draw(st.lists(names.filter(lambda n: n not in chosen), max_size=2, unique=True)))
-        spec = CaptureSpec(backend, workers, None, which, options=chosen, flags=flags)
-    else:
-        env = draw(
-            st.dictionaries(
-                st.from_regex(r"[A-Z_]{1,8}", fullmatch=True),
-                texts.map(lambda t: t.replace("$", "")),
-                max_size=2,
-            )
-        )
-        spec = CaptureSpec(backend, workers, None, which, options=chosen, env=env)
+    flags = tuple(draw(st.lists(names.filter(lambda n: n not in chosen), max_size=2, unique=True)))
+    spec = CaptureSpec(backend, workers, None, which, options=chosen, flags=flags)
     return ProfileRequest((spec,), enabled=draw(st.booleans()), output_dir=folder)
 
 
-EXPRESSIBLE = {"nemo_rl": nemo_rl, "verl": verl, "verl-legacy": verl_legacy, "rlinf": rlinf}
+EXPRESSIBLE = {"nemo_rl": nemo_rl, "rlinf": rlinf} | {name: partial(verl, name) for name in SCHEMES}

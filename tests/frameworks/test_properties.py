@@ -4,6 +4,8 @@ without a word.
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import subprocess
 from dataclasses import replace
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests import upstream
 from tests.frameworks.strategies import EXPRESSIBLE
 from tests.request.strategies import requests, texts
 
@@ -20,6 +23,7 @@ from rlprof_ops import frameworks
 from rlprof_ops.backends.nsight_presets import LONG
 from rlprof_ops.frameworks import hydra
 from rlprof_ops.frameworks.base import Framework
+from rlprof_ops.frameworks.trainer_file import UnknownWorld
 from rlprof_ops.request import ProfileRequest, RequestError
 
 FORMATS = [(name, fmt) for name in frameworks.NAMES for fmt in frameworks.get(name).formats]
@@ -151,32 +155,61 @@ def bash_words(text: str) -> list[str]:
     return run.stdout.decode().split("\0")[:-1]
 
 
-@pytest.mark.parametrize("name", [n for n in frameworks.NAMES if n != "nemo_rl"])
+REAL = {
+    "verl-0.8": ("verl_config-b178a3cd5", "verl/trainer/config", "ppo_trainer"),
+    "verl-0.6": ("verl_config-v0.7.0", "verl/trainer/config", "ppo_trainer"),
+    "verl-0.5": ("verl_config-v0.5.0", "verl/trainer/config", "ppo_trainer"),
+    "verl-0.4": ("verl_config-v0.4.1", "verl/trainer/config", "ppo_trainer"),
+    "rlinf": ("rlinf", "examples/reasoning/config/math", "moonlight-16b-grpo-megatron"),
+}
+
+
+def real_configuration(name: str) -> tuple[str, str]:
+    """Folder and name of a configuration that the trainer ships; the document's scheme has no trainer."""
+    if name == "verl-legacy":
+        return str(Path(__file__).parent / "data"), "verl-legacy"
+    archive, folder, top = REAL[name]
+    return str(upstream.tree(archive) / folder), top
+
+
+def composed(folder: str, top: str, words: tuple[str, ...] = ()) -> Any:
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(folder, version_base=None):
+        return compose(top, overrides=list(words))
+
+
+@functools.cache
+def unchanged(folder: str, top: str) -> Any:
+    return composed(folder, top)
+
+
+@pytest.mark.parametrize("name", [*REAL, "verl-legacy"])
+@pytest.mark.upstream
 @given(data=st.data())
 @settings(
-    max_examples=8,
+    max_examples=5,
     suppress_health_check=[HealthCheck.too_slow],
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
 )
 def test_overrides_survive_bash_and_hydra(name: str, data: st.DataObject) -> None:
-    """Hydra itself applies them to a configuration that has the trainer's keys and no others."""
-    compose = pytest.importorskip("hydra", reason="hydra-core is not installed").compose
-    from hydra import initialize_config_dir
+    """Hydra itself applies them to a real configuration of the trainer."""
     from omegaconf import OmegaConf
 
+    place = real_configuration(name)
     request = data.draw(EXPRESSIBLE[name]())
     dialect = frameworks.get(name)
     body = "\n".join(
         line for line in dialect.render(request, "hydra").text.splitlines() if not line.startswith("#")
     )
-    words = bash_words(body) if body.strip() else []
-    with initialize_config_dir(str(Path(__file__).parent / "data"), version_base=None):
-        config = compose(name, overrides=words)
-        with_yaml = OmegaConf.load(Path(__file__).parent / "data" / f"{name}.yaml")
+    config = composed(*place, tuple(bash_words(body)) if body.strip() else ())
+    with_yaml = copy.deepcopy(unchanged(*place))
+    OmegaConf.set_struct(with_yaml, False)
     with_yaml.merge_with(OmegaConf.create(dialect.render(request, "yaml").text) or {})
     assert OmegaConf.to_container(config) == OmegaConf.to_container(with_yaml), "overrides and YAML agree"
-    whole = dialect.import_(json.dumps(OmegaConf.to_container(config), ensure_ascii=False), "test").request
+    profiling = {key: value for key, value in OmegaConf.to_container(config).items() if key != "defaults"}
+    whole = dialect.import_(json.dumps(profiling, ensure_ascii=False), "test").request
     for found, asked in zip(
         whole.captures, request.captures, strict=True
     ):  # a whole file also holds the trainer's defaults
@@ -231,5 +264,10 @@ configurations = st.recursive(
 
 @pytest.mark.parametrize("name", frameworks.NAMES)
 @given(config=st.dictionaries(st.sampled_from(WORLD_KEYS), configurations, max_size=5))
-def test_any_configuration_has_a_world(name: str, config: dict[str, Any]) -> None:
-    assert all(ranks >= 0 for ranks in frameworks.get(name).world(config).values())
+def test_any_configuration_has_a_world_or_a_reason(name: str, config: dict[str, Any]) -> None:
+    try:
+        found = frameworks.get(name).world(config, None)
+    except UnknownWorld as error:
+        assert str(error)
+    else:
+        assert all(ranks >= 0 for ranks in found.values())

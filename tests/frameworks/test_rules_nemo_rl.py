@@ -10,6 +10,7 @@ import pytest
 from rlprof_ops import frameworks
 from rlprof_ops.backends import names
 from rlprof_ops.frameworks import nemo_rl
+from rlprof_ops.frameworks.nemo_rl.names import LD_LIBRARY_PATH
 from rlprof_ops.request import (
     RequestError,
     first_match,
@@ -43,7 +44,7 @@ RENDERED = [
     (
         f"{DOC}: Megatron needs its libraries",
         {"workers": "megatron_policy_worker"},
-        f"\nexport LD_LIBRARY_PATH={nemo_rl.LD_LIBRARY_PATH}\n",
+        f"\nexport LD_LIBRARY_PATH={LD_LIBRARY_PATH}\n",
     ),
     (f"{DOC}: Megatron behind a pattern", {}, "# only for a Megatron policy: export LD_LIBRARY_PATH="),
     (
@@ -241,56 +242,6 @@ def test_windows_start_and_stop_as_its_tests_say(
         gate.leave(step)
     gate.close(partial=True)
     assert done == expected, behaviour
-
-
-CONFIGS = [
-    (
-        "colocated, vLLM on 2 GPUs",
-        {
-            "cluster": {"num_nodes": 2, "gpus_per_node": 8},
-            "policy": {"generation": {"backend": "vllm", "vllm_cfg": {"tensor_parallel_size": 2}}},
-        },
-        {"dtensor_policy_worker": 16, "vllm_generation_worker": 8},
-    ),
-    (
-        "Megatron, asynchronous engine",
-        {
-            "cluster": {"num_nodes": 1, "gpus_per_node": 8},
-            "policy": {
-                "megatron_cfg": {"enabled": True},
-                "generation": {
-                    "backend": "vllm",
-                    "vllm_cfg": {
-                        "async_engine": True,
-                        "tensor_parallel_size": 4,
-                        "pipeline_parallel_size": 2,
-                    },
-                },
-            },
-        },
-        {"megatron_policy_worker": 8, "vllm_async_generation_worker": 1},
-    ),
-    (
-        "generation on nodes of its own",
-        {
-            "cluster": {"num_nodes": 3, "gpus_per_node": 4},
-            "policy": {
-                "dtensor_cfg": {"_v2": True},
-                "generation": {
-                    "backend": "vllm",
-                    "colocated": {"enabled": False, "resources": {"num_nodes": 1, "gpus_per_node": 4}},
-                },
-            },
-        },
-        {"dtensor_policy_worker_v2": 8, "vllm_generation_worker": 4},
-    ),
-    ("not told", {}, {}),
-]
-
-
-@pytest.mark.parametrize(("what", "config", "world"), CONFIGS)
-def test_world_of_a_configuration(what: str, config: dict[str, Any], world: dict[str, int]) -> None:
-    assert nemo_rl.world(config) == world, what
 
 
 def test_star_policy_on_64_nodes_is_warned_about() -> None:

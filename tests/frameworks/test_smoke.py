@@ -7,7 +7,11 @@ import pytest
 from rlprof_ops import frameworks
 from rlprof_ops.request import request_from_dict
 
-WORKER = {"nemo_rl": "megatron_policy_worker", "verl": "actor", "verl-legacy": "actor", "rlinf": "ActorGroup"}
+WORKER = dict.fromkeys(frameworks.VERL, "actor") | {
+    "nemo_rl": "megatron_policy_worker",
+    "rlinf": "ActorGroup",
+    "verl-0.5": "actor,rollout,ref",  # one profiler for the three
+}
 
 
 @pytest.mark.parametrize("name", frameworks.NAMES)

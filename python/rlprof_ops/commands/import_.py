@@ -15,23 +15,47 @@ from rlprof_ops.frameworks import NAMES
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of YAML.")
 @click.argument("source", nargs=-1, required=True, metavar="FILE_OR_OVERRIDES...")
 def command(framework: str, as_json: bool, source: tuple[str, ...]) -> None:
-    """Read a trainer's file (- for stdin) or its overrides back into a request, printed as YAML.
+    """Read a trainer's file or launch script (- for stdin), its overrides, or both, back into a request,
+    printed
+    as YAML. Exits with 2 when nothing of the trainer's profiling stands in it.
 
     Example: rlprof import --framework verl 'global_profiler.tool=nsys' 'global_profiler.steps=[1,2]'
     """
-    import shlex
-
     from rlprof_ops import frameworks
-    from rlprof_ops.request.yaml_file import read_file, request_yaml
+    from rlprof_ops.errors import UsageError
+    from rlprof_ops.request.yaml_file import request_yaml
 
     dialect = frameworks.get(framework)
-    if source == ("-",):
-        text, name = sys.stdin.read(), "stdin"
-    elif len(source) == 1 and (os.path.exists(source[0]) or "=" not in source[0]):
-        text, name = read_file(source[0]), source[0]
-    else:
-        text, name = shlex.join(source), "overrides"
+    text, name = _text(source, env="env" in dialect.formats)
     imported = dialect.import_(text, name)
     click.echo(imported.request.to_json() + "\n" if as_json else request_yaml(imported.request), nl=False)
     for note in imported.notes:
         click.echo(f"rlprof: {note}", err=True)
+    if not imported.found:
+        sys.exit(UsageError.exit_code)
+
+
+def _text(source: tuple[str, ...], env: bool) -> tuple[str, str]:
+    """What to read and what to call it: stdin, a file, overrides, or a file with overrides over it."""
+    import shlex
+
+    from rlprof_ops.request.yaml_file import read_file
+
+    first, rest = source[0], source[1:]
+    if first == "-":
+        text, name = sys.stdin.read(), "stdin"
+    elif os.path.exists(first) or (not rest and "=" not in first):
+        text, name = read_file(first), first
+    else:
+        return shlex.join(source), "overrides"
+    if not rest:
+        return text, name
+    if env:
+        return f"{text}\n{shlex.join(rest)}\n", f"{name} and overrides"
+    import json
+
+    from rlprof_ops.frameworks.hydra import read_overrides, read_settings
+    from rlprof_ops.frameworks.trainer_file import merge
+
+    whole = merge(read_settings(text, name), read_overrides(shlex.join(rest), "overrides"))
+    return json.dumps(whole), f"{name} and overrides"

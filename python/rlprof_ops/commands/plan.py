@@ -23,6 +23,9 @@ from rlprof_ops.frameworks import NAMES
 @click.option(
     "--trainer-config", metavar="FILE", help="Take the world from the trainer's own YAML (needs --framework)."
 )
+@click.option(
+    "--gpus-per-node", type=click.IntRange(1), metavar="N", help="GPUs of a node, where the file says `all`."
+)
 @click.option("--steps-total", type=click.IntRange(1), metavar="N", help="The run's last step.")
 @click.option("--resume-from", type=click.IntRange(1), metavar="K", help="The first step that will run.")
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON.")
@@ -36,6 +39,7 @@ def command(
     world: str | None,
     framework: str | None,
     trainer_config: str | None,
+    gpus_per_node: int | None,
     steps_total: int | None,
     resume_from: int | None,
     as_json: bool,
@@ -67,7 +71,7 @@ def command(
         raise UsageError("--trainer-config needs --framework, to know whose file it is")
     ranks = parse_world(world) if world else None
     if trainer_config and dialect and ranks is None:
-        ranks = world_of_trainer(dialect, trainer_config)
+        ranks = world_of_trainer(dialect, trainer_config, gpus_per_node)
     phases = {name: dialect.phases(name) for name in ranks} if dialect and ranks else None
     made = plan(request, ranks, steps_total, resume_from, phases)
     made = replace(made, warnings=(*request.notes, *remarks, *made.warnings))

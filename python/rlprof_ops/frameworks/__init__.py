@@ -1,4 +1,4 @@
-"""Trainers' dialects: the same request in the words of NeMo RL, verl (both schemes) and RLinf, and back."""
+"""Trainers' dialects: the same request in the words of NeMo RL, verl (every scheme) and RLinf, and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlprof_ops.frameworks.base import Framework
 
-NAMES = ("nemo_rl", "verl", "verl-legacy", "rlinf")
+VERL = ("verl", "verl-0.8", "verl-0.6", "verl-0.5", "verl-0.4", "verl-legacy")
+NAMES = ("nemo_rl", *VERL, "rlinf")
 
 
 def get(name: str) -> Framework:
@@ -23,10 +24,10 @@ def get(name: str) -> Framework:
         from rlprof_ops.frameworks import nemo_rl
 
         return nemo_rl.FRAMEWORK
-    if name in ("verl", "verl-legacy"):
+    if name in VERL:
         from rlprof_ops.frameworks import verl
 
-        return verl.FRAMEWORK if name == "verl" else verl.LEGACY
+        return verl.framework(name)
     if name == "rlinf":
         from rlprof_ops.frameworks import rlinf
 

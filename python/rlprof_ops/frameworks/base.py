@@ -41,10 +41,14 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Imported:
-    """A trainer's configuration as a request; `notes` say where its meaning had to be decided."""
+    """A trainer's configuration as a request; `notes` say where its meaning had to be decided.
+
+    `found` is false when no key of the trainer's profiling stands in what was read.
+    """
 
     request: ProfileRequest
     notes: tuple[str, ...] = ()
+    found: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Framework:
     phase_names: Mapping[str, tuple[str, ...]]
     render: Callable[[ProfileRequest, str], Rendered]
     import_: Callable[[str, str], Imported]
-    world: Callable[[Mapping[str, Any]], dict[str, int]]
+    world: Callable[[Mapping[str, Any], int | None], dict[str, int]]
 
     def phases(self, worker: str) -> tuple[str, ...]:
         """The phases a worker runs; () when it is none of ours."""

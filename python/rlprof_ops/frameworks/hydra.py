@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlprof_ops.frameworks.shell_text import looks_like_script, read_script
 from rlprof_ops.request.problems import Problem, RequestError, shown
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*", re.ASCII)
@@ -117,12 +118,13 @@ def _block(base: Any) -> Any:
 
 
 def read_settings(text: str, name: str) -> dict[str, Any]:
-    """A trainer's configuration as nested data: a YAML document, or Hydra overrides one a word or a line.
+    """A trainer's configuration as nested data: a YAML document, Hydra overrides, or a launch script with
+    some.
 
     Raises:
         RequestError: neither of both.
     """
-    if _looks_like_overrides(text):
+    if looks_like_script(text) or _looks_like_overrides(text):
         return read_overrides(text, name)
     from rlprof_ops.request.yaml_file import parse_yaml
 
@@ -148,13 +150,14 @@ def _looks_like_overrides(text: str) -> bool:
 
 
 def read_overrides(text: str, name: str) -> dict[str, Any]:
-    """Hydra overrides as nested data; words without `=` (a program before them) are skipped."""
-    try:
-        tokens = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise RequestError([Problem(f"the shell cannot read these overrides: {error}", name)]) from None
+    """Hydra overrides as nested data, out of words, lines, or a whole launch script; other words are skipped.
+
+    Raises:
+        RequestError: a quote is not closed, or a value is none of Hydra's.
+    """
     tree: dict[str, Any] = {}
-    for token in tokens:
+    script = looks_like_script(text)
+    for token in read_script(text, name).words:
         match = _OVERRIDE.fullmatch(token)
         if not match or (match["value"] is None and match["mark"] != "~"):
             continue
@@ -162,7 +165,11 @@ def read_overrides(text: str, name: str) -> dict[str, Any]:
         if match["mark"] == "~":
             _put(tree, path, None)
             continue
-        _put(tree, path, parse_value(match["value"], name))
+        try:
+            _put(tree, path, parse_value(match["value"], name))
+        except RequestError:
+            if not script:  # in a script a word with `=` may be anything
+                raise
     return tree
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlprof_ops.frameworks.base import Framework
-from rlprof_ops.frameworks.hydra import read_settings
+from rlprof_ops.frameworks.trainer_file import UnknownWorld, read_inherited
 from rlprof_ops.request.problems import Problem, RequestError, shown
 
 EXAMPLE = "policy_worker=8,generation_worker=4"
@@ -30,16 +30,25 @@ def parse_world(text: str) -> dict[str, int]:
     return found
 
 
-def world_of_trainer(framework: Framework, path: str) -> dict[str, int]:
-    """The world of a trainer's YAML file. Raises RequestError when the file does not tell it."""
-    from rlprof_ops.request.yaml_file import read_file
+def world_of_trainer(framework: Framework, path: str, gpus_per_node: int | None = None) -> dict[str, int]:
+    """The world of a trainer's YAML file, with the files it inherits from.
 
-    found = framework.world(read_settings(read_file(path), path))
+    Raises:
+        RequestError: the file does not tell it, with the reason.
+    """
+    try:
+        found = framework.world(read_inherited(path), gpus_per_node)
+    except UnknownWorld as error:
+        reason = f": {error}"
+        found = {}
+    else:
+        reason = ""
     if not found:
         raise RequestError(
             [
                 Problem(
-                    f"does not tell how many ranks {framework.title}'s workers have; give --world {EXAMPLE}",
+                    f"does not tell how many ranks {framework.title}'s workers have{reason}; give --world"
+                    f" {EXAMPLE}",
                     path,
                 )
             ]

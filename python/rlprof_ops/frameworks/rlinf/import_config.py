@@ -8,6 +8,7 @@ from typing import Any
 from rlprof_ops.frameworks.base import Imported
 from rlprof_ops.frameworks.hydra import dig, is_interpolation, read_settings
 from rlprof_ops.frameworks.rlinf.names import FIELDS, PRESETS, TORCH_DEFAULTS, WORKERS, canonical_group
+from rlprof_ops.frameworks.rlinf.placement import group_names
 from rlprof_ops.frameworks.rlinf.render import window_options
 from rlprof_ops.request.build import Reader, read_request
 from rlprof_ops.request.model import ProfileRequest
@@ -40,12 +41,13 @@ def import_(text: str, name: str) -> Imported:
         data["enabled"] = True if enabled is None else enabled
         if not is_interpolation(profiling.get("output_dir")):
             data["output_dir"] = profiling.get("output_dir")
-        capture = _capture(profiling, reading)
+        capture = _capture(profiling, tree, reading)
         if capture:
             captures.append(capture)
     torch = _torch(tree, data, reading)
     if torch:
         captures.append(torch)
+    megatron = next((True for p in MEGATRON_PATHS if dig(tree, *p, "use_profiler") is not None), None)
     if profiling is None and torch is None:
         _misspelt(tree, reading)
         reading.notes.append(
@@ -56,7 +58,7 @@ def import_(text: str, name: str) -> Imported:
     problems = list(dict.fromkeys(reading.problems + checked.problems))
     if problems:
         raise RequestError(problems)
-    return Imported(request, tuple(reading.notes))
+    return Imported(request, tuple(reading.notes), found=profiling is not None or megatron is not None)
 
 
 def _misspelt(tree: Mapping[str, Any], reading: Reading) -> None:
@@ -107,7 +109,9 @@ def _preset(tree: Mapping[str, Any]) -> str:
     return ""
 
 
-def _capture(profiling: Mapping[str, Any], reading: Reading) -> dict[str, Any] | None:
+def _capture(
+    profiling: Mapping[str, Any], tree: Mapping[str, Any], reading: Reading
+) -> dict[str, Any] | None:
     backend = profiling.get("backend")
     if not isinstance(backend, str) or backend not in FIELDS:
         what = "must be specified" if not backend else f"{shown(backend)} is unknown"
@@ -120,7 +124,7 @@ def _capture(profiling: Mapping[str, Any], reading: Reading) -> dict[str, Any] |
                 f"cluster.profiling has no key {shown(key)} for {backend}; it has {words(FIELDS[backend])}."
                 f"{nearest(str(key), FIELDS[backend])}"
             )
-    groups = _groups(profiling.get("worker_groups"), reading)
+    groups = _groups(profiling.get("worker_groups"), tree, reading)
     capture: dict[str, Any] = {"backend": backend, "workers": groups, "steps": _steps(profiling, reading)}
     if backend == "nsight":
         capture["options"] = _nsight_options(profiling.get("options"), _count(capture["steps"]), reading)
@@ -138,7 +142,7 @@ def _capture(profiling: Mapping[str, Any], reading: Reading) -> dict[str, Any] |
     return capture
 
 
-def _groups(value: Any, reading: Reading) -> list[str]:
+def _groups(value: Any, tree: Mapping[str, Any], reading: Reading) -> list[str]:
     if value is None:
         return []
     items = [value] if isinstance(value, str) else value
@@ -148,12 +152,12 @@ def _groups(value: Any, reading: Reading) -> list[str]:
         )
         return []
     names = ["*" if item.strip().lower() == "all" else canonical_group(item.strip()) for item in items]
+    known = [w.name for w in WORKERS] + list(group_names(tree))
     for group in names:
-        if group != "*" and group not in [w.name for w in WORKERS]:
-            near = nearest(group, [w.name for w in WORKERS])
+        if group != "*" and group.lower() not in [name.lower() for name in known]:
             reading.notes.append(
-                f"worker group {group!r} is none of the embodied runner's; RLinf ignores a name that does not"
-                f" exist.{near}"
+                f"worker group {group!r} is none of RLinf's own examples; RLinf ignores a name that does not"
+                f" exist.{nearest(group, known)}"
             )
     return ["*"] if "*" in names else names
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import Any
 
 from rlprof_ops.frameworks.base import Worker
-from rlprof_ops.frameworks.hydra import dig
 
 # Channels are groups of their own: `ActorGroup` never implies the channel worker `Actor` (its document, "How
 # To Override Worker Groups"; Reward and RewardGroup exist in code only).
@@ -16,6 +13,14 @@ WORKERS = (
     Worker("RolloutGroup", ("generation_worker", "rollout"), ("generation", "weight_sync")),
     Worker("EnvGroup", ("env_worker", "env"), ("generation",)),
     Worker("RewardGroup", ("reward_worker", "reward"), ("reward",)),
+    Worker("InferenceGroup", ("ref_worker", "inference"), ("logprob",)),
+    Worker("CriticGroup", ("critic_worker", "critic"), ("train",)),
+    Worker("AgentLoopGroup", ("agentloop",), ()),
+    Worker("RewardActorGroup", ("reward_actor",), ("train",)),
+    Worker("RolloutJudgeGroup", ("rollout_judge",), ("generation",)),
+    Worker("SubWorkerRolloutGroup", ("rollout_fixed_worker",), ("generation",)),
+    Worker("SGLangServerGroup", (), ("generation",)),
+    Worker("SGLangRouterGroup", (), ()),
     Worker("Actor", ("actor_channel",), (), "a channel: no GPU work, and no window opens in it"),
     Worker("Rollout", ("rollout_channel",), (), "a channel: no GPU work, and no window opens in it"),
     Worker("Env", ("env_channel",), (), "a channel: no GPU work, and no window opens in it"),
@@ -77,33 +82,3 @@ TORCH_DEFAULTS: dict[str, Any] = {
 def canonical_group(name: str) -> str:
     """RLinf matches groups whatever their case."""
     return next((w.name for w in WORKERS if w.name.lower() == name.lower()), name)
-
-
-def world(config: Mapping[str, Any]) -> dict[str, int]:
-    """Ranks per group of an RLinf configuration: the accelerators that `cluster.component_placement` gives
-    each.
-    """
-    groups = {"actor": "ActorGroup", "rollout": "RolloutGroup", "env": "EnvGroup", "reward": "RewardGroup"}
-    nodes, per_node = dig(config, "cluster", "num_nodes"), dig(config, "cluster", "num_gpus_per_node")
-    total = nodes * per_node if isinstance(nodes, int) and isinstance(per_node, int) else 0
-    placement = dig(config, "cluster", "component_placement")
-    found: dict[str, int] = {}
-    for components, where in placement.items() if isinstance(placement, Mapping) else ():
-        if isinstance(where, Mapping):
-            where = where.get("placement")
-        count = total if where == "all" else _count(str(where).split(":")[0])
-        for component in str(components).split(","):
-            if component.strip() in groups and count:
-                found[groups[component.strip()]] = count
-    return {w.name: found[w.name] for w in WORKERS if w.name in found}
-
-
-def _count(text: str) -> int:
-    """How many accelerators `0-7` or `0,2-3` name; 0 when it is not understood."""
-    count = 0
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part, re.ASCII)
-        if not match or int(match[2] or match[1]) < int(match[1]):
-            return 0
-        count += int(match[2] or match[1]) - int(match[1]) + 1
-    return count

@@ -9,7 +9,7 @@ from rlprof_ops.backends import nsight_presets
 from rlprof_ops.frameworks import hydra
 from rlprof_ops.frameworks.base import Remarks, Rendered, common_losses, select, usable
 from rlprof_ops.frameworks.hydra import Setting
-from rlprof_ops.frameworks.rlinf.names import CHANNELS, FIELDS, STEPPED, TORCH_DEFAULTS, WORKERS
+from rlprof_ops.frameworks.rlinf.names import FIELDS, STEPPED, TORCH_DEFAULTS, WORKERS, canonical_group
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps
 from rlprof_ops.request.problems import nearest
 from rlprof_ops.request.selectors import is_pattern
@@ -75,25 +75,34 @@ def _system(specs: Sequence[CaptureSpec], request: ProfileRequest, remarks: Rema
 
 
 def _groups(patterns: Sequence[str], spec: CaptureSpec, remarks: Remarks) -> list[str]:
+    """RLinf's `worker_groups`. Names are free text: one that we do not know is passed on, with a note.
+
+    RLinf compares names whatever their case and knows no patterns, so a pattern is written out as the known
+    groups that it matches.
+    """
     if "*" in patterns:
         return ["all"]
     known = [w.name.lower() for w in WORKERS]
     found: list[str] = []
     for pattern in patterns:
-        literal = not is_pattern(pattern) and pattern not in [a for w in WORKERS for a in w.aliases]
-        near = nearest(pattern, [w.name for w in WORKERS])
-        if literal and pattern.lower() not in known and not near:
-            remarks.note(f"{pattern!r} is none of the embodied runner's groups; it is written as it is")
-            found.append(pattern)
-        else:
+        if not is_pattern(pattern) and pattern.lower() in known:
+            found.append(canonical_group(pattern))
+        elif is_pattern(pattern) or pattern in [a for w in WORKERS for a in w.aliases]:
             found += select([pattern], WORKERS, "RLinf", remarks)
+        else:
+            near = nearest(pattern, [w.name for w in WORKERS]).strip()
+            remarks.note(
+                f"{pattern!r} is no group of RLinf's own examples and is written as it is; RLinf ignores a"
+                f" name that its configuration does not have{f' ({near[:-1]}, perhaps?)' if near else ''}"
+            )
+            found.append(pattern)
     groups = [w.name for w in WORKERS if w.name in found] + [g for g in found if g.lower() not in known]
     stepped = bool(spec.steps) and str(spec.steps) != "1:"
-    silent = [g for g in groups if stepped and g in (*CHANNELS, "RewardGroup")]
+    silent = [g for g in groups if stepped and g not in STEPPED]
     if silent:
         remarks.note(
             f"{', '.join(silent)}: RLinf opens its windows in {', '.join(STEPPED)} only, so these collect"
-            " nothing"
+            " nothing, unless they run under another name"
         )
     return list(dict.fromkeys(groups))
 
@@ -138,6 +147,11 @@ def window_options(ranges: int | None) -> dict[str, str]:
 
 
 def _rocprof(spec: CaptureSpec, remarks: Remarks) -> list[Setting]:
+    remarks.lose(
+        "rocprof_sys: RLinf's own wrap gives rocprof-sys-python the interpreter as if it were a script, and"
+        " no worker starts (source code string cannot contain null bytes). Leave cluster.profiling out and"
+        " let rlprof wrap the workers: rlprof submit without --framework, or rlprof wrap"
+    )
     if spec.flags:
         remarks.lose(f"flags {', '.join(spec.flags)}; RLinf's args need a value")
     for name in spec.options:

@@ -1,339 +1,301 @@
-"""verl's configuration read back into a request, in both schemes, with one stated meaning for null and
-`[]`.
-"""
+"""verl's configuration read back into a request, with one stated meaning for null and `[]`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlprof_ops.frameworks.base import Imported
-from rlprof_ops.frameworks.hydra import dig, is_interpolation, read_settings
-from rlprof_ops.frameworks.verl.render import (
+from rlprof_ops.frameworks.hydra import dig, read_settings
+from rlprof_ops.frameworks.verl.chosen import (
     CONTENTS,
     MEMORY_OPTIONS,
+    MINI_BATCHES,
     NSYS,
-    TOOLS,
-    WORKER_DEFAULTS,
+    SGLANG_CONTENTS,
     ranges_end,
 )
-from rlprof_ops.frameworks.verl.roles import ROLE_PATHS
-from rlprof_ops.request.build import Path, Reader, read_request
+from rlprof_ops.frameworks.verl.import_old import read_old
+from rlprof_ops.frameworks.verl.reading import Reading, group
+from rlprof_ops.frameworks.verl.schemes import V06, V08, V09, Scheme, scheme_of_config
 from rlprof_ops.request.model import ProfileRequest
-from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
+from rlprof_ops.request.problems import RequestError, nearest, shown, words
 from rlprof_ops.request.steps import Steps
 
+HOOK_KEYS = ("relocate_results", "finish_hook_cmd", "finish_hook_all_ranks", "finish_hook_ranks")
 GLOBAL_KEYS = ("_target_", "tool", "steps", "profile_continuous_steps", "save_path", "global_tool_config",
-               "finish_hook_cmd", "finish_hook_ranks", "relocate_results")  # fmt: skip
+               *HOOK_KEYS)  # fmt: skip
 NSYS_KEYS = ("_target_", "discrete", "controller_nsight_options", "worker_nsight_options")
-ROLE_KEYS = ("_target_", "tool", "enable", "all_ranks", "ranks", "save_path", "tool_config")
-TORCH_KEYS = ("_target_", "contents", "discrete", "step_start", "step_end", "name")
-LEGACY_KEYS = ("profile_steps", "profile_ranks", "profile_ranks_all", "profile_discrete")
-# Old documents name these places for critic and reward model; the trainer reads the others.
-LEGACY_PATHS = {"critic": ("actor_rollout_ref", "critic"), "reward_model": ("actor_rollout_ref", "rm")}
+ROLE_KEYS = ("_target_", "tool", "enable", "all_ranks", "ranks", "save_path", "tool_config",
+             "global_tool_config", *HOOK_KEYS)  # fmt: skip
+TORCH_KEYS = {
+    V09: ("_target_", "contents", "discrete", "schedule", "profile_token_start", "profile_token_end", "name"),
+    V08: ("_target_", "contents", "discrete", "step_start", "step_end", "name"),
+    V06: ("_target_", "step_start", "step_end", "manual_save", "name"),
+}
+FOLLOWS_ACTOR = ("rollout", "reward_model")
 
 
-class Scheme:
-    """Reads one configuration; collects problems, notes and the captures of the profiled roles."""
+def importer(scheme: Scheme) -> Callable[[str, str], Imported]:
+    """`import_` of one dialect; a configuration in the words of another scheme is read as that one."""
 
-    def __init__(self, tree: Mapping[str, Any], name: str) -> None:
-        self.tree = tree
-        self.name = name
-        self.reader = Reader(origin=name)
-        self.notes: list[str] = []
+    def import_(text: str, name: str) -> Imported:
+        tree = read_settings(text, name)
+        reading = Reading(tree, name)
+        if isinstance(dig(tree, "trainer"), Mapping) and "profile_interval" in dig(tree, "trainer"):
+            return _sft(reading)
+        found = scheme_of_config(tree)
+        used = found if found is not None and found.layout != scheme.layout else scheme
+        if used is not scheme:
+            reading.notes.append(f"the configuration is in the scheme of {used.releases}, and is read so")
+        imported = _today(reading, used) if used.layout == "global" else read_old(reading, used)
+        if found is None and not imported.request.captures:
+            notes = (*imported.notes, "no key of verl's profiling is in it")
+            return Imported(imported.request, notes, found=False)
+        return imported
 
-    def get(self, *path: str) -> Any:
-        """A setting; one that the trainer computes from others (`${…}`) counts as not set."""
-        value = dig(self.tree, *path)
-        return None if is_interpolation(value) else value
-
-    def truth(self, default: bool, *path: str) -> bool:
-        value = self.get(*path)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            self.problem(path, f"must be true or false, not {shown(value)}")
-            return default
-        return value
-
-    def problem(self, path: tuple[str, ...], message: str) -> None:
-        self.reader.problems.append(Problem(f"{'.'.join(path)}: {message}", self.name))
-
-    def known(self, path: tuple[str, ...], allowed: tuple[str, ...]) -> None:
-        """Unknown keys under `path` fail in verl only when a worker is built; here they fail now."""
-        found = dig(self.tree, *path)
-        if found is not None and not isinstance(found, Mapping) and not is_interpolation(found):
-            self.problem(path, f"must be a mapping, not {shown(found)}")
-        for key in found if isinstance(found, Mapping) else ():
-            if key not in allowed:
-                shown_words = words(w for w in allowed if not w.startswith("_"))
-                self.problem(
-                    path, f"has no key {shown(key)}; it has {shown_words}.{nearest(str(key), allowed)}"
-                )
-
-    def steps(self, *path: str) -> list[int]:
-        value = self.get(*path)
-        if value is None:
-            return []
-        if not isinstance(value, list) or any(
-            not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in value
-        ):
-            self.problem(
-                path, f"{shown(value)} must be null or a list of steps counted from 1, e.g. [1, 2, 5]"
-            )
-            return []
-        return value
-
-    def options(self, *path: str) -> dict[str, Any]:
-        value = self.get(*path)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            self.problem(path, f"must be a mapping of nsys options, not {shown(value)}")
-            return {}
-        return {
-            k: v
-            for k, v in value.items()
-            if v is not None and not is_interpolation(v) and WORKER_DEFAULTS.get(k) != v
-        }
-
-    def worker_options(self, path: tuple[str, ...], ends: tuple[str | None, ...]) -> dict[str, Any]:
-        """nsys options of the workers, without a `capture-range-end` that `render` computes by itself."""
-        found = self.options(*path)
-        if found.get("capture-range-end") in ends:
-            found.pop("capture-range-end", None)
-        return found
-
-    def request(self, captures: list[dict[str, Any]], output_dir: Any = None) -> ProfileRequest:
-        """The checked request; raises RequestError with all problems."""
-        values: dict[Path, str] = {(): self.name}
-        checked = Reader(values, origin=self.name)
-        request = read_request(checked, {"captures": captures, "output_dir": output_dir})
-        problems = self.reader.problems + checked.problems
-        if problems:
-            raise RequestError(list(dict.fromkeys(problems)))
-        return request
+    return import_
 
 
-def group(roles: Mapping[str, dict[str, Any]], common: dict[str, Any]) -> list[dict[str, Any]]:
-    """One capture for the roles that agree in everything but their name, in verl's order of roles."""
-    captures: list[dict[str, Any]] = []
-    for role, own in roles.items():
-        for capture in captures:
-            if {k: v for k, v in capture.items() if k != "workers"} == common | own:
-                capture["workers"].append(role)
-                break
-        else:
-            captures.append({"workers": [role], **common, **own})
-    return captures
-
-
-def import_(text: str, name: str) -> Imported:
-    """Today's scheme: `global_profiler.*` and per-role `profiler.*`. Raises RequestError."""
-    scheme = Scheme(read_settings(text, name), name)
-    scheme.known(("global_profiler",), GLOBAL_KEYS)
-    scheme.known(NSYS, NSYS_KEYS)
-    if scheme.get("profiler", "steps") is not None:
-        scheme.problem(("profiler", "steps"), "is no key of verl; write global_profiler.steps")
-    tool = scheme.get("global_profiler", "tool")
-    steps = scheme.steps("global_profiler", "steps")
-    backend = _backend(scheme, tool)
-    discrete = _discrete(scheme, backend)
-    roles = _roles(scheme, backend)
+def _today(reading: Reading, scheme: Scheme) -> Imported:
+    """`global_profiler.*` and per-role `profiler.*`. Raises RequestError."""
+    reading.known(("global_profiler",), GLOBAL_KEYS)
+    reading.known(NSYS, NSYS_KEYS)
+    if reading.get("profiler", "steps") is not None:
+        reading.problem(("profiler", "steps"), "is no key of verl; write global_profiler.steps")
+    tool = reading.get("global_profiler", "tool")
+    steps = reading.steps("global_profiler", "steps")
+    backend = _backend(reading, scheme, tool, ("global_profiler", "tool"))
+    reading.beside()
+    if backend == "memory" and (not scheme.exact_memory or not _any_enable(reading, scheme)):
+        return _memory(reading)
+    roles = _roles(reading, scheme, backend)
     if backend is None:
-        if scheme.reader.problems:
-            raise RequestError(scheme.reader.problems)
+        if reading.problems:
+            raise RequestError(reading.problems)
         off = (
             "global_profiler.tool is null"
             + (", so the steps have no effect" if steps else "")
             + ": nothing is profiled"
         )
-        return Imported(ProfileRequest(), (*scheme.notes, off))
-    _mode_notes(scheme, steps, discrete)
+        return Imported(ProfileRequest(), (*reading.notes, off))
+    discrete = any(own["each"] == "phase" for own in roles.values())
+    _mode_notes(reading, steps, discrete)
     if backend == "nsight" and steps:
-        scheme.notes.append(
+        reading.notes.append(
             "verl also records its controller, from its start to its end; ask for it with workers:"
             " [controller]"
         )
     if not roles:
-        scheme.notes.append("no role has profiler.enable=True: nothing is profiled")
-    common: dict[str, Any] = {"backend": backend, "steps": steps, "each": "phase" if discrete else "step"}
+        reading.notes.append("no role has profiler.enable=True: nothing is profiled")
+    common: dict[str, Any] = {"backend": backend, "steps": steps}
+    captures: list[dict[str, Any]]
     if backend == "nsight":
-        end = ranges_end(tuple(roles), Steps.parse(steps), discrete)
-        common["options"] = scheme.worker_options((*NSYS, "worker_nsight_options"), (end,))
-    if backend == "memory":
-        found = scheme.get("global_profiler", "global_tool_config", "torch_memory")
-        common["options"] = (
-            {k: v for k, v in found.items() if k in MEMORY_OPTIONS} if isinstance(found, Mapping) else {}
+        ends = tuple(ranges_end(Steps.parse(steps), discrete, joined) for joined in (True, False))
+        common["options"] = reading.worker_options((*NSYS, "worker_nsight_options"), ends if roles else ())
+        captures = group(roles, common)
+        mode = common | {"each": "phase" if discrete else "step"}
+        captures += reading.controller((*NSYS, "controller_nsight_options"), mode)
+    else:
+        if backend == "memory":
+            common["options"] = _memory_options(reading)
+        captures = group(roles, common)
+    kept = backend == "nsight" and not reading.truth(False, "global_profiler", "relocate_results")
+    output_dir = None if kept else reading.get("global_profiler", "save_path")
+    return Imported(reading.request(captures, output_dir), tuple(reading.notes))
+
+
+def _memory(reading: Reading) -> Imported:
+    """torch_memory before verl 0.9: a snapshot of every actor rank after every step, whatever the settings
+    say.
+    """
+    reading.notes.append(
+        "verl before 0.9 dumps a snapshot of every actor rank after every step, whatever steps,"
+        " ranks, roles and"
+        " enable say, and is read so; verl 0.9 keeps to them"
+    )
+    capture = {
+        "backend": "memory",
+        "workers": ["actor"],
+        "ranks": "all",
+        "steps": "1:",
+        "options": _memory_options(reading),
+    }
+    save_path = reading.get("global_profiler", "save_path")
+    return Imported(reading.request([capture], save_path), tuple(reading.notes))
+
+
+def _memory_options(reading: Reading) -> dict[str, Any]:
+    found = reading.get("global_profiler", "global_tool_config", "torch_memory")
+    return {k: v for k, v in found.items() if k in MEMORY_OPTIONS} if isinstance(found, Mapping) else {}
+
+
+def _sft(reading: Reading) -> Imported:
+    """The SFT trainer: one `profiler` block, on from the first step of `trainer.profile_interval` to its
+    last.
+    """
+    interval = reading.get("trainer", "profile_interval")
+    if (
+        not isinstance(interval, list)
+        or len(interval) != 2
+        or any(not isinstance(n, int) or isinstance(n, bool) for n in interval)
+    ):
+        reading.problem(("trainer", "profile_interval"), f"{shown(interval)} must be [first, last]")
+        raise RequestError(reading.problems)
+    first, last = interval
+    backend = _backend(reading, V09, reading.get("profiler", "tool"), ("profiler", "tool"))
+    on = reading.truth(False, "profiler", "enable") and first > 0 and last >= first
+    reading.beside()
+    if not on or backend is None:
+        if reading.problems:
+            raise RequestError(reading.problems)
+        return Imported(
+            ProfileRequest(),
+            (*reading.notes, "profiler.enable or profile_interval is off: nothing is profiled"),
         )
-    output_dir = scheme.get("global_profiler", "save_path") if backend != "nsight" else None
-    return Imported(scheme.request(group(roles, common), output_dir), tuple(scheme.notes))
+    capture: dict[str, Any] = {
+        "backend": backend,
+        "workers": ["sft"],
+        "ranks": _ranks(reading, ("profiler",)),
+        "steps": f"{first}:{last + 1}",
+    }
+    if backend == "torch":
+        capture["options"] = _contents(reading, ("profiler", "tool_config", "torch"), V09)
+    reading.notes.append("verl's SFT trainer has one worker, called sft here; rlprof renders nothing for it")
+    output_dir = reading.get("profiler", "save_path") if backend != "nsight" else None
+    return Imported(reading.request([capture], output_dir), tuple(reading.notes))
 
 
-def _backend(scheme: Scheme, tool: Any) -> str | None:
+def _backend(reading: Reading, scheme: Scheme, tool: Any, path: tuple[str, ...]) -> str | None:
     if tool is None:
         return None
-    by_tool = {name: backend for backend, name in TOOLS.items()}
+    by_tool = {name: backend for backend, name in scheme.tools.items()}
     if not isinstance(tool, str) or tool not in by_tool:
-        hint = (
-            " (npu is Ascend's, which rlprof does not cover)"
-            if tool == "npu"
-            else nearest(str(tool), list(by_tool))
-        )
-        scheme.problem(
-            ("global_profiler", "tool"), f"{shown(tool)} is unknown; allowed are {words(by_tool)}.{hint}"
-        )
+        hint = nearest(str(tool), list(by_tool))
+        if tool == "npu":
+            hint = " (npu is Ascend's, which rlprof does not cover)"
+        elif tool == "precision_debugger":
+            hint = " (precision_debugger compares numbers and is no profile)"
+        reading.problem(path, f"{shown(tool)} is unknown; allowed are {words(by_tool)}.{hint}")
         return None
     return by_tool[tool]
 
 
-def _discrete(scheme: Scheme, backend: str | None) -> bool:
-    """One mode for all profiled roles: a discrete stop would end the whole-step range of the same process."""
-    tool = "nsys" if backend == "nsight" else "torch"
-    if backend not in ("nsight", "torch"):
-        return False
-    default = scheme.truth(False, *NSYS, "discrete") if tool == "nsys" else False
-    modes: dict[str, bool] = {}
-    for role, path in ROLE_PATHS.items():
-        if _enabled(scheme, role):
-            follows = (
-                role == "rollout" and scheme.get(*path, "profiler", "tool_config", tool, "discrete") is None
-            )
-            source = ROLE_PATHS["actor"] if follows else path
-            modes[role] = scheme.truth(default, *source, "profiler", "tool_config", tool, "discrete")
-    if len(set(modes.values())) > 1:
-        on = words(role for role, value in modes.items() if value)
-        off = words(role for role, value in modes.items() if not value)
-        scheme.problem(
-            (*NSYS, "discrete"),
-            f"is true for {on} and false for {off}; roles share a process, so set one for all",
-        )
-    return any(modes.values()) if modes else default
+def _any_enable(reading: Reading, scheme: Scheme) -> bool:
+    return any(reading.get(*path, "enable") is not None for path in scheme.paths.values())
 
 
-def _enabled(scheme: Scheme, role: str) -> bool:
-    default = _enabled(scheme, "actor") if role == "rollout" else False
-    return scheme.truth(default, *ROLE_PATHS[role], "profiler", "enable")
+def _enabled(reading: Reading, scheme: Scheme, role: str) -> bool:
+    default = _enabled(reading, scheme, "actor") if role == "rollout" else False
+    return reading.truth(default, *scheme.paths[role], "enable")
 
 
-def _roles(scheme: Scheme, backend: str | None) -> dict[str, dict[str, Any]]:
+def _roles(reading: Reading, scheme: Scheme, backend: str | None) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    for role, path in ROLE_PATHS.items():
-        where = (*path, "profiler")
-        scheme.known(where, ROLE_KEYS)
-        scheme.known((*where, "tool_config", "torch"), TORCH_KEYS)
-        if not _enabled(scheme, role):
+    for role, path in scheme.paths.items():
+        reading.known(path, ROLE_KEYS)
+        reading.known((*path, "tool_config", "torch"), TORCH_KEYS[scheme])
+        if not _enabled(reading, scheme, role):
             continue
-        source = where
-        if role == "rollout" and all(dig(scheme.tree, *where, key) is None for key in ("all_ranks", "ranks")):
-            source = (*ROLE_PATHS["actor"], "profiler")
-        own: dict[str, Any] = {"ranks": _ranks(scheme, source)}
+        source = path
+        if role == "rollout" and all(dig(reading.tree, *path, key) is None for key in ("all_ranks", "ranks")):
+            source = scheme.paths["actor"]
+        discrete = _discrete(reading, scheme, role, backend)
+        if backend == "torch" and role == "rollout" and not discrete:
+            reading.notes.append(
+                "rollout takes nothing: verl's inference servers are traced in discrete mode alone"
+            )
+            continue
+        own: dict[str, Any] = {"ranks": _ranks(reading, source), "each": "phase" if discrete else "step"}
         if backend == "torch":
-            own["options"] = _contents(scheme, (*path, "profiler", "tool_config", "torch", "contents"))
+            own["options"] = _contents(reading, _torch_place(reading, scheme, role), scheme)
         found[role] = own
+    _one_mode(reading, found, backend)
     return found
 
 
-def _ranks(scheme: Scheme, path: tuple[str, ...]) -> Any:
+def _torch_place(reading: Reading, scheme: Scheme, role: str) -> tuple[str, ...]:
+    """Where a role's torch settings stand: rollout and reward model take the actor's unless they say their
+    own.
+    """
+    own = (*scheme.paths[role], "tool_config", "torch")
+    if role in FOLLOWS_ACTOR and reading.get(*own, "contents") is None:
+        return (*scheme.paths["actor"], "tool_config", "torch")
+    return own
+
+
+def _discrete(reading: Reading, scheme: Scheme, role: str, backend: str | None) -> bool:
+    if backend not in ("nsight", "torch"):
+        return False
+    tool = "nsys" if backend == "nsight" else "torch"
+    default = reading.truth(False, *NSYS, "discrete") if tool == "nsys" else False
+    if role in FOLLOWS_ACTOR:
+        default = reading.truth(default, *scheme.paths["actor"], "tool_config", tool, "discrete")
+    return reading.truth(default, *scheme.paths[role], "tool_config", tool, "discrete")
+
+
+def _one_mode(reading: Reading, roles: Mapping[str, dict[str, Any]], backend: str | None) -> None:
+    """A discrete stop would end the whole-step range of the same process. Inference servers have their
+    own.
+    """
+    modes = {r: own["each"] == "phase" for r, own in roles.items() if backend == "nsight" or r != "rollout"}
+    if len(set(modes.values())) > 1:
+        on = words(role for role, value in modes.items() if value)
+        off = words(role for role, value in modes.items() if not value)
+        reading.problem(
+            (*NSYS, "discrete"),
+            f"is true for {on} and false for {off}; roles share a process, so set one for all",
+        )
+
+
+def _ranks(reading: Reading, path: tuple[str, ...]) -> Any:
     """As verl executes it: all_ranks wins, `[]` is rank 0, null is an assertion error, text matches
     nothing.
     """
-    if scheme.truth(False, *path, "all_ranks"):
+    if reading.truth(False, *path, "all_ranks"):
         return "all"
-    holder = dig(scheme.tree, *path)
+    holder = dig(reading.tree, *path)
     if isinstance(holder, Mapping) and "ranks" in holder and holder["ranks"] is None:
-        scheme.problem(
+        reading.problem(
             (*path, "ranks"), "null stops verl with an assertion error; write [] or a list of ranks"
         )
-    ranks = scheme.get(*path, "ranks")
+    ranks = reading.get(*path, "ranks")
     if ranks is None or ranks == []:
-        scheme.notes.append(f"{'.'.join(path)}.ranks [] is read as rank 0, which is what verl captures then")
+        reading.notes.append(f"{'.'.join(path)}.ranks [] is read as rank 0, which is what verl captures then")
         return [0]
     return ranks
 
 
-def _contents(scheme: Scheme, path: tuple[str, ...]) -> dict[str, str]:
-    value = scheme.get(*path)
+def _contents(reading: Reading, path: tuple[str, ...], scheme: Scheme) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        name: value for name in MINI_BATCHES if (value := reading.get(*path, name)) not in (None, 0)
+    }
+    for name in ("schedule", "profile_token_start", "profile_token_end"):
+        value = reading.get(*path, name)
+        if isinstance(value, Mapping) and not any(value.get(k) for k in value if not k.startswith("_")):
+            continue
+        if value is not None:
+            reading.notes.append(f"{'.'.join(path)}.{name} is verl's own and left out")
+    value = reading.get(*path, "contents")
     if value is None:
-        return {}
-    allowed = ("cpu", "cuda", *CONTENTS.values(), "profile-by-stage", "merge-profiles")
+        return options
+    known = CONTENTS | ({} if scheme is V09 else SGLANG_CONTENTS)
+    allowed = ("cpu", "cuda", *known.values())
     if not isinstance(value, list) or any(word not in allowed for word in value):
-        scheme.problem(path, f"{shown(value)} must be a list of {words(allowed)}")
+        reading.problem((*path, "contents"), f"{shown(value)} must be a list of {words(allowed)}")
         return {}
-    options = {"activities": ",".join(word for word in value if word in ("cpu", "cuda"))}
-    options |= {name: "true" for name, word in CONTENTS.items() if word in value}
-    lost = [word for word in value if word in ("profile-by-stage", "merge-profiles")]
-    if lost:
-        scheme.notes.append(f"{'.'.join(path)}: {words(lost)} are SGLang's own and left out")
-    return {name: value for name, value in options.items() if value}
+    activities = ",".join(word for word in value if word in ("cpu", "cuda"))
+    if activities:
+        options["activities"] = activities
+    return options | {name: "true" for name, word in known.items() if word in value}
 
 
-def _mode_notes(scheme: Scheme, steps: list[int], discrete: bool) -> None:
-    continuous = scheme.truth(False, "global_profiler", "profile_continuous_steps")
+def _mode_notes(reading: Reading, steps: list[int], discrete: bool) -> None:
+    continuous = reading.truth(False, "global_profiler", "profile_continuous_steps")
     if continuous and discrete:
-        scheme.notes.append("profile_continuous_steps has no effect with discrete, and is left out")
+        reading.notes.append("profile_continuous_steps has no effect with discrete, and is left out")
     adjacent = any(n + 1 in steps for n in steps)
     if adjacent and not continuous and not discrete:
-        scheme.notes.append(
+        reading.notes.append(
             "adjacent steps share one report here; verl writes one each without profile_continuous_steps"
         )
-
-
-def import_legacy(text: str, name: str) -> Imported:
-    """The scheme of June 2025. null and `[]` are no ranks; profile_ranks_all is all. Raises RequestError."""
-    scheme = Scheme(read_settings(text, name), name)
-    steps = scheme.steps("trainer", "profile_steps")
-    roles: dict[str, dict[str, Any]] = {}
-    modes: dict[str, bool] = {}
-    for role, path in ROLE_PATHS.items():
-        old = LEGACY_PATHS.get(role, path)
-        if old != path and isinstance(dig(scheme.tree, *old), Mapping):
-            scheme.notes.append(f"{'.'.join(old)}.* is read as {'.'.join(path)}.*, where the trainer looks")
-            path = old
-        ranks = _legacy_ranks(scheme, role, path)
-        for key in dig(scheme.tree, *path) or ():
-            if str(key).startswith("profile") and key not in LEGACY_KEYS and key != "profiler":
-                scheme.problem(
-                    path,
-                    f"has no key {shown(key)}; it has"
-                    f" {words(LEGACY_KEYS[1:])}.{nearest(str(key), LEGACY_KEYS)}",
-                )
-        if ranks is not None:
-            roles[role] = {"ranks": ranks}
-            modes[role] = scheme.truth(False, *path, "profile_discrete")
-        elif scheme.truth(False, *path, "profile_discrete"):
-            scheme.notes.append(
-                f"{'.'.join(path)}.profile_discrete alone profiles nothing: {role} has no ranks"
-            )
-    if len(set(modes.values())) > 1:
-        on, off = (words(r for r, v in modes.items() if v is wanted) for wanted in (True, False))
-        scheme.problem(
-            (*ROLE_PATHS["actor"], "profile_discrete"),
-            f"profile_discrete is true for {on} and false for {off}; if one is, all must be",
-        )
-    if not roles:
-        scheme.notes.append("no role has profile_ranks or profile_ranks_all: nothing is profiled")
-    each = "phase" if any(modes.values()) else "step"
-    if each == "step" and any(n + 1 in steps for n in steps):
-        scheme.notes.append(
-            "adjacent steps share one report here; this scheme of verl writes one for each step"
-        )
-    common: dict[str, Any] = {"backend": "nsight", "steps": steps, "each": each}
-    asked = Steps.parse(steps)
-    ends = (ranges_end(tuple(roles), asked, each == "phase"), f"repeat-shutdown:{asked.count()}")
-    common["options"] = scheme.worker_options(("trainer", "worker_nsight_options"), ends)
-    return Imported(scheme.request(group(roles, common)), tuple(scheme.notes))
-
-
-def _legacy_ranks(scheme: Scheme, role: str, path: tuple[str, ...]) -> Any:
-    """ "all", a list, or None for no ranks."""
-    if scheme.truth(False, *path, "profile_ranks_all"):
-        return "all"
-    holder = dig(scheme.tree, *path)
-    ranks = scheme.get(*path, "profile_ranks")
-    if ranks is None and isinstance(holder, Mapping) and "profile_ranks" in holder:
-        scheme.notes.append(
-            f"{'.'.join(path)}.profile_ranks null is read as no ranks; one example of verl's document"
-            " comments it as all ranks: for all, set profile_ranks_all"
-        )
-    return ranks or None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rlprof_ops.frameworks.base import Worker
@@ -16,6 +16,7 @@ ROLE_PATHS: dict[str, tuple[str, ...]] = {
     "ref": ("actor_rollout_ref", "ref"),
     "critic": ("critic",),
     "reward_model": ("reward_model",),
+    "env": ("env", "train"),  # of the VLA trainer
 }
 TASKS: dict[str, tuple[str, ...]] = {
     "actor": ("compute_log_prob", "update_actor"),
@@ -23,6 +24,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "ref": ("compute_ref_log_prob",),
     "critic": ("compute_values", "update_critic"),
     "reward_model": ("compute_rm_score",),
+    "env": (),
 }
 CONTROLLER = "controller"
 WORKERS = (
@@ -31,6 +33,7 @@ WORKERS = (
     Worker("ref", ("ref_worker", "reference_worker"), ("ref_logprob",)),
     Worker("critic", ("critic_worker", "value_worker"), ("train",)),
     Worker("reward_model", ("reward_worker",), ("reward",)),
+    Worker("env", ("env_worker",), (), "the VLA trainer's environment worker"),
     Worker(CONTROLLER, ("driver", "TaskRunner"), ()),
 )
 PHASES = {
@@ -46,12 +49,7 @@ PHASES = {
 }
 
 
-def discrete_ranges(roles: Iterable[str], steps: int) -> int:
-    """Capture ranges of a process that runs all these roles, in discrete mode."""
-    return steps * sum(len(TASKS[role]) for role in roles)
-
-
-def world(config: Mapping[str, Any]) -> dict[str, int]:
+def world(config: Mapping[str, Any], gpus_per_node: int | None = None) -> dict[str, int]:
     """Ranks per role of a verl configuration; a rollout rank is a replica, on `tensor_model_parallel_size`
     GPUs.
     """
@@ -60,7 +58,7 @@ def world(config: Mapping[str, Any]) -> dict[str, int]:
         value = dig(config, *path)
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
 
-    gpus = number(0, "trainer", "nnodes") * number(0, "trainer", "n_gpus_per_node")
+    gpus = number(0, "trainer", "nnodes") * (gpus_per_node or number(0, "trainer", "n_gpus_per_node"))
     if not gpus:
         return {}
     replica = number(1, "actor_rollout_ref", "rollout", "tensor_model_parallel_size")
