@@ -8,7 +8,7 @@ from rlprof_ops import frameworks
 from rlprof_ops.analyze.metrics.phases import canonical
 
 
-@pytest.mark.parametrize("name", ["nemo_rl", "verl", "verl-legacy", "rlinf"])
+@pytest.mark.parametrize("name", ["nemo_rl", "verl", "verl-0.8", "verl-legacy", "rlinf"])
 def test_labels_of_the_trainers_are_grouped(name):
     for phase, labels in frameworks.get(name).phase_names.items():
         for label in labels:
