@@ -161,6 +161,7 @@ def test_a_full_disk_costs_memory_and_no_row(monkeypatch: pytest.MonkeyPatch) ->
             parts.append(
                 {
                     "time": part,
+                    "track": part.astype(np.int32),
                     "device": part.astype(np.int32),
                     "allocated_bytes": part * 2,
                     "reserved_bytes": part * 3,

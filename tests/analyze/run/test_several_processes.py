@@ -159,5 +159,6 @@ def test_a_real_capture_of_two_processes(tmp_path: Path) -> None:
         assert {p.phase for p in found[pid].phases} == {"train", "generation"}
         for phase in found[pid].phases:
             start, end = said[phase.phase]
-            assert phase.duration_ns == pytest.approx(end - start, rel=0.02)
-            assert abs(int(phase.when.start[0]) - start) < 5_000_000
+            lasted = end - start  # measured inside the range: on a busy machine it lasts a little longer
+            assert 0.98 * lasted <= phase.duration_ns <= 1.02 * lasted + 100_000_000
+            assert -100_000_000 < int(phase.when.start[0]) - start < 5_000_000

@@ -14,11 +14,11 @@ from rlprof_ops.analyze.metrics.phases import Segment
 from rlprof_ops.analyze.readers.spill import release, rows_named
 
 NO_PHASE = ""
-TOP = 40
+TOP = 4000  # names of a phase that a summary carries: what is cut here is in no sum over ranks
 _ROWS = 1 << 17
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NameTotal:
     """All calls of one kernel or operator in one phase of one trace."""
 
@@ -153,6 +153,7 @@ class CollectiveTotal:
     min_ns: int
     message_bytes: int
     bus_bytes: int
+    by_size: tuple[tuple[int, int, int], ...] = ()  # (bytes of a message, calls, the shortest)
 
 
 def collective_totals(trace: Trace) -> tuple[CollectiveTotal, ...]:
@@ -165,12 +166,13 @@ def collective_totals(trace: Trace) -> tuple[CollectiveTotal, ...]:
     if len(rows) == 0:
         return ()
     grouped: dict[tuple[str, str, int, str], list[int]] = {}
+    sizes: dict[tuple[str, str, int, str], dict[int, tuple[int, int]]] = {}
     pairs = gpu.collective[rows].astype(np.int64) * len(trace.names) + gpu.name[rows]
     for pair in np.unique(pairs).tolist():
         mine = rows[pairs == pair]
         code, kernel = int(gpu.collective[mine[0]]), trace.names[int(gpu.name[mine[0]])]
         said = trace.collectives[code] if code >= 0 else None
-        op = _plain(said.op) if said else _from_kernel(kernel)
+        op = plain_op(said.op) if said else _from_kernel(kernel)
         size = said.group_size if said else NO_VALUE
         message = max(said.in_bytes, said.out_bytes, 0) if said else 0
         key = (op, said.group if said else "", size, said.dtype if said else "")
@@ -181,12 +183,17 @@ def collective_totals(trace: Trace) -> tuple[CollectiveTotal, ...]:
         total[2] = min(total[2], int(durations.min()))
         total[3] += message * len(mine)
         total[4] += int(message * len(mine) * _bus_factor(op, size))
-    return tuple(
-        CollectiveTotal(*key, *values) for key, values in sorted(grouped.items(), key=lambda kv: -kv[1][1])
-    )
+        count, least = sizes.setdefault(key, {}).get(message, (0, 1 << 62))
+        sizes[key][message] = count + len(mine), min(least, int(durations.min()))
+    found = []
+    for key, (count, total_ns, least, message, bus) in sorted(grouped.items(), key=lambda kv: -kv[1][1]):
+        by_size = tuple((size, calls, shortest) for size, (calls, shortest) in sorted(sizes[key].items()))
+        found.append(CollectiveTotal(*key, count, total_ns, least, message, bus, by_size))
+    return tuple(found)
 
 
-def _plain(op: str) -> str:
+def plain_op(op: str) -> str:
+    """An operation as NCCL calls it: "_all_gather_base" is "allgather"."""
     return (
         op.strip("_").lower().replace("_base", "").replace("_", "").replace("allgatherinto", "allgather")
         or "unknown"

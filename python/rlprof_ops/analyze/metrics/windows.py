@@ -46,8 +46,12 @@ def gpu_windows(trace: Trace, device: int | None, host: Host, windows: Sequence[
     asked = [(first, last), *windows]
     times: list[GpuTimes | None] = [None] * len(asked)
     idle: list[IdleSplit | None] = [None] * len(asked)
-    capture = min(trace.origin.window_start, first), max(trace.origin.window_end, last)
     starts, ends = (np.array(bounds, np.int64) for bounds in zip(*asked, strict=True))
+    # a step may begin before what the profiler calls its window: idle has a cause there as well
+    capture = (
+        min(trace.origin.window_start, int(starts.min())),
+        max(trace.origin.window_end, int(ends.max())),
+    )
     for gpu, begin, until in _stretches(trace.gpu, chosen, count):
         unions = gpu_unions(gpu, trace.names)
         seen_from = max(capture[0], begin)

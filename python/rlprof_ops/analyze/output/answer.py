@@ -10,13 +10,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rlprof_ops.analyze.metrics.collectives import collective_skews
+from rlprof_ops.analyze.metrics.bandwidth import bandwidths
+from rlprof_ops.analyze.metrics.collectives import CollectiveSkew, collective_skews
 from rlprof_ops.analyze.metrics.intervals import Union
 from rlprof_ops.analyze.metrics.intervals import merged as joined
 from rlprof_ops.analyze.metrics.kernels import NameTotal
 from rlprof_ops.analyze.metrics.phases import MAX_SEGMENTS, PHASE_ORDER
 from rlprof_ops.analyze.metrics.stragglers import spreads, stragglers
 from rlprof_ops.analyze.metrics.waiting import bubbles, waiting
+from rlprof_ops.analyze.names import shortened
 from rlprof_ops.analyze.output.findings import find
 from rlprof_ops.analyze.run.clocks import probes_of
 from rlprof_ops.analyze.run.identity import Report, read_json
@@ -78,7 +80,7 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
         "shared_gpus": _shared(merged, index, t0),
         "kernels": _names(read, "kernels", {}),
         "ops": _names(read, "ops", _step_time(merged)),
-        "collectives": _collectives(read),
+        "collectives": _collectives(read, skews),
         "skews": [
             _ranked(asdict(s) | {"last": None if s.last is None else index[s.last]}) for s in skews[:100]
         ],
@@ -342,7 +344,7 @@ def _names(read: list[Summary], what: str, whole: dict[str, int]) -> list[Json]:
         {
             "worker": worker,
             "phase": phase,
-            "name": name[:400],
+            "name": shortened(name, 400),
             "count": count,
             "total_ns": total,
             "max_ns": longest,
@@ -352,34 +354,25 @@ def _names(read: list[Summary], what: str, whole: dict[str, int]) -> list[Json]:
     ]
 
 
-def _collectives(read: list[Summary]) -> list[Json]:
+def _collectives(read: list[Summary], skews: Sequence[CollectiveSkew]) -> list[Json]:
     """Communication kernels over all ranks of a worker; bandwidths where the traces say how much was sent."""
-    totals: dict[tuple[str, str, str, int, str], list[int]] = {}
-    for summary in read:
-        for c in summary.collectives:
-            total = totals.setdefault(
-                (summary.report.worker, c.op, c.group, c.group_size, c.dtype), [0, 0, 1 << 62, 0, 0]
-            )
-            for i, value in enumerate((c.count, c.total_ns, 0, c.message_bytes, c.bus_bytes)):
-                total[i] += value
-            total[2] = min(total[2], c.min_ns)
-    rows: list[Json] = []
-    for (worker, op, group, ranks, dtype), (count, total_ns, shortest, message, bus) in totals.items():
-        rows.append(
-            {
-                "worker": worker,
-                "op": op,
-                "group": group,
-                "group_size": ranks,
-                "dtype": dtype,
-                "count": count,
-                "total_ns": total_ns,
-                "min_ns": shortest,
-                "message_bytes": message or None,
-                "algorithm_gb_per_s": round(message / total_ns, 3) if message and total_ns else None,
-                "bus_gb_per_s": round(bus / total_ns, 3) if bus and total_ns else None,
-            }
-        )
+    rows: list[Json] = [
+        {
+            "worker": total.worker,
+            "op": total.op,
+            "group": total.group,
+            "group_size": total.group_size,
+            "dtype": total.dtype,
+            "count": total.count,
+            "total_ns": total.total_ns,
+            "min_ns": total.min_ns,
+            "transfer_ns": total.transfer_ns // max(total.count, 1),
+            "message_bytes": total.message_bytes or None,
+            "algorithm_gb_per_s": total.rate(total.message_bytes),
+            "bus_gb_per_s": total.rate(total.bus_bytes),
+        }
+        for total in bandwidths(((s.report.worker, c) for s in read for c in s.collectives), skews)
+    ]
     rows.sort(key=lambda row: -int(row["total_ns"]))
     return rows[:200]
 

@@ -125,17 +125,19 @@ def _gpu(merged: Merged) -> list[Finding]:
             continue
         window = sum(row.gpu.window_ns for row in rows if row.gpu)
         steps = sum(row.count or 1 for row in rows)
-        exposed = sum(row.gpu.exposed_communication_ns for row in rows if row.gpu)
-        if exposed / window >= MIN_SHARE:
+        exposed = sum(row.gpu.exposed_communication_ns / row.devices for row in rows if row.gpu)
+        share = sum(row.gpu.exposed_communication_ns for row in rows if row.gpu) / window
+        if share >= MIN_SHARE:
             text = (
-                f"Communication that nothing hides takes {percent(exposed / window)} of {worker}'s GPU time: "
+                f"Communication that nothing hides takes {percent(share)} of {worker}'s GPU time: "
                 f"{duration(exposed / steps)} a step."
             )
             found.append(Finding("communication", text, round(exposed / steps), worker))
-        host = sum(row.idle.host_ns for row in rows if row.idle)
-        if host / window >= MIN_SHARE:
+        host = sum(row.idle.host_ns / row.devices for row in rows if row.idle)
+        share = sum(row.idle.host_ns for row in rows if row.idle) / window
+        if share >= MIN_SHARE:
             text = (
-                f"{worker}'s GPUs wait for the host to launch work for {percent(host / window)} of the time: "
+                f"{worker}'s GPUs wait for the host to launch work for {percent(share)} of the time: "
                 f"{duration(host / steps)} a step."
             )
             found.append(Finding("host", text, round(host / steps), worker))

@@ -35,7 +35,7 @@ def show(answer: Json, console: Console) -> None:
     if answer["gpu"]:
         console.print(_gpu(answer))
     if answer["kernels"]:
-        console.print(_kernels(answer))
+        console.print(_kernels(answer, console.width))
     _said_of_files(answer, console)
 
 
@@ -107,12 +107,13 @@ def _gpu(answer: Json) -> Table:
     return table
 
 
-def _kernels(answer: Json) -> Table:
+def _kernels(answer: Json, width: int) -> Table:
     table = Table(title="Longest kernels", title_justify="left", title_style="bold")
-    table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=60)
-    table.add_column("phase")
+    # numbers are never cut: at 80 columns it is the names that give way
+    table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=max(20, min(60, width - 54)))
+    table.add_column("phase", no_wrap=True, overflow="ellipsis", max_width=14)
     for name in ("total", "share", "calls"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True, min_width=7)
     for row in [k for k in answer["kernels"] if k["name"] != "(others)"][:8]:
         table.add_row(
             escape(row["name"]),

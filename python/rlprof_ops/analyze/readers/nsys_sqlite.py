@@ -4,7 +4,6 @@ optional.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -24,19 +23,14 @@ from rlprof_ops.analyze.columns import (
     Launches,
     MemorySamples,
     Origin,
-    Spans,
     Trace,
-    join,
 )  # fmt: skip
+from rlprof_ops.analyze.names import shortened
+from rlprof_ops.analyze.readers.nsys_nvtx import coded, nvtx, threads
 from rlprof_ops.analyze.readers.nsys_tables import Columns, Export
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.analyze.readers.spill import Parts, in_order, release
 
-# NVTX_EVENTS.eventType, from ENUM_NSYS_EVENT_TYPE of the export itself
-_PUSH_POP, _START_END, _PUSH_POP_GRAPH, _START_END_GRAPH, _DOMAIN = 59, 60, 70, 71, 75
-_DOMAIN_OF_OURS = "rlprof"
-# torch.autograd.profiler.emit_nvtx writes every operator as a range: "aten::view, op_id = 314290"
-_OPERATOR = re.compile(r", (?:op_id|seq|sizes) = .*$")
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "Peer"}
 _SMALL = 1 << 31
 # sqlite3 raises UnicodeDecodeError where it builds a message of a damaged schema
@@ -78,11 +72,11 @@ def _read(export: Export) -> Trace:
     names, tracks = Coder(), Coder()
     gpu = _gpu(export, strings, names, tracks)
     launches = _launches(export, strings, names, tracks)
-    ranges, ops = _nvtx(export, strings, names, tracks)
+    ranges, ops = nvtx(export, strings, names, tracks)
     memory = _memory(export, tracks)
     trace = Trace(
         origin=Origin(kind="nsys"),
-        names=names.values(),
+        names=tuple(shortened(name) for name in names.values()),
         tracks=tracks.values(),
         ranges=ranges,
         ops=ops,
@@ -95,21 +89,6 @@ def _read(export: Export) -> Trace:
     return _placed(export, trace)
 
 
-def _coded(ids: Ints, strings: dict[int, str], names: Coder, fallback: str) -> npt.NDArray[np.int32]:
-    """Codes in our dictionary for nsys's string ids: one look-up per distinct id."""
-    if len(ids) == 0:
-        return np.empty(0, np.int32)
-    low, high = int(ids.min()), int(ids.max())
-    if low >= 0 and high < max(4 * len(ids), 1 << 20):  # ids are dense: a table is quicker than sorting them
-        table = np.zeros(high + 1, np.int32)
-        distinct = np.flatnonzero(np.bincount(ids))
-        table[distinct] = [names.one(strings.get(int(i), fallback)) for i in distinct]
-        return table[ids]
-    distinct, inverse = np.unique(ids, return_inverse=True)
-    codes = np.array([names.one(strings.get(int(i), fallback)) for i in distinct], np.int32)
-    return codes[inverse]
-
-
 _GPU_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 
 
@@ -117,7 +96,7 @@ def _gpu(export: Export, strings: dict[int, str], names: Coder, tracks: Coder) -
     parts = Parts()
     for kernels in export.batches("CUPTI_ACTIVITY_KIND_KERNEL", (*_GPU_COLUMNS, "demangledName")):
         parts.append(
-            _gpu_part(kernels, tracks, KERNEL, _coded(kernels.pop("demangledName"), strings, names, "kernel"))
+            _gpu_part(kernels, tracks, KERNEL, coded(kernels.pop("demangledName"), strings, names, "kernel"))
         )
     for graphs in export.batches("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_COLUMNS):
         parts.append(
@@ -150,7 +129,7 @@ def _gpu_part(rows: Columns, tracks: Coder, kind: int, name: Any, size_bytes: In
         "start": rows["start"],
         "duration": _durations(rows),
         "name": name,
-        "track": _threads(rows.pop("globalPid"), tracks),
+        "track": threads(rows.pop("globalPid"), tracks),
         "kind": np.full(count, kind, np.uint8),
         "device": _small(rows.pop("deviceId")),
         "stream": _small(rows.pop("streamId")),
@@ -174,78 +153,11 @@ def _launches(export: Export, strings: dict[int, str], names: Coder, tracks: Cod
             parts.append({
                 "start": rows["start"],
                 "duration": _durations(rows),
-                "name": _coded(rows.pop("nameId"), strings, names, "CUDA call"),
-                "track": _threads(rows.pop("globalTid"), tracks),
+                "name": coded(rows.pop("nameId"), strings, names, "CUDA call"),
+                "track": threads(rows.pop("globalTid"), tracks),
                 "correlation": rows["correlationId"],
             })  # fmt: skip
     return parts.table(Launches)
-
-
-def _threads(ids: Ints, tracks: Coder) -> npt.NDArray[np.int32]:
-    """nsys packs host, process and thread into one number: 24 bits of pid above 24 bits of tid."""
-    if len(ids) and bool((ids == ids[0]).all()):
-        distinct, inverse = ids[:1], np.zeros(len(ids), np.intp)
-    else:
-        distinct, inverse = np.unique(ids, return_inverse=True)
-    codes = [
-        NO_VALUE if i < 0 else tracks.one((str((int(i) >> 24) & 0xFFFFFF), str(int(i) & 0xFFFFFF)))
-        for i in distinct
-    ]
-    return np.array(codes, np.int32)[inverse] if codes else np.empty(0, np.int32)
-
-
-def _nvtx(export: Export, strings: dict[int, str], names: Coder, tracks: Coder) -> tuple[Spans, Spans]:
-    """Ranges of the application and, apart from them, the operators that emit_nvtx and NCCL write as ranges.
-
-    Where our own domain is present only its ranges are the application's: a trainer may annotate as it likes
-    beside us.
-    """
-    empty = join(Spans, [])
-    if "NVTX_EVENTS" not in export.tables:
-        return empty, empty
-    present = export.columns_of("NVTX_EVENTS")
-    wanted = ("start", "end", "eventType", "globalTid", "textId", "domainId")
-    chosen = ", ".join(f'"{c}"' if c in present else "null" for c in (*wanted, "text"))
-    kinds = (_PUSH_POP, _START_END, _PUSH_POP_GRAPH, _START_END_GRAPH, _DOMAIN)
-    query = f"select {chosen} from NVTX_EVENTS where eventType in ({', '.join(map(str, kinds))})"
-    domains: dict[tuple[int, int], str] = {}
-    rows: list[tuple[int, int, int, str, Any, int]] = []
-    try:
-        for start, end, kind, thread, text_id, domain, text in export.connection.execute(query):
-            label = text if isinstance(text, str) else strings.get(text_id, "") if text_id is not None else ""
-            process = thread >> 24 if isinstance(thread, int) else NO_VALUE
-            if kind == _DOMAIN:
-                domains[process, domain] = label
-            elif isinstance(start, int) and label:
-                rows.append(
-                    (start, end if isinstance(end, int) else NO_VALUE, process, label, domain, thread or 0)
-                )
-    except sqlite3.Error as error:
-        export.damage.append(f"table NVTX_EVENTS: {error}")
-    ours = any(domains.get((row[2], row[4])) == _DOMAIN_OF_OURS for row in rows)
-    last = max((max(row[0], row[1]) for row in rows), default=0)
-    parts: dict[bool, list[tuple[int, int, str, int]]] = {False: [], True: []}
-    for start, end, process, label, domain, thread in rows:
-        domain_name = domains.get((process, domain), "")
-        is_op = _OPERATOR.search(label) is not None or domain_name == "NCCL" or label.startswith("nccl")
-        if not is_op and ours and domain_name != _DOMAIN_OF_OURS:
-            is_op = True
-        end = last if end == NO_VALUE else end  # still open when the window closed
-        parts[is_op].append((start, max(end - start, 0), _OPERATOR.sub("", label), thread))
-    return _spans(parts[False], names, tracks), _spans(parts[True], names, tracks)
-
-
-def _spans(rows: list[tuple[int, int, str, int]], names: Coder, tracks: Coder) -> Spans:
-    if not rows:
-        return join(Spans, [])
-    start, duration, labels, threads = zip(*rows, strict=True)
-    spans = Spans(
-        start=np.array(start, np.int64),
-        duration=np.array(duration, np.int64),
-        name=names.encode(labels),
-        track=_threads(np.array(threads, np.int64), tracks),
-    )
-    return in_order(spans)
 
 
 def _memory(export: Export, tracks: Coder) -> MemorySamples:
@@ -255,7 +167,7 @@ def _memory(export: Export, tracks: Coder) -> MemorySamples:
     wanted = ("start", "globalPid", "deviceId", "bytes", "memoryOperationType")
     rows = export.read("CUDA_GPU_MEMORY_USAGE_EVENTS", wanted)
     order = np.argsort(rows["start"], kind="stable")
-    device, track = _small(rows["deviceId"][order]), _threads(rows["globalPid"][order], tracks)
+    device, track = _small(rows["deviceId"][order]), threads(rows["globalPid"][order], tracks)
     change = np.where(rows["memoryOperationType"][order] == 1, -rows["bytes"][order], rows["bytes"][order])
     held = np.zeros(len(order), np.int64)
     for process, one in {*zip(track.tolist(), device.tolist(), strict=True)}:

@@ -55,7 +55,7 @@ class Export:
         """
         if table not in self.tables:
             return
-        present = self.columns_of(table)
+        present = self.columns_of(table) | {"rowid"}
         values = [f'coalesce("{c}", {NO_VALUE})' if c in present else str(NO_VALUE) for c in columns]
         try:
             low, high = self.connection.execute(f'select min(rowid), max(rowid) from "{table}"').fetchone()

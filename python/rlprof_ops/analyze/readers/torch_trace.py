@@ -20,6 +20,7 @@ from rlprof_ops.analyze.columns import (
     Spans,
     Trace,
 )
+from rlprof_ops.analyze.names import shortened
 from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.analyze.readers.spill import in_order, release
@@ -67,7 +68,7 @@ def read_torch(path: Path) -> Trace:
 def _assemble(stream: ChromeEvents, columns: Columns) -> Trace:
     trace = Trace(
         origin=_origin(stream, columns),
-        names=tuple(text(name) for name in columns.names.values()),
+        names=tuple(shortened(text(name)) for name in columns.names.values()),
         tracks=tuple((str(pid), str(tid)) for pid, tid in columns.tracks.values()),
         ranges=in_order(columns.ranges.table(Spans)),
         ops=columns.ops.table(Spans),

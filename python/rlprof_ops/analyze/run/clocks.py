@@ -22,6 +22,7 @@ MAX_PAIRS = 4  # pairs of ranks that two hosts are compared by
 MAX_SHIFT = 3  # windows of two ranks may begin this many collectives apart
 MIN_MATCHES = 3
 DRIFT_AFTER_NS = 5_000_000_000
+SIGMAS = 3  # of the fit, that the residual stands for: a bound and not the usual error
 _MAD = 1.4826  # of a normal distribution, the standard deviation over the median absolute deviation
 
 
@@ -246,7 +247,7 @@ def _fit(host: str, ours: Ints, theirs: Ints) -> HostClock | None:
         slope = float(np.median(slopes)) if len(slopes) else 0.0
     left = y - slope * x
     shift = float(np.median(left))
-    residual = _MAD * float(np.median(np.abs(left - shift)))
+    residual = SIGMAS * _MAD * float(np.median(np.abs(left - shift)))
     return HostClock(host, base + round(shift), slope * 1e6, middle, round(residual), len(at), "collectives")
 
 

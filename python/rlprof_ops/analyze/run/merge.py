@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -54,6 +55,7 @@ class RankStep:
     idle: IdleSplit | None
     source: str  # the report's path
     collectives_seen: bool
+    devices: int = 1  # GPUs of its process, whose times `gpu` and `idle` are the sums of
     gpus: frozenset[str] = frozenset()  # UUIDs of those that its process used
     opening_ns: int = 0  # cut off the start: the other ranks' profilers were still being opened
     count: int | None = 1  # how many steps it holds: a window that no mark divides; None: nobody knows
@@ -129,8 +131,18 @@ def merge(
             key = (rank_of(summary), step.step)
             if key not in best or says > best[key][0]:
                 best[key] = (says, summary, step)
+    phases = {id(summary): _by_step(summary.phases) for summary in summaries}
+    pictures = {id(summary): _by_step(summary.drawn) for summary in summaries}
     rows = [
-        _row(rank, summary, step, clocks.of(summary.host)) for (rank, _), (_, summary, step) in best.items()
+        _row(
+            rank,
+            summary,
+            step,
+            clocks.of(summary.host),
+            phases[id(summary)].get(number, []),
+            pictures[id(summary)].get(number, []),
+        )
+        for (rank, number), (_, summary, step) in best.items()
     ]
     rows = on_steps_of_the_run(rows, clocks.shared_by)
     rows.sort(key=lambda row: (row.step, row.rank))
@@ -162,13 +174,29 @@ def _told_apart(summaries: Sequence[Summary]) -> list[Summary]:
     ]
 
 
-def _row(rank: Rank, summary: Summary, step: StepTime, clock: HostClock) -> RankStep:
+P = TypeVar("P", PhaseTime, Segment)
+
+
+def _by_step(parts: Sequence[P]) -> dict[int, list[P]]:
+    found: dict[int, list[P]] = {}
+    for part in parts:
+        found.setdefault(part.step, []).append(part)
+    return found
+
+
+def _row(
+    rank: Rank,
+    summary: Summary,
+    step: StepTime,
+    clock: HostClock,
+    own: Sequence[PhaseTime],
+    pictures: Sequence[Segment],
+) -> RankStep:
     """The step on the run's clock; phases are measured on it too, so that they and the gaps add up to it."""
     phases = []
-    for phase in summary.phases:
-        if phase.step == step.step:
-            when = _aligned(phase.when, clock)
-            phases.append(replace(phase, duration_ns=when.length, when=when))
+    for phase in own:
+        when = _aligned(phase.when, clock)
+        phases.append(replace(phase, duration_ns=when.length, when=when))
     return RankStep(
         rank=rank,
         step=step.step,
@@ -176,17 +204,14 @@ def _row(rank: Rank, summary: Summary, step: StepTime, clock: HostClock) -> Rank
         end=clock.aligned(step.end),
         marked=step.marked,
         phases=tuple(phases),
-        drawn=tuple(
-            replace(s, start=clock.aligned(s.start), end=clock.aligned(s.end))
-            for s in summary.drawn
-            if s.step == step.step
-        ),
+        drawn=tuple(replace(s, start=clock.aligned(s.start), end=clock.aligned(s.end)) for s in pictures),
         gpu=step.gpu,
         idle=step.idle,
         source=summary.report.path,
         collectives_seen=summary.collectives_seen,
         count=step.count,
         captured=None if step.marked else (clock.aligned(summary.start), clock.aligned(summary.end)),
+        devices=max(len(summary.devices), 1),
         gpus=frozenset(device.uuid for device in summary.devices if device.uuid),
     )
 
