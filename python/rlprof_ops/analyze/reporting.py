@@ -53,9 +53,9 @@ def report(
         show(answer, console)
         console.print(f"\n{folder / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
     if open_page:
-        import webbrowser
+        from rlprof_ops.analyze.viewing import open_in_browser
 
-        webbrowser.open((folder / "report.html").resolve().as_uri())
+        open_in_browser((folder / "report.html").resolve().as_uri())
     return answer
 
 

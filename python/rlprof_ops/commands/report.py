@@ -13,6 +13,7 @@ import click
     "--json", "as_json", is_flag=True, help="Print report.json to standard output instead of the summary."
 )
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a browser afterwards.")
+@click.option("--serve", is_flag=True, help="Serve it afterwards on 127.0.0.1, as `rlprof view` does.")
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
@@ -36,6 +37,7 @@ def command(
     run: str,
     as_json: bool,
     open_page: bool,
+    serve: bool,
     engine: str,
     jobs: int | None,
     output: Path | None,
@@ -51,12 +53,17 @@ def command(
     from rlprof_ops.analyze.reporting import report
     from rlprof_ops.job.run_folder import folder_of
 
+    folder = folder_of(run)
     report(
-        folder_of(run),
+        folder,
         as_json=as_json,
-        open_page=open_page,
+        open_page=open_page and not serve,
         engine=engine,
         jobs=jobs,
         output=output,
         cache=not no_cache,
     )
+    if serve:
+        from rlprof_ops.analyze.viewing import view
+
+        view(folder, output=output, jobs=jobs, timeline=False, open_page=open_page)

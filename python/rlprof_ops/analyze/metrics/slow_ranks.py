@@ -18,7 +18,9 @@ import numpy.typing as npt
 from rlprof_ops.analyze.metrics.student import quantile
 
 Floats = npt.NDArray[np.float64]
-FALSE_NAMES = 0.01  # the chance that a run of equal ranks passes either test, shared among phases and ranks
+# The chance that a run of equal ranks passes either test, shared among phases and ranks: one in a hundred is
+# the promise, and noise that the phases of a step share takes the rest.
+FALSE_NAMES = 0.0075
 MIN_STEPS_SLOWER = 0.75
 MIN_STEPS = 2  # one step gives no noise to hold a difference against
 MIN_STEPS_OF_FEW = 3  # where too few ranks and steps leave the order of the ranks no evidence

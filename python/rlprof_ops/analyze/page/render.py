@@ -15,22 +15,40 @@ from markupsafe import Markup
 from rlprof_ops.analyze.page.data import page_data
 
 
-def render(answer: dict[str, Any], timeline: Sequence[str] = ()) -> str:
+def render(answer: dict[str, Any], timeline: Sequence[str] = (), served: bool = False) -> str:
     """The page of an answer. What comes from a run reaches it as JSON data only, and the script writes it
-    as text. `timeline`: names of the timeline's files that lie beside the page.
+    as text. `timeline`: names of the timeline's files that lie beside the page. `served`: by `ReportServer`,
+    which hands them to Perfetto.
     """
     here = files(__package__)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
     template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
-    run = answer["run"]
     return template.render(
-        title=" ".join(filter(None, ("rlprof", str(run.get("job_name") or ""), str(run.get("job") or "")))),
+        title=_title(answer["run"]),
         style=Markup((here / "page.css").read_text(encoding="utf-8")),
         script=Markup("".join((here / name).read_text(encoding="utf-8") for name in ("gantt.js", "page.js"))),
-        data=Markup(embedded(page_data(answer) | {"timeline": list(timeline)})),
+        data=Markup(embedded(page_data(answer) | {"timeline": list(timeline), "served": served})),
     )
+
+
+def handover(run: dict[str, Any], timelines: Sequence[dict[str, str]], perfetto: str, nonce: str) -> str:
+    """The page that hands a timeline's files to Perfetto; its one script carries `nonce`."""
+    here = files(__package__)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string((here / "handover.html.j2").read_text(encoding="utf-8")).render(
+        title=_title(run),
+        run=str(run.get("job") or run.get("path") or ""),
+        files=timelines,
+        perfetto=perfetto,
+        nonce=nonce,
+        style=Markup((here / "page.css").read_text(encoding="utf-8")),
+    )
+
+
+def _title(run: dict[str, Any]) -> str:
+    return " ".join(filter(None, ("rlprof", str(run.get("job_name") or ""), str(run.get("job") or ""))))
 
 
 def embedded(data: Any) -> str:

@@ -1,0 +1,95 @@
+"""`rlprof view`: a run's report and timeline in the browser of whoever sits elsewhere."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+from pathlib import Path
+
+from rlprof_ops.analyze.page.server import PERFETTO, ReportServer
+from rlprof_ops.analyze.reporting import report
+from rlprof_ops.errors import RlprofError
+
+
+def view(
+    root: Path,
+    port: int = 0,
+    perfetto: str = PERFETTO,
+    output: Path | None = None,
+    jobs: int | None = None,
+    timeline: bool = True,
+    open_page: bool = False,
+) -> None:
+    """Serves a run until Ctrl-C; makes its report and its timeline first where they are missing.
+
+    Raises `RlprofError` when the port is taken.
+    """
+    folder = output or (root if root.is_dir() else root.parent)
+    if not (folder / "report.json").is_file():
+        report(root, jobs=jobs, output=output)
+    try:
+        server = ReportServer(folder, port, perfetto)
+    except OSError as error:
+        raise RlprofError(
+            f"--port {port}: cannot listen on 127.0.0.1:{port} ({error.strerror}). Give another, or none."
+        ) from error
+    with server:
+        if timeline and not server.timelines():
+            _make_timeline(root, output, jobs)
+        for line in advice(server.port, server.url):
+            print(line, flush=True)
+        if open_page:
+            open_in_browser(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("\nended")
+
+
+def advice(port: int, url: str) -> list[str]:
+    """What to type where, for one who sits at this machine, or at another."""
+    host = socket.gethostname()
+    user = getpass.getuser()
+    forward = f"ssh -N -L 127.0.0.1:{port}:127.0.0.1:{port}"
+    login = os.environ.get("SLURM_SUBMIT_HOST", "")
+    inside = bool(os.environ.get("SLURM_JOB_ID")) and login not in ("", host)
+    line = f"{forward} -J {user}@{login} {user}@{host}" if inside else f"{forward} {user}@{host}"
+    return [
+        f"Serving on 127.0.0.1:{port} of {host}, for whoever has this address, until Ctrl-C:",
+        f"  {url}",
+        "From another machine, type this there first (host names as you log in with), then open the address:",
+        f"  {line}",
+    ]
+
+
+def browser_here() -> bool:
+    """Whether a browser can be shown on this machine."""
+    return sys.platform == "darwin" or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )
+
+
+def open_in_browser(url: str) -> None:
+    """Opens a browser, or says what to do where there is none."""
+    if browser_here():
+        import webbrowser
+
+        webbrowser.open(url)
+    else:
+        print(
+            "--open: no browser can be shown here (DISPLAY is not set). `rlprof view JOB` serves the page and"
+            " prints the ssh line; or copy report.html, one file, to your own machine.",
+            file=sys.stderr,
+        )
+
+
+def _make_timeline(root: Path, output: Path | None, jobs: int | None) -> None:
+    from rlprof_ops.analyze.timeline.make import make
+
+    print("making the timeline …", file=sys.stderr, flush=True)
+    try:
+        make(root, output, jobs)
+    except RlprofError as error:  # the report is worth showing without it
+        print(f"no timeline: {error}", file=sys.stderr)
