@@ -53,7 +53,7 @@ def report(
         show(answer, console)
         console.print(f"\n{folder / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
     if open_page:
-        from rlprof_ops.analyze.viewing import open_in_browser
+        from rlprof_ops.analyze.browser import open_in_browser
 
         open_in_browser((folder / "report.html").resolve().as_uri())
     return answer

@@ -8,6 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
+from rlprof_ops.analyze.browser import open_in_browser
 from rlprof_ops.analyze.page.server import PERFETTO, ReportServer
 from rlprof_ops.analyze.reporting import report
 from rlprof_ops.errors import RlprofError
@@ -62,27 +63,6 @@ def advice(port: int, url: str) -> list[str]:
         "From another machine, type this there first (host names as you log in with), then open the address:",
         f"  {line}",
     ]
-
-
-def browser_here() -> bool:
-    """Whether a browser can be shown on this machine."""
-    return sys.platform == "darwin" or any(
-        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-    )
-
-
-def open_in_browser(url: str) -> None:
-    """Opens a browser, or says what to do where there is none."""
-    if browser_here():
-        import webbrowser
-
-        webbrowser.open(url)
-    else:
-        print(
-            "--open: no browser can be shown here (DISPLAY is not set). `rlprof view JOB` serves the page and"
-            " prints the ssh line; or copy report.html, one file, to your own machine.",
-            file=sys.stderr,
-        )
 
 
 def _make_timeline(root: Path, output: Path | None, jobs: int | None) -> None:

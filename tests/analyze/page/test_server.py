@@ -1,4 +1,4 @@
-"""The report served on 127.0.0.1: to whoever has the address and nobody else, and the timeline to Perfetto."""
+"""The report served on 127.0.0.1 to whoever has the address and nobody else; the timeline to Perfetto."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_open_where_there_is_no_browser_says_what_to_do(
 ) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
-    viewing.open_in_browser("http://127.0.0.1:1/")
+    open_in_browser("http://127.0.0.1:1/")
     assert "rlprof view JOB" in capsys.readouterr().err
 
 
