@@ -22,6 +22,7 @@ pytest.importorskip("jinja2")
 from tests.analyze.fake_run import make_run
 
 from rlprof_ops.analyze import viewing
+from rlprof_ops.analyze.browser import open_in_browser
 from rlprof_ops.analyze.page.server import ReportServer
 from rlprof_ops.analyze.reporting import report
 from rlprof_ops.analyze.timeline.make import make
