@@ -3,9 +3,9 @@
     export NRL_POLICY_PROFILER_CLASS=rlprof_ops.runtime.compat.nemo_rl_hooks.PolicyProfiler
     export NRL_ROLLOUT_PROFILER_CLASS=rlprof_ops.runtime.compat.nemo_rl_hooks.RolloutProfiler
 
-NeMo RL makes one of each a worker with `(rank=…)` and calls begin, then finish or abort, then close. What is
-profiled says the request, as everywhere. A wrong order of calls is an error in the caller and raises; a
-profiler that fails never does.
+NeMo RL makes one of each a worker with `(rank=…)` and calls begin, then finish or abort, then close. The
+request decides what is profiled, as everywhere. A wrong order of calls is an error in the caller and raises;
+a profiler that fails never does.
 """
 
 from __future__ import annotations
