@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -175,6 +177,33 @@ def test_a_real_second():
     found = profilers.trial(path)
     assert found.state == OK, found
     assert "KiB" in found.said
+
+
+@pytest.mark.nsys
+def test_an_nvtx_that_nsys_records_nothing_of_is_found(tmp_path, monkeypatch, need):
+    """nvtx from 0.2.12 on, under nsys 2023.4.4: the report is whole and has no range in it."""
+    need("index")
+    path = profilers.nsight.find()
+    if "2023.4" not in subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout:
+        pytest.skip("another nsys, which may record it")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--target",
+        str(tmp_path),
+        "nvtx==0.2.12",
+    ]
+    subprocess.run(pip, check=True, timeout=120)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    found = profilers.trial(path)
+
+    assert found.state == FAIL and "records none of the ranges of nvtx" in found.said
+    assert "nvtx>=0.2.10,<0.2.12" in found.fix
 
 
 def test_a_profiler_that_writes_nothing(tmp_path):

@@ -5,7 +5,9 @@ job.
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -315,6 +317,32 @@ def test_a_framework_chooses_its_trainers_settings(fake, framework, workers, tra
     given = ("--set", "RLPROF_TRAINER=verl", "--steps", "3:5", "--workers", workers)
     assert run("submit", *given, "--framework", framework, "--", "python", "x.py") == 0
     assert sent(fake)[1]["RLPROF_TRAINER"] == "verl"
+
+
+@pytest.mark.parametrize(("framework", "backend", "expected"), [
+    ("rlinf", "nsight", "++cluster.profiling.output_dir=/runs/it's 1/profiles"),
+    ("verl", "torch", "global_profiler.save_path=/runs/it's 1/profiles"),
+    ("verl", "memory", "global_profiler.save_path=/runs/it's 1/profiles"),
+    ("nemo_rl", "torch", "NRL_TORCH_PROFILE_DIR=/runs/it's 1/profiles"),
+])  # fmt: skip
+def test_what_a_trainer_writes_itself_goes_into_the_run_folder(fake, framework, backend, expected):
+    """Held by bash itself, and by Hydra's grammar where there is one."""
+    asked = ("--steps", "3", "--workers", "*", "--backend", backend, "--framework", framework)
+    assert run("submit", *asked, "--", "printf", "%s\\n") == 0
+    command = sent(fake)[1]["COMMAND"]
+    shell = {
+        "RLPROF_RUN_DIR": "/runs/it's 1" if framework == "nemo_rl" else "/runs/its 1",
+        "PATH": os.environ["PATH"],
+    }
+    words = subprocess.run(
+        ["bash", "-c", f"{command}\nenv"], env=shell, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    if framework != "nemo_rl":
+        expected = expected.replace("it's 1", "its 1").replace("=", "='", 1) + "'"
+    assert expected in words
+    (fake.folder / "calls.jsonl").unlink()
+    assert run("submit", *asked, "--output-dir", "/mine", "--", "true") == 0
+    assert "RLPROF_RUN_DIR" not in sent(fake)[1]["COMMAND"]
 
 
 def test_two_clusters_side_by_side(fake, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -83,11 +84,10 @@ def trial(path: str) -> Finding:
     folder = Path(tempfile.mkdtemp(prefix="rlprof-doctor-"))
     session = f"rlprof-doctor-{os.getpid()}"
     report = folder / "trial.nsys-rep"
-    program = "import sys; sys.stdin.read()"
     env = nsight.client_env(os.environ) | {"TMPDIR": str(folder)}  # nsys finds a session through TMPDIR
     # Its input is a pipe of ours, so it ends with us whatever happens.
     launched = subprocess.Popen(
-        [path, "launch", f"--session-new={session}", "-t", "nvtx", sys.executable, "-c", program],
+        [path, "launch", f"--session-new={session}", "-t", "nvtx", sys.executable, "-c", _RANGES],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         env=env,
     )  # fmt: skip
@@ -104,6 +104,9 @@ def trial(path: str) -> Finding:
                 f"a 1 s window gave no report: {why}",
                 "run the same by hand: nsys launch, start, stop; nsys status -e names missing permissions",
             )
+        lost = _lost_ranges(path, report, env)
+        if lost:
+            return lost
         return Finding(
             "nsys capture",
             OK,
@@ -115,6 +118,63 @@ def trial(path: str) -> Finding:
         launched.kill()
         launched.wait(timeout=10)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# What the trial records: ranges as our runtime writes them, as long as its input is open.
+_RANGES = """
+import sys, threading, time
+def ranges():
+    try:
+        import nvtx
+    except ImportError:
+        return
+    while True:
+        token = nvtx.start_range("rlprof doctor", domain="rlprof")
+        time.sleep(0.05)
+        nvtx.end_range(token)
+threading.Thread(target=ranges, daemon=True).start()
+sys.stdin.read()
+"""
+_PUSH_POP, _START_END = 59, 60  # NVTX_EVENTS.eventType of an export
+
+
+def _lost_ranges(path: str, report: Path, env: Mapping[str, str]) -> Finding | None:
+    """A finding when nvtx is here and the report has none of its ranges: nvtx from 0.2.12 on hands nsys
+    2023.4
+    nothing.
+    """
+    from importlib import metadata
+
+    try:
+        version = metadata.version("nvtx")
+    except metadata.PackageNotFoundError:
+        return None
+    database = report.with_suffix(".sqlite")
+    code, text = output(
+        [path, "export", "--type=sqlite", f"--output={database}", str(report)], seconds=_BOUND_S, env=env
+    )
+    if code:
+        return Finding("nsys capture", WARN, f"nsys export: {last_line(text)}", "run nsys export by hand")
+    if _count_ranges(database):
+        return None
+    return Finding(
+        "nsys capture",
+        FAIL,
+        f"nsys records none of the ranges of nvtx {version}: reports would have no phases",
+        "pip install 'nvtx>=0.2.10,<0.2.12', or take a newer nsys",
+    )
+
+
+def _count_ranges(database: Path) -> int:
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+    try:
+        query = "SELECT COUNT(*) FROM NVTX_EVENTS WHERE eventType IN (?, ?)"
+        (count,) = connection.execute(query, (_PUSH_POP, _START_END)).fetchone()
+        return int(count)
+    except sqlite3.Error:
+        return 0
+    finally:
+        connection.close()
 
 
 def _window(path: str, session: str, report: Path, env: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rlprof_ops.errors import UsageError
@@ -253,9 +253,14 @@ def trainer_file(framework: str, request: ProfileRequest) -> str:
     return "nemo_rl_megatron" if megatron else framework
 
 
+# Stands for the job's run folder in a rendering, until the shell of the job knows it.
+_RUN_FOLDER = "RLPROF-RUN-FOLDER"
+
+
 def in_trainers_words(framework: str, request: ProfileRequest, command: str) -> tuple[str, list[str]]:
     """`command` with the trainer's own settings for `request`: exports before it, or Hydra overrides after
-    it.
+    it. What a trainer writes itself goes below `profiles/` of the run folder, unless the request names a
+    folder.
 
     Gives the line and remarks: what the trainer cannot do, what to know. Raises UsageError without a command.
     """
@@ -266,14 +271,31 @@ def in_trainers_words(framework: str, request: ProfileRequest, command: str) -> 
             f"--framework {framework} adds the trainer's settings to its command; give it after `--`"
         )
     dialect = frameworks.get(framework)
-    rendered = dialect.render(request, "env" if "env" in dialect.formats else "hydra")
+    fmt = "env" if "env" in dialect.formats else "hydra"
+    remarks = [f"{dialect.title} cannot do this: {loss}" for loss in dialect.render(request, fmt).losses]
+    rendered = dialect.render(_in_run_folder(framework, request), fmt)
     words = shlex.split(rendered.text.replace("\\\n", " "), comments=True)
-    remarks = [f"{dialect.title} cannot do this: {loss}" for loss in rendered.losses]
-    if "env" in dialect.formats:
+    if fmt == "env":
         exports = [word for word in words if word.startswith("NRL_")]
-        line = "".join(
-            f"export {name}={shlex.quote(value)}\n"
-            for name, _, value in (word.partition("=") for word in exports)
-        )
-        return line + command, remarks
-    return (f"{command} {shlex.join(words)}" if words else command), remarks
+        return "".join(f"export {_shell_word(word, '')}\n" for word in exports) + command, remarks
+    line = " ".join(_shell_word(word, "'") for word in words)
+    return (f"{command} {line}" if words else command), remarks
+
+
+def _in_run_folder(framework: str, request: ProfileRequest) -> ProfileRequest:
+    """The request with a folder for what the trainer writes by itself.
+
+    nsys reports of NeMo RL and verl are Ray's, and come home as all others do.
+    """
+    own = framework == "rlinf" or any(spec.backend in ("torch", "memory") for spec in request.captures)
+    if request.output_dir is not None or not own:
+        return request
+    return replace(request, output_dir=f"{_RUN_FOLDER}/profiles")
+
+
+def _shell_word(word: str, quote: str) -> str:
+    """A word for bash, with `$RLPROF_RUN_DIR` where it names the run folder; `quote` is the trainer's own."""
+    name, equals, value = word.partition("=")
+    if not value.startswith(_RUN_FOLDER):
+        return f"{name}={shlex.quote(value)}" if equals and not quote else shlex.quote(word)
+    return f'"{name}={quote}$RLPROF_RUN_DIR{value.removeprefix(_RUN_FOLDER)}{quote}"'

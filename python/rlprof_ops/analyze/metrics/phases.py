@@ -11,101 +11,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from rlprof_ops import frameworks
 from rlprof_ops.analyze.columns import Spans, Trace
 from rlprof_ops.analyze.metrics.intervals import Union, union
-
-# What the three trainers call the phases of design section 6. Sources: NeMo RL `wrap_with_nvtx_name` and its
-# timer keys, verl `marked_timer` and `DistProfiler` roles, RLinf `Worker.timer` tags.
-_SAME_PHASE: dict[str, tuple[str, ...]] = {
-    "generation": (
-        "generation",
-        "generate",
-        "gen",
-        "gen_max",
-        "rollout",
-        "rollout_generate",
-        "generate_sequences",
-        "generate_async",
-        "agent_loop_rollout_generate",
-        "rollout/generate",
-        "interact",
-        "predict",
-    ),
-    "reward": (
-        "reward",
-        "rewards",
-        "compute_rm_score",
-        "compute_reward",
-        "compute_score",
-        "reward_model",
-        "score",
-    ),
-    "ref_logprob": (
-        "ref_logprob",
-        "ref",
-        "ref_logprobs",
-        "compute_ref_log_prob",
-        "ref_compute_log_prob",
-        "reference_logprobs",
-        "get_reference_policy_logprobs",
-        "reference_policy_logprobs",
-    ),
-    "logprob": (
-        "logprob",
-        "logprobs",
-        "old_log_prob",
-        "compute_log_prob",
-        "actor_compute_log_prob",
-        "get_logprobs",
-        "policy_logprobs",
-        "policy_and_reference_logprobs",
-    ),
-    "values": ("values", "compute_values", "get_values"),
-    "advantage": ("advantage", "advantages", "adv", "compute_advantage", "advantage_calculation"),
-    "train": (
-        "train",
-        "update_actor",
-        "actor_update",
-        "policy_training",
-        "run_training",
-        "train_step",
-        "update_policy",
-        "policy_forward_backward",
-        "training",
-    ),
-    "critic_train": ("critic_train", "update_critic", "critic_update"),
-    "weight_sync": (
-        "weight_sync",
-        "update_weights",
-        "refit",
-        "sync_weights",
-        "weight_update",
-        "broadcast_weights_for_collective",
-        "update_weights_from_collective",
-        "update_weights_via_ipc_zmq",
-        "prepare_for_generation",
-        "sync_model_to_rollout",
-        "sync_model_from_actor",
-    ),
-    "checkpoint": ("checkpoint", "save_checkpoint", "checkpointing"),
-    "validation": ("validation", "testing", "evaluate"),
-}
-
-
-def _vocabulary() -> dict[str, str]:
-    """Label -> phase: the trainers' own labels as `frameworks` has them, then the words above."""
-    trainers = (frameworks.get(name).phase_names for name in frameworks.NAMES)
-    labels = {label.lower(): phase for named in trainers for phase, found in named.items() for label in found}
-    return labels | {name: phase for phase, names in _SAME_PHASE.items() for name in names}
-
-
-_CANONICAL = _vocabulary()
-PHASE_ORDER = tuple(_SAME_PHASE)
+from rlprof_ops.analyze.metrics.phase_names import PHASE_ORDER as PHASE_ORDER
+from rlprof_ops.analyze.metrics.phase_names import canonical as canonical
+from rlprof_ops.analyze.metrics.phase_names import known
 
 _OUR_STEP = re.compile(r"step (\d{1,9})")
 _OTHER_STEP = re.compile(r"(?:ProfilerStep#|[Ss]tep[_ #:]|train_step[_ #:]|global_step[_ #:])(\d{1,9})")
-_VLLM = re.compile(r"execute_(?:context|new|\d+_context)_.*generation_|execute_model|gpu_model_runner")
 # Ranges that libraries write inside phases: parts of a phase, never one
 _WITHIN = re.compile(
     r"^(nccl|gloo|mpi|c10d|ucc)[:.]|^(ProfilerStep#|Optimizer\.|FSDP::|FullyShardedDataParallel|DistributedDataParallel|"
@@ -137,19 +50,6 @@ class Segment:
     phase: str
     start: int
     end: int
-
-
-def canonical(name: str) -> str:
-    """The design's word for a phase, or the name itself: "dtensor_policy_worker/train" and "update_actor"
-    are "train".
-    """
-    short = name.strip().lower()
-    for candidate in (short, short.rpartition("/")[2], short.rpartition("::")[2], short.rpartition(".")[2]):
-        if candidate in _CANONICAL:
-            return _CANONICAL[candidate]
-    if _VLLM.search(name):
-        return "generation"
-    return name.strip()
 
 
 def find_steps(
@@ -241,18 +141,36 @@ def find_phases(trace: Trace, steps: tuple[Step, ...]) -> tuple[Segment, ...]:
     """Which phase a process was in, as stretches that never overlap, so that phases + idle = step.
 
     A phase is an outermost range inside a step: of nested ranges the outer counts, of ranges that overlap on
-    different threads the one that began first counts until it ends.
+    different threads the one that began first counts until it ends. A range that no trainer is known to write
+    counts where no known one is: it may be a wrapper around them.
     """
     ranges = trace.ranges
     if not steps or len(ranges) == 0:
         return ()
-    labels = {}
+    named: dict[int, str] = {}
+    others: dict[int, str] = {}
     for code in np.unique(ranges.name).tolist():
         name = trace.names[code].strip()
         is_step = _OUR_STEP.fullmatch(name) or _OTHER_STEP.fullmatch(name) or name == "step"
         if name and not is_step and not _WITHIN.search(name):
-            labels[code] = canonical(name)
+            phase = known(name)
+            (others if phase is None else named)[code] = phase or name
+    first = _outermost(ranges, named, steps)
+    if not others:
+        return tuple(first)
+    taken = phase_union(tuple(first))
+    rest = [
+        Segment(s.step, s.phase, int(a), int(b))
+        for s in _outermost(ranges, others, steps)
+        for a, b in _uncovered(s.start, s.end, taken)
+    ]
+    return tuple(sorted([*first, *rest], key=lambda s: (s.step, s.start)))
+
+
+def _outermost(ranges: Spans, labels: dict[int, str], steps: tuple[Step, ...]) -> list[Segment]:
     rows = np.flatnonzero(np.isin(ranges.name, list(labels)))
+    if len(rows) == 0:
+        return []
     order = rows[np.lexsort((-ranges.duration[rows], ranges.start[rows]))]
     starts, ends, codes = ranges.start[order], ranges.end[order], ranges.name[order]
     segments: list[Segment] = []
@@ -266,7 +184,19 @@ def find_phases(trace: Trace, steps: tuple[Step, ...]) -> tuple[Segment, ...]:
             if end > begin:
                 segments.append(Segment(step.step, labels[int(codes[row])], begin, end))
                 cursor = end
-    return tuple(segments)
+    return segments
+
+
+def _uncovered(start: int, end: int, taken: Union) -> list[tuple[int, int]]:
+    """The parts of a stretch that a union does not cover."""
+    low = int(np.searchsorted(taken.end, start, side="right"))
+    found, cursor = [], start
+    while low < len(taken.start) and int(taken.start[low]) < end:
+        if int(taken.start[low]) > cursor:
+            found.append((cursor, int(taken.start[low])))
+        cursor = max(cursor, int(taken.end[low]))
+        low += 1
+    return [*found, (cursor, end)] if cursor < end else found
 
 
 def phase_union(segments: tuple[Segment, ...]) -> Union:
