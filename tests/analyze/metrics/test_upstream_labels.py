@@ -13,8 +13,8 @@ import pytest
 from tests import upstream
 
 from rlprof_ops.analyze.columns import Spans
-from rlprof_ops.analyze.metrics.phase_names import canonical, known
 from rlprof_ops.analyze.metrics.phases import Step, find_phases
+from rlprof_ops.analyze.phase_names import canonical, known
 
 NEMO_RL = {
     "generation": "megatron_policy_worker/generate sglang_genertion/generate vllm_genertion_worker/generate"

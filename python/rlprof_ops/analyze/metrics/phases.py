@@ -13,9 +13,9 @@ import numpy as np
 
 from rlprof_ops.analyze.columns import Spans, Trace
 from rlprof_ops.analyze.metrics.intervals import Union, union
-from rlprof_ops.analyze.metrics.phase_names import PHASE_ORDER as PHASE_ORDER
-from rlprof_ops.analyze.metrics.phase_names import canonical as canonical
-from rlprof_ops.analyze.metrics.phase_names import known
+from rlprof_ops.analyze.phase_names import PHASE_ORDER as PHASE_ORDER
+from rlprof_ops.analyze.phase_names import canonical as canonical
+from rlprof_ops.analyze.phase_names import known
 
 _OUR_STEP = re.compile(r"step (\d{1,9})")
 _OTHER_STEP = re.compile(r"(?:ProfilerStep#|[Ss]tep[_ #:]|train_step[_ #:]|global_step[_ #:])(\d{1,9})")
