@@ -149,7 +149,7 @@ def left_behind(sandbox: Sandbox, user_folders: bool = True) -> dict[str, list[s
         left = [f"process {process.pid} {process.cmdline[:100]}" for process in sandbox.processes(node)]
         left += [
             f"file /tmp/{path.name}"
-            for path in sandbox.tmp(node).iterdir()
+            for path in sandbox.files_in_tmp(node)
             if path.name.startswith(("rlprof", "ray", "nsys", "nvidia"))
         ]
         if left:

@@ -221,6 +221,11 @@ class Sandbox:
         """Where this machine sees a node's private /tmp; it outlives kill_node, as a disk does."""
         return self.spec.dir / "nodes" / node / "tmp"
 
+    def files_in_tmp(self, node: str) -> list[Path]:
+        """What a node's /tmp holds, but for the checkout and the Python that the sandbox shows there."""
+        shown = {Path(path).parts[2] for path in self.spec.visible}
+        return [path for path in self.tmp(node).iterdir() if path.name not in shown]
+
     def logs(self) -> str:
         """The ends of all daemons' logs."""
         return store.tails(self.spec.dir)
@@ -442,8 +447,7 @@ class Sandbox:
         self.wait_nodes("idle", timeout=timeout)
 
     def _clean(self, node: str) -> None:
-        kept = {Path(path).parts[2] for path in self.spec.visible}
-        litter = [f"/tmp/{path.name}" for path in self.tmp(node).iterdir() if path.name not in kept]
+        litter = [f"/tmp/{path.name}" for path in self.files_in_tmp(node)]
         litter += [
             f"/dev/shm/{name}" for name in self.exec(node, ["ls", "-A", "/dev/shm"]).stdout.splitlines()
         ]

@@ -77,7 +77,7 @@ class Job:
         found = []
         for node in self.sandbox.nodes:
             found += [f"{node}: {process}" for process in self.sandbox.processes(node)]
-            found += [f"{node}: /tmp/{path.name}" for path in self.sandbox.tmp(node).iterdir()]
+            found += [f"{node}: /tmp/{path.name}" for path in self.sandbox.files_in_tmp(node)]
         return found
 
     def say(self) -> str:
