@@ -38,7 +38,7 @@ def make_run(
     for worker, count in (("generation_worker", generation_ranks), ("policy_worker", ranks)):
         for rank in range(count):
             host = f"n{rank % hosts}"
-            rng = random.Random(hash((seed, worker, rank)))
+            rng = random.Random(f"{seed} {worker} {rank}")
             events = _rank(worker, rank, steps, kernels, slow_rank, rng)
             name = f"{worker}_rank{rank}_step{steps[0]}-{steps[-1]}_{host}_{1000 + rank}.pt.trace.json.gz"
             base = BASE_NS + (offsets_ns or {}).get(host, 0)

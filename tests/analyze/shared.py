@@ -4,49 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-_REPO = Path(__file__).resolve().parents[2]
-
-
-def shared_folder() -> Path | None:
-    """`shared/` beside the project (or beside the folder of its work trees), or `$RLPROF_SHARED`."""
-    named = os.environ.get("RLPROF_SHARED")
-    places = [Path(named)] if named else [_REPO.parent / "shared", _REPO.parent.parent / "shared"]
-    return next((place for place in places if (place / "data").is_dir()), None)
+DATA = Path(__file__).parent / "data"
+TORCH_FILES = tuple(sorted(path.name.removesuffix(".json.gz") for path in (DATA / "torch").iterdir()))
 
 
 def real(name: str) -> Path:
-    """A real trace; skips the test, saying so, where it is absent."""
-    named = os.environ.get("RLPROF_SHARED_DATA")
-    folder = Path(named) if named else (shared_folder() or Path("/nonexistent")) / "data"
-    if not (folder / name).is_file():
-        pytest.skip(f"no real trace {name}: ../shared/data is absent (set RLPROF_SHARED_DATA)")
-    return folder / name
-
-
-def tool(name: str) -> Path:
-    folder = shared_folder()
-    if folder is None or not (folder / "tools" / name).is_file():
-        pytest.skip(f"no {name}: ../shared/tools is absent (set RLPROF_SHARED)")
-    return folder / "tools" / name
-
-
-TORCH_FILES = (
-    "b200_eager",
-    "h100_qwen1.5_0.5b",
-    "mi300_qwen1.5_0.5b",
-    "nccl_training",
-    "rank_not_found",
-    "sampled_rank-0",
-    "sampled_rank-1",
-    "sglang_qwen3_8b_decode",
-    "vllm_prefill_decode_piecewise",
-)
+    """A real trace, whole or a stretch of one; tests/analyze/data/README.md says where each comes from."""
+    return DATA / name
 
 
 def x(cat: str, name: str, ts: float, dur: float, pid: Any = 1, tid: Any = 1, **args: Any) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def assert_as_expected(times: GpuTimes, expected: dict[str, int]) -> None:
         )
 
 
-@pytest.mark.parametrize("name", TORCH_FILES)
+@pytest.mark.parametrize("name", [name for name in TORCH_FILES if not name.endswith("_part")])
 def test_equals_tracelens_on_real_traces(name: str) -> None:
     trace = read_report(real(f"torch/{name}.json.gz"), cache=False)
     expected = EXPECTED[f"{name}.json.gz"]

@@ -47,11 +47,6 @@ def test_a_phase_that_got_slower_is_found_and_nothing_else() -> None:
     assert {k.what.partition(": ")[2].partition(" ")[0] for k in diff.kernels} == {"kernel_39"}
 
 
-def test_noise_is_no_change() -> None:
-    diff = compare(simulated_answer(8, 8), simulated_answer(8, 8))
-    assert not any(c.real for c in diff.phases) and diff.kernels == ()
-
-
 def test_one_step_tells_nothing_and_says_so() -> None:
     before = simulated_answer(4, 1)
     diff = compare(before, slower(before, "train", 2.0))

@@ -134,7 +134,7 @@ def test_damage_of_every_kind_in_one_process(tmp_path: Path) -> None:
         ),
     ]
     plain = json.dumps({"traceEvents": events}).encode()
-    sqlite = bytearray(real("h100_2gpu_1s.sqlite").read_bytes())
+    sqlite = bytearray(real("h100_2gpu_part.sqlite").read_bytes())
     files = []
     for number in range(150):
         source = bytearray(plain if number % 3 else gzip.compress(plain))

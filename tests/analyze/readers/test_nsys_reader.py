@@ -140,7 +140,7 @@ def test_schemas_old_and_new_give_the_same(
 
 
 def test_real_export_of_two_h100() -> None:
-    path = real("h100_2gpu_1s.sqlite")
+    path = real("h100_2gpu_part.sqlite")
     trace = read_nsys_sqlite(path)
     c = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
     assert len(trace.gpu) == sum(

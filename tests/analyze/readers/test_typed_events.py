@@ -69,7 +69,7 @@ def test_most_of_a_trace_is_read_by_type(tmp_path: Path, monkeypatch: pytest.Mon
         torch_columns.Columns, "add_typed", lambda self, batch: taken.append(len(batch)) or add(self, batch)
     )  # type: ignore[func-returns-value]
     monkeypatch.setattr(inflate, "PIECE_BYTES", 1 << 17)
-    trace = torch_trace.read_torch(real("torch/nccl_training.json.gz"))
+    trace = torch_trace.read_torch(real("torch/nccl_training_part.json.gz"))
     assert sum(taken) > 0.8 * trace.events
 
 
@@ -133,7 +133,7 @@ def test_the_cache_gives_back_every_row_of_several_groups(
 ) -> None:
     from rlprof_ops.analyze.readers import cache, spill
 
-    path = real("torch/vllm_prefill_decode_piecewise.json.gz")
+    path = real("torch/sampled_rank-0.json.gz")
     trace = torch_trace.read_torch(path)
     report = tmp_path / path.name
     report.write_bytes(path.read_bytes())

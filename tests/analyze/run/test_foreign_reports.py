@@ -102,7 +102,7 @@ def test_an_export_beside_its_report_is_no_second_one(tmp_path: Path) -> None:
 
 
 def test_a_real_export_alone_in_a_folder(tmp_path: Path) -> None:
-    shutil.copyfile(real("h100_2gpu_1s.sqlite"), tmp_path / "profile.sqlite")
+    shutil.copyfile(real("h100_2gpu_part.sqlite"), tmp_path / "profile.sqlite")
     assert [(r["worker"], r["rank"]) for r in answered(tmp_path)["ranks"]] == [("worker", 0), ("worker", 1)]
 
 

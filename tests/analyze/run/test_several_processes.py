@@ -90,7 +90,7 @@ def test_one_child_that_works_is_the_rank_that_was_asked_for(tmp_path: Path) -> 
 
 def test_two_real_processes_with_launch_numbers_made_equal(tmp_path: Path) -> None:
     """The numbers of the second process are moved onto those of the first; no result may change."""
-    source = real("h100_2gpu_1s.sqlite")
+    source = real("h100_2gpu_part.sqlite")
     collided = tmp_path / "r.sqlite"
     shutil.copyfile(source, collided)
     collided.chmod(0o644)
