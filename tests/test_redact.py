@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
-from rlprof_ops.redact import is_secret_name, redact_text
-
-
-@pytest.mark.parametrize(
-    ("text", "clean"),
-    [
-        ("WANDB_API_KEY=abc123 python train.py", "WANDB_API_KEY=*** python train.py"),
-        ("export HF_TOKEN='a b'; go", "export HF_TOKEN=***; go"),
-        ('python x.py --api-key "s3cr3t" --steps 3', "python x.py --api-key *** --steps 3"),
-        ("python x.py --db-password=hunter2", "python x.py --db-password=***"),
-        ("git clone https://me:pw@host/x", "git clone https://***@host/x"),
-        (
-            "python x.py tokenizer=bert max_tokens=512 data.max_token=3",
-            "python x.py tokenizer=bert max_tokens=512 data.max_token=3",
-        ),
-    ],
+from rlprof_ops.redact import (
+    MASK,
+    holds_secret,
+    is_secret_name,
+    redact_env,
+    redact_log,
+    redact_text,
+    secret_values,
 )
-def test_inline_secrets(text, clean):
-    assert redact_text(text, env={}) == clean
+from tests.secret_forms import INNOCENT, ODD, SECRETS
+
+
+def test_there_are_45_of_each():
+    assert (len(SECRETS), len(INNOCENT)) == (45, 45)
+
+
+@pytest.mark.parametrize(("form", "secret"), SECRETS, ids=range(len(SECRETS)))
+@pytest.mark.parametrize("frame", ["{}", "2026-01-01 INFO run: {} (pid 7)", "set -x; {}\n", "args: ['{}']"])
+def test_a_secret_is_masked(form, secret, frame):
+    text = frame.replace("{}", form.replace("@@@@@@", ODD * 2).replace("@@", ODD))
+    shown = redact_text(text, env={})
+    assert secret not in shown and MASK in shown
+    assert redact_text(shown, env={}) == shown  # once is enough
+
+
+@pytest.mark.parametrize("text", INNOCENT)
+@pytest.mark.parametrize("frame", ["{}", "2026-01-01 INFO run: {} (pid 7)", "set -x; {}\n", "+ {} \\"])
+def test_an_innocent_text_is_untouched(text, frame):
+    shown = frame.replace("{}", text)
+    assert redact_text(shown, env={}) == shown
+
+
+def test_json_stays_json():
+    text = json.dumps({"api_key": ODD, "nested": {"HF_TOKEN": ODD, "steps": [3, 4]}, "max_tokens": 5})
+    shown = json.loads(redact_text(text, env={}))
+    assert shown == {"api_key": MASK, "nested": {"HF_TOKEN": MASK, "steps": [3, 4]}, "max_tokens": 5}
+
+
+def test_what_is_around_a_secret_stays():
+    assert redact_text(f"WANDB_API_KEY={ODD} python train.py", {}) == "WANDB_API_KEY=*** python train.py"
+    assert redact_text("export HF_TOKEN='a b'; go", {}) == "export HF_TOKEN=***; go"
+    assert redact_text("git clone https://me:pw@host/x", {}) == "git clone https://***@host/x"
 
 
 def test_values_of_secret_variables_vanish_wherever_they_stand():
@@ -30,6 +56,88 @@ def test_values_of_secret_variables_vanish_wherever_they_stand():
     assert redact_text("x swordfish abc /run/token", env) == "x *** abc /run/token"
 
 
-def test_paths_to_secrets_and_counts_are_no_secrets():
-    assert is_secret_name("AWS_SECRET_ACCESS_KEY") and is_secret_name("api-key")
-    assert not is_secret_name("RAY_AUTH_TOKEN_PATH") and not is_secret_name("MAX_TOKENS")
+def test_of_an_address_the_login_alone_is_the_secret():
+    env = {
+        "DATABASE_URL": f"postgres://me:{ODD}@db/x",
+        "HTTPS_PROXY": "http://proxy:3128",
+        "HF_TOKEN": "auto",
+    }
+    assert secret_values(env) == {ODD}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AWS_SECRET_ACCESS_KEY",
+        "api-key",
+        "GH_PAT",
+        "DB_PASS",
+        "SSHPASS",
+        "MYSQL_PWD",
+        "SLURM_JWT",
+        "DATABASE_URL",
+        "HF_TOKEN",
+        "apiKey",
+        "clientSecret",
+        "trainer.wandb.api_key",
+        "NGC_API_KEY",
+        "SLACK_WEBHOOK_URL",
+        "PGPASSWORD",
+    ],
+)
+def test_names_of_secrets(name):
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RAY_AUTH_TOKEN_PATH",
+        "MAX_TOKENS",
+        "prompt_key",
+        "GPU_VENDOR_KEY_PATH",
+        "eos_token",
+        "num_tokens",
+        "key",
+        "TOKENIZER",
+        "tokens_per_second",
+        "reward_fn_key",
+        "PATH",
+        "COMPASS",
+    ],
+)
+def test_names_of_none(name):
+    assert not is_secret_name(name)
+
+
+def test_an_environment_may_be_shown_by_its_allowed_names_alone():
+    env = {"HF_TOKEN": ODD, "RANK": "0", "ANYTHING": "odd", "CMD": f"x --api-key {ODD}"}
+    assert redact_env(env) == {"HF_TOKEN": MASK, "RANK": "0", "ANYTHING": "odd", "CMD": "x --api-key ***"}
+    assert redact_env(env, frozenset({"RANK"})) == {name: "0" if name == "RANK" else MASK for name in env}
+
+
+def test_a_switch_is_no_secret_whatever_its_name():
+    assert not holds_secret("HF_TOKEN", "true") and not holds_secret("HF_TOKEN", "${HF_TOKEN}")
+    assert (
+        redact_text("use_auth_token=True HF_TOKEN=$HF_TOKEN", {}) == "use_auth_token=True HF_TOKEN=$HF_TOKEN"
+    )
+
+
+@pytest.mark.parametrize(("form", "secret"), SECRETS, ids=range(len(SECRETS)))
+def test_a_log_keeps_its_length(form, secret):
+    line = form.replace("@@@@@@", ODD * 2).replace("@@", ODD)
+    data = f"first line\n{line}\nlast é line\n".encode()
+    shown = redact_log(data)
+    assert secret.encode() not in shown and len(shown) == len(data)
+    assert shown.startswith(b"first line\n") and shown.endswith("\nlast é line\n".encode())
+
+
+def test_innocent_lines_of_a_log_are_untouched():
+    data = "\n".join(INNOCENT).encode() + b"\n"
+    assert redact_log(data) == data
+    assert redact_log(b"a swordfish b\n", {"swordfish"}) == b"a ********* b\n"
+
+
+def test_a_long_line_takes_no_time():
+    for text in ("a" * 200_000, "key=" * 50_000, "'" * 50_000, "https://" * 20_000, "mysql " * 20_000):
+        assert re.sub(r"\*", "", redact_text(text, {})) is not None

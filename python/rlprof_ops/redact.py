@@ -1,37 +1,301 @@
-"""Keeps secrets out of every file we write: values of variables that are named like one, also inside a
-command line.
+"""Keeps secrets out of everything that leaves a node: one list of names and of shapes of values.
+
+The names and shapes are facts from the rules that gitleaks and detect-secrets publish, and from the tools of
+this field. A name decides (`HF_TOKEN=…`, `"api_key": …`, `--db-password …`), or a value's own shape
+(`hf_…`, `Bearer …`, `https://user:password@`), wherever it stands.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 MASK = "***"
-_NAME = r"[A-Za-z0-9_.-]*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?"
-_SECRET_NAME = re.compile(rf"(?i){_NAME}$")
-_ASSIGNED = re.compile(
-    rf"(?i)(?P<name>{_NAME})(?P<sep>\s*[=:]\s*|\s+(?=[^-\s]))(?P<value>'[^']*'|\"[^\"]*\"|[^\s;&|'\"]+)"
-)
-_URL_LOGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s@:]*:[^/\s@]+@", re.IGNORECASE)
-# Paths to secrets, switches and counts are no secrets themselves.
-_HARMLESS = re.compile(r"(?i)(_PATH|_FILE|_DIR|MAX_?TOKENS?|NUM_?TOKENS?|TOKENS_PER.*|TOKENIZER.*)$")
 _SHORTEST = 6
 
 
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# A name is split into words at `_`, `-`, `.`, and at the change from small to capital letters.
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SECRET_WORDS = _words("""
+    token tokens secret secrets password passwd passphrase pwd pass passwort credential credentials creds cred
+    apikey authtoken accesskey secretkey privatekey pat jwt sshpass webhook cookie bearer
+""")
+# `key` alone names many harmless things (`prompt_key`, `sort_key`): what stands before it decides.
+_KEY_OF = _words("""
+    api access secret private auth account storage encryption signing service master admin deploy ssh gpg
+    license subscription shared sas client app application consumer wandb openai anthropic hf huggingface
+    aws azure gcp google github gitlab ngc nvidia cohere mistral together groq comet neptune clearml mlflow
+    swanlab langsmith serper tavily brave datadog dd sentry slack telegram e2b daytona modal runpod
+""")
+_SECRET_NAMES = _words("""
+    database_url db_url redis_url mongo_url mongodb_uri dsn sqlalchemy_database_uri amqp_url broker_url
+    http_proxy https_proxy all_proxy ftp_proxy connection_string conn_str netrc authorization
+    proxy_authorization pgpassword mysql_pwd slurm_jwt pip_index_url pip_extra_index_url uv_index_url
+    uv_extra_index_url _auth
+""")
+# Of these only a value with a login in it is a secret.
+_MAY_HOLD_A_LOGIN = re.compile(r"(_url|_uri|proxy|dsn)$")
+# Paths to secrets, switches, counts and what a tokenizer is called are no secrets themselves.
+_HARMLESS_LAST = _words("""
+    path file dir directory folder count length len size limit ratio type mode name names ids id num index idx
+    budget rate per sec second seconds throughput parallelism tokenizer model class max min mean avg std sum
+    total loss acc accuracy format style ttl expiry field column columns enabled required
+""")
+_COUNTED = _words("""
+    max min num n total mean avg sum prompt response completion generated new valid pad eos bos unk sep cls
+    mask image video special stop input output context batch train eval val sequence seq microbatch
+    loss think begin end start per vocab added extra trainable packed padding first last next
+""")
+
+# Shapes of values, each with what comes before it where that is what tells (group `keep`).
+_SHAPES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\bhf_[A-Za-z0-9]{8,}",
+        r"\b(?:api_org_)[A-Za-z]{20,}",
+        r"\bgh[pousr]_[A-Za-z0-9]{20,}",
+        r"\bgithub_pat_[A-Za-z0-9_]{20,}",
+        r"\bglpat-[A-Za-z0-9_-]{16,}",
+        r"\bsk-(?:ant-|proj-|or-|svcacct-)?[A-Za-z0-9_-]{16,}",
+        r"\b(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{10,}",
+        r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b",
+        r"\bAIza[A-Za-z0-9_-]{30,}",
+        r"\bya29\.[A-Za-z0-9_-]{20,}",
+        r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",
+        r"\bxapp-\d-[A-Za-z0-9-]{10,}",
+        r"\bnvapi-[A-Za-z0-9_-]{16,}",
+        r"\bnpm_[A-Za-z0-9]{30,}",
+        r"\bpypi-[A-Za-z0-9_-]{16,}",
+        r"\bdop_v1_[a-f0-9]{32,}",
+        r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
+        r"\blsv2_[a-z]{2}_[A-Za-z0-9_]{16,}",
+        r"\br8_[A-Za-z0-9]{30,}",
+        r"\bgsk_[A-Za-z0-9]{20,}",
+        r"\bwandb_v\d_[A-Za-z0-9_]{16,}",
+        r"\bey[JI][A-Za-z0-9_-]{8,}\.ey[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
+        r"https://hooks\.slack\.com/(?:services|workflows)/[A-Za-z0-9/_+-]+",
+        r"https://[a-z0-9.-]*webhook\.office\.com/[^\s'\"]+",
+        r"https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/[^\s'\"]+",
+        r"https://open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/[^\s'\"]+",
+        r"(?P<keep>https://oapi\.dingtalk\.com/robot/send\?access_token=)[^\s'\"&]+",
+        r"(?P<keep>\b(?:Bearer|Basic|Token)\s+)(?=[A-Za-z0-9._~+/-]*\d)[A-Za-z0-9._~+/-]{8,}=*",
+        r"(?P<keep>(?i:authorization)[\"']?\s*[:=]\s*[\"']?(?:(?i:bearer|basic|token|negotiate)\s+)?)"
+        r"(?!(?:bearer|basic|token|negotiate)\b)[^\s'\",;}]{4,}",
+        r"(?P<keep>\b(?:wandb|swanlab|clearml|comet|neptune)\s+login\s+(?:--?[a-z-]+(?:=\S+)?\s+)*)[A-Za-z0-9_-]{16,}",
+        r"(?P<keep>\b(?:huggingface-cli|hf)\s+(?:auth\s+)?login\s+--token[ =])\S+",
+        r"(?P<keep>\bsshpass\s+-p\s*)(?:'[^']*'|\"[^\"]*\"|\S+)",
+        r"(?P<keep>\b(?:mysql|mysqldump|mariadb)\b[^\n|;&]{0,300}?\s-p)(?=[^\s-])\S+",
+        r"(?P<keep>\bcurl\b[^\n|;&]{0,300}?\s(?:-u|--user)[ =]?[^\s:'\"]+:)[^\s'\"]+",
+        r"(?P<keep>\bdocker\s+login\b[^\n|;&]{0,300}?\s-p[ =]?)\S+",
+        r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----|[\s\S]*)",
+        r"(?P<keep>[?&](?:sig|X-Amz-Signature|X-Amz-Security-Token|access_token|api_key|apikey|key|token)=)"
+        r"[A-Za-z0-9%._~+/-]{8,}=*",
+    )
+)
+_LOGIN = re.compile(r"(?P<keep>\b[a-z][a-z0-9+.-]*://)[^/\s'\"@<>]+(?=@[A-Za-z0-9\[])", re.IGNORECASE)
+# One shell word: quoted and bare pieces without a space between, such as 'a'"b"c.
+# What stands in every line that holds a secret, in small letters: by its shape, by its name.
+_SHAPE_HINTS = (
+    *_words("""
+        hf_ api_org_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- sk- sk_live sk_test rk_live rk_test pk_live
+        pk_test akia asia abia acca aiza ya29. xox xapp- nvapi- npm_ pypi- dop_v1_ sg. lsv2_ r8_ gsk_ wandb_v
+        eyj eyi hooks.slack webhook open.feishu open.lark dingtalk bearer authorization login sshpass mysql
+        mariadb         curl docker -----begin sig= x-amz access_token= api_key= apikey= key= token=
+    """),
+    *("basic ", "token "),
+)
+_NAME_HINTS = (
+    *("token", "secret", "pass", "pwd", "cred", "pat", "jwt", "webhook", "cookie", "bearer", "auth"),
+    *("key", "dsn", "url", "uri", "proxy", "conn", "netrc", "://"),
+)
+_QUOTED = r"'[^'\n]*'|\"(?:\\.|[^\"\\\n])*\"|\$'[^'\n]*'"
+_VALUE = re.compile(rf"(?:{_QUOTED}|\\[\"'][^\"'\\\n]*\\[\"']|[^\s;&|'\"\\,)}}\]]+|\\.)+")
+# A name and what leads to its value; what follows a harmless name is looked at as a name itself.
+_NAMED = re.compile(
+    r"(?<![A-Za-z0-9_.])(?P<name>[A-Za-z_][A-Za-z0-9_.-]{0,200})(?:\\?[\"']?\s{0,8}(?:=>|[=:])\s{0,8})"
+    r"|(?<![^\s'\"\[,(])--?(?P<option>[A-Za-z_][A-Za-z0-9_.-]{0,200})[\"']?,?\s{1,8}(?=[^-\s])"
+)
+
+
+@functools.lru_cache(maxsize=8192)
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or option of this name holds a secret by its name."""
-    return bool(_SECRET_NAME.search(name)) and not _HARMLESS.search(name)
+    """Whether a variable, an option or a key of this name holds a secret by its name."""
+    plain = name.strip("-").replace("-", "_").rpartition(".")[2]
+    if plain.lower() in _SECRET_NAMES:
+        return True
+    words = [word.lower() for word in _WORD.findall(plain)]
+    if not words or words[-1] in _HARMLESS_LAST:
+        return False
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    if last == "key" or last == "keys":
+        return before in _KEY_OF
+    if last in ("token", "tokens", "pass"):
+        return before not in _COUNTED and not any(word in ("max", "num", "per") for word in words)
+    if last in _SECRET_WORDS:
+        return True
+    if last in ("value", "b64", "base64", "env", "string", "str", "url") and before in _SECRET_WORDS:
+        return True
+    return "".join(words).endswith(("apikey", "authtoken", "accesstoken", "secretkey", "password", "passwd"))
+
+
+def holds_secret(name: str, value: str) -> bool:
+    """Whether a variable's value is a secret: by its name, or by the value's own shape."""
+    if not value or value.strip() in ("", MASK):
+        return False
+    plain = name.lower().replace("-", "_")
+    if _MAY_HOLD_A_LOGIN.search(plain):
+        return bool(_LOGIN.search(value)) or (is_secret_name(name) and "://" not in value)
+    if is_secret_name(name):
+        return not _is_plain(value)
+    return any(shape.fullmatch(value.strip()) for shape in _SHAPES)
+
+
+def secret_values(env: Mapping[str, str]) -> frozenset[str]:
+    """The secrets in an environment, long enough not to hit by chance; of an address its login alone."""
+    found: set[str] = set()
+    for name, value in env.items():
+        if not holds_secret(name, value):
+            continue
+        login = _LOGIN.search(value)
+        secret = login[0].partition("://")[2].rpartition(":")[2] if login else value
+        if len(secret) >= _SHORTEST:
+            found.add(secret)
+    return frozenset(found)
 
 
 def redact_text(text: str, env: Mapping[str, str] | None = None) -> str:
-    """`text` with the secrets of `env` (default: this process's) and inline `NAME=value` secrets as ***."""
-    for name, value in (os.environ if env is None else env).items():
-        if is_secret_name(name) and len(value) >= _SHORTEST:
-            text = text.replace(value, MASK)
+    """`text` with the secrets of `env` (default: this process's) and what looks like one as ***."""
+    return _replaced(text, spans(text, secret_values(os.environ if env is None else env)), lambda size: MASK)
 
-    def mask(match: re.Match[str]) -> str:
-        return match[0] if not is_secret_name(match["name"]) else f"{match['name']}{match['sep']}{MASK}"
 
-    return _URL_LOGIN.sub(rf"\g<scheme>{MASK}@", _ASSIGNED.sub(mask, text))
+def redact_log(data: bytes, values: Collection[str] = ()) -> bytes:
+    """Whole lines of a log, secrets as asterisks of the same length, so that offsets in it stay."""
+    text = data.decode("latin-1")
+    low = text.lower() if data.isascii() else data.lower().decode("latin-1")  # of the same length
+    hints = {*_places(low, (*_SHAPE_HINTS, *_NAME_HINTS)), *_places(text, values)}
+    parts: list[str] = []
+    done = 0
+    for hint in sorted(hints):
+        if hint < done:
+            continue
+        # A private key has many lines; any other secret stands in one.
+        start, end = max(done, text.rfind("\n", 0, hint) + 1), text.find("\n", hint)
+        key = low.find("-----begin", start, end if end >= 0 else len(low))
+        if key >= 0:
+            close = low.find("-----end", key)
+            end = text.find("\n", close) if close >= 0 else -1
+        end = len(text) if end < 0 else end
+        line = text[start:end]
+        full = _is_shaped(low[start:end]) or any(value in line for value in values)
+        found = spans(line, values) if full else _merged([*_logins(line), *_named_values(line)])
+        parts += [text[done:start], _replaced(line, found, lambda size: "*" * size)]
+        done = end
+    return "".join([*parts, text[done:]]).encode("latin-1")
+
+
+def _is_shaped(low: str) -> bool:
+    return any(hint in low for hint in _SHAPE_HINTS)
+
+
+def _places(text: str, words: Iterable[str]) -> Iterator[int]:
+    """The first place of each word in each line that has it."""
+    for word in words:
+        at = text.find(word)
+        while at >= 0:
+            yield at
+            line = text.find("\n", at)
+            at = text.find(word, line) if line >= 0 else -1
+
+
+def _replaced(text: str, found: list[tuple[int, int]], mask: Callable[[int], str]) -> str:
+    parts: list[str] = []
+    done = 0
+    for start, end in found:
+        parts += [text[done:start], mask(end - start)]
+        done = end
+    return "".join([*parts, text[done:]])
+
+
+def spans(text: str, values: Collection[str] = ()) -> list[tuple[int, int]]:
+    """Where in `text` secrets stand, in order and without overlap: `values`, known shapes, secret names."""
+    found: list[tuple[int, int]] = []
+    for value in values:
+        at = text.find(value)
+        while at >= 0:
+            found.append((at, at + len(value)))
+            at = text.find(value, at + len(value))
+    for shape in _SHAPES:
+        found += [_after_keep(match) for match in shape.finditer(text)]
+    return _merged([*found, *_logins(text), *_named_values(text)])
+
+
+def _logins(text: str) -> list[tuple[int, int]]:
+    return [_after_keep(match) for match in _LOGIN.finditer(text) if _holds_a_login(match)]
+
+
+def _merged(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(found):
+        if merged and start < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def redact_env(env: Mapping[str, str], allowed: frozenset[str] = frozenset()) -> dict[str, str]:
+    """An environment that may be shown: values that are secrets are masked, and where `allowed` names
+    variables, those of all others.
+    """
+    return {
+        name: MASK
+        if (allowed and name not in allowed) or holds_secret(name, value)
+        else redact_text(value, {})
+        for name, value in env.items()
+    }
+
+
+def _after_keep(match: re.Match[str]) -> tuple[int, int]:
+    kept = match.groupdict().get("keep")
+    return match.start() + len(kept or ""), match.end()
+
+
+def _holds_a_login(match: re.Match[str]) -> bool:
+    """`git@host` and `${USER}@host` hold no secret."""
+    login = match[0].partition("://")[2]
+    return not login.startswith("$") and (":" in login or (len(login) >= 16 and any(map(str.isdigit, login))))
+
+
+def _named_values(text: str) -> Iterator[tuple[int, int]]:
+    """Values of secret names in assignments, options, JSON and YAML."""
+    done = 0
+    for match in _NAMED.finditer(text):
+        name = match["name"] or match["option"]
+        if match.start() < done or not is_secret_name(name):
+            continue
+        value = _VALUE.match(text, match.end())
+        if value is None or _is_plain(value[0].strip("\"'\\")):
+            continue
+        if _MAY_HOLD_A_LOGIN.search(name.lower().replace("-", "_")) and "://" in value[0]:
+            continue  # the login in it is found by itself
+        quote = re.match(r"\\?[\"']", value[0])
+        # JSON and YAML stay readable by a machine.
+        keep = len(quote[0]) if quote and value[0].endswith(quote[0]) and ":" in match[0] else 0
+        yield value.start() + keep, value.end() - keep
+        done = value.end()
+
+
+def _is_plain(value: str) -> bool:
+    """Whether a value is a switch, a number, a reference or empty, whatever its name."""
+    return bool(
+        re.fullmatch(
+            r"(?i)|true|false|none|null|yes|no|on|off|auto|\d{1,5}(?:\.\d+)?|\$\{?[A-Za-z_]\w*\}?|\$\(.*|\*+",
+            value,
+        )
+    )

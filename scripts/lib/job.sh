@@ -163,7 +163,7 @@ job::salvage() {
 
     [[ -e ${RLPROF_RUN_DIR}/run.json ]] || return 0
     for node in ${RLPROF_NODES}; do
-        grep -qs '"clean": true' "${RLPROF_RUN_DIR}/nodes/${node}.json" || behind+=("${node}")
+        grep -qs '"cleared": true' "${RLPROF_RUN_DIR}/nodes/${node}.json" || behind+=("${node}")
     done
     (( ${#behind[@]} )) || return 0
     common::log "no record of a clean end from ${behind[*]}: bringing home what is left there (logs/salvage.log)"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,8 @@ from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
-from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker, mirror, move_into_place
+from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker, mirror, move_into_place, unused
+from rlprof_ops.runtime.recorders.nsys_session import open_wait_s
 
 
 @dataclass
@@ -125,6 +127,21 @@ class Captures:
         for thread in finishing:
             thread.join()
 
+    def _finish_before_next(self) -> None:
+        """A session that still writes its last window cannot open the next, and training waits for that only
+        so long. Raises CaptureError.
+        """
+        seconds = open_wait_s()
+        until = time.monotonic() + seconds
+        for thread in self._finishing:
+            thread.join(max(0.0, until - time.monotonic()))
+        self._finishing = [thread for thread in self._finishing if thread.is_alive()]
+        if self._finishing:
+            raise CaptureError(
+                f"nsys was still writing the last window's report after {seconds:.0f} s"
+                " (RLPROF_OPEN_WAIT_SECONDS)"
+            )
+
     def inactive_step_range(self, step: int) -> tuple[int, int]:
         """The half-open range of steps around `step` in which nothing opens or closes."""
         low, high = ALWAYS_QUIET
@@ -159,11 +176,11 @@ class Captures:
         report = self._place.report_name(window.window, window.phase, capture.taker.suffix)
         try:
             if capture.spec.backend == "nsight":
-                self.finish()  # a session that still writes its last window cannot open the next
+                self._finish_before_next()
             if self._other_open(capture):
                 raise CaptureError(f"another {capture.spec.backend} window is open in this process")
             self._place.tmp.mkdir(parents=True, exist_ok=True)
-            capture.target = self._place.tmp / report
+            capture.target = unused(self._place.tmp / report)
             capture.taker.open(capture.target)
         except Exception as error:  # whatever a profiler does, training goes on
             self._not_opened(capture, window, _reason(error))
@@ -201,42 +218,53 @@ class Captures:
         # Nothing more enters this report, so the next step may begin while it is written.
         thread = threading.Thread(
             target=self._finish,
-            args=(capture, window, partial, finished.wait),
+            args=(capture, window, partial, finished.wait, finished),
             name="rlprof-report",
             daemon=True,
         )
         try:
             thread.start()
         except RuntimeError:  # no new threads at interpreter exit
-            self._finish(capture, window, partial, finished.wait)
+            self._finish(capture, window, partial, finished.wait, finished)
         else:
             self._finishing.append(thread)
 
-    def _finish(self, capture: Capture, window: OpenWindow, partial: bool, wait: Callable[[], Path]) -> None:
+    def _finish(
+        self,
+        capture: Capture,
+        window: OpenWindow,
+        partial: bool,
+        wait: Callable[[], Path],
+        stopping: object = None,
+    ) -> None:
         try:
-            self._deliver(capture, window, wait(), partial)
+            finished = wait()
+            self._deliver(capture, window, finished, partial, str(getattr(stopping, "note", "")))
             for first, last, path, phase in getattr(capture.taker, "extra", ()):
                 own = OpenWindow(_steps_window(first, last + 1), phase or window.phase, [first, last])
                 self._deliver(capture, own, path, partial=False)
         except Exception as error:
             self._failed(capture, window, _reason(error))
 
-    def _deliver(self, capture: Capture, window: OpenWindow, finished: Path, partial: bool) -> None:
+    def _deliver(
+        self, capture: Capture, window: OpenWindow, finished: Path, partial: bool, note: str = ""
+    ) -> None:
         """Check a finished file, put it where it belongs, and say so."""
         assert capture.taker is not None
         self._refuse_unfinished(capture, finished)
         final = self._place.report_path(
             capture.spec.backend, self._place.report_name(window.window, window.phase, capture.taker.suffix)
         )
-        size_bytes = move_into_place(finished, final)
+        final = move_into_place(finished, final)
         self._events.write(
             "closed",
             **_of(capture, window),
             report=final.name,
             path=os.path.relpath(final, self._place.root),
-            size_bytes=size_bytes,
+            size_bytes=final.stat().st_size,
             partial=partial,
             seen=sorted(set(window.seen)),
+            **({"reason": note} if note else {}),
         )
         if self._output_dir:
             try:

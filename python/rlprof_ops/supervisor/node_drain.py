@@ -157,7 +157,12 @@ class NodeDrain:
             "node record",
         )
         place = self._place
-        if record is not None and record["clean"]:
+        if record is not None and record["cleared"]:
+            if not record["clean"]:
+                self._journal.say(
+                    f"node {place.node}: raw captures that could not be imported are in"
+                    f" nodes/{place.node}/tmp of the run folder; rlprof harvest tries them again"
+                )
             clear = in_background(self._sequence.clear, seconds=30)
             await self.survived(clear, 31, "clear")
         else:

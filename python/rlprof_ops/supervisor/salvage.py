@@ -81,10 +81,10 @@ def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> 
     }
     _put_kept(folder, run, node, facts)
     record = sequence.write_record(facts)
-    if record["clean"]:
+    if record["cleared"]:
         shutil.rmtree(folders.NodeFolder(folder).keep, ignore_errors=True)
         sequence.clear()
-    return bool(record["clean"])
+    return bool(record["cleared"])
 
 
 def _put_kept(folder: Path, run: Path, node: str, facts: dict[str, Any]) -> None:

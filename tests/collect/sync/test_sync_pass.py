@@ -43,8 +43,8 @@ def test_each_folder_goes_to_its_place(place):
     place.put(REPORT, b"report")
     place.put("events/w.jsonl", b'{"event":"registered"}\n')
     place.put("events/w.step", b"\5\0\0\0\0\0\0\0")
-    place.put("logs/raylet.log", b"log")
-    place.put("ray/session_2026-11-21_17/logs/worker.out", b"out")
+    place.put("logs/raylet.log", b"log\n")
+    place.put("ray/session_2026-11-21_17/logs/worker.out", b"out\n")
     place.put("ray/prom.json", b"not for us")
     report = place.syncer().pass_()
     assert report.complete, report
@@ -52,8 +52,8 @@ def test_each_folder_goes_to_its_place(place):
         REPORT: b"report",
         "nodes/n1/events/w.jsonl": b'{"event":"registered"}\n',
         "nodes/n1/events/w.step": b"\5\0\0\0\0\0\0\0",
-        "logs/n1/raylet.log": b"log",
-        "ray/n1/session_2026-11-21_17/logs/worker.out": b"out",
+        "logs/n1/raylet.log": b"log\n",
+        "ray/n1/session_2026-11-21_17/logs/worker.out": b"out\n",
     }
 
 
@@ -116,24 +116,24 @@ def test_events_arrive_in_whole_lines_until_the_last_pass(place):
 
 
 def test_a_truncated_log_keeps_its_earlier_content_aside(place):
-    log = place.put("logs/a.log", b"first life, long")
+    log = place.put("logs/a.log", b"first life, long\n")
     syncer = place.syncer()
     syncer.pass_()
-    log.write_bytes(b"second")
+    log.write_bytes(b"second\n")
     syncer.pass_()
     there = place.there()
-    assert there["logs/n1/a.log"] == b"second"
-    assert there["logs/n1/a.log.before-1"] == b"first life, long"
+    assert there["logs/n1/a.log"] == b"second\n"
+    assert there["logs/n1/a.log.before-1"] == b"first life, long\n"
 
 
 def test_a_rotated_log_is_there_once_under_each_name(place):
-    log = place.put("logs/a.log", b"old")
+    log = place.put("logs/a.log", b"old\n")
     syncer = place.syncer()
     syncer.pass_()
     log.rename(place.node / "logs/a.log.1")
-    place.put("logs/a.log", b"new")
+    place.put("logs/a.log", b"new\n")
     syncer.pass_()
-    assert place.there() == {"logs/n1/a.log": b"new", "logs/n1/a.log.1": b"old"}
+    assert place.there() == {"logs/n1/a.log": b"new\n", "logs/n1/a.log.1": b"old\n"}
 
 
 def test_a_report_in_rays_own_folder_waits_until_it_is_quiet_and_closed(place):

@@ -73,12 +73,12 @@ def test_a_full_target_takes_what_fits_and_the_rest_when_there_is_room(node, sma
 
 def test_a_log_that_met_a_full_target_goes_on_without_a_gap(node, small):
     log = node / "logs/a.log"
-    log.write_bytes(os.urandom(1 << 20))
+    log.write_bytes(b"a line of a log\n" * (1 << 16))
     syncer = Syncer(node, small, "n1")
     assert syncer.pass_().complete
     (small / "ballast").write_bytes(bytes(5 << 19))
     with open(log, "ab") as stream:
-        stream.write(os.urandom(1 << 20))
+        stream.write(b"a later line\n\n\n\n" * (1 << 16))
     assert not syncer.pass_().complete
     (small / "ballast").unlink()
     assert syncer.pass_().complete
@@ -110,18 +110,17 @@ def test_a_target_that_was_unmounted_is_not_written_below_its_mount_point(node, 
 
 
 class Changing:
-    """Stands in for `copier.copy` and does something to the source while it is read."""
+    """Stands in for what reads the source, and does something to the source at that moment."""
 
-    def __init__(self, monkeypatch, change):
-        self.real, self.change, self.done = send_file.copy, change, False
-        for module in (send_file, append_logs):
-            monkeypatch.setattr(module, "copy", self)
+    def __init__(self, monkeypatch, change, module=send_file, name="copy"):
+        self.real, self.change, self.done = getattr(module, name), change, False
+        monkeypatch.setattr(module, name, self)
 
-    def __call__(self, source, target, **more):
+    def __call__(self, *arguments, **more):
         if not self.done:
             self.done = True
             self.change()
-        return self.real(source, target, **more)
+        return self.real(*arguments, **more)
 
 
 @pytest.mark.parametrize("new", [b"short", b"much longer than before", b"same size"])
@@ -150,7 +149,8 @@ def test_a_report_replaced_while_it_is_copied_arrives_whole_in_both_versions(nod
     syncer.pass_()
     assert (run / "profiles/nsight/a").read_bytes() == old
     syncer.pass_(last=True)
-    assert (run / "profiles/nsight/a").read_bytes() == b"new version"
+    assert (run / "profiles/nsight/a").read_bytes() == old  # a finished report is never replaced
+    assert (run / "profiles/nsight/n1~a").read_bytes() == b"new version"
 
 
 def test_a_log_truncated_while_it_is_copied_loses_nothing_that_was_sent(node, run, monkeypatch):
@@ -160,7 +160,7 @@ def test_a_log_truncated_while_it_is_copied_loses_nothing_that_was_sent(node, ru
     syncer.pass_()
     with open(log, "ab") as stream:
         stream.write(b"second\n" * 1000)
-    Changing(monkeypatch, lambda: os.truncate(log, 0))
+    Changing(monkeypatch, lambda: os.truncate(log, 0), append_logs, "whole_lines")
     syncer.pass_()
     log.write_bytes(b"third\n")
     assert syncer.pass_(last=True).complete

@@ -112,3 +112,69 @@ def test_what_comes_after_a_window_does_not_enter_its_report(tmp_path):
     assert [ranges(tmp_path / f"{window}.nsys-rep", tmp_path) for window in range(3)] == [
         [f"in {window}"] for window in range(3)
     ]
+
+
+HUNG_NSYS = """#!/bin/sh
+echo "$1" >> "$0.calls"
+case "$1" in
+  sessions) {listing};;
+  start) echo "$4" > "$0.report";;
+  stop) while [ ! -e "$0.let" ]; do sleep 0.1; done; printf 'NVIDIA Tegra Profiler Report [END]' > "$(cat "$0.report")";;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    "listing",
+    ['echo "  1  00:01  Collection  1  rlprof-test"', "echo who knows", "exit 1", "sleep 300"],
+    ids=["collection", "unreadable", "failing", "hanging"],
+)
+def test_a_stop_that_hangs_lets_training_go_on(asked, events, monkeypatch, tmp_path, listing):
+    from rlprof_ops.runtime import profiler
+
+    asked(backend="nsight", steps="3, 5")
+    nsys = tmp_path / "nsys"
+    nsys.write_text(HUNG_NSYS.replace("{listing}", listing))
+    nsys.chmod(0o755)
+    monkeypatch.setenv("RLPROF_NSYS", str(nsys))
+    monkeypatch.setenv("RLPROF_NSYS_SESSION", "rlprof-test")
+    monkeypatch.setenv("RLPROF_CLOSE_WAIT_SECONDS", "1.5")
+    monkeypatch.setenv("RLPROF_OPEN_WAIT_SECONDS", "1.5")
+    prof = profiler.from_env(worker="policy_worker", rank=0)
+
+    with prof.step(3):
+        pass
+    prof.start_step(4)
+    begun = time.monotonic()
+    prof.stop_step(4)
+    with prof.step(5):  # whose window cannot open
+        blocked_s = time.monotonic() - begun
+    (tmp_path / "nsys.let").touch()
+    prof.close()
+
+    assert blocked_s < 6
+    assert (tmp_path / "nsys.calls").read_text().count("sessions") < 12
+    [closed] = events("closed")
+    assert (
+        closed["steps"] == [3, 4]
+        and "training went on, and later work may be in the report" in closed["reason"]
+    )
+    [failed] = events("failed")
+    assert failed["steps"] == [5, 6] and "nsys was still writing the last window's report" in failed["reason"]
+
+
+def test_a_second_window_of_the_same_step_keeps_the_first_report(tmp_path):
+    from rlprof_ops.runtime.recorders.base import move_into_place, unused
+
+    final = tmp_path / "profiles/w_rank0_step3-4_n1_7.nsys-rep"
+    places = []
+    for content in (b"first", b"second", b"third"):
+        target = unused(tmp_path / final.name)
+        target.write_bytes(content)
+        places.append(move_into_place(target, final))
+    assert [place.name for place in places] == [
+        "w_rank0_step3-4_n1_7.nsys-rep",
+        "w_rank0_step3-4_n1_7.1.nsys-rep",
+        "w_rank0_step3-4_n1_7.2.nsys-rep",
+    ]
+    assert [place.read_bytes() for place in places] == [b"first", b"second", b"third"]

@@ -27,7 +27,7 @@ def build_node_record(
 ) -> dict[str, Any]:
     """The record of docs/contracts.md. A file that never reached the run folder as it is now has the state
     `left`. A node is not `clean` when one of them is a report or a raw capture, wherever it lies, or when a
-    recovery has failed.
+    recovery has failed; it is `cleared`, its folder removed, when the run folder has all of them.
     """
     journal = Journal(node_dir / "sync" / "state.jsonl", read_only=True)
     files = [
@@ -63,8 +63,11 @@ def build_node_record(
         "clock": [],
     }
     record.update(facts)
-    if failed or any(goes_home(entry["path"]) or is_report_like(entry["path"]) for entry in left):
+    if any(goes_home(entry["path"]) or is_report_like(entry["path"]) for entry in left):
         record["clean"] = False
+    # A raw capture that does not import is in the run folder, where the harvest tries again.
+    record["cleared"] = record["clean"]
+    record["clean"] = record["clean"] and not failed
     return record
 
 

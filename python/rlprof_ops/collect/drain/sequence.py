@@ -118,13 +118,13 @@ class DrainSequence:
         yield self._recover("late_recover")
 
     def write_record(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """`nodes/<node>.json`; `clean` in it says whether the node folder may go. Raises OSError."""
+        """`nodes/<node>.json`; `cleared` in it says that the node folder may go. Raises OSError."""
         return steps.write_node_record(
             self.node_dir, self.run_dir, self.node, facts, recovered=self._recovered, failed=self._failed
         )
 
     def clear(self) -> Phase:
-        """Remove the node folder; call it only with a clean record."""
+        """Remove the node folder; call it only with a record that says so."""
         return steps.clear(self.node_dir, say=self._say)
 
     def _wait(self, name: str) -> Step:

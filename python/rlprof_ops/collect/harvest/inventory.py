@@ -47,7 +47,7 @@ def find_reports(run: ContainedDir, observed: Observed) -> list[Found]:
     found: list[Found] = []
     for path, size, mtime, backend, node in _files(run):
         path = by_path[path][1].path if path in by_path else path  # the same text, once in memory
-        name = names.parse(path.rsplit("/", 1)[-1].partition("~")[2] or path.rsplit("/", 1)[-1])
+        name = names.parse(_own_name(path))
         report = Report(
             path=path,
             state="ok",
@@ -110,6 +110,7 @@ def _told(report: Report, log: ProcessLog, event: WindowEvent) -> Report:
         stop=event.stop,
         phase=event.phase,
         partial=event.partial,
+        warning=report.warning or event.reason,
         opened_ns=max(opened) if opened else None,
         closed_ns=event.t_ns,
     )
@@ -120,9 +121,7 @@ def _files(run: ContainedDir) -> Iterator[tuple[str, int, int, str | None, str |
     for path, stat in run.files("profiles"):
         parts = path.split("/")
         backend = parts[1] if len(parts) > 2 and parts[1] in backends.NAMES else None
-        if parts[-1].startswith(".") or (
-            backend is None and names.parse(parts[-1].partition("~")[2] or parts[-1]) is None
-        ):
+        if parts[-1].startswith(".") or (backend is None and names.parse(_own_name(parts[-1])) is None):
             continue
         yield path, stat.st_size, stat.st_mtime_ns, backend, None
     for path, stat in run.files("ray"):
@@ -294,3 +293,10 @@ def worlds_of(found: Iterable[Found]) -> dict[str, int]:
         worker: max(highest[worker], len(seen) if highest[worker] <= 1 else 0)
         for worker, seen in processes.items()
     }
+
+
+def _own_name(path: str) -> str:
+    """The file's own name: a sync that found another report under it has put `<node>~` or `<node>~2~` before
+    it.
+    """
+    return re.sub(r"^[^~]*~(?:\d+~)?", "", path.rsplit("/", 1)[-1])

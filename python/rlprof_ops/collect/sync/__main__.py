@@ -176,7 +176,7 @@ def _run(syncer: Syncer, control: _Control, node: str, interval_s: int, keep_fre
     """Passes until the end is asked for; a storage in trouble is asked less and less often."""
     wait_s: float = jitter_s(node, interval_s)
     trouble = ""
-    live = LiveLogs(syncer.node_dir, syncer.run_dir, LOG.info)
+    live = LiveLogs(syncer.node_dir, syncer.run_dir, LOG.info, syncer.sender.secrets)
     while True:
         if not _wait(control, live, wait_s if interval_s else 86_400.0):
             live.close()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from rlprof_ops.collect.sync.copy_bytes import Copied, Limiter, copy
-from rlprof_ops.collect.sync.routes import Item, Kind
+from rlprof_ops.collect.sync.copy_bytes import Limiter, Stopped, write_all
+from rlprof_ops.collect.sync.routes import Item
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.redact import redact_log
 
 _OVERLAP = 64 << 10  # bytes compared before a log is continued after a restart
+_BLOCK = 1 << 20
+_ASTERISK = ord("*")
 _ASIDES = 5  # earlier contents of one log that are kept
 
 
@@ -24,14 +27,20 @@ class _Growing:
 
 
 class Tails:
-    """The logs of one node as far as they were sent; `to_temporary` is the sender's, for those that are
-    sent whole.
+    """The logs of one node as far as they were sent; `new_temporary` and `discard` are the sender's, for
+    those that are sent whole, `secrets` gives values to take out.
     """
 
     def __init__(
-        self, to_temporary: Callable[..., tuple[str, Copied]], limiter: Limiter, stop: Callable[[], bool]
+        self,
+        new_temporary: Callable[[ContainedDir], tuple[str, int]],
+        discard: Callable[[ContainedDir, str], None],
+        secrets: Callable[[], Collection[str]],
+        limiter: Limiter,
+        stop: Callable[[], bool],
     ) -> None:
-        self._to_temporary, self._limiter, self._stop = to_temporary, limiter, stop
+        self._new_temporary, self._discard, self._secrets = new_temporary, discard, secrets
+        self._limiter, self._stop = limiter, stop
         self._growing: dict[str, _Growing] = {}
 
     def forget(self) -> None:
@@ -49,7 +58,8 @@ class Tails:
 
     def send(self, fd: int, target: ContainedDir, item: Item, live: frozenset[int], last: bool) -> int | None:
         now = os.fstat(fd)
-        end = now.st_size if last or item.kind is Kind.GROWING else _end_of_lines(fd, now.st_size)
+        # A secret is known by the line it stands in, so lines go whole, but for the end at the last pass.
+        end = now.st_size if last else end_of_lines(fd, now.st_size)
         known = self._growing.get(item.source)
         if known is None:
             known = self._continue_after_restart(fd, target, item, now)
@@ -58,10 +68,18 @@ class Tails:
                 self._set_aside(target, item.target)
             known = None
         if known is None:
-            temporary, copied = self._to_temporary(fd, target, now, durable=last, length=end)
-            target.rename(temporary, item.target)
-            self._growing[item.source] = _Growing(now.st_ino, copied.size_bytes, now.st_mtime_ns)
-            return copied.size_bytes
+            temporary, out = self._new_temporary(target)
+            try:
+                try:
+                    self._copy(fd, out, 0, end, durable=last)
+                finally:
+                    os.close(out)
+                target.rename(temporary, item.target)
+            except BaseException:
+                self._discard(target, temporary)
+                raise
+            self._growing[item.source] = _Growing(now.st_ino, end, now.st_mtime_ns)
+            return end
         before = known.offset
         try:
             self._append(fd, target, item.target, known, end, durable=last)
@@ -75,17 +93,24 @@ class Tails:
     ) -> None:
         if end <= known.offset:
             return
-        os.lseek(fd, known.offset, os.SEEK_SET)
         out = target.open_write(place, os.O_APPEND)
         try:
-            copy(fd, out, size_hint=0, length=end - known.offset, limiter=self._limiter, stop=self._stop)
-            if durable:
-                os.fsync(out)
+            self._copy(fd, out, known.offset, end, durable=durable)
         finally:
             try:
                 known.offset = os.fstat(out).st_size  # right also after a write that came half way
             finally:
                 os.close(out)
+
+    def _copy(self, fd: int, out: int, start: int, end: int, *, durable: bool) -> None:
+        """Bytes `start` to `end` of a log, whose secrets become asterisks of the same length on the way."""
+        for block in whole_lines(fd, start, end):
+            if self._stop():
+                raise Stopped
+            self._limiter.take(len(block), self._stop)
+            write_all(out, memoryview(redact_log(block, self._secrets())))
+        if durable:
+            os.fsync(out)
 
     def _is_continued(
         self, fd: int, target: ContainedDir, item: Item, known: _Growing, now: os.stat_result
@@ -114,7 +139,7 @@ class Tails:
         theirs = target.open_read(place)
         try:
             return all(
-                os.pread(fd, count, start) == os.pread(theirs, count, start)
+                is_sent_form(os.pread(fd, count, start), os.pread(theirs, count, start))
                 for start, count in ((0, min(size, 4096)), (max(0, size - _OVERLAP), min(size, _OVERLAP)))
             )
         finally:
@@ -135,10 +160,33 @@ class Tails:
                 continue
 
 
-def _end_of_lines(fd: int, size: int) -> int:
+def whole_lines(fd: int, start: int, end: int) -> Iterator[bytes]:
+    """Bytes `start` to `end` in blocks that end with a line, but for lines longer than a block."""
+    while start < end:
+        block = os.pread(fd, min(_BLOCK, end - start), start)
+        if not block:
+            return
+        if start + len(block) < end:
+            cut = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
+            block = block[:cut] if cut else block
+        yield block
+        start += len(block)
+
+
+def is_sent_form(ours: bytes, theirs: bytes) -> bool:
+    """Whether `theirs` is what was sent of `ours`, in which secrets became asterisks."""
+    if len(ours) != len(theirs):
+        return False
+    return ours == theirs or all(
+        one == two or two == _ASTERISK for one, two in zip(ours, theirs, strict=True)
+    )
+
+
+def end_of_lines(fd: int, size: int) -> int:
     """The offset after the last line break; `size` when the last 64 KiB hold none."""
     start = max(0, size - _OVERLAP)
-    found = os.pread(fd, size - start, start).rfind(b"\n")
+    tail = os.pread(fd, size - start, start)
+    found = max(tail.rfind(b"\n"), tail.rfind(b"\r"))  # a progress bar goes back to the line's beginning
     if found >= 0:
         return start + found + 1
     return size if start else 0

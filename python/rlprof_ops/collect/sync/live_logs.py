@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops.collect.sync.append_logs import end_of_lines, is_sent_form, whole_lines
 from rlprof_ops.collect.sync.copy_bytes import write_all
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.redact import redact_log
 
 SOURCE, TARGET = "live", "logs"
-_BLOCK = 1 << 20
 _MOST_A_LOOK = 64 << 20
 _BEGINNING = 4096
 _AFTER_TROUBLE_S = 10.0
@@ -41,8 +42,14 @@ class _Open:
 class LiveLogs:
     """Appends the new tails of `live/*` to `logs/*` of the run folder; the last pass compares and ends it."""
 
-    def __init__(self, node_dir: Path, run_dir: Path, log: Callable[[str], None]) -> None:
-        self._node_dir, self._run_dir, self._log = node_dir, run_dir, log
+    def __init__(
+        self,
+        node_dir: Path,
+        run_dir: Path,
+        log: Callable[[str], None],
+        secrets: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self._node_dir, self._run_dir, self._log, self._secrets = node_dir, run_dir, log, secrets
         self._open: dict[str, _Open] = {}
         self._not_before = 0.0
 
@@ -79,12 +86,11 @@ class LiveLogs:
                 return 0
             self._open[name] = known
         size = os.fstat(known.source).st_size
-        until, before = min(size, known.offset + _MOST_A_LOOK), known.offset
-        while known.offset < until:
-            block = os.pread(known.source, min(_BLOCK, until - known.offset), known.offset)
-            if not block:
-                break
-            write_all(known.target, memoryview(block))
+        if size == known.offset:
+            return 0
+        until, before = min(end_of_lines(known.source, size), known.offset + _MOST_A_LOOK), known.offset
+        for block in whole_lines(known.source, known.offset, until):
+            write_all(known.target, memoryview(redact_log(block, self._secrets())))
             known.offset += len(block)
         return known.offset - before
 
@@ -117,4 +123,6 @@ class LiveLogs:
 
 def _same_beginning(source: int, run: ContainedDir, place: str, there: int) -> bool:
     count = min(there, _BEGINNING)
-    return there <= os.fstat(source).st_size and os.pread(source, count, 0) == run.read(place, count)
+    return there <= os.fstat(source).st_size and is_sent_form(
+        os.pread(source, count, 0), run.read(place, count)
+    )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 
+from rlprof_ops.collect.sync import mask_secrets
 from rlprof_ops.collect.sync.append_logs import Tails
 from rlprof_ops.collect.sync.copy_bytes import (
     LARGE,
@@ -16,16 +19,12 @@ from rlprof_ops.collect.sync.copy_bytes import (
     copy_in_kernel,
     digest_of,
 )
-from rlprof_ops.collect.sync.mask_secrets import (
-    MASKED_SUFFIXES,
-    mask_file,
-    secret_values,
-    secrets_of_processes,
-)
 from rlprof_ops.collect.sync.routes import Item, Kind
 from rlprof_ops.collect.sync.sent_log import Journal, Sent
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.redact import secret_values
 
+_SECRETS_KEPT_S = 30.0  # between two looks at the environments of this node's processes
 _SMALL = 64 << 10  # the most a file that is rewritten in place may hold
 
 
@@ -55,7 +54,8 @@ class Sender:
     ) -> None:
         self._journal, self._node, self._limiter, self._stop, self._log = journal, node, limiter, stop, log
         self._secrets = secret_values(os.environ)
-        self._tails = Tails(self.to_temporary, limiter, stop)
+        self._look_again = 0.0
+        self._tails = Tails(self.new_temporary, discard, self.secrets, limiter, stop)
         self._small: dict[str, bytes] = {}
         self._numbers = itertools.count()
         self._temporaries = f".sync/{node}"
@@ -114,40 +114,70 @@ class Sender:
         """A descriptor of the node's own file, secrets taken out of it. Raises FileNotFoundError,
         `SourceError`.
         """
+        fd = self._open(source, item.source)
         try:
-            fd = source.open_read(item.source)
+            if not item.source.endswith(mask_secrets.MASKED_SUFFIXES) or not self._masked(fd, source, item):
+                return fd
+        except OSError as error:
+            os.close(fd)
+            raise SourceError(f"its secrets cannot be taken out: {reason_of(error)}") from error
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        return self._open(source, item.source)
+
+    def _masked(self, fd: int, source: ContainedDir, item: Item) -> bool:
+        """Exchange the node's own file, which is finished, for a copy without secrets that still opens; False
+        when there is nothing to take out.
+
+        The file is the only one there is until then, so it is never written to.
+        """
+        before = os.fstat(fd)
+        sent = self._journal.sent.get(item.source)
+        if sent is not None and sent.same_source(before):
+            return False
+        found = mask_secrets.places(fd, mask_secrets.maskable(self.secrets()), self._stop)
+        if not found:
+            return False
+        folder, _, name = item.source.rpartition("/")
+        copy_name = f"{folder}/.masked-{next(self._numbers)}-{name}"
+        out = source.open_write(copy_name)
+        try:
+            try:
+                copy_in_kernel(fd, out, stop=self._stop)
+                mask_secrets.mask(out, found)
+                os.fsync(out)
+                os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
+            finally:
+                os.close(out)
+            why = mask_secrets.why_unreadable(Path(source.root, item.source), Path(source.root, copy_name))
+            if why:
+                raise SourceError(
+                    f"with its secrets taken out nsys could not read it any more ({why});"
+                    " it stays on the node"
+                )
+            os.lseek(fd, 0, os.SEEK_SET)
+            source.rename(copy_name, item.source)
+        except BaseException:
+            source.unlink(copy_name)
+            raise
+        return True
+
+    def _open(self, source: ContainedDir, path: str) -> int:
+        try:
+            return source.open_read(path)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise SourceError(reason_of(error)) from error
-        try:
-            if item.source.endswith(MASKED_SUFFIXES):
-                self._mask(fd, item)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
 
-    def _mask(self, fd: int, item: Item) -> None:
-        """Take secrets out of the node's own file, which is finished, before anything of it goes to shared
-        storage.
-        """
-        sent = self._journal.sent.get(item.source)
-        if sent is not None and sent.same_source(os.fstat(fd)):
-            return
-        try:
-            # Through the open file: the name may have become another file's.
-            writable = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            self._log(f"{item.source!r} cannot be searched for secrets: {reason_of(error)}")
-            return
-        try:
-            before = os.fstat(writable)
-            self._secrets |= secrets_of_processes()
-            if mask_file(writable, self._secrets, self._stop):
-                os.utime(writable, ns=(before.st_atime_ns, before.st_mtime_ns))
-        finally:
-            os.close(writable)
+    def secrets(self) -> frozenset[str]:
+        """Values that must not leave this node."""
+        if time.monotonic() >= self._look_again:
+            self._look_again = time.monotonic() + _SECRETS_KEPT_S
+            self._secrets |= mask_secrets.secrets_of_processes()
+        return self._secrets
 
     def _send_small(self, source: ContainedDir, target: ContainedDir, item: Item) -> int | None:
         data = source.read(item.source, _SMALL)
@@ -203,9 +233,10 @@ class Sender:
                 before.st_mtime_ns,
             ) or size != before.st_size:
                 raise SourceError("it changed while it was copied; the next pass tries again")
-            return self._put(
-                target, temporary, sent.target if sent else item.target, copied, replace=sent is not None
-            )
+            same = sent is not None and sent.inode == before.st_ino
+            # A file that was written on is the same report; another file under its name is another one.
+            place = sent.target if sent is not None and same else item.target
+            return self._put(target, temporary, place, copied, replace=same)
         except BaseException:
             target.unlink(temporary)
             raise
@@ -235,10 +266,18 @@ class Sender:
                 target.unlink(temporary)
                 return None
         folder, _, name = place.rpartition("/")
-        other = f"{folder}/{self._node}~{name}"
-        self._log(f"{place!r} is there already with other content: kept both, this one as {other!r}")
-        target.rename(temporary, other)
-        return other
+        for number in itertools.count(1):
+            other = f"{folder}/{self._node}{f'~{number}' if number > 1 else ''}~{name}"
+            try:
+                target.rename(temporary, other, replace=False)
+            except FileExistsError:
+                if self._holds(target, other, copied()):
+                    target.unlink(temporary)
+                    return other
+                continue
+            self._log(f"{place!r} is there already with other content: kept both, this one as {other!r}")
+            return other
+        raise AssertionError("unreachable")
 
     def _holds(self, target: ContainedDir, place: str, copied: Copied) -> bool:
         there = target.stat(place)

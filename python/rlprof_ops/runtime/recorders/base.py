@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,20 +111,42 @@ def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -
     return target
 
 
-def move_into_place(finished: Path, final: Path) -> int:
-    """Rename a finished report to where it belongs, never visible half-written; its size in bytes.
+def move_into_place(finished: Path, final: Path) -> Path:
+    """Rename a finished report to where it belongs, never visible half-written; the name it got.
 
-    Between file systems it is copied under a dotted name first and renamed after.
+    A report that is there already is never replaced: a second window of the same steps gets a number before
+    its suffix. Between file systems it is copied under a dotted name first and renamed after.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.replace(finished, final)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        _copy(finished, final)
+    for ordinal in itertools.count():
+        place = numbered(final, ordinal)
+        try:
+            os.link(finished, place)  # a rename would replace
+        except FileExistsError:
+            continue
+        except OSError as error:  # another file system, or one without links
+            if place.exists():
+                continue
+            if error.errno == errno.EXDEV:
+                _copy(finished, place)
+            else:
+                os.rename(finished, place)
+                return place
         finished.unlink(missing_ok=True)
-    return final.stat().st_size
+        return place
+    raise AssertionError("unreachable")
+
+
+def numbered(path: Path, ordinal: int) -> Path:
+    """`w_rank0_step3-4_n1_7.nsys-rep` -> `w_rank0_step3-4_n1_7.2.nsys-rep`; 0 leaves it."""
+    suffix = next((known for known in names.SUFFIXES if path.name.endswith(known)), path.suffix)
+    stem = path.name.removesuffix(suffix)
+    return path.with_name(f"{stem}.{ordinal}{suffix}") if ordinal else path
+
+
+def unused(path: Path) -> Path:
+    """`path`, or it with the first number that no file has."""
+    return next(place for place in map(partial(numbered, path), itertools.count()) if not place.exists())
 
 
 def _copy(source: Path, target: Path) -> None:

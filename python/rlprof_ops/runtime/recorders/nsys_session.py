@@ -4,7 +4,9 @@ training.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -12,11 +14,32 @@ from pathlib import Path
 
 from rlprof_ops.backends import OK, nsight
 from rlprof_ops.runtime.capture_error import CaptureError
+from rlprof_ops.runtime.process.event_log import log_once
 
+_DEFAULT_WAIT_S = 20.0
 # `nsys start` (2023.4) can return before the library it has put into this process collects: the first range
 # of a window was lost on a busy machine, and once all of a window of 10 ms.
 _SETTLE_S = 0.2
 _LIST_TIMEOUT_S = 10.0
+_KILLED_S = 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5  # between two listings, which take 20 ms each
+
+
+def open_wait_s() -> float:
+    """How long training waits at most until a window is open (RLPROF_OPEN_WAIT_SECONDS)."""
+    return _seconds("RLPROF_OPEN_WAIT_SECONDS")
+
+
+def close_wait_s() -> float:
+    """How long training waits at most until a window is closed (RLPROF_CLOSE_WAIT_SECONDS)."""
+    return _seconds("RLPROF_CLOSE_WAIT_SECONDS")
+
+
+def _seconds(variable: str) -> float:
+    try:
+        return max(0.1, float(os.environ.get(variable) or _DEFAULT_WAIT_S))
+    except ValueError:
+        return _DEFAULT_WAIT_S
 
 
 class NsysSessionRecorder:
@@ -32,7 +55,7 @@ class NsysSessionRecorder:
         self._target: Path | None = None
 
     def open(self, target: Path) -> None:
-        _nsys(nsight.start_argv(self._session, target, self._spec), nsight.START_TIMEOUT_S, self._env)
+        _nsys(nsight.start_argv(self._session, target, self._spec), open_wait_s(), self._env)
         self._target = target
         time.sleep(_SETTLE_S)
 
@@ -59,9 +82,19 @@ class StoppingSession:
         self._target = target
         self._env = env
         self._running = _Command(nsight.stop_argv(session), env)
-        deadline = time.monotonic() + nsight.STOP_TIMEOUT_S
-        while self._running.alive and self._collecting() and time.monotonic() < deadline:
-            pass  # a listing takes 20 ms
+        self.note = ""  # what the manifest says of the report
+        began, pause_s, most_s = time.monotonic(), _FIRST_PAUSE_S, close_wait_s()
+        until = began + most_s
+        while self._running.alive and self._collecting(until):
+            if time.monotonic() >= until:  # NCCL's watchdog ends a training that waits for 600 s
+                self.note = (
+                    f"nsys had not closed the window after {most_s:.0f} s (RLPROF_CLOSE_WAIT_SECONDS):"
+                    " training went on, and later work may be in the report"
+                )
+                log_once(f"{session}: {self.note}")
+                break
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def wait(self) -> Path:
         """Raises `CaptureError`."""
@@ -108,16 +141,17 @@ class StoppingSession:
         raw.unlink()
         return self._target
 
-    def _collecting(self) -> bool:
-        """Whether more may still enter the report: yes, until nsys says otherwise."""
+    def _collecting(self, until: float) -> bool:
+        """Whether more may still enter the report: yes, until nsys says otherwise or has ended."""
+        left_s = max(0.05, until - time.monotonic())
         try:
-            states = nsight.session_states(_nsys(nsight.list_argv(), _LIST_TIMEOUT_S, self._env))
+            states = nsight.session_states(_nsys(nsight.list_argv(), min(_LIST_TIMEOUT_S, left_s), self._env))
+            state = states.get(self._session)
         except CaptureError:
-            self._running.join(nsight.STOP_TIMEOUT_S)
-            return False
-        state = states.get(self._session)
-        if state is None:  # a listing that we cannot read
-            self._running.join(nsight.STOP_TIMEOUT_S)
+            state = None
+        if state is None:  # no listing, or one that we cannot read: asking more often tells nothing
+            self._running.join(max(0.0, until - time.monotonic()))
+            return self._running.alive
         return state in nsight.COLLECTING
 
 
@@ -162,8 +196,10 @@ class _Command:
         try:
             stdout, stderr = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # a child of its own may hold the pipe
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_KILLED_S)
             raise CaptureError(f"{self._what} did not return within {timeout_s:.0f} s") from None
         if process.returncode != 0:
             said = _last_line(stderr) or _last_line(stdout) or "it said nothing"

@@ -20,7 +20,7 @@ from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
 from rlprof_ops.runtime.process.session_file import Session
-from rlprof_ops.runtime.recorders.base import move_into_place
+from rlprof_ops.runtime.recorders.base import move_into_place, unused
 from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder, StoppingSession
 from rlprof_ops.supervisor.steps.watched_session import (
     OpenWindow,
@@ -137,7 +137,7 @@ class Windows:
             session.worker, session.rank, window, None, session.host, session.pid, nsight.SUFFIX
         )
         recorder = NsysSessionRecorder(session.name, spec, {**os.environ, "TMPDIR": session.tmpdir})
-        target = self._node_dir / "tmp" / report
+        target = unused(self._node_dir / "tmp" / report)
         current = watched.open = OpenWindow(spec, window, recorder, target, seen, asked_by)
         try:
             if (
@@ -195,11 +195,8 @@ class Windows:
             session.worker, session.rank, current.window, None, session.host, session.pid, nsight.SUFFIX
         )
         final = self._node_dir / names.report_folder("nsight", session.worker, session.rank) / report
-        for number in range(2, 1000):  # the same steps of one process, taken again on demand
-            if not final.exists():
-                break
-            final = final.with_name(report.removesuffix(nsight.SUFFIX) + f".{number}{nsight.SUFFIX}")
-        return move_into_place(finished, final), final
+        final = move_into_place(finished, final)
+        return final.stat().st_size, final
 
     def _failed(
         self,
