@@ -7,16 +7,20 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
 import pytest
+from tests.needs import need
 
 from rlprof_ops.cli import cli
 
 HOME = Path(__file__).parents[2]
+WINDOW = "--window-size=1400,900"
 DOCS = HOME / "docs"
 # First words of messages that others make; all other quoted messages are ours.
 OTHERS = re.compile(r"^(Ray|Slurm|nsys|Ray's own): ")
@@ -49,8 +53,11 @@ def test_generated_pages_are_those_of_the_code(name):
     )
 
 
-def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the built site."""
     pytest.importorskip("material")
+    folder = tmp_path_factory.mktemp("site")
     line = [
         sys.executable,
         "-m",
@@ -61,14 +68,42 @@ def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_p
         "-f",
         str(HOME / "mkdocs.yml"),
         "-d",
-        str(tmp_path),
+        str(folder),
     ]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, cwd=HOME)
     assert done.returncode == 0, done.stdout + done.stderr
-    page = (tmp_path / "index.html").read_text()
+    return folder
+
+
+def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(site):
+    page = (site / "index.html").read_text()
     loads = re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']?(https?:[^\"' >]+)", page)
     assert loads == []
-    assert (tmp_path / "search" / "search_index.json").stat().st_size > 10_000
+    assert (site / "search" / "search_index.json").stat().st_size > 10_000
+
+
+@pytest.mark.chromium
+def test_the_site_is_searched_from_a_folder_without_a_server(site, tmp_path):
+    need("chromium")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", WINDOW):
+        options.add_argument(flag)
+    options.add_argument(f"--user-data-dir={tmp_path}")
+    options.binary_location = shutil.which("chromium") or ""
+    browser = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        browser.get((site / "tutorial.html").as_uri())
+        box = browser.find_element("css selector", "input.md-search__input")
+        box.click()
+        box.send_keys("straggler")
+        deadline = time.monotonic() + 60
+        while not (found := browser.find_elements("css selector", ".md-search-result__item a")):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert any("report.html" in (link.get_attribute("href") or "") for link in found)
+    finally:
+        browser.quit()
 
 
 def test_quoted_messages_are_in_the_source():
