@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -84,15 +86,31 @@ def names_of(report: Path) -> set[str]:
     return {row[0] for row in rows}
 
 
-def test_a_window_of_steps_of_a_process_that_knows_none(node_dir: Path):
+@pytest.fixture
+def rollout(node_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker in its session, with its engine at work."""
     need("nsys")
-    session = f"rlprof-test-rollout-r1-{os.getpid()}"
+    session = f"rlprof-test-rollout-r1-{os.getpid()}-{node_dir.name}"
     worker = launch(node_dir, session)
-    request = ProfileRequest((CaptureSpec(workers=("roll*",), steps=Steps.of([Window(2, 4)])),))
+    try:
+        wait_until(lambda: session_file.read_all(node_dir), unless=lambda: worker.poll() is not None)
+        time.sleep(2)  # the child begins
+        yield worker
+    finally:
+        env = {**os.environ, "TMPDIR": str(node_dir / "tmp")}
+        shutdown = ["nsys", "shutdown", f"--session={session}"]
+        subprocess.run(shutdown, env=env, check=False, capture_output=True, timeout=60)
+        worker.kill()
+        worker.wait()
 
+
+REQUEST = ProfileRequest((CaptureSpec(workers=("roll*",), steps=Steps.of([Window(2, 4)])),))
+
+
+def test_a_window_of_steps_of_a_process_that_knows_none(node_dir: Path, rollout: subprocess.Popen[bytes]):
     async def steps() -> None:
         said: list[str] = []
-        windows = Windows(node_dir, request, said.append)
+        windows = Windows(node_dir, REQUEST, said.append)
         for step in (1, 2, 3, 4):
             await windows.begin(step)
             await asyncio.sleep(0.3)
@@ -106,28 +124,41 @@ def test_a_window_of_steps_of_a_process_that_knows_none(node_dir: Path):
         await windows.close()
         assert not said
 
-    try:
-        wait_until(lambda: session_file.read_all(node_dir), unless=lambda: worker.poll() is not None)
-        time.sleep(2)  # the child begins
-        asyncio.run(steps())
-        [log] = read_node(node_dir / "events")
-        assert (log.worker, log.rank, log.host, log.last_step, log.ended) == ("rollout", 1, "n1", 5, True)
-        assert [(event.event, event.start, event.stop) for event in log.windows] == [
-            ("opened", 2, 4),
-            ("closed", 2, 4),
-            ("opened", 5, 6),
-            ("closed", 5, 6),
-            ("opened", 5, None),
-            ("closed", 5, 6),
-        ]
-        assert worker.poll() is None
-        report = node_dir / log.windows[1].path
-        assert nsight.check(report).state == "ok" and "_step2-3_n1_" in report.name
-        assert not log.windows[1].partial
-        assert "execute_model" in names_of(report)
-    finally:
-        env = {**os.environ, "TMPDIR": str(node_dir / "tmp")}
-        shutdown = ["nsys", "shutdown", f"--session={session}"]
-        subprocess.run(shutdown, env=env, check=False, capture_output=True, timeout=60)
-        worker.kill()
-        worker.wait()
+    asyncio.run(steps())
+    [log] = read_node(node_dir / "events")
+    assert (log.worker, log.rank, log.host, log.last_step, log.ended) == ("rollout", 1, "n1", 5, True)
+    assert [(event.event, event.start, event.stop) for event in log.windows] == [
+        ("opened", 2, 4),
+        ("closed", 2, 4),
+        ("opened", 5, 6),
+        ("closed", 5, 6),
+        ("opened", 5, None),
+        ("closed", 5, 6),
+    ]
+    reports = [node_dir / event.path for event in log.windows[1::2]]
+    assert len(set(reports)) == 3 and all(nsight.check(report).state == "ok" for report in reports)
+    assert rollout.poll() is None
+    assert "_step2-3_n1_" in reports[0].name and not log.windows[1].partial
+    assert "execute_model" in names_of(reports[0])
+
+
+def test_a_worker_that_is_killed_in_its_window_leaves_what_was_recorded(
+    node_dir: Path, rollout: subprocess.Popen[bytes]
+):
+    [session] = session_file.read_all(node_dir)
+
+    async def steps() -> None:
+        windows = Windows(node_dir, REQUEST, print)
+        await windows.begin(2)
+        await asyncio.sleep(0.5)
+        os.kill(session.pid, signal.SIGKILL)
+        await asyncio.sleep(3)
+        windows.end(2)
+        await windows.begin(3)
+        windows.end(3)
+        await windows.close()
+
+    asyncio.run(steps())
+    [log] = read_node(node_dir / "events")
+    assert [event.event for event in log.windows] == ["opened", "closed"], log
+    assert nsight.check(node_dir / log.windows[1].path).state == "ok"

@@ -141,10 +141,18 @@ def _stopped_before(item: Planned, log: ProcessLog, reached: int, start: int, ob
     furthest = max((other.last_step or 0 for other in observed.logs), default=0)
     if furthest >= start and furthest > reached:
         return f"the worker ended before step {start} {seen}, while others reached step {furthest}"
+    untold = "" if furthest else _NOBODY_TOLD
     because = ended_because(observed, "")
     if because:
-        return f"{because} before step {start} {seen}"
-    return f"training ended before step {start} {seen}"
+        return f"{because} before step {start} {seen}{untold}"
+    return f"training ended before step {start} {seen}{untold}"
+
+
+# A trainer that trained all the same: its steps are known to nobody.
+_NOBODY_TOLD = (
+    "; no process of the job told its steps: that does an adapter of the trainer, or prof.step(n) of"
+    " rlprof_ops.runtime in its driver (docs/unmodified.md)"
+)
 
 
 def ended_because(observed: Observed, lead: str) -> str:

@@ -14,8 +14,16 @@ from typing import Any
 
 from rlprof_ops.backends import names, nsight
 from rlprof_ops.rayenv.worker_selection import Identity, Selection, identify, select
-from rlprof_ops.rayenv.wrap.nsys_command import NsysCommand, job_tmpdir, patience_s, report_output
+from rlprof_ops.rayenv.wrap.nsys_command import (
+    NsysCommand,
+    job_tmpdir,
+    patience_s,
+    report_output,
+    session_command,
+)
 from rlprof_ops.rayenv.wrap.rank_slots import RANK, numbered
+from rlprof_ops.request import CaptureSpec
+from rlprof_ops.runtime.clock_file import SOCKET
 
 # Ray's own meaning of "default" (ray/_private/runtime_env/nsight.py, NSIGHT_DEFAULT_CONFIG), without its
 # output name.
@@ -57,6 +65,41 @@ class Wrap:
 
     def trial(self) -> list[str]:
         return [self.nsys, "profile", *self.options, "-o", "{folder}/report", sys.executable, "-c", ""]
+
+
+@dataclass(frozen=True)
+class SessionWrap:
+    """One worker in a session instead, where its trainer would open windows by cudaProfilerStart: the node's
+    supervisor opens and closes them when the trainer calls, and each report is final while training goes on.
+    """
+
+    identity: Identity
+    spec: CaptureSpec
+    nsys: str
+
+    def apply(self, context: Any) -> None:
+        worker, rank = self.identity.worker or names.NAMELESS, self.identity.rank
+        context.env_vars.update({"RLPROF_WORKER": worker, "RLPROF_RANK": "" if rank is None else str(rank)})
+        command = session_command(self.identity, self.spec, os.environ, self.nsys)
+        context.py_executable = command.shell(context.py_executable or shlex.quote(sys.executable))
+
+
+def session_spec(
+    options: Mapping[str, str | None], identity: Identity, env: Mapping[str, str]
+) -> CaptureSpec | None:
+    """The session that takes the place of a capture range opened by cudaProfilerStart; None where it cannot:
+    another range, an engine's inner worker, or no supervisor on this node that opens windows.
+    """
+    opened_by = str(options.get("c") or options.get("capture-range") or "").lower()
+    listening = os.path.exists(os.path.join(env.get("RLPROF_NODE_DIR", ""), SOCKET))
+    if opened_by != "cudaprofilerapi" or identity.base is not None or not listening:
+        return None
+    kept = {name: value for name, value in options.items() if name not in nsight.OURS}
+    return CaptureSpec(
+        workers=(identity.worker or names.NAMELESS,),
+        options={name: value for name, value in kept.items() if value is not None},
+        flags=tuple(name for name, value in kept.items() if value is None),
+    )
 
 
 class ConfigError(ValueError):

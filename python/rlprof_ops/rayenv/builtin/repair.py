@@ -92,7 +92,7 @@ def _load_nsight() -> Any:
 def _repair_nsight(plugin: Any) -> None:
     async def prepare(
         self: Any, runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials
-    ) -> nsight_key.Wrap | None:
+    ) -> nsight_key.Wrap | nsight_key.SessionWrap | None:
         return await _prepare_nsight(runtime_env, context, logger, trials, self._nsight_dir)
 
     _replace_methods(plugin, prepare)
@@ -151,7 +151,7 @@ def _replace_methods(plugin: Any, prepare: Any) -> None:
 
 async def _prepare_nsight(
     runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials, session_folder: Any
-) -> nsight_key.Wrap | None:
+) -> nsight_key.Wrap | nsight_key.SessionWrap | None:
     config = runtime_env.nsight()
     if not config:
         return None
@@ -175,6 +175,15 @@ async def _prepare_nsight(
             f"no nsys: {nsight.why_missing(os.environ)} (set RLPROF_NSYS, or install nsight-systems-cli)",
             logger,
         )
+        return None
+    session = nsight_key.session_spec(options, identity, os.environ)
+    if session is not None:
+        from rlprof_ops.rayenv.wrap import nsys_request
+
+        reason = await nsys_request.reason_against(session, trials, os.environ)
+        if reason is None:
+            return nsight_key.SessionWrap(identity, session, nsys)
+        give_up(identity, selection.spec, context, reason, logger)
         return None
     wrap = nsight_key.make_wrap(options, identity, selection.spec, os.environ, session_folder, nsys)
     reason = await trials.reason_against((nsys, *wrap.options), wrap.trial(), nsight.client_env(trial_env()))

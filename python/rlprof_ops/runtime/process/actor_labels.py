@@ -143,9 +143,10 @@ def labelled(actor_class: Any, options: Mapping[str, Any]) -> Any:
     """The runtime env for a new actor: with our key when the request selects it, else as it came."""
     given = options.get("runtime_env")
     request, everyone = _request(), os.environ.get("RLPROF_ON_DEMAND", "").strip().lower() == "nsight"
-    if request is None and not everyone:
-        return given
     env: dict[str, Any] = dict(given or {})
+    by_trainer = bool(env.get("nsight") or env.get("_nsight"))  # profiled by the trainer's own choice
+    if request is None and not everyone and not by_trainer:
+        return given
     if env.get("env_vars"):
         env["env_vars"] = own_variables(env["env_vars"], os.environ)
     if not env.get("rlprof"):
@@ -162,6 +163,9 @@ def labelled(actor_class: Any, options: Mapping[str, Any]) -> Any:
         found = identify(new)
         if found is not None and (everyone or (request and _selected(request, *found))):
             env["rlprof"] = {"worker": found[0], "rank": found[1]}
+        elif found is not None and by_trainer:
+            named = {"RLPROF_WORKER": found[0], "RLPROF_RANK": str(found[1])}
+            env["env_vars"] = {**named, **(env.get("env_vars") or {})}
     if not env:
         return given
     from ray.runtime_env import RuntimeEnv

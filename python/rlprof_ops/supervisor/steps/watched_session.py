@@ -39,6 +39,7 @@ class WatchedSession:
         self.events = EventLog(node_dir / "events" / f"{stem}.session.jsonl")
         self.steps = StepFile(node_dir / "events" / f"{stem}.session.step")
         self.open: OpenWindow | None = None
+        self.asked = 0  # windows that its trainer opened itself
         self.taken: set[tuple[int, int]] = set()
         self.closing: asyncio.Task[None] | None = None
         self.events.write(

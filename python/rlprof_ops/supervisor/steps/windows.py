@@ -236,7 +236,8 @@ class Windows:
             return True
         if watched.open is not None or self._closed:
             return watched.open is not None
-        step = max(1, self._step)
+        watched.asked += 1
+        step = self._step or watched.asked  # a trainer whose steps nobody tells: its windows are counted
         asked = spec or CaptureSpec(workers=(watched.session.worker,))
         return await self._open(watched, asked, Window(step, None), [step], asked_by)
 
@@ -277,7 +278,7 @@ class Windows:
         """Close what is open and wait for the reports; nothing opens any more. Those who call bound it."""
         if self._closed:
             return
-        if self._step:
+        if self._specs:  # those whose window never came are to be told of as well
             await self._look()
         self._closed = True
         for watched in self._watched.values():
