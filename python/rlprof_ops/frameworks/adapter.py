@@ -24,6 +24,14 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "trl.extras.profiling": ("trl", "rlprof_ops.frameworks.trl.adapter"),
     "transformers.trainer_callback": ("trl", "rlprof_ops.frameworks.trl.adapter"),
     "vllm.v1.worker.worker_base": ("vllm", "rlprof_ops.frameworks.vllm.adapter"),
+    "nemo_rl": ("nemo_rl", "rlprof_ops.frameworks.nemo_rl.adapter"),
+    "nemo_rl.utils.nsys": ("nemo_rl", "rlprof_ops.frameworks.nemo_rl.adapter"),
+    "nemo_rl.utils.timer": ("nemo_rl", "rlprof_ops.frameworks.nemo_rl.adapter"),
+    "rlinf": ("rlinf", "rlprof_ops.frameworks.rlinf.adapter"),
+    "rlinf.scheduler.cluster.cluster": ("rlinf", "rlprof_ops.frameworks.rlinf.adapter"),
+    "rlinf.scheduler.worker.worker": ("rlinf", "rlprof_ops.frameworks.rlinf.adapter"),
+    "rlinf.scheduler.worker.worker_group": ("rlinf", "rlprof_ops.frameworks.rlinf.adapter"),
+    "rlinf.utils.distributed": ("rlinf", "rlprof_ops.frameworks.rlinf.adapter"),
     "verl": ("verl", "rlprof_ops.frameworks.verl.adapter"),
     "verl.utils.profiler.profile": ("verl", "rlprof_ops.frameworks.verl.adapter"),
     "verl.utils.profiler.performance": ("verl", "rlprof_ops.frameworks.verl.adapter"),
@@ -45,6 +53,21 @@ def attribute(owner: Any, name: str) -> Any:
         where = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
         raise UnknownShape(f"{where} has no {name}")
     return found
+
+
+def expect(package: Any, *modules: str) -> None:
+    """Raise `UnknownShape` for modules that a package lacks, without importing them: nobody else would say
+    so."""
+    import os
+
+    homes = list(getattr(package, "__path__", ()))
+    lacking = [
+        f"{package.__name__}.{module}"
+        for module in modules
+        if not any(os.path.exists(os.path.join(home, *module.split(".")) + ".py") for home in homes)
+    ]
+    if lacking:
+        raise UnknownShape(f"there is no {', '.join(lacking)}")
 
 
 _DONE = "_rlprof_wrapped"

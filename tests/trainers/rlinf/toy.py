@@ -1,79 +1,119 @@
-"""RLinf's scheduler with small workers of our own: toy.py STEPS [KEY=VALUE of its configuration ...]
+"""RLinf's EmbodiedRunner with small workers: toy.py STEPS [KEY=VALUE of its cluster configuration ...]
 
-Cluster, WorkerGroup, Channel and Worker.timer are RLinf's, unchanged; its GRPO needs GPUs, so the work is a
-few matrix products. `profiling.enabled=true` with the other keys of RLinf's own profiling configuration
-opens its windows.
+Cluster, WorkerGroup, Channel, Worker.timer and the runner's loop are RLinf's, unchanged; its models need
+GPUs, so the work is a few matrix products. `profiling.enabled=true` with the other keys of RLinf's own
+profiling configuration opens its windows. What RLinf logs as times goes to the console.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-import time
 
 import torch
 from omegaconf import OmegaConf
+from rlinf.runners.embodied_runner import EmbodiedRunner
 from rlinf.scheduler import Channel, Cluster, NodePlacementStrategy, Worker
 
-WORK = 50
+WORK = 200
 
 
-class Rollout(Worker):
+class Toy(Worker):
+    """A worker of every kind: what the runner calls in all of them."""
+
     def __init__(self):
         super().__init__()
 
     def init_worker(self):
-        return self._rank
+        return os.getpid()
 
-    @Worker.timer("rollout/generate")
-    def generate(self, output_channel: Channel):
-        batch = torch.randn(64, 64)
+    def set_global_step(self, step: int):
+        self.global_step = step
+
+    @staticmethod
+    def work():
+        batch = torch.randn(128, 128)
         for _ in range(WORK):
             batch = torch.tanh(batch @ batch)
-        output_channel.put({"rank": self._rank, "batch": batch})
-        return os.getpid()
+        return batch
 
 
-class Actor(Worker):
-    def __init__(self):
-        super().__init__()
+class Env(Toy):
+    @Worker.timer("env/interact")
+    def interact(self, input_channel: Channel, rollout_channel: Channel, actor_channel: Channel, **_):
+        rollout_channel.put({"observation": self.work()})
+        actor_channel.put(input_channel.get())
 
-    def init_worker(self):
-        return self._rank
+
+class Rollout(Toy):
+    @Worker.timer("rollout/generate")
+    def generate(self, input_channel: Channel, output_channel: Channel):
+        input_channel.get()
+        output_channel.put({"rank": self._rank, "action": self.work()})
+
+    def sync_model_from_actor(self):
+        self.work()
+
+
+class Actor(Toy):
+    def sync_model_to_rollout(self):
+        self.work()
+
+    def recv_rollout_trajectories(self, input_channel: Channel):
+        self.trajectory = input_channel.get()
+
+    @Worker.timer("actor/compute_adv")
+    def compute_advantages_and_returns(self):
+        return {"advantage": float(self.work().mean())}
 
     @Worker.timer("actor/run_training")
-    def run_training(self, input_channel: Channel):
-        batch = input_channel.get()["batch"]
-        weight = torch.randn(64, 64, requires_grad=True)
-        (batch @ weight).sum().backward()
-        return os.getpid()
+    def run_training(self):
+        weight = torch.randn(128, 128, requires_grad=True)
+        (self.work() @ weight).sum().backward()
+        return {"loss": float(weight.grad.mean())}
+
+
+class Console:
+    """In the place of RLinf's tensorboard: one line a step with the times of its timers."""
+
+    log_path = None
+
+    def log(self, data: dict[str, float], step: int, **_: object) -> None:
+        if "time/step" in data:
+            print(f"step {step + 1} took {data['time/step']:.3f} s", flush=True)
+            print(f"times {json.dumps({'step': step + 1, **data})}", flush=True)
+
+    def finish(self) -> None:
+        pass
 
 
 def main() -> None:
     steps = int(sys.argv[1])
-    config = OmegaConf.merge(
-        {"num_nodes": 1, "component_placement": {"actor": "0", "rollout": "0"}},
+    cluster = OmegaConf.merge(
+        {"num_nodes": 1, "component_placement": {"actor": "0", "rollout": "0", "env": "0"}},
         OmegaConf.from_dotlist(sys.argv[2:]),
     )
-    profiled = bool(OmegaConf.select(config, "profiling.enabled"))
-    cluster = Cluster(cluster_cfg=config)
-    channel = Channel.create("batches")
+    runner = {
+        "weight_sync_interval": 1,
+        "max_epochs": steps,
+        "val_check_interval": -1,
+        "save_interval": -1,
+        "logger": {"logger_backends": []},
+    }
+    config = OmegaConf.create({"cluster": cluster, "runner": runner})
+    scheduler = Cluster(cluster_cfg=cluster)
     one_node = NodePlacementStrategy([0])
-    groups = [
-        Actor.create_group().launch(cluster=cluster, name="ActorGroup", placement_strategy=one_node),
-        Rollout.create_group().launch(cluster=cluster, name="RolloutGroup", placement_strategy=one_node),
-    ]
-    actor, rollout = groups
-    [group.init_worker().wait() for group in groups]
-    for step in range(1, steps + 1):
-        began = time.monotonic()
-        if profiled:
-            [group.start_profile(step).wait() for group in groups]
-        generated, trained = rollout.generate(channel), actor.run_training(channel)
-        pids = [*generated.wait(), *trained.wait()]
-        if profiled:
-            [group.stop_profile().wait() for group in groups]
-        print(f"step {step} took {time.monotonic() - began:.3f} s, workers {pids}", flush=True)
+    groups = {
+        kind.__name__.lower(): kind.create_group().launch(
+            cluster=scheduler, name=f"{kind.__name__}Group", placement_strategy=one_node
+        )
+        for kind in (Actor, Rollout, Env)
+    }
+    embodied = EmbodiedRunner(config, **groups)
+    embodied.metric_logger = Console()
+    embodied.init_workers()
+    embodied.run()
 
 
 if __name__ == "__main__":

@@ -38,12 +38,24 @@ WORKERS = (
     ),
 )
 TORCH_WORKERS = ("dtensor_policy_worker", "megatron_policy_worker", "vllm_generation_worker")
+# Ranges of the workers, and labels of the driver's Timer.
 PHASES = {
-    "generation": ("vllm_genertion_worker/generate",),  # spelt so upstream
-    "logprob": ("policy_worker/get_logprobs",),
+    "generation": (
+        "vllm_genertion_worker/generate",  # spelt so upstream
+        "generation",
+        "exposed_generation",
+    ),
+    "reward": ("reward_calculation",),
+    "logprob": ("policy_worker/get_logprobs", "policy_and_reference_logprobs"),
     "ref_logprob": ("policy_worker/get_reference_policy_logprobs",),
-    "train": ("megatron_policy_worker/train", "dtensor_policy_worker/train"),
-    "weight_sync": ("refit",),
+    "advantage": ("advantage_calculation",),
+    "train": ("megatron_policy_worker/train", "dtensor_policy_worker/train", "policy_training"),
+    "weight_sync": (
+        "refit",
+        "weight_sync",
+        "prepare_for_generation/total",
+        "prepare_for_generation/transfer_and_update_weights",
+    ),
 }
 LD_LIBRARY_PATH = (
     "/usr/local/cuda/targets/x86_64-linux/lib:/usr/local/cuda/lib64:/usr/local/cuda/lib:/usr/local/nvidia/lib64:"

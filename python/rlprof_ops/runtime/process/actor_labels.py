@@ -51,6 +51,7 @@ class NewActor:
 
 
 Rule = Callable[[NewActor], "tuple[str, int | None] | None"]
+NOBODY = ("", None)  # a rule's answer for what a trainer needs to run and nobody profiles
 
 
 class _State:
@@ -99,7 +100,7 @@ def snake_case(name: str) -> str:
 
 
 def identify(actor: NewActor) -> tuple[str, int] | None:
-    """Worker name and rank of a new actor; None for Ray's own."""
+    """Worker name and rank of a new actor; None for Ray's own and what a rule calls nobody's."""
     if actor.module.startswith(_RAYS_OWN):
         return None
     worker, rank = snake_case(actor.class_name), None
@@ -108,6 +109,8 @@ def identify(actor: NewActor) -> tuple[str, int] | None:
         if found is not None:
             worker, rank = found
             break
+    if not worker:
+        return None
     if rank is None:
         rank = _STATE.counts.get(worker, 0)
         _STATE.counts[worker] = rank + 1
