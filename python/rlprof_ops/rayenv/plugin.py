@@ -21,6 +21,7 @@ from rlprof_ops.rayenv import KEY, PRIORITY
 from rlprof_ops.rayenv.inheritance_hook import keep_to_itself
 from rlprof_ops.rayenv.wrap.command import WrapError, wrap_context
 from rlprof_ops.rayenv.wrap.option_trial import Trials
+from rlprof_ops.runtime.trainer_request import with_request
 
 try:
     from ray._private.runtime_env.plugin import RuntimeEnvPlugin
@@ -107,7 +108,9 @@ class RlprofPlugin(RuntimeEnvPlugin):
         worker, rank = identity(runtime_env[KEY])
         try:
             interpreter = context.py_executable
-            wrapped = wrap_context(context, worker, rank, os.environ, self._refused.pop(context, None))
+            wrapped = wrap_context(
+                context, worker, rank, with_request(os.environ), self._refused.pop(context, None)
+            )
             rocprof = self._rocprof.pop(context, None)
             if wrapped:
                 logger.info("rlprof: Nsight profiling enabled for worker '%s' rank %s", worker, rank)
@@ -132,7 +135,7 @@ def _of_this_node(context: Any) -> None:
 
 
 def _specs(worker: str, rank: int | None) -> tuple[Any, ...]:
-    text = os.environ.get("RLPROF_REQUEST_JSON")
+    text = with_request(os.environ).get("RLPROF_REQUEST_JSON")
     if not text:
         return ()
     from rlprof_ops.request import request_from_json

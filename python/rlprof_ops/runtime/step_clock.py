@@ -168,6 +168,20 @@ def ask_window(what: str) -> bool:
     return link.wait("window", what, wait_s()) is not None
 
 
+def tell_request(text: str) -> bool:
+    """Have every node take a request that the trainer's own configuration makes; False when that cannot be
+    had."""
+    node_dir = os.environ.get("RLPROF_NODE_DIR")
+    if not node_dir:
+        return False
+    try:
+        link = Link(node_dir)
+    except OSError:
+        return False
+    link.send({"request": text})
+    return link.wait("request", True, wait_s()) is not None
+
+
 def note(event: str, **fields: Any) -> None:
     """Write one event of this process for the manifest, where a job collects events."""
     if not os.environ.get("RLPROF_NODE_DIR"):

@@ -12,8 +12,10 @@ from rlprof_ops.host.ports import free_port
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.clock_file import ClockFile
+from rlprof_ops.runtime.trainer_request import with_request
 from rlprof_ops.supervisor.control_channel import Head, Joined, Node
 from rlprof_ops.supervisor.steps.step_relay import StepRelay
+from rlprof_ops.supervisor.steps.windows import Windows
 
 
 class SlowWindows:
@@ -30,6 +32,10 @@ class SlowWindows:
 
     def end(self, step: int) -> None:
         self.ended.append(step)
+
+    def take(self, request: ProfileRequest) -> bool:
+        self.asked = request
+        return True
 
 
 REQUEST = ProfileRequest((CaptureSpec(workers=("*",), steps=Steps.of([Window(3, 5)])),))
@@ -121,6 +127,35 @@ def test_a_node_that_never_opens_costs_the_knob_and_no_more(tmp_path: Path, monk
         return took
 
     assert 0.4 < asyncio.run(scene()) < 3
+
+
+@pytest.mark.parametrize("driver", ["n1", "n2"])
+def test_a_trainers_own_request_reaches_every_node(
+    tmp_path: Path, driver: str, monkeypatch: pytest.MonkeyPatch
+):
+    async def scene() -> None:
+        cluster = Cluster(tmp_path, 0)
+        await cluster.start()
+        monkeypatch.setenv("RLPROF_NODE_DIR", str(cluster.folders[driver]))
+        assert await asyncio.to_thread(step_clock.tell_request, REQUEST.to_json())
+        await asyncio.sleep(0.3)
+        for name, windows in cluster.windows.items():
+            assert windows.asked == REQUEST
+            env = {"RLPROF_NODE_DIR": str(cluster.folders[name])}
+            assert with_request(env)["RLPROF_REQUEST_JSON"] == REQUEST.to_json()
+        await cluster.stop()
+
+    asyncio.run(scene())
+
+
+def test_what_a_job_was_asked_for_counts_more_than_the_trainers_own_request(tmp_path: Path):
+    asked = Windows(tmp_path, REQUEST, print)
+    assert not asked.take(ProfileRequest((CaptureSpec(workers=("other",)),)))
+    assert asked.concerned(3) and not asked.concerned(5)
+    silent = Windows(tmp_path, ProfileRequest(), print)
+    assert not silent.concerned(3) and silent.take(REQUEST) and silent.concerned(3)
+    env = {"RLPROF_REQUEST_JSON": "{}", "RLPROF_NODE_DIR": str(tmp_path)}
+    assert with_request(env) == env
 
 
 def test_no_supervisor_no_lead(tmp_path: Path):

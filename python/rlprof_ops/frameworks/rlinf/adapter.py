@@ -32,6 +32,7 @@ class _Runner:
         self.profiler: Any = None
         self.step: int | None = None
         self.timed = False
+        self.asked = False  # RLinf's own configuration was looked at
 
     def begin(self, step: int) -> None:
         """Step `step` begins, unless it has already."""
@@ -94,10 +95,7 @@ def install(name: str, module: ModuleType) -> None:
         wrap(attribute(module, "ScopedTimer"), "__call__", _timer)
     elif name == "rlinf.scheduler.worker.worker":
         worker = attribute(module, "Worker")
-        if not isinstance(vars(worker).get("timer"), staticmethod):
-            raise UnknownShape("Worker has no static method timer")
-        wrap(worker, "timer", _named_task)
-        _keep(worker, "timer", staticmethod)
+        wrap(worker, "timer", _named_task)  # a static method, which RLinf's metaclass makes a plain one
     elif name == "rlinf.scheduler.worker.worker_group":
         owner = attribute(module, "WorkerGroupFunc")
         attribute(owner, "func_name")
@@ -107,14 +105,8 @@ def install(name: str, module: ModuleType) -> None:
         if not isinstance(vars(owner).get("modify_profile_context"), classmethod):
             raise UnknownShape("Cluster has no class method modify_profile_context")
         wrap(owner, "modify_profile_context", _profile_context)
-        _keep(owner, "modify_profile_context", classmethod)
-
-
-def _keep(owner: Any, name: str, kind: Any) -> None:
-    """Have a wrapped function be a method of the kind that it was."""
-    found = vars(owner)[name]
-    if not isinstance(found, kind):
-        setattr(owner, name, kind(found))
+        if not isinstance(vars(owner)["modify_profile_context"], classmethod):
+            owner.modify_profile_context = classmethod(owner.modify_profile_context)
 
 
 def role_of(actor: NewActor) -> tuple[str, int | None] | None:
@@ -166,8 +158,8 @@ def _group_function(before: Any) -> Any:
 
 
 def _profile_context(before: Any) -> Any:
-    """RLinf's own `nsys profile` gives way to a session where the job's request selects the worker; elsewhere
-    its report goes into the run folder."""
+    """RLinf's own `nsys profile` gives way to a session: of the job's request where that selects the worker,
+    else, in a job that was asked for nothing, of RLinf's. What is left of it writes into the run folder."""
     theirs = before.__func__
 
     def modify_profile_context(cls: Any, *arguments: Any, **named: Any) -> Any:
@@ -175,6 +167,8 @@ def _profile_context(before: Any) -> Any:
         if given is None:
             return theirs(cls, *arguments, **named)
         config, worker = given.get("profiling_cfg"), str(given["worker_name"])
+        if config is not None:
+            safely("RLinf", _ask, config)
         if config is not None and safely("RLinf", _has_session, worker):
             return given["python_interpreter_path"]
         if config is not None:
@@ -192,6 +186,21 @@ def _bind(function: Any, cls: Any, arguments: tuple[Any, ...], named: dict[str, 
     if not {"python_interpreter_path", "worker_name", "profiling_cfg"} <= set(bound):
         raise TypeError(f"modify_profile_context takes {', '.join(bound)}")
     return dict(bound)
+
+
+def _ask(config: Any) -> None:
+    """Make `cluster.profiling` the request of a job that has none."""
+    if _RUNNER.asked or os.environ.get("RLPROF_REQUEST_JSON") or config.backend != "nsight":
+        return
+    _RUNNER.asked = True
+    from rlprof_ops.frameworks.rlinf.import_config import request_of
+    from rlprof_ops.runtime import step_clock
+    from rlprof_ops.runtime.process import actor_labels
+
+    request = request_of(config)
+    if request and step_clock.tell_request(request.to_json()):
+        os.environ["RLPROF_REQUEST_JSON"] = request.to_json()
+        actor_labels.forget_request()
 
 
 def _has_session(worker: str) -> bool:

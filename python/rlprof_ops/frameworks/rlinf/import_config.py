@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,22 @@ def import_(text: str, name: str) -> Imported:
     if problems:
         raise RequestError(problems)
     return Imported(request, tuple(reading.notes), found=profiling is not None or megatron is not None)
+
+
+def request_of(config: Any) -> ProfileRequest:
+    """The request of `cluster.profiling` as a running RLinf holds it (its NsightConfig); where it writes
+    reports is not part of it. Raises RequestError."""
+    options = {key: value for key, value in (config.options or {}).items() if key not in ("o", "output")}
+    fields = {
+        "backend": str(config.backend),
+        "enabled": bool(config.enabled),
+        "worker_groups": list(config.worker_groups or ()),
+        "steps": None if config.steps is None else [int(step) for step in config.steps],
+        "options": options,
+        "flags": list(config.flags or ()),
+    }
+    text = json.dumps({"cluster": {"profiling": fields}})
+    return import_(text, "cluster.profiling").request
 
 
 def _misspelt(tree: Mapping[str, Any], reading: Reading) -> None:

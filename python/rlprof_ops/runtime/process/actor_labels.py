@@ -199,3 +199,8 @@ def _request() -> Any | None:
 
     request = request_from_json(text)
     return request if request else None
+
+
+def forget_request() -> None:
+    """The variable has changed: read it again."""
+    _request.cache_clear()

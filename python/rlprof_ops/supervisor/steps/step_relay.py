@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops.request import request_from_json
+from rlprof_ops.runtime import trainer_request
 from rlprof_ops.runtime.clock_file import SOCKET, ClockFile, ClockState
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.step_clock import short_path
@@ -60,7 +62,15 @@ class StepGoes(Message):
     step: int
 
 
-KINDS = (StepBegan, StepEnded, WindowsOpened, StepGoes)
+@register
+@dataclass(frozen=True)
+class RequestTold(Message):
+    """The trainer's own configuration asks for captures; `text` is the request's JSON."""
+
+    text: str
+
+
+KINDS = (StepBegan, StepEnded, WindowsOpened, StepGoes, RequestTold)
 Tell = Callable[[Message], Awaitable[None]]
 
 
@@ -137,6 +147,8 @@ class StepRelay:
             message: Message = StepBegan(int(said["begin"]), int(said["t_ns"]), bool(said.get("wait")))
         elif "end" in said:
             message = StepEnded(int(said["end"]), int(said["t_ns"]))
+        elif "request" in said:
+            message = RequestTold(str(said["request"]))
         elif "window" in said:
             self._do(self._window(str(said["session"]), str(said["window"]), writer))
             return
@@ -171,7 +183,7 @@ class StepRelay:
                 await self._opened(step, node)
         elif isinstance(message, WindowsOpened):
             await self._opened(message.step, node)
-        elif isinstance(message, (StepBegan, StepEnded)):
+        elif isinstance(message, (StepBegan, StepEnded, RequestTold)):
             if isinstance(message, StepBegan) and message.wait:
                 self._waiting[message.step] = {self._node, *self._others()}
             await self._tell(message)
@@ -186,9 +198,21 @@ class StepRelay:
             if self._state.step == message.step:
                 self._store(replace(self._state, running=False))
             self._windows.end(message.step)
+        elif isinstance(message, RequestTold):
+            await self._take(message.text)
         elif isinstance(message, StepGoes):
             for writer in list(self._drivers):
                 await _answer(writer, {"go": message.step})
+
+    async def _take(self, text: str) -> None:
+        """Go by a trainer's own request where the job has none, and tell the driver that it may go on."""
+        if self._windows.take(request_from_json(text, "the trainer's configuration")):
+            await asyncio.to_thread(trainer_request.store, self._node_dir, text)
+            self._say(
+                "the trainer's own configuration asks for captures: its windows are sessions of this job"
+            )
+        for writer in list(self._drivers):
+            await _answer(writer, {"request": True})
 
     async def _open(self, began: StepBegan) -> None:
         try:

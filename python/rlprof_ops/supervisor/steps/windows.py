@@ -44,7 +44,7 @@ class Windows:
     def __init__(self, node_dir: Path, request: ProfileRequest, say: Callable[[str], None]) -> None:
         self._node_dir = node_dir
         self._request = request
-        self._specs = tuple(spec for spec in (request.captures if request else ()) if _is_ours(spec))
+        self._specs = _ours(request)
         self._names_the_driver = any(DRIVER in spec.workers for spec in self._specs)
         self._say = say
         self._watched: dict[str, WatchedSession] = {}
@@ -52,6 +52,13 @@ class Windows:
         self._closed = False
         self._wanted: list[CaptureRequest] = []
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="rlprof-nsys")
+
+    def take(self, request: ProfileRequest) -> bool:
+        """Go by `request` from now on, unless the job was asked for something itself."""
+        if self._request:
+            return False
+        self._request, self._specs = request, _ours(request)
+        return True
 
     def concerned(self, step: int) -> bool:
         """Whether a window holds `step`, or one is open that does not."""
@@ -290,6 +297,10 @@ class Windows:
         for watched in self._watched.values():
             watched.events.write("ended", last_step=self._step or None)
         self._threads.shutdown(wait=False)
+
+
+def _ours(request: ProfileRequest | None) -> tuple[CaptureSpec, ...]:
+    return tuple(spec for spec in (request.captures if request else ()) if _is_ours(spec))
 
 
 def _is_ours(spec: CaptureSpec) -> bool:

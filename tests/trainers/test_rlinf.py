@@ -1,0 +1,168 @@
+"""RLinf's EmbodiedRunner, unchanged, with small workers: asked by RLPROF_*, and by its own `profiling:`.
+
+The oracle of times is what RLinf logs of its own timers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlprof_ops.analyze.reporting import answer_of
+from rlprof_ops.job.knobs import python_path
+from tests.sandbox import Sandbox
+from tests.trainers import environments, runs
+from tests.whole_job.jobs import Job, nvtx_ranges
+
+pytestmark = [
+    pytest.mark.trainers,
+    pytest.mark.slurm,
+    pytest.mark.nsys,
+    pytest.mark.timeout(900),
+]
+TASKS = {
+    "ActorGroup": {"actor/compute_adv", "actor/run_training"},
+    "RolloutGroup": {"rollout/generate"},
+    "EnvGroup": {"env/interact"},
+}
+TIMED = ("sync_weights", "generate_rollouts", "cal_adv_and_returns")
+
+
+def submit(sandbox: Sandbox, name: str, block: tuple[str, ...] = (), **knobs: str) -> Job:
+    if why := environments.lacking("rlinf"):
+        pytest.skip(why)
+    sandbox.heal()
+    folder = sandbox.shared / name
+    folder.mkdir(exist_ok=True)
+    run = runs.trainer_run("rlinf", work=folder, steps=4, ray_address=runs.FROM_ENVIRONMENT, overrides=block)
+    job = Job.submit(
+        sandbox,
+        nodes=1,
+        RLPROF_VENV=str(environments.ensure("rlinf").folder / "venv"),
+        CPUS_PER_WORKER="16",
+        RLPROF_READY_SECONDS="300",
+        **{name: value for name, value in run.env.items() if name != "PATH"},
+        COMMAND=run.shell(),
+        **knobs,
+    )
+    assert job.wait(400).exit_code == 0, job.say()
+    return job
+
+
+@pytest.fixture(scope="module")
+def ours(slurm_sandbox: Sandbox) -> Job:
+    asked = {"RLPROF_STEPS": "2", "RLPROF_WORKERS": "*Group,Actor", "RLPROF_OPTIONS": '{"t": "nvtx"}'}
+    return submit(slurm_sandbox, "rlinf", **asked)
+
+
+@pytest.fixture(scope="module")
+def its_own(slurm_sandbox: Sandbox) -> Job:
+    block = ("backend=nsight", "worker_groups=[ActorGroup,EnvGroup]", "steps=[1]", "options.t=nvtx")
+    return submit(slurm_sandbox, "rlinf own", tuple(f"profiling.{key}" for key in block))
+
+
+def steps(job: Job) -> dict[int, dict[str, Any]]:
+    """What the driver's adapter told, by step."""
+    rows = [
+        json.loads(line) for path in job.run.glob("nodes/*/events/driver_*.jsonl") for line in path.open()
+    ]
+    return {row["step"]: row for row in rows if row["event"] == "step"}
+
+
+def own_times(job: Job) -> dict[int, dict[str, float]]:
+    """Seconds by RLinf's own names, of each step."""
+    text = (job.run / "logs" / "driver.log").read_text(errors="replace")
+    rows = [json.loads(found) for found in re.findall(r"^times (\{.*\})$", text, re.MULTILINE)]
+    return {row["step"]: row for row in rows}
+
+
+def ranges(job: Job, group: str, folder: Path) -> set[str]:
+    [report] = (job.run / "profiles" / "nsight" / group / "rank0").glob("*.nsys-rep")
+    assert "_step2-2_" in report.name
+    return set(nvtx_ranges(report, folder))
+
+
+def test_groups_and_channels_have_their_windows_by_name(ours: Job):
+    states = ours.states()
+    wanted = {f"nsight/{group}/rank0/step2-2": "ok" for group in (*TASKS, "Actor")}
+    assert {capture: states.get(capture) for capture in wanted} == wanted, ours.say()
+    assert "missing" not in states.values(), states
+
+
+def test_steps_and_phases_take_what_rlinfs_timers_say(ours: Job):
+    told, own = steps(ours), own_times(ours)
+    assert sorted(told) == sorted(own) == [1, 2, 3, 4]
+    for number, step in told.items():
+        mine = {"step": (step["end_ns"] - step["begin_ns"]) / 1e9}
+        mine |= {name: (end - begin) / 1e9 for name, begin, end, _ in step["phases"]}
+        compared = {name: (mine[name], own[number][f"time/{name}"]) for name in ("step", *TIMED)}
+        assert all(abs(a - b) <= max(0.02 * b, 0.02) for a, b in compared.values()), (number, compared)
+
+
+def test_reports_hold_the_timers_of_the_workers(ours: Job, tmp_path: Path):
+    for group, names in TASKS.items():
+        assert names <= ranges(ours, group, tmp_path)
+
+
+def test_windows_are_final_while_training_goes_on(ours: Job):
+    rows = [json.loads(line) for path in ours.run.glob("nodes/*/events/*.jsonl") for line in path.open()]
+    closed = [row for row in rows if row["event"] == "closed"]
+    assert len(closed) == 4 and all(row["seen"] == [2] and not row["partial"] for row in closed)
+
+
+def test_the_report_shows_the_step_with_its_phases(ours: Job):
+    answer = answer_of(ours.run, quiet=True)
+    assert [step["step"] for step in answer["steps"]] == [2]
+    assert {"generation", "advantage", "train", "weight_sync"} <= set(answer["phase_names"])
+
+
+def test_rlinfs_own_block_becomes_sessions_of_the_job(its_own: Job, tmp_path: Path):
+    for group in ("ActorGroup", "EnvGroup"):
+        assert TASKS[group] <= ranges(its_own, group, tmp_path)
+    assert not (its_own.run / "profiles" / "nsight" / "RolloutGroup").exists()
+    assert not list(its_own.folder.rglob("rlinf_profile_*"))
+    assert [row["step"] for row in answer_of(its_own.run, quiet=True)["steps"]] == [2]
+
+
+# ---- versions that the adapter does not know
+
+PROGRAM = """
+import rlinf.scheduler.cluster.cluster, rlinf.scheduler.worker.worker_group, rlinf.utils.distributed
+print("imported")
+"""
+RENAMED = {"ScopedTimer": "SectionTimer", "WorkerGroupFunc": "GroupFunction", "modify_profile_context": "put"}
+
+
+def test_renamed_functions_are_a_line_each_and_rlinf_works_on(tmp_path: Path):
+    installed = environments.ensure("rlinf")
+    [package] = installed.folder.glob("venv/lib/python3*/site-packages/rlinf")
+    shutil.copytree(package, tmp_path / "lib" / "rlinf", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (tmp_path / "lib").rglob("*.py"):
+        text = changed = path.read_text()
+        for old, new in RENAMED.items():
+            changed = re.sub(rf"\b{old}\b", new, changed)
+        if changed != text:
+            path.write_text(changed)
+    (tmp_path / "node").mkdir()
+    asked = {"RLPROF_STEPS": "2", "RLPROF_WORKERS": "*", "RLPROF_NODE_DIR": str(tmp_path / "node")}
+    done = subprocess.run(
+        [str(installed.python), "-P", "-W", "ignore", "-c", PROGRAM],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": python_path(str(tmp_path / "lib")), **asked},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.stdout.endswith("imported\n"), done.stderr
+    lines = [line for line in done.stderr.splitlines() if "is left as it is" in line]
+    assert [any(f"has no {old}" in line for line in lines) for old in RENAMED] == [True] * 2 + [False], lines
+    assert any("has no class method modify_profile_context" in line for line in lines), lines
+    assert len(lines) == 3, "\n".join(lines)
+    text = "".join(path.read_text() for path in (tmp_path / "node").rglob("*.jsonl"))
+    assert text.count('"adapter_unknown"') == 3
