@@ -16,6 +16,7 @@ import pytest
 
 from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.job.knobs import python_path
+from rlprof_ops.request import load_request, request_from_json
 from tests.sandbox import Sandbox
 from tests.trainers import environments, runs
 from tests.whole_job.jobs import Job, nvtx_ranges
@@ -130,6 +131,83 @@ def test_rlinfs_own_block_becomes_sessions_of_the_job(its_own: Job, tmp_path: Pa
     assert [row["step"] for row in answer_of(its_own.run, quiet=True)["steps"]] == [2]
 
 
+# ---- RLinf's modules without a Ray
+
+OWN_PROFILER = """
+from types import SimpleNamespace
+from rlinf.scheduler import Cluster
+from rlinf.scheduler.hardware.accelerators.nvidia_gpu import NsightConfig
+from rlinf.scheduler.worker.worker_group import WorkerGroupFunc
+from rlprof_ops.frameworks.rlinf.import_config import request_of
+from rlinf.utils.distributed import ScopedTimer
+
+options = {"t": "nvtx", "o": "/x"}
+own = NsightConfig(worker_groups="actorgroup", steps=[1, 3], options=options, flags=["gpuctxsw"])
+print(request_of(own).to_json())
+config = NsightConfig(worker_groups=["ActorGroup", "EnvGroup"], output_dir="/nowhere", steps=[1, 3])
+for worker in ("ActorGroup:1", "EnvGroup:0", "RolloutGroup:0"):
+    words = Cluster.modify_profile_context("python3", worker_name=worker, profiling_cfg=config)
+    print(words.replace(" -o ", " ").split()[-2:] if "nsys" in words else words)
+
+class Runner:
+    global_step = 4
+    timer = ScopedTimer(reduction="max", sync_cuda=False)
+
+    def run(self):
+        nobody = SimpleNamespace(_workers=[], _world_size=0, _execution_ranks=[], _worker_cls=Runner)
+        for _ in range(2):
+            WorkerGroupFunc(nobody, "start_profile")(self.global_step)
+            with self.timer("step"):
+                with self.timer("generate_rollouts"):
+                    pass
+                self.global_step += 1
+            WorkerGroupFunc(nobody, "stop_profile")()
+            self.timer.consume_durations()
+        WorkerGroupFunc(nobody, "start_profile")(8)
+        WorkerGroupFunc(nobody, "stop_profile")()
+
+Runner().run()
+"""
+
+
+def test_its_own_nsys_gives_way_or_writes_home_and_steps_are_counted_from_1(tmp_path: Path):
+    done, rows = run_program(OWN_PROFILER, tmp_path, "", RLPROF_WORKERS="ActorGroup", RLPROF_STEPS="2")
+    home = tmp_path / "run" / "profiles" / "nsight" / "EnvGroup" / "rank0"
+    kept = str([f"{home}/rlinf_profile_EnvGroup_0_%p", "python3"])
+    request, *words = done.stdout.splitlines()[-4:]
+    assert words == ["python3", kept, "python3"], done.stderr
+    [spec] = request_from_json(request).captures
+    assert (spec.workers, str(spec.steps), spec.flags) == (("ActorGroup",), "2,4", ("gpuctxsw",))
+    assert dict(spec.options) == {"t": "nvtx"}  # no capture range: a session
+    steps = [row for row in rows if row["event"] == "step"]
+    assert [row["step"] for row in steps] == [5, 6, 9]
+    assert [[name for name, *_ in row["phases"]] for row in steps] == [["generate_rollouts"]] * 2 + [[]]
+
+
+def run_program(
+    program: str, folder: Path, path: str, **asked: str
+) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    """A program with RLinf and our adapters, as the job's request asks; its output and events."""
+    node = folder / "node"
+    node.mkdir()
+    request = load_request(env=asked).to_json()
+    asked |= {
+        "RLPROF_NODE_DIR": str(node),
+        "RLPROF_RUN_DIR": str(folder / "run"),
+        "RLPROF_REQUEST_JSON": request,
+    }
+    done = subprocess.run(
+        [str(environments.ensure("rlinf").python), "-P", "-W", "ignore", "-c", program],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": python_path(path or None), **asked},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    rows = [json.loads(line) for path in node.rglob("*.jsonl") for line in path.open()]
+    return done, rows
+
+
 # ---- versions that the adapter does not know
 
 PROGRAM = """
@@ -149,20 +227,11 @@ def test_renamed_functions_are_a_line_each_and_rlinf_works_on(tmp_path: Path):
             changed = re.sub(rf"\b{old}\b", new, changed)
         if changed != text:
             path.write_text(changed)
-    (tmp_path / "node").mkdir()
-    asked = {"RLPROF_STEPS": "2", "RLPROF_WORKERS": "*", "RLPROF_NODE_DIR": str(tmp_path / "node")}
-    done = subprocess.run(
-        [str(installed.python), "-P", "-W", "ignore", "-c", PROGRAM],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": python_path(str(tmp_path / "lib")), **asked},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    asked = {"RLPROF_STEPS": "2", "RLPROF_WORKERS": "*"}
+    done, rows = run_program(PROGRAM, tmp_path, str(tmp_path / "lib"), **asked)
     assert done.stdout.endswith("imported\n"), done.stderr
     lines = [line for line in done.stderr.splitlines() if "is left as it is" in line]
     assert [any(f"has no {old}" in line for line in lines) for old in RENAMED] == [True] * 2 + [False], lines
     assert any("has no class method modify_profile_context" in line for line in lines), lines
     assert len(lines) == 3, "\n".join(lines)
-    text = "".join(path.read_text() for path in (tmp_path / "node").rglob("*.jsonl"))
-    assert text.count('"adapter_unknown"') == 3
+    assert [row["event"] for row in rows] == ["adapter_unknown"] * 3

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlprof_ops.frameworks.adapter import attribute, expect, safely, wrap
 from rlprof_ops.frameworks.tasks import as_task
-from rlprof_ops.runtime.process.actor_labels import NewActor, add_rule, snake_case
+from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule, snake_case
 
 DRIVER = "driver"
 _STEP = "total_step_time"
@@ -76,6 +76,7 @@ def install(name: str, module: ModuleType) -> None:
     """Follow one of NeMo RL's modules."""
     if name == "nemo_rl":
         add_rule(role_of)
+        add_helpers("isolated_worker_initializer")
         expect(module, "utils.timer", "utils.nsys")
     elif name == "nemo_rl.utils.timer":
         timer = attribute(module, "Timer")

@@ -28,19 +28,28 @@ WORKERS = (
 )
 CHANNELS = ("Actor", "Rollout", "Env", "Reward")
 STEPPED = ("ActorGroup", "RolloutGroup", "EnvGroup")  # the groups whose windows the embodied runners open
+# Worker.timer of the workers, and the runner's own timer.
 PHASES = {
     "generation": (
         "rollout/generate",
         "rollout/generate_epoch",
         "rollout/predict",
+        "generate_rollouts",
+        "construct_rollout_batch",
         "env/interact",
         "env/interact_once",
         "env/step",
         "env/bootstrap_step",
     ),
-    "advantage": ("actor/compute_adv",),
-    "train": ("actor/run_training", "run_training"),
-    "weight_sync": ("actor/sync_model_to_rollout", "rollout/request_weight_sync", "rollout/poll_weight_sync"),
+    "advantage": ("actor/compute_adv", "cal_adv_and_returns"),
+    "train": ("actor/run_training", "run_training", "actor_training"),
+    "weight_sync": (
+        "actor/sync_model_to_rollout",
+        "rollout/request_weight_sync",
+        "rollout/poll_weight_sync",
+        "sync_weights",
+        "update_rollout_weights",
+    ),
 }
 COMMON_FIELDS = ("backend", "enabled", "worker_groups", "steps", "output_dir")
 FIELDS = {"nsight": (*COMMON_FIELDS, "options", "flags"), "rocprof_sys": (*COMMON_FIELDS, "args", "env")}
