@@ -136,7 +136,7 @@ def test_windows_are_final_while_training_goes_on(events: Events, steps: dict[in
 
 
 def test_every_process_says_the_node_that_it_is_on(job: Job, events: Events):
-    head, other = job.record["nodes"][0]["name"], job.record["nodes"][1]["name"]
+    head, other = job.record["nodes"]
     hosts = {e["worker"]: e["host"] for rows in events.values() for e in rows if e["event"] == "registered"}
     assert hosts == {"driver": head, **dict.fromkeys(WORKERS, other)}
     for worker in WORKERS:

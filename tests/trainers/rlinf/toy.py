@@ -31,8 +31,7 @@ class Toy(Worker):
     def set_global_step(self, step: int):
         self.global_step = step
 
-    @staticmethod
-    def work():
+    def work(self):
         batch = torch.randn(128, 128)
         for _ in range(WORK):
             batch = torch.tanh(batch @ batch)
