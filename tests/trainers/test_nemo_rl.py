@@ -18,6 +18,7 @@ from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.job.knobs import python_path
 from tests.sandbox import Sandbox
 from tests.trainers import environments, runs
+from tests.trainers.local_job import command
 from tests.whole_job.jobs import Job, nvtx_ranges
 
 pytestmark = [
@@ -75,21 +76,13 @@ def job(slurm_sandbox: Sandbox) -> Job:
         CPUS_PER_WORKER="16",
         RLPROF_READY_SECONDS="300",
         **{name: value for name, value in run.env.items() if name not in ("PATH", "PYTHONPATH")},
-        COMMAND=with_our_path(run),
+        COMMAND=command(run),
         NRL_NSYS_PROFILE_STEP_RANGE="2:3",
         NRL_NSYS_WORKER_PATTERNS="*policy*,*vllm*",
         NRL_NSYS_EXTRA_OPTIONS='{"t": "nvtx"}',
     )
     assert made.wait(1300).exit_code == 0, made.say()
     return made
-
-
-def with_our_path(run: runs.TrainerRun) -> str:
-    """The command, with NeMo RL's source behind whatever PYTHONPATH the job gives."""
-    path = run.env["PYTHONPATH"]
-    command = run.shell().replace(f"PYTHONPATH={path} ", "")
-    assert command != run.shell()
-    return f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{path}"\n{command}'
 
 
 @pytest.fixture(scope="module")

@@ -17,16 +17,16 @@ import pytest
 from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.job.knobs import python_path
 from rlprof_ops.request import load_request, request_from_json
-from tests.sandbox import Sandbox
-from tests.trainers import environments, runs
-from tests.whole_job.jobs import Job, nvtx_ranges
+from tests.trainers import environments
+from tests.trainers.local_job import LocalJob
+from tests.whole_job.jobs import nvtx_ranges
 
 pytestmark = [
     pytest.mark.trainers,
-    pytest.mark.slurm,
     pytest.mark.nsys,
     pytest.mark.timeout(900),
 ]
+RUN_S = 300
 TASKS = {
     "ActorGroup": {"actor/compute_adv", "actor/run_training"},
     "RolloutGroup": {"rollout/generate"},
@@ -35,40 +35,21 @@ TASKS = {
 TIMED = ("sync_weights", "generate_rollouts", "cal_adv_and_returns")
 
 
-def submit(sandbox: Sandbox, name: str, block: tuple[str, ...] = (), **knobs: str) -> Job:
-    if why := environments.lacking("rlinf"):
-        pytest.skip(why)
-    sandbox.heal()
-    folder = sandbox.shared / name
-    folder.mkdir(exist_ok=True)
-    run = runs.trainer_run("rlinf", work=folder, steps=4, ray_address=runs.FROM_ENVIRONMENT, overrides=block)
-    job = Job.submit(
-        sandbox,
-        nodes=1,
-        RLPROF_VENV=str(environments.ensure("rlinf").folder / "venv"),
-        CPUS_PER_WORKER="16",
-        RLPROF_READY_SECONDS="300",
-        **{name: value for name, value in run.env.items() if name != "PATH"},
-        COMMAND=run.shell(),
-        **knobs,
-    )
-    assert job.wait(400).exit_code == 0, job.say()
-    return job
-
-
 @pytest.fixture(scope="module")
-def ours(slurm_sandbox: Sandbox) -> Job:
+def ours(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
+    folder = tmp_path_factory.mktemp("rlinf") / "ours"
     asked = {"RLPROF_STEPS": "2", "RLPROF_WORKERS": "*Group,Actor", "RLPROF_OPTIONS": '{"t": "nvtx"}'}
-    return submit(slurm_sandbox, "rlinf", **asked)
+    return LocalJob.take("rlinf", folder, 4, RUN_S, **asked)
 
 
 @pytest.fixture(scope="module")
-def its_own(slurm_sandbox: Sandbox) -> Job:
+def its_own(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
+    folder = tmp_path_factory.mktemp("rlinf") / "its own"
     block = ("backend=nsight", "worker_groups=[ActorGroup,EnvGroup]", "steps=[1]", "options.t=nvtx")
-    return submit(slurm_sandbox, "rlinf own", tuple(f"profiling.{key}" for key in block))
+    return LocalJob.take("rlinf", folder, 4, RUN_S, [f"profiling.{key}" for key in block])
 
 
-def steps(job: Job) -> dict[int, dict[str, Any]]:
+def steps(job: LocalJob) -> dict[int, dict[str, Any]]:
     """What the driver's adapter told, by step."""
     rows = [
         json.loads(line) for path in job.run.glob("nodes/*/events/driver_*.jsonl") for line in path.open()
@@ -76,27 +57,27 @@ def steps(job: Job) -> dict[int, dict[str, Any]]:
     return {row["step"]: row for row in rows if row["event"] == "step"}
 
 
-def own_times(job: Job) -> dict[int, dict[str, float]]:
+def own_times(job: LocalJob) -> dict[int, dict[str, float]]:
     """Seconds by RLinf's own names, of each step."""
     text = (job.run / "logs" / "driver.log").read_text(errors="replace")
     rows = [json.loads(found) for found in re.findall(r"^times (\{.*\})$", text, re.MULTILINE)]
     return {row["step"]: row for row in rows}
 
 
-def ranges(job: Job, group: str, folder: Path) -> set[str]:
+def ranges(job: LocalJob, group: str, folder: Path) -> set[str]:
     [report] = (job.run / "profiles" / "nsight" / group / "rank0").glob("*.nsys-rep")
     assert "_step2-2_" in report.name
     return set(nvtx_ranges(report, folder))
 
 
-def test_groups_and_channels_have_their_windows_by_name(ours: Job):
+def test_groups_and_channels_have_their_windows_by_name(ours: LocalJob):
     states = ours.states()
     wanted = {f"nsight/{group}/rank0/step2-2": "ok" for group in (*TASKS, "Actor")}
-    assert {capture: states.get(capture) for capture in wanted} == wanted, ours.say()
+    assert {capture: states.get(capture) for capture in wanted} == wanted, ours.output[-5000:]
     assert "missing" not in states.values(), states
 
 
-def test_steps_and_phases_take_what_rlinfs_timers_say(ours: Job):
+def test_steps_and_phases_take_what_rlinfs_timers_say(ours: LocalJob):
     told, own = steps(ours), own_times(ours)
     assert sorted(told) == sorted(own) == [1, 2, 3, 4]
     for number, step in told.items():
@@ -106,28 +87,28 @@ def test_steps_and_phases_take_what_rlinfs_timers_say(ours: Job):
         assert all(abs(a - b) <= max(0.02 * b, 0.02) for a, b in compared.values()), (number, compared)
 
 
-def test_reports_hold_the_timers_of_the_workers(ours: Job, tmp_path: Path):
+def test_reports_hold_the_timers_of_the_workers(ours: LocalJob, tmp_path: Path):
     for group, names in TASKS.items():
         assert names <= ranges(ours, group, tmp_path)
 
 
-def test_windows_are_final_while_training_goes_on(ours: Job):
+def test_windows_are_final_while_training_goes_on(ours: LocalJob):
     rows = [json.loads(line) for path in ours.run.glob("nodes/*/events/*.jsonl") for line in path.open()]
     closed = [row for row in rows if row["event"] == "closed"]
     assert len(closed) == 4 and all(row["seen"] == [2] and not row["partial"] for row in closed)
 
 
-def test_the_report_shows_the_step_with_its_phases(ours: Job):
+def test_the_report_shows_the_step_with_its_phases(ours: LocalJob):
     answer = answer_of(ours.run, quiet=True)
     assert [step["step"] for step in answer["steps"]] == [2]
     assert {"generation", "advantage", "train", "weight_sync"} <= set(answer["phase_names"])
 
 
-def test_rlinfs_own_block_becomes_sessions_of_the_job(its_own: Job, tmp_path: Path):
+def test_rlinfs_own_block_becomes_sessions_of_the_job(its_own: LocalJob, tmp_path: Path):
     for group in ("ActorGroup", "EnvGroup"):
         assert TASKS[group] <= ranges(its_own, group, tmp_path)
     assert not (its_own.run / "profiles" / "nsight" / "RolloutGroup").exists()
-    assert not list(its_own.folder.rglob("rlinf_profile_*"))
+    assert not list(its_own.run.parent.rglob("rlinf_profile_*"))
     assert [row["step"] for row in answer_of(its_own.run, quiet=True)["steps"]] == [2]
 
 

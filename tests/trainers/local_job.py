@@ -1,0 +1,86 @@
+"""A real trainer in a job on this machine alone: a supervisor, its Ray, one node, and no Slurm."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.collect.harvest.manifest import Manifest
+from rlprof_ops.job.knobs import import_path
+from tests.trainers import environments, runs
+
+_PROGRAM = """
+import os, sys
+from pathlib import Path
+from rlprof_ops.demo.local_job import run_local
+sys.exit(run_local(Path(sys.argv[1]), {}, print).exit_code)
+"""
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """What a run left: the run folder, and all that was printed."""
+
+    run: Path
+    output: str
+
+    @classmethod
+    def take(
+        cls,
+        trainer: str,
+        folder: Path,
+        steps: int,
+        timeout_s: float,
+        overrides: Sequence[str] = (),
+        **knobs: str,
+    ) -> LocalJob:
+        """Run the trainer for `steps` steps; `knobs` are those of the job."""
+        if why := environments.lacking(trainer):
+            pytest.skip(why)
+        folder.mkdir(parents=True)
+        run = runs.trainer_run(
+            trainer, work=folder, steps=steps, ray_address=runs.FROM_ENVIRONMENT, overrides=overrides
+        )
+        env = {
+            **run.environment(),
+            "PYTHONPATH": import_path(),
+            "COMMAND": command(run),
+            "RLPROF_NODE_ROOT": "/tmp",
+            "RLPROF_READY_SECONDS": "200",
+            "RLPROF_REPORT_SECONDS": "0",
+            "RAY_AUTH_MODE": "disabled",
+            "CPUS_PER_WORKER": "16",
+            **knobs,
+        }
+        done = subprocess.run(
+            [str(environments.ensure(trainer).python), "-P", "-c", _PROGRAM, str(folder)],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-8000:]
+        [left] = folder.glob("local-*-logs")
+        return cls(left, done.stdout)
+
+    def states(self) -> dict[str, str]:
+        """Capture id -> state."""
+        return {capture.id: capture.state for capture in Manifest.load(self.run).captures}
+
+
+def command(run: runs.TrainerRun) -> str:
+    """COMMAND of a job: the trainer's own PYTHONPATH stands behind the one that the job gives."""
+    path = run.env.get("PYTHONPATH")
+    if not path:
+        return run.shell()
+    shell = run.shell().replace(f"PYTHONPATH={path} ", "")
+    assert shell != run.shell()
+    return f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{path}"\n{shell}'
