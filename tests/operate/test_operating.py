@@ -507,7 +507,7 @@ def test_the_next_run_of_a_requeued_job_is_followed(fake, run_folder):
 
 
 @pytest.mark.parametrize(("line", "word", "expected"), [
-    ("rlprof st", "1", {"status", "stop", "stacks"}), ("rlprof submit -N 2 --partition x --dr", "6", {"--dry-run"}), ("rlprof status 47", "2", {"4711"}),
+    ("rlprof st", "1", {"status", "stop", "stacks"}), ("rlprof submit -N 2 --partition x --dr", "6", {"--dry-run"}), ("rlprof status 47", "2", {"4711"}), ("rlprof report 47", "2", {"4711"}), ("rlprof diff 47", "2", {"4711"}),
 ])  # fmt: skip
 def test_a_shell_completes_commands_options_and_jobs(fake, capsys, monkeypatch, line, word, expected):
     run("submit", "--", "true")

@@ -7,15 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 _MOST_COMPLETED = 20
 
 
-def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Ids of my jobs that wait or run, then of those that are remembered, newest first."""
+def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Ids of my jobs that wait or run, then of remembered ones, newest first; a path as a folder."""
     from rlprof_ops.operate.job_list import ids
 
-    return [job for job in ids() if job.startswith(incomplete)][:_MOST_COMPLETED]
+    if incomplete and not incomplete[0].isdigit():
+        return [CompletionItem(incomplete, type="dir")]
+    return [CompletionItem(job) for job in ids() if job.startswith(incomplete)][:_MOST_COMPLETED]
 
 
 def latest(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
@@ -53,6 +56,13 @@ def latest_if_sure(ctx: click.Context, param: click.Parameter, value: str | None
 def job_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """`JOB`: a job id, or a run folder; my latest job without it."""
     return click.argument("job", required=False, callback=latest, shell_complete=complete)(function)
+
+
+def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same under the name `run`, for a command that reads any folder of reports."""
+    return click.argument("run", metavar="[JOB]", required=False, callback=latest, shell_complete=complete)(
+        function
+    )
 
 
 def job_argument_asked(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,10 +9,12 @@ import sys
 
 import click
 
+from rlprof_ops.commands._jobs import complete
+
 
 @click.command()
-@click.argument("before")
-@click.argument("after")
+@click.argument("before", shell_complete=complete)
+@click.argument("after", shell_complete=complete)
 @click.option(
     "--fail-if",
     "rules",

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from rlprof_ops.commands._jobs import run_argument
+
 
 @click.command()
-@click.argument("run", metavar="JOB")
+@run_argument
 @click.option(
     "--json", "as_json", is_flag=True, help="Print report.json to standard output instead of the summary."
 )
