@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.needs import need
 
 from rlprof_ops.runtime.process import actor_labels
 from rlprof_ops.runtime.process.actor_labels import NewActor, identify, own_variables, snake_case
@@ -56,3 +57,29 @@ def test_what_belongs_to_the_creator_is_not_handed_on():
     assert own_variables(given, mine) == {"WANDB_MODE": "offline", "RANK": "1"}
     own = {"TMPDIR": "/scratch", "RLPROF_WORKER": "mine"}
     assert own_variables(own, mine) == own
+
+
+class FakeActorClass:
+    """The part of Ray's ActorClass that labels look at; test_trainers_own_profiler.py has the real one."""
+
+    class __ray_metadata__:
+        class_name = "MyTrainWorker"
+        actor_creation_function_descriptor = None
+
+        class modified_class:
+            __module__ = "my_trainer"
+
+
+def test_a_trainer_that_nobody_knows_is_named_with_what_to_do(
+    no_rules: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    need("ray")
+    monkeypatch.setenv("RLPROF_REQUEST_JSON", '{"captures": [{"workers": ["my_*"], "steps": "2"}]}')
+    actor_labels._request.cache_clear()
+    for _ in range(2):
+        assert actor_labels.labelled(FakeActorClass, {})["rlprof"]["worker"] == "my_train_worker"
+    said = capfd.readouterr().err
+    assert (
+        said.count("no adapter knows the trainer that creates MyTrainWorker") == 1 and "prof.step(n)" in said
+    )
+    actor_labels._request.cache_clear()

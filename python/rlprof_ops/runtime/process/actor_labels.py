@@ -166,6 +166,7 @@ def labelled(actor_class: Any, options: Mapping[str, Any]) -> Any:
         found = identify(new)
         if found is not None and (everyone or (request and _selected(request, *found))):
             env["rlprof"] = {"worker": found[0], "rank": found[1]}
+            _say_if_unknown(new, found[0])
         elif found is not None and by_trainer:
             named = {"RLPROF_WORKER": found[0], "RLPROF_RANK": str(found[1])}
             env["env_vars"] = {**named, **(env.get("env_vars") or {})}
@@ -174,6 +175,21 @@ def labelled(actor_class: Any, options: Mapping[str, Any]) -> Any:
     from ray.runtime_env import RuntimeEnv
 
     return RuntimeEnv(_validate=False, **env)
+
+
+def _say_if_unknown(new: NewActor, worker: str) -> None:
+    """One line at the first actor of a trainer that no adapter knows: who tells its steps, and its names."""
+    from rlprof_ops.runtime import profiler
+    from rlprof_ops.runtime.process.event_log import log_once
+
+    if _STATE.rules or getattr(profiler.current(), "leads", False):
+        return
+    log_once(
+        f"no adapter knows the trainer that creates {new.class_name} (here: {worker}). Its windows open when"
+        " its driver tells steps: `with prof.step(n):` of rlprof_ops.runtime (docs/unmodified.md);"
+        " `rlprof capture --seconds` needs none",
+        key="unknown trainer",
+    )
 
 
 def own_variables(variables: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
