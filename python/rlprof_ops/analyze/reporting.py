@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from rlprof_ops.analyze.output.answer import build
 from rlprof_ops.analyze.run.engine import Results, summarise_all
 from rlprof_ops.analyze.run.identity import find_reports
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.host import atomic
 
 
 def report(
@@ -102,16 +101,8 @@ def answer_of(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes through a temporary name, so that nobody reads half a file."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Whole or not at all, so that nobody reads half a file."""
+    atomic.write(path, text, mode=0o644)
 
 
 def load_answer(path: Path, jobs: int | None = None) -> dict[str, Any]:

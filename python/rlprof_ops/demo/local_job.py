@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
 import threading
@@ -36,8 +35,7 @@ def run_local(base: Path, settings: Mapping[str, str], on_line: Callable[[str], 
     job = f"local-{os.getpid()}-{int(time.time()) % 100000}"
     run = RunFolder(base.resolve() / f"{job}-logs")
     run.create()
-    with open(os.open(run.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(secrets.token_hex(32))
+    run.write_token()
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     env |= settings
     env |= {

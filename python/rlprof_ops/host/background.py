@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -16,6 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+
+from rlprof_ops.host import atomic
 
 _Result = TypeVar("_Result")
 
@@ -107,12 +108,8 @@ class BackgroundWriter:
 
 
 def _error_of(path: Path, data: bytes) -> OSError | None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        atomic.write(path, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         return error
     return None

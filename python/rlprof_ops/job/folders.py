@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,6 +59,12 @@ class RunFolder:
         # Made with the job: whoever may write here can have windows opened in the workers.
         self.control.mkdir(mode=0o700)
         self.secrets.mkdir(mode=0o700)
+
+    def write_token(self) -> None:
+        """Make the job's token, which only this user may read. Raises FileExistsError when there is one."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(self.token, flags, 0o600), "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
 
     def check(self) -> None:
         """Raise UsageError unless the folder, and what decides over the job in it, is this user's alone."""

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlprof_ops.host import atomic
+
 _KEPT = 1000
 _MOST_BYTES = 4 << 20
 
@@ -48,13 +50,8 @@ def remember(entry: Remembered, env: Mapping[str, str] | None = None) -> None:
 
 
 def _rewrite(file: Path, entries: list[Remembered]) -> None:
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
-        with open(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-        ) as out:
-            out.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
-        os.replace(temporary, file)
+        atomic.write(file, "".join(json.dumps(asdict(entry)) + "\n" for entry in entries), mode=0o600)
 
 
 def forget(runs: Iterable[Path], env: Mapping[str, str] | None = None) -> None:

@@ -14,9 +14,11 @@ import os
 import socket
 import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import validate
+from rlprof_ops.host import atomic
 from rlprof_ops.rayenv import KEY, PRIORITY
 from rlprof_ops.rayenv.inheritance_hook import keep_to_itself
 from rlprof_ops.rayenv.wrap.command import WrapError, wrap_context
@@ -182,10 +184,7 @@ def _leave_marker() -> None:
     if not node_dir:
         return
     try:
-        path = os.path.join(node_dir, "plugin_loaded")
-        partial = f"{path}.{os.getpid()}"
-        with open(partial, "w", encoding="utf-8") as marker:
-            json.dump({"pid": os.getpid(), "python": sys.executable}, marker)
-        os.replace(partial, path)
+        marker = {"pid": os.getpid(), "python": sys.executable}
+        atomic.write(Path(node_dir, "plugin_loaded"), json.dumps(marker))
     except OSError as error:
         logging.getLogger(__name__).warning("rlprof: cannot write %s: %s", node_dir, error)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.host import atomic
 from rlprof_ops.job.job_history import Remembered, remember
 from rlprof_ops.job.knobs import home
 from rlprof_ops.redact import is_secret_name
@@ -90,12 +91,7 @@ def write_record(submission: Submission, job: str, cwd: Path) -> None:
         owner = secrets.lstat()
         if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode):
             return  # job numbers can be guessed, and somebody who may write in the base has been here before
-        temporary = secrets / f".{RECORD}.{os.getpid()}"
-        with open(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-        ) as file:
-            file.write(json.dumps(record, indent=1) + "\n")
-        os.replace(temporary, secrets / RECORD)
+        atomic.write(secrets / RECORD, json.dumps(record, indent=1) + "\n", mode=0o600)
 
 
 def read_record(folder: Path, env: Mapping[str, str]) -> Asked | None:

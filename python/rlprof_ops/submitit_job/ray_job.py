@@ -122,7 +122,7 @@ class RayJob:
             client.record_run_folder(place.job.partition(".")[0], run.path)
         self._folders = (*place.earlier, run.path)
         try:
-            rendezvous.write_token(run)
+            run.write_token()
             request = self.left_to_capture(place.earlier)
             (run.path / "request.json").write_text(request.to_json() + "\n", encoding="utf-8")
             gcs, control = rendezvous.free_pair(int("".join(filter(str.isdigit, place.job)) or 0) % 1_000_000)

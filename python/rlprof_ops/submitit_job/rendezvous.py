@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import socket
 import subprocess
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.host import ports
+from rlprof_ops.host import atomic, ports
 from rlprof_ops.job.folders import RunFolder
 
 _PAUSE_S = 0.2
@@ -38,22 +37,9 @@ def _file(run: RunFolder) -> Path:
     return run.secrets / "rendezvous.json"
 
 
-def write_token(run: RunFolder) -> None:
-    """The job's token, mode 0600, as ray.sub makes it."""
-    with open(os.open(run.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(secrets.token_hex(32))
-
-
 def publish(run: RunFolder, what: Rendezvous) -> None:
     """Write it whole or not at all."""
-    temporary = _file(run).with_name(f".rendezvous.{os.getpid()}")
-    with open(
-        os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-    ) as file:
-        json.dump(asdict(what), file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, _file(run))
+    atomic.write(_file(run), json.dumps(asdict(what)), mode=0o600, durable=True)
 
 
 def wait(run: RunFolder, seconds: float) -> Rendezvous:

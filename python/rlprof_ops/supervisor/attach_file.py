@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping
 
+from rlprof_ops.host import atomic
 from rlprof_ops.job.knobs import home
 from rlprof_ops.job.node_context import NodeContext
 
@@ -26,7 +26,4 @@ def write(place: NodeContext, env: Mapping[str, str]) -> None:
         if name in _NAMES or (name.startswith("RLPROF_") and name != "RLPROF_REQUEST_JSON")
     ]
     lines = [f"export {name}={shlex.quote(env[name])}" for name in sorted(names)]
-    path = place.run.secrets / "attach.env"
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
+    atomic.write(place.run.secrets / "attach.env", "\n".join(lines) + "\n", mode=0o600)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlprof_ops.collect.event_logs import ProcessLog, read_node
+from rlprof_ops.host import atomic
 from rlprof_ops.host.background import in_background
 from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.on_demand import watcher
@@ -82,10 +83,7 @@ def _answer_stacks(
 def write_answer(folder: Path, answer: dict[str, object]) -> None:
     """One process's stacks, whole or not at all, where the waiting command looks."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    name = f"{answer['node']}_{answer['pid']}.json"
-    partial = folder / f".{name}"
-    partial.write_text(json.dumps(answer), encoding="utf-8")
-    os.replace(partial, folder / name)
+    atomic.write(folder / f"{answer['node']}_{answer['pid']}.json", json.dumps(answer))
 
 
 def living(logs: list[ProcessLog]) -> list[ProcessLog]:

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops.host import atomic
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.redact import redact_text
@@ -102,9 +103,7 @@ class RunRecord:
         data = (json.dumps(self.data, indent=1) + "\n").encode()
         with contextlib.suppress(OSError):
             kept.parent.mkdir(exist_ok=True)
-            temporary = kept.with_name(f".run.json.{os.getpid()}")
-            temporary.write_bytes(data)
-            os.replace(temporary, kept)
+            atomic.write(kept, data)
 
         def then(error: OSError | None) -> None:
             with contextlib.suppress(OSError):

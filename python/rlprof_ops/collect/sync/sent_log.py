@@ -9,6 +9,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops.host import atomic
+
 
 @dataclass(frozen=True)
 class Sent:
@@ -66,13 +68,7 @@ class Journal:
         return lines, bool(raw) and not raw.endswith(b"\n")
 
     def _compact(self) -> None:
-        temporary = self.path.with_suffix(".tmp")
-        with open(temporary, "wb") as stream:
-            for path, sent in self.sent.items():
-                stream.write(_line(path, sent))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, self.path)
+        atomic.write(self.path, b"".join(_line(*item) for item in self.sent.items()), durable=True)
 
     def add(self, path: str, sent: Sent) -> None:
         with self._lock:

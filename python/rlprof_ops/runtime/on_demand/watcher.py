@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops.host import atomic
 from rlprof_ops.runtime.process.event_log import log_once
 
 VARIABLE = "RLPROF_ON_DEMAND"
@@ -169,9 +170,7 @@ def leave(folder: Path, demand: CaptureRequest) -> Path:
     """Put a demand where watchers look, whole or not at all; the file's path."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{demand.id}.json"
-    partial = folder / f".{demand.id}.{os.getpid()}"
-    partial.write_text(demand.to_json(), encoding="utf-8")
-    os.replace(partial, path)
+    atomic.write(path, demand.to_json())
     return path
 
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlprof_ops.host import atomic
+
 FOLDER = "sessions"
 OWNER = "RLPROF_SESSION_PID"  # set for the children: whose session the variable RLPROF_NSYS_SESSION names
 SESSION = "RLPROF_NSYS_SESSION"
@@ -68,9 +70,7 @@ def register(
     )
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(asdict(found)), encoding="utf-8")
-        os.replace(partial, path)
+        atomic.write(path, json.dumps(asdict(found)))
     except OSError as error:
         log_once(f"{path}: {error.strerror or error}; the node's supervisor opens no window of this process")
 

@@ -1,0 +1,51 @@
+"""The one way to write a file that others read: whole or not at all, through a temporary name beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+
+def write(path: Path, data: str | bytes, *, mode: int = 0o666, durable: bool = False) -> None:
+    """Put `data` in the place of `path`; who has the old file open keeps it.
+
+    The temporary name begins with a dot, so that no pattern of ours meets it. Where others may write in the
+    folder, use `host.contained_dir`, which follows no link on the way.
+
+    Args:
+        data: text becomes UTF-8; what cannot be encoded is replaced.
+        mode: of a new file, less the umask.
+        durable: on the disk before this returns.
+
+    Raises OSError; then the old file is as it was, and nothing is left behind.
+    """
+    content = data if isinstance(data, bytes) else data.encode("utf-8", errors="replace")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()  # of a process that had our number and was killed here
+    try:
+        with open(os.open(temporary, flags, mode), "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    if durable:
+        _flush_folder(path.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    """The name itself; file systems that cannot flush a folder say so, which is no failure of the write."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
