@@ -4,7 +4,7 @@ import socket
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlprof_ops.host.clock_probe import ClockServer, Exchange, estimate, measure
@@ -52,6 +52,7 @@ def test_nobody_there_is_none_and_not_a_wait():
     assert time.monotonic() - started < 5
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(
     st.integers(-(10**12), 10**12),
     st.lists(

@@ -14,6 +14,7 @@ from pathlib import Path
 from rlprof_ops.host.ports import free_port
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import import_path
+from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env
 
 _LOOPBACK = "127.0.0.1"
 
@@ -38,17 +39,9 @@ def run_local(base: Path, settings: Mapping[str, str], on_line: Callable[[str], 
     run.write_token()
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     env |= settings
-    env |= {
-        "RLPROF_JOB": job,
-        "RLPROF_NODE": os.uname().nodename,
-        "RLPROF_NODES": os.uname().nodename,
-        "RLPROF_RUN_DIR": str(run.path),
-        "RLPROF_HEAD_IP": _LOOPBACK,
-        "RLPROF_GCS_PORT": str(free_port()),
-        "RLPROF_CONTROL_PORT_CHOSEN": str(free_port()),
-        "RLPROF_BEGAN": str(time.time()),
-        "PYTHONPATH": os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH")])),
-    }
+    node = os.uname().nodename
+    env |= supervisor_env(job, run, node, [node], HeadAddress(_LOOPBACK, free_port(), free_port()))
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [sys.executable, "-m", "rlprof_ops.supervisor"], env=env, stdin=subprocess.DEVNULL
     )

@@ -23,6 +23,7 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import Settings, read_knobs
+from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env
 from rlprof_ops.request import ProfileRequest, load_request, request_from_dict
 from rlprof_ops.slurm import client
 from rlprof_ops.submit.missing_captures import missing_request
@@ -163,17 +164,9 @@ class RayJob:
         if place.cluster != "slurm":
             env = {name: value for name, value in env.items() if not name.startswith("SLURM")}
         env |= self._knobs()
-        return python_environment(env | {
-            "RLPROF_REQUEST": str(run.path / "request.json"),
-            "RLPROF_JOB": place.job,
-            "RLPROF_NODE": place.node,
-            "RLPROF_NODES": " ".join(place.nodes),
-            "RLPROF_RUN_DIR": str(run.path),
-            "RLPROF_HEAD_IP": found.head_ip,
-            "RLPROF_GCS_PORT": str(found.gcs_port),
-            "RLPROF_CONTROL_PORT_CHOSEN": str(found.control_port),
-            "RLPROF_BEGAN": str(time.time()),
-        })  # fmt: skip
+        env["RLPROF_REQUEST"] = str(run.path / "request.json")
+        head = HeadAddress(found.head_ip, found.gcs_port, found.control_port)
+        return python_environment(env | supervisor_env(place.job, run, place.node, place.nodes, head))
 
     # ---- signals
     # -----------------------------------------------------------------------------------------------

@@ -1,0 +1,39 @@
+"""What a node's supervisor is told of its job, in the variables that scripts/lib/job.sh sets too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlprof_ops.job.folders import RunFolder
+
+
+@dataclass(frozen=True)
+class HeadAddress:
+    """Where the head's Ray and its supervisor listen."""
+
+    ip: str
+    gcs_port: int
+    control_port: int
+
+
+def supervisor_env(
+    job: str, run: RunFolder, node: str, nodes: Sequence[str], head: HeadAddress
+) -> dict[str, str]:
+    """The variables of one node's supervisor.
+
+    Args:
+        job: with its attempt, as in the run folder's name.
+        nodes: all of the job, the head first.
+    """
+    return {
+        "RLPROF_JOB": job,
+        "RLPROF_NODE": node,
+        "RLPROF_NODES": " ".join(nodes),
+        "RLPROF_RUN_DIR": str(run.path),
+        "RLPROF_HEAD_IP": head.ip,
+        "RLPROF_GCS_PORT": str(head.gcs_port),
+        "RLPROF_CONTROL_PORT_CHOSEN": str(head.control_port),
+        "RLPROF_BEGAN": str(time.time()),
+    }
