@@ -101,3 +101,25 @@ def test_a_marked_run_and_the_same_without_marks_differ_by_nothing(tmp_path: Pat
     train = next(c for c in difference.phases if c.what == "policy_worker/train")
     assert train.before_ns == train.after_ns == 38 * MS
     assert any("a window of 2 steps" in note for note in difference.notes)
+
+
+def test_windows_apart_that_nothing_numbers_are_not_one(tmp_path: Path) -> None:
+    """Two traces of unknown steps, an hour apart: the window is not an hour."""
+    for i, name in enumerate(("a", "b")):
+        path = tmp_path / name / "trace.pt.trace.json.gz"
+        write_trace(path, step(0), base_ns=10**18 + i * 3600 * 10**9, host_name="n0")
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    assert max(s["duration_ns"] for s in answer["steps"]) < 1000 * MS
+    assert "3600 s" not in said(answer)
+
+
+def test_a_worker_without_phases_is_not_called_uncaptured(tmp_path: Path) -> None:
+    events = [mark("step 3", 0, 100_000), launch(10, 1), kernel("gemm", 20, 1000.0, correlation=1)]
+    name = "reward_worker_rank0_step3-3_n0_7.pt.trace.json.gz"
+    write_trace(
+        tmp_path / "profiles/torch/reward_worker/rank0" / name, events, base_ns=10**18, host_name="n0"
+    )
+    answer = answer_for(tmp_path, step(0, 3), "3-3")
+    text = " ".join(said(answer).split())
+    assert "reward_worker │ marks no phase │ 100 ms" in text
+    assert "reward_worker │ not captured" not in text

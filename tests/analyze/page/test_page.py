@@ -159,9 +159,10 @@ def test_hover_tells_what_a_bar_is(browser: Any, page: Path) -> None:
     nothing_wrong(browser)
 
 
-@pytest.mark.parametrize("width", [1400, 420])
-def test_nothing_runs_off_the_side(browser: Any, page: Path, width: int) -> None:
-    opened(browser, page, width)
+@pytest.mark.parametrize("width", [1400, 700, 420])
+@pytest.mark.parametrize("ranks", [4, 64])
+def test_nothing_runs_off_the_side(browser: Any, page: Path, many: Path, width: int, ranks: int) -> None:
+    opened(browser, page if ranks == 4 else many, width)
     wide = browser.execute_script(
         "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     )

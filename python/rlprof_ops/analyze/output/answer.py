@@ -23,6 +23,7 @@ from rlprof_ops.analyze.output.findings import find
 from rlprof_ops.analyze.run.clocks import probes_of
 from rlprof_ops.analyze.run.identity import Report, read_json
 from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, merge, rank_of
+from rlprof_ops.analyze.run.run_steps import MIN_COVERED
 from rlprof_ops.analyze.run.shared_gpus import shared_gpus
 from rlprof_ops.analyze.run.summary import DeviceTimes, Result, Summary, Unread
 from rlprof_ops.version import __version__
@@ -212,6 +213,9 @@ def _steps(merged: Merged, t0: int) -> list[Json]:
         group = [row for row in group if row.marked] or group
         counts = [row.count for row in group if row.count is not None]
         start, end = min(r.start for r in group), max(r.end for r in group)
+        longest = max(group, key=lambda r: r.duration_ns)
+        if not longest.marked and sum(r.duration_ns for r in group) < MIN_COVERED * (end - start):
+            start, end = longest.start, longest.end  # windows apart that nothing numbers are not one
         rows.append(
             {
                 "step": number,

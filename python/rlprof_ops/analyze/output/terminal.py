@@ -69,8 +69,12 @@ def _phases(answer: Json) -> Table:
             whole = sum(a["duration_ns"] for a in rows)
             unseen = sum(a["uncaptured_ns"] for a in rows)
             idle = sum(a["idle_ns"] for a in rows) - unseen
-            for label, part in (("in no phase", idle), ("not captured", unseen)):
-                if part or label == "in no phase":
+            marks = any(a["phases"] for a in rows)
+            for label, part in (
+                ("in no phase", idle),
+                ("not captured" if marks else "marks no phase", unseen),
+            ):
+                if part or (label == "in no phase" and not unseen):
                     share = percent(part / whole if whole else 0)
                     table.add_row(
                         escape(worker), f"[dim]{label}[/]", duration(part / steps), share, "-", "-", ""
