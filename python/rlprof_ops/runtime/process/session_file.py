@@ -23,7 +23,8 @@ SESSION = "RLPROF_NSYS_SESSION"
 
 @dataclass(frozen=True)
 class Session:
-    """One nsys session. `gate`: the process itself opens windows ("process"), or its supervisor does."""
+    """One nsys session. `gate`: the process itself opens windows ("process"), its supervisor does, or
+    nobody."""
 
     name: str
     worker: str
@@ -65,7 +66,7 @@ def register(
         os.getpid(),
         place.host,
         env.get("TMPDIR", "/tmp"),
-        gate or (before.gate if before else "supervisor"),
+        gate or (before.gate if before else _first_gate(env, place.worker)),
         place.world_size if before is None or world is not None else before.world_size,
     )
     try:
@@ -73,6 +74,14 @@ def register(
         atomic.write(path, json.dumps(asdict(found)))
     except OSError as error:
         log_once(f"{path}: {error.strerror or error}; the node's supervisor opens no window of this process")
+
+
+def _first_gate(env: Mapping[str, str], worker: str) -> str:
+    """COMMAND runs under a name that an adapter in it may take, or an actor that it creates (a `controller`):
+    nobody opens its windows until its own process has said that it is that worker. `driver` is nobody else.
+    """
+    leads = env.get("RLPROF_LEADS") == "1" and worker != "driver"
+    return "nobody" if leads else "supervisor"
 
 
 def read(path: Path) -> Session | None:
