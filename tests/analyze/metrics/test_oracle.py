@@ -192,7 +192,7 @@ def test_every_real_torch_trace(name: str) -> None:
 
 
 def test_the_real_export_of_two_processes() -> None:
-    path = real("h100_2gpu_1s.sqlite")
+    path = real("h100_2gpu_part.sqlite")
     c = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
     ((utc, zero),) = c.execute("select utcEpochNs, systemClockNs from TARGET_INFO_SESSION_START_TIME")
     strings = dict(c.execute("select id, value from StringIds"))

@@ -87,19 +87,17 @@ class GpuUnions:
 
     def times(self, start: int, end: int) -> GpuTimes:
         """The GPU's times in the window [start, end)."""
-        compute = self.compute.inside(start, end)
-        hidden = self.compute_or_communication.inside(start, end)
-        busy = self.busy.inside(start, end)
-        return GpuTimes(
-            window_ns=end - start,
-            compute_ns=compute,
-            communication_ns=self.communication.inside(start, end),
-            exposed_communication_ns=hidden - compute,
-            memcpy_ns=self.memcpy.inside(start, end),
-            exposed_memcpy_ns=busy - hidden,
-            busy_ns=busy,
-            idle_ns=end - start - busy,
-        )
+        return GpuTimes(*self.table(np.array([start]), np.array([end]))[0].tolist())
+
+    def table(self, start: Ints, end: Ints) -> Ints:
+        """(k, 8) the fields of `GpuTimes` in each of k windows."""
+        compute = self.compute.within(start, end)
+        hidden = self.compute_or_communication.within(start, end)
+        busy = self.busy.within(start, end)
+        communication, memcpy = self.communication.within(start, end), self.memcpy.within(start, end)
+        window = end - start
+        columns = window, compute, communication, hidden - compute, memcpy, busy - hidden, busy, window - busy
+        return np.stack(columns, axis=1)
 
     def whole(self) -> GpuTimes:
         return self.times(self.start, self.end)
@@ -173,12 +171,15 @@ class IdleCauses:
     waiting: Union
 
     def split(self, start: int, end: int) -> IdleSplit:
-        first, last = max(start, self.start), min(end, self.end)
-        idle = max(last - first, 0) - self.busy.inside(first, max(last, first)) if last > first else 0
-        queued, synchronising, waiting = (
-            u.inside(start, end) for u in (self.queued, self.synchronising, self.waiting)
-        )
-        return IdleSplit(queued, synchronising, waiting, host_ns=idle - queued - synchronising - waiting)
+        return IdleSplit(*self.table(np.array([start]), np.array([end]))[0].tolist())
+
+    def table(self, start: Ints, end: Ints) -> Ints:
+        """(k, 4) the fields of `IdleSplit` in each of k windows."""
+        first = np.maximum(start, self.start)
+        last = np.maximum(np.minimum(end, self.end), first)
+        idle = last - first - self.busy.within(first, last)
+        parts = [u.within(start, end) for u in (self.queued, self.synchronising, self.waiting)]
+        return np.stack([*parts, idle - parts[0] - parts[1] - parts[2]], axis=1)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import TypeVar
 
 import numpy as np
 
@@ -21,7 +20,6 @@ STRETCH_ROWS = 1 << 17
 _LOOK_AHEAD = 1024  # rows in which a piece of work is sought that is long enough to end a stretch inside of
 _EARLIEST, _LATEST = -(1 << 62), 1 << 62
 Window = tuple[int, int]  # [start, end)
-N = TypeVar("N", GpuTimes, IdleSplit)
 
 
 @dataclass(frozen=True)
@@ -38,14 +36,14 @@ class GpuWindows:
 
 def gpu_windows(trace: Trace, device: int | None, host: Host, windows: Sequence[Window]) -> GpuWindows:
     """Times of one GPU (None: of all work, as one GPU's) in its whole time and in each of the windows."""
-    rows = None if device is None else trace.gpu.device == device
-    chosen = np.flatnonzero(rows) if rows is not None and not rows.all() else None
-    del rows
+    mine = None if device is None else trace.gpu.device == device
+    chosen = np.flatnonzero(mine) if mine is not None and not mine.all() else None
+    del mine
     count = len(trace.gpu) if chosen is None else len(chosen)
     first, last = _reach(trace.gpu, chosen, count)
     asked = [(first, last), *windows]
-    times: list[GpuTimes | None] = [None] * len(asked)
-    idle: list[IdleSplit | None] = [None] * len(asked)
+    times = np.zeros((len(asked), len(fields(GpuTimes))), np.int64)
+    idle = np.zeros((len(asked), len(fields(IdleSplit))), np.int64)
     starts, ends = (np.array(bounds, np.int64) for bounds in zip(*asked, strict=True))
     # a step may begin before what the profiler calls its window: idle has a cause there as well
     capture = (
@@ -59,26 +57,20 @@ def gpu_windows(trace: Trace, device: int | None, host: Host, windows: Sequence[
         touched = (starts < until) & (ends > begin) | (begin == _EARLIEST) & (
             starts == ends
         )  # an empty one counts once
-        for i in np.flatnonzero(touched).tolist():
-            low = max(asked[i][0], begin)
-            high = max(min(asked[i][1], until), low)
-            times[i] = _sum(times[i], unions.times(low, high))
-            idle[i] = _sum(idle[i], causes.split(low, high))
+        rows = np.flatnonzero(touched)
+        low = np.maximum(starts[rows], begin)
+        high = np.maximum(np.minimum(ends[rows], until), low)
+        times[rows] += unions.table(low, high)
+        idle[rows] += causes.table(low, high)
         release(trace.gpu, trace.launches)
     return GpuWindows(
         device or 0,
         first,
         last,
         count,
-        tuple(t for t in times if t is not None),
-        tuple(i for i in idle if i is not None),
+        tuple(GpuTimes(*row) for row in times.tolist()),
+        tuple(IdleSplit(*row) for row in idle.tolist()),
     )
-
-
-def _sum(before: N | None, more: N) -> N:
-    if before is None:
-        return more
-    return type(before)(*(getattr(before, f.name) + getattr(more, f.name) for f in fields(before)))
 
 
 def _reach(gpu: GpuSpans, chosen: Ints | None, count: int) -> Window:
