@@ -14,9 +14,61 @@ from types import SimpleNamespace
 import pytest
 from tests.runtime.recorders.test_nsys_session import ranges
 
+from rlprof_ops.request import request_from_dict
+from rlprof_ops.runtime.clock_file import ClockFile, ClockState
+from rlprof_ops.runtime.compat import nemo_rl_hooks
 from rlprof_ops.runtime.compat.nemo_rl_hooks import PolicyProfiler, RolloutProfiler, step_number
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+
+
+class DTensorPolicyWorkerV2:
+    """By its name alone one of NeMo RL's workers."""
+
+    def profiler(self):
+        return PolicyProfiler(rank=1)
+
+
+@pytest.mark.parametrize(
+    ("workers", "name"),
+    [("*policy*", "dtensor_policy_worker_v2"), ("dtensor_policy_worker_v2", "dtensor_policy_worker_v2"),
+     ("policy_worker", "policy_worker"), ("*vllm*", "dtensor_policy_worker_v2")],
+)  # fmt: skip
+def test_a_hooks_worker_is_the_class_that_makes_it(monkeypatch, workers, name):
+    monkeypatch.delenv("RLPROF_WORKER", raising=False)
+    request = request_from_dict({"captures": [{"workers": workers, "steps": "3", "backend": "torch"}]})
+    monkeypatch.setenv("RLPROF_REQUEST_JSON", request.to_json())
+    seen = []
+    monkeypatch.setattr(nemo_rl_hooks.profiler, "from_env", lambda worker, rank: seen.append((worker, rank)))
+
+    DTensorPolicyWorkerV2().profiler()
+    monkeypatch.setenv("RLPROF_WORKER", "critic")
+    DTensorPolicyWorkerV2().profiler()
+
+    assert seen == [(name, 1), ("critic", 1)]
+
+
+def test_a_step_without_a_number_is_the_one_that_the_driver_told(recorder, monkeypatch):
+    _, fake = recorder(steps="52:54")
+    clock = ClockFile(os.environ["RLPROF_NODE_DIR"], write=True)
+    hooks = PolicyProfiler(rank=0)
+
+    for step in (51, 52, 53, 54):  # resumed at 51
+        clock.store(ClockState(step, 0, True, 0))
+        hooks.begin_train_step()
+        hooks.finish_train_step()
+    hooks.close()
+
+    assert " ".join(fake.log) == "[ +step 52 +train -train -step 52 +step 53 +train -train -step 53 ]"
+
+
+def test_without_a_driver_steps_are_counted_from_where_it_says(recorder):
+    _, fake = recorder(steps="52")
+    hooks = PolicyProfiler(rank=0, first_step=51)
+    for _ in range(3):
+        hooks.begin_train_step()
+        hooks.finish_train_step()
+    assert " ".join(fake.log) == "[ +step 52 +train -train -step 52 ]"
 
 
 def test_training_steps_of_nemo_rls_hooks_are_windows(recorder, events):

@@ -35,6 +35,29 @@ def one_call(tmp_path, **parameters):
     return traces(tmp_path)
 
 
+def test_parameters_may_be_positional_as_in_rlinfs_own(tmp_path):
+    prof = PyTorchProfiler(str(tmp_path), ["cpu"], 0, 1, 0, False, False)
+    assert (prof.config.activities, prof.config.schedule_repeat, prof.config.profile_memory) == (
+        ("cpu",),
+        0,
+        False,
+    )
+    with pytest.raises(TypeError, match="several values for activities"):
+        PyTorchProfiler(str(tmp_path), ["cpu"], activities=["cpu"])
+    with pytest.raises(TypeError, match="at most 13 parameters"):
+        PyTorchProfiler(*range(14))
+
+
+def test_a_repeat_of_zero_has_no_end(tmp_path):
+    """As in torch.profiler.schedule, which RLinf hands it to."""
+    settings = {"export_chrome_trace": False, "activities": ["cpu"], "schedule_repeat": 0, **OFF}
+    prof = PyTorchProfiler(output_dir=str(tmp_path), **settings)
+    for _ in range(3):
+        with prof.call(forward_only=True):
+            pass
+    assert len(traces(tmp_path)) == 3
+
+
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_every_switch_reaches_torch_alone(monkeypatch, tmp_path, switch):
     import torch

@@ -10,27 +10,83 @@ a profiler that fails never does.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from typing import Any
 
 from rlprof_ops.runtime import profiler
+from rlprof_ops.runtime.clock_file import ClockFile
+from rlprof_ops.runtime.process.event_log import log_once
 
+_WORKER_CLASS = re.compile(r"(\w+(?:Policy|Value|Generation)Worker(?:V\d+)?)(?:Impl)?")
 POLICY_WORKER = "policy_worker"
 ROLLOUT_WORKER = "generation_worker"
+
+
+def worker_name(rank: int, general: str) -> str:
+    """The name of the worker that calls: the runtime env's, else the one that NeMo RL's own settings would
+    match,
+    from the class of the object that is making its profiler. `general` where the request names that one
+    alone,
+    and where no class tells it.
+    """
+    told = os.environ.get("RLPROF_WORKER")
+    own = told or _class_name()
+    if told or not own:
+        return own or general
+    try:
+        request = profiler.request_from_env(os.environ)
+    except ValueError:
+        return own
+    if request and not request.for_worker(own, rank) and request.for_worker(general, rank):
+        return general
+    return own
+
+
+def _told_step() -> int | None:
+    """The step that the driver told this node last; None where no driver tells its steps."""
+    node_dir = os.environ.get("RLPROF_NODE_DIR")
+    if not node_dir:
+        return None
+    try:
+        return ClockFile(node_dir).read().step or None
+    except OSError:
+        return None
+
+
+def _class_name() -> str:
+    frame = sys._getframe(1)
+    for _ in range(12):
+        if frame is None:
+            return ""
+        match = _WORKER_CLASS.fullmatch(type(frame.f_locals.get("self")).__name__)
+        if match:
+            words = match[1].replace("DTensor", "Dtensor").replace("SGLang", "Sglang")
+            return "_".join(re.findall(r"[A-Z][a-z]*[0-9]*", words)).lower()
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
 
 
 class _Steps:
     """At most one finish or abort for each begin."""
 
-    def __init__(self, worker: str, rank: int) -> None:
+    def __init__(self, worker: str, rank: int, first_step: int = 1) -> None:
         self._profiler = profiler.from_env(worker=worker, rank=rank)
         self._step: int | None = None
-        self._count = 0
+        self._count = first_step - 1
         self._phase: Any = None
 
     def _begin(self, step: int | None, phase: str) -> None:
         if self._step is not None:
             raise RuntimeError(f"step {self._step} was begun and neither finished nor aborted")
+        if step is None:
+            step = _told_step()
+        if step is None:
+            log_once(
+                "the hook tells no step number, so steps are counted from"
+                f" {self._count + 1} in this process; after a resume pass first_step"
+            )
         self._count = self._count + 1 if step is None else step
         self._step = self._count
         self._profiler.start_step(self._step)
@@ -56,11 +112,15 @@ class _Steps:
 class PolicyProfiler(_Steps):
     """`NRL_POLICY_PROFILER_CLASS`: one training step from begin to finish."""
 
-    def __init__(self, *, rank: int, worker: str = POLICY_WORKER) -> None:
-        super().__init__(worker, rank)
+    def __init__(self, *, rank: int, worker: str | None = None, first_step: int = 1) -> None:
+        """`worker`: default is the NeMo RL worker that makes this; `first_step`: where counting begins
+        when the
+        hook tells no number.
+        """
+        super().__init__(worker or worker_name(rank, POLICY_WORKER), rank, first_step)
 
     def begin_train_step(self, step: int | None = None, **_: Any) -> None:
-        """Training step `step` begins; without a number they are counted from 1."""
+        """Training step `step` begins; without a number they are counted from `first_step`."""
         self._begin(step, "train")
 
     def finish_train_step(self, *_: Any, **__: Any) -> None:
@@ -77,8 +137,12 @@ class PolicyProfiler(_Steps):
 class RolloutProfiler(_Steps):
     """`NRL_ROLLOUT_PROFILER_CLASS`: one rollout from begin to finish; `step_id` is "step<N>/attempt<M>"."""
 
-    def __init__(self, *, rank: int, worker: str = ROLLOUT_WORKER) -> None:
-        super().__init__(worker, rank)
+    def __init__(self, *, rank: int, worker: str | None = None, first_step: int = 1) -> None:
+        """`worker`: default is the NeMo RL worker that makes this; `first_step`: where counting begins
+        when the
+        hook tells no number.
+        """
+        super().__init__(worker or worker_name(rank, ROLLOUT_WORKER), rank, first_step)
 
     def begin_engine_initialization(self, **_: Any) -> Any:
         """The engine is being built: a range, recorded when an open-ended window is open. The token is for

@@ -16,6 +16,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,21 @@ class PyTorchProfiler:
     """
 
     def __init__(
-        self, *, ranks: Sequence[int] | None = None, rank: int | None = None, **parameters: Any
+        self,
+        *positional: Any,
+        ranks: Sequence[int] | None = None,
+        rank: int | None = None,
+        **parameters: Any,
     ) -> None:
-        """Parameters: see `PyTorchProfilerConfig`. `ranks`: who profiles at all (default: every rank).
+        """Parameters: see `PyTorchProfilerConfig`, by name or in its order. `ranks`: who profiles at all
+        (default:
+        every rank).
 
         Raises:
+            TypeError: more positional parameters than there are, or one given twice.
             ValueError: a parameter that does not fit, by name, value and what is allowed.
         """
+        parameters = _named(positional, parameters)
         if "activities" in parameters:
             chosen = parameters["activities"]
             parameters["activities"] = (chosen,) if isinstance(chosen, str) else tuple(chosen)
@@ -148,10 +157,10 @@ class PyTorchProfiler:
         """What the schedule wants of the next call: none, warmup or record."""
         number, repeat = self._calls[kind], self.config.schedule_repeat
         if kind == FORWARD:
-            return "record" if number < repeat else "none"
+            return "record" if number < repeat or not repeat else "none"
         wait = self.schedule_wait or 0
         warmup, length = self.config.schedule_warmup, self._num_minibatches or 1
-        if number >= repeat * length:
+        if repeat and number >= repeat * length:
             return "none"
         place = number % length
         return "none" if place < wait else "warmup" if place < wait + warmup else "record"
@@ -253,6 +262,18 @@ class PyTorchProfilerFunc:
 
 def _ignore(profile: Any) -> None:
     return None
+
+
+def _named(positional: Sequence[Any], parameters: dict[str, Any]) -> dict[str, Any]:
+    """All parameters by name."""
+    order = [field.name for field in fields(PyTorchProfilerConfig)]
+    if len(positional) > len(order):
+        raise TypeError(f"PyTorchProfiler takes at most {len(order)} parameters: {', '.join(order)}")
+    found = dict(zip(order, positional, strict=False))
+    twice = sorted(set(found) & set(parameters))
+    if twice:
+        raise TypeError(f"PyTorchProfiler got several values for {', '.join(twice)}")
+    return found | parameters
 
 
 def _rank() -> int:

@@ -14,7 +14,10 @@ from rlprof_ops.words import did_you_mean
 
 @dataclass(frozen=True)
 class PyTorchProfilerConfig:
-    """The section `megatron.profiler` of RLinf's YAML; defaults are those of its constructor."""
+    """The section `megatron.profiler` of RLinf's YAML; order and defaults are those of its constructor.
+
+    `schedule_repeat` 0: no end, as `torch.profiler.schedule` has it.
+    """
 
     output_dir: str = "./profiler_output"
     activities: tuple[str, ...] = ("cpu", "cuda")
@@ -37,7 +40,7 @@ class PyTorchProfilerConfig:
 
 
 def _problems(config: PyTorchProfilerConfig) -> Iterator[str]:
-    for name, least in (("schedule_warmup", 0), ("schedule_active", 1), ("schedule_repeat", 1)):
+    for name, least in (("schedule_warmup", 0), ("schedule_active", 1), ("schedule_repeat", 0)):
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             yield f"{name} is {value!r}: expected a whole number from {least}"
