@@ -247,3 +247,30 @@ def test_a_bad_request_ends_the_demo_before_ray(env: dict[str, str], message: st
     assert done.returncode == 2
     assert message in done.stdout + done.stderr
     assert not list(tmp_path.rglob("session_*"))
+
+
+def test_import_reads_a_script_a_file_with_overrides_and_fails_on_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "#!/bin/bash\n# don't stop\nSTEPS='[3,4]'; export UNUSED=1;\n"
+        'python3 -m verl.trainer.main_ppo \\\n    data.train_files="$HOME/x" \\\n'
+        "    global_profiler.tool=nsys global_profiler.steps=$STEPS \\\n"
+        "    actor_rollout_ref.actor.profiler.enable=True"
+        " actor_rollout_ref.actor.profiler.all_ranks=True $@\n"
+    )
+    out, _ = run("import", "--framework", "verl", "--json", str(script))
+    assert json.loads(out)["captures"] == [
+        {"backend": "nsight", "workers": ["actor", "rollout"], "steps": "3:5"}
+    ]
+    out, _ = run("import", "--framework", "verl", "--json", str(script), "global_profiler.steps=[7]")
+    assert json.loads(out)["captures"][0]["steps"] == "7"
+    nothing = tmp_path / "nothing.yaml"
+    nothing.write_text("trainer: {nnodes: 2}\n")
+    assert (
+        "no key of verl's profiling is in it" in run("import", "--framework", "verl", str(nothing), code=2)[1]
+    )
+    assert "nothing is profiled" in run("import", "--framework", "nemo_rl", "A=1 python x.py", code=2)[1]
+    inner = "NRL_NSYS_PROFILE_STEP_RANGE=3:5 NRL_NSYS_WORKER_PATTERNS=*policy* uv run x.py"
+    (tmp_path / "launch.sh").write_text(f"COMMAND='{inner}' sbatch ray.sub")
+    out, _ = run("import", "--framework", "nemo_rl", "--json", str(tmp_path / "launch.sh"))
+    assert json.loads(out)["captures"][0]["steps"] == "3:5"
