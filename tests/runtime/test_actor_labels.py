@@ -51,12 +51,17 @@ def test_what_belongs_to_the_creator_is_not_handed_on():
     mine = {
         "RLPROF_NODE": "n1",
         "TMPDIR": "/tmp/rlprof-0-1/tmp",
-        "LD_PRELOAD": "/n/libToolsInjectionProxy64.so",
+        "LD_PRELOAD": "/n/libToolsInjectionProxy64.so:/lib/mine.so",
+        "NVTX_INJECTION64_PATH": "/n/lib.so",
+        "NSYS_PROFILING_SESSION_ID": "5",
     }
-    given = {**mine, "WANDB_MODE": "offline", "NVTX_INJECTION64_PATH": "/n/lib.so", "RANK": "1"}
-    assert own_variables(given, mine) == {"WANDB_MODE": "offline", "RANK": "1"}
-    own = {"TMPDIR": "/scratch", "RLPROF_WORKER": "mine"}
+    given = {**mine, "WANDB_MODE": "offline", "RANK": "1"}
+    kept = {"WANDB_MODE": "offline", "RANK": "1", "LD_PRELOAD": "/lib/mine.so"}
+    assert own_variables(given, mine) == kept
+    # verl switches NVTX injection off for torch's profiler in just this way.
+    own = {"TMPDIR": "/scratch", "RLPROF_WORKER": "mine", "NVTX_INJECTION64_PATH": "/nonexistent"}
     assert own_variables(own, mine) == own
+    assert own_variables(own, {}) == own
 
 
 class FakeActorClass:

@@ -15,7 +15,7 @@ import fnmatch
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -193,16 +193,19 @@ def _say_if_unknown(new: NewActor, worker: str) -> None:
 
 
 def own_variables(variables: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
-    """`variables` without what this process only hands on of its own: its node, its identity, nsys's
-    injection."""
+    """`variables` without what this process only hands on: its node, its identity, nsys's injection.
+
+    What a trainer sets for its actors to another value than this process has stays.
+    """
     from rlprof_ops.backends import nsight
 
-    kept: MutableMapping[str, str] = {
-        name: value for name, value in variables.items() if name not in _MINE or env.get(name) != value
+    handed_on = {name: value for name, value in variables.items() if env.get(name) == value}
+    clean = nsight.client_env({name: value for name, value in handed_on.items() if name not in _MINE})
+    return {
+        name: clean.get(name, value)
+        for name, value in variables.items()
+        if name not in handed_on or name in clean
     }
-    if variables.get("LD_PRELOAD", "") == env.get("LD_PRELOAD", "") or "QUADD_INJECTION_PROXY" in variables:
-        kept = nsight.client_env(kept)
-    return dict(kept)
 
 
 @functools.lru_cache(maxsize=1)
