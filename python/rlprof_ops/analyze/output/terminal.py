@@ -36,6 +36,8 @@ def show(answer: Json, console: Console) -> None:
         console.print(f"[yellow]{escape(sentence)}[/]", highlight=False)
     for number, finding in enumerate(answer["findings"][:FINDINGS_FIRST], 1):
         console.print(f"[bold]{number}.[/] {escape(finding['text'])}")
+        if finding["advice"]:
+            console.print(f"   [dim]{escape(finding['advice'])}[/]", highlight=False)
     if not answer["findings"]:
         console.print("No finding is large enough for a sentence.")
     if answer["phases"]:
