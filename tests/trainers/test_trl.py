@@ -29,13 +29,13 @@ pytestmark = [
 
 ORACLE = """
 import sys
-from importlib.machinery import PathFinder
 
 class Oracle:
     def find_spec(self, name, path=None, target=None):
         if name != "trl.extras.profiling":
             return None
-        spec = PathFinder.find_spec(name, path)
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(found for found in others if found)
         run = spec.loader.exec_module
         def exec_module(module):
             run(module)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from _thread import get_ident
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -20,14 +21,24 @@ class AdapterFinder:
 
     def __init__(self, modules: Mapping[str, tuple[str, str]] = MODULES) -> None:
         self._modules = modules
+        self._asking: set[tuple[int, str]] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in self._modules:
+        mark = (get_ident(), name)
+        if name not in self._modules or mark in self._asking:
             return None
+        self._asking.add(mark)  # another tool's finder may ask all others, us among them
+        try:
+            return self._found(name, path, target)
+        finally:
+            self._asking.discard(mark)
+
+    def _found(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
         for finder in sys.meta_path:
-            if finder is self:
+            find = getattr(finder, "find_spec", None)  # an old finder has none
+            if finder is self or find is None:
                 continue
-            spec = finder.find_spec(name, path, target)
+            spec = find(name, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
                     spec.loader = _Loader(spec.loader, name, self._modules[name])  # type: ignore[assignment]

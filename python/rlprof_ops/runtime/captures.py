@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlprof_ops import backends
 from rlprof_ops.runtime.capture_error import CaptureError
@@ -20,9 +20,6 @@ from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker, mirror, move_into_place, unused
 from rlprof_ops.runtime.recorders.nsys_session import open_wait_s
 
-if TYPE_CHECKING:
-    from rlprof_ops.request import CaptureSpec
-
 
 @dataclass
 class Capture:
@@ -30,7 +27,7 @@ class Capture:
     on-demand request.
     """
 
-    spec: CaptureSpec
+    spec: Any
     taker: WindowRecorder | None
     impossible: str
     gate: Gate = field(init=False)
@@ -65,11 +62,7 @@ class Captures:
         return empty
 
     def add(
-        self,
-        spec: CaptureSpec,
-        beside: Sequence[CaptureSpec] = (),
-        asked_by: str | None = None,
-        timed: bool = False,
+        self, spec: Any, beside: Sequence[Any] = (), asked_by: str | None = None, timed: bool = False
     ) -> Capture:
         """Take `spec` from now on. `beside`: all specs of the process, which may exclude each other."""
         taker, impossible = choose_taker(spec, [*beside, *(capture.spec for capture in self._all)])

@@ -10,12 +10,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlprof_ops.runtime.null_profiler import NullProfiler
-
-if TYPE_CHECKING:
-    from rlprof_ops.request import ProfileRequest
 
 # Any of these set: somebody may have asked for something, and the request is worth parsing.
 _ASKING = (
@@ -39,7 +36,7 @@ def _concerned() -> bool:
     )
 
 
-def request_from_env(env: Mapping[str, str]) -> ProfileRequest | None:
+def request_from_env(env: Mapping[str, str]) -> Any | None:
     """The request that reached this process: what the job checked, else what the variables say; None when
     nothing is asked.
 
@@ -87,17 +84,14 @@ def from_env(
 
 
 def from_request(
-    request: ProfileRequest | None,
-    worker: str | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
+    request: Any, worker: str | None = None, rank: int | None = None, world_size: int | None = None
 ) -> Any:
     """Like `from_env`, for a `ProfileRequest` at hand; always a new profiler."""
     return _made(request, worker, rank, world_size, reuse=False)
 
 
 def _made(
-    request: ProfileRequest | None,
+    request: Any,
     worker: str | None,
     rank: int | None,
     world_size: int | None,
@@ -135,7 +129,7 @@ def _made(
     return _CURRENT.profiler
 
 
-def _take_the_lead(found: Any, request: ProfileRequest | None) -> None:
+def _take_the_lead(found: Any, request: Any) -> None:
     from rlprof_ops.runtime import step_clock
     from rlprof_ops.runtime.leader import Leader
 

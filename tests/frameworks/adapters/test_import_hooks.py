@@ -110,3 +110,18 @@ def test_the_path_of_a_job_names_both_folders_once():
     assert once.split(":") == [adapters_path(), import_path(), "/mine"]
     assert python_path(once) == once
     assert python_path("/mine", adapters=False).split(":") == [import_path(), "/mine"]
+
+
+def test_another_tools_finder_that_asks_all_others_does_not_meet_us_for_ever(tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Other:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'trl.extras.profiling':\n"
+        "            others = (f.find_spec(name, path, target) for f in sys.meta_path if f is not self)\n"
+        "            return next(spec for spec in others if spec)\n"
+        "sys.meta_path.insert(0, Other())\n"
+    )
+    code = "import trl.extras.profiling as p; print(p.ProfilingContext.__enter__._rlprof_wrapped)"
+    done = run(code, package(tmp_path / "lib", TRAINER), tmp_path)
+    assert (done.stdout, done.stderr) == ("True\n", "")
