@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,16 +36,22 @@ class LocalJob:
         steps: int,
         timeout_s: float,
         overrides: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
         **knobs: str,
     ) -> LocalJob:
-        """Run the trainer for `steps` steps; `knobs` are those of the job."""
+        """Run the trainer for `steps` steps, with the job's `knobs`, and `env` for its command alone."""
         if why := environments.lacking(trainer):
             pytest.skip(why)
         folder.mkdir(parents=True)
         run = runs.trainer_run(
-            trainer, work=folder, steps=steps, ray_address=runs.FROM_ENVIRONMENT, overrides=overrides
+            trainer,
+            work=folder,
+            steps=steps,
+            ray_address=runs.FROM_ENVIRONMENT,
+            env=env,
+            overrides=overrides,
         )
-        env = {
+        settings = {
             **run.environment(),
             "PYTHONPATH": import_path(),
             "COMMAND": command(run),
@@ -58,7 +64,7 @@ class LocalJob:
         }
         done = subprocess.run(
             [str(environments.ensure(trainer).python), "-P", "-c", _PROGRAM, str(folder)],
-            env=env,
+            env=settings,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,12 +1,13 @@
-"""NeMo RL's examples/run_grpo.py, unchanged, on two nodes: NRL_NSYS_* are all that is added.
+"""NeMo RL's examples/run_grpo.py, unchanged: NRL_NSYS_* are all that is added.
 
-One run, and everything that is claimed of it. The head takes no GPU work, so the workers are on the other
-node. The oracle of times is NeMo RL's own Timer, as its driver prints it after each step.
+One run, and everything that is claimed of it. Its driver says that it is on another node than the workers.
+The oracle of times is NeMo RL's own Timer, as its driver prints it after each step.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -16,14 +17,12 @@ import pytest
 
 from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.job.knobs import python_path
-from tests.sandbox import Sandbox
-from tests.trainers import environments, runs
-from tests.trainers.local_job import command
-from tests.whole_job.jobs import Job, nvtx_ranges
+from tests.trainers import environments
+from tests.trainers.local_job import LocalJob
+from tests.whole_job.jobs import nvtx_ranges
 
 pytestmark = [
     pytest.mark.trainers,
-    pytest.mark.slurm,
     pytest.mark.nsys,
     pytest.mark.timeout(1500),
 ]
@@ -48,6 +47,8 @@ def train(batch):
 
 print("trained", [len(seconds) for seconds in timer._timers.values()], train.__name__)
 """
+RUN_S = 1200
+ELSEWHERE = "the-drivers-node"
 Events = dict[str, list[dict[str, Any]]]
 WORKERS = ("dtensor_policy_worker", "vllm_generation_worker")
 TIMED = (
@@ -60,33 +61,19 @@ TIMED = (
 
 
 @pytest.fixture(scope="module")
-def job(slurm_sandbox: Sandbox) -> Job:
-    if why := environments.lacking("nemo_rl"):
-        pytest.skip(why)
-    slurm_sandbox.heal()
-    folder = slurm_sandbox.shared / "nemo_rl"
-    folder.mkdir(exist_ok=True)
-    run = runs.trainer_run("nemo_rl", work=folder, steps=4, ray_address=runs.FROM_ENVIRONMENT)
-    made = Job.submit(
-        slurm_sandbox,
-        nodes=2,
-        RLPROF_VENV=str(environments.ensure("nemo_rl").folder / "venv"),
-        DEDICATED_RAY_HEAD="1",
-        GPUS_PER_NODE="1",
-        CPUS_PER_WORKER="16",
-        RLPROF_READY_SECONDS="300",
-        **{name: value for name, value in run.env.items() if name not in ("PATH", "PYTHONPATH")},
-        COMMAND=command(run),
-        NRL_NSYS_PROFILE_STEP_RANGE="2:3",
-        NRL_NSYS_WORKER_PATTERNS="*policy*,*vllm*",
-        NRL_NSYS_EXTRA_OPTIONS='{"t": "nvtx"}',
-    )
-    assert made.wait(1300).exit_code == 0, made.say()
-    return made
+def job(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
+    asked = {
+        "NRL_NSYS_PROFILE_STEP_RANGE": "2:3",
+        "NRL_NSYS_WORKER_PATTERNS": "*policy*,*vllm*",
+        "NRL_NSYS_EXTRA_OPTIONS": '{"t": "nvtx"}',
+    }
+    folder = tmp_path_factory.mktemp("nemo_rl") / "job"
+    elsewhere = {"RLPROF_NODE": ELSEWHERE}
+    return LocalJob.take("nemo_rl", folder, 4, RUN_S, env=elsewhere, GPUS_PER_NODE="1", **asked)
 
 
 @pytest.fixture(scope="module")
-def events(job: Job) -> Events:
+def events(job: LocalJob) -> Events:
     """Every event by the process that it is of."""
     return {
         path.name: [json.loads(line) for line in path.read_text().splitlines()]
@@ -97,11 +84,16 @@ def events(job: Job) -> Events:
 @pytest.fixture(scope="module")
 def steps(events: Events) -> dict[int, dict[str, Any]]:
     """What the driver's adapter told, by step."""
-    return {e["step"]: e for rows in events.values() for e in rows if e["event"] == "step"}
+    return {
+        event["step"]: event
+        for name, rows in events.items()
+        for event in rows
+        if event["event"] == "step" and name.startswith("driver_")
+    }
 
 
 @pytest.fixture(scope="module")
-def own_times(job: Job) -> dict[tuple[int, str], float]:
+def own_times(job: LocalJob) -> dict[tuple[int, str], float]:
     """Seconds by step and label, as NeMo RL prints its Timer."""
     text = (job.run / "logs" / "driver.log").read_text(errors="replace")
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
@@ -115,8 +107,8 @@ def own_times(job: Job) -> dict[tuple[int, str], float]:
     return found
 
 
-def test_each_worker_has_its_window_by_session(job: Job, events: Events):
-    assert job.states() == {f"nsight/{worker}/rank0/step2-2": "ok" for worker in WORKERS}, job.say()
+def test_each_worker_has_its_window_by_session(job: LocalJob, events: Events):
+    assert job.states() == {f"nsight/{worker}/rank0/step2-2": "ok" for worker in WORKERS}, job.output[-5000:]
     opened = [e for rows in events.values() for e in rows if e["event"] == "opened"]
     assert len(opened) == len(WORKERS), opened
 
@@ -128,13 +120,14 @@ def test_windows_are_final_while_training_goes_on(events: Events, steps: dict[in
     assert max(e["t_ns"] for e in closed) < steps[4]["end_ns"]
 
 
-def test_every_process_says_the_node_that_it_is_on(job: Job, events: Events):
-    head, other = job.record["nodes"]
+def test_workers_say_the_node_that_they_are_on_and_not_the_drivers(job: LocalJob, events: Events):
+    """NeMo RL hands the driver's whole environment to every actor."""
+    here = os.uname().nodename
     hosts = {e["worker"]: e["host"] for rows in events.values() for e in rows if e["event"] == "registered"}
-    assert hosts == {"driver": head, **dict.fromkeys(WORKERS, other)}
+    assert hosts == {"driver": ELSEWHERE, **dict.fromkeys(WORKERS, here)}
     for worker in WORKERS:
         [report] = (job.run / "profiles" / "nsight" / worker / "rank0").glob("*.nsys-rep")
-        assert f"_{other}_" in report.name
+        assert f"_{here}_" in report.name
 
 
 def test_phases_take_what_nemo_rls_timer_says(
@@ -157,9 +150,9 @@ def test_phases_take_what_nemo_rls_timer_says(
     ), compared
 
 
-def test_reports_hold_the_ranges_that_nemo_rl_names(job: Job, tmp_path: Path):
+def test_reports_hold_the_ranges_that_nemo_rl_names(job: LocalJob, tmp_path: Path):
     wanted = {
-        "dtensor_policy_worker": {"dtensor_policy_worker/train", "policy_worker/get_logprobs"},
+        "dtensor_policy_worker": {"dtensor_policy_worker/train", "dtensor_policy_worker/get_logprobs"},
         "vllm_generation_worker": {"vllm_genertion_worker/generate"},
     }
     for worker, names in wanted.items():
@@ -168,7 +161,7 @@ def test_reports_hold_the_ranges_that_nemo_rl_names(job: Job, tmp_path: Path):
         assert names <= set(found), (worker, sorted(set(found)))
 
 
-def test_the_report_shows_the_step_with_its_phases(job: Job):
+def test_the_report_shows_the_step_with_its_phases(job: LocalJob):
     answer = answer_of(job.run, quiet=True)
     assert [step["step"] for step in answer["steps"]] == [2]
     assert {"generation", "logprob", "train", "weight_sync"} <= set(answer["phase_names"])
