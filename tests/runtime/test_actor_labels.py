@@ -88,3 +88,9 @@ def test_a_trainer_that_nobody_knows_is_named_with_what_to_do(
         said.count("no adapter knows the trainer that creates MyTrainWorker") == 1 and "prof.step(n)" in said
     )
     actor_labels._request.cache_clear()
+
+
+def test_the_drivers_node_is_nobodys_whoever_creates_the_actor():
+    """NeMo RL's driver sends its environment to an actor on another node, which creates the workers."""
+    sent = {"RLPROF_NODE": "head", "RLPROF_NODE_DIR": "/tmp/of-the-head", "RANK": "0"}
+    assert own_variables(sent, {"RLPROF_NODE": "n2", "RLPROF_NODE_DIR": "/tmp/of-n2"}) == {"RANK": "0"}

@@ -23,10 +23,11 @@ from typing import Any
 _DONE = "_rlprof_labels"
 # Ray's own actors are nobody's workers.
 _RAYS_OWN = ("ray._", "ray.dashboard", "ray.util", "ray.experimental", "ray.serve", "ray.data._", "ray.job")
-# Whose they are, and of which node: an actor gets its own from its node's raylet and from the plugin.
+# An actor gets these from its own node's raylet, whoever hands on another node's (NeMo RL creates workers in
+# an actor that has the driver's variables at hand, and its own).
+_THE_NODES = ("RLPROF_NODE", "RLPROF_NODE_DIR")
+# Whose they are: an actor gets its own from its node's raylet and from the plugin.
 _MINE = (
-    "RLPROF_NODE",
-    "RLPROF_NODE_DIR",
     "RLPROF_WORKER",
     "RLPROF_RANK",
     "RLPROF_NSYS_SESSION",
@@ -204,7 +205,7 @@ def own_variables(variables: Mapping[str, str], env: Mapping[str, str]) -> dict[
     return {
         name: clean.get(name, value)
         for name, value in variables.items()
-        if name not in handed_on or name in clean
+        if name not in _THE_NODES and (name not in handed_on or name in clean)
     }
 
 
