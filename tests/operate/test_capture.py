@@ -214,7 +214,10 @@ def test_stacks_of_another_node_are_taken_there(run, monkeypatch):
     stop = threading.Event()
 
     async def node():
-        task = asyncio.create_task(capture_relay.serve(run, run / "nodes/n1", "n1", lambda _: None))
+        async def tell(asked):
+            await capture_relay.take(asked, run, run / "nodes/n1", "n1", lambda _: None)
+
+        task = asyncio.create_task(capture_relay.watch(run, tell))
         while not stop.is_set():
             await asyncio.sleep(0.05)
         task.cancel()

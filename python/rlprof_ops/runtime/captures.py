@@ -20,6 +20,8 @@ from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker, mirror, move_into_place, unused
 from rlprof_ops.runtime.recorders.nsys_session import open_wait_s
 
+_MIRROR_S = 20.0  # for copies to output_dir, at the end of the process
+
 
 @dataclass
 class Capture:
@@ -49,6 +51,7 @@ class Captures:
         self._all: list[Capture] = []
         self._phased: list[Capture] = []
         self._finishing: list[threading.Thread] = []
+        self._mirroring: list[threading.Thread] = []
         for spec in specs:
             self.add(spec, specs)
 
@@ -59,6 +62,7 @@ class Captures:
         empty._all = []
         empty._phased = []
         empty._finishing = []
+        empty._mirroring = []
         return empty
 
     def add(
@@ -126,6 +130,15 @@ class Captures:
         finishing, self._finishing = self._finishing, []
         for thread in finishing:
             thread.join()
+        until = time.monotonic() + _MIRROR_S
+        for thread in self._mirroring:
+            thread.join(max(0.0, until - time.monotonic()))
+        self._mirroring = [thread for thread in self._mirroring if thread.is_alive()]
+        if self._mirroring:
+            log_once(
+                f"the request's output_dir {self._output_dir} did not take {len(self._mirroring)} reports"
+                f" within {_MIRROR_S:.0f} s; they are in the job's own folder"
+            )
 
     def _finish_before_next(self) -> None:
         """A session that still writes its last window cannot open the next, and training waits for that only
@@ -267,13 +280,25 @@ class Captures:
             **({"reason": note} if note else {}),
         )
         if self._output_dir:
+            # Storage that hangs must not keep the training: the end alone waits for this thread, a while.
+            thread = threading.Thread(
+                target=self._mirror, args=(final, capture.spec.backend), name="rlprof-output-dir", daemon=True
+            )
             try:
-                mirror(final, self._output_dir, capture.spec.backend, self._place.worker, self._place.rank)
-            except OSError as error:
-                log_once(
-                    f"cannot copy reports to the request's output_dir {self._output_dir}: {_reason(error)};"
-                    f" they are in {final.parent}"
-                )
+                thread.start()
+            except RuntimeError:  # no new threads at interpreter exit
+                self._mirror(final, capture.spec.backend)
+            else:
+                self._mirroring.append(thread)
+
+    def _mirror(self, final: Path, backend: str) -> None:
+        try:
+            mirror(final, self._output_dir or "", backend, self._place.worker, self._place.rank)
+        except OSError as error:
+            log_once(
+                f"cannot copy reports to the request's output_dir {self._output_dir}: {_reason(error)};"
+                f" they are in {final.parent}"
+            )
 
     def _guarded(self, capture: Capture, action: Callable[[int], None], step: int) -> None:
         try:

@@ -22,6 +22,7 @@ from rlprof_ops.rayenv import check_import, environment
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.supervisor import capture_relay
+from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
 from rlprof_ops.supervisor.ray_process import (
     RayNode,
@@ -239,14 +240,18 @@ class Supervisor:
         if self.relay is not None:
             self.relay.demand(demand)
 
-    def serve_demands(self) -> None:
-        """Hand what `rlprof capture` asks to this node's workers, until the windows are closed at the end."""
+    async def take_demand(self, asked: CaptureAsked) -> None:
+        """Hand what `rlprof capture` asks to this node's workers, or take their stacks."""
         place = self.place
-        if self.on_demand is None and self.settings["RLPROF_ON_DEMAND"] != "0":
-            serve = capture_relay.serve(
-                place.run.path, place.folder.path, place.node, self.journal.note, self._on_demand
+        try:
+            request = await capture_relay.take(
+                asked, place.run.path, place.folder.path, place.node, self.journal.note
             )
-            self.on_demand = asyncio.create_task(serve)
+        except OSError as error:
+            self.journal.say(f"node {place.node}: a capture on demand could not be handed on: {error}")
+            return
+        if request is not None:
+            self._on_demand(request)
 
 
 _PASSED_ON = (

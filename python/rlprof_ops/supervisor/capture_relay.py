@@ -1,8 +1,8 @@
 """A node's part in captures on demand: hands requests from the run folder to the node's workers, and takes
 their stacks.
 
-`rlprof capture` and `rlprof stacks` reach only shared storage. One process a node reads it, once a second, so
-that the number of workers does not matter to the file system.
+`rlprof capture` and `rlprof stacks` reach only shared storage. The head alone reads it, once a second, and
+tells the other nodes over the control channel, so that neither workers nor nodes matter to the file system.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.collect.event_logs import ProcessLog, read_node
@@ -22,51 +23,58 @@ from rlprof_ops.host import atomic
 from rlprof_ops.host.background import in_background
 from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.on_demand import watcher
+from rlprof_ops.supervisor.control_channel import Message, register
 
 _PY_SPY_SECONDS = 20.0
 _STORAGE_SECONDS = 600.0  # a thread that hangs is left behind then
 
 
-async def serve(
-    run_dir: Path,
-    node_dir: Path,
-    node: str,
-    say: Callable[[str], None],
-    on_demand: Callable[[watcher.CaptureRequest], None] | None = None,
-) -> None:
-    """Until cancelled: forward each new request, answer those for stacks, and hand all others to `on_demand`
-    too, which opens windows of sessions from outside.
-    """
-    source, target = run_dir / watcher.FOLDER, node_dir / watcher.FOLDER
+@register
+@dataclass(frozen=True)
+class CaptureAsked(Message):
+    """`rlprof capture` or `rlprof stacks` has asked for something; `request` is a CaptureRequest in JSON."""
+
+    request: str
+
+
+async def watch(run_dir: Path, tell: Callable[[CaptureAsked], Awaitable[None]]) -> None:
+    """On the head alone, until cancelled: tell all nodes what is asked in the run folder."""
+    source = run_dir / watcher.FOLDER
     known = await in_background(_names, source, seconds=_STORAGE_SECONDS)
     while True:
         with contextlib.suppress(OSError, TimeoutError):
-            before = set(known)
-            await in_background(watcher.forward, source, target, known, seconds=_STORAGE_SECONDS)
-            for name in sorted(known - before):
-                demand = await in_background(
-                    _answer_stacks, source, source / name, node_dir, node, say, seconds=_STORAGE_SECONDS
-                )
-                if demand is not None and on_demand is not None:
-                    on_demand(demand)
+            for request in await in_background(watcher.new_requests, source, known, seconds=_STORAGE_SECONDS):
+                await tell(CaptureAsked(request.to_json()))
         await asyncio.sleep(watcher.POLL_S)
+
+
+async def take(
+    asked: CaptureAsked, run_dir: Path, node_dir: Path, node: str, say: Callable[[str], None]
+) -> watcher.CaptureRequest | None:
+    """A node's part: hand the request to its workers, or take their stacks; None for those, and for what is
+    no request.
+    """
+    try:
+        request = watcher.CaptureRequest.from_json(asked.request)
+    except ValueError as error:
+        say(f"on demand: {error}")
+        return None
+    say(f"on demand {request.id}: {request.backend} of {', '.join(request.workers)}")
+    if request.backend != watcher.STACKS:
+        watcher.leave(node_dir / watcher.FOLDER, request)
+        return request
+    with contextlib.suppress(TimeoutError):
+        await in_background(
+            _answer_stacks, request, run_dir / watcher.FOLDER, node_dir, node, seconds=_STORAGE_SECONDS
+        )
+    return None
 
 
 def _names(source: Path) -> set[str]:
     return {entry.name for entry in source.glob("*.json")} if source.is_dir() else set()
 
 
-def _answer_stacks(
-    run_control: Path, path: Path, node_dir: Path, node: str, say: Callable[[str], None]
-) -> watcher.CaptureRequest | None:
-    """Take stacks where these are asked for; else what was asked for."""
-    try:
-        demand = watcher.CaptureRequest.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    say(f"on demand {demand.id}: {demand.backend} of {', '.join(demand.workers)}")
-    if demand.backend != watcher.STACKS:
-        return demand
+def _answer_stacks(demand: watcher.CaptureRequest, run_control: Path, node_dir: Path, node: str) -> None:
     for log in living(read_node(node_dir / "events", node)):
         if CaptureSpec(workers=demand.workers, ranks=demand.ranks).matches(log.worker, log.rank):
             answer = {
@@ -77,7 +85,6 @@ def _answer_stacks(
                 "text": stacks_of(log.pid),
             }
             write_answer(run_control / f"{demand.id}.{watcher.STACKS}", answer)
-    return None
 
 
 def write_answer(folder: Path, answer: dict[str, object]) -> None:

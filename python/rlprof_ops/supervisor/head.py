@@ -26,7 +26,7 @@ from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.runtime.step_clock import LEADS
 from rlprof_ops.slurm.job_state import is_cancelled
-from rlprof_ops.supervisor import attach_file
+from rlprof_ops.supervisor import attach_file, capture_relay
 from rlprof_ops.supervisor.base import Supervisor, plugin_message
 from rlprof_ops.supervisor.control_channel import (
     Drain,
@@ -144,7 +144,8 @@ class Head(Supervisor):
         await asking.start()
         try:
             await self.files.start_sync()
-            self.serve_demands()
+            if self.settings["RLPROF_ON_DEMAND"] != "0":
+                self.on_demand = asyncio.create_task(capture_relay.watch(place.run.path, self._demanded))
             await self.serve_steps(self.control.tell, self._serving)
             await self._racing_failures(self.start_ray(deadline))
             with self.journal.phase("nodes_join"):
@@ -212,6 +213,11 @@ class Head(Supervisor):
         if silent:
             text += f" Never heard of: {', '.join(silent)} (see logs/<node>.log in the run folder)."
         return text
+
+    async def _demanded(self, asked: capture_relay.CaptureAsked) -> None:
+        """Something is asked while the job runs: every node hears it, this one too."""
+        await self.control.tell(asked)
+        await self.take_demand(asked)
 
     def _serving(self) -> list[str]:
         """The other nodes that take part."""

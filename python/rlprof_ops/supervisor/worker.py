@@ -19,6 +19,7 @@ from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor.base import Supervisor
+from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.control_channel import (
     Drain,
     Drained,
@@ -46,6 +47,7 @@ class Worker(Supervisor):
     ) -> None:
         super().__init__(settings, request, place, journal)
         self._may_stop = asyncio.Event()
+        self._demands: list[asyncio.Task[None]] = []
         self._drain_ordered: asyncio.Future[Drain] | None = None  # a future needs the loop that runs
         self._listening: asyncio.Task[None] | None = None
 
@@ -123,7 +125,6 @@ class Worker(Supervisor):
         await setup
         await self._wait_for_gcs(deadline)
         await self.files.start_sync()
-        self.serve_demands()
         await self.serve_steps(head.tell)
         await self.start_ray(deadline)
         await head.tell(RayUp())
@@ -132,7 +133,9 @@ class Worker(Supervisor):
         assert self._drain_ordered is not None
         if self.relay is not None and isinstance(message, STEP_KINDS):
             self.relay.hear(self.place.nodes[0], message)
-        if isinstance(message, Drain) and not self._drain_ordered.done():
+        if isinstance(message, CaptureAsked):
+            self._demands.append(asyncio.create_task(self.take_demand(message)))
+        elif isinstance(message, Drain) and not self._drain_ordered.done():
             self._drain_ordered.set_result(message)
         elif isinstance(message, StopRay):
             self._may_stop.set()

@@ -34,6 +34,7 @@ class Kind(enum.Enum):
     )
     GROWING = "growing"  # a log: append its new tail
     LINES = "lines"  # a log read by machines: append whole lines only
+    FINAL = "final"  # rewritten as a whole all the time: the last pass brings its last state
     REWRITTEN = "rewritten"  # a few bytes overwritten in place: read it each time
 
 
@@ -112,6 +113,8 @@ def kind_of(route: Route, relative: str) -> Kind | None:
     if route.kind is Kind.LINES:
         return Kind.REWRITTEN if name.endswith(".step") else Kind.LINES
     if route.source.startswith("ray/"):
+        if name.startswith("debug_state"):  # the raylet writes it anew every few seconds
+            return Kind.FINAL
         if name.endswith(RAW_CAPTURE):
             return Kind.STABLE
         if name.endswith(_WRITTEN_IN_PLACE):

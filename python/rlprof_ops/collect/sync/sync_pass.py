@@ -187,9 +187,11 @@ class Syncer:
                 continue
             for relative, found in self._walk(source, route, tally, last):
                 kind = kind_of(route, relative)
-                if kind is None:
+                if kind is None or (kind is Kind.FINAL and not last):
                     tally.skipped += 1
                     continue
+                if kind is Kind.FINAL:
+                    kind = Kind.GROWING  # nobody writes it any more
                 tally.scanned += 1
                 item = Item(f"{route.source}/{relative}", f"{route.target}/{relative}", kind, found)
                 if self.sender.is_sent(item, target, thorough=last):

@@ -180,16 +180,22 @@ def forward(source: Path, target: Path, known: set[str]) -> int:
     Gives how many. `known` is kept by the caller.
     """
     copied = 0
+    for demand in new_requests(source, known):
+        if demand.backend != STACKS:
+            leave(target, demand)
+        copied += 1
+    return copied
+
+
+def new_requests(source: Path, known: set[str]) -> list[CaptureRequest]:
+    """What has been asked in `source` since; `known` are names of files, kept by the caller."""
+    found: list[CaptureRequest] = []
     for name in _names(source):
         if name in known:
             continue
         known.add(name)
         try:
-            demand = CaptureRequest.from_json(_read(source / name))
-            if demand.backend != STACKS:
-                leave(target, demand)
+            found.append(CaptureRequest.from_json(_read(source / name)))
         except (OSError, ValueError) as error:
             log_once(f"capture request {name} is left out: {error}")
-            continue
-        copied += 1
-    return copied
+    return found
