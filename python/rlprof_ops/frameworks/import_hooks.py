@@ -38,7 +38,7 @@ class AdapterFinder:
             find = getattr(finder, "find_spec", None)  # an old finder has none
             if finder is self or find is None:
                 continue
-            spec = find(name, path, target)
+            spec: ModuleSpec | None = find(name, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
                     spec.loader = _Loader(spec.loader, name, self._modules[name])  # type: ignore[assignment]
