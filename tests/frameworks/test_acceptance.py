@@ -18,7 +18,7 @@ from tests import upstream
 from tests.frameworks import test_verl_upstream as real_verl
 
 from rlprof_ops import frameworks
-from rlprof_ops.request import request_from_dict
+from rlprof_ops.request import RequestError, request_from_dict
 
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 BEGIN, END = "<!-- acceptance table: made by tests/frameworks/test_acceptance.py -->", "<!-- end -->"
@@ -240,13 +240,37 @@ def test_nemo_rls_documented_launch_lines_are_read() -> None:
     blocks = [b for b in re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.DOTALL) if "STEP_RANGE=" in b]
     assert len(blocks) >= 3
     for block in blocks:
-        imported = frameworks.get("nemo_rl").import_(block, "nsys-profiling.md")
-        if "WORKER_PATTERNS=" not in block:
+        if "WORKER_PATTERNS=" not in block:  # one of the two alone, as NeMo RL refuses it too
+            with pytest.raises(RequestError, match="set both or neither"):
+                frameworks.get("nemo_rl").import_(block, "nsys-profiling.md")
             continue
+        imported = frameworks.get("nemo_rl").import_(block, "nsys-profiling.md")
         (capture,) = imported.request.captures
         again = frameworks.get("nemo_rl").render(imported.request, "env")
         reread = frameworks.get("nemo_rl").import_(again.text, "again").request
         assert reread.captures == (capture,), block
+
+
+def test_rlinfs_preset_is_its_file() -> None:
+    """The one example of RLinf that has profiling on, read as it stands and as a preset; rendered and read
+    back.
+    """
+    import yaml
+
+    from rlprof_ops.frameworks.rlinf.names import PRESETS
+
+    path = upstream.tree("rlinf") / "examples/embodiment/config/profile/default.yaml"
+    block = yaml.safe_load(path.read_text())
+    ours = PRESETS["profile/default"]
+    assert {key: block[key] for key in ("backend", "worker_groups", "options", "flags")} == {
+        key: ours[key] for key in ("backend", "worker_groups", "options", "flags")
+    }
+    rlinf = frameworks.get("rlinf")
+    direct = rlinf.import_(json.dumps({"cluster": {"profiling": block}}), "file").request
+    preset = rlinf.import_("defaults:\n- profile/default@cluster.profiling\n", "preset").request
+    assert direct.captures == preset.captures
+    again = rlinf.import_(rlinf.render(direct, "yaml").text, "again").request
+    assert again.captures == direct.captures
 
 
 if __name__ == "__main__":

@@ -28,12 +28,10 @@ def report(
     Raises `UsageError` when there is nothing to read, `RlprofError` when the output folder cannot be written
     to.
     """
-    from rich.console import Console
-
-    from rlprof_ops.analyze.output.terminal import show
+    from rlprof_ops.analyze.output.terminal import show, standard_output
     from rlprof_ops.analyze.page.render import render
 
-    console = Console()
+    console = standard_output()
     answer = answer_of(root, engine, jobs, cache, quiet=as_json)
     folder = output or (root if root.is_dir() else root.parent)
     try:

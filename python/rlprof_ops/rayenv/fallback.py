@@ -7,9 +7,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.rayenv.worker_selection import Identity
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec
 
 
 class CannotProfile(Exception):
@@ -17,7 +20,12 @@ class CannotProfile(Exception):
 
 
 def give_up(
-    identity: Identity, spec: Any | None, context: Any, reason: str, logger: logging.Logger, tell: bool = True
+    identity: Identity,
+    spec: CaptureSpec | None,
+    context: Any,
+    reason: str,
+    logger: logging.Logger,
+    tell: bool = True,
 ) -> None:
     """Let the worker start unprofiled where the request allows that; else raise `CannotProfile`, which fails
     its creation.
@@ -34,7 +42,7 @@ def give_up(
         _tell_the_manifest(identity, spec, text)
 
 
-def _tell_the_manifest(identity: Identity, spec: Any, reason: str) -> None:
+def _tell_the_manifest(identity: Identity, spec: CaptureSpec, reason: str) -> None:
     from rlprof_ops.runtime.process.event_log import EventLog
     from rlprof_ops.runtime.process.worker_identity import find_identity
 

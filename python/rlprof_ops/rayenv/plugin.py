@@ -15,7 +15,7 @@ import socket
 import sys
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.backends import validate
 from rlprof_ops.host import atomic
@@ -24,6 +24,9 @@ from rlprof_ops.rayenv.inheritance_hook import keep_to_itself
 from rlprof_ops.rayenv.wrap.command import WrapError, wrap_context
 from rlprof_ops.rayenv.wrap.option_trial import Trials
 from rlprof_ops.runtime.trainer_request import with_request
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec
 
 try:
     from ray._private.runtime_env.plugin import RuntimeEnvPlugin
@@ -136,7 +139,7 @@ def _of_this_node(context: Any) -> None:
             context.env_vars[name] = os.environ[name]
 
 
-def _specs(worker: str, rank: int | None) -> tuple[Any, ...]:
+def _specs(worker: str, rank: int | None) -> tuple[CaptureSpec, ...]:
     text = with_request(os.environ).get("RLPROF_REQUEST_JSON")
     if not text:
         return ()

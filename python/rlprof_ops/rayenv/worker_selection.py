@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.backends import names
 from rlprof_ops.runtime.process.worker_identity import rank_from
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec, ProfileRequest
 
 # A process with neither name nor rank is a trainer's controller, or something that inherited its options.
 _CONTROLLERS = ("controller", "driver", "TaskRunner")
@@ -49,7 +52,7 @@ class Selection:
     """
 
     wanted: bool
-    spec: Any | None = None
+    spec: CaptureSpec | None = None
 
 
 def identify(runtime_env: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Identity:
@@ -76,7 +79,7 @@ def _stem(output: str) -> str:
     return output.strip("'\"").rpartition("/")[2]
 
 
-def select(identity: Identity, request: Any | None, backend: str) -> Selection:
+def select(identity: Identity, request: ProfileRequest | None, backend: str) -> Selection:
     """Whether to keep the profiling that a trainer put on this worker.
 
     A request that asks nothing of `backend` leaves the trainer's own choice alone. Otherwise the request

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops import backends
 from rlprof_ops.runtime.capture_error import CaptureError
@@ -19,6 +19,9 @@ from rlprof_ops.runtime.process.event_log import EventLog, log_once
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker, mirror, move_into_place, unused
 from rlprof_ops.runtime.recorders.nsys_session import open_wait_s
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec
 
 _MIRROR_S = 20.0  # for copies to output_dir, at the end of the process
 
@@ -29,7 +32,7 @@ class Capture:
     on-demand request.
     """
 
-    spec: Any
+    spec: CaptureSpec
     taker: WindowRecorder | None
     impossible: str
     gate: Gate = field(init=False)
@@ -66,7 +69,11 @@ class Captures:
         return empty
 
     def add(
-        self, spec: Any, beside: Sequence[Any] = (), asked_by: str | None = None, timed: bool = False
+        self,
+        spec: CaptureSpec,
+        beside: Sequence[CaptureSpec] = (),
+        asked_by: str | None = None,
+        timed: bool = False,
     ) -> Capture:
         """Take `spec` from now on. `beside`: all specs of the process, which may exclude each other."""
         taker, impossible = choose_taker(spec, [*beside, *(capture.spec for capture in self._all)])

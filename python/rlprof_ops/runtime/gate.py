@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import Window
 
 NEVER = sys.maxsize
 ALWAYS_QUIET = (-NEVER, NEVER)
@@ -171,7 +174,7 @@ def _holds(window: Any, step: int) -> bool:
     return bool(window.start <= step and (window.stop is None or step < window.stop))
 
 
-def _window_of(windows: Sequence[Any], step: int) -> Any | None:
+def _window_of(windows: Sequence[Window], step: int) -> Window | None:
     return next((window for window in windows if _holds(window, step)), None)
 
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.runtime.null_profiler import NullProfiler
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import ProfileRequest
 
 # Any of these set: somebody may have asked for something, and the request is worth parsing.
 _ASKING = (
@@ -36,7 +39,7 @@ def _concerned() -> bool:
     )
 
 
-def request_from_env(env: Mapping[str, str]) -> Any | None:
+def request_from_env(env: Mapping[str, str]) -> ProfileRequest | None:
     """The request that reached this process: what the job checked, else what the variables say; None when
     nothing is asked.
 
@@ -84,14 +87,17 @@ def from_env(
 
 
 def from_request(
-    request: Any, worker: str | None = None, rank: int | None = None, world_size: int | None = None
+    request: ProfileRequest | None,
+    worker: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
 ) -> Any:
     """Like `from_env`, for a `ProfileRequest` at hand; always a new profiler."""
     return _made(request, worker, rank, world_size, reuse=False)
 
 
 def _made(
-    request: Any,
+    request: ProfileRequest | None,
     worker: str | None,
     rank: int | None,
     world_size: int | None,
@@ -129,7 +135,7 @@ def _made(
     return _CURRENT.profiler
 
 
-def _take_the_lead(found: Any, request: Any) -> None:
+def _take_the_lead(found: Any, request: ProfileRequest | None) -> None:
     from rlprof_ops.runtime import step_clock
     from rlprof_ops.runtime.leader import Leader
 

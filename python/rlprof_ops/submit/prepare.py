@@ -32,6 +32,7 @@ FROM_SHELL = (
     "SLURM_CONF",
     "SLURM_CONF_SERVER",
     "SLURM_CLUSTERS",
+    "XDG_STATE_HOME",
 )
 _LOCALE = re.compile(r"LC_[A-Z]+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

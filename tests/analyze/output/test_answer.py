@@ -237,3 +237,15 @@ def test_memory_reports_are_summed_up_and_run_nothing(tmp_path: Path) -> None:
     } <= peaks  # 400 at the end, 300 before the last, 1000 before the free
     assert ["it asks for pathlib" in u["reason"] for u in answer["coverage"]["unread"]] == [True]
     assert {s["step"] for s in answer["steps"]} == {3, 4, 5} and len(answer["ranks"]) == 3
+
+
+def test_findings_say_what_to_try_and_where_to_look(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = report(make_run(tmp_path, ranks=4, slow_rank=1), jobs=1, cache=False)
+    by_kind = {f["kind"]: f for f in answer["findings"]}
+    slow = by_kind["straggler"]
+    assert answer["ranks"][slow["rank"]]["rank"] == 1 and slow["phase"] == "train"
+    assert "share of the data" in slow["advice"] and "asynchronous rollout" in by_kind["bubble"]["advice"]
+    assert by_kind["phase"]["advice"] == ""  # long is no fault
+    assert "share of the data" in " ".join(capsys.readouterr().out.split())

@@ -99,6 +99,19 @@ def test_probes_serve_where_no_collective_crosses() -> None:
     assert clocks.residual_ns == 80_000
 
 
+def test_probes_overrule_collectives_that_were_none() -> None:
+    """Ranges of two groups by one name: 5 ms of lateness would pass for an offset of the clocks."""
+    members = [member("a"), member("b", rank=1, offset_ns=5_000_000)]
+    told = probes_of({"a": node(0), "b": node(0)})
+    clocks = align(members, ["a", "b", "head"], told)
+    assert clocks.of("b").method == "probe" and clocks.of("b").aligned(T0) == T0
+    agreeing = probes_of({"a": node(0), "b": node(-5_000_000 + 20_000)})
+    clocks = align(members, ["a", "b", "head"], agreeing)
+    assert (
+        clocks.of("b").method == "collectives" and abs(clocks.of("b").aligned(T0 + 5_000_000) - T0) < 10_000
+    )
+
+
 def test_nothing_known_is_said_and_one_host_needs_nothing() -> None:
     assert align([member("a"), member("b", "other")], ["a", "b"]).residual_ns is None
     assert align([member("a"), member("a", "other")], ["a"]).residual_ns == 0

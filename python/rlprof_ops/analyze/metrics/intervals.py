@@ -83,6 +83,8 @@ def union(start: Ints, end: Ints) -> Union:
     """The union of n intervals [start, end); touching ones join, empty and reversed ones count for
     nothing.
     """
+    if len(start) == 1 and end[0] > start[0]:
+        return _disjoint(start, end)
     keep = end > start
     if not keep.all():
         start, end = start[keep], end[keep]
@@ -127,6 +129,8 @@ def without(a: Union, b: Union) -> Union:
 
 
 def _disjoint(start: Ints, end: Ints) -> Union:
+    if len(start) == 1:
+        return Union(start, np.array([0, end[0] - start[0]], np.int64))
     before = np.zeros(len(start) + 1, np.int64)
     np.cumsum(end - start, out=before[1:])
     return Union(start, before)

@@ -107,6 +107,7 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
             phases.setdefault((worker, part.phase), []).append(part.when)
     busy = {key: merged(*unions) for key, unions in phases.items()}
     turns = _turns(rows)
+    both = {(a, b): len(present[a] & present[b]) for a in workers for b in workers}
     found = []
     for (step, worker), mine in groups.items():
         mean_step = sum(row.duration_ns for row in mine) / len(mine)
@@ -116,13 +117,16 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
         ]
         count = max(row.count or 1 for row in mine)
         for (other, phase), when in busy.items():
-            both = present[worker] & present[other]
-            if other == worker or mean_step <= 0 or not both.intersection(range(step, step + count)):
+            if other == worker or mean_step <= 0:
+                continue
+            if not any(number in present[other] for number in range(step, step + count)):
                 continue
             mean = sum(common(gap, when).length for gap in gaps) / len(gaps)
             if mean > 0:
                 share = mean / mean_step
-                found.append(Bubble(step, worker, other, phase, round(mean), share, count, len(both)))
+                found.append(
+                    Bubble(step, worker, other, phase, round(mean), share, count, both[worker, other])
+                )
     return tuple(sorted(found, key=lambda b: (b.step, -b.mean_ns)))
 
 

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlprof_ops.analyze.output.diff import Change, Diff, describe
+from rlprof_ops.analyze.output.terminal import standard_output
 from rlprof_ops.analyze.output.text import duration, percent
 
 MAX_ROWS = 20
@@ -21,7 +22,7 @@ _END = {
 
 
 def show(diff: Diff, before: str, after: str, console: Console | None = None) -> None:
-    console = console or Console()
+    console = console or standard_output()
     console.print(f"{escape(before)} → {escape(after)}", highlight=False)
     console.print(
         f"[bold]A step {escape(describe(diff.step))}[/]{_END[diff.step.verdict]}",

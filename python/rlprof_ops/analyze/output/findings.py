@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
 from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, Straggler
 from rlprof_ops.analyze.metrics.waiting import Bubble, Waiting
+from rlprof_ops.analyze.output.advice import advice_on
 from rlprof_ops.analyze.output.text import duration, percent
 from rlprof_ops.analyze.run.merge import Merged, Rank
 
@@ -60,7 +61,7 @@ def find(
             f"{unread} reports could not be read"
         ] * bool(unread)
         found.insert(0, Finding("coverage", " and ".join(parts) + "; what follows is said without them.", 0))
-    return found
+    return [replace(finding, advice=advice_on(finding.kind, finding.phase)) for finding in found]
 
 
 def _phases(spreads: Sequence[PhaseSpread]) -> list[Finding]:

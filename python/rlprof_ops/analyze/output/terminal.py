@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +13,14 @@ from rlprof_ops.analyze.output.text import duration, percent, size, step_runs, u
 
 FINDINGS_FIRST = 3
 MAX_ROWS = 24
+WIDTH_OF_A_LOG = 160
 Json = dict[str, Any]
+
+
+def standard_output() -> Console:
+    """For a summary: as wide as the terminal, and in a log or a pipe so wide that no word is cut."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH_OF_A_LOG)
 
 
 def show(answer: Json, console: Console) -> None:
@@ -28,6 +36,8 @@ def show(answer: Json, console: Console) -> None:
         console.print(f"[yellow]{escape(sentence)}[/]", highlight=False)
     for number, finding in enumerate(answer["findings"][:FINDINGS_FIRST], 1):
         console.print(f"[bold]{number}.[/] {escape(finding['text'])}")
+        if finding["advice"]:
+            console.print(f"   [dim]{escape(finding['advice'])}[/]", highlight=False)
     if not answer["findings"]:
         console.print("No finding is large enough for a sentence.")
     if answer["phases"]:

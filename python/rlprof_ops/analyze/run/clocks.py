@@ -125,10 +125,23 @@ def align(
             clock = _fit(host, *edges[base, host])
             if clock is not None:
                 clocks[host] = _chained(clocks[base], clock)
+                if host in probes and reference in probes:
+                    clocks[host] = _agreed(clocks[host], _by_probes(host, probes[host], probes[reference]))
                 frontier.append(host)
     for host in names:
         clocks.setdefault(host, HostClock(host, 0, 0.0, 0, None, 0, "unaligned"))
     return Clocks(tuple(clocks[name] for name in names))
+
+
+def _agreed(fitted: HostClock, probed: HostClock) -> HostClock:
+    """The clock by collectives, unless the probes prove it wrong: both are bounds, and they do not meet.
+
+    Then what was taken for one collective were several, as of groups that nothing in the trace tells apart.
+    """
+    if fitted.residual_ns is None or probed.residual_ns is None:
+        return fitted
+    apart = abs(fitted.aligned(fitted.at_ns) - probed.aligned(fitted.at_ns))
+    return fitted if apart <= fitted.residual_ns + probed.residual_ns else probed
 
 
 def _by_probes(host: str, probe: HostClock, reference: HostClock) -> HostClock:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.backends import names, nsight
 from rlprof_ops.rayenv.worker_selection import Identity, Selection, identify, select
@@ -24,6 +24,9 @@ from rlprof_ops.rayenv.wrap.nsys_command import (
 from rlprof_ops.rayenv.wrap.rank_slots import RANK, numbered
 from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.clock_file import SOCKET
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec, ProfileRequest
 
 # Ray's own meaning of "default" (ray/_private/runtime_env/nsight.py, NSIGHT_DEFAULT_CONFIG), without its
 # output name.
@@ -139,7 +142,7 @@ def _unquoted(value: str) -> str:
 
 
 def selection_of(
-    runtime_env: Mapping[str, Any], options: Mapping[str, str | None], request: Any | None
+    runtime_env: Mapping[str, Any], options: Mapping[str, str | None], request: ProfileRequest | None
 ) -> tuple[Identity, Selection]:
     identity = identify(runtime_env, options)
     return identity, select(identity, request, "nsight")
@@ -148,7 +151,7 @@ def selection_of(
 def make_wrap(
     options: Mapping[str, str | None],
     identity: Identity,
-    spec: Any | None,
+    spec: CaptureSpec | None,
     env: Mapping[str, str],
     session_folder: Path,
     nsys: str,
@@ -174,7 +177,7 @@ def make_wrap(
     )
 
 
-def _window(identity: Identity, spec: Any | None, options: Mapping[str, str | None]) -> Any | None:
+def _window(identity: Identity, spec: CaptureSpec | None, options: Mapping[str, str | None]) -> Any | None:
     """The steps to name the report by: of the trainer's own name, or of a request's only window when there
     is a range.
     """

@@ -14,7 +14,7 @@ import logging
 import os
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.backends import nsight, rocprof_sys
 from rlprof_ops.rayenv.builtin import nsight_key
@@ -23,6 +23,9 @@ from rlprof_ops.rayenv.inheritance_hook import keep_to_itself
 from rlprof_ops.rayenv.worker_selection import identify, select
 from rlprof_ops.rayenv.wrap import rocprof
 from rlprof_ops.rayenv.wrap.option_trial import Trials, trial_env
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import ProfileRequest
 
 _REPAIRED = "_rlprof_repaired"
 _CREATE = ["self", "uri", "runtime_env", "context", "logger"]
@@ -228,7 +231,7 @@ async def _prepare_rocprof(
     return None
 
 
-def _request(logger: logging.Logger) -> Any | None:
+def _request(logger: logging.Logger) -> ProfileRequest | None:
     """The job's request; None when there is none, or none that can be read (then nothing may be dropped)."""
     text = os.environ.get("RLPROF_REQUEST_JSON")
     if not text:

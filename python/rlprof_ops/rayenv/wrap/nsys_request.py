@@ -8,10 +8,13 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlprof_ops.backends import nsight
 from rlprof_ops.rayenv.wrap.option_trial import Trials, trial_env
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec
 
 # launch, start and shutdown, as a worker and its step gate would; a session of its own for each, as nothing
 # runs in them.
@@ -23,7 +26,7 @@ _SCRIPT = (
 _numbers = itertools.count()
 
 
-async def reason_against(spec: Any, trials: Trials, env: Mapping[str, str]) -> str | None:
+async def reason_against(spec: CaptureSpec, trials: Trials, env: Mapping[str, str]) -> str | None:
     """Why a session with the options of `spec` cannot be had on this node; None when it can, or when there
     is no nsys to ask.
     """

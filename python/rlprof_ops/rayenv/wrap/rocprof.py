@@ -10,11 +10,14 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.backends import names, rocprof_sys
 from rlprof_ops.rayenv.worker_selection import Identity
 from rlprof_ops.rayenv.wrap.option_trial import Trials, trial_env
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec
 
 # Without it every Python function is traced from the first line on, which slows training several times.
 DEFAULT_FLAGS = ("b",)
@@ -56,7 +59,7 @@ class Asked:
 async def prepare(
     asked: Asked,
     identity: Identity,
-    spec: Any | None,
+    spec: CaptureSpec | None,
     windowed: bool,
     context: Any,
     trials: Trials,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.backends import rocprof_sys
 from rlprof_ops.rayenv.fallback import CannotProfile, give_up
@@ -14,9 +14,12 @@ from rlprof_ops.rayenv.wrap import rocprof
 from rlprof_ops.rayenv.wrap.option_trial import Trials
 from rlprof_ops.rayenv.wrap.rocprof import Asked, RocprofWrap
 
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec
+
 
 async def prepare(
-    spec: Any, worker: str, rank: int | None, context: Any, trials: Trials, logger: logging.Logger
+    spec: CaptureSpec, worker: str, rank: int | None, context: Any, trials: Trials, logger: logging.Logger
 ) -> RocprofWrap | None:
     """The wrap of one worker that `spec` selects; None when it is to start unprofiled.
 

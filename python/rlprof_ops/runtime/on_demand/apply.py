@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.runtime.on_demand.watcher import STACKS, CaptureRequest, Watcher
 from rlprof_ops.runtime.process.event_log import log
 from rlprof_ops.runtime.ranges.span import end_tokens
 
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec
 
-def spec_for(demand: CaptureRequest, worker: str, rank: int, next_step: int | None = None) -> Any | None:
+
+def spec_for(
+    demand: CaptureRequest, worker: str, rank: int, next_step: int | None = None
+) -> CaptureSpec | None:
     """The `CaptureSpec` of `demand` for this process, None when it is not meant. `next_step`: the first
     step to take.
     """
@@ -43,7 +48,7 @@ def answer(profiler: Any, watcher: Watcher, demand: CaptureRequest) -> None:
     if demand.seconds is None:
         _at_next_step(profiler, lambda step: _take_steps(profiler, demand, step))
         return
-    capture = _open_now(profiler, spec_for(demand, place.worker, place.rank), demand.id)
+    capture = _open_now(profiler, spec, demand.id)
     watcher.later(demand.seconds, lambda: _close_now(profiler, capture))
 
 
@@ -58,7 +63,7 @@ def _take_steps(profiler: Any, demand: CaptureRequest, step: int) -> None:
     profiler._captures.add(spec, asked_by=demand.id).gate.enter(step)
 
 
-def _open_now(profiler: Any, spec: Any, asked_by: str) -> Any:
+def _open_now(profiler: Any, spec: CaptureSpec, asked_by: str) -> Any:
     """Open a window at once, whatever the training thread does; the capture that `_close_now` needs."""
     from rlprof_ops.request import Window
 

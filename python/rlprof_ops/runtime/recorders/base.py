@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlprof_ops.backends import Where, names, nsight, validate
 from rlprof_ops.backends import torch as torch_backend
@@ -20,6 +20,9 @@ from rlprof_ops.runtime.recorders.nsys_range import NsysRangeRecorder
 from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
 from rlprof_ops.runtime.recorders.rocprof import RocprofRecorder, is_wrapped
 from rlprof_ops.runtime.recorders.torch import TorchRecorder
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec
 
 
 class Stopping(Protocol):
@@ -51,7 +54,7 @@ NOT_WRAPPED = (
 )
 
 
-def choose_taker(spec: Any, all_specs: Sequence[Any]) -> tuple[WindowRecorder | None, str]:
+def choose_taker(spec: CaptureSpec, all_specs: Sequence[CaptureSpec]) -> tuple[WindowRecorder | None, str]:
     """Who takes `spec` in this process, or None and the reason why nobody can."""
     refused = validate(spec, Where(gpu=has_gpu() if spec.backend == "memory" else None)).errors
     if refused:

@@ -11,17 +11,20 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.backends import memory
 from rlprof_ops.backends.memory_options import NEEDS_CUDA, MemoryOptions, parse
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.process.event_log import log_once
 
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec
+
 OOM_PHASE = "oom"
 
 
-def memory_recorder(spec: Any) -> Any:
+def memory_recorder(spec: CaptureSpec) -> Any:
     """The recorder of a memory capture that `backends.validate` has let through."""
     options = parse(spec.options, spec.flags)
     return HostMemoryRecorder(options) if options.host else CudaMemoryRecorder(options)

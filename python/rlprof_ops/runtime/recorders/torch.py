@@ -8,11 +8,14 @@ import os
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.backends import torch as torch_backend
 from rlprof_ops.backends.torch_options import TorchOptions, parse
 from rlprof_ops.runtime.capture_error import CaptureError
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec
 
 _PROBE_BYTES = 1 << 20
 # a trace shrinks 15-fold at once; the levels above cost seconds of the training's time for a few percent
@@ -27,7 +30,7 @@ class TorchRecorder:
     suffix = torch_backend.SUFFIX
     _stuck = ""  # of the process: why a profiler still runs in it
 
-    def __init__(self, spec: Any) -> None:
+    def __init__(self, spec: CaptureSpec) -> None:
         self._spec = spec
         self._profile: Any = None
         self._target: Path | None = None

@@ -1,0 +1,52 @@
+"""What to try about a finding: the next look that tells cause from cause, then the usual change.
+
+A measurement does not say what a change will bring, so no advice promises a gain; its finding says what is
+spent there today.
+"""
+
+from __future__ import annotations
+
+from rlprof_ops.analyze.metrics.waiting import ROLLOUT, TRAINING
+
+_ADVICE = {
+    "coverage": "`rlprof harvest` and the Coverage section say why each is missing; `rlprof retry` takes only"
+    " those windows again.",
+    "communication": "See Collectives for which group it is: many small messages ask for larger buckets, one"
+    " slow group for its links; prefetching (FSDP) or overlapping reduction with backward hides the rest.",
+    "host": "See Operators (host) for what the host does meanwhile. CUDA graphs, torch.compile or larger"
+    " batches launch more at once; a slow loader, logging or .item() in the loop shows up there by name.",
+    "unexplained": "Capture the controller too, or mark what it does between the phases with prof.range():"
+    " then the report says which call it is.",
+    "skew": "Look at what that rank does before the collective (a click leads there): more data than the"
+    " others, another kernel, or a slower host.",
+}
+_STRAGGLER = (
+    "Look first at its share of the data and then at its node (clocks, temperature, other processes:"
+    " nvidia-smi -q -d PERFORMANCE). A window with that rank on another node tells node from data."
+)
+_ROLLOUT = (
+    "Where training has GPUs of its own, it can train on the previous batch meanwhile (asynchronous rollout),"
+    " or generation can get more of the GPUs. A few long answers at the end of the phase ask for a limit on"
+    " length or for partial rollouts instead."
+)
+_TRAINING = (
+    "Where generation has GPUs of its own, it can run a step ahead (asynchronous rollout), or training can"
+    " get more of the GPUs."
+)
+_SYNC = (
+    "See Weight sync for where its time goes: larger buckets, a broadcast between GPUs in place of the host,"
+    " or overlapping it with what needs no new weights."
+)
+
+
+def advice_on(kind: str, phase: str = "") -> str:
+    """Advice for a kind of finding and the phase that it is about; "" where nothing general is true."""
+    if kind == "straggler":
+        return _STRAGGLER
+    if kind != "bubble":
+        return _ADVICE.get(kind, "")
+    if phase in ROLLOUT:
+        return _ROLLOUT
+    if phase in TRAINING:
+        return _TRAINING
+    return _SYNC if phase == "weight_sync" else ""
