@@ -172,6 +172,22 @@ def test_the_umask_under_real_nsys_is_the_one_before(tmp_path, subcommand, umask
     assert oct(output.stat().st_mode & 0o777) == oct(0o666 & ~umask)
 
 
+@pytest.mark.nsys
+def test_what_nsys_put_into_tmp_goes_with_the_program_also_when_it_is_told_to_end(tmp_path):
+    """nsys 2023.4 names its files in the program's environment and leaves them there after a SIGTERM."""
+    names = "QUADD_INJECTION_CONFIG", "QUADD_CUDA_CONFIG", "QUADD_OS_RUNTIME_CONFIG", "HOOK_FILE"
+    program = f"import os, time; print(*map(os.environ.get, {names}), flush=True); time.sleep(60)"
+    process = start("nsys", tmp_path, [sys.executable, "-c", program])
+    made = process.stdout.readline().split()
+    assert len(made) == 4 and any(map(os.path.exists, made)), made
+
+    process.terminate()
+    process.communicate(timeout=60)
+
+    assert not [name for name in made if os.path.exists(name)]
+    assert not list(tmp_path.glob(".rlprof-pending-*"))
+
+
 def test_the_script_is_checked_and_shipped():
     """shellcheck and the wheel's package data go by these places."""
     folder = SCRIPT.parents[4]

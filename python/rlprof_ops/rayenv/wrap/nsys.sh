@@ -12,12 +12,16 @@
 # file"), or hangs there; Ray would then wait for a worker that never comes. Whoever takes the file `pending` away
 # decides: the program when it begins, or this script; a program that comes after its time ends at once.
 #
-# `nsys launch` and `nsys profile` reset the umask to 0, so the program gets ours back right before it begins.
+# `nsys launch` and `nsys profile` reset the umask to 0, so the program gets ours back right before it begins. They put
+# files into /tmp, whatever TMPDIR says, and leave them there when they are told to end; the program's environment names
+# them, so they are written down beside `pending` and removed when nsys is gone.
 set -uo pipefail
 
 readonly NSYS_TRIES=3
 # shellcheck disable=SC2016
-readonly NSYS_BEGIN='rm -- "$0" 2> /dev/null || exit 1; umask "$1"; shift; exec "$@"'
+readonly NSYS_BEGIN='rm -- "$0" 2> /dev/null || exit 1; umask 077
+printf "%s\n" "$QUADD_INJECTION_CONFIG" "$QUADD_CUDA_CONFIG" "$QUADD_OS_RUNTIME_CONFIG" "$HOOK_FILE" 2> /dev/null > "$0.made"
+umask "$1"; shift; exec "$@"'
 nsys_child="" nsys_signalled="" nsys_told=""
 
 nsys::_log() {
@@ -72,6 +76,18 @@ nsys::_wait() {
     nsys_child=""
 }
 
+# Removes what nsys left in /tmp for the program that is over now.
+nsys::_clear() {
+    local -r made="$1.made"
+    local file
+
+    [[ -f "${made}" ]] || return 0
+    while read -r file; do
+        [[ "${file}" =~ ^/tmp/injection_config_[0-9a-f]+$ && -O "${file}" ]] && rm -f -- "${file}"
+    done < "${made}"
+    rm -f -- "${made}"
+}
+
 # Runs the words after PENDING and PATIENCE_S. Ends with their exit code when the program has begun; else sets
 # nsys_said and returns.
 nsys::_try() {
@@ -85,6 +101,7 @@ nsys::_try() {
         nsys_said="hung for ${patience_s} s"
     fi
     nsys::_wait 2> /dev/null
+    nsys::_clear "${pending}"
     if [[ -z "${nsys_said}" ]]; then
         rm -- "${pending}" 2> /dev/null || exit "${nsys_code}"
         nsys_said="ended with ${nsys_code}"
