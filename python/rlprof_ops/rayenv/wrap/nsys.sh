@@ -19,9 +19,9 @@ set -uo pipefail
 
 readonly NSYS_TRIES=3
 # shellcheck disable=SC2016
-readonly NSYS_BEGIN='rm -- "$0" 2> /dev/null || exit 1; umask 077
-printf "%s\n" "$QUADD_INJECTION_CONFIG" "$QUADD_CUDA_CONFIG" "$QUADD_OS_RUNTIME_CONFIG" "$HOOK_FILE" 2> /dev/null > "$0.made"
-umask "$1"; shift; exec "$@"'
+readonly NSYS_MADE='"$QUADD_INJECTION_CONFIG" "$QUADD_CUDA_CONFIG" "$QUADD_OS_RUNTIME_CONFIG" "$HOOK_FILE"'
+# shellcheck disable=SC2016
+readonly NSYS_BEGIN='rm -- "$0" 2> /dev/null || exit 1; umask 077; echo '"${NSYS_MADE}"' > "$0.made"; umask "$1"; shift; exec "$@"'
 nsys_child="" nsys_signalled="" nsys_told=""
 
 nsys::_log() {
@@ -82,9 +82,9 @@ nsys::_clear() {
     local file
 
     [[ -f "${made}" ]] || return 0
-    while read -r file; do
+    for file in $(< "${made}"); do
         [[ "${file}" =~ ^/tmp/injection_config_[0-9a-f]+$ && -O "${file}" ]] && rm -f -- "${file}"
-    done < "${made}"
+    done
     rm -f -- "${made}"
 }
 
