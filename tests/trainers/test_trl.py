@@ -115,7 +115,11 @@ def test_the_report_shows_the_steps_and_phases_that_trl_timed(job: Job):
     own, mine = own_timers((job.run / "logs" / "driver.log").read_text()), phases(answer)
     compared = {key: (mine.get(key), own[key]) for key in own if key[0] in (2, 3)}
     assert len(compared) == 4, compared
-    assert all(found and close(found, timed) for found, timed in compared.values()), compared
+    # Our range is around TRL's timer: never shorter, and longer only by what a busy machine puts in between.
+    assert all(found and found >= timed for found, timed in compared.values()), compared
+    for phase in ("generation", "reward"):
+        pairs = [pair for (_, name), pair in compared.items() if name == phase]
+        assert any(found and close(found, timed) for found, timed in pairs), compared
     for step in (2, 3):
         total = sum(seconds for (number, _), seconds in mine.items() if number == step)
         assert total <= next(row["duration_ns"] for row in answer["anatomy"] if row["step"] == step) / 1e9
