@@ -104,6 +104,8 @@ def test_names_of_secrets(name):
         "reward_fn_key",
         "PATH",
         "COMPASS",
+        "PWD",
+        "OLDPWD",
     ],
 )
 def test_names_of_none(name):

@@ -39,6 +39,8 @@ _SECRET_NAMES = _words("""
     proxy_authorization pgpassword mysql_pwd slurm_jwt pip_index_url pip_extra_index_url uv_index_url
     uv_extra_index_url _auth
 """)
+# A shell's folders, whose names end like a password's.
+_FOLDERS = frozenset({"PWD", "OLDPWD"})
 # Of these only a value with a login in it is a secret.
 _MAY_HOLD_A_LOGIN = re.compile(r"(_url|_uri|proxy|dsn)$")
 # Paths to secrets, switches, counts and what a tokenizer is called are no secrets themselves.
@@ -127,6 +129,8 @@ _NAMED = re.compile(
 def is_secret_name(name: str) -> bool:
     """Whether a variable, an option or a key of this name holds a secret by its name."""
     plain = name.strip("-").replace("-", "_").rpartition(".")[2]
+    if plain in _FOLDERS:
+        return False
     if plain.lower() in _SECRET_NAMES:
         return True
     words = [word.lower() for word in _WORD.findall(plain)]
