@@ -35,7 +35,6 @@ PHASES = {
         "rollout/generate_epoch",
         "rollout/predict",
         "generate_rollouts",
-        "construct_rollout_batch",
         "env/interact",
         "env/interact_once",
         "env/step",

@@ -21,20 +21,31 @@ readonly NSYS_TRIES=3
 # shellcheck disable=SC2016
 readonly NSYS_MADE='"$QUADD_INJECTION_CONFIG" "$QUADD_CUDA_CONFIG" "$QUADD_OS_RUNTIME_CONFIG" "$HOOK_FILE"'
 # shellcheck disable=SC2016
-readonly NSYS_BEGIN='rm -- "$0" 2> /dev/null || exit 1; umask 077; echo '"${NSYS_MADE}"' > "$0.made"; umask "$1"; shift; exec "$@"'
-nsys_child="" nsys_signalled="" nsys_told=""
+readonly NSYS_BEGIN='rm -- "$0" 2> /dev/null || exit 1; umask 077; echo "$$" '"${NSYS_MADE}"' > "$0.made"; umask "$1"; shift; exec "$@"'
+nsys_child="" nsys_made="" nsys_signalled="" nsys_told=""
 
 nsys::_log() {
     printf 'rlprof: %s\n' "$*" >&2
 }
 
-# What a launcher tells us is meant for the program. Told to end, nothing is started any more.
+# What a launcher tells us is meant for the program. Told to end, nothing is started any more. nsys itself is told only
+# while the program has not begun: Slurm signals every process of a step, and a second SIGTERM makes nsys throw away
+# what it has recorded.
 nsys::_hand_on() {
     local -r name="$1"
 
     nsys_signalled=yes
     case "${name}" in TERM | INT | HUP) nsys_told=$(kill -l "${name}") ;; esac
-    [[ -z "${nsys_child}" ]] || kill -s "${name}" "${nsys_child}" 2> /dev/null || true
+    [[ -n "${nsys_child}" ]] || return 0
+    kill -s "${name}" "$(nsys::_program)" 2> /dev/null || true
+}
+
+# The pid of the program, else of nsys. The program wrote it down itself.
+nsys::_program() {
+    local pid=""
+
+    [[ ! -f "${nsys_made}" ]] || read -r pid _ < "${nsys_made}" || true
+    printf '%s' "${pid:-${nsys_child}}"
 }
 
 # Starts nsys beside this script, so that signals are handed on at once. A job in the background has no input and
@@ -78,14 +89,13 @@ nsys::_wait() {
 
 # Removes what nsys left in /tmp for the program that is over now.
 nsys::_clear() {
-    local -r made="$1.made"
     local file
 
-    [[ -f "${made}" ]] || return 0
-    for file in $(< "${made}"); do
+    [[ -f "${nsys_made}" ]] || return 0
+    for file in $(< "${nsys_made}"); do
         [[ "${file}" =~ ^/tmp/injection_config_[0-9a-f]+$ && -O "${file}" ]] && rm -f -- "${file}"
     done
-    rm -f -- "${made}"
+    rm -f -- "${nsys_made}"
 }
 
 # Runs the words after PENDING and PATIENCE_S. Ends with their exit code when the program has begun; else sets
@@ -94,6 +104,7 @@ nsys::_try() {
     local -r pending="$1" patience_s="$2"
     shift 2
 
+    nsys_made="${pending}.made"
     nsys::_start "$@"
     nsys_said=""
     # bash would tell of a child that was killed, wherever it notices.
@@ -101,7 +112,7 @@ nsys::_try() {
         nsys_said="hung for ${patience_s} s"
     fi
     nsys::_wait 2> /dev/null
-    nsys::_clear "${pending}"
+    nsys::_clear
     if [[ -z "${nsys_said}" ]]; then
         rm -- "${pending}" 2> /dev/null || exit "${nsys_code}"
         nsys_said="ended with ${nsys_code}"
