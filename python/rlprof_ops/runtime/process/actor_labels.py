@@ -100,16 +100,16 @@ def snake_case(name: str) -> str:
     return re.sub(r"_+", "_", text).lower()
 
 
+def by_rule(actor: NewActor) -> tuple[str, int | None] | None:
+    """What the trainer's adapter says of a new actor; None where no rule knows it."""
+    return next((found for rule in _STATE.rules if (found := rule(actor)) is not None), None)
+
+
 def identify(actor: NewActor) -> tuple[str, int] | None:
     """Worker name and rank of a new actor; None for Ray's own and what a rule calls nobody's."""
     if actor.module.startswith(_RAYS_OWN):
         return None
-    worker, rank = snake_case(actor.class_name), None
-    for rule in _STATE.rules:
-        found = rule(actor)
-        if found is not None:
-            worker, rank = found
-            break
+    worker, rank = by_rule(actor) or (snake_case(actor.class_name), None)
     if not worker:
         return None
     if rank is None:
@@ -168,7 +168,9 @@ def labelled(actor_class: Any, options: Mapping[str, Any]) -> Any:
         if found is not None and (everyone or (request and _selected(request, *found))):
             env["rlprof"] = {"worker": found[0], "rank": found[1]}
             _say_if_unknown(new, found[0])
-        elif found is not None and by_trainer:
+        elif found is not None and by_trainer and (request is None or by_rule(new) is not None):
+            # What a request selects is told by the trainer's own options where no rule tells it: an output's
+            # name, a rank (rayenv/worker_selection.py).
             named = {"RLPROF_WORKER": found[0], "RLPROF_RANK": str(found[1])}
             env["env_vars"] = {**named, **(env.get("env_vars") or {})}
     if not env:
