@@ -17,6 +17,7 @@ from tests.waits import wait_until
 
 from rlprof_ops.backends import nsight
 from rlprof_ops.collect.event_logs import read_node
+from rlprof_ops.rayenv.wrap.nsys_command import NsysCommand
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
@@ -64,13 +65,13 @@ def launch(node_dir: Path, session: str) -> subprocess.Popen[bytes]:
         "TMPDIR": str(node_dir / "tmp"),
         "RLPROF_NODE_DIR": str(node_dir),
         "RLPROF_NODE": "n1",
-        "RLPROF_NSYS_SESSION": session,
         "RLPROF_WORKER": "rollout",
         "RLPROF_RANK": "1",
     }
     spec = CaptureSpec(workers=("*",), options={"t": "nvtx"})
-    command = ["nsys", "launch", f"--session-new={session}", *nsight.split_options(spec).launch]
-    return subprocess.Popen([*command, sys.executable, str(script)], env=env)
+    options = tuple(nsight.split_options(spec).launch)
+    command = NsysCommand("launch", "nsys", options, session=session).words()
+    return subprocess.Popen([*command, sys.executable, str(script)], env=env, start_new_session=True)
 
 
 def names_of(report: Path) -> set[str]:
@@ -90,17 +91,20 @@ def names_of(report: Path) -> set[str]:
 def rollout(node_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A worker in its session, with its engine at work."""
     need("nsys")
-    session = f"rlprof-test-rollout-r1-{os.getpid()}-{node_dir.name}"
+    session = f"rlprof-test-rollout-r1-{os.getpid()}-"
     worker = launch(node_dir, session)
     try:
-        wait_until(lambda: session_file.read_all(node_dir), unless=lambda: worker.poll() is not None)
+        wait_until(
+            lambda: session_file.read_all(node_dir), seconds=120, unless=lambda: worker.poll() is not None
+        )
         time.sleep(2)  # the child begins
         yield worker
     finally:
         env = {**os.environ, "TMPDIR": str(node_dir / "tmp")}
-        shutdown = ["nsys", "shutdown", f"--session={session}"]
-        subprocess.run(shutdown, env=env, check=False, capture_output=True, timeout=60)
-        worker.kill()
+        for known in session_file.read_all(node_dir):
+            shutdown = ["nsys", "shutdown", f"--session={known.name}"]
+            subprocess.run(shutdown, env=env, check=False, capture_output=True, timeout=60)
+        os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
 
 
