@@ -39,10 +39,10 @@ def job(slurm_sandbox: Any) -> Job:
     run = runs.trainer_run("verl", work=folder, steps=4, ray_address=runs.FROM_ENVIRONMENT)
     made = Job.submit(
         slurm,
+        "--exclusive",  # all CPUs of the node: verl's actors ask Ray for one each
         nodes=1,
         RLPROF_VENV=str(environments.ensure("verl").folder / "venv"),
         GPUS_PER_NODE="1",
-        CPUS_PER_WORKER="16",
         RLPROF_READY_SECONDS="300",
         **{name: value for name, value in run.env.items() if name != "PATH"},
         COMMAND=run.shell(),

@@ -24,8 +24,8 @@ _DONE = "_rlprof_labels"
 # Ray's own actors are nobody's workers.
 _RAYS_OWN = ("ray._", "ray.dashboard", "ray.util", "ray.experimental", "ray.serve", "ray.data._", "ray.job")
 # An actor gets these from its own node's raylet, whoever hands on another node's (NeMo RL creates workers in
-# an actor that has the driver's variables at hand, and its own).
-_THE_NODES = ("RLPROF_NODE", "RLPROF_NODE_DIR")
+# an actor that has the driver's variables at hand, and its own), and it never leads a job as COMMAND does.
+_THE_NODES = ("RLPROF_NODE", "RLPROF_NODE_DIR", "RLPROF_LEADS")
 # Whose they are: an actor gets its own from its node's raylet and from the plugin.
 _MINE = (
     "RLPROF_WORKER",
@@ -34,7 +34,6 @@ _MINE = (
     "RLPROF_NSYS_RANGE",
     "RLPROF_NOT_WRAPPED",
     "RLPROF_SESSION_PID",
-    "RLPROF_LEADS",
     "TMPDIR",
 )
 
