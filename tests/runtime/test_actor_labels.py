@@ -94,3 +94,5 @@ def test_the_drivers_node_is_nobodys_whoever_creates_the_actor():
     """NeMo RL's driver sends its environment to an actor on another node, which creates the workers."""
     sent = {"RLPROF_NODE": "head", "RLPROF_NODE_DIR": "/tmp/of-the-head", "RANK": "0"}
     assert own_variables(sent, {"RLPROF_NODE": "n2", "RLPROF_NODE_DIR": "/tmp/of-n2"}) == {"RANK": "0"}
+    # Nor does it lead a job, where an actor hands on the driver's variables: nobody would open its windows.
+    assert own_variables({"RLPROF_LEADS": "1", "RANK": "0"}, {}) == {"RANK": "0"}
