@@ -125,3 +125,13 @@ def test_another_tools_finder_that_asks_all_others_does_not_meet_us_for_ever(tmp
     code = "import trl.extras.profiling as p; print(p.ProfilingContext.__enter__._rlprof_wrapped)"
     done = run(code, package(tmp_path / "lib", TRAINER), tmp_path)
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize(("script", "leads"), [("default_worker.py", None), ("train.py", "1")])
+def test_a_worker_of_ray_never_leads_the_job(tmp_path: Path, script: str, leads: str | None):
+    """NeMo RL gives the driver's whole environment to the job's runtime env, this variable too."""
+    program = tmp_path / script
+    program.write_text("import os; print(os.environ.get('RLPROF_LEADS'))")
+    env = {"PYTHONPATH": ":".join([adapters_path(), import_path()]), "RLPROF_LEADS": "1"}
+    done = subprocess.run([sys.executable, program], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == str(leads), done.stderr

@@ -11,6 +11,13 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
+def _lead_nothing_in_a_worker() -> None:
+    """A Ray worker never leads the job, also where the driver gives its whole environment to the job's
+    runtime env (NeMo RL): as a leader it would tell steps of its own, and nobody would open its windows."""
+    if any(os.path.basename(word) == "default_worker.py" for word in sys.orig_argv):
+        os.environ.pop("RLPROF_LEADS", None)
+
+
 def _follow_imports() -> None:
     if os.environ.get("RLPROF_ADAPTERS", "1") == "0":
         return
@@ -34,6 +41,7 @@ def _run_the_next_one() -> None:
 
 
 try:
+    _lead_nothing_in_a_worker()
     _follow_imports()
 except ImportError:  # a Python whose path does not lead to the package
     pass
