@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from rlprof_ops.runtime.process import session_file
 from tests import needs
 from tests.sandbox.fixtures import slurm, slurm_sandbox
 
 __all__ = ["need", "slurm", "slurm_sandbox"]
+
+
+@pytest.fixture(autouse=True)
+def no_session_of_this_process() -> Iterator[None]:
+    """A profiler that a test makes in this very process says so to its children: not to those of the next
+    test.
+    """
+    yield
+    os.environ.pop(session_file.OWNER, None)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,10 @@ from rlprof_ops.runtime.process import session_file
         ("trainer", "1", "nobody"),  # until TRL's adapter says that it is one
     ],
 )
-def test_the_first_process_tells_and_its_children_do_not(tmp_path: Path, worker: str, leads: str, gate: str):
+@pytest.mark.parametrize("inherited", ["", "1", "1:rlprof-7-actor-r0-12-1"])
+def test_the_first_process_tells_and_its_children_do_not(
+    tmp_path: Path, worker: str, leads: str, gate: str, inherited: str
+):
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'pass'], check=True)"
     code = f"import time; {child}; print(open('{tmp_path}/sessions/s-1.json').read()); time.sleep(0)"
     env = {
@@ -33,6 +36,8 @@ def test_the_first_process_tells_and_its_children_do_not(tmp_path: Path, worker:
         "RLPROF_WORKER": worker,
         "RLPROF_RANK": "3",
         "RLPROF_LEADS": leads,
+        # As in a job that was submitted from inside a profiled process.
+        "RLPROF_SESSION_PID": inherited,
     }
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60, capture_output=True)
     found = session_file.read(tmp_path / "sessions" / "s-1.json")

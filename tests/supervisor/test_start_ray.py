@@ -15,6 +15,7 @@ from rlprof_ops.job.folders import NodeFolder, RunFolder
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
 from rlprof_ops.supervisor import base
 from rlprof_ops.supervisor.node_drain import Journal
 
@@ -78,3 +79,12 @@ def test_it_gives_up_with_rays_words(tmp_path, monkeypatch):
     ):
         start(one, monkeypatch, tmp_path, comes_up_at=9)
     assert (tmp_path / "tries").read_text() == "xx"
+
+
+def test_a_job_that_a_profiled_process_submits_is_nobody_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("RLPROF_WORKER", "RLPROF_RANK", "RLPROF_NSYS_SESSION", "RLPROF_SESSION_PID", "RLPROF_LEADS"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    env = node(tmp_path).environment()
+    assert env["WANDB_MODE"] == "offline"
+    assert not {name for name in env if name in OF_ONE_PROCESS or name == "RLPROF_LEADS"}

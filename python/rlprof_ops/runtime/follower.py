@@ -113,10 +113,10 @@ def follow() -> Follower | None:
     if _MADE.pid == os.getpid():
         return _MADE.follower
     _MADE.pid, _MADE.follower = os.getpid(), None
-    from rlprof_ops.runtime.process.session_file import OWNER
+    from rlprof_ops.runtime.process.session_file import is_owner
 
     session = os.environ.get("RLPROF_NSYS_SESSION")
-    inside = os.environ.get(OWNER, str(os.getpid())) != str(os.getpid())  # a child of the session's process
+    inside = bool(session) and not is_owner(os.environ)  # a child of the session's process
     from rlprof_ops.runtime import profiler
     from rlprof_ops.runtime.null_profiler import NullProfiler
     from rlprof_ops.runtime.ranges.emitters import nvtx_ranges

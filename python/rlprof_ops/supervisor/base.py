@@ -21,6 +21,8 @@ from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.rayenv import check_import, environment
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
+from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
+from rlprof_ops.runtime.step_clock import LEADS
 from rlprof_ops.supervisor import capture_relay
 from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
@@ -71,7 +73,8 @@ class Supervisor:
         SLURM_*.
         """
         place = self.place
-        env = dict(os.environ)
+        # Whoever submitted the job may be a profiled process itself.
+        env = {name: value for name, value in os.environ.items() if name not in (*OF_ONE_PROCESS, LEADS)}
         for name in _PASSED_ON:  # an empty OMP_NUM_THREADS is a value to OpenMP, and a wrong one
             env.pop(name, None)
             if self.settings[name]:

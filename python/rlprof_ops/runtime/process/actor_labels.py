@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
+
 _DONE = "_rlprof_labels"
 # Ray's own actors are nobody's workers.
 _RAYS_OWN = ("ray._", "ray.dashboard", "ray.util", "ray.experimental", "ray.serve", "ray.data._", "ray.job")
@@ -27,15 +29,7 @@ _RAYS_OWN = ("ray._", "ray.dashboard", "ray.util", "ray.experimental", "ray.serv
 # an actor that has the driver's variables at hand, and its own), and it never leads a job as COMMAND does.
 _THE_NODES = ("RLPROF_NODE", "RLPROF_NODE_DIR", "RLPROF_LEADS")
 # Whose they are: an actor gets its own from its node's raylet and from the plugin.
-_MINE = (
-    "RLPROF_WORKER",
-    "RLPROF_RANK",
-    "RLPROF_NSYS_SESSION",
-    "RLPROF_NSYS_RANGE",
-    "RLPROF_NOT_WRAPPED",
-    "RLPROF_SESSION_PID",
-    "TMPDIR",
-)
+_MINE = (*OF_ONE_PROCESS, "TMPDIR")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from pathlib import Path
 from rlprof_ops.host import atomic
 
 FOLDER = "sessions"
-OWNER = "RLPROF_SESSION_PID"  # set for the children: whose session the variable RLPROF_NSYS_SESSION names
+# Set for the children: which process its session is named after, as `<pid>:<session>`. A job that was
+# submitted from inside another session inherits that one's.
+OWNER = "RLPROF_SESSION_PID"
 SESSION = "RLPROF_NSYS_SESSION"
 
 
@@ -47,10 +49,10 @@ def register(
     own."""
     env = os.environ
     session, node_dir = env.get(SESSION), env.get("RLPROF_NODE_DIR")
-    if not session or not node_dir or env.get(OWNER, str(os.getpid())) != str(os.getpid()):
+    if not session or not node_dir or not is_owner(env):
         return
-    first = OWNER not in env
-    env[OWNER] = str(os.getpid())
+    first = not claimed(env, session)
+    env[OWNER] = f"{os.getpid()}:{session}"
     path = Path(node_dir, FOLDER, f"{session}.json")
     before = None if first else read(path)
     from rlprof_ops.runtime.process.event_log import log_once
@@ -105,4 +107,11 @@ def read_all(node_dir: str | os.PathLike[str]) -> list[Session]:
 
 def is_owner(env: Mapping[str, str]) -> bool:
     """Whether this process is the one that its session is named after."""
-    return bool(env.get(SESSION)) and env.get(OWNER, str(os.getpid())) == str(os.getpid())
+    session = env.get(SESSION)
+    return bool(session) and claimed(env, str(session)) in (None, os.getpid())
+
+
+def claimed(env: Mapping[str, str], session: str) -> int | None:
+    """The pid of the process that is the owner of `session` by its variables; None where none has said so."""
+    pid, _, name = env.get(OWNER, "").partition(":")
+    return int(pid) if name == session and pid.isdigit() else None

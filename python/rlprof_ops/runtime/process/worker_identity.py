@@ -23,6 +23,15 @@ RANK_VARIABLES = (
     "PMI_RANK",
     "SLURM_PROCID",
 )
+# What a process has of its own: another one that inherits these is somebody else.
+OF_ONE_PROCESS = (
+    "RLPROF_WORKER",
+    "RLPROF_RANK",
+    "RLPROF_NSYS_SESSION",
+    "RLPROF_NSYS_RANGE",
+    "RLPROF_NOT_WRAPPED",
+    "RLPROF_SESSION_PID",
+)
 _SAID_OF_THE_WORKER = 2  # the first ones; in a Ray worker the others tell of whoever ran `ray start`
 
 
