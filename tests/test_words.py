@@ -1,8 +1,58 @@
-"""Sizes and near misses as messages say them."""
+"""Durations, sizes and near misses as messages say them."""
 
 from __future__ import annotations
 
-from rlprof_ops.words import closest, did_you_mean, size
+import re
+from pathlib import Path
+
+from rlprof_ops.words import closest, did_you_mean, duration, limit, size
+
+PACKAGE = Path(__file__).parents[1] / "python" / "rlprof_ops"
+# A number before a time or size unit that its line formats itself. The demo's own table is a trainer's.
+OWN_NOTATION = re.compile(
+    r"\{[^{}]*:[^{}]*[fg]\} ?(?:ns|us|µs|ms|s|min|h|d|[KMGT]i?B)\b|toFixed\(\d\) \+ \" (?:ns|µs|ms|s)\""
+)
+
+
+def test_durations_have_three_digits_and_the_unit_that_suits():
+    seconds = (
+        0,
+        12e-9,
+        8.4e-6,
+        999.4e-6,
+        0.312,
+        1.25,
+        59.96,
+        312,
+        999.4,
+        1230,
+        5940,
+        11_520,
+        3e5,
+        2.6e6,
+        -0.5,
+    )
+    assert [duration(s * 1e9) for s in seconds] == [
+        "0 ns", "12 ns", "8.40 µs", "999 µs", "312 ms", "1.25 s", "60.0 s", "312 s", "999 s", "20.5 min",
+        "99.0 min", "3.20 h", "83.3 h", "30.1 d", "-500 ms",
+    ]  # fmt: skip
+
+
+def test_a_bound_is_a_duration_without_zeros_after_the_point():
+    assert [limit(s) for s in (1, 1.5, 20, 120, 300, 1200, 0.2)] == [
+        "1 s", "1.5 s", "20 s", "120 s", "300 s", "20 min", "200 ms",
+    ]  # fmt: skip
+
+
+def test_nobody_has_a_notation_of_its_own():
+    strays = [
+        f"{file.relative_to(PACKAGE)}: {line.strip()}"
+        for file in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.js")])
+        if file.name != "words.py"
+        for line in file.read_text().splitlines()
+        if OWN_NOTATION.search(line) and "[rlprof +" not in line
+    ]
+    assert strays == []
 
 
 def test_sizes_are_in_binary_units():

@@ -1,10 +1,36 @@
-"""Numbers and near misses as messages say them: sizes in binary units, "did you mean"."""
+"""Numbers and near misses as messages say them: durations, sizes in binary units, "did you mean"."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+_TIMES = (
+    ("d", 8.64e13, 3.6e14),
+    ("h", 3.6e12, 6e12),
+    ("min", 6e10, 1e12),
+    ("s", 1e9, 1e9),
+    ("ms", 1e6, 1e6),
+    ("µs", 1e3, 1e3),
+)  # unit, ns in it, used from so many ns on
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+def duration(ns: float) -> str:
+    """Three significant digits and the unit that suits, seconds up to 999: `12 ns`, `8.40 µs`, `312 ms`,
+    `1.25 s`, `20.5 min`, `3.20 h`, `30.0 d`. The page's script has the same rule.
+    """
+    for unit, scale, least in _TIMES:
+        if abs(ns) >= least * 0.9995:
+            value = ns / scale
+            digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+            return f"{value:.{digits}f} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def limit(seconds: float) -> str:
+    """A bound that somebody set, as a duration without zeros after the point: `20 s`, `1.5 s`, `20 min`."""
+    number, _, unit = duration(seconds * 1e9).partition(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
 
 
 def size(count: float) -> str:

@@ -9,6 +9,8 @@ from typing import TextIO
 
 import click
 
+from rlprof_ops.words import limit
+
 Progress = Callable[[int, int, str], None]
 
 
@@ -28,7 +30,7 @@ def bar(stream: TextIO, what: str) -> Iterator[Progress]:
     finished = 0
 
     def waited(_: str | None) -> str:
-        return "" if finished else f"{time.monotonic() - began:.0f} s so far"
+        return "" if finished else f"{limit(time.monotonic() - began)} so far"
 
     with click.progressbar(length=0, label=what, file=stream, show_pos=True, item_show_func=waited) as drawn:
 

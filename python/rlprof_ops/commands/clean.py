@@ -34,11 +34,11 @@ def command(folders: tuple[Path, ...], older_than: str, caches: bool, dry_run: b
     """
     from rlprof_ops.errors import EXIT_FAILED, UsageError
     from rlprof_ops.operate.clean import find_old, parse_age, remove
-    from rlprof_ops.words import size
+    from rlprof_ops.words import duration, size
 
     found = find_old(parse_age(older_than), folders, os.environ, caches_only=caches)
     for old in found:
-        click.echo(f"{old.used_s / 86400:5.0f} d  {size(old.size_bytes):>9}  {old.kind:<11}  {old.path}")
+        click.echo(f"{duration(old.used_s * 1e9):>8}  {size(old.size_bytes):>9}  {old.kind:<11}  {old.path}")
     if not found:
         click.echo(f"nothing of yours is older than {older_than}")
         return

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlprof_ops.demo.settings import Settings
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.words import duration
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -107,7 +108,7 @@ def train(settings: Settings, address: str | None, json_path: Path | None) -> No
         record = trainer.step(step)
         print(
             f"step {step:3d}  reward {record['reward']:.3f}  loss {record['loss']:+.4f}  kl"
-            f" {record['kl']:.4f}  length {record['length']:4.1f}  {record['seconds']:.2f} s",
+            f" {record['kl']:.4f}  length {record['length']:4.1f}  {duration(record['seconds'] * 1e9)}",
             flush=True,
         )
     record = trainer.record()

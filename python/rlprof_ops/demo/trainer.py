@@ -20,6 +20,7 @@ from rlprof_ops.demo.stopwatch import PhaseTimer
 from rlprof_ops.demo.workers import GenerationWorker, PolicyWorker
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.runtime import profiler
+from rlprof_ops.words import limit
 
 CPUS_PER_WORKER = 0.25  # small, so that the demo fits beside others on two cores
 
@@ -98,9 +99,9 @@ class Trainer:
         self._group = placement_group([{"CPU": CPUS_PER_WORKER}] * total, strategy="SPREAD")
         if not self._group.wait(s.start_timeout_s):
             raise RlprofError(
-                f"Ray found no place for {total} workers of {CPUS_PER_WORKER} CPU in {s.start_timeout_s:.0f}"
-                f" s; free: {ray.available_resources().get('CPU', 0):g} CPU. Ask for fewer workers, or free"
-                " the cluster."
+                f"Ray found no place for {total} workers of {CPUS_PER_WORKER} CPU in"
+                f" {limit(s.start_timeout_s)}; free: {ray.available_resources().get('CPU', 0):g} CPU. Ask for"
+                " fewer workers, or free the cluster."
             )
         self.policies = [self._start(PolicyWorker, r, s.policy_workers, r) for r in range(s.policy_workers)]
         self.generators = [
@@ -130,7 +131,7 @@ class Trainer:
         if waiting:
             missing = [name for ref, name in zip(refs, self._names(), strict=True) if ref in waiting]
             raise RlprofError(
-                f"{', '.join(missing)} did not start in {self.settings.start_timeout_s:.0f} s; "
+                f"{', '.join(missing)} did not start in {limit(self.settings.start_timeout_s)}; "
                 "see the raylet and runtime_env logs in Ray's session folder."
             )
 

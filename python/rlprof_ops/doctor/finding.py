@@ -6,6 +6,8 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from rlprof_ops.words import limit
+
 OK, WARN, FAIL = "ok", "warn", "fail"
 STATES = (OK, WARN, FAIL)
 
@@ -65,7 +67,7 @@ def output(argv: Sequence[str], seconds: float = 20, **options: object) -> tuple
             **options,
         )  # type: ignore[call-overload]
     except subprocess.TimeoutExpired:
-        return 127, f"not done after {seconds:.0f} s"
+        return 127, f"not done after {limit(seconds)}"
     except OSError as error:
         return 127, str(error)
     return done.returncode, (done.stdout + done.stderr).strip()

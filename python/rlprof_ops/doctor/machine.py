@@ -12,6 +12,7 @@ from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding
 from rlprof_ops.host import ports
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.supervisor.ray_process import port_knobs
+from rlprof_ops.words import size
 
 _GIB = 1 << 30
 _TEMP_DIR_MOST = 43  # <temp-dir>/session_<time>_<pid>/sockets/plasma_store has 107 bytes at most, unix(7)
@@ -20,7 +21,7 @@ _FILES = 65536
 
 def space(path: Path, what: str, warn_gib: float = 10, fail_gib: float = 1) -> Finding:
     try:
-        free = shutil.disk_usage(path).free / _GIB
+        free = shutil.disk_usage(path).free
     except OSError as error:
         return Finding(
             f"space: {what}",
@@ -28,11 +29,11 @@ def space(path: Path, what: str, warn_gib: float = 10, fail_gib: float = 1) -> F
             f"{path}: {error.strerror}",
             f"choose a folder that exists on every node for {what}",
         )
-    state = FAIL if free < fail_gib else WARN if free < warn_gib else OK
+    state = FAIL if free < fail_gib * _GIB else WARN if free < warn_gib * _GIB else OK
     return Finding(
         f"space: {what}",
         state,
-        f"{free:.1f} GiB free in {path}",
+        f"{size(free)} free in {path}",
         ""
         if state == OK
         else "a report is 50 to 500 MiB a rank and step: make room, or choose another folder",

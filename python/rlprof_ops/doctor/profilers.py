@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rlprof_ops.backends import nsight, rocprof_sys
 from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
+from rlprof_ops.words import duration, limit, size
 
 _HANGS = "2022."
 _BOUND_S = 60.0
@@ -110,8 +111,8 @@ def trial(path: str) -> Finding:
         return Finding(
             "nsys capture",
             OK,
-            f"a 1 s window gave a report of {report.stat().st_size / 1024:.0f} KiB ({took:.1f} s with start"
-            " and stop)",
+            f"a 1 s window gave a report of {size(report.stat().st_size)} ({duration(took * 1e9)} with"
+            " start and stop)",
         )
     finally:
         output([path, "shutdown", "--kill=sigkill", f"--session={session}"], seconds=20, env=env)
@@ -183,7 +184,7 @@ def _window(path: str, session: str, report: Path, env: Mapping[str, str]) -> st
     # `nsys start` of a session that is not there yet succeeds too, and records nothing.
     while session not in output([path, "sessions", "list"], seconds=30, env=env)[1]:
         if time.monotonic() > deadline:
-            return f"nsys launch opened no session within {_BOUND_S:.0f} s"
+            return f"nsys launch opened no session within {limit(_BOUND_S)}"
         time.sleep(0.3)
     code, text = output(
         [path, "start", f"--session={session}", "-o", str(report), "-s", "none", "--cpuctxsw=none"],

@@ -17,6 +17,7 @@ from rlprof_ops.doctor.finding import FAIL, Finding, last_line
 from rlprof_ops.doctor.node import joined
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.job.knobs import home, import_path
+from rlprof_ops.words import limit
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _run(argv: list[str], seconds: float, progress: Callable[[str], None]) -> li
         except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate()
-        err += f"\nnot done after {seconds:.0f} s (--wait): the nodes are busy, or a check hangs"
+        err += f"\nnot done after {limit(seconds)} (--wait): the nodes are busy, or a check hangs"
     found = joined(out)
     if not found:
         raise RlprofError(
@@ -148,7 +149,7 @@ def _communicate(
     began = time.monotonic()
     while True:
         waited = time.monotonic() - began
-        progress(f"compute nodes: {waited:.0f} s, queueing included")
+        progress(f"compute nodes: {limit(waited)}, queueing included")
         try:
             return process.communicate(timeout=min(1.0, max(0.01, seconds - waited)))
         except subprocess.TimeoutExpired:

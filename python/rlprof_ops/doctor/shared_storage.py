@@ -19,6 +19,7 @@ from typing import Any
 from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding
 from rlprof_ops.host.clock_probe import ClockServer, measure
 from rlprof_ops.submitit_job.rendezvous import own_address
+from rlprof_ops.words import duration, limit
 
 _PAUSE_S = 0.1
 _STALE_S = 5.0
@@ -56,7 +57,7 @@ def together(folder: Path, rank: int, tasks: int, seconds: float, node: str) -> 
             yield Finding(
                 "shared folder",
                 FAIL,
-                f"{folder}: after {seconds:.0f} s the files of {len(missing)} of {len(others)} other nodes"
+                f"{folder}: after {limit(seconds)} the files of {len(missing)} of {len(others)} other nodes"
                 " are not seen",
                 "it is not shared between the nodes: set BASE_LOG_DIR to storage that is, and with a"
                 " container put it in MOUNTS",
@@ -95,7 +96,7 @@ def _rewritten(
         yield Finding(
             "shared folder",
             WARN,
-            f"{folder}: a file that another node rewrote still looks old after {seconds:.0f} s",
+            f"{folder}: a file that another node rewrote still looks old after {limit(seconds)}",
             "reports are safe (each is written once, under a name of its own); status commands run here show"
             " old numbers: mount with a shorter actimeo",
         )
@@ -104,7 +105,8 @@ def _rewritten(
     yield Finding(
         "shared folder",
         WARN if slow else OK,
-        f"{folder}: others' files seen after {appeared:.1f} s, a change after {late:.1f} s",
+        f"{folder}: others' files seen after {duration(appeared * 1e9)},"
+        f" a change after {duration(late * 1e9)}",
         (
             "this client remembers old answers: expect status to lag by as much; mount with a shorter actimeo"
             if slow
@@ -138,7 +140,7 @@ def _clock(folder: Path, rank: int) -> Finding:
     return Finding(
         "clock",
         state,
-        f"{off * 1e3:+.3f} ms to {reference.get('node')} (within {error * 1e3:.3f} ms)",
+        f"{'+' * (off > 0)}{duration(off * 1e9)} to {reference.get('node')} (within {duration(error * 1e9)})",
         "" if state == OK else "run chrony or ntpd on the nodes; reports are aligned by these clocks",
     )
 

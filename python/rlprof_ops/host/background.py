@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlprof_ops.host import atomic
+from rlprof_ops.words import limit
 
 _Result = TypeVar("_Result")
 
@@ -42,7 +43,7 @@ async def in_background(work: Callable[..., _Result], *args: Any, seconds: float
     try:
         return await asyncio.wait_for(future, seconds)
     except asyncio.TimeoutError:
-        raise TimeoutError(f"not done within {seconds:.0f} s") from None
+        raise TimeoutError(f"not done within {limit(seconds)}") from None
 
 
 class BackgroundWriter:

@@ -19,6 +19,7 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.on_demand import watcher
 from rlprof_ops.supervisor import capture_relay
+from rlprof_ops.words import limit
 
 _POLL_S = 0.25
 
@@ -91,7 +92,7 @@ def capture(
         if len(found) == len(meant) or ended or time.monotonic() > deadline:
             break
         time.sleep(_POLL_S)
-    why = _ended(run) or f"nothing came within {timeout_s:.0f} s; it may still: see {run / 'profiles'}"
+    why = _ended(run) or f"nothing came within {limit(timeout_s)}; it may still: see {run / 'profiles'}"
     return [found.get(worker, Answer(worker, None, why)) for worker in meant]
 
 
@@ -120,7 +121,7 @@ def stacks(
                 del waiting[node, pid]
                 yield worker, str(data.get("text", ""))
     for worker in sorted(waiting.values(), key=_place):
-        yield worker, _ended(run) or f"node {worker.node} did not answer within {timeout_s:.0f} s"
+        yield worker, _ended(run) or f"node {worker.node} did not answer within {limit(timeout_s)}"
 
 
 def parse_next(text: str) -> int:

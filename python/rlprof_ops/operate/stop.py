@@ -9,6 +9,7 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.run_folder import Job
 from rlprof_ops.slurm import client
 from rlprof_ops.slurm.client import SlurmJob
+from rlprof_ops.words import limit
 
 _LOOK_S = 1.0
 _KILL_S = 90.0  # Slurm's KillWait and the epilog
@@ -35,16 +36,17 @@ def stop(job: Job, patience_s: float, say: Callable[[str], None], sleep: Callabl
         return "cancelled"
     if client.signal_step(job.number, "TERM"):
         say(
-            f"job {job.id}: told to drain; windows are closed and reports come home, up to {patience_s:.0f} s"
+            f"job {job.id}: told to drain; windows are closed and reports come home, up to"
+            f" {limit(patience_s)}"
         )
         if _wait(job.number, patience_s, sleep, clock) is not None:
             return "drained"
-        say(f"job {job.id} has not ended within {patience_s:.0f} s")
+        say(f"job {job.id} has not ended within {limit(patience_s)}")
     say(f"job {job.id}: cancelled")
     client.cancel(job.number)
     if _wait(job.number, _KILL_S, sleep, clock) is None:
         raise RlprofError(
-            f"job {job.id} still runs {_KILL_S:.0f} s after scancel; ask the cluster's operator"
+            f"job {job.id} still runs {limit(_KILL_S)} after scancel; ask the cluster's operator"
         )
     return "killed"
 

@@ -63,7 +63,9 @@ def check_import(
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        return f"importing Ray and the rlprof plugin took longer than {timeout_s:.0f} s"
+        from rlprof_ops.words import limit
+
+        return f"importing Ray and the rlprof plugin took longer than {limit(timeout_s)}"
     except OSError as error:
         return f"{python or sys.executable}: {error.strerror or error}"
     if done.returncode == 0 and "rlprof plugin ok" in done.stdout:

@@ -19,6 +19,7 @@ from rlprof_ops.runtime.process.event_log import EventLog, log_once
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker, mirror, move_into_place, unused
 from rlprof_ops.runtime.recorders.nsys_session import open_wait_s
+from rlprof_ops.words import limit
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
@@ -144,7 +145,7 @@ class Captures:
         if self._mirroring:
             log_once(
                 f"the request's output_dir {self._output_dir} did not take {len(self._mirroring)} reports"
-                f" within {_MIRROR_S:.0f} s; they are in the job's own folder"
+                f" within {limit(_MIRROR_S)}; they are in the job's own folder"
             )
 
     def _finish_before_next(self) -> None:
@@ -158,7 +159,7 @@ class Captures:
         self._finishing = [thread for thread in self._finishing if thread.is_alive()]
         if self._finishing:
             raise CaptureError(
-                f"nsys was still writing the last window's report after {seconds:.0f} s"
+                f"nsys was still writing the last window's report after {limit(seconds)}"
                 " (RLPROF_OPEN_WAIT_SECONDS)"
             )
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from rlprof_ops.runtime.clock_file import SOCKET, ClockFile
 from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.words import limit
 
 LEADS = "RLPROF_LEADS"
 _DEFAULT_WAIT_S = 20.0
@@ -128,7 +129,7 @@ class Lead:
         """Wait until every node has opened the windows of `step`, for at most the knob's seconds."""
         if self._link.wait("go", step, wait_s()) is None:
             log_once(
-                f"not every window was open {wait_s():.0f} s after step {step} began"
+                f"not every window was open {limit(wait_s())} after step {step} began"
                 " (RLPROF_OPEN_WAIT_SECONDS); training goes on"
             )
 

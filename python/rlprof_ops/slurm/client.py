@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.words import limit
 
 TIMEOUT_S = 30.0
 ENDED = frozenset(
@@ -108,7 +109,7 @@ def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path 
         )
     except subprocess.TimeoutExpired:
         raise RlprofError(
-            f"{argv[0]} did not answer within {timeout_s:.0f} s; Slurm's controller may be busy: try again"
+            f"{argv[0]} did not answer within {limit(timeout_s)}; Slurm's controller may be busy: try again"
         ) from None
 
 
@@ -199,6 +200,11 @@ def _exit_code(text: str, state: str) -> int | None:
     return {"CANCELLED": 143, "TIMEOUT": 140}.get(state, 1)
 
 
+def _full_clock(elapsed: str) -> str:
+    """`1:29` of squeue as scontrol and sacct write it: `00:01:29`."""
+    return elapsed if elapsed.count(":") != 1 else f"00:{elapsed.zfill(5)}"
+
+
 def _number(text: str, otherwise: int = 0) -> int:
     digits = re.match(r"\d+", text)
     return int(digits[0]) if digits else otherwise
@@ -219,7 +225,7 @@ def mine(timeout_s: float = TIMEOUT_S) -> list[SlurmJob]:
         SlurmJob(
             id=row[0],
             state=row[1],
-            elapsed=row[2],
+            elapsed=_full_clock(row[2]),
             time_limit=row[3],
             node_count=_number(row[4]),
             nodes=row[5],

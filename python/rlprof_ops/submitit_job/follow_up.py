@@ -17,6 +17,7 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.job import attempt
 from rlprof_ops.submitit_job import task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
+from rlprof_ops.words import limit
 
 _ASK_EVERY_S = 5.0
 _LOCAL_S = 1.0
@@ -41,7 +42,7 @@ def wait_for(job: Any, seconds: float | None = None, progress: bool | None = Non
     while not first.paths.result_pickle.exists():
         now = time.monotonic()
         if seconds is not None and now - began > seconds:
-            raise RlprofError(f"job {job.job_id} is not done after {seconds:.0f} s")
+            raise RlprofError(f"job {job.job_id} is not done after {limit(seconds)}")
         if _in_queue(str(job.job_id)):
             gone_since = None
         elif gone_since is None:
@@ -63,7 +64,7 @@ def _local_result(job: Any, task: Any, seconds: float | None, show: Callable[[],
         began = time.monotonic()
         while not task.done():
             if seconds is not None and time.monotonic() - began > seconds:
-                raise RlprofError(f"job {job.job_id} is not done after {seconds:.0f} s")
+                raise RlprofError(f"job {job.job_id} is not done after {limit(seconds)}")
             show()
             time.sleep(_LOCAL_S)
         show()

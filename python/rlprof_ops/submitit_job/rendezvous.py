@@ -18,6 +18,7 @@ from pathlib import Path
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import atomic, ports
 from rlprof_ops.job.folders import RunFolder
+from rlprof_ops.words import limit
 
 _PAUSE_S = 0.2
 _LOWEST = 10000
@@ -58,7 +59,7 @@ def wait(run: RunFolder, seconds: float) -> Rendezvous:
             return found
         time.sleep(_PAUSE_S)
     raise RlprofError(
-        f"after {seconds:.0f} s (RLPROF_READY_SECONDS) the first task has not written {_file(run)}: it has"
+        f"after {limit(seconds)} (RLPROF_READY_SECONDS) the first task has not written {_file(run)}: it has"
         " not started, or log_dir is not on storage that all nodes share."
     )
 

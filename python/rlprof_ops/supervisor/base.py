@@ -36,6 +36,7 @@ from rlprof_ops.supervisor.ray_process import (
 )
 from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
 from rlprof_ops.supervisor.steps.windows import Windows
+from rlprof_ops.words import limit
 
 _PLUGIN_SECONDS = 30.0
 _REAP_SECONDS = 60.0  # between two tries to start Ray
@@ -196,7 +197,7 @@ class Supervisor:
                 return
             await asyncio.sleep(0.25)
         self.journal.say(
-            f"node {self.place.node} did not load the rlprof plugin within {_PLUGIN_SECONDS:.0f} s: nsight"
+            f"node {self.place.node} did not load the rlprof plugin within {limit(_PLUGIN_SECONDS)}: nsight"
             " windows of its workers will be missing. The reason stands in runtime_env_agent.log of this"
             " node under ray/."
         )

@@ -46,6 +46,7 @@ from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher, watch_resources
 from rlprof_ops.supervisor.node_drain import Journal
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
+from rlprof_ops.words import duration, limit
 
 _LATE_NODES_SECONDS = 15.0
 _LATE_SIGNAL_SECONDS = 1.0
@@ -338,7 +339,7 @@ class Head(Supervisor):
             )
         ):
             most_s = seconds = self.files.cancelled_budget_s()
-            self.journal.note(f"the job is being cancelled: {seconds:.0f} s are left")
+            self.journal.note(f"the job is being cancelled: {limit(seconds)} are left")
         if cause is EndCause.STARTUP_FAILED and not (
             self.shutdown_requested and self.shutdown_requested.done()
         ):
@@ -361,7 +362,7 @@ class Head(Supervisor):
             close = in_background(self._clock_server.close, seconds=_STORAGE_SECONDS)
             await self.files.survived(close, _STORAGE_SECONDS + 1, "clock server")
         self.run_record.ended(self.journal.phases_s, time.monotonic() - began)
-        self.journal.note(f"drained in {time.monotonic() - began:.2f} s")
+        self.journal.note(f"drained in {duration((time.monotonic() - began) * 1e9)}")
 
     async def _nodes_join(self, seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
@@ -381,7 +382,7 @@ class Head(Supervisor):
                 await asyncio.wait_for(self._changed.wait(), max(0.01, deadline - loop.time()))
             except asyncio.TimeoutError:
                 late = " or ".join(sorted(map(words, kinds)))
-                self.journal.say(f"not {late} within {seconds:.0f} s: {', '.join(sorted(behind))}")
+                self.journal.say(f"not {late} within {limit(seconds)}: {', '.join(sorted(behind))}")
                 return
 
     async def _harvest(self) -> None:
@@ -419,7 +420,7 @@ class Head(Supervisor):
         except asyncio.TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            self.journal.say(f"{command} not done within {seconds} s; run {later}")
+            self.journal.say(f"{command} not done within {limit(seconds)}; run {later}")
             return
         if code < 0:
             self.journal.say(f"{command} ended with {code}; run {later}")

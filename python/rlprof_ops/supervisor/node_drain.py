@@ -22,6 +22,7 @@ from rlprof_ops.host.background import BackgroundWriter, in_background
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.supervisor import salvage
+from rlprof_ops.words import duration, limit
 
 _SYNC_QUICK_RESTARTS = 20
 _LEAST_SECONDS, _MARGIN_SECONDS = 4.0, 3.0  # of a drain; between its end and Slurm's SIGKILL
@@ -66,7 +67,7 @@ class Journal:
             yield
         finally:
             self.phases_s[name] = round(time.monotonic() - start, 3)
-            self.note(f"{name.replace('_', ' ')}: {self.phases_s[name]:.2f} s")
+            self.note(f"{name.replace('_', ' ')}: {duration(self.phases_s[name] * 1e9)}")
 
 
 class NodeDrain:
@@ -194,7 +195,7 @@ class NodeDrain:
         try:
             return await asyncio.wait_for(call, seconds)
         except (asyncio.TimeoutError, TimeoutError):
-            self._journal.say(f"node {node}: {name} not done within {seconds:.0f} s; going on")
+            self._journal.say(f"node {node}: {name} not done within {limit(seconds)}; going on")
         except Exception as error:  # nothing here may keep the rest of the drain from happening
             self._journal.say(f"node {node}: {name} failed: {type(error).__name__}: {error}; going on")
         return None
@@ -243,7 +244,7 @@ class NodeDrain:
             self.sync.kill()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.sync.wait(), _KILLED_SECONDS)
-        self._journal.say(f"node {self._place.node}: the last sync was not done within {seconds:.0f} s")
+        self._journal.say(f"node {self._place.node}: the last sync was not done within {limit(seconds)}")
         return None
 
     def _write_record(self, clean: bool) -> dict[str, Any]:

@@ -26,9 +26,11 @@ from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 from tests.analyze.fake_run import make_run  # noqa: E402
 from tests.analyze.simulated import simulated_answer  # noqa: E402
 
+from rlprof_ops.analyze import page as page_module  # noqa: E402
 from rlprof_ops.analyze.page.render import render  # noqa: E402
 from rlprof_ops.analyze.reporting import report  # noqa: E402
 from rlprof_ops.commands.timeline import command as timeline  # noqa: E402
+from rlprof_ops.words import duration, size  # noqa: E402
 
 pytestmark = pytest.mark.chromium
 FLAGS = (
@@ -91,6 +93,20 @@ def nothing_wrong(browser: Any) -> None:
         for url in urls
         if not url.startswith(("file:", "data:", "chrome:", "chrome-untrusted:", "about:"))
     } == set()
+
+
+def test_the_page_writes_durations_and_sizes_as_the_terminal_does(browser: Any) -> None:
+    lines = (Path(page_module.__file__).parent / "page.js").read_text().splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("const time ="))
+    end = next(i for i, line in enumerate(lines) if line.startswith("const count ="))
+    rules = "\n".join(lines[begin:end])
+    times = [0, 12, 999, 999_600, 8_400, 99_951, 312e6, 1.2549e9, 59.96e9, 999.4e9, 999.6e9, 4e12, 7e12, 9e14]
+    sizes = [0, 1023, 1536, 99.96 * 2**20, 5 * 2**30, 3 * 2**40, 312.4]
+    browser.get("data:text/html,")
+    shown = browser.execute_script(
+        rules + "return [arguments[0].map(time), arguments[1].map(size)]", times, sizes
+    )
+    assert shown == [[duration(ns) for ns in times], [size(count) for count in sizes]]
 
 
 def column(browser: Any, table: str, number: int) -> list[str]:

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlprof_ops.words import duration as duration
 from rlprof_ops.words import size as size
-
-
-def duration(ns: float) -> str:
-    """Three significant digits and the unit that suits: "1.25 s", "312 ms", "8.4 µs", "12 ns"."""
-    for unit, scale in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if abs(ns) >= scale * 0.9995:
-            value = ns / scale
-            digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
-            return f"{value:.{digits}f} {unit}"
-    return f"{ns:.0f} ns"
 
 
 def percent(share: float) -> str:

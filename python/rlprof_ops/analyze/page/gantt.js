@@ -43,7 +43,11 @@ function makeGantt(D, ui) {
     g.fillStyle = c.bg; g.fillRect(0, 0, width, AXIS);
     const ticks = Math.max(2, Math.min(8, Math.floor((width - label()) / 84))), tick = niceStep(view[1] - view[0], ticks);
     g.textAlign = "center"; g.fillStyle = c.soft;
-    for (let t = Math.ceil(view[0] / tick) * tick; t <= view[1]; t += tick) if (x(t) < width - 20) g.fillText(time(t * 1000), x(t), 29);
+    const first = Math.ceil(view[0] / tick) * tick, marks = [];
+    for (let t = first; t <= view[1]; t += tick) if (x(t) < width - 20) marks.push(t);
+    // three digits no longer tell neighbours apart: the others are said from the first on
+    const close = new Set(marks.map(t => time(t * 1000))).size < marks.length;
+    for (const t of marks) g.fillText(close && t > first ? "+" + time((t - first) * 1000) : time(t * 1000), x(t), 29);
     g.save(); g.beginPath(); g.rect(label(), 0, width - label(), AXIS); g.clip();
     let free = -1;
     for (const s of D.steps) if (inStep(s.step)) {

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.backends import nsight
+from rlprof_ops.words import limit
 
 BASE_TIMEOUT_S = 120.0
 TIMEOUT_S_PER_MIB = 2.0
@@ -43,7 +44,7 @@ def exported(report: Path, timeout_s: float | None = None) -> Iterator[Path]:
             f"no nsys to export it with ({nsight.why_missing(os.environ)}); set RLPROF_NSYS, or put `nsys"
             " export --type sqlite` beside it",
         )
-    limit = BASE_TIMEOUT_S + TIMEOUT_S_PER_MIB * size_mib if timeout_s is None else timeout_s
+    timeout = BASE_TIMEOUT_S + TIMEOUT_S_PER_MIB * size_mib if timeout_s is None else timeout_s
     folder = Path(tempfile.mkdtemp(prefix="rlprof-export-"))
     try:
         target = folder / "export.sqlite"
@@ -58,9 +59,9 @@ def exported(report: Path, timeout_s: float | None = None) -> Iterator[Path]:
             str(target),
             str(report.absolute()),
         ]
-        code, output = _run(argv, folder, limit)
+        code, output = _run(argv, folder, timeout)
         if code is None:
-            raise UnreadableReport(report, f"`nsys export` took longer than {limit:.0f} s and was ended")
+            raise UnreadableReport(report, f"`nsys export` took longer than {limit(timeout)} and was ended")
         if code != 0 or not target.is_file():
             said = next(
                 (line.strip() for line in reversed(output.splitlines()) if line.strip()), "it said nothing"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.backends import nsight
+from rlprof_ops.words import limit
 
 _KILLED_S = 2.0
 _STEP = re.compile(r"step (\d{1,12})")
@@ -87,7 +88,7 @@ def run_bounded(argv: list[str], timeout_s: float, tmpdir: str) -> str:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         end_group(process)
-        raise ExportFailed(f"{Path(argv[0]).name} did not end within {timeout_s:.0f} s") from None
+        raise ExportFailed(f"{Path(argv[0]).name} did not end within {limit(timeout_s)}") from None
     if process.returncode != 0:
         lines = [
             line.strip()

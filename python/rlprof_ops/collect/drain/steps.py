@@ -24,6 +24,7 @@ from rlprof_ops.collect.drain.nsys_contents import end_group
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.words import duration, limit
 
 Say = Callable[[str], None]
 _LIST_TIMEOUT_S = 15.0
@@ -42,7 +43,7 @@ class Phase:
     failed: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        text = f"{self.name}: {self.seconds:.1f} s, {len(self.done)} done"
+        text = f"{self.name}: {duration(self.seconds * 1e9)}, {len(self.done)} done"
         return text + "".join(f"; {what}: {reason}" for what, reason in self.failed)
 
 
@@ -111,7 +112,7 @@ def close_windows(
     for name, process in running.items():
         if process.poll() is None:
             end_group(process)
-            failed.append((name, f"nsys stop did not return within {time.monotonic() - started:.0f} s"))
+            failed.append((name, f"nsys stop did not return within {limit(time.monotonic() - started)}"))
             continue
         output, _ = process.communicate()
         if process.returncode == 0:
@@ -187,11 +188,11 @@ def wait_profilers(
         if not now or time.monotonic() - still_since >= _SETTLE_S:
             break
         if patience.is_over():
+            waited = limit(time.monotonic() - started)
             failed = [
-                (f"{process.name} ({process.pid})", f"still writing after {time.monotonic() - started:.0f} s")
-                for process in importing
+                (f"{process.name} ({process.pid})", f"still writing after {waited}") for process in importing
             ]
-            failed = failed or [("tmp", f"files still grow after {time.monotonic() - started:.0f} s")]
+            failed = failed or [("tmp", f"files still grow after {waited}")]
             break
         time.sleep(0.1)
     return _phase("wait_profilers", started, [], failed, say)
@@ -223,8 +224,9 @@ def end_wrapped(
         if not wrappers:
             break
         if patience.is_over():
+            waited = limit(time.monotonic() - started)
             failed = [
-                (f"{process.name} ({process.pid})", f"still writing after {time.monotonic() - started:.0f} s")
+                (f"{process.name} ({process.pid})", f"still writing after {waited}")
                 for process in everyone
                 if process.pid in wrappers
             ]

@@ -24,6 +24,7 @@ from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.collect.sync.sync_pass import PassReport, Syncer
 from rlprof_ops.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName
+from rlprof_ops.words import duration, limit, size
 
 if TYPE_CHECKING:
     from rlprof_ops.job.knobs import Settings
@@ -192,7 +193,7 @@ def _run(syncer: Syncer, control: _Control, node: str, interval_s: int, keep_fre
             wait_s = min(_BACKOFF_LIMIT_S, max(wait_s, interval_s, 1.0) * 2)
             if report.target_error != trouble:
                 LOG.info(
-                    f"storage in trouble, next try in {wait_s:.0f} s, files stay on the node:"
+                    f"storage in trouble, next try in {limit(wait_s)}, files stay on the node:"
                     f" {report.target_error}"
                 )
         else:
@@ -224,7 +225,7 @@ def last_pass(syncer: Syncer, deadline_s: float) -> PassReport:
             break
         time.sleep(_RETRY_LAST_S)
     LOG.info(
-        f"last pass: {report.copied} files, {report.copied_bytes} bytes in {report.seconds:.1f} s,"
+        f"last pass: {report.copied} files, {size(report.copied_bytes)} in {duration(report.seconds * 1e9)},"
         f" {len(report.failed)} failed" + (f", storage: {report.target_error}" if report.target_error else "")
     )
     for path, reason in report.failed[:20]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rlprof_ops.backends import nsight
 from rlprof_ops.redact import secret_values
+from rlprof_ops.words import limit
 
 MASKED_SUFFIXES = (".nsys-rep", ".qdstrm")
 _CHUNK = 8 << 20
@@ -124,7 +125,7 @@ def _export_fails(report: Path) -> str:
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=2)
-            return f"no answer within {_OPEN_S:.0f} s"
+            return f"no answer within {limit(_OPEN_S)}"
         return said.strip()[-200:] or f"exit code {process.returncode}" if process.returncode else ""
 
 

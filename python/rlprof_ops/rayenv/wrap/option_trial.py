@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlprof_ops.words import limit
+
 TIMEOUT_S = 20.0
 _REMEMBER_FAILURE_S = 60.0
 _TRIES = 3
@@ -118,7 +120,7 @@ async def _try(
             except asyncio.TimeoutError:
                 _kill_group(process.pid)
                 await process.wait()
-                return f"did not return within {limit_s:.0f} s: {_said(folder) or 'it said nothing'}"
+                return f"did not return within {limit(limit_s)}: {_said(folder) or 'it said nothing'}"
         if code != 0:
             return f"exit code {code}: {_said(folder) or 'it said nothing'}"
         if proof and not (folder / proof).exists():

@@ -15,6 +15,7 @@ from pathlib import Path
 from rlprof_ops.backends import OK, nsight
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.words import limit
 
 _DEFAULT_WAIT_S = 20.0
 # `nsys start` (2023.4) can return before the library it has put into this process collects: the first range
@@ -88,7 +89,7 @@ class StoppingSession:
         while self._running.alive and self._collecting(until):
             if time.monotonic() >= until:  # NCCL's watchdog ends a training that waits for 600 s
                 self.note = (
-                    f"nsys had not closed the window after {most_s:.0f} s (RLPROF_CLOSE_WAIT_SECONDS):"
+                    f"nsys had not closed the window after {limit(most_s)} (RLPROF_CLOSE_WAIT_SECONDS):"
                     " training went on, and later work may be in the report"
                 )
                 log_once(f"{session}: {self.note}")
@@ -200,7 +201,7 @@ class _Command:
                 os.killpg(process.pid, signal.SIGKILL)  # a child of its own may hold the pipe
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=_KILLED_S)
-            raise CaptureError(f"{self._what} did not return within {timeout_s:.0f} s") from None
+            raise CaptureError(f"{self._what} did not return within {limit(timeout_s)}") from None
         if process.returncode != 0:
             said = _last_line(stderr) or _last_line(stdout) or "it said nothing"
             raise CaptureError(f"{self._what} failed with exit code {process.returncode}: {said}")

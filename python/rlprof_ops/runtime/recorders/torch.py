@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlprof_ops.backends import torch as torch_backend
 from rlprof_ops.backends.torch_options import TorchOptions, parse
 from rlprof_ops.runtime.capture_error import CaptureError
+from rlprof_ops.words import size
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
@@ -150,10 +151,10 @@ def export(profile: Any, target: Path, max_mb: float) -> None:
         profile.export_chrome_trace(str(plain))
         if not plain.exists():  # torch keeps the reason to itself
             raise CaptureError(f"torch.profiler wrote no trace into {target.parent}: {_why_not(plain)}")
-        size_mb = plain.stat().st_size / 1e6
-        if size_mb > max_mb:
+        size_bytes = plain.stat().st_size
+        if size_bytes > max_mb * 1e6:
             raise CaptureError(
-                f"the trace has {size_mb:.0f} MB and max_mb is {max_mb:g}: take fewer steps, switch"
+                f"the trace has {size(size_bytes)} and max_mb is {max_mb:g} (MB): take fewer steps, switch"
                 " with_stack and record_shapes off, or raise max_mb in the options"
             )
         with plain.open("rb") as source, _gzip_writer(target) as packed:
