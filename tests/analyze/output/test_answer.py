@@ -145,7 +145,7 @@ def test_a_report_that_cannot_be_read_is_a_line_and_not_the_end(
     assert "is empty: the profiler was killed" in answer["coverage"]["unread"][0]["reason"]
     assert [r for r in answer["coverage"]["reports"] if r["truncated"]]
     assert "not read" in said and "truncated" in said and "perfetto-trace.proto (2.0 KiB)" in said
-    assert "1 reports could not be read" in answer["findings"][0]["text"]
+    assert "1 report could not be read" in answer["findings"][0]["text"]
     assert (tmp_path / "report.html").stat().st_size > 10_000 and json.loads(
         (tmp_path / "report.json").read_text()
     )["schema"] == 1

@@ -14,6 +14,7 @@ from rlprof_ops.analyze.output.text import duration, percent
 from rlprof_ops.analyze.run.merge import Merged, Rank
 
 MIN_SHARE = 0.03
+MIN_SKEW = 0.01  # of the step, as for stragglers
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,14 @@ def find(
     ]
     found.sort(key=lambda finding: (finding.kind != "straggler", -finding.cost_ns))
     if missing or unread:
-        parts = [f"{missing} planned reports are missing"] * bool(missing) + [
-            f"{unread} reports could not be read"
-        ] * bool(unread)
+        parts = [
+            f"{count} {what if count == 1 else many}"
+            for count, what, many in (
+                (missing, "planned report is missing", "planned reports are missing"),
+                (unread, "report could not be read", "reports could not be read"),
+            )
+            if count
+        ]
         found.insert(0, Finding("coverage", " and ".join(parts) + "; what follows is said without them.", 0))
     return [replace(finding, advice=advice_on(finding.kind, finding.phase)) for finding in found]
 
@@ -105,7 +111,8 @@ def _idle_workers(merged: Merged, bubbles: Sequence[Bubble]) -> list[Finding]:
         share = sum(b.share * b.count for b in hits) / steps
         if share >= MIN_SHARE:
             few = len(merged.step_numbers) - steps
-            where = f" (mean of the {steps} steps in which both were captured)" if few else ""
+            seen = "of the one step" if steps == 1 else f"mean of the {steps} steps"
+            where = f" ({seen} in which both were captured)" if few else ""
             text = (
                 f"{worker} stands idle {duration(mean)} a step ({percent(share)}) while {because} is in"
                 f" {phase}{where}."
@@ -193,10 +200,13 @@ def _not_captured(rows: Sequence[Waiting], lengths: Lengths) -> list[Finding]:
 
 def _skewed(skews: Sequence[CollectiveSkew], merged: Merged) -> list[Finding]:
     steps = max(len(merged.step_numbers), 1)
+    least = MIN_SKEW * sum(row.duration_ns for row in merged.steps) / max(len(merged.steps), 1)
     found = []
     for skew in skews[:1]:
         cost = skew.waiting_ns * skew.calls // steps
-        if skew.last is None or skew.last_share < min(0.9, 1 / skew.ranks + 0.35):  # well above chance
+        if (
+            cost < least or skew.last is None or skew.last_share < min(0.9, 1 / skew.ranks + 0.35)
+        ):  # well above chance
             continue
         text = (
             f"{skew.last.label} comes last to {percent(skew.last_share)} of {skew.worker}'s {skew.key}"

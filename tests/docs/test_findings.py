@@ -1,0 +1,129 @@
+"""The gallery of findings: every kind that the code can make stands in it, and each sentence in it is one
+that the code makes of a run whose fault is known.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("msgspec")
+
+from tests.analyze.fake_run import make_run
+from tests.analyze.output.test_uncaptured import Marks, loop
+from tests.analyze.output.test_uncaptured import answer_for as run_of
+
+from rlprof_ops.analyze.output import findings
+from rlprof_ops.analyze.output.advice import advice_on
+from rlprof_ops.analyze.reporting import answer_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
+Answer = dict[str, Any]
+
+
+def one_slow_rank(folder: Path) -> Answer:
+    return answer_of(make_run(folder, ranks=4, slow_rank=1), jobs=1, cache=False)
+
+
+def weights_on_their_way(folder: Path) -> Answer:
+    """Training hands its weights over for 30 ms of a step of 100, and generation stands still."""
+    marks: Marks = {"policy_worker": {}, "vllm_worker": {}}
+    for s in (1, 2, 3):
+        t = 100.0 * s
+        policy = {"train": (t + 45, t + 65), "weight_sync": (t + 65, t + 95)}
+        marks["policy_worker"][s] = ((t, t + 100), policy)
+        marks["vllm_worker"][s] = ((t, t + 100), {"generation": (t, t + 44)})
+    return run_of(folder, marks)
+
+
+def no_ranges(folder: Path) -> Answer:
+    return run_of(folder, {"policy_worker": {s: ((100.0 * s, 100.0 * s + 100), {}) for s in (1, 2)}})
+
+
+def policy_alone(folder: Path) -> Answer:
+    return run_of(folder, {"policy_worker": loop("policy_worker", [1, 2])})
+
+
+def seen_in_one_step_of_four(folder: Path) -> Answer:
+    marks = {"policy_worker": loop("policy_worker", [1, 2, 3, 4]), "vllm_worker": loop("vllm_worker", [4])}
+    return run_of(folder, marks)
+
+
+def reports_lost(folder: Path) -> Answer:
+    make_run(folder, ranks=2)
+    captures = [{"state": state, "worker": "policy_worker"} for state in ("ok", "missing", "truncated")]
+    (folder / "manifest.json").write_text(json.dumps({"schema": 1, "captures": captures}))
+    place = folder / "profiles" / "torch" / "policy_worker" / "rank7"
+    place.mkdir()
+    (place / "policy_worker_rank7_step3-5_n1_7.pt.trace.json.gz").write_bytes(b"no gzip")
+    return answer_of(folder, jobs=1, cache=False)
+
+
+RUNS: tuple[Callable[[Path], Answer], ...] = (
+    one_slow_rank,
+    weights_on_their_way,
+    no_ranges,
+    policy_alone,
+    seen_in_one_step_of_four,
+    reports_lost,
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
+    """(kind, sentence) of every finding in the runs."""
+    return [
+        (finding["kind"], finding["text"])
+        for run in RUNS
+        for finding in run(tmp_path_factory.mktemp(run.__name__))["findings"]
+    ]
+
+
+def sections() -> dict[str, str]:
+    """kind -> its section; the kind is the word in code that ends a heading."""
+    parts = re.split(r"^## .*\(`(\w+)`\)$", PAGE.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def quoted(section: str) -> list[str]:
+    return [
+        " ".join(text.replace("\n> ", " ").split())
+        for text in re.findall(r"^> (.*(?:\n> .*)*)", section, re.M)
+    ]
+
+
+def kinds_of_the_code() -> set[str]:
+    """The first argument of every `Finding(...)`."""
+    tree = ast.parse(Path(findings.__file__).read_text())
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Finding"]
+    assert all(isinstance(call.args[0], ast.Constant) for call in calls)
+    return {str(call.args[0].value) for call in calls if isinstance(call.args[0], ast.Constant)}
+
+
+def test_the_gallery_holds_every_kind_of_finding_and_no_other(made: list[tuple[str, str]]) -> None:
+    assert set(sections()) == kinds_of_the_code()
+    assert {kind for kind, _ in made} == kinds_of_the_code(), "a kind that no run here shows"
+
+
+def test_every_sentence_of_the_gallery_is_one_that_the_code_makes(made: list[tuple[str, str]]) -> None:
+    for kind, section in sections().items():
+        assert quoted(section), kind
+        for sentence in quoted(section):
+            assert (kind, sentence) in made, "\n".join(
+                ["this kind says:", *[t for k, t in made if k == kind]]
+            )
+
+
+def test_the_advice_of_the_gallery_is_that_of_the_page() -> None:
+    """What stands under a finding in the report stands, word for word, in its section."""
+    phases = ("generation", "train", "weight_sync")
+    for kind, section in sections().items():
+        text = " ".join(section.split())
+        for advice in {advice_on(kind, phase) for phase in phases} - {""}:
+            assert advice in text, advice
