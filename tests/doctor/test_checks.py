@@ -113,7 +113,8 @@ def test_three_tasks_on_a_shared_folder(tmp_path, monkeypatch):
         thread.join(60)
     assert {entry.state for entries in found.values() for entry in entries} == {OK}, found
     assert all(
-        any(entry.check == "clock" and "ms to n0" in entry.said for entry in found[rank]) for rank in (1, 2)
+        any(entry.check == "clock" and "s to n0 (within" in entry.said for entry in found[rank])
+        for rank in (1, 2)
     )
 
 

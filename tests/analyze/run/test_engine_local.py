@@ -17,10 +17,18 @@ from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.analyze.run import worker_pool
 from rlprof_ops.analyze.run.worker_pool import each
 
+KEPT: list[bytearray] = []
+
 
 def answered(task: int) -> tuple[int, int]:
     if task < 0:
         os.kill(os.getpid(), signal.SIGKILL)
+    return task, os.getpid()
+
+
+def kept(task: int) -> tuple[int, int]:
+    """A library that keeps 40 MiB of every file."""
+    KEPT.append(bytearray(40 << 20))
     return task, os.getpid()
 
 
@@ -45,13 +53,21 @@ def test_512_reports_at_the_default_number_of_workers(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 60  # a few seconds, on a machine that has nothing else to do
 
 
+def test_small_files_are_read_by_as_many_processes_as_were_asked() -> None:
+    """Starting an interpreter costs what reading a hundred small files does."""
+    done = list(each(answered, range(300), 2, killed))
+    assert len(done) == 300 and len({pid for _, pid in done}) == 2
+
+
 @pytest.mark.parametrize("workers", [2, 5])
-def test_workers_are_renewed_and_none_is_left(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "TASKS_A_WORKER", 4)
-    done = list(each(answered, range(24), workers, killed))
-    assert sorted(task for task, _ in done) == list(range(24))
+def test_workers_that_grew_are_renewed_and_none_is_left(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_pool, "GROWTH_BYTES", 64 << 20)
+    done = list(each(kept, range(12), workers, killed))
+    assert sorted(task for task, _ in done) == list(range(12))
     pids = {pid for _, pid in done}
-    assert len(pids) >= 24 / 4
+    assert 12 / 2 <= len(pids) <= 12 / 2 + workers  # 40 MiB each: two tasks a worker
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 

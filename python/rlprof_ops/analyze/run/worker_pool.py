@@ -1,4 +1,4 @@
-"""Processes that each read one file at a time, renewed after some files and replaced when one is killed.
+"""Processes that each read one file at a time, renewed when they have grown and replaced when one is killed.
 
 `concurrent.futures` does the same with `max_tasks_per_child`, and hangs for ever once every worker has done
 its tasks and none is replaced (CPython gh-115634, Python 3.11 and later). Here no thread takes part: one loop
@@ -10,15 +10,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, TypeVar
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
 
-TASKS_A_WORKER = 64  # then a new process: what a library keeps of each file cannot add up
+# By so much a worker may have grown between two tasks: what a library keeps of each file cannot add up. A new
+# one after so many files instead would spend most of the time on starting, where files are small.
+GROWTH_BYTES = 512 << 20
 _PR_SET_PDEATHSIG = 1
 
 
@@ -32,10 +36,8 @@ class _Worker:
         self.process = context.Process(target=_serve, args=(theirs, function), daemon=True)
         self.process.start()
         theirs.close()  # so that the pipe ends with the process
-        self.left = TASKS_A_WORKER
 
     def give(self, task: Any) -> None:
-        self.left -= 1
         with contextlib.suppress(OSError):  # it is gone already, which its pipe tells
             self.connection.send(task)
 
@@ -74,14 +76,16 @@ def each(
             for connection in wait(list(busy)):
                 worker, task = busy.pop(connection)
                 try:
-                    result = worker.connection.recv()
+                    result, grown = worker.connection.recv()
                 except (EOFError, OSError):
                     worker.kill()
                     result = killed(task)
                 else:
-                    (idle if worker.left else dismissed).append(worker)
-                    if not worker.left:
+                    if grown < GROWTH_BYTES:
+                        idle.append(worker)
+                    else:
                         worker.dismiss()
+                        dismissed.append(worker)
                 if isinstance(result, Exception):
                     raise result
                 yield result
@@ -93,6 +97,7 @@ def each(
 def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
     """The loop of a worker; it ends with its pipe."""
     _end_with_parent()
+    begun = _resident_bytes()
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             task = connection.recv()
@@ -100,7 +105,15 @@ def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
                 result = function(task)
             except Exception as error:
                 result = error
-            connection.send(result)
+            connection.send((result, _resident_bytes() - begun))
+
+
+def _resident_bytes() -> int:
+    """The memory of this process now, proc_pid_statm(5); 0 where that is not told."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _end_with_parent() -> None:
