@@ -56,6 +56,9 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
     index = {rank: i for i, rank in enumerate(merged.ranks)}
     t0 = min((row.start for row in merged.steps), default=min((s.start for s in read), default=0))
     phases = _phase_names(merged)
+    of_rank: dict[Rank, list[Summary]] = defaultdict(list)
+    for summary in read:
+        of_rank[rank_of(summary)].append(summary)
     return {
         "schema": SCHEMA,
         "made_by": f"rlprof-ops {__version__}",
@@ -65,7 +68,7 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
         "findings": [finding.to_dict(index) for finding in findings],
         "coverage": coverage,
         "clocks": merged.clocks.to_dict(t0),
-        "ranks": [_rank(rank, read) for rank in merged.ranks],
+        "ranks": [_rank(rank, of_rank[rank]) for rank in merged.ranks],
         "phase_names": phases,
         "steps": _steps(merged, t0),
         "anatomy": _anatomy(merged, waits, index, phases, t0),
@@ -178,8 +181,7 @@ def _read_reports(read: list[Summary]) -> list[Json]:
     ]
 
 
-def _rank(rank: Rank, read: list[Summary]) -> Json:
-    mine = [s for s in read if rank_of(s) == rank]
+def _rank(rank: Rank, mine: list[Summary]) -> Json:
     names = [d.name for s in mine for d in s.devices if d.name]
     return {
         "worker": rank.worker,
