@@ -249,3 +249,27 @@ def test_findings_say_what_to_try_and_where_to_look(
     assert "share of the data" in slow["advice"] and "asynchronous rollout" in by_kind["bubble"]["advice"]
     assert by_kind["phase"]["advice"] == ""  # long is no fault
     assert "share of the data" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_chain_of_a_step_is_told_with_its_slack_and_what_a_change_saves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The simulated train ends at 90 ms, weight sync of the policy at 96, of generation at 98."""
+    answer = report(make_run(tmp_path, ranks=4, slow_rank=1), jobs=1, cache=False)
+    validate(answer)
+    for chain in answer["critical_path"]["steps"]:
+        told = [(link["worker"], link["phase"]) for link in chain["links"]]
+        assert told == [
+            ("generation_worker", "generation"), ("policy_worker", "ref_logprob"),
+            ("policy_worker", "train"), ("generation_worker", "weight_sync"),
+        ]  # fmt: skip
+        assert sum(link["duration_ns"] for link in chain["links"]) + chain["rest_ns"] == chain["length_ns"]
+        assert answer["ranks"][chain["links"][2]["rank"]]["rank"] == 1
+    slack = {(s["worker"], s["phase"]): s["tightest_ns"] for s in answer["critical_path"]["slack"]}
+    assert slack["policy_worker", "weight_sync"] == 2 * MS and slack["policy_worker", "train"] == 0
+    changes = {(w["kind"], w["phase"]): w for w in answer["what_if"]}
+    assert changes["faster", "generation"]["saves_ns"] == 8 * MS
+    assert changes["like_peers", "train"]["saves_ns"] == pytest.approx(SLOW_US * 1000, rel=0.02)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "generation of generation_worker 0 40.0 ms → ref_logprob of policy_worker" in said
+    assert "generation 20 % faster: step 8.0 % shorter (8.00 ms)" in said

@@ -10,6 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rlprof_ops.analyze.causes.critical import chains, phase_slacks
+from rlprof_ops.analyze.causes.dependencies import windows
+from rlprof_ops.analyze.causes.what_if import what_ifs
 from rlprof_ops.analyze.metrics.bandwidth import bandwidths
 from rlprof_ops.analyze.metrics.collectives import CollectiveSkew, collective_skews
 from rlprof_ops.analyze.metrics.intervals import Union
@@ -19,6 +22,7 @@ from rlprof_ops.analyze.metrics.phases import MAX_SEGMENTS, PHASE_ORDER
 from rlprof_ops.analyze.metrics.stragglers import spreads, stragglers
 from rlprof_ops.analyze.metrics.waiting import bubbles, waiting
 from rlprof_ops.analyze.names import shortened
+from rlprof_ops.analyze.output.causes import path_json, what_if_json
 from rlprof_ops.analyze.output.findings import find
 from rlprof_ops.analyze.run.clocks import probes_of
 from rlprof_ops.analyze.run.identity import Report, read_json
@@ -51,6 +55,8 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
         waiting(merged.steps),
     )
     skews = collective_skews(merged)
+    graphs = windows(merged)
+    changes = what_ifs(merged, graphs, slow)
     coverage = _coverage(folder, reports, read, unread)
     findings = find(merged, spread, slow, gaps, waits, skews, len(coverage["missing"]), len(unread))
     index = {rank: i for i, rank in enumerate(merged.ranks)}
@@ -78,6 +84,8 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
             for s in row.drawn
         ],
         "phases": [_spread(s, index) for s in spread],
+        "critical_path": path_json(chains(merged, graphs), phase_slacks(graphs), index, t0),
+        "what_if": what_if_json(changes, index),
         "stragglers": [_ranked(asdict(s) | {"cost_ns": s.cost_ns, "rank": index[s.rank]}) for s in slow],
         "bubbles": [asdict(b) for b in gaps],
         "gpu": _gpu(read, index, t0),

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rlprof_ops.analyze.output.causes import path_lines, what_if_lines
 from rlprof_ops.analyze.output.text import duration, percent, size, step_runs, unmarked
 
 FINDINGS_FIRST = 3
@@ -40,6 +41,7 @@ def show(answer: Json, console: Console) -> None:
             console.print(f"   [dim]{escape(finding['advice'])}[/]", highlight=False)
     if not answer["findings"]:
         console.print("No finding is large enough for a sentence.")
+    _causes(answer, console)
     if answer["phases"]:
         console.print(_phases(answer))
     if answer["gpu"]:
@@ -47,6 +49,23 @@ def show(answer: Json, console: Console) -> None:
     if answer["kernels"]:
         console.print(_kernels(answer, console.width))
     _said_of_files(answer, console)
+
+
+def _causes(answer: Json, console: Console) -> None:
+    names = [
+        f"{r['worker']} {r['rank']}" + (f" (pid {r['pid']})" if r["told_apart"] else "")
+        for r in answer["ranks"]
+    ]
+    lines = path_lines(answer["critical_path"], names)
+    if lines:
+        console.print("\n[bold]What decided the length of a step[/]")
+    for line in lines:
+        console.print(escape(line), highlight=False)
+    changes = what_if_lines(answer["what_if"])
+    if changes:
+        console.print("[bold]What if[/]")
+    for line in changes:
+        console.print(f"  {escape(line)}", highlight=False)
 
 
 def _phases(answer: Json) -> Table:

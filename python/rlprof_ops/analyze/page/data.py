@@ -30,6 +30,8 @@ def page_data(answer: Json) -> Json:
         "steps",
         "phases",
         "stragglers",
+        "critical_path",
+        "what_if",
         "gpu",
         "shared_gpus",
         "kernels",

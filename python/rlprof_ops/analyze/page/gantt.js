@@ -12,6 +12,7 @@ function makeGantt(D, ui) {
   const group = (rows, key) => rows.reduce((m, r) => (m.has(key(r)) ? m.get(key(r)).push(r) : m.set(key(r), [r]), m), new Map());
   const segments = group(D.segments, s => s[0]), steps = group(D.steps_of, s => s[0]);
   const slow = group(D.stragglers, s => s.rank);
+  const path = group(D.critical_path.steps.flatMap(c => c.stretches.map(([r, a, n]) => [r, c.step, a / 1000, n / 1000])), s => s[0]);
   let view = [0, 1], rows = [], height = 18, selected = null;
 
   const inStep = s => stepSelect.value === "" || s === +stepSelect.value;
@@ -112,6 +113,8 @@ function makeGantt(D, ui) {
         g.fillStyle = color(s[2]); g.fillRect(a, y + gap, w, height - 2 * gap);
         if (mine.includes(D.phase_names[s[2]])) { g.strokeStyle = c.ink; g.lineWidth = 2; g.strokeRect(a + 1, y + gap + .5, Math.max(w - 2, 1), height - 2 * gap - 1); }
       }
+      g.fillStyle = c.ink;
+      for (const s of path.get(i) || []) if (inStep(s[1])) { const tall = Math.max(2, height * .2); g.fillRect(x(s[2]), y + height - tall, Math.max(s[3] * scale, 1), tall); }
       g.restore();
     });
     g.save(); g.beginPath(); g.rect(left, 0, width - left, tall); g.clip(); g.fillStyle = c.ink;

@@ -104,7 +104,15 @@ tile(D.clocks.hosts.length < 2 ? "one host" : D.clocks.residual_ns === null ? "u
 const legend = (box, items) => items.forEach(([name, fill]) => { const s = el("span"), i = el("i"); paint(i, fill); s.append(i, name); box.append(s); });
 const gantt = D.steps_of.length ? makeGantt(D, {$, el, time, color, rankName, showTip, hideTip}) : null;
 window.rlprofGantt = gantt;
-if (gantt) { legend($("gantt-legend"), [...D.phase_names.map((p, i) => [p, color(i)]), ["in no phase", ".thin"], ...(D.stragglers.length ? [["straggler", ".slow"]] : [])]); gantt.draw(); } else hide("gantt");
+if (gantt) { legend($("gantt-legend"), [...D.phase_names.map((p, i) => [p, color(i)]), ["in no phase", ".thin"], ...(D.critical_path.steps.length ? [["what decided the step", ".path"]] : []), ...(D.stragglers.length ? [["straggler", ".slow"]] : [])]); gantt.draw(); } else hide("gantt");
+
+// ---- what decided the step: the chain, what a change would bring, slack
+const chain = D.critical_path.steps.flatMap(s => s.links.map((l, i) => ({...l, step: s.step, length: s.length_ns, place: i + 1})));
+if (chain.length) {
+  table($("chain-table"), "The chain, step by step", [{name: "step", num: true, value: r => r.step, text: r => D.step_names[r.step]}, {name: "link", num: true, value: r => r.place}, {name: "phase", value: r => r.phase}, {name: "on", value: r => rankName(r.rank), text: r => rankName(r.rank) + (r.by_rank.length > 1 ? ` (${time(r.by_rank[0][1])}) and others` : "")}, ns("for", "duration_ns", {bar: true}), {name: "of the step", num: true, value: r => r.duration_ns / Math.max(r.length, 1), text: r => pct(r.duration_ns / Math.max(r.length, 1))}, ns("begun after", "after_ns", {title: "From the end of what it waited for: scheduling, transfers, work that no report shows"})], chain, {limit: 12});
+  table($("what-if-table"), "What if", [{name: "change", value: r => r.change, cls: "wide"}, ns("a step shorter by", "saves_ns", {bar: true}), {name: "of the step", num: true, value: r => r.share, text: r => pct(r.share)}], D.what_if);
+  table($("slack-table"), "Slack", [{name: "worker", value: r => r.worker}, {name: "phase", value: r => r.phase}, {name: "in the chain", num: true, value: r => r.on_path / r.steps, text: r => `${r.on_path} of ${r.steps} steps`}, ns("slack, tightest rank", "tightest_ns", {bar: true}), {name: "slack, median rank", num: true, unit: "ns", value: r => r.by_rank.map(x => x[1]).sort((a, b) => a - b)[r.by_rank.length >> 1], text: r => time(r.by_rank.map(x => x[1]).sort((a, b) => a - b)[r.by_rank.length >> 1])}], D.critical_path.slack);
+} else hide("causes");
 
 // ---- anatomy
 const barWidth = () => Math.max(80, document.querySelector("main").clientWidth - (innerWidth < 640 ? 200 : 380));

@@ -1,0 +1,139 @@
+"""What each rank worked on, as activities: a phase from its begin until the rank turns to another one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlprof_ops.analyze.metrics.intervals import union
+from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, rank_of
+
+MAX_ACTIVITIES = 64  # a rank and step; more are told as one, named by the phase that takes most
+MAX_STRETCHES = 1000  # of phases, a rank and step; as for activities
+MAX_MEETINGS = 200  # an activity: beyond, its collectives are taken together
+_MOSTLY_OTHERS = 0.1  # of a controller's phase: with more work of others inside, it only waits for them
+Meeting = tuple[str, int, int]  # collective, arrival, release
+
+
+@dataclass(frozen=True)
+class Activity:
+    """One phase of one rank, whole: `busy_ns` is its time less pauses inside, `parts` its stretches.
+
+    `meetings` are the collectives inside, on the run's clock; where they are not known one by one,
+    `communication_ns` is their exposed time.
+    """
+
+    rank: Rank
+    step: int
+    phase: str
+    start: int
+    end: int
+    parts: tuple[int, ...]
+    communication_ns: int = 0
+    meetings: tuple[Meeting, ...] = ()
+    occurrence: int = 0  # of the phase in the rank's step
+
+    @property
+    def busy_ns(self) -> int:
+        return sum(self.parts)
+
+
+def activities(merged: Merged) -> list[Activity]:
+    """All activities of a run, in order of their begin.
+
+    A controller's phase is one where hardly any other worker is in a phase meanwhile: there it works itself,
+    and elsewhere it waits for those whose work this is.
+    """
+    meetings = _meetings(merged)
+    found: list[Activity] = []
+    drivers: list[Activity] = []
+    for row in merged.steps:
+        mine = _of_row(row)
+        if row.rank.is_controller:
+            drivers += mine
+        else:
+            found += [_with_meetings(a, meetings.get(row.rank, ())) for a in mine]
+    found += _own_work(drivers, found)
+    return sorted(found, key=lambda a: (a.start, a.end, a.rank))
+
+
+def _of_row(row: RankStep) -> list[Activity]:
+    if not row.phases:
+        return []
+    runs = _runs(row)
+    phases = {part.phase: part for part in row.phases}
+    seen: dict[str, int] = {}
+    for i, run in enumerate(runs):
+        said = phases[run.phase]
+        talk = said.communication_ns * min(run.busy_ns, said.duration_ns) // max(said.duration_ns, 1)
+        runs[i] = replace(run, communication_ns=talk, occurrence=seen.get(run.phase, 0))
+        seen[run.phase] = seen.get(run.phase, 0) + 1
+    return runs
+
+
+def _runs(row: RankStep) -> list[Activity]:
+    """The stretches of a row's phases, those of one phase together until another phase begins."""
+    if sum(len(part.when) for part in row.phases) <= MAX_STRETCHES:
+        stretches = sorted(
+            (a, b, part.phase)
+            for part in row.phases
+            for a, b in zip(part.when.start.tolist(), part.when.end.tolist(), strict=True)
+        )
+        runs: list[tuple[str, list[tuple[int, int]]]] = []
+        for a, b, phase in stretches:
+            if runs and runs[-1][0] == phase:
+                runs[-1][1].append((a, b))
+            else:
+                runs.append((phase, [(a, b)]))
+        if len(runs) <= MAX_ACTIVITIES:
+            return [
+                Activity(row.rank, row.step, phase, when[0][0], when[-1][1], tuple(b - a for a, b in when))
+                for phase, when in runs
+            ]
+    longest = max(row.phases, key=lambda part: part.duration_ns).phase
+    start = min(int(part.when.start[0]) for part in row.phases)
+    end = max(int(part.when.end[-1]) for part in row.phases)
+    return [Activity(row.rank, row.step, longest, start, end, (row.in_phases_ns,))]
+
+
+def _meetings(merged: Merged) -> dict[Rank, tuple[Meeting, ...]]:
+    """The collectives of each rank on the host, outermost, on the run's clock. Those on a GPU run beside the
+    host's phases and hide behind kernels: their exposed time stands in the phases.
+    """
+    found: dict[Rank, list[Meeting]] = {}
+    for summary in merged.summaries:
+        clock = merged.clocks.of(summary.host)
+        for events in summary.collective_events:
+            if not events.on_gpu:
+                starts, ends = clock.all_aligned(events.start), clock.all_aligned(events.end)
+                found.setdefault(rank_of(summary), []).extend(
+                    (events.key, a, b) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
+                )
+    outermost: dict[Rank, tuple[Meeting, ...]] = {}
+    for rank, meetings in found.items():
+        kept: list[Meeting] = []
+        for meeting in sorted(set(meetings), key=lambda m: (m[1], -m[2])):
+            if not kept or meeting[1] >= kept[-1][2]:
+                kept.append(meeting)
+        outermost[rank] = tuple(kept)
+    return outermost
+
+
+def _with_meetings(activity: Activity, meetings: Sequence[Meeting]) -> Activity:
+    first = bisect_left(meetings, activity.start, key=lambda m: m[1])
+    last = bisect_left(meetings, activity.end, key=lambda m: m[1])
+    inside = meetings[first:last]
+    whole = 0 < len(inside) <= MAX_MEETINGS and inside[-1][2] <= activity.end
+    return replace(activity, meetings=tuple(inside)) if whole else activity
+
+
+def _own_work(drivers: Sequence[Activity], others: Sequence[Activity]) -> list[Activity]:
+    busy = union(np.array([a.start for a in others], np.int64), np.array([a.end for a in others], np.int64))
+    return [
+        driver
+        for driver in drivers
+        if busy.inside(driver.start, driver.end) <= _MOSTLY_OTHERS * (driver.end - driver.start)
+    ]

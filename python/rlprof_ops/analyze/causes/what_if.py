@@ -1,0 +1,267 @@
+"""What a change would bring: the measured graph replayed with other durations.
+
+A replay keeps who waited for whom and the time between, so it sees when another chain becomes the longest. It
+does not know what the change costs elsewhere: a GPU taken from training for generation, a cache that no
+longer fits.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from rlprof_ops.analyze.causes.dependencies import Piece, Window
+from rlprof_ops.analyze.causes.graph import replayed
+from rlprof_ops.analyze.metrics.stragglers import Straggler
+from rlprof_ops.analyze.metrics.waiting import ROLLOUT, TRAINING
+from rlprof_ops.analyze.run.merge import Merged, Rank
+
+FASTER = 0.2
+MIN_SHARE = 0.001  # of a step; less is not said
+MIN_SHARE_OF_PATH = 0.03  # a phase that is on the path for less is not asked about
+Times = tuple[list[int], list[int]]  # duration and lag of every piece
+Change = Callable[[Window], Times]
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """One change and what it would take off a step, in the mean of the captured ones."""
+
+    kind: str  # "faster", "like_peers", "even", "overlapped", "one_more"
+    change: str
+    worker: str
+    phase: str
+    rank: Rank | None
+    saves_ns: int
+    share: float  # of a step
+
+
+def what_ifs(
+    merged: Merged, windows: Sequence[Window], stragglers: Sequence[Straggler]
+) -> tuple[WhatIf, ...]:
+    """Every change that is asked about and would save anything, the largest first."""
+    step_ns = mean_step(merged)
+    asked = [
+        *_slow_ranks(stragglers),
+        *_phases(windows, step_ns),
+        *_uneven(windows),
+        *_rollout_workers(windows),
+    ]
+    found = []
+    for kind, text, worker, phase, rank, change in asked:
+        saves = saved(windows, change)
+        if step_ns and saves >= MIN_SHARE * step_ns:
+            found.append(WhatIf(kind, text, worker, phase, rank, round(saves), saves / step_ns))
+    return tuple(sorted(found, key=lambda w: -w.saves_ns))
+
+
+Asked = tuple[str, str, str, str, Rank | None, Change]
+
+
+def saved(windows: Sequence[Window], change: Change) -> float:
+    """Nanoseconds a step that a change takes off."""
+    steps = sum(window.steps for window in windows)
+    gained = sum(window.graph.length - replayed(window.graph, *change(window)) for window in windows)
+    return gained / max(steps, 1)
+
+
+def mean_step(merged: Merged) -> float:
+    """The mean length of a step of the run, nanoseconds."""
+    bounds: dict[int, tuple[int, int, int]] = {}
+    for row in merged.steps:
+        start, end, count = bounds.get(row.step, (row.start, row.end, 1))
+        bounds[row.step] = (min(start, row.start), max(end, row.end), max(count, row.count or 1))
+    steps = sum(count for _, _, count in bounds.values())
+    return sum(end - start for start, end, _ in bounds.values()) / steps if steps else 0.0
+
+
+def _slow_ranks(stragglers: Sequence[Straggler]) -> list[Asked]:
+    return [
+        (
+            "like_peers",
+            f"{s.rank.label} like its peers in {s.phase}",
+            s.rank.worker,
+            s.phase,
+            s.rank,
+            like_peers(s.rank, s.phase),
+        )
+        for s in stragglers
+    ]
+
+
+def _phases(windows: Sequence[Window], step_ns: float) -> list[Asked]:
+    spent: dict[tuple[str, str], int] = defaultdict(int)
+    steps = max(sum(window.steps for window in windows), 1)
+    for (worker, _, phase, _, _), group in _groups(windows).items():
+        spent[worker, phase] += max(piece.activity.busy_ns for _, _, piece in group)
+    asked: list[Asked] = []
+    for phase in sorted({phase for _, phase in spent}):
+        workers = [worker for worker, other in spent if other == phase]
+        if max(spent[worker, phase] for worker in workers) / steps < MIN_SHARE_OF_PATH * step_ns:
+            continue
+        main = max(workers, key=lambda worker: spent[worker, phase])
+        percent = round(100 * FASTER)
+        asked.append(("faster", f"{phase} {percent} % faster", main, phase, None, faster(phase, FASTER)))
+        if phase == "weight_sync":
+            asked.append(
+                ("overlapped", "weight_sync hidden behind other work", main, phase, None, hidden(phase))
+            )
+    return asked
+
+
+def _uneven(windows: Sequence[Window]) -> list[Asked]:
+    kinds = {
+        (worker, phase)
+        for (worker, _, phase, _, _), group in _groups(windows).items()
+        if len(group) > 1 and phase in ROLLOUT
+    }
+    return [
+        (
+            "even",
+            f"no rank of {worker} longer in {phase} than the median one",
+            worker,
+            phase,
+            None,
+            even(worker, phase),
+        )
+        for worker, phase in sorted(kinds)
+    ]
+
+
+def _rollout_workers(windows: Sequence[Window]) -> list[Asked]:
+    does: dict[str, set[str]] = defaultdict(set)
+    for worker, _, phase, _, _ in _groups(windows):
+        does[worker].add(phase)
+    return [
+        ("one_more", f"one more {worker}", worker, phase, None, one_more(worker, phase))
+        for worker, phases in sorted(does.items())
+        for phase in sorted(phases & ROLLOUT)
+        if not phases & TRAINING
+    ]
+
+
+# What changes: each gives the durations and lags of a window's pieces after it.
+
+
+def faster(phase: str, share: float) -> Change:
+    """All work in a phase takes `share` less time; pauses inside stay."""
+
+    def changed(window: Window) -> Times:
+        duration, lag = list(window.graph.duration), list(window.graph.lag)
+        for node, piece in enumerate(window.pieces):
+            if piece is not None and piece.activity.phase == phase:
+                activity = piece.activity
+                busy = activity.busy_ns / max(activity.end - activity.start, 1)
+                duration[node] -= round(share * busy * duration[node])
+        return duration, lag
+
+    return changed
+
+
+def hidden(phase: str) -> Change:
+    """A phase takes no time of its own, and nothing waits for its begin."""
+
+    def changed(window: Window) -> Times:
+        duration, lag = list(window.graph.duration), list(window.graph.lag)
+        for node, piece in enumerate(window.pieces):
+            if piece is not None and piece.activity.phase == phase:
+                duration[node] = lag[node] = 0
+        return duration, lag
+
+    return changed
+
+
+def like_peers(rank: Rank, phase: str) -> Change:
+    """One rank takes as long in each piece of a phase as the median of the others does."""
+
+    def changed(window: Window) -> Times:
+        duration, lag = list(window.graph.duration), list(window.graph.lag)
+        for (worker, _, other, _, _), group in _groups([window]).items():
+            if worker != rank.worker or other != phase:
+                continue
+            peers = [duration[node] for _, node, piece in group if piece.activity.rank != rank]
+            for _, node, piece in group:
+                if piece.activity.rank == rank and peers:
+                    duration[node] = round(median(peers))
+        return duration, lag
+
+    return changed
+
+
+def even(worker: str, phase: str) -> Change:
+    """No rank of a worker takes longer in a phase than the median one."""
+
+    def changed(window: Window) -> Times:
+        duration, lag = list(window.graph.duration), list(window.graph.lag)
+        for (other, _, its_phase, _, _), group in _groups([window]).items():
+            if (other, its_phase) == (worker, phase):
+                most = round(median(duration[node] for _, node, _ in group))
+                for _, node, _ in group:
+                    duration[node] = min(duration[node], most)
+        return duration, lag
+
+    return changed
+
+
+def one_more(worker: str, phase: str) -> Change:
+    """The work of a phase shared by one rank more: parts that ranks did one by one are dealt out anew, each
+    to whoever is free first; work that a rank did in one part is taken as divisible.
+    """
+
+    def changed(window: Window) -> Times:
+        duration, lag = list(window.graph.duration), list(window.graph.lag)
+        for (other, _, its_phase, _, _), group in _groups([window]).items():
+            if (other, its_phase) != (worker, phase):
+                continue
+            parts = [piece.activity.parts for _, _, piece in group]
+            if max(map(len, parts)) > 1:
+                most = _dealt([part for mine in parts for part in mine], len(group) + 1)
+                for _, node, _ in group:
+                    duration[node] = min(duration[node], most)
+            else:
+                for _, node, _ in group:
+                    duration[node] = duration[node] * len(group) // (len(group) + 1)
+        return duration, lag
+
+    return changed
+
+
+def _dealt(parts: Sequence[int], workers: int) -> int:
+    """When the last of the parts ends, the longest dealt first."""
+    free = [0] * workers
+    for part in sorted(parts, reverse=True):
+        heapq.heapreplace(free, free[0] + part)
+    return max(free)
+
+
+Place = tuple[Window, int, Piece]
+
+
+def _groups(windows: Sequence[Window]) -> dict[tuple[str, int, str, int, int], list[Place]]:
+    """Worker, step, phase, occurrence and number of a piece -> that piece of every rank."""
+    groups: dict[tuple[str, int, str, int, int], list[Place]] = defaultdict(list)
+    for window in windows:
+        for node, piece in enumerate(window.pieces):
+            if piece is not None:
+                a = piece.activity
+                groups[a.rank.worker, a.step, a.phase, a.occurrence, piece.number].append(
+                    (window, node, piece)
+                )
+    return groups
+
+
+def unevenness(windows: Sequence[Window], worker: str, phase: str) -> float:
+    """The slowest rank's time over the median rank's, in the mean of the steps."""
+    ratios = []
+    steps: dict[int, dict[Rank, int]] = defaultdict(lambda: defaultdict(int))
+    for (other, step, its_phase, _, number), group in _groups(windows).items():
+        if (other, its_phase) == (worker, phase) and number == 0:
+            for _, _, piece in group:
+                steps[step][piece.activity.rank] += piece.activity.busy_ns
+    for times in steps.values():
+        if len(times) > 1:
+            ratios.append(max(times.values()) / max(median(times.values()), 1))
+    return fmean(ratios) if ratios else 1.0

@@ -1,0 +1,150 @@
+"""The critical path, its slack and what changes would bring, as data and as lines for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from rlprof_ops.analyze.causes.critical import Chain, Link, PhaseSlack
+from rlprof_ops.analyze.causes.what_if import WhatIf
+from rlprof_ops.analyze.output.text import duration, percent
+from rlprof_ops.analyze.run.merge import Rank
+
+MAX_STRETCHES = 400  # drawn a step
+MAX_RANKS_OF_LINK = 8
+MAX_LINES = 6
+
+
+class LinkJson(TypedDict):
+    worker: str
+    rank: int
+    phase: str
+    start_ns: int
+    duration_ns: int
+    after_ns: int
+    by_rank: list[list[int]]
+
+
+class ChainJson(TypedDict):
+    step: int
+    start_ns: int
+    length_ns: int
+    rest_ns: int
+    links: list[LinkJson]
+    stretches: list[list[int]]
+
+
+class SlackJson(TypedDict):
+    worker: str
+    phase: str
+    steps: int
+    on_path: int
+    tightest_ns: int
+    by_rank: list[list[int]]
+
+
+class PathJson(TypedDict):
+    steps: list[ChainJson]
+    slack: list[SlackJson]
+
+
+class WhatIfJson(TypedDict):
+    kind: str
+    change: str
+    worker: str
+    phase: str
+    rank: int | None
+    saves_ns: int
+    share: float
+
+
+def path_json(
+    chains: Sequence[Chain], slack: Sequence[PhaseSlack], index: Mapping[Rank, int], t0: int
+) -> PathJson:
+    return {
+        "steps": [
+            {
+                "step": chain.step,
+                "start_ns": chain.start - t0,
+                "length_ns": chain.length_ns,
+                "rest_ns": chain.rest_ns,
+                "links": [_link(link, index, t0) for link in chain.links],
+                "stretches": [
+                    [index[rank], start - t0, end - start]
+                    for rank, start, end in sorted(
+                        sorted(chain.stretches, key=lambda s: s[1] - s[2])[:MAX_STRETCHES],
+                        key=lambda s: s[1],
+                    )
+                ],
+            }
+            for chain in chains
+        ],
+        "slack": [
+            {
+                "worker": s.worker,
+                "phase": s.phase,
+                "steps": s.steps,
+                "on_path": s.on_path,
+                "tightest_ns": s.tightest_ns,
+                "by_rank": [[index[rank], ns] for rank, ns in s.by_rank],
+            }
+            for s in slack
+        ],
+    }
+
+
+def _link(link: Link, index: Mapping[Rank, int], t0: int) -> LinkJson:
+    return {
+        "worker": link.worker,
+        "rank": index[link.rank],
+        "phase": link.phase,
+        "start_ns": link.start - t0,
+        "duration_ns": link.duration_ns,
+        "after_ns": link.after_ns,
+        "by_rank": [[index[rank], ns] for rank, ns in link.by_rank[:MAX_RANKS_OF_LINK]],
+    }
+
+
+def what_if_json(found: Sequence[WhatIf], index: Mapping[Rank, int]) -> list[WhatIfJson]:
+    return [
+        {
+            "kind": w.kind,
+            "change": w.change,
+            "worker": w.worker,
+            "phase": w.phase,
+            "rank": None if w.rank is None else index[w.rank],
+            "saves_ns": w.saves_ns,
+            "share": round(w.share, 5),
+        }
+        for w in found
+    ]
+
+
+def path_lines(path: PathJson, names: Sequence[str]) -> list[str]:
+    """The chain of the step that is nearest to the median length, and the slack of what is on no path."""
+    if not path["steps"]:
+        return []
+    by_length = sorted(path["steps"], key=lambda chain: chain["length_ns"])
+    usual = by_length[len(by_length) // 2]
+    links = " → ".join(
+        f"{link['phase']} of {names[link['rank']]} {duration(link['duration_ns'])}" for link in usual["links"]
+    )
+    lines = [
+        f"Step {usual['step']} took {duration(usual['length_ns'])} because of: {links};"
+        f" between them {duration(usual['rest_ns'])}."
+    ]
+    spare = [
+        f"{s['phase']} of {s['worker']} {duration(s['tightest_ns'])}"
+        for s in sorted(path["slack"], key=lambda s: -s["tightest_ns"])
+        if not s["on_path"]
+    ]
+    if spare:
+        lines.append(f"Could have taken longer, for nobody waited: {', '.join(spare[:MAX_LINES])}.")
+    return lines
+
+
+def what_if_lines(found: Sequence[WhatIfJson]) -> list[str]:
+    return [
+        f"{w['change']}: step {percent(w['share'])} shorter ({duration(w['saves_ns'])})"
+        for w in found[:MAX_LINES]
+    ]
