@@ -15,12 +15,17 @@ __all__ = ["need", "slurm", "slurm_sandbox"]
 
 
 @pytest.fixture(autouse=True)
-def no_session_of_this_process() -> Iterator[None]:
-    """A profiler that a test makes in this very process says so to its children: not to those of the next
-    test.
-    """
+def leaves_the_environment_as_it_was() -> Iterator[None]:
+    """A variable that a test leaves would reach every job and process that later tests start."""
+    before = dict(os.environ)
     yield
-    os.environ.pop(session_file.OWNER, None)
+    os.environ.pop(session_file.OWNER, None)  # a profiler made in this very process says so to its children
+    left = {name for name in os.environ.keys() | before if os.environ.get(name) != before.get(name)}
+    left = {name for name in left if name.startswith(("RLPROF_", "RAY_", "SLURM_", "NRL_", "NSYS_"))}
+    for name in left:
+        os.environ.pop(name, None)
+        os.environ |= {name: before[name]} if name in before else {}
+    assert not left, f"left in the environment of later tests: {sorted(left)}"
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ def test_the_report_of_a_job(slurm):
     pytest.importorskip("msgspec")
     pytest.importorskip("rich")
     times = slurm.shared / "demo times.json"
-    command = f"{DEMO} --slow-rank 1 --slow-ms 400 --json {shlex.quote(str(times))}"
+    command = f"{DEMO} --slow-rank 1 --slow-ms 1500 --json {shlex.quote(str(times))}"
 
     job = Job.submit(slurm, COMMAND=command, RAY_LOG_SYNC_FREQUENCY="2", **ASKED)
     assert job.wait().exit_code == 0, job.say()

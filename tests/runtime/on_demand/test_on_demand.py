@@ -6,6 +6,7 @@ import pytest
 from tests.waits import wait_until
 
 from rlprof_ops.runtime import profiler
+from rlprof_ops.runtime.gate import TimedGate
 from rlprof_ops.runtime.on_demand import watcher
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 
@@ -83,6 +84,21 @@ def test_seconds_begin_at_once_and_are_named_by_the_steps_they_saw(running, even
     assert 1 <= first < stop <= step + 1 and closed["seen"] == list(range(first, stop))
     assert f"_step{first}-{stop - 1}_n1_" in closed["report"] and opened["asked_by"] == "d1"
     assert 0.2e9 < closed["t_ns"] - opened["t_ns"] < 5e9
+
+
+@pytest.mark.torch
+def test_a_step_that_begins_while_the_window_is_being_opened_is_seen(running, events, monkeypatch, tmp_path):
+    begin = TimedGate.begin
+
+    def slowly(gate, window, step):
+        begin(gate, window, step)
+        running.start_step(step + 1)
+
+    monkeypatch.setattr(TimedGate, "begin", slowly)
+    running.start_step(4)
+    watcher.leave(tmp_path / "node/control", demand(next_steps=None, seconds=0.2))
+    wait_until(lambda: events("closed"))
+    assert events("closed")[0]["seen"] == [4, 5]
 
 
 @pytest.mark.torch

@@ -72,6 +72,8 @@ def _open_now(profiler: Any, spec: CaptureSpec, asked_by: str) -> Any:
         capture = profiler._captures.add(spec, asked_by=asked_by, timed=True)
         capture.gate.begin(Window(step, None), step)
         profiler._settle()
+        for begun in range(step + 1, profiler._last_step + 1):  # while the window was being opened
+            capture.gate.enter(begun)
     return capture
 
 
