@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +186,9 @@ def test_every_config_of_rlinf_is_right_or_refused_with_the_reason() -> None:
         groups |= set(world)
         tree = ours(str(path))
         assert set(world) <= {*group_names(tree), "actor", "env", "rollout", "reward", "reward_server"}
-    assert told == 101 and len(refused) == 231
-    assert all("cluster.component_placement" in why or "on all accelerators" in why for why in refused)
+    assert (told, len(refused)) == (101, 231)
+    reasons = ("cluster.component_placement", "on all accelerators", "placed twice, which RLinf refuses")
+    assert all(any(reason in why for reason in reasons) for why in refused)
     assert {"ActorGroup", "InferenceGroup", "RewardActorGroup"} <= groups
 
 
@@ -201,6 +203,64 @@ def test_a_groups_name_is_what_its_configuration_says(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(json.dumps(config))
     found = world_of_trainer(RLINF, str(tmp_path / "c.yaml"), gpus_per_node=4)
     assert found == {"MyActors": 8, "Loop": 8, "Simulators": 8}
+
+
+@pytest.mark.parametrize("version", upstream.VERL)
+def test_hydras_defaults_are_followed_as_hydra_does(version: str, need: Any) -> None:
+    """Every key of verl's top configurations, with the groups that they name."""
+    need("hydra", "omegaconf")
+    folder = upstream.verl(version) / "verl" / "trainer" / "config"
+    assert sum(same_as_hydra(folder / f"{top}.yaml") for top in ("ppo_trainer", "sft_trainer")) > 300
+
+
+def same_as_hydra(path: Path) -> int:
+    """How many settings of a top configuration were compared with what Hydra composes."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_dir=str(path.parent), version_base=None):
+        theirs = dict(leaves(OmegaConf.to_container(compose(path.stem), resolve=False)))
+    mine = dict(leaves(ours(str(path))))
+    mine = {place: value for place, value in mine.items() if not place.startswith("hydra.")}
+    assert sorted(mine) == sorted(theirs), path
+    # 1e-6 and 100_000 are numbers in YAML 1.1 as OmegaConf reads it.
+    for place, value in mine.items():
+        number = isinstance(theirs[place], (int, float)) and isinstance(value, str)
+        assert (float(value) if number else value) == theirs[place], (path, place)
+    return len(mine)
+
+
+def leaves(tree: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{place}{key}.")
+        else:
+            yield f"{place}{key}", value
+
+
+def test_verls_own_default_of_a_group_counts() -> None:
+    """`tensor_model_parallel_size` 2 stands in `rollout/rollout.yaml`, which ppo_trainer names."""
+    path = upstream.verl("v0.7.0") / "verl" / "trainer" / "config" / "ppo_trainer.yaml"
+    assert world_of_trainer(VERL, str(path)) == {"actor": 8, "rollout": 4, "critic": 8, "controller": 1}
+
+
+def test_entries_that_hydra_has_beside_groups(tmp_path: Path) -> None:
+    files = {
+        "main.yaml": "defaults: [engine: fast, 'worker@a.b': '${engine}_worker', optional none: x, _self_,"
+        " sub/kind@c: one, override /sub/kind@c: two]\nown: {key: 1}\n",
+        "engine/fast.yaml": "# @package _global_\nspeed: 3\n",
+        "worker/fast_worker.yaml": "defaults: [/engine/inner@here, _self_]\nranks: 4\n",
+        "engine/inner.yaml": "deep: true\n",
+        "sub/kind/one.yaml": "kind: 1\n",
+        "sub/kind/two.yaml": "kind: 2\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert same_as_hydra(tmp_path / "main.yaml") == 5
+    assert ours(str(tmp_path / "main.yaml"))["c"] == {"kind": 2}
 
 
 def test_a_file_that_is_its_own_parent_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

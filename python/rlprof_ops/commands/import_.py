@@ -55,7 +55,7 @@ def _text(source: tuple[str, ...], env: bool) -> tuple[str, str]:
     import json
 
     from rlprof_ops.frameworks.hydra import read_overrides, read_settings
-    from rlprof_ops.frameworks.trainer_file import merge
+    from rlprof_ops.frameworks.hydra_defaults import merge
 
     whole = merge(read_settings(text, name), read_overrides(shlex.join(rest), "overrides"))
     return json.dumps(whole), f"{name} and overrides"

@@ -7,9 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rlprof_ops.frameworks.hydra import read_settings
+from rlprof_ops.frameworks.hydra_defaults import DEPTH, Composition, is_hydra, merge
 from rlprof_ops.request.problems import Problem, RequestError
+from rlprof_ops.request.yaml_file import read_file
 
-DEPTH = 20
 _PATH = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}", re.ASCII)
 _SELECT = re.compile(r"\$\{oc\.select:\s*([A-Za-z_][\w.-]*)\s*(?:,\s*([^{}]*))?\}", re.ASCII)
 
@@ -19,21 +21,21 @@ class UnknownWorld(ValueError):
 
 
 def read_inherited(path: str, depth: int = 0) -> dict[str, Any]:
-    """NeMo RL's inheritance: `defaults:` names one parent file or several, relative to the file itself.
+    """A file with what its `defaults:` names: Hydra's list of groups, or NeMo RL's inheritance.
 
-    A mapping with `_override_: true` replaces the parent's instead of being merged into it.
+    NeMo RL names one parent file or several, relative to the file itself; a mapping with `_override_: true`
+    replaces the parent's instead of being merged into it.
 
     Raises:
         RequestError: a file cannot be read, is no mapping, or inherits from itself.
     """
-    from rlprof_ops.frameworks.hydra import read_settings
-    from rlprof_ops.request.yaml_file import read_file
-
     if depth > DEPTH:
         raise RequestError(
             [Problem(f"inherits through more than {DEPTH} files; is it its own parent?", path)]
         )
     own = read_settings(read_file(path), path)
+    if is_hydra(own):
+        return Composition(os.path.dirname(path)).primary(path, own)
     parents = own.pop("defaults", None)
     names = [parents] if isinstance(parents, str) else parents if isinstance(parents, list) else []
     merged: dict[str, Any] = {}
@@ -42,20 +44,6 @@ def read_inherited(path: str, depth: int = 0) -> dict[str, Any]:
             parent = os.path.join(os.path.dirname(path), name)
             merged = merge(merged, read_inherited(parent, depth + 1))
     return merge(merged, own)
-
-
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, mappings merged key by key."""
-    found = dict(below)
-    for key, value in above.items():
-        old = found.get(key)
-        if isinstance(value, Mapping):
-            value = dict(value)
-            replaces = value.pop("_override_", False)
-            found[key] = merge(old if isinstance(old, Mapping) and not replaces else {}, value)
-        else:
-            found[key] = value
-    return found
 
 
 def dig_resolved(tree: Mapping[str, Any], *path: str, depth: int = 0) -> Any:

@@ -15,6 +15,10 @@ from rlprof_ops.request.build import Reader, read_request
 from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
 
+# As RLinf translates `stop-on-range-end`; another value is nsys's own word.
+RANGE_END = dict.fromkeys(("true", "1", "yes", "on"), "stop") | dict.fromkeys(
+    ("false", "0", "no", "off"), "none"
+)
 MEGATRON_PATHS = (("actor", "megatron"), ("megatron",))
 
 
@@ -218,9 +222,9 @@ def _nsight_options(value: Any, ranges: int | None, reading: Reading) -> dict[st
     kept = {}
     for name, item in value.items():
         kept[name] = "" if item is None else item
-    if str(kept.get("stop-on-range-end")).lower() == "true":  # as RLinf translates it
-        del kept["stop-on-range-end"]
-        kept["capture-range-end"] = "stop"
+    if "stop-on-range-end" in kept:
+        said = str(kept.pop("stop-on-range-end")).strip()
+        kept["capture-range-end"] = RANGE_END.get(said.lower(), said)
     by_rlinf = {"capture-range": "cudaProfilerApi", "capture-range-end": "stop"}
     if ranges == 1:
         return {name: item for name, item in kept.items() if by_rlinf.get(name) != item}

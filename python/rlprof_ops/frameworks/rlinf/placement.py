@@ -40,19 +40,30 @@ def world(config: Mapping[str, Any], gpus_per_node: int | None = None) -> dict[s
     per_node = gpus_per_node or whole_number(config, "cluster", "num_gpus_per_node")
     total = nodes * per_node if nodes and per_node else None
     found: dict[str, int] = {}
+    once: set[str] = set()
+    for components in placement:
+        for component in _parts(components):
+            if component in once:
+                raise UnknownWorld(f"{component} is placed twice, which RLinf refuses")
+            once.add(component)
     for components, where in placement.items():
         text, own_nodes = (
             (where.get("placement"), "node_group" in where) if isinstance(where, Mapping) else (where, False)
         )
         count = processes(str(text), None if own_nodes else total, str(components))
-        for component in (part.strip() for part in str(components).split(",")):
-            if component:
-                found[component] = _engines(config, component, count)
+        found |= dict.fromkeys(_parts(components), count)
+    _auto(config, found)
+    found = {component: _engines(config, component, count) for component, count in found.items()}
     # A component that the configuration gives no group is not launched (`cfg.<component>.group_name`).
     named = {component: group for component in found if (group := group_of(config, component))}
     return {
         named.get(component, component): n for component, n in found.items() if component in (named or found)
     }
+
+
+def _parts(components: object) -> list[str]:
+    """The components of one entry, `actor,rollout`."""
+    return [part for part in (piece.strip() for piece in str(components).split(",")) if part]
 
 
 def group_of(config: Mapping[str, Any], component: str) -> str:
@@ -62,6 +73,19 @@ def group_of(config: Mapping[str, Any], component: str) -> str:
         if isinstance(name, str) and name and "${" not in name:
             return name
     return ""
+
+
+def _auto(config: Mapping[str, Any], found: dict[str, int]) -> None:
+    """`cluster.auto_scheduler`: the actor spans every accelerator, which actor, rollout and inference fill
+    one after the other, and with `use_pre_process_policy` the rollout begins on the actor's.
+    """
+    auto = dig_resolved(config, "cluster", "auto_scheduler") is True
+    if not auto or dig(config, "runner", "task_type") not in ENGINE_TASKS or "critic" in found:
+        return
+    trained = found.get("actor", 0)
+    found["actor"] = sum(found.get(component, 0) for component in ("actor", "rollout", "inference"))
+    if dig_resolved(config, "cluster", "use_pre_process_policy") is True:
+        found["rollout"] = found.get("rollout", 0) + trained
 
 
 def _engines(config: Mapping[str, Any], component: str, count: int) -> int:
