@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlprof_ops.host.contained_dir import ContainedDir
@@ -85,23 +85,44 @@ def read_beneath(tree: ContainedDir, folder: str, node: str) -> list[ProcessLog]
     return [log for log in found if log is not None]
 
 
-def not_seen(tree: ContainedDir, folder: str) -> list[str]:
-    """What the adapters of a node could not follow, each once: the trainer's version has another shape."""
-    found: dict[str, int] = {}
-    try:
-        paths = sorted(path for path, _ in tree.files(folder) if "notes_" in path and path.endswith(".jsonl"))
-    except OSError:
-        return []
-    for path in paths:
+@dataclass
+class Notes:
+    """What processes told beside windows. `not_seen`: what the adapters could not follow, each once.
+    `selected` and `begun`: workers with their ranks. `nsys_failed`: by a session's name without its process,
+    what became of the last try to begin it.
+    """
+
+    not_seen: list[str] = field(default_factory=list)
+    selected: set[tuple[str, int]] = field(default_factory=set)
+    begun: set[tuple[str, int]] = field(default_factory=set)
+    nsys_failed: dict[str, str] = field(default_factory=dict)
+
+    def read(self, tree: ContainedDir, folder: str) -> None:
+        """Add what the processes of one `events/` folder have told."""
         try:
-            lines = tree.read(path, _MOST_BYTES).split(b"\n")
+            paths = sorted(
+                path for path, _ in tree.files(folder) if "notes_" in path and path.endswith(".jsonl")
+            )
         except OSError:
-            continue
-        for row in _rows(lines):
-            if row.get("event") == "adapter_unknown":
-                text = f"{_text(row.get('trainer'))}: {_text(row.get('module'))}: {_text(row.get('reason'))}"
-                found[text] = found.get(text, 0) + 1
-    return list(found)
+            return
+        for path in paths:
+            try:
+                lines = tree.read(path, _MOST_BYTES).split(b"\n")
+            except OSError:
+                continue
+            for row in _rows(lines):
+                self._take(row)
+
+    def _take(self, row: dict[str, Any]) -> None:
+        event, worker, rank = row.get("event"), _text(row.get("worker")), _number(row.get("rank"))
+        if event == "adapter_unknown":
+            text = f"{_text(row.get('trainer'))}: {_text(row.get('module'))}: {_text(row.get('reason'))}"
+            if text not in self.not_seen:
+                self.not_seen.append(text)
+        elif event == "nsys_failed":
+            self.nsys_failed[_text(row.get("session"))] = _text(row.get("reason"))
+        elif event in ("selected", "begun") and worker and rank is not None:
+            (self.selected if event == "selected" else self.begun).add((worker, rank))
 
 
 def _read_log(tree: ContainedDir, relative: str, node: str) -> ProcessLog | None:

@@ -113,7 +113,7 @@ def install() -> None:
         module = sys.modules.get(name)
         if module is not None:
             adapt(name, module, adapter)
-    if "RLPROF_NSYS_SESSION" in os.environ:
-        from rlprof_ops.runtime.process import session_file
+    if "RLPROF_NSYS_SESSION" in os.environ or "RLPROF_WORKER" in os.environ:
+        from rlprof_ops.runtime.process import beginning
 
-        session_file.register()
+        beginning.begins()

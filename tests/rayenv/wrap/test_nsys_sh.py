@@ -1,5 +1,6 @@
 """The protocol of every nsys wrap: `nsys.sh` with a stand-in that fails as nsys 2023.4 does, and nsys."""
 
+import json
 import os
 import signal
 import subprocess
@@ -22,12 +23,12 @@ def nsys(tmp_path):
     return FakeNsys(tmp_path)
 
 
-def start(nsys, tmp_path, program, subcommand="launch", umask=0o027, **options):
+def start(nsys, tmp_path, program, subcommand="launch", umask=0o027, node_dir="", **options):
     session = "rlprof-t-" if subcommand == "launch" else ""
     command = NsysCommand(subcommand, str(nsys), ("-t", "nvtx"), session=session, **options)
     return subprocess.Popen(
         [*command.words(), *program],
-        env=own_environment(TMPDIR=str(tmp_path)),
+        env=own_environment(TMPDIR=str(tmp_path), RLPROF_NODE_DIR=str(node_dir)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -73,6 +74,21 @@ def test_on_error_fail_ends_with_the_exit_code_of_nsys(nsys, tmp_path, fails, co
     nsys.fail(fails)
 
     assert run(nsys, tmp_path, [sys.executable, "-c", SAY], on_error="fail")[0] == code
+
+
+def test_every_try_that_fails_is_noted_for_the_manifest(nsys, tmp_path):
+    (tmp_path / "events").mkdir()
+    nsys.hang(3)
+
+    code, out, _ = run(nsys, tmp_path, [sys.executable, "-c", SAY], patience_s=1, node_dir=tmp_path)
+
+    why = "nsys launch hung for 1 s before the program began"
+    assert (code, out) == (7, f"0o27 None {why}, 3 times; its own words are in the log\n")
+    [notes] = (tmp_path / "events").glob("notes_*.jsonl")
+    assert [json.loads(line) for line in notes.read_text().splitlines()] == [
+        {"event": "nsys_failed", "session": "rlprof-t-", "reason": f"{why} (try {number} of 3)"}
+        for number in (1, 2, 3)
+    ]
 
 
 def test_an_nsys_that_hangs_is_ended_and_what_it_starts_late_ends_at_once(nsys, tmp_path):

@@ -110,7 +110,20 @@ def _never_registered(item: Planned, observed: Observed) -> str:
             f"{who} never registered; it may have been on {_nodes(observed.lost_nodes)}, lost without a"
             " record"
         )
+    failure = observed.never_begun.get((capture.worker, capture.rank or 0))
+    if failure is not None:
+        return f"{who} was created and never began under its profiler: {failure or _nobody_knows(observed)}"
     return f"{who} never registered with the profiler{ended_because(observed, ' before ')}"
+
+
+def _nobody_knows(observed: Observed) -> str:
+    unloaded = [node for node, record in observed.records.items() if record.plugin_loaded is False]
+    if unloaded:
+        return f"{_nodes(frozenset(unloaded))} did not load the runtime-env plugin"
+    return (
+        f"its process told nothing{ended_because(observed, ', and ')}; Ray's logs of the worker say more, and"
+        " its Python may not have the PYTHONPATH of the job"
+    )
 
 
 def _never_opened(item: Planned, logs: tuple[ProcessLog, ...], observed: Observed) -> str:

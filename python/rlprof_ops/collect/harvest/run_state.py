@@ -5,10 +5,11 @@ suspicion.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rlprof_ops.backends import names
 from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.event_logs import ProcessLog
 from rlprof_ops.collect.sync.send_file import reason_of
@@ -56,7 +57,9 @@ class Driver:
 @dataclass(frozen=True)
 class Observed:
     """The job as seen from its run folder. `world`: worker name -> number of ranks. `waiting`: resources
-    that the driver waits for and no node has."""
+    that the driver waits for and no node has. `never_begun`: selected workers that were created and never
+    told that they began, with what nsys last did.
+    """
 
     job: str
     request: ProfileRequest
@@ -69,6 +72,7 @@ class Observed:
     records: dict[str, NodeRecord]
     notes: tuple[str, ...] = ()
     waiting: str = ""
+    never_begun: dict[tuple[str, int], str] = field(default_factory=dict)
 
     @property
     def running(self) -> bool:
@@ -115,20 +119,20 @@ def observe(run: ContainedDir) -> Observed:
     notes: list[str] = []
     records: dict[str, NodeRecord] = {}
     logs: list[ProcessLog] = []
+    told = event_logs.Notes()
     for name, is_folder in _entries(run, "nodes"):
         if is_folder:
             logs += event_logs.read_beneath(run, f"nodes/{name}/events", name)
-            for text in event_logs.not_seen(run, f"nodes/{name}/events"):
-                note = f"not seen of the trainer: {text}"
-                if note not in notes:
-                    notes.append(note)
+            told.read(run, f"nodes/{name}/events")
         elif name.endswith(".json"):
             record = _record(run, name)
             if record is None:
                 notes.append(f"nodes/{name!r} is damaged and was not read")
             else:
                 records[name.removesuffix(".json")] = record
+    notes += [f"not seen of the trainer: {text}" for text in told.not_seen]
     request = _request(data, notes)
+    never_begun = _never_begun(told, logs)
     driver, end = _dict(data.get("driver")), _dict(data.get("end"))
     observed = Observed(
         job=_text(data.get("job")),
@@ -142,11 +146,12 @@ def observe(run: ContainedDir) -> Observed:
         ),
         cause=_text(end.get("cause")),
         detail=_text(end.get("detail")),
-        world=_world(data, logs),
+        world=_world(data, logs, never_begun),
         logs=tuple(logs),
         records=records,
         notes=tuple(notes),
         waiting=_text(data.get("waiting")),
+        never_begun=never_begun,
     )
     return _without_a_head(observed, _text(data.get("head"))) if observed.running else observed
 
@@ -176,7 +181,20 @@ def _without_a_head(observed: Observed, head: str) -> Observed:
     )
 
 
-def _world(data: dict[str, Any], logs: list[ProcessLog]) -> dict[str, int]:
+def _never_begun(told: event_logs.Notes, logs: list[ProcessLog]) -> dict[tuple[str, int], str]:
+    """Workers that were selected when they were created and were never heard of."""
+    heard = told.begun | {(log.worker, log.rank) for log in logs}
+    found = {}
+    for worker, rank in sorted(told.selected - heard):
+        end = f"-{names.safe_worker(worker)}-r{rank}-"
+        said = [reason for session, reason in told.nsys_failed.items() if session.endswith(end)]
+        found[worker, rank] = said[-1] if said else ""
+    return found
+
+
+def _world(
+    data: dict[str, Any], logs: list[ProcessLog], more: Iterable[tuple[str, int]] = ()
+) -> dict[str, int]:
     world = {
         name: count
         for name, count in _dict(data.get("world")).items()
@@ -186,6 +204,9 @@ def _world(data: dict[str, Any], logs: list[ProcessLog]) -> dict[str, int]:
         seen = max(log.rank + 1, log.world_size or 0)
         if seen < 1_000_000:
             world[log.worker] = max(world.get(log.worker, 0), seen)
+    for worker, rank in more:
+        if 0 <= rank < 1_000_000:
+            world[worker] = max(world.get(worker, 0), rank + 1)
     return dict(sorted(world.items()))
 
 

@@ -87,6 +87,16 @@ nsys::_wait() {
     nsys_child=""
 }
 
+# Leaves for the manifest what became of this try: whoever waits for the worker may end us before the last one. A
+# session's name has no character that JSON would want escaped.
+nsys::_note() {
+    local -r session="$1" said="$2"
+
+    [[ -n "${session}" && -d "${RLPROF_NODE_DIR:-}/events" ]] || return 0
+    printf '{"event": "nsys_failed", "session": "%s", "reason": "%s"}\n' "${session}" "${said}" \
+        2> /dev/null >> "${RLPROF_NODE_DIR}/events/notes_$$.jsonl" || true
+}
+
 # Removes what nsys left in /tmp for the program that is over now.
 nsys::_clear() {
     local file
@@ -125,7 +135,7 @@ nsys::main() {
     shift 6
     local -r options=("${@:1:count}")
     shift "${count}"
-    local mask name pending try words
+    local failure mask name pending try words
 
     mask=$(umask)
     for name in TERM INT HUP USR1 USR2; do
@@ -142,7 +152,9 @@ nsys::main() {
         fi
         words+=(${options[@]+"${options[@]}"} /bin/sh -c "${NSYS_BEGIN}" "${pending}" "${mask}" "$@")
         nsys::_try "${pending}" "${patience_s}" "${words[@]}"
-        nsys::_log "nsys ${command} ${nsys_said} before the program began (try ${try} of ${NSYS_TRIES})"
+        failure="nsys ${command} ${nsys_said} before the program began (try ${try} of ${NSYS_TRIES})"
+        nsys::_log "${failure}"
+        nsys::_note "${session}" "${failure}"
         sleep 0.5
     done
     [[ -z "${nsys_told}" ]] || exit "$(( 128 + nsys_told ))"

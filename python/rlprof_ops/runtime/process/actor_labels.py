@@ -130,10 +130,28 @@ def install(name: str, module: ModuleType) -> None:
             from rlprof_ops.runtime.process.event_log import log_once
 
             log_once(f"an actor is not labelled: {type(error).__name__}: {error}")
-        return before(self, args, kwargs, **options)
+        made = before(self, args, kwargs, **options)
+        if not options.get("get_if_exists"):  # Ray creates it by calling this again
+            _note(options.get("runtime_env"))
+        return made
 
     setattr(_remote, _DONE, True)
     owner._remote = _remote
+
+
+def _note(runtime_env: Any) -> None:
+    """Write down that an actor was created which the request selects; never raises."""
+    try:
+        key = (runtime_env or {}).get("rlprof") or {}
+        request = _request()
+        if key and request is not None and request.for_worker(key.get("worker"), key.get("rank")):
+            from rlprof_ops.runtime.process import beginning
+
+            beginning.selected(key)
+    except Exception as error:
+        from rlprof_ops.runtime.process.event_log import log_once
+
+        log_once(f"an actor is not noted for the manifest: {type(error).__name__}: {error}")
 
 
 def labelled(actor_class: Any, options: Mapping[str, Any]) -> Any:

@@ -111,6 +111,12 @@ def is_owner(env: Mapping[str, str]) -> bool:
     return bool(session) and claimed(env, str(session)) in (None, os.getpid())
 
 
+def registered(env: Mapping[str, str]) -> bool:
+    """Whether this process owns its session and has left the file for its supervisor."""
+    path = Path(env.get("RLPROF_NODE_DIR", ""), FOLDER, f"{env.get(SESSION)}.json")
+    return claimed(env, env.get(SESSION, "")) == os.getpid() and path.exists()
+
+
 def claimed(env: Mapping[str, str], session: str) -> int | None:
     """The pid of the process that is the owner of `session` by its variables; None where none has said so."""
     pid, _, name = env.get(OWNER, "").partition(":")

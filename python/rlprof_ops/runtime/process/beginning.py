@@ -1,0 +1,79 @@
+"""What is told of a selected worker before any window: that it was created, and how its process began.
+
+A window of a worker that never came to run in its session has nobody who could speak of it. So whoever
+creates an actor notes it (`selected`), the process notes that it began as it should (`begun`), and one that
+was started without nsys says so as `failed` windows. Harvest misses what was selected and never began.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rlprof_ops.runtime import step_clock
+from rlprof_ops.runtime.process import session_file
+from rlprof_ops.runtime.process.worker_identity import find_identity
+
+SELECTED, BEGUN, NSYS_FAILED = "selected", "begun", "nsys_failed"
+_NO_SESSION = "-"
+
+
+def selected(key: Mapping[str, Any]) -> None:
+    """An actor with this `rlprof` key was created."""
+    if key.get("worker") and key.get("rank") is not None:
+        step_clock.note(SELECTED, worker=key["worker"], rank=key["rank"])
+
+
+def begins() -> None:
+    """This process begins, before its program: say whose session it is, or why it is in none."""
+    env = os.environ
+    if session_file.SESSION in env:
+        session_file.register()
+    elif not env.get("RLPROF_WORKER") or not env.get("RLPROF_NODE_DIR"):
+        return
+    elif env.get("RLPROF_NOT_WRAPPED"):
+        _was_not_wrapped(env["RLPROF_NOT_WRAPPED"])
+        return
+    if _is_ray_worker() and (session_file.SESSION not in env or session_file.registered(env)):
+        place = find_identity(None, None, None, env)
+        step_clock.note(BEGUN, worker=place.worker, rank=place.rank)
+
+
+def _is_ray_worker() -> bool:
+    return any(os.path.basename(word) == "default_worker.py" for word in sys.orig_argv)
+
+
+def _was_not_wrapped(reason: str) -> None:
+    """Write down the windows that this worker cannot have. COMMAND does that itself, when its adapter leads;
+    children of the worker are no workers.
+    """
+    env = os.environ
+    if env.get(step_clock.LEADS) == "1" or session_file.claimed(env, _NO_SESSION) not in (None, os.getpid()):
+        return
+    env[session_file.OWNER] = f"{os.getpid()}:{_NO_SESSION}"
+    from rlprof_ops.request import request_from_json
+    from rlprof_ops.runtime.process.event_log import EventLog
+    from rlprof_ops.runtime.trainer_request import with_request
+
+    text = with_request(env).get("RLPROF_REQUEST_JSON")
+    place = find_identity(None, None, None, env)
+    specs = request_from_json(text).for_worker(place.worker, place.rank) if text else ()
+    wrapping = [spec for spec in specs if spec.backend in ("nsight", "rocprof_sys")]
+    if not wrapping:
+        return
+    events = EventLog(place.events / f"{place.stem}.session.jsonl")
+    events.write(
+        "registered",
+        worker=place.worker,
+        rank=place.rank,
+        world_size=place.world_size,
+        pid=place.pid,
+        host=place.host,
+        backends=sorted({spec.backend for spec in wrapping}),
+    )
+    for spec in wrapping:
+        for window in spec.windows():
+            steps = [window.start, window.stop]
+            events.write("failed", backend=spec.backend, steps=steps, phase=None, reason=reason)
