@@ -8,6 +8,7 @@ NeMo RL's own names. The tasks of a worker are what `wrap_with_nvtx_name` names.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import inspect
 import re
@@ -42,6 +43,7 @@ class _Driver:
             from rlprof_ops.runtime import null_profiler, profiler
 
             self.profiler = profiler.lead(DRIVER, 0, 1) or null_profiler.NullProfiler()
+            atexit.register(_connect_no_more)
         self.step = step
         self.profiler.start_step(step)
 
@@ -70,6 +72,19 @@ class _Driver:
 
 
 _DRIVER = _Driver()
+
+
+def _connect_no_more() -> None:
+    """Ray's calls stop to connect by themselves in an interpreter that ends.
+
+    With NRL_NSYS_* NeMo RL keeps its policy until then (the handler in `maybe_gpu_profile_step`), and the
+    policy's `__del__` asks for its workers after Ray's own shutdown. That connects once more, and the
+    process now and then crashes with the connection's threads in it. Without, `__del__` says that Ray is
+    gone.
+    """
+    hook: Any = sys.modules.get("ray._private.auto_init_hook")
+    if hook is not None and hasattr(hook, "enable_auto_connect"):
+        hook.enable_auto_connect = False
 
 
 def install(name: str, module: ModuleType) -> None:
