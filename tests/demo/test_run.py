@@ -33,6 +33,7 @@ def finished(tmp_path_factory):
     result = run_demo(
         "--steps", "8", "--generation-workers", "2", "--json", str(path),
         "--slow-rank", "1", "--slow-ms", "300", "--slow-phase", "ref_logprob",
+        "--least-ms", "weight_sync=150", "--tail-ms", "300",
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout, json.loads(path.read_text())
@@ -79,8 +80,22 @@ def test_the_slow_rank_is_slow_in_its_phase(finished):
     assert seconds(1) - seconds(0) > 8 * 0.2
 
 
+def test_phases_last_as_long_as_asked_and_the_tail_goes_round(finished):
+    _, record = finished
+    generators = [w for w in record["workers"] if w["worker"] == "generation_worker"]
+    for worker in generators:
+        lengths = {
+            phase: {
+                t["step"]: (t["end_ns"] - t["start_ns"]) / 1e6 for t in worker["times"] if t["phase"] == phase
+            }
+            for phase in ("generation", "weight_sync")
+        }
+        assert min(lengths["weight_sync"].values()) >= 150
+        assert all(lengths["generation"][step] >= 300 for step in range(1, 9) if step % 2 == worker["rank"])
+
+
 def test_a_failing_step_ends_with_the_asked_code():
-    result = run_demo("--steps", "3", "--fail-at-step", "2", "--exit-code", "9")
+    result = run_demo("--steps", "3", "--fail-at-step", "2", "--exit-code", "9", "--overlap-sync")
 
     assert result.returncode == 9, result.stdout + result.stderr
     assert "step   1" in result.stdout and "step   2" not in result.stdout
@@ -92,6 +107,11 @@ def test_a_failing_step_ends_with_the_asked_code():
     [
         (["--steps", "0"], "--steps 0: must be 1 or more"),
         (["--slow-rank", "2"], "--slow-rank 2: policy workers have ranks 0 to 1"),
+        (
+            ["--least-ms", "reward=5"],
+            "--least-ms reward=5: must be PHASE=MS with a phase of generation, logprob, ref_logprob, train,"
+            " weight_sync and whole milliseconds",
+        ),
         (["--fail-at-step", "9"], "--fail-at-step 9: this run has steps 1 to 8"),
     ],
 )

@@ -15,12 +15,14 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+from tests.analyze.causes.loops import usual_loop
 from tests.analyze.fake_run import make_run
 from tests.analyze.output.test_uncaptured import Marks, loop
 from tests.analyze.output.test_uncaptured import answer_for as run_of
 
 from rlprof_ops.analyze.output import findings
 from rlprof_ops.analyze.output.advice import advice_on
+from rlprof_ops.analyze.output.answer import build
 from rlprof_ops.analyze.reporting import answer_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
@@ -65,9 +67,20 @@ def reports_lost(folder: Path) -> Answer:
     return answer_of(folder, jobs=1, cache=False)
 
 
+def a_long_tail(folder: Path) -> Answer:
+    """Another one of four rollout ranks takes 600 µs instead of 400 in each step."""
+    lengthy = usual_loop(0, rollout=4, policy=4, steps=4, noise=0.0)
+    for (step, _, phase, rank), pieces in lengthy.work.items():
+        if phase == "generation" and rank == step % 4:
+            pieces[0] += 200_000
+    summaries = lengthy.summaries()
+    return build(folder, [s.report for s in summaries], summaries)
+
+
 RUNS: tuple[Callable[[Path], Answer], ...] = (
     one_slow_rank,
     weights_on_their_way,
+    a_long_tail,
     no_ranges,
     policy_alone,
     seen_in_one_step_of_four,

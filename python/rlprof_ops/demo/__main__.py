@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.demo.settings import Settings
+from rlprof_ops.demo.settings import PADDED, Settings
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.words import duration
 
@@ -36,6 +36,18 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add("--address", help="auto, local or a Ray address (a running cluster if there is one, else local)")
     add("--step-seconds", type=float, default=0.0, metavar="S", help="make every step at least this long")
+    add(
+        "--least-ms",
+        action="append",
+        default=[],
+        metavar="PHASE=MS",
+        help="make a phase at least this long wherever it runs; again for another phase",
+    )
+    add(
+        "--overlap-sync",
+        action="store_true",
+        help="load weights while the next step trains: generation is then one step behind",
+    )
     faults = parser.add_argument_group("faults, for tests of what profiles them")
     faults.add_argument("--slow-rank", type=int, metavar="R", help="this policy worker is slower")
     faults.add_argument(
@@ -46,6 +58,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         choices=("ref_logprob", "logprob", "advantage", "train"),
         default="train",
         help="(%(default)s)",
+    )
+    faults.add_argument(
+        "--tail-ms",
+        type=int,
+        default=0,
+        metavar="MS",
+        help="one generation worker takes this much longer, another one in each step",
     )
     faults.add_argument("--fail-at-step", type=int, metavar="N", help="end in step N as a crash does")
     faults.add_argument("--exit-code", type=int, default=defaults.exit_code, help="of that end (%(default)s)")
@@ -64,6 +83,9 @@ def settings_from(args: argparse.Namespace) -> Settings:
     if args.fail_at_step is not None and not 1 <= args.fail_at_step <= args.steps:
         raise UsageError(f"--fail-at-step {args.fail_at_step}: this run has steps 1 to {args.steps}")
     return Settings(
+        tail_ms=args.tail_ms,
+        least_ms=dict(_least(told) for told in args.least_ms),
+        overlap_sync=args.overlap_sync,
         steps=args.steps,
         policy_workers=args.policy_workers,
         generation_workers=args.generation_workers,
@@ -75,6 +97,16 @@ def settings_from(args: argparse.Namespace) -> Settings:
         exit_code=args.exit_code,
         step_seconds=args.step_seconds,
     )
+
+
+def _least(told: str) -> tuple[str, int]:
+    phase, _, length = told.partition("=")
+    if phase not in PADDED or not length.isdigit():
+        raise UsageError(
+            f"--least-ms {told}: must be PHASE=MS with a phase of {', '.join(sorted(PADDED))} and whole"
+            " milliseconds"
+        )
+    return phase, int(length)
 
 
 def connect(address: str | None) -> None:

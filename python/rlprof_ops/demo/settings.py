@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PADDED = ("generation", "ref_logprob", "logprob", "train", "weight_sync")  # what `least_ms` knows
 
 
 @dataclass(frozen=True)
 class Settings:
     """`prompts` and `group_size` are per policy worker and step; `slow_ms` is added to every `slow_phase`
-    of `slow_rank`.
+    of `slow_rank`, `tail_ms` to the generation of one worker, another in each step. `least_ms`: what a phase
+    lasts at least, wherever it runs. `overlap_sync`: weights are loaded while the next step trains.
     """
 
     steps: int = 8
@@ -23,6 +27,9 @@ class Settings:
     slow_rank: int | None = None
     slow_ms: int = 0
     slow_phase: str = "train"
+    tail_ms: int = 0
+    least_ms: Mapping[str, int] = field(default_factory=dict)
+    overlap_sync: bool = False
     fail_at_step: int | None = None
     exit_code: int = 7
     step_seconds: float = 0.0

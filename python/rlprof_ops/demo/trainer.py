@@ -32,6 +32,7 @@ class Trainer:
         self.settings = settings
         self.timer = PhaseTimer(profiler.from_env(worker="controller", rank=0, world_size=1))
         self.history: list[dict[str, Any]] = []
+        self._published: list[Any] = []
         self._place()
 
     def run(self) -> None:
@@ -55,6 +56,8 @@ class Trainer:
                 makers = [self._maker(shard) for shard in range(len(batches))]
                 batches = [m.score.remote(b) for m, b in zip(makers, batches, strict=True)]
                 self._wait(batches, fetch=False)
+            # with `overlap_sync`, those of the step before: generation has nothing else to do now
+            loading = [g.load_weights.remote(self._published) for g in self.generators if self._published]
             with self.timer.phase("ref_logprob"):
                 calls = [p.reference_logprobs.remote(b) for p, b in zip(self.policies, batches, strict=True)]
                 self._wait(calls)
@@ -66,7 +69,11 @@ class Trainer:
                 results = self._wait([p.train.remote() for p in self.policies])
             with self.timer.phase("weight_sync"):
                 shards = self._wait([p.publish_weights.remote() for p in self.policies])
-                self._wait([g.load_weights.remote(shards) for g in self.generators])
+                if self.settings.overlap_sync:
+                    self._published = shards
+                else:
+                    loading = [g.load_weights.remote(shards) for g in self.generators]
+                self._wait(loading)
             time.sleep(max(0.0, begun + self.settings.step_seconds - time.monotonic()))
         record = {"step": step, "seconds": time.monotonic() - begun}
         record.update({key: sum(result[key] for result in results) / len(results) for key in results[0]})

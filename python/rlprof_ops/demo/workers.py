@@ -8,6 +8,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -60,6 +62,14 @@ class Worker:
     def close(self) -> None:
         self.timer.close()
 
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A phase of the step, as long as the settings ask for."""
+        begun = time.monotonic()
+        with self.timer.phase(name):
+            yield
+            time.sleep(max(0.0, begun + self.settings.least_ms.get(name, 0) / 1000 - time.monotonic()))
+
 
 class GenerationWorker(Worker):
     """Samples completions with the current weights and scores them."""
@@ -74,11 +84,13 @@ class GenerationWorker(Worker):
         """The completions of one policy worker's prompts in one step; the same whichever worker makes
         them.
         """
-        with self.timer.phase("generation"):
+        with self.phase("generation"):
             generator = torch.Generator().manual_seed(hash((self.settings.seed, step, shard)) % 2**63)
             prompt = task.prompts(self.settings.prompts, generator)
             prompt = prompt.repeat_interleave(self.settings.group_size, dim=0)
             completion, mask = sample(self.policy, prompt, generator)
+            if step % self.world_size == self.rank and shard < self.world_size:
+                time.sleep(self.settings.tail_ms / 1000)
             return {"prompt": prompt, "completion": completion, "mask": mask}
 
     def score(self, batch: Batch) -> Batch:
@@ -87,7 +99,7 @@ class GenerationWorker(Worker):
 
     def load_weights(self, shards: list[Any]) -> None:
         """Take the parameters that the policy workers put into the object store."""
-        with self.timer.phase("weight_sync"):
+        with self.phase("weight_sync"):
             weights: Weights = {}
             for shard in ray.get(shards):
                 weights.update(shard)
@@ -132,13 +144,13 @@ class PolicyWorker(Worker):
         )
 
     def reference_logprobs(self, batch: Batch) -> None:
-        with self.timer.phase("ref_logprob"), torch.no_grad():
+        with self.phase("ref_logprob"), torch.no_grad():
             self._delay("ref_logprob")
             reference = logprobs(self.reference, batch["prompt"], batch["completion"])
             self.batch = {**batch, "reference": reference}
 
     def policy_logprobs(self) -> None:
-        with self.timer.phase("logprob"), torch.no_grad():
+        with self.phase("logprob"), torch.no_grad():
             self._delay("logprob")
             self.batch["old"] = logprobs(self.policy, self.batch["prompt"], self.batch["completion"])
 
@@ -149,7 +161,7 @@ class PolicyWorker(Worker):
 
     def train(self) -> dict[str, float]:
         """A few epochs of minibatches; the gradients of all replicas are averaged before each update."""
-        with self.timer.phase("train"):
+        with self.phase("train"):
             self._delay("train")
             losses = [self._update(rows) for rows in self._minibatches()]
             kl = grpo.masked_mean(

@@ -59,9 +59,12 @@ class Loop:
             times.step[step] = (begun, now)
         return times
 
-    def merged(self) -> Merged:
+    def summaries(self) -> list[Summary]:
         times = self.run()
-        return merge([self._summary(times, w, r) for w, count in self.ranks.items() for r in range(count)])
+        return [self._summary(times, w, r) for w, count in self.ranks.items() for r in range(count)]
+
+    def merged(self) -> Merged:
+        return merge(self.summaries())
 
     def length(self, work: Mapping[Key, list[int]] | None = None) -> int:
         step = self.run(work).step

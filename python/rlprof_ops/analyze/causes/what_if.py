@@ -11,7 +11,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 
 from rlprof_ops.analyze.causes.dependencies import Piece, Window
 from rlprof_ops.analyze.causes.graph import replayed
@@ -253,15 +253,13 @@ def _groups(windows: Sequence[Window]) -> dict[tuple[str, int, str, int, int], l
     return groups
 
 
-def unevenness(windows: Sequence[Window], worker: str, phase: str) -> float:
-    """The slowest rank's time over the median rank's, in the mean of the steps."""
-    ratios = []
+def unevenness(windows: Sequence[Window], worker: str, phase: str) -> list[tuple[float, float]]:
+    """The slowest and the median rank's time in a phase in each step that several ranks were captured in."""
     steps: dict[int, dict[Rank, int]] = defaultdict(lambda: defaultdict(int))
     for (other, step, its_phase, _, number), group in _groups(windows).items():
-        if (other, its_phase) == (worker, phase) and number == 0:
+        if (other, its_phase, number) == (worker, phase, 0):
             for _, _, piece in group:
                 steps[step][piece.activity.rank] += piece.activity.busy_ns
-    for times in steps.values():
-        if len(times) > 1:
-            ratios.append(max(times.values()) / max(median(times.values()), 1))
-    return fmean(ratios) if ratios else 1.0
+    return [
+        (max(times.values()), max(median(times.values()), 1)) for times in steps.values() if len(times) > 1
+    ]

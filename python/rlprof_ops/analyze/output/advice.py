@@ -1,7 +1,7 @@
 """What to try about a finding: the next look that tells cause from cause, then the usual change.
 
-A measurement does not say what a change will bring, so no advice promises a gain; its finding says what is
-spent there today.
+No advice promises a gain: a finding says what is spent there today and, where a replay tells it, what the
+step would lose with it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,20 @@ _SYNC = (
 )
 
 
+_TAIL = (
+    "Look at the lengths of the answers: a limit on length, partial rollouts that go on in the next step, or"
+    " requests dealt out one by one instead of in fixed shares end the phase earlier."
+)
+
+
 def advice_on(kind: str, phase: str = "") -> str:
     """Advice for a kind of finding and the phase that it is about; "" where nothing general is true."""
     if kind == "straggler":
         return _STRAGGLER
+    if kind == "tail":
+        return _TAIL
+    if kind == "weight_sync":
+        return _SYNC
     if kind != "bubble":
         return _ADVICE.get(kind, "")
     if phase in ROLLOUT:

@@ -23,7 +23,7 @@ from rlprof_ops.analyze.metrics.stragglers import spreads, stragglers
 from rlprof_ops.analyze.metrics.waiting import bubbles, waiting
 from rlprof_ops.analyze.names import shortened
 from rlprof_ops.analyze.output.causes import path_json, what_if_json
-from rlprof_ops.analyze.output.findings import find
+from rlprof_ops.analyze.output.findings import Causes, find
 from rlprof_ops.analyze.run.clocks import probes_of
 from rlprof_ops.analyze.run.identity import Report, read_json
 from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, merge, rank_of
@@ -56,9 +56,9 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
     )
     skews = collective_skews(merged)
     graphs = windows(merged)
-    changes = what_ifs(merged, graphs, slow)
+    causes = Causes(graphs, chains(merged, graphs), what_ifs(merged, graphs, slow))
     coverage = _coverage(folder, reports, read, unread)
-    findings = find(merged, spread, slow, gaps, waits, skews, len(coverage["missing"]), len(unread))
+    findings = find(merged, spread, slow, gaps, waits, skews, len(coverage["missing"]), len(unread), causes)
     index = {rank: i for i, rank in enumerate(merged.ranks)}
     t0 = min((row.start for row in merged.steps), default=min((s.start for s in read), default=0))
     phases = _phase_names(merged)
@@ -84,8 +84,8 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
             for s in row.drawn
         ],
         "phases": [_spread(s, index) for s in spread],
-        "critical_path": path_json(chains(merged, graphs), phase_slacks(graphs), index, t0),
-        "what_if": what_if_json(changes, index),
+        "critical_path": path_json(causes.chains, phase_slacks(graphs), index, t0),
+        "what_if": what_if_json(causes.changes, index),
         "stragglers": [_ranked(asdict(s) | {"cost_ns": s.cost_ns, "rank": index[s.rank]}) for s in slow],
         "bubbles": [asdict(b) for b in gaps],
         "gpu": _gpu(read, index, t0),

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any
+from urllib.parse import quote
 
+from rlprof_ops.analyze.causes.critical import Chain
+from rlprof_ops.analyze.causes.dependencies import Window
+from rlprof_ops.analyze.causes.what_if import WhatIf, unevenness
 from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
 from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, Straggler
 from rlprof_ops.analyze.metrics.waiting import Bubble, Waiting
@@ -14,13 +19,15 @@ from rlprof_ops.analyze.output.text import duration, percent
 from rlprof_ops.analyze.run.merge import Merged, Rank
 
 MIN_SHARE = 0.03
+UNEVEN = 1.15  # the slowest rank's time over the median one's, from which on it is a tail
+FAULTS = ("straggler", "tail", "weight_sync")  # what a change would mend; the rest may only look large
 MIN_SKEW = 0.01  # of the step, as for stragglers
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence, the time of a step on one rank that it is about, and where to look: a rank, or a
-    worker. `advice` is what to try.
+    """One sentence, the time of a step on one rank that it is about, and where to look: a rank, or a worker,
+    and a step. `advice` is what to try, `saves_ns` what the step would lose if it were mended, by a replay.
     """
 
     kind: str
@@ -30,9 +37,44 @@ class Finding:
     rank: Rank | None = None
     phase: str = ""
     advice: str = ""
+    saves_ns: int | None = None
+    step: int | None = None
+
+    @property
+    def link(self) -> str:
+        """The place in the page's timeline."""
+        parts = [] if self.step is None else [f"step={self.step}"]
+        if self.rank is not None:
+            parts += [f"rank={self.rank.rank}", f"worker={quote(self.rank.worker)}"]
+        return "#" + "&".join(parts) if parts else ""
 
     def to_dict(self, index: dict[Rank, int]) -> dict[str, Any]:
-        return asdict(self) | {"rank": None if self.rank is None else index.get(self.rank)}
+        rank = None if self.rank is None else index.get(self.rank)
+        return asdict(self) | {"rank": rank, "link": self.link}
+
+
+@dataclass(frozen=True)
+class Causes:
+    """What the graph of the run says."""
+
+    windows: Sequence[Window] = ()
+    chains: Sequence[Chain] = ()
+    changes: Sequence[WhatIf] = ()
+
+    def saves(self, kind: str, worker: str, phase: str, rank: Rank | None = None) -> WhatIf | None:
+        asked = (kind, worker, phase, rank)
+        return next((w for w in self.changes if (w.kind, w.worker, w.phase, w.rank) == asked), None)
+
+    def worst(self, worker: str, phase: str) -> tuple[int, Rank] | None:
+        """The step in which a phase was the longest link of a chain, and the rank that it was on."""
+        found = [
+            (link.duration_ns, chain.step, link.rank)
+            for chain in self.chains
+            for link in chain.links
+            if (link.worker, link.phase) == (worker, phase)
+        ]
+        longest = max(found, key=lambda item: item[0], default=None)
+        return None if longest is None else longest[1:]
 
 
 def find(
@@ -44,19 +86,23 @@ def find(
     skews: Sequence[CollectiveSkew],
     missing: int,
     unread: int,
+    causes: Causes | None = None,
 ) -> list[Finding]:
-    """All findings worth a sentence, the costliest first; what is missing leads, then who is slow: both
-    can be acted on.
+    """All findings worth a sentence. What is missing leads; then what a change would mend, by what that would
+    save; then what takes long, which may be as it has to be, by what it costs.
     """
+    causes = causes or Causes()
     found = [
         *_phases(spreads),
-        *_straggling(stragglers),
+        *_straggling(stragglers, causes),
+        *_tails(stragglers, causes),
+        *_exposed_sync(causes),
         *_idle_workers(merged, bubbles),
         *_gpu(merged),
         *_unexplained(merged, waits),
         *_skewed(skews, merged),
     ]
-    found.sort(key=lambda finding: (finding.kind != "straggler", -finding.cost_ns))
+    found.sort(key=_place)
     if missing or unread:
         parts = [
             f"{count} {what if count == 1 else many}"
@@ -68,6 +114,11 @@ def find(
         ]
         found.insert(0, Finding("coverage", " and ".join(parts) + "; what follows is said without them.", 0))
     return [replace(finding, advice=advice_on(finding.kind, finding.phase)) for finding in found]
+
+
+def _place(finding: Finding) -> tuple[bool, int]:
+    worth = finding.cost_ns if finding.saves_ns is None else finding.saves_ns
+    return finding.kind not in FAULTS, -worth
 
 
 def _phases(spreads: Sequence[PhaseSpread]) -> list[Finding]:
@@ -83,7 +134,7 @@ def _phases(spreads: Sequence[PhaseSpread]) -> list[Finding]:
     return [Finding("phase", text, top.mean_ns, top.worker, top.slowest, top.phase)]
 
 
-def _straggling(stragglers: Sequence[Straggler]) -> list[Finding]:
+def _straggling(stragglers: Sequence[Straggler], causes: Causes) -> list[Finding]:
     found = []
     for s in stragglers[:3]:
         where = f" on {s.rank.host}" if s.rank.host else ""
@@ -91,8 +142,59 @@ def _straggling(stragglers: Sequence[Straggler]) -> list[Finding]:
             f"{s.rank.label}{where} is slow in {s.phase}: {duration(s.excess_ns)} a step more than the other "
             f"{'rank' if s.others == 1 else f'{s.others} ranks'}, in {s.steps_slower} of {s.steps} steps."
         )
-        found.append(Finding("straggler", text, s.excess_ns, s.rank.worker, s.rank, s.phase))
+        change, worst = (
+            causes.saves("like_peers", s.rank.worker, s.phase, s.rank),
+            causes.worst(s.rank.worker, s.phase),
+        )
+        saves = change.saves_ns if change else 0 if causes.windows else None
+        step = worst[0] if worst else None
+        found.append(
+            Finding("straggler", text, s.excess_ns, s.rank.worker, s.rank, s.phase, saves_ns=saves, step=step)
+        )
     return found
+
+
+def _tails(stragglers: Sequence[Straggler], causes: Causes) -> list[Finding]:
+    """Phases whose slowest rank, not always the same one, keeps the others waiting."""
+    slow = {(s.rank.worker, s.phase) for s in stragglers}
+    found = []
+    for change in causes.changes:
+        key = (change.worker, change.phase)
+        if change.kind != "even" or key in slow or change.share < MIN_SHARE:
+            continue
+        times = unevenness(causes.windows, *key)
+        if not times or median(longest / usual for longest, usual in times) < UNEVEN:
+            continue
+        longest, usual = (sum(values) / len(times) for values in zip(*times, strict=True))
+        worst = causes.worst(*key)
+        text = (
+            f"{change.phase} has a long tail on {change.worker}: its slowest rank, not always the same one,"
+            f" takes {duration(longest)}, the median one {duration(usual)} ({len(times)} steps)."
+        )
+        step, rank = worst or (None, None)
+        cost = round(longest - usual)
+        found.append(
+            Finding(
+                "tail", text, cost, change.worker, rank, change.phase, saves_ns=change.saves_ns, step=step
+            )
+        )
+    return found
+
+
+def _exposed_sync(causes: Causes) -> list[Finding]:
+    change = next((w for w in causes.changes if w.kind == "overlapped" and w.share >= MIN_SHARE), None)
+    if change is None:
+        return []
+    worst = causes.worst(change.worker, change.phase)
+    text = (
+        f"weight_sync is exposed: {duration(change.saves_ns)} a step ({percent(change.share)}) in which the"
+        f" step waits for {change.worker} and nothing hides it."
+    )
+    step, rank = worst or (None, None)
+    saves = change.saves_ns
+    return [
+        Finding("weight_sync", text, saves, change.worker, rank, "weight_sync", saves_ns=saves, step=step)
+    ]
 
 
 def _idle_workers(merged: Merged, bubbles: Sequence[Bubble]) -> list[Finding]:

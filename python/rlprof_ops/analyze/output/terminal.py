@@ -37,6 +37,13 @@ def show(answer: Json, console: Console) -> None:
         console.print(f"[yellow]{escape(sentence)}[/]", highlight=False)
     for number, finding in enumerate(answer["findings"][:FINDINGS_FIRST], 1):
         console.print(f"[bold]{number}.[/] {escape(finding['text'])}")
+        if finding["saves_ns"]:
+            whole = sum(step["duration_ns"] for step in answer["steps"])
+            count = sum(step["count"] or 1 for step in answer["steps"])
+            share = percent(finding["saves_ns"] * count / max(whole, 1))
+            said = f"Mended, a step is {share} shorter ({duration(finding['saves_ns'])})."
+            place = f" See report.html{finding['link']}" if finding["link"] else ""
+            console.print(f"   {escape(said + place)}", highlight=False, soft_wrap=True)
         if finding["advice"]:
             console.print(f"   [dim]{escape(finding['advice'])}[/]", highlight=False)
     if not answer["findings"]:

@@ -30,8 +30,6 @@ def page_data(answer: Json) -> Json:
         "steps",
         "phases",
         "stragglers",
-        "critical_path",
-        "what_if",
         "gpu",
         "shared_gpus",
         "kernels",
@@ -42,6 +40,9 @@ def page_data(answer: Json) -> Json:
         "memory",
     )
     return {key: answer[key] for key in kept} | {
+        # absent in a report.json of an earlier version
+        "critical_path": answer.get("critical_path", {"steps": [], "slack": []}),
+        "what_if": answer.get("what_if", []),
         "segments": _segments(answer),
         "steps_of": _steps_of(answer),
         "workers": _workers(answer),

@@ -83,7 +83,8 @@ $("theme").addEventListener("click", () => { const dark = document.documentEleme
 
 // ---- findings and tiles
 D.findings.forEach((f, i) => { const item = el("li", f.kind + (i > 2 ? " small" : "")), at = () => f.rank ?? (f.worker && gantt ? gantt.firstOf(f.worker) : undefined);
-  if (f.rank !== null || f.worker) { const b = el("button", "goto", f.text); b.type = "button"; b.title = "Show it in the chart"; b.addEventListener("click", () => { const rank = at(); if (gantt && rank !== undefined) gantt.reveal(rank); }); item.append(b); } else item.append(f.text);
+  if (f.rank !== null || f.worker) { const b = el("button", "goto", f.text); b.type = "button"; b.title = "Show it in the chart"; b.addEventListener("click", () => { const rank = at(); if (gantt && rank !== undefined) gantt.reveal(rank, f.step ?? undefined); }); item.append(b); } else item.append(f.text);
+  if (f.saves_ns) item.append(el("small", "advice", `Mended, a step is ${time(f.saves_ns)} shorter. `));
   if (f.advice && i < 3) item.append(el("small", "advice", f.advice));
   else if (f.advice) { const d = el("details", "advice"); d.append(el("summary", "", "what to try"), f.advice); item.append(d); }
   $("findings-list").append(item); });
