@@ -35,7 +35,7 @@ def demo(folder: Path, options: Sequence[str], seed: int = 0, steps: int = STEPS
         "RLPROF_STEPS": f"{FIRST}:{last + 1}",
         "RLPROF_WORKERS": "*_worker",
         "RLPROF_BACKEND": "torch",
-        "RLPROF_OUTPUT_DIR": str(folder),
+        "RLPROF_RUN_DIR": str(folder),
     }
     command = [sys.executable, "-m", "rlprof_ops.demo", "--address", "local", "--steps", str(last + 1)]
     command += ["--seed", str(seed), "--json", str(folder / "times.json"), *options]
