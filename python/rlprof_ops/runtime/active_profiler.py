@@ -11,17 +11,25 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar, overload
 
-from rlprof_ops.runtime.captures import Captures
+from rlprof_ops.runtime.captures import Capture, Captures
 from rlprof_ops.runtime.gate import ALWAYS_QUIET
-from rlprof_ops.runtime.null_profiler import NULL_CONTEXT
+from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext
 from rlprof_ops.runtime.process import signals
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile, log
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.ranges.emitter_set import EmitterSet
+from rlprof_ops.runtime.ranges.emitters import RangeEmitter
 from rlprof_ops.runtime.ranges.range_times import Metrics, RangeTimes
-from rlprof_ops.runtime.ranges.span import Span, Step, end_tokens, start_tokens
+from rlprof_ops.runtime.ranges.span import Span, Step, Tokens, end_tokens, start_tokens
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec
+    from rlprof_ops.runtime.leader import Leader
+    from rlprof_ops.runtime.on_demand.watcher import CaptureRequest, Watcher
+
+Function = TypeVar("Function")
 
 _LOCK_TIMEOUT_S = 5.0
 _RUNNING = -1
@@ -37,7 +45,7 @@ class Profiler:
     def __init__(
         self,
         place: WorkerIdentity,
-        specs: Sequence[Any],
+        specs: Sequence[CaptureSpec],
         metrics: bool = False,
         output_dir: str | None = None,
         on_demand: bool = False,
@@ -51,19 +59,19 @@ class Profiler:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._events = EventLog(place.events / f"{place.stem}.jsonl")
-        self._step_file: Any = StepFile(place.events / f"{place.stem}.step")
+        self._step_file = StepFile(place.events / f"{place.stem}.step")
         self._last_step = 0
         self._current_step: int | None = None  # tracked where it matters: not in quiet steps
         self._step_times_ns: dict[str, list[int]] = {}
-        self._emitters: tuple[Any, ...] = ()
+        self._emitters: tuple[RangeEmitter, ...] = ()
         self._recorders = EmitterSet(self._events)
-        self._step_tokens: list[tuple[Any, Any]] = []
+        self._step_tokens: Tokens = []
         self._closed = False
         self._working = False
         self._terminated = False
         self._pending: list[Callable[[int], None]] = []  # to do when the next step begins
-        self._watcher: Any = None
-        self._leader: Any = None  # leads the job's steps: rlprof_ops.runtime.leader
+        self._watcher: Watcher | None = None
+        self._leader: Leader | None = None  # leads the job's steps: rlprof_ops.runtime.leader
         self._events.write(
             "registered",
             worker=place.worker,
@@ -180,9 +188,14 @@ class Profiler:
                 self._last_step + 1 if next_step is None else next_step
             )
 
+    @property
+    def any_open(self) -> bool:
+        """Whether a window of this process is open."""
+        return self._captures.any_open
+
     # -- leading the job's steps
 
-    def lead(self, leader: Any) -> None:
+    def lead(self, leader: Leader) -> None:
         """Tell the job's steps and phases by `leader` from now on: this process is the driver."""
         self._leader = leader
         self.active = not self._closed
@@ -199,16 +212,16 @@ class Profiler:
 
         reference = weakref.ref(self)
 
-        def on_demand(asked: watcher.CaptureRequest) -> None:
+        def on_demand(asked: CaptureRequest) -> None:
             profiler = reference()
-            if profiler is not None and not profiler._closed:
+            if profiler is not None and profiler._watcher is not None and not profiler._closed:
                 apply.answer(profiler, profiler._watcher, asked)
 
         self._watcher = watcher.Watcher(folder, on_demand)
 
     # -- ranges
 
-    def range(self, name: str) -> Any:
+    def range(self, name: str) -> Span | NullContext:
         """`with prof.range("generation"):`; recorded only while a window is open, timed where metrics are
         asked.
         """
@@ -216,18 +229,17 @@ class Profiler:
             return NULL_CONTEXT
         return Span(self, name)
 
-    def annotate(self, name: Any = None) -> Any:
+    @overload
+    def annotate(self, name: str | None = None) -> Callable[[Function], Function]: ...
+    @overload
+    def annotate(self, name: Function) -> Function: ...
+    def annotate(self, name: object = None) -> object:
         """`@prof.annotate("train")`, or bare for the function's own name. The function runs exactly once,
         its exceptions are its own.
         """
-        from rlprof_ops.runtime.ranges.annotate import Holder, annotated
+        from rlprof_ops.runtime.ranges.annotate import Holder, decorator
 
-        holder = Holder(self)
-        if callable(name):
-            return annotated(holder, name, name.__qualname__)
-        return lambda function: annotated(
-            holder, function, name or getattr(function, "__qualname__", "range")
-        )
+        return decorator(Holder(self), name)
 
     def metrics(self, reset: bool = False) -> dict[str, RangeTimes]:
         """Count, total and longest time of each range so far, in seconds; {} unless asked
@@ -235,7 +247,7 @@ class Profiler:
         """
         return self._metrics.read(reset) if self._metrics else {}
 
-    def _phase_begins(self, name: str) -> Any:
+    def _phase_begins(self, name: str) -> tuple[Capture, ...]:
         """A range begins: open the captures of this phase; what `_phase_ends` needs."""
         if not self._captures.phases_armed:
             return ()
@@ -244,7 +256,7 @@ class Profiler:
             self._settle()
         return opened
 
-    def _phase_ends(self, opened: Any, partial: bool) -> None:
+    def _phase_ends(self, opened: tuple[Capture, ...], partial: bool) -> None:
         with self._work():
             end_tokens(self._step_tokens)
             self._captures.end_phase(opened, partial)
@@ -334,5 +346,5 @@ class Profiler:
     def __enter__(self) -> Profiler:
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.close()

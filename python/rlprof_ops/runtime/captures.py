@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlprof_ops import backends
 from rlprof_ops.runtime.capture_error import CaptureError
@@ -22,7 +22,7 @@ from rlprof_ops.runtime.recorders.nsys_session import open_wait_s
 from rlprof_ops.words import limit
 
 if TYPE_CHECKING:
-    from rlprof_ops.request import CaptureSpec
+    from rlprof_ops.request import CaptureSpec, Window
 
 _MIRROR_S = 20.0  # for copies to output_dir, at the end of the process
 
@@ -47,7 +47,11 @@ class Captures:
     """
 
     def __init__(
-        self, place: WorkerIdentity, specs: Sequence[Any], events: EventLog, output_dir: str | None = None
+        self,
+        place: WorkerIdentity,
+        specs: Sequence[CaptureSpec],
+        events: EventLog,
+        output_dir: str | None = None,
     ) -> None:
         self._place = place
         self._events = events
@@ -331,8 +335,8 @@ class Captures:
         log_once(f"{who} failed, training goes on: {reason}", key=f"{who} {capture.asked_by}")
 
 
-def _of(capture: Capture, window: OpenWindow) -> dict[str, Any]:
-    found = {
+def _of(capture: Capture, window: OpenWindow) -> dict[str, object]:
+    found: dict[str, object] = {
         "backend": capture.spec.backend,
         "steps": [window.window.start, window.window.stop],
         "phase": window.phase,
@@ -347,11 +351,11 @@ def _phase_gate(capture: Capture) -> PhaseGate:
     return capture.gate
 
 
-def _one_step(step: int) -> Any:
+def _one_step(step: int) -> Window:
     return _steps_window(step, step + 1)
 
 
-def _steps_window(start: int, stop: int) -> Any:
+def _steps_window(start: int, stop: int) -> Window:
     from rlprof_ops.request import Window
 
     return Window(start, stop)

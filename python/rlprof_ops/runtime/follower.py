@@ -10,10 +10,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlprof_ops.runtime.clock_file import ClockFile
-from rlprof_ops.runtime.null_profiler import NULL_CONTEXT
+from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext, NullProfiler
+
+if TYPE_CHECKING:
+    from rlprof_ops.runtime.active_profiler import Profiler
+    from rlprof_ops.runtime.ranges.emitters import RangeEmitter
 
 _POLL_S = 0.05
 
@@ -21,7 +25,9 @@ _POLL_S = 0.05
 class Follower:
     """One process's view of the job's steps. Made by `follow`."""
 
-    def __init__(self, profiler: Any, clock: ClockFile | None, nvtx: Any | None) -> None:
+    def __init__(
+        self, profiler: Profiler | NullProfiler, clock: ClockFile | None, nvtx: RangeEmitter | None
+    ) -> None:
         self.profiler = profiler
         self._clock = clock
         self._nvtx = nvtx
@@ -30,7 +36,7 @@ class Follower:
         self._step = 0
         self._watching = False
 
-    def task(self, name: str) -> Any:
+    def task(self, name: str) -> Task:
         """`with follower.task("update_actor"):` around one piece of work that the driver asked for."""
         return Task(self, name)
 
@@ -39,8 +45,7 @@ class Follower:
         with self._lock:
             self._busy += 1
             self._sync()
-            captures = getattr(self.profiler, "_captures", None)
-            if captures is not None and captures.any_open and not self._watching:
+            if self.profiler.any_open and not self._watching:
                 self._watching = True
                 threading.Thread(target=self._watch, name="rlprof-follow", daemon=True).start()
 
@@ -68,7 +73,7 @@ class Follower:
             with self._lock:
                 if self._busy == 0:
                     self._sync()
-                if not self.profiler._captures.any_open or self.profiler.closed:
+                if not self.profiler.any_open or self.profiler.closed:
                     self._watching = False
                     return
 
@@ -89,7 +94,7 @@ class Task:
         self._range.__enter__()
         self._token = follower._nvtx.start(self._name) if follower._nvtx is not None else None
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         follower = self._follower
         if self._token is not None and follower._nvtx is not None:
             follower._nvtx.end(self._token)
@@ -118,12 +123,11 @@ def follow() -> Follower | None:
     session = os.environ.get("RLPROF_NSYS_SESSION")
     inside = bool(session) and not is_owner(os.environ)  # a child of the session's process
     from rlprof_ops.runtime import profiler
-    from rlprof_ops.runtime.null_profiler import NullProfiler
     from rlprof_ops.runtime.ranges.emitters import nvtx_ranges
 
-    if getattr(profiler.current(), "leads", False):
+    if profiler.current().leads:
         return None
-    found: Any = NullProfiler()
+    found: Profiler | NullProfiler = NullProfiler()
     if not inside and os.environ.get("RLPROF_WORKER"):
         found = profiler.from_env(without=("nsight",))
     if isinstance(found, NullProfiler) and not session:
@@ -138,7 +142,7 @@ def follow() -> Follower | None:
     return _MADE.follower
 
 
-def task(name: str) -> Any:
+def task(name: str) -> Task | NullContext:
     """A task of this process's follower, or a context that does nothing."""
     found = follow()
     return found.task(name) if found is not None else NULL_CONTEXT

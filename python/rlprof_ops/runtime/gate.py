@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlprof_ops.request import Window
@@ -18,7 +18,7 @@ ALWAYS_QUIET = (-NEVER, NEVER)
 class OpenWindow:
     """A window that is being taken: the planned `window`, its phase, and the steps seen so far."""
 
-    window: Any
+    window: Window
     phase: str | None = None
     seen: list[int] = field(default_factory=list)
 
@@ -82,7 +82,7 @@ class StepGate(Gate):
     coming again do not open it again.
     """
 
-    def __init__(self, windows: Sequence[Any], on_open: OnOpen, on_close: OnClose) -> None:
+    def __init__(self, windows: Sequence[Window], on_open: OnOpen, on_close: OnClose) -> None:
         super().__init__(on_open, on_close)
         self.windows = tuple(windows)
         self._taken: set[int] = set()
@@ -116,7 +116,7 @@ class PhaseGate(Gate):
     """
 
     def __init__(
-        self, windows: Sequence[Any], one_step: Callable[[int], Any], on_open: OnOpen, on_close: OnClose
+        self, windows: Sequence[Window], one_step: Callable[[int], Window], on_open: OnOpen, on_close: OnClose
     ) -> None:
         super().__init__(on_open, on_close)
         self.windows = tuple(windows)
@@ -158,7 +158,7 @@ class PhaseGate(Gate):
 class TimedGate(Gate):
     """A window from now until it is told to end; it is named by the steps that it saw."""
 
-    def begin(self, window: Any, step: int) -> None:
+    def begin(self, window: Window, step: int) -> None:
         """Open it in the middle of `step`."""
         self._open(OpenWindow(window, None, [step]))
 
@@ -170,15 +170,15 @@ class TimedGate(Gate):
         return (step, step) if self.current else ALWAYS_QUIET
 
 
-def _holds(window: Any, step: int) -> bool:
-    return bool(window.start <= step and (window.stop is None or step < window.stop))
+def _holds(window: Window, step: int) -> bool:
+    return window.start <= step and (window.stop is None or step < window.stop)
 
 
 def _window_of(windows: Sequence[Window], step: int) -> Window | None:
     return next((window for window in windows if _holds(window, step)), None)
 
 
-def _quiet_around(windows: Sequence[Any], step: int) -> tuple[int, int]:
+def _quiet_around(windows: Sequence[Window], step: int) -> tuple[int, int]:
     low, high = ALWAYS_QUIET
     for window in windows:
         if _holds(window, step):

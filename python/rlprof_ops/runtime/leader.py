@@ -5,14 +5,24 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from dataclasses import dataclass
 
 from rlprof_ops.runtime import step_clock
-from rlprof_ops.runtime.process.event_log import EventLog
+from rlprof_ops.runtime.process.event_log import EventLog, log_once
 
 # A step with more phases than this is written down with its first ones; a phase in an inner loop is a
 # mistake.
 _MOST_PHASES = 1000
+
+
+@dataclass
+class Phase:
+    """One phase of a step, in Unix nanoseconds; `depth` 0: in no other phase."""
+
+    name: str
+    begin_ns: int
+    depth: int
+    end_ns: int = 0
 
 
 class Leader:
@@ -25,7 +35,8 @@ class Leader:
         self._pid = os.getpid()
         self._step: int | None = None
         self._begin_ns = 0
-        self._phases: list[list[Any]] = []
+        self._phases: list[Phase] = []
+        self._dropped = 0
         self._depth = 0
 
     def begin(self, step: int) -> bool:
@@ -52,25 +63,40 @@ class Leader:
         """Step `step` ended: write it down, and tell it."""
         if self._step != step or os.getpid() != self._pid:
             return
-        end_ns, phases = time.time_ns(), self._phases
-        self._step, self._phases = None, []
+        end_ns, phases, dropped = time.time_ns(), self._phases, self._dropped
+        self._step, self._phases, self._dropped = None, [], 0
         if self._link is not None:
             self._link.end(step)
-        self._events.write("step", step=step, begin_ns=self._begin_ns, end_ns=end_ns, phases=phases)
+        if dropped:
+            log_once(
+                f"step {step} had {len(phases) + dropped} phases: its first {_MOST_PHASES} are written down."
+                " A phase belongs around a part of the step, not in an inner loop",
+                key="too many phases",
+            )
+        self._events.write(
+            "step",
+            step=step,
+            begin_ns=self._begin_ns,
+            end_ns=end_ns,
+            phases=[[phase.name, phase.begin_ns, phase.end_ns, phase.depth] for phase in phases],
+            **({"dropped_phases": dropped} if dropped else {}),
+        )
 
     def close(self) -> None:
         """Write down a step that was never ended."""
         if self._step is not None:
             self.end(self._step)
 
-    def phase_begins(self, name: str) -> list[Any]:
-        """The record of a phase, which `phase_ends` completes: name, begin, end, depth."""
-        record = [name, time.time_ns(), 0, self._depth]
+    def phase_begins(self, name: str) -> Phase:
+        """The record of a phase, which `phase_ends` completes."""
+        phase = Phase(name, time.time_ns(), self._depth)
         self._depth += 1
-        return record
+        return phase
 
-    def phase_ends(self, record: list[Any]) -> None:
-        record[2] = time.time_ns()
-        self._depth = record[3]
+    def phase_ends(self, phase: Phase) -> None:
+        phase.end_ns = time.time_ns()
+        self._depth = phase.depth
         if len(self._phases) < _MOST_PHASES:
-            self._phases.append(record)
+            self._phases.append(phase)
+        else:
+            self._dropped += 1

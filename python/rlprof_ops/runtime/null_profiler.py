@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar, overload
+
+if TYPE_CHECKING:
+    from rlprof_ops.runtime.ranges.range_times import RangeTimes
 
 Function = TypeVar("Function")
 
@@ -15,7 +19,7 @@ class NullContext:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         return None
 
 
@@ -30,6 +34,8 @@ class NullProfiler:
     __slots__ = ()
     active = False
     closed = True
+    any_open = False
+    leads = False
 
     def step(self, step: int) -> NullContext:
         return NULL_CONTEXT
@@ -46,10 +52,14 @@ class NullProfiler:
     def range(self, name: str) -> NullContext:
         return NULL_CONTEXT
 
-    def annotate(self, name: Any = None) -> Any:
+    @overload
+    def annotate(self, name: str | None = None) -> Callable[[Function], Function]: ...
+    @overload
+    def annotate(self, name: Function) -> Function: ...
+    def annotate(self, name: object = None) -> object:
         return name if callable(name) else _unchanged
 
-    def metrics(self, reset: bool = False) -> dict[str, Any]:
+    def metrics(self, reset: bool = False) -> dict[str, RangeTimes]:
         return {}
 
     def close(self) -> None:
@@ -58,7 +68,7 @@ class NullProfiler:
     def __enter__(self) -> NullProfiler:
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         return None
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from rlprof_ops.runtime.null_profiler import NullProfiler
 
 if TYPE_CHECKING:
     from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.runtime.active_profiler import Profiler
+
+Function = TypeVar("Function")
 
 # Any of these set: somebody may have asked for something, and the request is worth parsing.
 _ASKING = (
@@ -59,7 +62,7 @@ def from_env(
     rank: int | None = None,
     world_size: int | None = None,
     without: tuple[str, ...] = (),
-) -> Any:
+) -> Profiler | NullProfiler:
     """The profiler of this process, from the job's request. Asked again for the same worker and rank, it is
     the same one.
 
@@ -91,7 +94,7 @@ def from_request(
     worker: str | None = None,
     rank: int | None = None,
     world_size: int | None = None,
-) -> Any:
+) -> Profiler | NullProfiler:
     """Like `from_env`, for a `ProfileRequest` at hand; always a new profiler."""
     return _made(request, worker, rank, world_size, reuse=False)
 
@@ -103,7 +106,7 @@ def _made(
     world_size: int | None,
     reuse: bool,
     without: tuple[str, ...] = (),
-) -> Any:
+) -> Profiler | NullProfiler:
     from rlprof_ops.runtime.on_demand import watcher
     from rlprof_ops.runtime.process.worker_identity import find_identity
     from rlprof_ops.runtime.ranges import range_times
@@ -113,11 +116,11 @@ def _made(
     if not request and not with_metrics and not on_demand:
         return NullProfiler()
     place = find_identity(worker, rank, world_size, os.environ)
-    before = _CURRENT.profiler
-    if reuse and not before.closed and before.place == place:
-        return before
     from rlprof_ops.runtime.active_profiler import Profiler
 
+    before = _CURRENT.profiler
+    if reuse and isinstance(before, Profiler) and not before.closed and before.place == place:
+        return before
     specs = request.for_worker(place.worker, place.rank) if request else ()
     specs = tuple(spec for spec in specs if spec.backend not in without)
     _CURRENT.profiler = Profiler(
@@ -135,7 +138,7 @@ def _made(
     return _CURRENT.profiler
 
 
-def _take_the_lead(found: Any, request: ProfileRequest | None) -> None:
+def _take_the_lead(found: Profiler, request: ProfileRequest | None) -> None:
     from rlprof_ops.runtime import step_clock
     from rlprof_ops.runtime.leader import Leader
 
@@ -143,12 +146,12 @@ def _take_the_lead(found: Any, request: ProfileRequest | None) -> None:
     found.lead(Leader(found._events, step_clock.lead(node_dir, request)))
 
 
-def lead(worker: str, rank: int = 0, world_size: int | None = None) -> Any | None:
+def lead(worker: str, rank: int = 0, world_size: int | None = None) -> Profiler | None:
     """For adapters: the profiler of a process that knows the job's steps; rank 0 tells them to the job.
 
     None when nothing is asked, or when a profiler of this process leads already (the code uses our runtime).
     """
-    if not _concerned() or getattr(_CURRENT.profiler, "leads", False):
+    if not _concerned() or _CURRENT.profiler.leads:
         return None
     named = os.environ.get("RLPROF_WORKER")  # by `rlprof wrap --worker`, or as the actor was labelled
     found = from_env(worker if not named or named in _DRIVERS else named, rank, world_size)
@@ -167,18 +170,22 @@ class _Current:
     __slots__ = ("profiler",)
 
     def __init__(self) -> None:
-        self.profiler: Any = NullProfiler()
+        self.profiler: Profiler | NullProfiler = NullProfiler()
 
 
 _CURRENT = _Current()
 
 
-def current() -> Any:
+def current() -> Profiler | NullProfiler:
     """The profiler that this process has made last, or the null profiler."""
     return _CURRENT.profiler
 
 
-def annotate(name: Any = None) -> Any:
+@overload
+def annotate(name: str | None = None) -> Callable[[Function], Function]: ...
+@overload
+def annotate(name: Function) -> Function: ...
+def annotate(name: object = None) -> object:
     """`@profiler.annotate("train")` on a function or method, before any profiler exists: the one of
     `from_env` will record it.
 
@@ -186,14 +193,12 @@ def annotate(name: Any = None) -> Any:
     """
     if not _concerned():
         return NullProfiler().annotate(name)
-    from rlprof_ops.runtime.ranges.annotate import annotated
+    from rlprof_ops.runtime.ranges.annotate import decorator
 
-    if callable(name):
-        return annotated(_CURRENT, name, name.__qualname__)
-    return lambda function: annotated(_CURRENT, function, name or getattr(function, "__qualname__", "range"))
+    return decorator(_CURRENT, name)
 
 
-def runtime_env(worker: str, rank: int | None = None) -> dict[str, Any]:
+def runtime_env(worker: str, rank: int | None = None) -> dict[str, dict[str, str | int | None]]:
     """What to merge into an actor's `runtime_env` so that our plugin wraps it; {} when nothing is asked in
     this process.
 

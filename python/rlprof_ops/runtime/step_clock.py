@@ -12,13 +12,16 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlprof_ops.runtime.clock_file import SOCKET, ClockFile
 from rlprof_ops.runtime.process.event_log import log_once
 from rlprof_ops.words import limit
+
+if TYPE_CHECKING:
+    from rlprof_ops.request import ProfileRequest
 
 LEADS = "RLPROF_LEADS"
 _DEFAULT_WAIT_S = 20.0
@@ -56,7 +59,7 @@ class Link:
         with short_path(node_dir, SOCKET) as path:
             self._socket.connect(path)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         if self._socket is None or os.getpid() != self._pid:
             return
         try:
@@ -64,7 +67,7 @@ class Link:
         except OSError as error:
             self._break(error)
 
-    def wait(self, key: str, value: Any, seconds: float) -> dict[str, Any] | None:
+    def wait(self, key: str, value: object, seconds: float) -> dict[str, object] | None:
         """The first answer whose `key` is `value`; None when it does not come in time."""
         if self._socket is None or os.getpid() != self._pid:
             return None
@@ -98,7 +101,7 @@ class Link:
         log_once(f"the node's supervisor hears no more steps: {error.strerror or error}")
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def _object(line: bytes) -> dict[str, object]:
     try:
         found = json.loads(line)
     except ValueError:
@@ -109,7 +112,7 @@ def _object(line: bytes) -> dict[str, Any]:
 class Lead:
     """What a leading profiler does at its steps. `begin` sends, `opened` waits where something changes."""
 
-    def __init__(self, node_dir: str, request: Any | None) -> None:
+    def __init__(self, node_dir: str, request: ProfileRequest | None) -> None:
         """Raises OSError when the node has no supervisor that listens."""
         self._link = Link(node_dir)
         self._clock = ClockFile(node_dir)
@@ -137,13 +140,13 @@ class Lead:
         self._link.send({"end": step, "t_ns": time.time_ns()})
 
 
-def _changes(request: Any | None) -> set[int]:
+def _changes(request: ProfileRequest | None) -> set[int]:
     """The steps with which a window begins, and those before which one has ended."""
     windows = [window for spec in (request.captures if request else ()) for window in spec.windows()]
     return {window.start for window in windows} | {window.stop for window in windows if window.stop}
 
 
-def lead(node_dir: str | None, request: Any | None) -> Lead | None:
+def lead(node_dir: str | None, request: ProfileRequest | None) -> Lead | None:
     """The lead of this process, None where no supervisor listens (a job without one)."""
     if not node_dir:
         return None
@@ -183,7 +186,7 @@ def tell_request(text: str) -> bool:
     return link.wait("request", True, wait_s()) is not None
 
 
-def note(event: str, **fields: Any) -> None:
+def note(event: str, **fields: object) -> None:
     """Write one event of this process for the manifest, where a job collects events."""
     if not os.environ.get("RLPROF_NODE_DIR"):
         return

@@ -13,11 +13,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import Any
 
 from rlprof_ops.runtime import profiler
 from rlprof_ops.runtime.clock_file import ClockFile
+from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext
 from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.runtime.ranges.span import Span
 
 _WORKER_CLASS = re.compile(r"(\w+(?:Policy|Value|Generation)Worker(?:V\d+)?)(?:Impl)?")
 POLICY_WORKER = "policy_worker"
@@ -75,7 +76,7 @@ class _Steps:
         self._profiler = profiler.from_env(worker=worker, rank=rank)
         self._step: int | None = None
         self._count = first_step - 1
-        self._phase: Any = None
+        self._phase: Span | NullContext = NULL_CONTEXT
 
     def _begin(self, step: int | None, phase: str) -> None:
         if self._step is not None:
@@ -119,14 +120,14 @@ class PolicyProfiler(_Steps):
         """
         super().__init__(worker or worker_name(rank, POLICY_WORKER), rank, first_step)
 
-    def begin_train_step(self, step: int | None = None, **_: Any) -> None:
+    def begin_train_step(self, step: int | None = None, **_: object) -> None:
         """Training step `step` begins; without a number they are counted from `first_step`."""
         self._begin(step, "train")
 
-    def finish_train_step(self, *_: Any, **__: Any) -> None:
+    def finish_train_step(self, *_: object, **__: object) -> None:
         self._end("finish_train_step", failed=False)
 
-    def abort_train_step(self, reason: Any = None, **_: Any) -> None:
+    def abort_train_step(self, reason: object = None, **_: object) -> None:
         """The step failed with `reason`; its window is saved as partial. Never raises over the training's
         own error.
         """
@@ -144,7 +145,7 @@ class RolloutProfiler(_Steps):
         """
         super().__init__(worker or worker_name(rank, ROLLOUT_WORKER), rank, first_step)
 
-    def begin_engine_initialization(self, **_: Any) -> Any:
+    def begin_engine_initialization(self, **_: object) -> Span | NullContext:
         """The engine is being built: a range, recorded when an open-ended window is open. The token is for
         the end.
         """
@@ -152,16 +153,16 @@ class RolloutProfiler(_Steps):
         token.__enter__()
         return token
 
-    def end_engine_initialization(self, token: Any, **_: Any) -> None:
+    def end_engine_initialization(self, token: Span | NullContext, **_: object) -> None:
         token.__exit__(None, None, None)
 
-    def begin_rollout(self, step_id: str | int | None = None, **_: Any) -> None:
+    def begin_rollout(self, step_id: str | int | None = None, **_: object) -> None:
         self._begin(step_number(step_id), "generation")
 
-    def finish_rollout(self, *_: Any, **__: Any) -> None:
+    def finish_rollout(self, *_: object, **__: object) -> None:
         self._end("finish_rollout", failed=False)
 
-    def abort_rollout(self, reason: Any = None, **_: Any) -> None:
+    def abort_rollout(self, reason: object = None, **_: object) -> None:
         if self._step is not None:
             self._end("abort_rollout", failed=True)
 

@@ -16,6 +16,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 from rlprof_ops.backends import names
 from rlprof_ops.runtime.compat.rlinf_profiler_config import PyTorchProfilerConfig, checked
 from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.runtime.recorders.torch import TorchProfile
 
 FORWARD, FORWARD_BACKWARD = "fwd", "fwd_bwd"
 
@@ -61,7 +63,7 @@ class PyTorchProfiler:
         self._enabled = ranks is None or self._rank in ranks
         self._num_minibatches: int | None = None
         self._calls = {FORWARD: 0, FORWARD_BACKWARD: 0}
-        self._running: tuple[str, Any] | None = None
+        self._running: tuple[str, TorchProfile] | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], **more: Any) -> PyTorchProfiler:
@@ -165,7 +167,7 @@ class PyTorchProfiler:
         place = number % length
         return "none" if place < wait else "warmup" if place < wait + warmup else "record"
 
-    def _make_profile(self, action: str) -> Any:
+    def _make_profile(self, action: str) -> TorchProfile:
         import torch
 
         from rlprof_ops.backends.torch_options import TorchOptions
@@ -194,7 +196,7 @@ class PyTorchProfiler:
             with contextlib.suppress(Exception):
                 running[1].stop()
 
-    def _save(self, profile: Any, kind: str) -> None:
+    def _save(self, profile: TorchProfile, kind: str) -> None:
         folder = Path(self.config.output_dir) / kind
         folder.mkdir(parents=True, exist_ok=True)
         number = self._calls[kind]
@@ -214,7 +216,7 @@ class PyTorchProfiler:
                 shutil.copyfile(written, partial)
                 partial.replace(folder / name)
 
-    def _export(self, profile: Any, path: Path) -> None:
+    def _export(self, profile: TorchProfile, path: Path) -> None:
         partial = path.with_name(f".{path.name}")
         try:
             profile.export_chrome_trace(str(partial))
@@ -232,7 +234,7 @@ class PyTorchProfilerFunc:
     def __init__(self, name: str, enabled: bool = True) -> None:
         self.name = name
         self.enabled = enabled
-        self._open: list[Any] = []
+        self._open: list[AbstractContextManager[object]] = []
 
     def start(self) -> None:
         """Begin the range; ranges of one object nest."""
@@ -241,7 +243,7 @@ class PyTorchProfilerFunc:
         try:
             import torch
 
-            opened: Any = torch.profiler.record_function(self.name)
+            opened: AbstractContextManager[object] = torch.profiler.record_function(self.name)
             opened.__enter__()
             self._open.append(opened)
         except Exception as error:
@@ -256,11 +258,11 @@ class PyTorchProfilerFunc:
         self.start()
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.stop()
 
 
-def _ignore(profile: Any) -> None:
+def _ignore(profile: TorchProfile) -> None:
     return None
 
 

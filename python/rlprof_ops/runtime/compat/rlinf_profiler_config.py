@@ -58,7 +58,7 @@ def _problems(config: PyTorchProfilerConfig) -> Iterator[str]:
         yield f"chrome_filename_prefix is {prefix!r}: expected letters, digits and . _ - only"
 
 
-def checked(config: Any) -> dict[str, Any]:
+def checked(config: object) -> dict[str, Any]:
     """The section as parameters; it must hold every one of them and nothing else.
 
     Raises:

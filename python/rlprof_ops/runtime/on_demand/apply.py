@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rlprof_ops.runtime.gate import TimedGate
 from rlprof_ops.runtime.on_demand.watcher import STACKS, CaptureRequest, Watcher
 from rlprof_ops.runtime.process.event_log import log
 from rlprof_ops.runtime.ranges.span import end_tokens
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
+    from rlprof_ops.runtime.active_profiler import Profiler
+    from rlprof_ops.runtime.captures import Capture
 
 
 def spec_for(
@@ -36,7 +39,7 @@ def spec_for(
     return spec if spec.matches(worker, rank) else None
 
 
-def answer(profiler: Any, watcher: Watcher, demand: CaptureRequest) -> None:
+def answer(profiler: Profiler, watcher: Watcher, demand: CaptureRequest) -> None:
     """Take `demand` in this process, if it is meant. Runs in the watcher's thread."""
     place = profiler.place
     if demand.backend == STACKS:  # taken from outside; where there is no node folder we see it too
@@ -52,32 +55,34 @@ def answer(profiler: Any, watcher: Watcher, demand: CaptureRequest) -> None:
     watcher.later(demand.seconds, lambda: _close_now(profiler, capture))
 
 
-def _at_next_step(profiler: Any, action: Callable[[int], None]) -> None:
+def _at_next_step(profiler: Profiler, action: Callable[[int], None]) -> None:
     with profiler._work():
         profiler._pending.append(action)
         profiler._settle()
 
 
-def _take_steps(profiler: Any, demand: CaptureRequest, step: int) -> None:
+def _take_steps(profiler: Profiler, demand: CaptureRequest, step: int) -> None:
     spec = spec_for(demand, profiler.place.worker, profiler.place.rank, step)
-    profiler._captures.add(spec, asked_by=demand.id).gate.enter(step)
+    if spec is not None:
+        profiler._captures.add(spec, asked_by=demand.id).gate.enter(step)
 
 
-def _open_now(profiler: Any, spec: CaptureSpec, asked_by: str) -> Any:
+def _open_now(profiler: Profiler, spec: CaptureSpec, asked_by: str) -> Capture:
     """Open a window at once, whatever the training thread does; the capture that `_close_now` needs."""
     from rlprof_ops.request import Window
 
     with profiler._work():
         step = max(1, profiler._last_step)
         capture = profiler._captures.add(spec, asked_by=asked_by, timed=True)
-        capture.gate.begin(Window(step, None), step)
+        if isinstance(capture.gate, TimedGate):
+            capture.gate.begin(Window(step, None), step)
         profiler._settle()
         for begun in range(step + 1, profiler._last_step + 1):  # while the window was being opened
             capture.gate.enter(begun)
     return capture
 
 
-def _close_now(profiler: Any, capture: Any) -> None:
+def _close_now(profiler: Profiler, capture: Capture) -> None:
     with profiler._work():
         end_tokens(profiler._step_tokens)
         capture.gate.close(partial=False)

@@ -9,8 +9,15 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+from collections.abc import Awaitable, Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from rlprof_ops.runtime.ranges.emitters import RangeEmitter
+
+R = TypeVar("R")
+Executor = Callable[..., object]  # (actor, *arguments), as Ray calls it
 
 
 def install(name: str, module: ModuleType) -> None:
@@ -22,8 +29,8 @@ def install(name: str, module: ModuleType) -> None:
     wrap(attribute(module, "FunctionActorManager"), "_make_actor_method_executor", _executor)
 
 
-def _executor(before: Any) -> Any:
-    def make(self: Any, method_name: str, method: Any) -> Any:
+def _executor(before: Callable[..., Executor]) -> Callable[..., Executor]:
+    def make(self: object, method_name: str, method: Callable[..., object]) -> Executor:
         executor = before(self, method_name, method)
         if method_name.startswith("__") or inspect.isasyncgenfunction(method):
             return executor
@@ -32,11 +39,11 @@ def _executor(before: Any) -> Any:
     return make
 
 
-def _as_range(executor: Any, method_name: str) -> Any:
+def _as_range(executor: Executor, method_name: str) -> Executor:
     label = f"rlprof:{method_name}"
 
     @functools.wraps(executor)  # Ray reads the attributes that the executor carries
-    def call(*arguments: Any, **named: Any) -> Any:
+    def call(*arguments: object, **named: object) -> object:
         nvtx = _nvtx()
         if nvtx is None:
             return executor(*arguments, **named)
@@ -54,7 +61,7 @@ def _as_range(executor: Any, method_name: str) -> Any:
     return call
 
 
-async def _until_done(result: Any, nvtx: Any, token: Any) -> Any:
+async def _until_done(result: Awaitable[R], nvtx: RangeEmitter, token: object) -> R:
     try:
         return await result
     finally:
@@ -62,7 +69,7 @@ async def _until_done(result: Any, nvtx: Any, token: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def _nvtx() -> Any | None:
+def _nvtx() -> RangeEmitter | None:
     from rlprof_ops.runtime.ranges.emitters import nvtx_ranges
 
     return nvtx_ranges()

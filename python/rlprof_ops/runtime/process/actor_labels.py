@@ -18,9 +18,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
-from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
+if TYPE_CHECKING:
+    from ray.actor import ActorClass
+
+    from rlprof_ops.request import ProfileRequest
+
+from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS, WorkerKey
 
 _DONE = "_rlprof_labels"
 # Ray's own actors are nobody's workers.
@@ -41,7 +46,7 @@ class NewActor:
     module: str
     name: str
     variables: Mapping[str, str]
-    cls: Any = None
+    cls: type | None = None
 
 
 Rule = Callable[[NewActor], "tuple[str, int | None] | None"]
@@ -72,7 +77,7 @@ def add_helpers(*workers: str) -> None:
     _STATE.helpers.update(workers)
 
 
-def _selected(request: Any, worker: str, rank: int) -> bool:
+def _selected(request: ProfileRequest, worker: str, rank: int) -> bool:
     specs = request.for_worker(worker, rank)
     if not specs or worker not in _STATE.helpers:
         return bool(specs)
@@ -123,7 +128,7 @@ def install(name: str, module: ModuleType) -> None:
         raise UnknownShape("ray.actor.ActorClass._remote takes other arguments")
 
     @functools.wraps(before)
-    def _remote(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+    def _remote(self: ActorClass, args: object = None, kwargs: object = None, **options: object) -> object:
         try:
             options["runtime_env"] = labelled(self, options)
         except Exception as error:
@@ -139,12 +144,12 @@ def install(name: str, module: ModuleType) -> None:
     owner._remote = _remote
 
 
-def _note(runtime_env: Any) -> None:
+def _note(runtime_env: object) -> None:
     """Write down that an actor was created which the request selects; never raises."""
     try:
-        key = (runtime_env or {}).get("rlprof") or {}
+        key = cast("Mapping[str, WorkerKey]", runtime_env or {}).get("rlprof")
         request = _request()
-        if key and request is not None and request.for_worker(key.get("worker"), key.get("rank")):
+        if key and request is not None and request.for_worker(key["worker"], key.get("rank")):
             from rlprof_ops.runtime.process import beginning
 
             beginning.selected(key)
@@ -154,16 +159,17 @@ def _note(runtime_env: Any) -> None:
         log_once(f"an actor is not noted for the manifest: {type(error).__name__}: {error}")
 
 
-def labelled(actor_class: Any, options: Mapping[str, Any]) -> Any:
+def labelled(actor_class: ActorClass, options: Mapping[str, object]) -> object:
     """The runtime env for a new actor: with our key when the request selects it, else as it came."""
-    given = options.get("runtime_env")
+    given = cast("Mapping[str, object] | None", options.get("runtime_env"))
     request, everyone = _request(), os.environ.get("RLPROF_ON_DEMAND", "").strip().lower() == "nsight"
-    env: dict[str, Any] = dict(given or {})
+    env: dict[str, object] = dict(given or {})
     by_trainer = bool(env.get("nsight") or env.get("_nsight"))  # profiled by the trainer's own choice
     if request is None and not everyone and not by_trainer:
         return given
-    if env.get("env_vars"):
-        env["env_vars"] = own_variables(env["env_vars"], os.environ)
+    variables = cast("Mapping[str, str]", env.get("env_vars") or {})
+    if variables:
+        env["env_vars"] = variables = own_variables(variables, os.environ)
     if not env.get("rlprof"):
         meta = actor_class.__ray_metadata__
         descriptor = meta.actor_creation_function_descriptor
@@ -172,7 +178,7 @@ def labelled(actor_class: Any, options: Mapping[str, Any]) -> Any:
             meta.class_name,
             module,
             str(options.get("name") or ""),
-            env.get("env_vars") or {},
+            variables,
             meta.modified_class,
         )
         found = identify(new)
@@ -183,7 +189,7 @@ def labelled(actor_class: Any, options: Mapping[str, Any]) -> Any:
             # What a request selects is told by the trainer's own options where no rule tells it: an output's
             # name, a rank (rayenv/worker_selection.py).
             named = {"RLPROF_WORKER": found[0], "RLPROF_RANK": str(found[1])}
-            env["env_vars"] = {**named, **(env.get("env_vars") or {})}
+            env["env_vars"] = {**named, **variables}
     if not env:
         return given
     from ray.runtime_env import RuntimeEnv
@@ -196,7 +202,7 @@ def _say_if_unknown(new: NewActor, worker: str) -> None:
     from rlprof_ops.runtime import profiler
     from rlprof_ops.runtime.process.event_log import log_once
 
-    if _STATE.rules or getattr(profiler.current(), "leads", False):
+    if _STATE.rules or profiler.current().leads:
         return
     log_once(
         f"no adapter knows the trainer that creates {new.class_name} (here: {worker}). Its windows open when"
@@ -223,7 +229,7 @@ def own_variables(variables: Mapping[str, str], env: Mapping[str, str]) -> dict[
 
 
 @functools.lru_cache(maxsize=1)
-def _request() -> Any | None:
+def _request() -> ProfileRequest | None:
     """The job's request, when it selects anything."""
     text = os.environ.get("RLPROF_REQUEST_JSON")
     if not text:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.process import session_file
-from rlprof_ops.runtime.process.worker_identity import find_identity
+from rlprof_ops.runtime.process.worker_identity import WorkerKey, find_identity
 
 SELECTED, BEGUN, NSYS_FAILED = "selected", "begun", "nsys_failed"
 _NO_SESSION = "-"
 
 
-def selected(key: Mapping[str, Any]) -> None:
+def selected(key: WorkerKey) -> None:
     """An actor with this `rlprof` key was created."""
     if key.get("worker") and key.get("rank") is not None:
         step_clock.note(SELECTED, worker=key["worker"], rank=key["rank"])

@@ -8,8 +8,8 @@ keeps torch's.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 
 def install(name: str, module: ModuleType) -> None:
@@ -18,9 +18,9 @@ def install(name: str, module: ModuleType) -> None:
         return
     from rlprof_ops.frameworks.adapter import wrap
 
-    def routed(what: str) -> Any:
-        def make(before: Any) -> Any:
-            def call() -> Any:
+    def routed(what: str) -> Callable[[Callable[[], object]], Callable[[], object]]:
+        def make(before: Callable[[], object]) -> Callable[[], object]:
+            def call() -> object:
                 from rlprof_ops.runtime.step_clock import ask_window
 
                 return None if ask_window(what) else before()

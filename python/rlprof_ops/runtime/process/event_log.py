@@ -11,7 +11,6 @@ import struct
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 _INT64 = struct.Struct("<q")
 
@@ -46,7 +45,7 @@ class EventLog:
         self._broken = False
         self._first = b""
 
-    def write(self, event: str, **fields: Any) -> None:
+    def write(self, event: str, **fields: object) -> None:
         line = (
             json.dumps({"event": event, "t_ns": time.time_ns(), **fields}, ensure_ascii=False, default=str)
             + "\n"

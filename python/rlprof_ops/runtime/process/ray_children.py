@@ -12,11 +12,16 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from ray.runtime_env import RuntimeEnv
+
+R = TypeVar("R")
 
 # As Ray stores them: `nsight` and `rocprof_sys` begin with an underscore.
-NOT_MINE: Mapping[str, Any] = {"rlprof": {}, "_nsight": None, "_rocprof_sys": None}
+NOT_MINE: Mapping[str, object] = {"rlprof": {}, "_nsight": None, "_rocprof_sys": None}
 # Ray calls what this names in every new worker (ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR).
 HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 HOOK = "rlprof_ops.runtime.process.ray_children.keep_profiling"
@@ -45,22 +50,27 @@ def keep_profiling() -> None:
         log(f"what this process starts may inherit its profiling: {type(error).__name__}: {error}")
 
 
-def _actor_remote(before: Any) -> Any:
-    def _remote(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        options["runtime_env"] = without_inherited(options.get("runtime_env"))
-        return before(self, args, kwargs, **options)
+def _actor_remote(before: Callable[..., R]) -> Callable[..., R]:
+    def _remote(
+        self: object,
+        args: object = None,
+        kwargs: object = None,
+        runtime_env: Mapping[str, object] | None = None,
+        **options: object,
+    ) -> R:
+        return before(self, args, kwargs, runtime_env=without_inherited(runtime_env), **options)
 
     return _remote
 
 
-def _task_remote(before: Any) -> Any:
+def _task_remote(before: Callable[..., R]) -> Callable[..., R]:
     def _remote(
-        self: Any,
-        args: Any = None,
-        kwargs: Any = None,
+        self: object,
+        args: object = None,
+        kwargs: object = None,
         serialized_runtime_env_info: str | None = None,
-        **options: Any,
-    ) -> Any:
+        **options: object,
+    ) -> R:
         return before(
             self,
             args,
@@ -72,7 +82,7 @@ def _task_remote(before: Any) -> Any:
     return _remote
 
 
-def without_inherited(runtime_env: Mapping[str, Any] | None) -> Any:
+def without_inherited(runtime_env: Mapping[str, object] | None) -> RuntimeEnv:
     """`runtime_env` (None: none of its own) with nothing for every profiling key that it does not set."""
     from ray.runtime_env import RuntimeEnv
 

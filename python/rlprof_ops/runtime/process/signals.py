@@ -7,7 +7,23 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    Handler = Callable[[int, FrameType | None], object] | int | None
+
+
+class Closable(Protocol):
+    """What has to be closed before its process ends."""
+
+    def close(self) -> None: ...
+
+
+class Forgetful(Protocol):
+    """What a forked child must let go."""
+
+    def _forget(self) -> None: ...
 
 
 class Hook:
@@ -18,8 +34,8 @@ class Hook:
 
     def __init__(self, action: Callable[[], bool]) -> None:
         self._action: Callable[[], bool] | None = action
-        self._previous: Any = None
-        self._installed: Any = None
+        self._previous: Handler = None
+        self._installed: Handler = None
 
     def install(self) -> Hook:
         # Only the main thread may set handlers; elsewhere (async actors) atexit has to do.
@@ -33,11 +49,11 @@ class Hook:
         signal.signal(signal.SIGTERM, self._installed)
         return self
 
-    def _handle(self, number: int, frame: Any) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._action is None or self._action():
             self.deliver(number, frame)
 
-    def deliver(self, number: int = signal.SIGTERM, frame: Any = None) -> None:
+    def deliver(self, number: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
         """What would have happened without us."""
         if callable(self._previous):
             self._previous(number, frame)
@@ -60,14 +76,14 @@ def on_terminate(action: Callable[[], bool]) -> Hook:
     return Hook(action).install()
 
 
-def close_weakly(reference: weakref.ref[Any]) -> None:
+def close_weakly(reference: weakref.ref[Closable]) -> None:
     """Close a profiler at interpreter exit, if it still lives."""
     profiler = reference()
     if profiler is not None:
         profiler.close()
 
 
-def forget_in_children(profiler: Any) -> None:
+def forget_in_children(profiler: Forgetful) -> None:
     """Tell `profiler` when this process has become a forked child."""
     reference = weakref.ref(profiler)
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from rlprof_ops.backends import names
 
@@ -33,6 +34,13 @@ OF_ONE_PROCESS = (
     "RLPROF_SESSION_PID",
 )
 _SAID_OF_THE_WORKER = 2  # the first ones; in a Ray worker the others tell of whoever ran `ray start`
+
+
+class WorkerKey(TypedDict):
+    """The key `rlprof` of an actor's runtime env: who it is; rank None: its own variable tells it."""
+
+    worker: str
+    rank: int | None
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Literal
 
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
 from rlprof_ops.runtime.ranges import emitters
+from rlprof_ops.runtime.ranges.emitters import RangeEmitter
 
 _NONE_HERE = "neither the package nvtx nor torch.cuda.nvtx is there: reports will hold no ranges"
 
@@ -16,18 +17,18 @@ class EmitterSet:
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
-        self._nvtx: Any = None  # False: there is none
+        self._nvtx: RangeEmitter | Literal[False] | None = None  # False: there is none
 
-    def choose(self, open_backends: Collection[str]) -> tuple[Any, ...]:
+    def choose(self, open_backends: Collection[str]) -> tuple[RangeEmitter, ...]:
         """NVTX for nsys and rocprof-sys, `record_function` for torch; equal tuples for equal backends."""
-        chosen: list[Any] = []
+        chosen: list[RangeEmitter | None] = []
         if "nsight" in open_backends or "rocprof_sys" in open_backends:
             chosen.append(self._nvtx_ranges())
         if "torch" in open_backends:
             chosen.append(emitters.record_function_ranges())
         return tuple(recorder for recorder in chosen if recorder is not None)
 
-    def _nvtx_ranges(self) -> Any | None:
+    def _nvtx_ranges(self) -> RangeEmitter | None:
         if self._nvtx is None:
             self._nvtx = emitters.nvtx_ranges() or False
             if self._nvtx is False:

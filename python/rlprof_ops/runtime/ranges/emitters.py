@@ -7,7 +7,8 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Protocol, cast
 
 DOMAIN = "rlprof"
 
@@ -24,6 +25,16 @@ _COLORS = {
 _GRAY = 0xFF9E9E9E
 
 
+class RangeEmitter(Protocol):
+    """One way to write a range: `end` takes the token that `start` gave."""
+
+    kind: str
+
+    def start(self, name: str) -> object: ...
+
+    def end(self, token: object) -> None: ...
+
+
 class NvtxRanges:
     """Ranges by start and end ids, not push and pop: a range that spans an `await` ends itself and no
     other.
@@ -36,10 +47,10 @@ class NvtxRanges:
 
         self._nvtx = nvtx
 
-    def start(self, name: str) -> Any:
+    def start(self, name: str) -> object:
         return self._nvtx.start_range(name, color=_COLORS.get(name, _GRAY), domain=DOMAIN)
 
-    def end(self, token: Any) -> None:
+    def end(self, token: object) -> None:
         self._nvtx.end_range(token)
 
 
@@ -55,10 +66,10 @@ class TorchNvtxRanges:
             raise ImportError("torch.cuda.nvtx needs CUDA")
         self._nvtx = torch.cuda.nvtx
 
-    def start(self, name: str) -> Any:
+    def start(self, name: str) -> object:
         return self._nvtx.range_start(name)
 
-    def end(self, token: Any) -> None:
+    def end(self, token: object) -> None:
         self._nvtx.range_end(token)
 
 
@@ -86,10 +97,10 @@ class RoctxRanges:
         library.roctxRangeStop.argtypes = [ctypes.c_uint64]
         self._library = library
 
-    def start(self, name: str) -> Any:
+    def start(self, name: str) -> object:
         return self._library.roctxRangeStartA(name.encode())
 
-    def end(self, token: Any) -> None:
+    def end(self, token: object) -> None:
         self._library.roctxRangeStop(token)
 
 
@@ -103,13 +114,13 @@ class RecordFunctionRanges:
 
         self._record_function = torch.profiler.record_function
 
-    def start(self, name: str) -> Any:
-        range_: Any = self._record_function(name)
+    def start(self, name: str) -> object:
+        range_: AbstractContextManager[object] = self._record_function(name)
         range_.__enter__()
         return range_
 
-    def end(self, token: Any) -> None:
-        token.__exit__(None, None, None)
+    def end(self, token: object) -> None:
+        cast(AbstractContextManager[object], token).__exit__(None, None, None)
 
 
 @functools.lru_cache(maxsize=1)
@@ -118,9 +129,9 @@ def record_function_ranges() -> RecordFunctionRanges:
     return RecordFunctionRanges()
 
 
-def nvtx_ranges() -> Any | None:
+def nvtx_ranges() -> RangeEmitter | None:
     """The best way to NVTX here, to roctx on an AMD machine; None when there is none."""
-    makers: tuple[Callable[[], Any], ...] = (NvtxRanges, TorchNvtxRanges)
+    makers: tuple[Callable[[], RangeEmitter], ...] = (NvtxRanges, TorchNvtxRanges)
     if os.path.exists("/dev/kfd"):
         makers = (RoctxRanges, *makers)
     for maker in makers:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.runtime.ranges.emitters import RangeEmitter
+
+if TYPE_CHECKING:
+    from rlprof_ops.runtime.active_profiler import Profiler
+
+Tokens = list[tuple[RangeEmitter, object]]
 
 
 class Span:
@@ -17,7 +24,7 @@ class Span:
 
     __slots__ = ("_begun_s", "_name", "_opened", "_profiler", "_record", "_tokens")
 
-    def __init__(self, profiler: Any, name: str) -> None:
+    def __init__(self, profiler: Profiler, name: str) -> None:
         self._profiler = profiler
         self._name = name
 
@@ -29,7 +36,7 @@ class Span:
         self._record = leader.phase_begins(self._name) if leader is not None else None
         self._begun_s = time.perf_counter()
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         profiler = self._profiler
         if profiler._metrics is not None:
             profiler._metrics.add(self._name, time.perf_counter() - self._begun_s)
@@ -40,9 +47,9 @@ class Span:
             profiler._phase_ends(self._opened, partial=kind is not None)
 
 
-def start_tokens(emitters: tuple[Any, ...], name: str) -> list[tuple[Any, Any]]:
+def start_tokens(emitters: Sequence[RangeEmitter], name: str) -> Tokens:
     """Begin `name` on every emitter; one that fails is left out."""
-    tokens = []
+    tokens: Tokens = []
     for emitter in emitters:
         try:
             tokens.append((emitter, emitter.start(name)))
@@ -51,7 +58,7 @@ def start_tokens(emitters: tuple[Any, ...], name: str) -> list[tuple[Any, Any]]:
     return tokens
 
 
-def end_tokens(tokens: list[tuple[Any, Any]]) -> None:
+def end_tokens(tokens: Tokens) -> None:
     """End what `start_tokens` began, last begun first."""
     while tokens:
         emitter, token = tokens.pop()
@@ -66,14 +73,14 @@ class Step:
 
     __slots__ = ("_begun", "_profiler", "_step")
 
-    def __init__(self, profiler: Any, step: int) -> None:
+    def __init__(self, profiler: Profiler, step: int) -> None:
         self._profiler = profiler
         self._step = step
 
     def __enter__(self) -> None:
         self._begun = self._profiler.start_step(self._step)
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if self._begun:
             if kind is not None:
                 self._profiler.abort_step()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rlprof_ops.backends import Where, names, nsight, validate
 from rlprof_ops.backends import torch as torch_backend
@@ -80,7 +80,7 @@ def choose_taker(spec: CaptureSpec, all_specs: Sequence[CaptureSpec]) -> tuple[W
     return None, f"the backend {spec.backend!r} cannot be taken inside a training process"
 
 
-def _second_cupti_user(specs: Sequence[Any]) -> str:
+def _second_cupti_user(specs: Sequence[CaptureSpec]) -> str:
     """CUPTI serves one profiler a process; nsys, injected at start, was first."""
     other = next((spec for spec in specs if spec.backend == "nsight" and nsight.traces_cuda(spec)), None)
     if other is None or not os.environ.get("RLPROF_NSYS_SESSION") or not torch_backend.has_cuda_activity():

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from rlprof_ops.backends import memory
 from rlprof_ops.backends.memory_options import NEEDS_CUDA, MemoryOptions, parse
@@ -19,12 +20,14 @@ from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.process.event_log import log_once
 
 if TYPE_CHECKING:
+    from tracemalloc import Snapshot
+
     from rlprof_ops.request import CaptureSpec
 
 OOM_PHASE = "oom"
 
 
-def memory_recorder(spec: CaptureSpec) -> Any:
+def memory_recorder(spec: CaptureSpec) -> CudaMemoryRecorder | HostMemoryRecorder:
     """The recorder of a memory capture that `backends.validate` has let through."""
     options = parse(spec.options, spec.flags)
     return HostMemoryRecorder(options) if options.host else CudaMemoryRecorder(options)
@@ -41,7 +44,7 @@ class CudaMemoryRecorder:
 
     def __init__(self, options: MemoryOptions) -> None:
         self._options = options
-        self._torch: Any = None
+        self._torch: ModuleType | None = None
         self._target: Path | None = None
         self._steps: list[int] = []
         self._observing = False
@@ -72,7 +75,7 @@ class CudaMemoryRecorder:
 
     def close(self) -> Path:
         target, self._target = self._target, None
-        if target is None:
+        if target is None or self._torch is None:
             raise CaptureError("the memory history was not on")
         try:
             self._torch.cuda.memory._dump_snapshot(str(target))
@@ -83,7 +86,7 @@ class CudaMemoryRecorder:
             self._torch.cuda.memory._record_memory_history(enabled=None)
         return target
 
-    def _watch_for_oom(self, torch: Any) -> None:
+    def _watch_for_oom(self, torch: ModuleType) -> None:
         if self._observing:  # torch can attach an observer but not take one back
             return
         try:
@@ -94,7 +97,9 @@ class CudaMemoryRecorder:
 
     def _on_oom(self, device: int, allocated: int, device_total: int, device_free: int) -> None:
         target = self._target
-        if target is None or self.extra or not self._steps:  # outside a window, or told already
+        if (
+            target is None or self._torch is None or self.extra or not self._steps
+        ):  # outside a window, or told already
             return
         path = target.with_name(f"{target.name[: -len(self.suffix)]}.{OOM_PHASE}{self.suffix}")
         try:
@@ -119,7 +124,7 @@ class HostMemoryRecorder:
         self._steps: list[tuple[int, int]] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._before: Any = None
+        self._before: Snapshot | None = None
         self._started_tracing = False
 
     def open(self, target: Path) -> None:
@@ -167,7 +172,7 @@ class HostMemoryRecorder:
             json.dump(report, packed)
         return target
 
-    def _grown(self) -> list[dict[str, Any]]:
+    def _grown(self) -> list[dict[str, str | int]]:
         """The lines of Python that hold more than at the window's start, largest first."""
         before, self._before = self._before, None
         if before is None:

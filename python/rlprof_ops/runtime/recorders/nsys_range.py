@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import Any
 
 from rlprof_ops.backends import nsight
 from rlprof_ops.runtime.capture_error import CaptureError
@@ -23,7 +22,7 @@ class NsysRangeRecorder:
 
     def __init__(self, opened_by: str) -> None:
         self._opened_by = opened_by
-        self._range: Any = None
+        self._range: object = None
 
     def open(self, target: Path) -> None:
         if self._opened_by == "cudaProfilerApi":

@@ -7,8 +7,10 @@ import gzip
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from rlprof_ops.backends import torch as torch_backend
 from rlprof_ops.backends.torch_options import TorchOptions, parse
@@ -23,6 +25,18 @@ _PROBE_BYTES = 1 << 20
 _GZIP_LEVEL = 3
 
 
+class TorchProfile(Protocol):
+    """What we use of `torch.profiler.profile`."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def step(self) -> None: ...
+
+    def export_chrome_trace(self, path: str) -> object: ...
+
+
 class TorchRecorder:
     """Records from `open` to `close`. With a schedule, the cycles after the first are left in `extra` as
     (first, last step, file, phase).
@@ -33,7 +47,7 @@ class TorchRecorder:
 
     def __init__(self, spec: CaptureSpec) -> None:
         self._spec = spec
-        self._profile: Any = None
+        self._profile: TorchProfile | None = None
         self._target: Path | None = None
         self._thread = 0
         self._options = TorchOptions()
@@ -98,7 +112,7 @@ class TorchRecorder:
             self.extra = self._cycles[1:]
         return target
 
-    def _stop(self, profile: Any) -> None:
+    def _stop(self, profile: TorchProfile) -> None:
         try:
             profile.stop()
         except CaptureError:  # of a schedule's export, which torch calls from here
@@ -111,7 +125,7 @@ class TorchRecorder:
                 TorchRecorder._stuck = f"{type(error).__name__}: {error}"
             raise CaptureError(f"torch.profiler did not stop: {error}") from error
 
-    def _on_trace(self, profile: Any) -> None:
+    def _on_trace(self, profile: TorchProfile) -> None:
         """The end of one cycle; `self._steps` ends with its last active step."""
         assert self._target is not None
         active = min(self._options.active or 1, len(self._steps))
@@ -121,11 +135,13 @@ class TorchRecorder:
         self._cycles.append((self._steps[-active], self._steps[-1], path, None))
 
 
-def make_profile(torch: Any, options: TorchOptions, on_trace: Any = None) -> Any:
+def make_profile(
+    torch: ModuleType, options: TorchOptions, on_trace: Callable[[TorchProfile], None] | None = None
+) -> TorchProfile:
     """A `torch.profiler.profile`, not started. CUDA is recorded where it is; elsewhere only the CPU."""
     kinds = {"cpu": torch.profiler.ProfilerActivity.CPU, "cuda": torch.profiler.ProfilerActivity.CUDA}
     chosen = [kinds[name] for name in options.activities if name != "cuda" or torch.cuda.is_available()]
-    arguments: dict[str, Any] = {"activities": chosen or [kinds["cpu"]], **options.switches}
+    arguments: dict[str, object] = {"activities": chosen or [kinds["cpu"]], **options.switches}
     if options.all_threads:
         with contextlib.suppress(ImportError, TypeError):  # torch before 2.6 has no such setting
             from torch._C._profiler import _ExperimentalConfig
@@ -136,10 +152,11 @@ def make_profile(torch: Any, options: TorchOptions, on_trace: Any = None) -> Any
         arguments["schedule"] = torch.profiler.schedule(
             wait=options.wait, warmup=options.warmup, active=options.active or 1, repeat=options.repeat
         )
-    return torch.profiler.profile(**arguments)
+    made: TorchProfile = torch.profiler.profile(**arguments)
+    return made
 
 
-def export(profile: Any, target: Path, max_mb: float) -> None:
+def export(profile: TorchProfile, target: Path, max_mb: float) -> None:
     """Write `profile` as a gzip Chrome trace; `CaptureError` when it is larger than `max_mb` before
     compression.
 
@@ -178,18 +195,19 @@ def _why_not(path: Path) -> str:
     return "it gave no reason"
 
 
-def _gzip_writer(path: Path) -> Any:
+def _gzip_writer(path: Path) -> IO[bytes]:
     try:
         from isal import igzip  # several times faster, where the extra `analyze` is installed
     except ImportError:
-        return gzip.open(path, "wb", compresslevel=_GZIP_LEVEL)
-    opened: Any = igzip.open
-    return opened(path, "wb", compresslevel=_GZIP_LEVEL)
+        return cast(IO[bytes], gzip.open(path, "wb", compresslevel=_GZIP_LEVEL))
+    packed: IO[bytes] = igzip.open(path, "wb", compresslevel=_GZIP_LEVEL)  # type: ignore[no-untyped-call]
+    return packed
 
 
-def _torch() -> Any:
+def _torch() -> ModuleType:
     try:
         import torch
     except ImportError as error:
         raise CaptureError(f"torch cannot be imported: {error}") from None
-    return torch
+    found: ModuleType = torch
+    return found

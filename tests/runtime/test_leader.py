@@ -1,0 +1,42 @@
+"""The process that leads a job's steps: what it writes down of each."""
+
+from rlprof_ops.runtime.leader import Leader
+from rlprof_ops.runtime.process.event_log import EventLog
+
+
+def lead_step(leader, step, phases):
+    leader.begin(step)
+    for _ in range(phases):
+        leader.phase_ends(leader.phase_begins("micro_batch"))
+    leader.end(step)
+
+
+def test_phases_of_an_inner_loop_are_counted_and_said_once(tmp_path, asked, events, capsys):
+    asked()
+    leader = Leader(EventLog(tmp_path / "node/events/driver.jsonl"), None)
+    lead_step(leader, 1, 1003)
+    lead_step(leader, 2, 1002)
+    lead_step(leader, 3, 2)
+
+    first, second, third = events("step")
+    assert [len(step["phases"]) for step in (first, second, third)] == [1000, 1000, 2]
+    assert (first["dropped_phases"], second["dropped_phases"]) == (3, 2)
+    assert "dropped_phases" not in third
+    said = capsys.readouterr().err
+    assert said.count("step 1 had 1003 phases: its first 1000 are written down") == 1
+    assert "step 2" not in said
+
+
+def test_a_phase_is_written_with_its_times_and_depth(tmp_path, asked, events):
+    asked()
+    leader = Leader(EventLog(tmp_path / "node/events/driver.jsonl"), None)
+    leader.begin(4)
+    outer = leader.phase_begins("rollout")
+    leader.phase_ends(leader.phase_begins("generation"))
+    leader.phase_ends(outer)
+    leader.close()
+
+    (step,) = events("step")
+    (inner_name, inner_begin, inner_end, inner_depth), (name, begin, end, depth) = step["phases"]
+    assert (inner_name, inner_depth, name, depth) == ("generation", 1, "rollout", 0)
+    assert step["begin_ns"] <= begin <= inner_begin <= inner_end <= end <= step["end_ns"]

@@ -1,0 +1,52 @@
+"""`Any` switches the type checker off, so two rooms hold it only where others decide a value's type."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "python" / "rlprof_ops"
+# File: (uses of `Any`, why it may).
+ALLOWED = {
+    "runtime/compat/rlinf_profiler.py": (
+        7,
+        "a section of the trainer's YAML, which PyTorchProfilerConfig checks",
+    ),
+    "runtime/compat/rlinf_profiler_config.py": (1, "the same section, as checked"),
+}
+
+
+def uses_of_any(source: str) -> int:
+    """How often `Any` stands in a source, its import and texts left out; quoted annotations count."""
+    tree = ast.parse(source)
+    quoted = [
+        found
+        for node in ast.walk(tree)
+        for found in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if isinstance(found, ast.Constant) and isinstance(found.value, str)
+    ]
+    return sum(
+        (isinstance(node, ast.Name) and node.id == "Any")
+        or (isinstance(node, ast.Attribute) and node.attr == "Any")
+        for part in (tree, *(ast.parse(text.value) for text in quoted))
+        for node in ast.walk(part)
+    )
+
+
+@pytest.mark.parametrize("room", ["runtime"])
+def test_any_stands_only_where_it_has_a_reason(room: str) -> None:
+    found = {
+        str(file.relative_to(PACKAGE)): uses_of_any(file.read_text(encoding="utf-8"))
+        for file in sorted((PACKAGE / room).rglob("*.py"))
+    }
+    allowed = {name: count for name, (count, _) in ALLOWED.items() if name.startswith(f"{room}/")}
+    assert {name: count for name, count in found.items() if count} == allowed
+
+
+def test_uses_are_counted() -> None:
+    assert (
+        uses_of_any("from typing import Any\nx: Any = 1\ndef f(a: 'list[Any]') -> dict[str, Any]: ...") == 3
+    )
+    assert uses_of_any("# Any\n'Any'\nAnyStr") == 0
