@@ -4,9 +4,9 @@ nanoseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
+Column = npt.NDArray[np.generic]  # of a table, whichever
+Part = dict[str, Column]  # some rows of a table
+Track = tuple[str, str]  # (pid, tid)
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
 NO_VALUE = -1
@@ -113,7 +116,7 @@ class Trace:
 
     origin: Origin
     names: tuple[str, ...]
-    tracks: tuple[tuple[str, str], ...]  # (pid, tid)
+    tracks: tuple[Track, ...]
     ranges: Spans
     ops: Spans
     launches: Launches
@@ -145,8 +148,9 @@ class Trace:
 
 
 T = TypeVar("T")
+Value = TypeVar("Value", bound=Hashable)
 
-_DTYPES: dict[str, Any] = {
+DTYPES: dict[str, type[np.generic]] = {
     "start": np.int64,
     "duration": np.int64,
     "time": np.int64,
@@ -163,43 +167,43 @@ _DTYPES: dict[str, Any] = {
 }
 
 
-def join(table: type[T], parts: list[dict[str, npt.NDArray[Any]]]) -> T:
+def join(table: type[T], parts: list[Part]) -> T:
     """One table of many pieces, freeing the pieces column by column so that the peak is one column above
     the sum.
     """
     columns = {}
     for column in (f.name for f in fields(table)):  # type: ignore[arg-type]
         pieces = [part.pop(column) for part in parts]
-        dtype = _DTYPES[column]
+        dtype = DTYPES[column]
         columns[column] = np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.empty(0, dtype)
     return table(**columns)
 
 
-def take(table: T, index: npt.NDArray[Any] | slice) -> T:
+def take(table: T, index: Column | slice) -> T:
     """The rows of a table that `index` (positions or a mask) selects."""
     return type(table)(**{f.name: getattr(table, f.name)[index] for f in fields(table)})  # type: ignore[arg-type]
 
 
-class _Codes(dict[Any, int]):
-    def __missing__(self, value: Any) -> int:
+class _Codes(dict[Value, int]):
+    def __missing__(self, value: Value) -> int:
         code = self[value] = len(self)
         return code
 
 
-class Coder:
+class Coder(Generic[Value]):
     """Dictionary encoding: equal values get equal codes, in order of first appearance."""
 
     def __init__(self) -> None:
-        self._codes = _Codes()
+        self._codes = _Codes[Value]()
 
-    def encode(self, values: Sequence[Any]) -> Codes:
+    def encode(self, values: Iterable[Value]) -> Codes:
         """(n,) codes of n hashable values; raises TypeError on one that is not."""
         return np.array(list(map(self._codes.__getitem__, values)), np.int32)
 
-    def one(self, value: Any) -> int:
+    def one(self, value: Value) -> int:
         return self._codes[value]
 
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[Value, ...]:
         return tuple(self._codes)
 
 

@@ -7,17 +7,18 @@ source are in the schema's metadata.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from rlprof_ops.analyze.columns import (
-    _DTYPES,
+    DTYPES,
     Collective,
     GpuSpans,
     Launches,
@@ -30,8 +31,9 @@ from rlprof_ops.analyze.readers.spill import Parts, release
 
 VERSION = 3  # of the columns and of what the readers put in them; a cache of another version is not read
 _GROUP_ROWS = 1 << 18
+Table = TypeVar("Table", Spans, Launches, GpuSpans, MemorySamples)
 _KEY = b"rlprof_ops.columns"
-_TABLES: dict[str, type[Any]] = {
+_TABLES: dict[str, type[Spans | MemorySamples]] = {
     "ranges": Spans, "ops": Spans, "launches": Launches, "gpu": GpuSpans, "memory": MemorySamples,
 }  # fmt: skip
 _COLUMNS = tuple(dict.fromkeys(f.name for table in _TABLES.values() for f in fields(table)))
@@ -62,7 +64,7 @@ def store(trace: Trace, report: Path, source_digest: str) -> bool:
         "rows": {name: len(getattr(trace, name)) for name in _TABLES},
     }  # fmt: skip
     schema = pa.schema(
-        [(c, pa.from_numpy_dtype(_DTYPES[c])) for c in _COLUMNS], {_KEY: json.dumps(rest).encode()}
+        [(c, pa.from_numpy_dtype(DTYPES[c])) for c in _COLUMNS], {_KEY: json.dumps(rest).encode()}
     )
     try:
         descriptor, temporary = tempfile.mkstemp(dir=report.parent, prefix=".rlprof-", suffix=".tmp")
@@ -84,7 +86,7 @@ def store(trace: Trace, report: Path, source_digest: str) -> bool:
                     absent = np.zeros(min(_GROUP_ROWS, len(table) - first), np.int64)
                     has = {f.name for f in fields(table)}
                     columns = [
-                        pa.array(getattr(table, c)[rows] if c in has else absent.astype(_DTYPES[c]))
+                        pa.array(getattr(table, c)[rows] if c in has else absent.astype(DTYPES[c]))
                         for c in _COLUMNS
                     ]
                     writer.write_table(
@@ -112,26 +114,30 @@ def load(report: Path, source_digest: str) -> Trace | None:
         rest = json.loads(file.schema_arrow.metadata[_KEY])
         if rest["version"] != VERSION or rest["digest"] != source_digest:
             return None
-        tables, group = {}, 0
-        for name, kind in _TABLES.items():
-            wanted = [f.name for f in fields(kind)]
-            if rest["rows"][name] == 0:
-                tables[name] = kind(**{c: np.empty(0, _DTYPES[c]) for c in wanted})
-                continue
+        groups = itertools.count()
+
+        def table(name: str, kind: type[Table]) -> Table:
+            """The next table of the file; they stand in it in the order of `_TABLES`."""
+            wanted, rows = [f.name for f in fields(kind)], int(rest["rows"][name])
+            if rows == 0:
+                return kind(**{c: np.empty(0, DTYPES[c]) for c in wanted})
             parts = Parts()
-            for _ in range(0, rest["rows"][name], _GROUP_ROWS):
-                read = file.read_row_group(group, columns=wanted)
-                group += 1
+            for _ in range(0, rows, _GROUP_ROWS):
+                read = file.read_row_group(next(groups), columns=wanted)
                 parts.append({c: read.column(c).to_numpy() for c in wanted})
-            tables[name] = parts.table(kind)
-            if len(tables[name]) != rest["rows"][name]:
-                return None
+            found = parts.table(kind)
+            if len(found) != rows:
+                raise ValueError(f"{name} has {len(found)} rows of {rows}")
+            return found
+
         gpus = tuple((pid, device, uuid) for pid, device, uuid in rest["origin"]["gpus"])
         origin = Origin(**(rest["origin"] | {"devices": tuple(rest["origin"]["devices"]), "gpus": gpus}))
         return Trace(
             origin=origin, names=tuple(rest["names"]), tracks=tuple((p, t) for p, t in rest["tracks"]),
             collectives=tuple(Collective(**c) for c in rest["collectives"]), events=rest["events"],
-            damaged=rest["damaged"], truncated=rest["truncated"], **tables,
+            damaged=rest["damaged"], truncated=rest["truncated"],
+            ranges=table("ranges", Spans), ops=table("ops", Spans), launches=table("launches", Launches),
+            gpu=table("gpu", GpuSpans), memory=table("memory", MemorySamples),
         )  # fmt: skip
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException):
         return None  # a damaged cache is as good as none

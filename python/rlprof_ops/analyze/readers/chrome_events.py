@@ -9,14 +9,15 @@ had to be decoded anyway.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Generic, Literal, TypeGuard, TypeVar, cast, overload
 
 import msgspec
 
 from rlprof_ops.analyze.readers.inflate import Inflated
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
+from rlprof_ops.analyze.readers.typed_events import Typed
 from rlprof_ops.analyze.readers.typed_events import decoder as typed_decoder
 
 MAX_HEADER_BYTES = 16 << 20
@@ -38,25 +39,25 @@ _DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowErr
 class Args(msgspec.Struct, gc=False):
     """The few of an event's arguments that anything is computed from."""
 
-    stream: Any = None
-    device: Any = None
-    correlation: Any = None
-    bytes: Any = None
-    name: Any = None
-    labels: Any = None
-    collective: Any = msgspec.field(name="Collective name", default=None)
-    dtype: Any = None
-    in_elements: Any = msgspec.field(name="In msg nelems", default=None)
-    out_elements: Any = msgspec.field(name="Out msg nelems", default=None)
-    group_size: Any = msgspec.field(name="Group size", default=None)
-    group_name: Any = msgspec.field(name="Process Group Name", default=None)
-    group_description: Any = msgspec.field(name="Process Group Description", default=None)
-    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
-    sequence: Any = msgspec.field(name="Seq", default=None)
-    allocated: Any = msgspec.field(name="Total Allocated", default=None)
-    reserved: Any = msgspec.field(name="Total Reserved", default=None)
-    memory_device: Any = msgspec.field(name="Device Id", default=None)
-    memory_type: Any = msgspec.field(name="Device Type", default=None)
+    stream: object = None
+    device: object = None
+    correlation: object = None
+    bytes: object = None
+    name: object = None
+    labels: object = None
+    collective: object = msgspec.field(name="Collective name", default=None)
+    dtype: object = None
+    in_elements: object = msgspec.field(name="In msg nelems", default=None)
+    out_elements: object = msgspec.field(name="Out msg nelems", default=None)
+    group_size: object = msgspec.field(name="Group size", default=None)
+    group_name: object = msgspec.field(name="Process Group Name", default=None)
+    group_description: object = msgspec.field(name="Process Group Description", default=None)
+    group_ranks: object = msgspec.field(name="Process Group Ranks", default=None)
+    sequence: object = msgspec.field(name="Seq", default=None)
+    allocated: object = msgspec.field(name="Total Allocated", default=None)
+    reserved: object = msgspec.field(name="Total Reserved", default=None)
+    memory_device: object = msgspec.field(name="Device Id", default=None)
+    memory_type: object = msgspec.field(name="Device Type", default=None)
 
 
 class Event(msgspec.Struct, gc=False):
@@ -64,22 +65,21 @@ class Event(msgspec.Struct, gc=False):
 
     ph: str = ""
     cat: str = ""
-    name: Any = None
-    pid: Any = None
-    tid: Any = None
+    name: object = None
+    pid: object = None
+    tid: object = None
     ts: msgspec.Raw = msgspec.Raw(b"")
     dur: msgspec.Raw = msgspec.Raw(b"")
     args: Args | None = None
 
 
-_DECODERS: dict[bool, tuple[Any, Any]] = {
-    False: (msgspec.json.Decoder(list[Event]), msgspec.json.Decoder(Event)),
-    True: (msgspec.json.Decoder(list[dict[str, Any]]), msgspec.json.Decoder(dict[str, Any])),
-}
-_header = msgspec.json.Decoder(dict[str, Any])
+Decoded = TypeVar("Decoded", bound="Event | Typed | dict[str, object]")
+_EVENTS = (msgspec.json.Decoder(list[Event]), msgspec.json.Decoder(Event))
+_DICTS = (msgspec.json.Decoder(list[dict[str, object]]), msgspec.json.Decoder(dict[str, object]))
+_header = msgspec.json.Decoder(dict[str, object])
 
 
-class ChromeEvents:
+class ChromeEvents(Generic[Decoded]):
     """Iterates over lists of `Event`; afterwards `header`, `truncated` and `damaged` describe the rest of the
     file.
 
@@ -88,20 +88,29 @@ class ChromeEvents:
     stream holds no event array at all.
     """
 
-    def __init__(self, path: Path, whole: bool = False, typed: bool = False) -> None:
+    @overload
+    def __init__(self: ChromeEvents[Event], path: Path) -> None: ...
+    @overload
+    def __init__(self: ChromeEvents[dict[str, object]], path: Path, *, whole: Literal[True]) -> None: ...
+    @overload
+    def __init__(self: ChromeEvents[Event | Typed], path: Path, *, typed: Literal[True]) -> None: ...
+    def __init__(self, path: Path, *, whole: bool = False, typed: bool = False) -> None:
         self.path = path
-        self._batch, self._single = _DECODERS[whole]
+        self._batch, self._single = cast(
+            "tuple[msgspec.json.Decoder[list[Decoded]], msgspec.json.Decoder[Decoded]]",
+            _DICTS if whole else _EVENTS,
+        )
         self._typed = typed
         self._refused = 0
         self._allowed = _EFFORT_BYTES
         self._spent = 0
         self._text = b""
-        self.header: dict[str, Any] = {}
+        self.header: dict[str, object] = {}
         self.header_text = b""
         self.truncated = ""
         self.damaged = 0
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    def __iter__(self) -> Iterator[list[Decoded]]:
         stream = Inflated(self.path)
         pieces = iter(stream)
         rest = self._read_header(pieces, stream)
@@ -159,7 +168,7 @@ class ChromeEvents:
             return False
         return True
 
-    def _cut(self, text: bytes, last: bool) -> tuple[list[Any], bytes, bytes | None]:
+    def _cut(self, text: bytes, last: bool) -> tuple[list[Decoded], bytes, bytes | None]:
         """Events of `text`, the unfinished rest, and what follows the array once its end was met."""
         text = text.lstrip(b", \t\r\n")  # the separator, where the last batch ended just before it
         whole = self._decode_prefix(text, last)
@@ -167,7 +176,7 @@ class ChromeEvents:
             return whole
         return self._salvage(text, last)
 
-    def _decode_prefix(self, text: bytes, last: bool) -> tuple[list[Any], bytes, bytes | None] | None:
+    def _decode_prefix(self, text: bytes, last: bool) -> tuple[list[Decoded], bytes, bytes | None] | None:
         tail_start = max(0, len(text) - (len(text) if last and len(text) < MAX_EVENT_BYTES else _TAIL_BYTES))
         pattern = _ARRAY_END if last else _BOUNDARY
         cuts = [match.start() + 1 for match in pattern.finditer(text, tail_start)]
@@ -187,24 +196,24 @@ class ChromeEvents:
             return [], b"", text.lstrip()[1:] if text.strip() else None
         return None
 
-    def _decode_batch(self, text: bytes, last: bool) -> list[Any]:
+    def _decode_batch(self, text: bytes, last: bool) -> list[Decoded]:
         if self._typed and not last:
             try:
-                typed: list[Any] = typed_decoder.decode(text)
+                typed = cast("list[Decoded]", typed_decoder.decode(text))
             except msgspec.ValidationError:
                 self._refuse()  # sound JSON perhaps, of another shape
             else:
                 self._text = text
                 return typed
-        events: list[Any] = self._batch.decode(text)
+        events: list[Decoded] = self._batch.decode(text)
         return events
 
-    def untyped(self) -> list[Any]:
+    def untyped(self) -> list[Decoded]:
         """The batch that was just given out, decoded with types that take everything and keep the text of
         times.
         """
         self._refuse()
-        events: list[Any] = self._batch.decode(self._text)
+        events: list[Decoded] = self._batch.decode(self._text)
         return events
 
     def _refuse(self) -> None:
@@ -212,11 +221,11 @@ class ChromeEvents:
         self._refused += 1
         self._typed = self._refused < _REFUSALS
 
-    def _salvage(self, text: bytes, last: bool) -> tuple[list[Any], bytes, bytes | None]:
+    def _salvage(self, text: bytes, last: bool) -> tuple[list[Decoded], bytes, bytes | None]:
         """Decodes event by event: damaged ones are counted and left out, the array's end is found where it
         is.
         """
-        events: list[Any] = []
+        events: list[Decoded] = []
         bounds = [0, *(match.end() for match in _BOUNDARY.finditer(text)), len(text)]
         begin, joins = 0, 0
         for index in range(1, len(bounds)):
@@ -253,7 +262,7 @@ class ChromeEvents:
             rest = rest[boundary.end() :] if boundary else rest
         return events, rest, None
 
-    def _at_array_end(self, piece: bytes) -> tuple[Any, int] | None:
+    def _at_array_end(self, piece: bytes) -> tuple[Decoded, int] | None:
         for number, match in enumerate(_ARRAY_END.finditer(piece)):
             event = self._decode_single(piece[: match.start() + 1])
             if event is not None:
@@ -262,14 +271,19 @@ class ChromeEvents:
                 return None
         return None
 
-    def _decode_single(self, text: bytes) -> Any:
+    def _decode_single(self, text: bytes) -> Decoded | None:
         """One event, None when the text is none; an object in a list inside an event's args has no `ph`."""
         try:
             event = self._single.decode(text)
         except _DAMAGE:
             self._spent += len(text) + _EFFORT_OF_A_TRY
             return None
-        return event if (event.get("ph") if isinstance(event, dict) else event.ph) else None
+        return event if (event.get("ph") if isinstance(event, dict) else getattr(event, "ph", "")) else None
+
+
+def are_events(batch: Sequence[Event | Typed]) -> TypeGuard[list[Event]]:
+    """Whether a batch came as events that take everything: all of it did then."""
+    return bool(batch) and isinstance(batch[0], Event)
 
 
 def _unseparated(text: bytes) -> bytes:

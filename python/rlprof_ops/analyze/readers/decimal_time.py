@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from rlprof_ops.analyze.columns import Ints
+
+Buffer = bytes | memoryview | msgspec.Raw
 
 INVALID = np.iinfo(np.int64).min
 _MAX_NS = 1 << 62
@@ -21,7 +23,7 @@ _DIGITS = 18  # more may not fit an int64
 _DOT, _NEWLINE = ord("."), ord("\n")
 
 
-def nanoseconds(texts: Sequence[Any]) -> Ints:
+def nanoseconds(texts: Sequence[Buffer]) -> Ints:
     """(n,) nanoseconds of n JSON numbers given as bytes-like text in µs; `INVALID` where the text is no
     such number.
     """

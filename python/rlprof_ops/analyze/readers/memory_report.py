@@ -9,11 +9,21 @@ import json
 import pickle
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 
-from rlprof_ops.analyze.columns import NO_VALUE, GpuSpans, Launches, MemorySamples, Origin, Spans, Trace, join
+from rlprof_ops.analyze.columns import (
+    NO_VALUE,
+    GpuSpans,
+    Ints,
+    Launches,
+    MemorySamples,
+    Origin,
+    Spans,
+    Trace,
+    join,
+)
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 
 HOST_SUFFIX = ".host-memory.json.gz"
@@ -39,7 +49,7 @@ class _Plain(pickle.Unpickler):
     here.
     """
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no snapshot of torch needs")
 
 
@@ -99,7 +109,7 @@ def _snapshot(path: Path) -> Trace:
     return _trace(np.zeros(len(devices), np.int64), columns[:, 0], columns[:, 1], columns[:, 2], NO_VALUE)
 
 
-def _trace(time: Any, device: Any, allocated: Any, reserved: Any, pid: int) -> Trace:
+def _trace(time: Ints, device: Ints, allocated: Ints, reserved: Ints, pid: int) -> Trace:
     first, last = (int(time.min()), int(time.max())) if len(time) else (0, 0)
     origin = Origin(kind="memory", pid=pid, on_utc=first > 0, window_start=first, window_end=last)
     samples = MemorySamples(

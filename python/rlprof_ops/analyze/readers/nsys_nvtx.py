@@ -6,12 +6,11 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rlprof_ops.analyze.columns import NO_VALUE, Coder, Codes, Flags, Ints, Spans, join
+from rlprof_ops.analyze.columns import NO_VALUE, Coder, Codes, Flags, Ints, Spans, Track, join
 from rlprof_ops.analyze.readers.nsys_tables import Columns, Export
 from rlprof_ops.analyze.readers.spill import Parts, in_order
 
@@ -39,7 +38,9 @@ class _Rows:
         return len(self.start)
 
 
-def nvtx(export: Export, strings: dict[int, str], names: Coder, tracks: Coder) -> tuple[Spans, Spans]:
+def nvtx(
+    export: Export, strings: dict[int, str], names: Coder[str], tracks: Coder[Track]
+) -> tuple[Spans, Spans]:
     """Ranges of the application and, apart from them, the operators that emit_nvtx and NCCL write as ranges.
 
     Where our own domain is present only its ranges are the application's: a trainer may annotate as it likes
@@ -48,7 +49,7 @@ def nvtx(export: Export, strings: dict[int, str], names: Coder, tracks: Coder) -
     empty = join(Spans, [])
     if _TABLE not in export.tables:
         return empty, empty
-    domains, labels, parts = _domains(export, strings), Coder(), Parts()
+    domains, labels, parts = _domains(export, strings), Coder[str](), Parts()
     wanted = ("rowid", "start", "end", "eventType", "globalTid", "textId", "domainId")
     has_text = "text" in export.columns_of(_TABLE)
     for rows in export.batches(_TABLE, wanted):
@@ -109,7 +110,7 @@ def _kinds(rows: Columns, domains: dict[tuple[int, int], str]) -> npt.NDArray[np
     return kind
 
 
-def _inline(export: Export, rowids: Ints, name: Codes, labels: Coder) -> None:
+def _inline(export: Export, rowids: Ints, name: Codes, labels: Coder[str]) -> None:
     """Fills in the codes of names that stand in their rows."""
     if len(rowids) == 0:
         return
@@ -121,7 +122,7 @@ def _inline(export: Export, rowids: Ints, name: Codes, labels: Coder) -> None:
         name[place[inside]] = labels.encode(texts)[inside]
 
 
-def _texts(export: Export, first: int, last: int) -> Iterator[tuple[Ints, list[Any]]]:
+def _texts(export: Export, first: int, last: int) -> Iterator[tuple[Ints, list[str]]]:
     query = f"select rowid, text from {_TABLE} where rowid between ? and ? and typeof(text) = 'text'"
     try:
         cursor = export.connection.execute(query, (first, last))
@@ -131,7 +132,7 @@ def _texts(export: Export, first: int, last: int) -> Iterator[tuple[Ints, list[A
         export.damage.append(f"table {_TABLE}: {error}")
 
 
-def coded(ids: Ints, strings: dict[int, str], names: Coder, fallback: str) -> npt.NDArray[np.int32]:
+def coded(ids: Ints, strings: dict[int, str], names: Coder[str], fallback: str) -> npt.NDArray[np.int32]:
     """Codes in our dictionary for nsys's string ids: one look-up per distinct id."""
     if len(ids) == 0:
         return np.empty(0, np.int32)
@@ -146,7 +147,7 @@ def coded(ids: Ints, strings: dict[int, str], names: Coder, fallback: str) -> np
     return codes[inverse]
 
 
-def threads(ids: Ints, tracks: Coder) -> npt.NDArray[np.int32]:
+def threads(ids: Ints, tracks: Coder[Track]) -> npt.NDArray[np.int32]:
     """nsys packs host, process and thread into one number: 24 bits of pid above 24 bits of tid."""
     if len(ids) and bool((ids == ids[0]).all()):
         distinct, inverse = ids[:1], np.zeros(len(ids), np.intp)

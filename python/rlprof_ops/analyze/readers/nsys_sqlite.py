@@ -7,7 +7,6 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +17,15 @@ from rlprof_ops.analyze.columns import (
     MEMSET,
     NO_VALUE,
     Coder,
+    Codes,
     GpuSpans,
     Ints,
     Launches,
     MemorySamples,
     Origin,
+    Part,
     Trace,
+    Track,
 )  # fmt: skip
 from rlprof_ops.analyze.names import shortened
 from rlprof_ops.analyze.readers.nsys_nvtx import coded, nvtx, threads
@@ -69,7 +71,7 @@ def read_nsys_sqlite(path: Path, report: Path | None = None) -> Trace:
 
 def _read(export: Export) -> Trace:
     strings: dict[int, str] = export.pairs("StringIds", "id", "value")
-    names, tracks = Coder(), Coder()
+    names, tracks = Coder[str](), Coder[Track]()
     gpu = _gpu(export, strings, names, tracks)
     launches = _launches(export, strings, names, tracks)
     ranges, ops = nvtx(export, strings, names, tracks)
@@ -92,7 +94,7 @@ def _read(export: Export) -> Trace:
 _GPU_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 
 
-def _gpu(export: Export, strings: dict[int, str], names: Coder, tracks: Coder) -> GpuSpans:
+def _gpu(export: Export, strings: dict[int, str], names: Coder[str], tracks: Coder[Track]) -> GpuSpans:
     parts = Parts()
     for kernels in export.batches("CUPTI_ACTIVITY_KIND_KERNEL", (*_GPU_COLUMNS, "demangledName")):
         parts.append(
@@ -123,7 +125,9 @@ def _gpu(export: Export, strings: dict[int, str], names: Coder, tracks: Coder) -
     return in_order(parts.table(GpuSpans))
 
 
-def _gpu_part(rows: Columns, tracks: Coder, kind: int, name: Any, size_bytes: Ints | None = None) -> Columns:
+def _gpu_part(
+    rows: Columns, tracks: Coder[Track], kind: int, name: Codes, size_bytes: Ints | None = None
+) -> Part:
     count = len(rows["start"])
     return {
         "start": rows["start"],
@@ -146,7 +150,7 @@ def _durations(rows: Columns) -> Ints:
     return np.maximum(ends, 0, out=ends)
 
 
-def _launches(export: Export, strings: dict[int, str], names: Coder, tracks: Coder) -> Launches:
+def _launches(export: Export, strings: dict[int, str], names: Coder[str], tracks: Coder[Track]) -> Launches:
     parts = Parts()
     for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER"):
         for rows in export.batches(table, ("start", "end", "globalTid", "correlationId", "nameId")):
@@ -160,7 +164,7 @@ def _launches(export: Export, strings: dict[int, str], names: Coder, tracks: Cod
     return parts.table(Launches)
 
 
-def _memory(export: Export, tracks: Coder) -> MemorySamples:
+def _memory(export: Export, tracks: Coder[Track]) -> MemorySamples:
     """Running sum of each process's allocations; operation 0 allocates and 1 frees
     (ENUM_CUDA_DEV_MEM_EVENT_OPER).
     """

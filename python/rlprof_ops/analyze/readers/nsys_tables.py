@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rlprof_ops.analyze.columns import NO_VALUE, Ints
 
@@ -23,7 +22,7 @@ _BATCH_ROWS = 125_000  # rows joined to one text: 2 MB a column
 _MOST_BATCHES = 10_000  # 1.25e9 rows
 _OFTEN_ONE_VALUE = ("deviceId", "globalTid", "globalPid", "nameId", "memoryOperationType", "copyKind")
 _THREADS = min(4, os.cpu_count() or 1)
-Columns = dict[str, npt.NDArray[Any]]
+Columns = dict[str, Ints]
 
 
 class Export:

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import mmap
 import tempfile
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rlprof_ops.analyze.columns import _DTYPES, Flags, Ints, join
+from rlprof_ops.analyze.columns import DTYPES, Column, Flags, Ints, Part, Spans, join
 
 BLOCK_ROWS = 1 << 17  # rows of a table that are held in memory; shorter tables never touch the disk
-Part = dict[str, npt.NDArray[Any]]
 T = TypeVar("T")
 
 
@@ -34,8 +34,8 @@ class Parts:
         self._spilled_rows = 0
         self._held: list[Part] = []  # blocks that no file would take
 
-    def append(self, part: Part) -> None:
-        self._pending.append(part)
+    def append(self, part: Mapping[str, Column]) -> None:
+        self._pending.append(dict(part))
         self._pending_rows += len(next(iter(part.values())))
         if self._pending_rows >= BLOCK_ROWS:
             self._close_block()
@@ -44,8 +44,7 @@ class Parts:
         pending, rows = self._pending, self._pending_rows
         self._pending, self._pending_rows = [], 0
         block = {
-            c: np.concatenate([part[c] for part in pending]).astype(_DTYPES[c], copy=False)
-            for c in pending[0]
+            c: np.concatenate([part[c] for part in pending]).astype(DTYPES[c], copy=False) for c in pending[0]
         }
         if not self._held and self._written(block):
             self._spilled_rows += rows
@@ -77,7 +76,7 @@ class Parts:
     def _mapped(self) -> Part:
         columns = {}
         for column, file in self._files.items():
-            dtype = np.dtype(_DTYPES[column])
+            dtype = np.dtype(DTYPES[column])
             mapped = mmap.mmap(file.fileno(), self._spilled_rows * dtype.itemsize)
             columns[column] = np.frombuffer(mapped, dtype)
             file.close()
@@ -98,7 +97,7 @@ def in_order(table: T) -> T:
     return table
 
 
-def rows_named(table: Any, chosen: Flags) -> Ints:
+def rows_named(table: Spans, chosen: Flags) -> Ints:
     """(k,) rows whose name passes `chosen`, a mask of the dictionary; memory is given back on the way."""
     if not chosen.any():
         return np.empty(0, np.int64)
@@ -115,7 +114,7 @@ def release(*tables: object) -> None:
     """
     for table in tables:
         for column in fields(table):  # type: ignore[arg-type]
-            owner: Any = getattr(table, column.name)
+            owner: object = getattr(table, column.name)
             while isinstance(owner, np.ndarray):
                 owner = owner.base
             if isinstance(owner, memoryview):

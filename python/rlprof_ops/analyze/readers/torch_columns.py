@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from rlprof_ops.analyze.columns import KERNEL, MEMCPY, MEMSET, NO_VALUE, Coder, Codes, Collective, Flags, Ints
+from rlprof_ops.analyze.columns import (
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    NO_VALUE,
+    Coder,
+    Codes,
+    Collective,
+    Flags,
+    Ints,
+    Part,
+)
 from rlprof_ops.analyze.readers import typed_events
-from rlprof_ops.analyze.readers.chrome_events import Event
+from rlprof_ops.analyze.readers.chrome_events import Args, Event
 from rlprof_ops.analyze.readers.decimal_time import INVALID, exact_nanoseconds, nanoseconds
 from rlprof_ops.analyze.readers.spill import Parts
 
@@ -44,14 +54,16 @@ _ELEMENT_BYTES = {
     "float8_e5m2fnuz": 1,
 }
 INT64 = 1 << 63
-Part = dict[str, npt.NDArray[Any]]
+Value = TypeVar("Value", bound=Hashable)
 
 
 class Columns:
     """What the batches of one file are collected in."""
 
     def __init__(self) -> None:
-        self.names, self.tracks, self.collectives = Coder(), Coder(), Coder()
+        self.names = Coder[object]()
+        self.tracks = Coder[tuple[object, object]]()
+        self.collectives = Coder[Collective]()
         self.ranges = Parts()
         self.ops = Parts()
         self.launches = Parts()
@@ -59,15 +71,15 @@ class Columns:
         self.memory = Parts()
         self.events = 0
         self.damaged = 0
-        self.pids: dict[Any, int] = {}
+        self.pids: dict[str, int] = {}
         self.span: tuple[int, int] | None = None
-        self.said: dict[tuple[Any, ...], int] = {}
+        self.said: dict[tuple[object, ...], int] = {}
 
-    def add_typed(self, batch: list[Any]) -> bool:
+    def add_typed(self, batch: Sequence[typed_events.Typed]) -> bool:
         """Takes a batch of `typed_events`; False, and nothing taken, where the text of its times is
         needed.
         """
-        groups: dict[type, list[Any]] = {}
+        groups: dict[type, list[typed_events.HostEvent]] = {}
         get = groups.get
         for event in batch:
             kind = type(event)
@@ -76,7 +88,7 @@ class Columns:
                 groups[kind] = [event]
             else:
                 group.append(event)
-        parts: list[tuple[type, list[Any], Part]] = []
+        parts: list[tuple[type, list[typed_events.HostEvent], Part]] = []
         for kind, events in groups.items():
             if not issubclass(kind, typed_events.HostEvent):
                 continue
@@ -89,10 +101,12 @@ class Columns:
         for kind, events, part in parts:
             part["name"] = self.names.encode([event.name for event in events])
             if issubclass(kind, typed_events.Kernel):
-                self._typed_gpu(_TYPED_GPU_KINDS[kind], events, part)
+                self._typed_gpu(_TYPED_GPU_KINDS[kind], cast("list[typed_events.Kernel]", events), part)
                 continue
             part["track"] = _encode(
-                self.tracks, list(zip([e.pid for e in events], [e.tid for e in events], strict=True))
+                self.tracks,
+                list(zip([e.pid for e in events], [e.tid for e in events], strict=True)),
+                _plain_track,
             )
             if kind is typed_events.Op:
                 self.pids[str(events[0].pid)] = self.pids.get(str(events[0].pid), 0) + len(events)
@@ -100,11 +114,12 @@ class Columns:
             elif kind is typed_events.Range:
                 self.ranges.append(part)
             else:
-                part["correlation"] = _ints([event.args.correlation for event in events])
+                calls = cast("list[typed_events.CudaRuntime]", events)
+                part["correlation"] = _ints([call.args.correlation for call in calls])
                 self.launches.append(part)
         return True
 
-    def _typed_gpu(self, kind: int, events: list[Any], part: Part) -> None:
+    def _typed_gpu(self, kind: int, events: Sequence[typed_events.Kernel], part: Part) -> None:
         count, args = len(events), [event.args for event in events]
         part["kind"] = np.full(count, kind, np.uint8)
         for column, values, instead in (
@@ -159,7 +174,7 @@ class Columns:
         # flows (correlation says the same), Python frames, profiler overhead, GPU copies of annotations
         return None
 
-    def _spans(self, events: list[Event]) -> tuple[list[Event], Part]:
+    def _times(self, events: list[Event]) -> tuple[list[Event], Ints, Ints]:
         """Keeps what has a start and a duration; the others are counted as damaged."""
         start = nanoseconds([event.ts for event in events])
         duration = nanoseconds([event.dur for event in events])
@@ -169,12 +184,16 @@ class Columns:
             self.damaged += len(events) - len(kept)
             events = [events[i] for i in kept]
             start, duration = start[kept], duration[kept]
-        names = _encode(self.names, [event.name for event in events])
-        return events, {"start": start, "duration": np.maximum(duration, 0), "name": names}
+        return events, start, np.maximum(duration, 0)
+
+    def _spans(self, events: list[Event]) -> tuple[list[Event], Part]:
+        events, start, duration = self._times(events)
+        names = _encode(self.names, [event.name for event in events], str)
+        return events, {"start": start, "duration": duration, "name": names}
 
     def _host_spans(self, events: list[Event]) -> tuple[list[Event], Part]:
         events, part = self._spans(events)
-        part["track"] = _encode(self.tracks, [(event.pid, event.tid) for event in events])
+        part["track"] = _encode(self.tracks, [(event.pid, event.tid) for event in events], _plain_track)
         return events, part
 
     def _ops(self, _category: str, events: list[Event]) -> None:
@@ -211,7 +230,7 @@ class Columns:
         part["track"] = np.full(len(events), NO_VALUE, np.int32)
         self.gpu.append(part)
 
-    def _collective(self, args: Any) -> int:
+    def _collective(self, args: Args | typed_events.GpuArgs) -> int:
         """The code of a kernel's collective. Many kernels say the same, so what they say is looked up as
         it stands.
         """
@@ -234,7 +253,7 @@ class Columns:
             code = self.said[says] = self._new_collective(args)
         return code
 
-    def _new_collective(self, args: Any) -> int:
+    def _new_collective(self, args: Args | typed_events.GpuArgs) -> int:
         width = _ELEMENT_BYTES.get(str(args.dtype).lower(), 0)
         return self.collectives.one(
             Collective(
@@ -270,30 +289,33 @@ class Columns:
         self.memory.append({key: column[good] for key, column in part.items()})
 
     def _span(self, _category: str, events: list[Event]) -> None:
-        _, part = self._spans(events)
-        if len(part["start"]):
-            first, last = int(part["start"].min()), int((part["start"] + part["duration"]).max())
-            self.span = (first, last)
+        _, start, duration = self._times(events)
+        if len(start):
+            self.span = (int(start.min()), int((start + duration).max()))
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     return value if type(value) is str else "" if value is None else str(value)[:1000]
 
 
-def members(ranks: Any) -> str:
+def members(ranks: object) -> str:
     """The ranks of a process group, "0,1,2", from "[0, 1, 2]" or a list; "" where some are left out."""
     listed = ranks if isinstance(ranks, str) else "" if ranks is None else str(ranks)
     return "" if "..." in listed else re.sub(r"[^0-9,]", "", listed)
 
 
-def _encode(coder: Coder, values: list[Any]) -> Codes:
+def _encode(coder: Coder[Value], values: Sequence[Value], plain: Callable[[Value], Value]) -> Codes:
     try:
         return coder.encode(values)
     except TypeError:  # a list or an object where a name, pid or tid belongs
-        return coder.encode([str(value) for value in values])
+        return coder.encode([plain(value) for value in values])
 
 
-def whole(value: Any) -> int:
+def _plain_track(track: tuple[object, object]) -> tuple[object, object]:
+    return str(track[0]), str(track[1])
+
+
+def whole(value: object) -> int:
     if isinstance(value, bool):
         return NO_VALUE
     if isinstance(value, float):
@@ -303,18 +325,18 @@ def whole(value: Any) -> int:
     return value if isinstance(value, int) and -INT64 <= value < INT64 else NO_VALUE
 
 
-def _scaled(elements: Any, width: int) -> int:
+def _scaled(elements: object, width: int) -> int:
     count = whole(elements)
     return count * width if count >= 0 and width and count < INT64 // 16 else NO_VALUE
 
 
-def _ints(values: list[Any]) -> Ints:
+def _ints(values: Sequence[object]) -> Ints:
     try:
         return np.array(values, np.int64)
     except (TypeError, ValueError, OverflowError):
         return np.fromiter((whole(value) for value in values), np.int64, len(values))
 
 
-def _codes(values: list[Any]) -> Codes:
+def _codes(values: Sequence[object]) -> Codes:
     wide = _ints(values)
     return np.where((wide >= -1) & (wide < 1 << 31), wide, NO_VALUE).astype(np.int32)

@@ -8,7 +8,7 @@ import gc
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from rlprof_ops.analyze.columns import (
     NO_VALUE,
@@ -21,10 +21,11 @@ from rlprof_ops.analyze.columns import (
     Trace,
 )
 from rlprof_ops.analyze.names import shortened
-from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event
+from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event, are_events
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.analyze.readers.spill import in_order, release
 from rlprof_ops.analyze.readers.torch_columns import INT64, Columns, members, text, whole
+from rlprof_ops.analyze.readers.typed_events import Typed
 
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]{1,255})"')
@@ -47,9 +48,9 @@ def read_torch(path: Path) -> Trace:
     gc.disable()
     try:
         for batch in stream:
-            if not (batch and isinstance(batch[0], Event)) and not columns.add_typed(batch):
+            if not are_events(batch) and not columns.add_typed(cast("list[Typed]", batch)):
                 batch = stream.untyped()
-            if batch and isinstance(batch[0], Event):
+            if are_events(batch):
                 columns.add(batch)
             del batch
     except OSError as error:
@@ -65,7 +66,7 @@ def read_torch(path: Path) -> Trace:
     return _assemble(stream, columns)
 
 
-def _assemble(stream: ChromeEvents, columns: Columns) -> Trace:
+def _assemble(stream: ChromeEvents[Event | Typed], columns: Columns) -> Trace:
     trace = Trace(
         origin=_origin(stream, columns),
         names=tuple(shortened(text(name)) for name in columns.names.values()),
@@ -85,7 +86,7 @@ def _assemble(stream: ChromeEvents, columns: Columns) -> Trace:
     return trace
 
 
-def _with_members(found: tuple[Collective, ...], shared: Any) -> tuple[Collective, ...]:
+def _with_members(found: tuple[Collective, ...], shared: object) -> tuple[Collective, ...]:
     """The collectives, those that name their process group but list no ranks with the header's list."""
     config = shared.get("pg_config") if isinstance(shared, dict) else None
     listed = {
@@ -108,7 +109,7 @@ def _with_window(trace: Trace, span: tuple[int, int] | None) -> Trace:
     return replace(trace, origin=replace(trace.origin, window_start=span[0], window_end=span[1]))
 
 
-def _base_ns(stream: ChromeEvents) -> int:
+def _base_ns(stream: ChromeEvents[Event | Typed]) -> int:
     base = stream.header.get("baseTimeNanoseconds")
     if not isinstance(base, int):
         found = _BASE.search(stream.header_text)
@@ -116,7 +117,7 @@ def _base_ns(stream: ChromeEvents) -> int:
     return base if 0 <= base < INT64 // 4 else 0
 
 
-def _origin(stream: ChromeEvents, columns: Columns) -> Origin:
+def _origin(stream: ChromeEvents[Event | Typed], columns: Columns) -> Origin:
     header = stream.header
     shared = header.get("distributedInfo")
     shared = shared if isinstance(shared, dict) else {}

@@ -8,7 +8,10 @@ reads it with types that take everything.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import reduce
+from operator import or_
+from types import GenericAlias
+from typing import cast
 
 import msgspec
 
@@ -34,8 +37,8 @@ class HostEvent(msgspec.Struct, gc=False, tag_field="cat"):
     name: str
     ts: float
     dur: float
-    pid: Any = None
-    tid: Any = None
+    pid: object = None
+    tid: object = None
 
 
 class Op(HostEvent, gc=False, tag="cpu_op"):
@@ -72,15 +75,15 @@ class GpuArgs(msgspec.Struct, gc=False, frozen=True):
     stream: int = ABSENT
     correlation: int = -1
     bytes: int = -1
-    collective: Any = msgspec.field(name="Collective name", default=None)
-    dtype: Any = None
-    in_elements: Any = msgspec.field(name="In msg nelems", default=None)
-    out_elements: Any = msgspec.field(name="Out msg nelems", default=None)
-    group_size: Any = msgspec.field(name="Group size", default=None)
-    group_name: Any = msgspec.field(name="Process Group Name", default=None)
-    group_description: Any = msgspec.field(name="Process Group Description", default=None)
-    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
-    sequence: Any = msgspec.field(name="Seq", default=None)
+    collective: object = msgspec.field(name="Collective name", default=None)
+    dtype: object = None
+    in_elements: object = msgspec.field(name="In msg nelems", default=None)
+    out_elements: object = msgspec.field(name="Out msg nelems", default=None)
+    group_size: object = msgspec.field(name="Group size", default=None)
+    group_name: object = msgspec.field(name="Process Group Name", default=None)
+    group_description: object = msgspec.field(name="Process Group Description", default=None)
+    group_ranks: object = msgspec.field(name="Process Group Ranks", default=None)
+    sequence: object = msgspec.field(name="Seq", default=None)
 
 
 _GPU_ARGS = GpuArgs()
@@ -100,7 +103,6 @@ _skipped = [
     msgspec.defstruct(f"Skipped_{category}", [], gc=False, tag_field="cat", tag=category)
     for category in SKIPPED
 ]
-_kinds: Any = Op
-for _kind in (Range, CudaRuntime, CudaDriver, HipRuntime, Kernel, Memcpy, Memset, *_skipped):
-    _kinds |= _kind
-decoder: Any = msgspec.json.Decoder(list[_kinds])
+Typed = Op | Range | CudaRuntime | Kernel  # what a batch is made of
+_kinds = reduce(or_, (Range, CudaRuntime, CudaDriver, HipRuntime, Kernel, Memcpy, Memset, *_skipped), Op)
+decoder = msgspec.json.Decoder(cast("type[list[Typed]]", GenericAlias(list, (_kinds,))))

@@ -9,9 +9,8 @@ is said of two hosts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -68,7 +67,7 @@ class Clocks:
         """A name for the clock that a host's times are on: "" where it is aligned to the others'."""
         return host if self.of(host).method == "unaligned" and len(self.hosts) > 1 else ""
 
-    def to_dict(self, at_ns: int) -> dict[str, Any]:
+    def to_dict(self, at_ns: int) -> dict[str, object]:
         """As data; offsets are those at a moment of the run, for a drift moves them."""
         hosts = [
             {
@@ -264,7 +263,7 @@ def _fit(host: str, ours: Ints, theirs: Ints) -> HostClock | None:
     return HostClock(host, base + round(shift), slope * 1e6, middle, round(residual), len(at), "collectives")
 
 
-def probes_of(nodes: dict[str, dict[str, Any]]) -> dict[str, HostClock]:
+def probes_of(nodes: Mapping[str, Mapping[str, object]]) -> dict[str, HostClock]:
     """Clocks against the head from `nodes/<node>.json`, key `clock` (written by
     `rlprof_ops.host.clock_probe`).
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
+
+from rlprof_ops.analyze.run.identity import Report
 
 
 class HasHost(Protocol):
@@ -17,7 +19,7 @@ class HasHost(Protocol):
     @property
     def rank(self) -> int: ...
     @property
-    def report(self) -> Any: ...
+    def report(self) -> Report: ...
 
 
 P = TypeVar("P", bound=HasHost)

@@ -10,11 +10,10 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from rlprof_ops.analyze.columns import GpuSpans, Launches, MemorySamples, Origin, Spans, Trace, join
+from rlprof_ops.analyze.columns import GpuSpans, Launches, MemorySamples, Origin, Part, Spans, Trace, join
 from rlprof_ops.backends import names
 
 BACKEND = "steps"
@@ -102,7 +101,7 @@ def trace_of(steps: Iterable[LoggedStep], host: str, pid: int, rank: int) -> Tra
         rows += [(f"step {step.step}", step.begin_ns, step.end_ns), *step.phases]
     labels = {name: code for code, name in enumerate(dict.fromkeys(row[0] for row in rows))}
     rows.sort(key=lambda row: (row[1], -row[2]))
-    columns: dict[str, Any] = {
+    columns: Part = {
         "start": np.array([row[1] for row in rows], np.int64),
         "duration": np.array([row[2] - row[1] for row in rows], np.int64),
         "name": np.array([labels[row[0]] for row in rows], np.int32),

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Generic, TypeVar, cast
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
@@ -26,10 +26,10 @@ GROWTH_BYTES = 512 << 20
 _PR_SET_PDEATHSIG = 1
 
 
-class _Worker:
+class _Worker(Generic[Task, Done]):
     """One process and this end of its pipe."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[Task], Done]) -> None:
         # spawn, not fork: the parent may hold threads (Ray, pyarrow)
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
@@ -37,7 +37,7 @@ class _Worker:
         self.process.start()
         theirs.close()  # so that the pipe ends with the process
 
-    def give(self, task: Any) -> None:
+    def give(self, task: Task) -> None:
         with contextlib.suppress(OSError):  # it is gone already, which its pipe tells
             self.connection.send(task)
 
@@ -63,9 +63,9 @@ def each(
     raised here. When the iterator is closed, so are the processes.
     """
     todo = list(reversed(tasks))
-    busy: dict[Any, tuple[_Worker, Task]] = {}
-    idle: list[_Worker] = []
-    dismissed: list[_Worker] = []
+    busy: dict[Connection, tuple[_Worker[Task, Done], Task]] = {}
+    idle: list[_Worker[Task, Done]] = []
+    dismissed: list[_Worker[Task, Done]] = []
     try:
         while todo or busy:
             while todo and len(busy) < workers:
@@ -73,8 +73,8 @@ def each(
                 task = todo.pop()
                 busy[worker.connection] = worker, task
                 worker.give(task)
-            for connection in wait(list(busy)):
-                worker, task = busy.pop(connection)
+            for ready in wait(list(busy)):
+                worker, task = busy.pop(cast(Connection, ready))
                 try:
                     result, grown = worker.connection.recv()
                 except (EOFError, OSError):
@@ -94,7 +94,7 @@ def each(
             worker.kill()
 
 
-def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
+def _serve(connection: Connection, function: Callable[[Task], Done]) -> None:
     """The loop of a worker; it ends with its pipe."""
     _end_with_parent()
     begun = _resident_bytes()
@@ -102,7 +102,7 @@ def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
         while True:
             task = connection.recv()
             try:
-                result = function(task)
+                result: Done | Exception = function(task)
             except Exception as error:
                 result = error
             connection.send((result, _resident_bytes() - begun))

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from rlprof_ops.analyze.readers.inflate import Inflated
 
@@ -64,9 +64,9 @@ class _Deflate:
 def manifest(members: Sequence[Member], attributes: dict[str, str]) -> bytes:
     """The manifest: one machine a rank, all files pinned to the first one's own timeline."""
     reference = members[0]
-    files: list[dict[str, Any]] = []
+    files: list[dict[str, object]] = []
     for member in members:
-        entry: dict[str, Any] = {"path": member.name, "machine": {"name": member.machine}}
+        entry: dict[str, object] = {"path": member.name, "machine": {"name": member.machine}}
         if member is not reference:
             offset = member.offset_ns - reference.offset_ns
             entry["clocks"] = {"sync_to": {"file": reference.name}, "offset_ns": offset}

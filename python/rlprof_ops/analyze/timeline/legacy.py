@@ -7,7 +7,6 @@ from __future__ import annotations
 import gzip
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -31,7 +30,7 @@ def write_legacy(path: Path, files: Sequence[tuple[Path, str, int]], zero_ns: in
         out.write(b'{"displayTimeUnit":"ms","traceEvents":[')
         first = True
         for index, (trace, label, offset_ns) in enumerate(files):
-            pids: dict[Any, int] = {}
+            pids: dict[str, int] = {}
             stream = ChromeEvents(trace, whole=True)
             try:
                 for batch in stream:
@@ -59,7 +58,9 @@ def write_legacy(path: Path, files: Sequence[tuple[Path, str, int]], zero_ns: in
     return failed
 
 
-def _moved(event: dict[str, Any], index: int, pids: dict[Any, int], shift_us: float) -> dict[str, Any] | None:
+def _moved(
+    event: dict[str, object], index: int, pids: dict[str, int], shift_us: float
+) -> dict[str, object] | None:
     name = event.get("name")
     if event.get("ph") == "M" and name in ("process_name", "process_labels", "process_sort_index"):
         return None
@@ -67,8 +68,9 @@ def _moved(event: dict[str, Any], index: int, pids: dict[Any, int], shift_us: fl
     if pid not in pids:
         pids[pid] = (index + 1) * _PIDS_A_FILE + min(len(pids), _PIDS_A_FILE - 1)
     event["pid"] = pids[pid]
-    if isinstance(event.get("ts"), (int, float)):
-        event["ts"] = round(event["ts"] + shift_us, 3)
+    begin = event.get("ts")
+    if isinstance(begin, (int, float)):
+        event["ts"] = round(begin + shift_us, 3)
     if "id" in event and isinstance(event["id"], int):
         event["id"] = (index + 1) << _FLOW_BITS | event["id"] & ((1 << _FLOW_BITS) - 1)
     elif "id" in event:

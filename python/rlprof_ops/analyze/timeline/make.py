@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from rlprof_ops.analyze.run.clocks import Clocks, align, probes_of
 from rlprof_ops.analyze.run.clocks import Member as ClockMember
@@ -101,7 +100,7 @@ def _read(
     count = min(jobs or default_workers(), len(reports))
     arguments = ([folder] * len(reports), reports, [budget] * len(reports), [cache] * len(reports))
     if count <= 1:
-        found: list[Any] = list(map(overview.part_of, *arguments))
+        found = list(map(overview.part_of, *arguments))
     else:
         with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
             found = list(pool.map(overview.part_of, *arguments))
@@ -139,7 +138,7 @@ def _write_pieces(path: Path, pieces: list[bytes]) -> None:
         file.writelines(pieces)
 
 
-def _replace(path: Path, write: Any) -> Path:
+def _replace(path: Path, write: Callable[[Path], object]) -> Path:
     """Writes under a temporary name first, so that nobody opens half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -67,7 +67,7 @@ def part_of(root: Path, report: Report, budget: int, cache: bool = True) -> Part
         return Unread(report, error.reason, time.perf_counter() - begun)
     steps = find_steps(trace, report.start, report.stop, report.clock)
     segments = drawn(find_phases(trace, steps))[:budget]
-    names = Coder()
+    names = Coder[str]()
     rows = [
         _row(
             "steps", [(s.start, s.end, names.one(f"step {s.step}" if s.marked else "capture")) for s in steps]
@@ -143,7 +143,7 @@ def encode(parts: Sequence[Part], clocks: Clocks, title: str) -> list[bytes]:
     """The overview as pieces of a Perfetto trace, all times aligned by `clocks`; ranks in order of worker,
     rank, host.
     """
-    names = Coder()
+    names = Coder[str]()
     ranks: dict[str, list[Part]] = {}
     for part in sorted(parts, key=lambda p: (p.report.worker, p.rank, p.host, p.pid, p.report.start or 0)):
         ranks.setdefault(part.label, []).append(part)

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
+from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS, WorkerKey
+
 if TYPE_CHECKING:
     from ray.actor import ActorClass
 
     from rlprof_ops.request import ProfileRequest
-
-from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS, WorkerKey
 
 _DONE = "_rlprof_labels"
 # Ray's own actors are nobody's workers.
