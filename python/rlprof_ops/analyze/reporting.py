@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from rlprof_ops.analyze.output.answer import build
+from rlprof_ops.analyze.report_model import Answer
 from rlprof_ops.analyze.run.engine import Results, summarise_all
 from rlprof_ops.analyze.run.identity import find_reports
 from rlprof_ops.errors import RlprofError, UsageError
@@ -22,7 +24,7 @@ def report(
     jobs: int | None = None,
     output: Path | None = None,
     cache: bool = True,
-) -> dict[str, Any]:
+) -> Answer:
     """Reads a run, writes `report.json` and `report.html`, prints the summary; returns the answer.
 
     Raises `UsageError` when there is nothing to read, `RlprofError` when the output folder cannot be written
@@ -79,7 +81,7 @@ def render_again(folder: Path) -> bool:
 
 def answer_of(
     root: Path, engine: str = "local", jobs: int | None = None, cache: bool = True, quiet: bool = False
-) -> dict[str, Any]:
+) -> Answer:
     """The answer to a run folder, with a progress bar on a terminal's standard error."""
     reports = find_reports(root)
     folder = root if root.is_dir() else root.parent
@@ -103,7 +105,7 @@ def write_text(path: Path, text: str) -> None:
     atomic.write(path, text, mode=0o644)
 
 
-def load_answer(path: Path, jobs: int | None = None) -> dict[str, Any]:
+def load_answer(path: Path, jobs: int | None = None) -> Answer:
     """The answer to a run: its report.json (given itself, or in the folder), else read from the reports.
 
     Raises `UsageError` when the file is no report.json of this version.
@@ -114,18 +116,17 @@ def load_answer(path: Path, jobs: int | None = None) -> dict[str, Any]:
     if not (file.is_file() and file.name.endswith(".json") and _is_answer(file)):
         return answer_of(path, jobs=jobs)
     try:
-        answer = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        text = file.read_bytes()
+        schema = msgspec.json.decode(text, type=dict[str, object]).get("schema")
+        if schema == SCHEMA:
+            return msgspec.json.decode(text, type=Answer)
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise UsageError(
             f"{file}: cannot be read as report.json ({error}); make it anew with `rlprof report`"
         ) from error
-    if answer.get("schema") != SCHEMA:
-        raise UsageError(
-            f"{file}: its schema is {answer.get('schema')!r}, this is for {SCHEMA}; make it anew with `rlprof"
-            " report`"
-        )
-    found: dict[str, Any] = answer
-    return found
+    raise UsageError(
+        f"{file}: its schema is {schema!r}, this is for {SCHEMA}; make it anew with `rlprof report`"
+    )
 
 
 def _is_answer(file: Path) -> bool:

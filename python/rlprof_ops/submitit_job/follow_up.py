@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.job import attempt
 from rlprof_ops.submitit_job import task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
 from rlprof_ops.words import limit
+
+if TYPE_CHECKING:
+    from rlprof_ops.analyze.report_model import Answer
 
 _ASK_EVERY_S = 5.0
 _LOCAL_S = 1.0
@@ -166,7 +169,7 @@ class ReportRun:
     def of(cls, job: Any) -> ReportRun:
         return cls(str(run_folder_of(job)))
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self) -> Answer:
         from rlprof_ops.analyze.reporting import report
 
         return report(newest(Path(self.folder)))

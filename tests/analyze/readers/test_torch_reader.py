@@ -223,3 +223,10 @@ def test_cache_is_used_and_thrown_away_when_the_report_changes(tmp_path: Path) -
     assert len(read_report(path).gpu) == 10
     (tmp_path / ".t.json.gz.columns.parquet").write_bytes(b"PAR1 damaged")
     assert len(read_report(path).gpu) == 10
+
+
+def test_a_pid_that_is_no_number_or_text_costs_its_event_nothing(tmp_path: Path) -> None:
+    events = [*small(10), x("cpu_op", "aten::odd", 50.0, 1.0, ["a", "b", "c"], {"thread": 1})]
+    trace = read_torch(write_trace(tmp_path / "odd.pt.trace.json", events))
+    assert ("['a', 'b', 'c']", "{'thread': 1}") in trace.tracks
+    assert len(trace.ops) == 11

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
+from typing import cast
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from rlprof_ops.analyze.columns import (
 )
 from rlprof_ops.analyze.metrics.intervals import Union, common, merged, union, without
 from rlprof_ops.analyze.readers.spill import rows_named
+from rlprof_ops.analyze.report_model import GpuTimesRow, IdleTimesRow
 
 _COMMUNICATES = re.compile(r"nccl|rccl|cross_device_reduce", re.IGNORECASE)
 # ROCm before 7.2 reports copies as kernels with these names
@@ -69,8 +71,8 @@ class GpuTimes:
     busy_ns: int
     idle_ns: int
 
-    def to_dict(self) -> dict[str, int]:
-        return asdict(self)
+    def to_dict(self) -> GpuTimesRow:
+        return cast("GpuTimesRow", asdict(self))
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,8 @@ class IdleSplit:
     waiting_ns: int
     host_ns: int
 
-    def to_dict(self) -> dict[str, int]:
-        return asdict(self)
+    def to_dict(self) -> IdleTimesRow:
+        return cast("IdleTimesRow", asdict(self))
 
 
 @dataclass(frozen=True)

@@ -4,40 +4,55 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import cast
 
 from rlprof_ops.analyze.causes.critical import chains, phase_slacks
 from rlprof_ops.analyze.causes.dependencies import windows
 from rlprof_ops.analyze.causes.what_if import what_ifs
-from rlprof_ops.analyze.metrics.bandwidth import bandwidths
-from rlprof_ops.analyze.metrics.collectives import CollectiveSkew, collective_skews
-from rlprof_ops.analyze.metrics.intervals import Union
-from rlprof_ops.analyze.metrics.intervals import merged as joined
-from rlprof_ops.analyze.metrics.kernels import NameTotal
+from rlprof_ops.analyze.metrics.collectives import collective_skews
 from rlprof_ops.analyze.metrics.phases import MAX_SEGMENTS, PHASE_ORDER
-from rlprof_ops.analyze.metrics.stragglers import spreads, stragglers
-from rlprof_ops.analyze.metrics.waiting import bubbles, waiting
-from rlprof_ops.analyze.names import shortened
+from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, spreads, stragglers
+from rlprof_ops.analyze.metrics.waiting import Waiting, bubbles, waiting
 from rlprof_ops.analyze.output.causes import path_json, what_if_json
 from rlprof_ops.analyze.output.findings import Causes, find
+from rlprof_ops.analyze.output.work_tables import (
+    collective_rows,
+    gpu_rows,
+    memory_rows,
+    name_rows,
+    shared_gpu_rows,
+    step_times,
+    weight_sync_rows,
+)
+from rlprof_ops.analyze.report_model import (
+    AnatomyRow,
+    Answer,
+    BubbleRow,
+    Coverage,
+    MissingRow,
+    PhasePart,
+    PhaseRow,
+    RankRow,
+    ReportRow,
+    SkewRow,
+    StepRow,
+    StragglerRow,
+)
 from rlprof_ops.analyze.run.clocks import probes_of
 from rlprof_ops.analyze.run.identity import Report, read_json
 from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, merge, rank_of
 from rlprof_ops.analyze.run.run_steps import MIN_COVERED
-from rlprof_ops.analyze.run.shared_gpus import shared_gpus
-from rlprof_ops.analyze.run.summary import DeviceTimes, Result, Summary, Unread
+from rlprof_ops.analyze.run.summary import PhaseTime, Result, Summary, Unread
 from rlprof_ops.version import __version__
 
 SCHEMA = 1
-MAX_KERNELS = 300
-Json = dict[str, Any]
 
 
-def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> Json:
+def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> Answer:
     """The answer to a run folder; the schema is `analyze/output/report.schema.json`.
 
     Times are integer nanoseconds: `*_ns` durations, and starts relative to `t0_ns` (UTC).
@@ -86,22 +101,26 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> J
         "phases": [_spread(s, index) for s in spread],
         "critical_path": path_json(causes.chains, phase_slacks(graphs), index, t0),
         "what_if": what_if_json(causes.changes, index),
-        "stragglers": [_ranked(asdict(s) | {"cost_ns": s.cost_ns, "rank": index[s.rank]}) for s in slow],
-        "bubbles": [asdict(b) for b in gaps],
-        "gpu": _gpu(read, index, t0),
-        "shared_gpus": _shared(merged, index, t0),
-        "kernels": _names(read, "kernels", {}),
-        "ops": _names(read, "ops", _step_time(merged)),
-        "collectives": _collectives(read, skews),
-        "skews": [
-            _ranked(asdict(s) | {"last": None if s.last is None else index[s.last]}) for s in skews[:100]
+        "stragglers": [
+            cast(StragglerRow, _rounded(asdict(s) | {"cost_ns": s.cost_ns, "rank": index[s.rank]}))
+            for s in slow
         ],
-        "weight_sync": _weight_sync(merged),
-        "memory": _memory(read, index),
+        "bubbles": [cast(BubbleRow, asdict(b)) for b in gaps],
+        "gpu": gpu_rows(read, index, t0),
+        "shared_gpus": shared_gpu_rows(merged, index, t0),
+        "kernels": name_rows(read, "kernels", {}),
+        "ops": name_rows(read, "ops", step_times(merged)),
+        "collectives": collective_rows(read, skews),
+        "skews": [
+            cast(SkewRow, _rounded(asdict(s) | {"last": None if s.last is None else index[s.last]}))
+            for s in skews[:100]
+        ],
+        "weight_sync": weight_sync_rows(merged),
+        "memory": memory_rows(read, index),
     }
 
 
-def _run(folder: Path, root: Path) -> Json:
+def _run(folder: Path, root: Path) -> dict[str, object]:
     said = read_json(folder / "run.json")
     keys = (
         "job",
@@ -126,10 +145,11 @@ def _nodes(folder: Path) -> list[str]:
     return [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
 
 
-def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unread: list[Unread]) -> Json:
+def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unread: list[Unread]) -> Coverage:
     manifest = read_json(folder / "manifest.json")
-    captures = [c for c in manifest.get("captures") or [] if isinstance(c, dict)]
-    missing = [
+    listed = manifest.get("captures")
+    captures = [c for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
+    missing: list[MissingRow] = [
         {
             "capture": str(c.get("id") or c.get("capture") or ""),
             "state": str(c.get("state")),
@@ -158,7 +178,7 @@ def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unre
     }
 
 
-def _read_reports(read: list[Summary]) -> list[Json]:
+def _read_reports(read: list[Summary]) -> list[ReportRow]:
     """One row a report, however many processes it holds."""
     by_path: dict[str, list[Summary]] = defaultdict(list)
     for summary in read:
@@ -189,7 +209,7 @@ def _read_reports(read: list[Summary]) -> list[Json]:
     ]
 
 
-def _rank(rank: Rank, mine: list[Summary]) -> Json:
+def _rank(rank: Rank, mine: list[Summary]) -> RankRow:
     names = [d.name for s in mine for d in s.devices if d.name]
     return {
         "worker": rank.worker,
@@ -213,12 +233,12 @@ def _phase_names(merged: Merged) -> list[str]:
     return [p for p in PHASE_ORDER if p in seen] + [p for p in seen if p not in PHASE_ORDER]
 
 
-def _steps(merged: Merged, t0: int) -> list[Json]:
+def _steps(merged: Merged, t0: int) -> list[StepRow]:
     """One row a step, or a window that no mark divides; `count` is how many steps it holds."""
     by_step: dict[int, list[RankStep]] = defaultdict(list)
     for row in merged.steps:
         by_step[row.step].append(row)
-    rows = []
+    rows: list[StepRow] = []
     for number, group in sorted(by_step.items()):
         group = [row for row in group if row.marked] or group
         counts = [row.count for row in group if row.count is not None]
@@ -241,11 +261,11 @@ def _steps(merged: Merged, t0: int) -> list[Json]:
 
 
 def _anatomy(
-    merged: Merged, waits: Sequence[Any], index: dict[Rank, int], phases: list[str], t0: int
-) -> list[Json]:
+    merged: Merged, waits: Sequence[Waiting], index: dict[Rank, int], phases: list[str], t0: int
+) -> list[AnatomyRow]:
     """One row a rank and step: phases + idle = duration, and waiting + unexplained + uncaptured = idle."""
     waited = {(w.rank, w.step): w for w in waits}
-    rows = []
+    rows: list[AnatomyRow] = []
     for row in merged.steps:
         wait = waited[row.rank, row.step]
         rows.append(
@@ -270,157 +290,25 @@ def _anatomy(
     return rows
 
 
-def _phase(phase: Any, phases: list[str]) -> Json:
-    said = {
+def _phase(phase: PhaseTime, phases: list[str]) -> PhasePart:
+    said: PhasePart = {
         "phase": phases.index(phase.phase),
         "duration_ns": phase.duration_ns,
         "communication_ns": phase.communication_ns,
     }
     if phase.gpu is not None:
-        said |= {"gpu": phase.gpu.to_dict(), "gpu_idle": phase.idle.to_dict() if phase.idle else None}
+        said["gpu"] = phase.gpu.to_dict()
+        said["gpu_idle"] = phase.idle.to_dict() if phase.idle else None
     return said
 
 
-def _spread(spread: Any, index: dict[Rank, int]) -> Json:
-    said: Json = asdict(spread)
-    said["slowest"] = None if spread.slowest is None else index[spread.slowest]
-    said["by_rank"] = [[index[rank], mean, own] for rank, mean, own in spread.by_rank]
-    return _ranked(said)
+def _spread(spread: PhaseSpread, index: dict[Rank, int]) -> PhaseRow:
+    indexed = {
+        "slowest": None if spread.slowest is None else index[spread.slowest],
+        "by_rank": [[index[rank], mean, own] for rank, mean, own in spread.by_rank],
+    }
+    return cast(PhaseRow, _rounded(asdict(spread) | indexed))
 
 
-def _ranked(said: Json) -> Json:
+def _rounded(said: Mapping[str, object]) -> dict[str, object]:
     return {key: round(value, 5) if isinstance(value, float) else value for key, value in said.items()}
-
-
-def _gpu(read: list[Summary], index: dict[Rank, int], t0: int) -> list[Json]:
-    return [
-        {
-            "rank": index[rank_of(s)],
-            "report": s.report.path,
-            "device": d.device,
-            "uuid": d.uuid,
-            "name": d.name,
-            "start_ns": d.start - t0,
-            "kernels": d.kernels,
-            **d.times.to_dict(),
-            "idle": d.idle.to_dict(),
-        }
-        for s in read
-        for d in s.devices
-    ]
-
-
-def _shared(merged: Merged, index: dict[Rank, int], t0: int) -> list[Json]:
-    """GPUs that several processes used, each once."""
-    devices: dict[Rank, list[DeviceTimes]] = defaultdict(list)
-    for summary in merged.summaries:
-        devices[rank_of(summary)].extend(summary.devices)
-    return [
-        {
-            "uuid": gpu.uuid,
-            "name": gpu.name,
-            "host": gpu.host,
-            "ranks": [index[rank] for rank in gpu.ranks],
-            "start_ns": gpu.start - t0,
-            "window_ns": gpu.window_ns,
-            "busy_ns": gpu.busy_ns,
-            "idle_ns": gpu.idle_ns,
-            "doubt_ns": gpu.doubt_ns,
-        }
-        for gpu in shared_gpus(devices)
-    ]
-
-
-def _step_time(merged: Merged) -> dict[str, int]:
-    """worker -> the time of all of its ranks' steps."""
-    times: dict[str, int] = defaultdict(int)
-    for row in merged.steps:
-        times[row.rank.worker] += row.duration_ns
-    return times
-
-
-def _names(read: list[Summary], what: str, whole: dict[str, int]) -> list[Json]:
-    """Kernels or operators over all ranks of a worker, by phase; the longest first. Shares are of `whole`, or
-    else of the sum, which would count operators inside of others twice.
-    """
-    totals: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-    sums: dict[str, int] = defaultdict(int)
-    for summary in read:
-        rows: tuple[NameTotal, ...] = getattr(summary, what)
-        for row in rows:
-            total = totals[summary.report.worker, row.phase, row.name]
-            total[0] += row.count
-            total[1] += row.total_ns
-            total[2] = max(total[2], row.max_ns)
-            sums[summary.report.worker] += row.total_ns
-    ranked = sorted(totals.items(), key=lambda item: -item[1][1])[:MAX_KERNELS]
-    return [
-        {
-            "worker": worker,
-            "phase": phase,
-            "name": shortened(name, 400),
-            "count": count,
-            "total_ns": total,
-            "max_ns": longest,
-            "share": round(total / max(whole.get(worker, 0) or sums[worker], 1), 5),
-        }
-        for (worker, phase, name), (count, total, longest) in ranked
-    ]
-
-
-def _collectives(read: list[Summary], skews: Sequence[CollectiveSkew]) -> list[Json]:
-    """Communication kernels over all ranks of a worker; bandwidths where the traces say how much was sent."""
-    rows: list[Json] = [
-        {
-            "worker": total.worker,
-            "op": total.op,
-            "group": total.group,
-            "group_size": total.group_size,
-            "dtype": total.dtype,
-            "count": total.count,
-            "total_ns": total.total_ns,
-            "min_ns": total.min_ns,
-            "transfer_ns": total.transfer_ns // max(total.count, 1),
-            "message_bytes": total.message_bytes or None,
-            "algorithm_gb_per_s": total.rate(total.message_bytes),
-            "bus_gb_per_s": total.rate(total.bus_bytes),
-        }
-        for total in bandwidths(((s.report.worker, c) for s in read for c in s.collectives), skews)
-    ]
-    rows.sort(key=lambda row: -int(row["total_ns"]))
-    return rows[:200]
-
-
-def _weight_sync(merged: Merged) -> list[Json]:
-    """Each step's weight sync: from the first rank's begin to the last one's end, and what each worker
-    spent in it.
-    """
-    rows = []
-    steps: dict[int, dict[str, list[Union]]] = defaultdict(lambda: defaultdict(list))
-    for row in merged.steps:
-        for part in row.phases:
-            if part.phase == "weight_sync" and row.count == 1 and not row.rank.is_controller:
-                steps[row.step][row.rank.worker].append(part.when)
-    for number, parts in sorted(steps.items()):
-        by_worker = {worker: joined(*unions) for worker, unions in parts.items()}
-        every = joined(*by_worker.values())
-        start, end, busy = int(every.start[0]), int(every.end[-1]), every.length
-        spans = {worker: int(when.end[-1] - when.start[0]) for worker, when in by_worker.items()}
-        rows.append(
-            {"step": number, "total_ns": end - start, "by_worker_ns": spans, "between_ns": end - start - busy}
-        )
-    return rows
-
-
-def _memory(read: list[Summary], index: dict[Rank, int]) -> list[Json]:
-    return [
-        {
-            "rank": index[rank_of(s)],
-            "device": m.device,
-            "phase": m.phase,
-            "allocated_bytes": m.allocated_bytes,
-            "reserved_bytes": m.reserved_bytes,
-        }
-        for s in read
-        for m in s.memory
-    ]

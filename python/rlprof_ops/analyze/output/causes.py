@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
 
 from rlprof_ops.analyze.causes.critical import Chain, Link, PhaseSlack
 from rlprof_ops.analyze.causes.what_if import WhatIf
 from rlprof_ops.analyze.output.text import duration, percent
+from rlprof_ops.analyze.report_model import CriticalPath, LinkRow, WhatIfRow
 from rlprof_ops.analyze.run.merge import Rank
 
 MAX_STRETCHES = 400  # drawn a step
@@ -15,52 +15,9 @@ MAX_RANKS_OF_LINK = 8
 MAX_LINES = 6
 
 
-class LinkJson(TypedDict):
-    worker: str
-    rank: int
-    phase: str
-    start_ns: int
-    duration_ns: int
-    after_ns: int
-    by_rank: list[list[int]]
-
-
-class ChainJson(TypedDict):
-    step: int
-    start_ns: int
-    length_ns: int
-    rest_ns: int
-    links: list[LinkJson]
-    stretches: list[list[int]]
-
-
-class SlackJson(TypedDict):
-    worker: str
-    phase: str
-    steps: int
-    on_path: int
-    tightest_ns: int
-    by_rank: list[list[int]]
-
-
-class PathJson(TypedDict):
-    steps: list[ChainJson]
-    slack: list[SlackJson]
-
-
-class WhatIfJson(TypedDict):
-    kind: str
-    change: str
-    worker: str
-    phase: str
-    rank: int | None
-    saves_ns: int
-    share: float
-
-
 def path_json(
     chains: Sequence[Chain], slack: Sequence[PhaseSlack], index: Mapping[Rank, int], t0: int
-) -> PathJson:
+) -> CriticalPath:
     return {
         "steps": [
             {
@@ -93,7 +50,7 @@ def path_json(
     }
 
 
-def _link(link: Link, index: Mapping[Rank, int], t0: int) -> LinkJson:
+def _link(link: Link, index: Mapping[Rank, int], t0: int) -> LinkRow:
     return {
         "worker": link.worker,
         "rank": index[link.rank],
@@ -105,7 +62,7 @@ def _link(link: Link, index: Mapping[Rank, int], t0: int) -> LinkJson:
     }
 
 
-def what_if_json(found: Sequence[WhatIf], index: Mapping[Rank, int]) -> list[WhatIfJson]:
+def what_if_json(found: Sequence[WhatIf], index: Mapping[Rank, int]) -> list[WhatIfRow]:
     return [
         {
             "kind": w.kind,
@@ -120,7 +77,7 @@ def what_if_json(found: Sequence[WhatIf], index: Mapping[Rank, int]) -> list[Wha
     ]
 
 
-def path_lines(path: PathJson, names: Sequence[str]) -> list[str]:
+def path_lines(path: CriticalPath, names: Sequence[str]) -> list[str]:
     """The chain of the step that is nearest to the median length, and the slack of what is on no path."""
     if not path["steps"]:
         return []
@@ -143,7 +100,7 @@ def path_lines(path: PathJson, names: Sequence[str]) -> list[str]:
     return lines
 
 
-def what_if_lines(found: Sequence[WhatIfJson]) -> list[str]:
+def what_if_lines(found: Sequence[WhatIfRow]) -> list[str]:
     return [
         f"{w['change']}: step {percent(w['share'])} shorter ({duration(w['saves_ns'])})"
         for w in found[:MAX_LINES]

@@ -7,13 +7,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import floor, sqrt
 from statistics import fmean, variance
-from typing import Any
+from typing import TypedDict
 
 from rlprof_ops.analyze.metrics.student import quantile
 from rlprof_ops.analyze.output.text import duration, percent, unmarked
+from rlprof_ops.analyze.report_model import Answer
 from rlprof_ops.errors import UsageError
 from rlprof_ops.words import did_you_mean
 
@@ -21,7 +22,34 @@ FALSE_ALARMS = 0.02  # the chance that two equal runs differ in anything, shared
 MIN_CHANGE = 0.01
 KERNEL_CHANGE = 0.05  # kernels are summed over all steps, so their noise is not known
 KERNEL_SHARE = 0.005
-Json = dict[str, Any]
+
+
+class ChangeRow(TypedDict):
+    """One compared quantity, as data."""
+
+    what: str
+    before_ns: int | None
+    after_ns: int | None
+    noise_ns: int | None
+    real: bool
+    uncaptured: str
+    difference_ns: int | None
+    verdict: str
+    share: float | None
+
+
+class DiffAnswer(TypedDict):
+    """What `rlprof diff --json` prints; `missing` and `ranks`: before and after."""
+
+    schema: int
+    step: ChangeRow
+    phases: list[ChangeRow]
+    kernels: list[ChangeRow]
+    stragglers_new: list[str]
+    stragglers_gone: list[str]
+    missing: list[int]
+    ranks: list[int]
+    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -62,9 +90,15 @@ class Change:
     def share(self) -> float | None:
         return self.difference_ns / self.before_ns if self.before_ns and self.after_ns is not None else None
 
-    def to_dict(self) -> Json:
+    def to_dict(self) -> ChangeRow:
         share = self.share
-        return asdict(self) | {
+        return {
+            "what": self.what,
+            "before_ns": self.before_ns,
+            "after_ns": self.after_ns,
+            "noise_ns": self.noise_ns,
+            "real": self.real,
+            "uncaptured": self.uncaptured,
             "difference_ns": None if self.uncaptured else self.difference_ns,
             "verdict": self.verdict,
             "share": None if share is None else round(share, 5),
@@ -86,7 +120,7 @@ class Diff:
     ranks_after: int
     notes: tuple[str, ...]
 
-    def to_dict(self) -> Json:
+    def to_dict(self) -> DiffAnswer:
         return {
             "schema": 1,
             "step": self.step.to_dict(),
@@ -100,7 +134,7 @@ class Diff:
         }
 
 
-def compare(before: Json, after: Json) -> Diff:
+def compare(before: Answer, after: Answer) -> Diff:
     """The difference of two answers (`report.json`). Phases are compared by worker and phase, kernels by
     name as well.
     """
@@ -164,7 +198,7 @@ def _change(
     return Change(what, first, second, round(noise), apart > noise and apart > MIN_CHANGE * max(first, 1))
 
 
-def _phase_samples(answer: Json) -> dict[str, list[float]]:
+def _phase_samples(answer: Answer) -> dict[str, list[float]]:
     """worker/phase -> its mean over the ranks, one sample a step."""
     sums: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in answer["anatomy"]:
@@ -178,7 +212,7 @@ def _phase_samples(answer: Json) -> dict[str, list[float]]:
     return {what: [fmean(lengths) for _, lengths in sorted(steps.items())] for what, steps in sums.items()}
 
 
-def _kernels(before: Json, after: Json) -> tuple[Change, ...]:
+def _kernels(before: Answer, after: Answer) -> tuple[Change, ...]:
     one, two = _kernel_times(before), _kernel_times(after)
     whole = max(sum(one.values()), sum(two.values()), 1.0)
     found = []
@@ -192,7 +226,7 @@ def _kernels(before: Json, after: Json) -> tuple[Change, ...]:
     return tuple(sorted(found, key=lambda c: -abs(c.difference_ns))[:20])
 
 
-def _kernel_times(answer: Json) -> dict[str, float]:
+def _kernel_times(answer: Answer) -> dict[str, float]:
     """worker/phase: kernel -> time a step and rank."""
     ranks: dict[str, int] = defaultdict(int)
     for row in answer["anatomy"]:
@@ -204,14 +238,14 @@ def _kernel_times(answer: Json) -> dict[str, float]:
     }
 
 
-def _stragglers(answer: Json) -> set[str]:
+def _stragglers(answer: Answer) -> set[str]:
     return {
         f"{answer['ranks'][s['rank']]['worker']} rank {answer['ranks'][s['rank']]['rank']} in {s['phase']}"
         for s in answer["stragglers"]
     }
 
 
-def _missing(answer: Json) -> int:
+def _missing(answer: Answer) -> int:
     return len(answer["coverage"]["missing"]) + len(answer["coverage"]["unread"])
 
 

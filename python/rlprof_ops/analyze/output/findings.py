@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 from urllib.parse import quote
 
 from rlprof_ops.analyze.causes.critical import Chain
@@ -16,6 +15,7 @@ from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, Straggler
 from rlprof_ops.analyze.metrics.waiting import Bubble, Waiting
 from rlprof_ops.analyze.output.advice import advice_on
 from rlprof_ops.analyze.output.text import duration, percent
+from rlprof_ops.analyze.report_model import FindingRow
 from rlprof_ops.analyze.run.merge import Merged, Rank
 
 MIN_SHARE = 0.03
@@ -48,9 +48,19 @@ class Finding:
             parts += [f"rank={self.rank.rank}", f"worker={quote(self.rank.worker)}"]
         return "#" + "&".join(parts) if parts else ""
 
-    def to_dict(self, index: dict[Rank, int]) -> dict[str, Any]:
-        rank = None if self.rank is None else index.get(self.rank)
-        return asdict(self) | {"rank": rank, "link": self.link}
+    def to_dict(self, index: dict[Rank, int]) -> FindingRow:
+        return {
+            "kind": self.kind,
+            "text": self.text,
+            "cost_ns": self.cost_ns,
+            "worker": self.worker,
+            "rank": None if self.rank is None else index.get(self.rank),
+            "phase": self.phase,
+            "advice": self.advice,
+            "saves_ns": self.saves_ns,
+            "step": self.step,
+            "link": self.link,
+        }
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,11 +10,11 @@ from rich.table import Table
 
 from rlprof_ops.analyze.output.causes import path_lines, what_if_lines
 from rlprof_ops.analyze.output.text import duration, percent, size, step_runs, unmarked
+from rlprof_ops.analyze.report_model import Answer
 
 FINDINGS_FIRST = 3
 MAX_ROWS = 24
 WIDTH_OF_A_LOG = 160
-Json = dict[str, Any]
 
 
 def standard_output() -> Console:
@@ -24,11 +23,11 @@ def standard_output() -> Console:
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH_OF_A_LOG)
 
 
-def show(answer: Json, console: Console) -> None:
+def show(answer: Answer, console: Console) -> None:
     """Prints the summary of a report. Everything that comes from a run is escaped."""
     run, coverage = answer["run"], answer["coverage"]
     title = f"{run.get('job_name') or 'run'} {run.get('job') or ''}".strip()
-    console.print(f"[bold]{escape(title)}[/]  {escape(run['path'])}")
+    console.print(f"[bold]{escape(title)}[/]  {escape(str(run['path']))}")
     console.print(
         f"{len(coverage['reports'])} reports read · {len(answer['ranks'])} ranks · steps"
         f" {escape(step_runs(answer['steps'])) or 'none'} · clocks {_clocks(answer)}\n"
@@ -58,7 +57,7 @@ def show(answer: Json, console: Console) -> None:
     _said_of_files(answer, console)
 
 
-def _causes(answer: Json, console: Console) -> None:
+def _causes(answer: Answer, console: Console) -> None:
     names = [
         f"{r['worker']} {r['rank']}" + (f" (pid {r['pid']})" if r["told_apart"] else "")
         for r in answer["ranks"]
@@ -75,7 +74,7 @@ def _causes(answer: Json, console: Console) -> None:
         console.print(f"  {escape(line)}", highlight=False)
 
 
-def _phases(answer: Json) -> Table:
+def _phases(answer: Answer) -> Table:
     table = Table(
         title="Where a step goes (mean over ranks and steps)", title_justify="left", title_style="bold"
     )
@@ -118,7 +117,7 @@ def _phases(answer: Json) -> Table:
     return table
 
 
-def _gpu(answer: Json) -> Table:
+def _gpu(answer: Answer) -> Table:
     table = Table(title="GPUs over their captures", title_justify="left", title_style="bold")
     table.add_column("rank")
     for name in ("window", "compute", "comm. exposed", "memcpy exposed", "idle"):
@@ -147,7 +146,7 @@ def _gpu(answer: Json) -> Table:
     return table
 
 
-def _kernels(answer: Json, width: int) -> Table:
+def _kernels(answer: Answer, width: int) -> Table:
     table = Table(title="Longest kernels", title_justify="left", title_style="bold")
     # numbers are never cut: at 80 columns it is the names that give way
     table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=max(20, min(60, width - 54)))
@@ -165,24 +164,24 @@ def _kernels(answer: Json, width: int) -> Table:
     return table
 
 
-def _said_of_files(answer: Json, console: Console) -> None:
+def _said_of_files(answer: Answer, console: Console) -> None:
     coverage = answer["coverage"]
-    for row in coverage["missing"][:MAX_ROWS]:
+    for lost in coverage["missing"][:MAX_ROWS]:
         console.print(
-            f"[red]{escape(row['state'])}[/] {escape(row['capture'])} {escape(row['reason'])}",
+            f"[red]{escape(lost['state'])}[/] {escape(lost['capture'])} {escape(lost['reason'])}",
             highlight=False,
         )
-    for row in coverage["unread"][:MAX_ROWS]:
-        console.print(f"[red]not read[/] {escape(row['path'])}: {escape(row['reason'])}", highlight=False)
+    for bad in coverage["unread"][:MAX_ROWS]:
+        console.print(f"[red]not read[/] {escape(bad['path'])}: {escape(bad['reason'])}", highlight=False)
     for row in coverage["reports"]:
         if row["truncated"] or row["damaged"]:
             why = row["truncated"] or f"{row['damaged']} damaged events left out"
             console.print(f"[yellow]truncated[/] {escape(row['path'])}: {escape(why)}", highlight=False)
-    for row in coverage["listed"][:MAX_ROWS]:
-        console.print(f"listed only: {escape(row['path'])} ({size(row['size_bytes'])})", highlight=False)
+    for other in coverage["listed"][:MAX_ROWS]:
+        console.print(f"listed only: {escape(other['path'])} ({size(other['size_bytes'])})", highlight=False)
 
 
-def _clocks(answer: Json) -> str:
+def _clocks(answer: Answer) -> str:
     residual = answer["clocks"]["residual_ns"]
     hosts = len(answer["clocks"]["hosts"])
     if hosts <= 1:

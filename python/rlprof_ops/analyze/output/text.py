@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from rlprof_ops.analyze.report_model import StepRow
 from rlprof_ops.words import duration as duration
 from rlprof_ops.words import size as size
 
@@ -13,7 +13,7 @@ def percent(share: float) -> str:
     return f"{share * 100:.{0 if share >= 0.0995 else 1}f} %"
 
 
-def step_runs(steps: Sequence[Mapping[str, Any]]) -> str:
+def step_runs(steps: Sequence[StepRow]) -> str:
     """ "3-5, 8" of an answer's steps; a window that no mark divides counts as the steps it holds."""
     runs: list[list[int]] = []
     for row in steps:
@@ -25,7 +25,7 @@ def step_runs(steps: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def unmarked(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+def unmarked(steps: Sequence[StepRow]) -> list[str]:
     """Sentences on windows whose steps no range marks: what their figures "a step" are."""
     said = []
     for row in steps:

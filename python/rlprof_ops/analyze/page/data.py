@@ -5,16 +5,29 @@ report.json.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import TypedDict, cast
 
 from rlprof_ops.analyze.output.text import step_runs, unmarked
+from rlprof_ops.analyze.report_model import AnatomyRow, Answer
 
 MAX_SEGMENTS = 60_000
 MAX_BUBBLES = 400
-Json = dict[str, Any]
 
 
-def page_data(answer: Json) -> Json:
+class WorkerRow(TypedDict):
+    """The mean step of a worker; `phases` and `waiting`: [phase or worker, mean_ns]."""
+
+    worker: str
+    ranks: int
+    controller: bool
+    mean_ns: int
+    phases: list[tuple[int, int]]
+    waiting: list[tuple[str, int]]
+    unexplained_ns: int
+    uncaptured_ns: int
+
+
+def page_data(answer: Answer) -> dict[str, object]:
     """The part of an answer that the page shows. Times stay nanoseconds, but for segments: whole
     microseconds.
     """
@@ -39,7 +52,8 @@ def page_data(answer: Json) -> Json:
         "weight_sync",
         "memory",
     )
-    return {key: answer[key] for key in kept} | {
+    whole = cast("dict[str, object]", answer)
+    return {key: whole[key] for key in kept} | {
         # absent in a report.json of an earlier version
         "critical_path": answer.get("critical_path", {"steps": [], "slack": []}),
         "what_if": answer.get("what_if", []),
@@ -53,7 +67,7 @@ def page_data(answer: Json) -> Json:
     }
 
 
-def _segments(answer: Json) -> list[list[int]]:
+def _segments(answer: Answer) -> list[list[int]]:
     """[rank, step, phase, start µs, length µs]; where there are too many, the shortest of each rank and
     step go.
     """
@@ -74,7 +88,7 @@ def _segments(answer: Json) -> list[list[int]]:
     ]
 
 
-def _steps_of(answer: Json) -> list[list[int]]:
+def _steps_of(answer: Answer) -> list[list[int]]:
     """[rank, step, start µs, length µs, thinned] of every rank's steps; thinned: it has more stretches of
     phases than are drawn, so that a segment stands for what takes most of its time.
     """
@@ -84,12 +98,12 @@ def _steps_of(answer: Json) -> list[list[int]]:
     ]
 
 
-def _workers(answer: Json) -> list[Json]:
+def _workers(answer: Answer) -> list[WorkerRow]:
     """The mean step of each worker: phases, waiting for whom, and the rest."""
-    groups: dict[str, list[Json]] = defaultdict(list)
+    groups: dict[str, list[AnatomyRow]] = defaultdict(list)
     for row in answer["anatomy"]:
         groups[answer["ranks"][row["rank"]]["worker"]].append(row)
-    found = []
+    found: list[WorkerRow] = []
     for worker, rows in groups.items():
         steps = sum(row["count"] or 1 for row in rows)
         phases: dict[int, float] = defaultdict(float)
@@ -106,8 +120,8 @@ def _workers(answer: Json) -> list[Json]:
                 "ranks": len(ranks),
                 "controller": answer["ranks"][rows[0]["rank"]]["controller"],
                 "mean_ns": round(sum(row["duration_ns"] for row in rows) / steps),
-                "phases": [[phase, round(length)] for phase, length in sorted(phases.items())],
-                "waiting": [[other, round(length)] for other, length in sorted(waits.items())],
+                "phases": [(phase, round(length)) for phase, length in sorted(phases.items())],
+                "waiting": [(other, round(length)) for other, length in sorted(waits.items())],
                 "unexplained_ns": round(sum(row["unexplained_ns"] for row in rows) / steps),
                 "uncaptured_ns": round(sum(row["uncaptured_ns"] for row in rows) / steps),
             }

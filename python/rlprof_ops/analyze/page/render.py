@@ -5,17 +5,17 @@ anywhere.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from rlprof_ops.analyze.page.data import page_data
+from rlprof_ops.analyze.report_model import Answer
 
 
-def render(answer: dict[str, Any], timeline: Sequence[str] = (), served: bool = False) -> str:
+def render(answer: Answer, timeline: Sequence[str] = (), served: bool = False) -> str:
     """The page of an answer. What comes from a run reaches it as JSON data only, and the script writes it
     as text. `timeline`: names of the timeline's files that lie beside the page. `served`: by `ReportServer`,
     which hands them to Perfetto.
@@ -33,7 +33,9 @@ def render(answer: dict[str, Any], timeline: Sequence[str] = (), served: bool = 
     )
 
 
-def handover(run: dict[str, Any], timelines: Sequence[dict[str, str]], perfetto: str, nonce: str) -> str:
+def handover(
+    run: Mapping[str, object], timelines: Sequence[dict[str, str]], perfetto: str, nonce: str
+) -> str:
     """The page that hands a timeline's files to Perfetto; its one script carries `nonce`."""
     here = files(__package__)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -47,11 +49,11 @@ def handover(run: dict[str, Any], timelines: Sequence[dict[str, str]], perfetto:
     )
 
 
-def _title(run: dict[str, Any]) -> str:
+def _title(run: Mapping[str, object]) -> str:
     return " ".join(filter(None, ("rlprof", str(run.get("job_name") or ""), str(run.get("job") or ""))))
 
 
-def embedded(data: Any) -> str:
+def embedded(data: object) -> str:
     """JSON that can stand inside a script element: no "<" can end it, and the two line ends JavaScript
     minds are escaped.
     """

@@ -15,11 +15,11 @@ import shutil
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from rlprof_ops.analyze.output.text import size
 from rlprof_ops.analyze.page.render import handover, render
+from rlprof_ops.analyze.report_model import Answer
 
 PERFETTO = "https://ui.perfetto.dev"
 TIMELINES = {
@@ -53,8 +53,8 @@ class ReportServer(ThreadingHTTPServer):
     def timelines(self) -> list[Path]:
         return [path for name in TIMELINES if (path := self.folder / name).is_file()]
 
-    def answer(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
+    def answer(self) -> Answer:
+        found: Answer = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
         return found
 
     def page(self) -> bytes:
@@ -141,5 +141,5 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header(key, value)
         self.end_headers()
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Says nothing: the address holds the token."""

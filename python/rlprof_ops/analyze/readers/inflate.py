@@ -5,9 +5,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import ModuleType
+from typing import BinaryIO
 
-_zlib: Any = zlib
+_zlib: ModuleType = zlib
 try:
     from isal import isal_zlib as _zlib
 except ImportError:  # pragma: no cover - isal has wheels for every platform we run on
@@ -42,7 +43,7 @@ class Inflated:
 
     def _members(self, file: BinaryIO) -> Iterator[bytes]:
         pending = file.read(_READ_BYTES)
-        inflater: Any = _zlib.decompressobj(_GZIP_WINDOW)
+        inflater = _zlib.decompressobj(_GZIP_WINDOW)
         while True:
             try:
                 piece = inflater.decompress(pending, self.piece_bytes)

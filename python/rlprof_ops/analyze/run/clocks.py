@@ -16,6 +16,7 @@ import numpy as np
 
 from rlprof_ops.analyze.columns import Ints
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, one_communicator
+from rlprof_ops.analyze.report_model import ClocksAnswer, HostClockRow
 
 MAX_PAIRS = 4  # pairs of ranks that two hosts are compared by
 MAX_SHIFT = 3  # windows of two ranks may begin this many collectives apart
@@ -67,9 +68,9 @@ class Clocks:
         """A name for the clock that a host's times are on: "" where it is aligned to the others'."""
         return host if self.of(host).method == "unaligned" and len(self.hosts) > 1 else ""
 
-    def to_dict(self, at_ns: int) -> dict[str, object]:
+    def to_dict(self, at_ns: int) -> ClocksAnswer:
         """As data; offsets are those at a moment of the run, for a drift moves them."""
-        hosts = [
+        hosts: list[HostClockRow] = [
             {
                 "host": c.host,
                 "offset_ns": c.aligned(at_ns) - at_ns,

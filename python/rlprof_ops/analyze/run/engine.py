@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from rlprof_ops.analyze.run.identity import Report
 from rlprof_ops.analyze.run.summary import Result, Unread, summarise_file
@@ -79,11 +79,11 @@ def _ray(root: Path, reports: list[Report], workers: int | None, cache: bool) ->
                 '--engine ray: no Ray cluster to connect to. Run it inside a job, e.g. COMMAND="rlprof report'
                 ' <run folder> --engine ray" sbatch ray.sub, or leave --engine at local.'
             ) from error
-    cluster: Any = ray  # its own annotations do not cover what follows
+    cluster: ModuleType = ray  # its own annotations do not cover what follows
     absolute = root.resolve()
     task = cluster.remote(num_cpus=1, max_retries=2)(summarise_file)
     limit = workers or max(1, int(cluster.cluster_resources().get("CPU", 1)) * 2)
-    waiting: dict[Any, Report] = {}
+    waiting: dict[object, Report] = {}
     todo = list(_largest_first(reports))
     while todo or waiting:
         while todo and len(waiting) < limit:

@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rlprof_ops.analyze.run import step_log
 from rlprof_ops.analyze.run.foreign_names import told_by
+from rlprof_ops.backends import names
+from rlprof_ops.backends.names import ReportName
 from rlprof_ops.errors import UsageError
 
 TRACE_SUFFIXES = (".nsys-rep", ".pt.trace.json.gz", ".pt.trace.json", ".json.gz", ".pickle")
@@ -158,36 +159,34 @@ def _begins(path: Path, magic: bytes) -> bool:
 def _describe(root: Path, path: Path) -> Report:
     relative = path.relative_to(root)
     parts = relative.parts
-    named = _parse(path.name)
+    named = names.parse(path.name) or ReportName("", "")
     place = parts[parts.index("profiles") + 1 :] if "profiles" in parts[:-1] else parts
     backend = place[0] if len(place) > 2 else _backend_of(path.name)
     folder_rank = next(
         (int(m.group(1)) for part in reversed(place[:-1]) if (m := _RANK_FOLDER.fullmatch(part))), None
     )
     folder_worker = place[1] if len(place) > 3 else ""
-    get = named.get
-    host = get("host")
     told = told_by(relative)
-    if named.get("kind") in ("torch", "nsys", "ray"):  # host, pid or chance: a folder may tell the worker
+    if named.kind in ("torch", "nsys", "ray"):  # host, pid or chance: a folder may tell the worker
         told = replace(told, worker=told_by(relative.with_name("trace.json")).worker)
-    if not named:
-        named |= {"rank": told.rank, "start": told.start, "stop": told.stop}
+    if not named.kind:
+        named = replace(named, rank=told.rank, start=told.start, stop=told.stop)
     return Report(
         path=str(relative),
         backend=backend,
-        worker=str(get("worker") or folder_worker or told.worker),
-        rank=get("rank") if get("rank") is not None else folder_rank,
-        host=str(host or ""),
-        pid=get("pid"),
-        start=get("start"),
-        stop=get("stop"),
-        phase=get("phase"),
+        worker=named.worker or folder_worker or told.worker,
+        rank=named.rank if named.rank is not None else folder_rank,
+        host=named.host or "",
+        pid=named.pid,
+        start=named.start,
+        stop=named.stop,
+        phase=named.phase,
         size_bytes=path.stat().st_size,
         modified_ns=path.stat().st_mtime_ns,
     )
 
 
-def _harvested(root: Path) -> dict[str, dict[str, Any]]:
+def _harvested(root: Path) -> dict[str, dict[str, object]]:
     """What the harvest found out about each report (its manifest says more than a trainer's own file
     names).
     """
@@ -197,23 +196,27 @@ def _harvested(root: Path) -> dict[str, dict[str, Any]]:
     )
 
 
-def _as_harvested(report: Report, known: dict[str, dict[str, Any]]) -> Report:
+def _as_harvested(report: Report, known: dict[str, dict[str, object]]) -> Report:
     row = known.get(report.path, {})
-    texts = {k: row[k] for k in ("worker", "host", "backend") if isinstance(row.get(k), str) and row[k]}
-    numbers = {k: row[k] for k in ("rank", "pid", "start", "stop") if isinstance(row.get(k), int)}
-    return replace(report, **texts, **numbers)
 
+    def text(key: str, instead: str) -> str:
+        told = row.get(key)
+        return told if isinstance(told, str) and told else instead
 
-def _parse(name: str) -> dict[str, Any]:
-    from rlprof_ops.backends import names
+    def number(key: str, instead: int | None) -> int | None:
+        told = row.get(key)
+        return told if isinstance(told, int) else instead
 
-    parsed = names.parse(name)
-    if parsed is None:
-        return {}
-    return {
-        key: getattr(parsed, key, None)
-        for key in ("kind", "worker", "rank", "start", "stop", "phase", "host", "pid")
-    }
+    return replace(
+        report,
+        worker=text("worker", report.worker),
+        host=text("host", report.host),
+        backend=text("backend", report.backend),
+        rank=number("rank", report.rank),
+        pid=number("pid", report.pid),
+        start=number("start", report.start),
+        stop=number("stop", report.stop),
+    )
 
 
 def _backend_of(name: str) -> str:
@@ -224,7 +227,7 @@ def _backend_of(name: str) -> str:
     return "memory" if name.endswith(_MEMORY) else "torch"
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, object]:
     """A JSON object of the run folder, {} when it is absent or damaged: the reports matter more than what
     is said of them.
     """

@@ -1,0 +1,161 @@
+"""The tables of `report.json` below the level of a step: GPUs, kernels, operators, collectives, memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rlprof_ops.analyze.metrics.bandwidth import bandwidths
+from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
+from rlprof_ops.analyze.metrics.intervals import Union
+from rlprof_ops.analyze.metrics.intervals import merged as joined
+from rlprof_ops.analyze.metrics.kernels import NameTotal
+from rlprof_ops.analyze.names import shortened
+from rlprof_ops.analyze.report_model import (
+    CollectiveRow,
+    GpuRow,
+    MemoryRow,
+    NameRow,
+    SharedGpuRow,
+    WeightSyncRow,
+)
+from rlprof_ops.analyze.run.merge import Merged, Rank, rank_of
+from rlprof_ops.analyze.run.shared_gpus import shared_gpus
+from rlprof_ops.analyze.run.summary import DeviceTimes, Summary
+
+MAX_KERNELS = 300
+MAX_COLLECTIVES = 200
+
+
+def gpu_rows(read: list[Summary], index: dict[Rank, int], t0: int) -> list[GpuRow]:
+    return [
+        {
+            "rank": index[rank_of(s)],
+            "report": s.report.path,
+            "device": d.device,
+            "uuid": d.uuid,
+            "name": d.name,
+            "start_ns": d.start - t0,
+            "kernels": d.kernels,
+            **d.times.to_dict(),
+            "idle": d.idle.to_dict(),
+        }
+        for s in read
+        for d in s.devices
+    ]
+
+
+def shared_gpu_rows(merged: Merged, index: dict[Rank, int], t0: int) -> list[SharedGpuRow]:
+    """GPUs that several processes used, each once."""
+    devices: dict[Rank, list[DeviceTimes]] = defaultdict(list)
+    for summary in merged.summaries:
+        devices[rank_of(summary)].extend(summary.devices)
+    return [
+        {
+            "uuid": gpu.uuid,
+            "name": gpu.name,
+            "host": gpu.host,
+            "ranks": [index[rank] for rank in gpu.ranks],
+            "start_ns": gpu.start - t0,
+            "window_ns": gpu.window_ns,
+            "busy_ns": gpu.busy_ns,
+            "idle_ns": gpu.idle_ns,
+            "doubt_ns": gpu.doubt_ns,
+        }
+        for gpu in shared_gpus(devices)
+    ]
+
+
+def step_times(merged: Merged) -> dict[str, int]:
+    """worker -> the time of all of its ranks' steps."""
+    times: dict[str, int] = defaultdict(int)
+    for row in merged.steps:
+        times[row.rank.worker] += row.duration_ns
+    return times
+
+
+def name_rows(read: list[Summary], what: str, whole: dict[str, int]) -> list[NameRow]:
+    """Kernels or operators over all ranks of a worker, by phase; the longest first. Shares are of `whole`, or
+    else of the sum, which would count operators inside of others twice.
+    """
+    totals: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    sums: dict[str, int] = defaultdict(int)
+    for summary in read:
+        rows: tuple[NameTotal, ...] = getattr(summary, what)
+        for row in rows:
+            total = totals[summary.report.worker, row.phase, row.name]
+            total[0] += row.count
+            total[1] += row.total_ns
+            total[2] = max(total[2], row.max_ns)
+            sums[summary.report.worker] += row.total_ns
+    ranked = sorted(totals.items(), key=lambda item: -item[1][1])[:MAX_KERNELS]
+    return [
+        {
+            "worker": worker,
+            "phase": phase,
+            "name": shortened(name, 400),
+            "count": count,
+            "total_ns": total,
+            "max_ns": longest,
+            "share": round(total / max(whole.get(worker, 0) or sums[worker], 1), 5),
+        }
+        for (worker, phase, name), (count, total, longest) in ranked
+    ]
+
+
+def collective_rows(read: list[Summary], skews: Sequence[CollectiveSkew]) -> list[CollectiveRow]:
+    """Communication kernels over all ranks of a worker; bandwidths where the traces say how much was sent."""
+    rows: list[CollectiveRow] = [
+        {
+            "worker": total.worker,
+            "op": total.op,
+            "group": total.group,
+            "group_size": total.group_size,
+            "dtype": total.dtype,
+            "count": total.count,
+            "total_ns": total.total_ns,
+            "min_ns": total.min_ns,
+            "transfer_ns": total.transfer_ns // max(total.count, 1),
+            "message_bytes": total.message_bytes or None,
+            "algorithm_gb_per_s": total.rate(total.message_bytes),
+            "bus_gb_per_s": total.rate(total.bus_bytes),
+        }
+        for total in bandwidths(((s.report.worker, c) for s in read for c in s.collectives), skews)
+    ]
+    rows.sort(key=lambda row: -row["total_ns"])
+    return rows[:MAX_COLLECTIVES]
+
+
+def weight_sync_rows(merged: Merged) -> list[WeightSyncRow]:
+    """Each step's weight sync: from the first rank's begin to the last one's end, and what each worker
+    spent in it.
+    """
+    rows: list[WeightSyncRow] = []
+    steps: dict[int, dict[str, list[Union]]] = defaultdict(lambda: defaultdict(list))
+    for row in merged.steps:
+        for part in row.phases:
+            if part.phase == "weight_sync" and row.count == 1 and not row.rank.is_controller:
+                steps[row.step][row.rank.worker].append(part.when)
+    for number, parts in sorted(steps.items()):
+        by_worker = {worker: joined(*unions) for worker, unions in parts.items()}
+        every = joined(*by_worker.values())
+        start, end, busy = int(every.start[0]), int(every.end[-1]), every.length
+        spans = {worker: int(when.end[-1] - when.start[0]) for worker, when in by_worker.items()}
+        rows.append(
+            {"step": number, "total_ns": end - start, "by_worker_ns": spans, "between_ns": end - start - busy}
+        )
+    return rows
+
+
+def memory_rows(read: list[Summary], index: dict[Rank, int]) -> list[MemoryRow]:
+    return [
+        {
+            "rank": index[rank_of(s)],
+            "device": m.device,
+            "phase": m.phase,
+            "allocated_bytes": m.allocated_bytes,
+            "reserved_bytes": m.reserved_bytes,
+        }
+        for s in read
+        for m in s.memory
+    ]
