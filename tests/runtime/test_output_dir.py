@@ -10,6 +10,8 @@ from tests.needs import need
 
 def test_a_step_does_not_wait_for_an_output_dir_that_hangs(asked, events, monkeypatch, tmp_path):
     need("fuse", "torch")
+    import torch  # noqa: F401 - its import takes long on a busy machine, and is no part of a step
+
     from rlprof_ops.runtime import captures, profiler
 
     monkeypatch.setattr(captures, "_MIRROR_S", 0.5)
