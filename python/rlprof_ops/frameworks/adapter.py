@@ -21,6 +21,7 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "ray.actor": ("ray", "rlprof_ops.runtime.process.actor_labels"),
     "ray._private.function_manager": ("ray", "rlprof_ops.runtime.process.actor_calls"),
     "torch.cuda.profiler": ("torch", "rlprof_ops.runtime.process.cuda_profiler"),
+    "trl": ("trl", "rlprof_ops.frameworks.trl.adapter"),
     "trl.extras.profiling": ("trl", "rlprof_ops.frameworks.trl.adapter"),
     "transformers.trainer_callback": ("trl", "rlprof_ops.frameworks.trl.adapter"),
     "vllm.v1.worker.worker_base": ("vllm", "rlprof_ops.frameworks.vllm.adapter"),
@@ -64,10 +65,16 @@ def expect(package: Any, *modules: str) -> None:
     lacking = [
         f"{package.__name__}.{module}"
         for module in modules
-        if not any(os.path.exists(os.path.join(home, *module.split(".")) + ".py") for home in homes)
+        if not any(_is_in(os.path.join(home, *module.split("."))) for home in homes)
     ]
     if lacking:
         raise UnknownShape(f"there is no {', '.join(lacking)}")
+
+
+def _is_in(place: str) -> bool:
+    import os
+
+    return os.path.exists(f"{place}.py") or os.path.isdir(place)
 
 
 _DONE = "_rlprof_wrapped"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops.frameworks.adapter import attribute, safely, wrap
+from rlprof_ops.frameworks.adapter import attribute, expect, safely, wrap
 
 WORKER = "trainer"
 _PHASES = {
@@ -83,8 +83,10 @@ _TRAINING = _Training()
 
 
 def install(name: str, module: ModuleType) -> None:
-    """Follow the two modules; each alone is of use."""
-    if name == "transformers.trainer_callback":
+    """Follow the modules; each alone is of use."""
+    if name == "trl":
+        expect(module, "extras.profiling")
+    elif name == "transformers.trainer_callback":
         handler = attribute(module, "CallbackHandler")
         wrap(handler, "on_step_begin", _on_step_begin)
         wrap(handler, "on_step_end", _on_step_end)

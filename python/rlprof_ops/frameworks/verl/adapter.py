@@ -16,7 +16,7 @@ import re
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops.frameworks.adapter import UnknownShape, attribute, safely, wrap
+from rlprof_ops.frameworks.adapter import UnknownShape, attribute, expect, safely, wrap
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
 
 CONTROLLER = "controller"
@@ -94,6 +94,11 @@ def install(name: str, module: ModuleType) -> None:
     if name == "verl":
         add_rule(role_of)
         add_helpers(*_HELPERS)
+        expect(module, "utils.profiler.performance", "utils.profiler.profile", "single_controller.ray.base")
+        try:
+            expect(module, "trainer.ppo.ray_trainer")  # before V1
+        except UnknownShape:
+            expect(module, "trainer.ppo.v1.trainer_base")
     elif name == "verl.utils.profiler.performance":
         if not inspect.isgeneratorfunction(attribute(module, "_timer")):
             raise UnknownShape("_timer is no generator function")
