@@ -30,6 +30,20 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="N",
         help="(%(default)s)",
     )
+    add(
+        "--prompts",
+        type=int,
+        default=defaults.prompts,
+        metavar="N",
+        help="of each policy worker in a step (%(default)s)",
+    )
+    add(
+        "--epochs",
+        type=int,
+        default=defaults.epochs,
+        metavar="N",
+        help="of training on each batch (%(default)s)",
+    )
     add("--seed", type=int, default=defaults.seed, help="(%(default)s)")
     add(
         "--json", type=Path, metavar="FILE", help="write rewards and the times of every phase of every worker"
@@ -73,7 +87,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def settings_from(args: argparse.Namespace) -> Settings:
     """Check what argparse cannot. Raises UsageError."""
-    for option in ("steps", "policy_workers", "generation_workers"):
+    for option in ("steps", "policy_workers", "generation_workers", "prompts", "epochs"):
         if getattr(args, option) < 1:
             raise UsageError(f"--{option.replace('_', '-')} {getattr(args, option)}: must be 1 or more")
     if args.slow_rank is not None and not 0 <= args.slow_rank < args.policy_workers:
@@ -90,6 +104,8 @@ def settings_from(args: argparse.Namespace) -> Settings:
         policy_workers=args.policy_workers,
         generation_workers=args.generation_workers,
         seed=args.seed,
+        prompts=args.prompts,
+        epochs=args.epochs,
         slow_rank=args.slow_rank,
         slow_ms=args.slow_ms,
         slow_phase=args.slow_phase,

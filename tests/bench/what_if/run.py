@@ -31,7 +31,7 @@ class Row:
     after: str
 
 
-USUAL = "--generation-workers 2 --least-ms train=500 --least-ms weight_sync=400"
+USUAL = "--generation-workers 2 --least-ms train=800 --least-ms weight_sync=400"
 ROWS = (
     Row("faster", "generation", f"{USUAL} --least-ms generation=1500", f"{USUAL} --least-ms generation=1200"),
     Row("overlapped", "weight_sync", f"{USUAL} --least-ms generation=1500",

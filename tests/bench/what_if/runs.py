@@ -25,7 +25,11 @@ class Run:
 
 
 def demo(folder: Path, options: Sequence[str], seed: int = 0, steps: int = STEPS) -> Run:
-    """Runs the demo with torch windows on all workers and reads its report."""
+    """Runs the demo with torch windows on all workers and reads its report.
+
+    There is little to compute, so that what else runs on this machine changes the phases little: they last
+    as long as the options say.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     last = FIRST + steps - 1
@@ -38,7 +42,17 @@ def demo(folder: Path, options: Sequence[str], seed: int = 0, steps: int = STEPS
         "RLPROF_RUN_DIR": str(folder),
     }
     command = [sys.executable, "-m", "rlprof_ops.demo", "--address", "local", "--steps", str(last + 1)]
-    command += ["--seed", str(seed), "--json", str(folder / "times.json"), *options]
+    command += [
+        "--seed",
+        str(seed),
+        "--prompts",
+        "2",
+        "--epochs",
+        "1",
+        "--json",
+        str(folder / "times.json"),
+        *options,
+    ]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
