@@ -31,19 +31,22 @@ attach::_of_job() {
 # Fill the array INTO with what leads into the job's container; empty without one.
 attach::_container() {
     local -r folder="$1"
-    local image runtime mounts home
+    local image runtime mounts
     local -a extra=()
 
     INTO=()
     image="$(attach::_of_job "${folder}" CONTAINER)"
     runtime="$(attach::_of_job "${folder}" RLPROF_CONTAINER_RUNTIME)"
+    mounts="$(attach::_of_job "${folder}" RLPROF_MOUNTS_CHOSEN)"
     case "${runtime:-${image:+pyxis}}" in
-        pyxis) INTO=("--container-name=rlprof-$(attach::_of_job "${folder}" RLPROF_JOB)") ;;
+        pyxis)
+            # The container that runs already: without `exec` a name that is not there would mean a new one.
+            INTO=("--container-name=rlprof-$(attach::_of_job "${folder}" RLPROF_JOB):exec"
+                "--container-mounts=${mounts}" --no-container-mount-home)
+            ;;
         apptainer)
-            mounts="$(attach::_of_job "${folder}" MOUNTS)"
-            home="$(attach::_of_job "${folder}" RLPROF_HOME)"
             read -ra extra <<< "$(attach::_of_job "${folder}" RLPROF_APPTAINER_ARGS)"
-            INTO=(apptainer exec "${extra[@]}" --bind "${mounts:+${mounts},}${home}:${home},${folder}:${folder}" "${image}")
+            INTO=(apptainer exec "${extra[@]}" --bind "${mounts}" "${image}")
             ;;
     esac
 }

@@ -8,7 +8,7 @@ readonly _RLPROF_JOB_LOADED=1
 job::preflight() {
     local python="${RLPROF_PYTHON:-python3}"
 
-    [[ -z ${RLPROF_CONTAINER_RUNTIME}${CONTAINER} || ${RLPROF_CONTAINER_RUNTIME} == none ]] || return 0
+    case "$(slurm::container_runtime)" in "" | none) ;; *) return 0 ;; esac
     if [[ -n ${RLPROF_VENV} ]]; then
         [[ -x ${RLPROF_VENV}/bin/python ]] \
             || common::fail 2 "RLPROF_VENV=${RLPROF_VENV}: no bin/python there. Give the folder of a virtual environment."
@@ -109,6 +109,26 @@ job::_remember() {
     (umask 0077; mkdir -p -- "${state}" && printf '%s%s}\n' "${line}" "$(date +%s%N)" >> "${state}/jobs.jsonl") 2> /dev/null || true
 }
 
+# What a container's mounts need before they are made: their folders, and an nsys under the name that is mounted.
+job::container() {
+    local output=""
+
+    case "$(slurm::container_runtime)" in "" | none) return 0 ;; esac
+    if [[ -n ${UV_CACHE_DIR_OVERRIDE} ]]; then
+        mkdir -p -- "${UV_CACHE_DIR_OVERRIDE}" \
+            || common::fail 2 "UV_CACHE_DIR_OVERRIDE=${UV_CACHE_DIR_OVERRIDE}: cannot be made on $(hostname)."
+        export UV_CACHE_DIR="${UV_CACHE_DIR_OVERRIDE}"
+    fi
+    if [[ -n ${RLPROF_OUTPUT_DIR} ]]; then
+        output="$(slurm::absolute "${RLPROF_OUTPUT_DIR}")"
+        (common::umask 027; mkdir -p -- "${output}") \
+            || common::fail 2 "RLPROF_OUTPUT_DIR=${output}: cannot be made on $(hostname). Give a folder on storage that all nodes share."
+    fi
+    if [[ ${RLPROF_NSYS} == /* && -x ${RLPROF_NSYS} ]]; then
+        RLPROF_NSYS="$(readlink -f -- "${RLPROF_NSYS}")"
+    fi
+}
+
 # The head is Slurm's first node: the one this script runs on, so free ports can be seen from here.
 job::addresses() {
     local -a nodes=()
@@ -160,6 +180,7 @@ job::salvage() {
     local -r code="$1"
     local node
     local -a behind=()
+    local -A salvages=()
 
     [[ -e ${RLPROF_RUN_DIR}/run.json ]] || return 0
     for node in ${RLPROF_NODES}; do
@@ -169,11 +190,22 @@ job::salvage() {
     common::log "no record of a clean end from ${behind[*]}: bringing home what is left there (logs/salvage.log)"
     for node in "${behind[@]}"; do
         RLPROF_STEP_CODE="${code}" job::_again "${node}" "$(( RLPROF_DRAIN_SECONDS + 10 ))" rlprof_ops.supervisor.salvage &
+        salvages["${node}"]="$!"
     done
-    wait || true
+    for node in "${behind[@]}"; do
+        wait "${salvages[${node}]}" || common::log "node ${node}: not everything came home: $(job::_why_not_home "${node}")"
+    done
     if (( RLPROF_HARVEST_SECONDS )); then
         job::_again "${SLURMD_NODENAME:-${behind[0]}}" "${RLPROF_HARVEST_SECONDS}" rlprof_ops harvest "${RLPROF_RUN_DIR}" || true
     fi
+}
+
+job::_why_not_home() {
+    local -r node="$1"
+    local words
+
+    words="$(sed -n "s/^rlprof: salvage: node ${node}: //p" "${RLPROF_RUN_DIR}/logs/salvage.log" 2> /dev/null | tail -n 1 || true)"
+    printf '%s' "${words:-see logs/salvage.log}"
 }
 
 # Run a module of ours on one node as its supervisor was run.
@@ -192,13 +224,73 @@ job::_again() {
     timeout --kill-after=5 "${seconds}" "${line[@]}" "${@:3}" >> "${RLPROF_RUN_DIR}/logs/salvage.log" 2>&1
 }
 
+# A container with a name stays on its node, the whole image unpacked, until somebody removes it; the plugin puts the
+# job's number into the name where the site has told it to. A node that is dead fails the step for all: then one by one.
+job::remove_containers() {
+    local node
+    local -a line=(srun --overlap --ntasks-per-node=1 --mpi=none --kill-on-bad-exit=0)
+
+    [[ $(slurm::container_runtime) == pyxis ]] || return 0
+    # shellcheck disable=SC2016 # expanded by the shell on the node
+    line+=(bash -c 'command -v enroot > /dev/null || { echo "rlprof: node $(hostname): no enroot on PATH, so container $1 stays"; exit 0; }
+        known="$(enroot list)"
+        for name in "pyxis_$1" "pyxis_$2_$1"; do
+            ! grep -qFx -- "${name}" <<< "${known}" || enroot remove --force "${name}"
+        done' remove "rlprof-${RLPROF_JOB}" "${SLURM_JOB_ID}")
+    # Nothing of the user's may put this step into a container of its own.
+    job::_bounded "${line[0]}" "--nodes=${SLURM_JOB_NUM_NODES}" "--ntasks=${SLURM_JOB_NUM_NODES}" "${line[@]:1}" && return 0
+    for node in ${RLPROF_NODES}; do
+        job::_bounded "${line[0]}" "--nodelist=${node}" --nodes=1 --ntasks=1 "${line[@]:1}" \
+            || common::log "node ${node}: container rlprof-${RLPROF_JOB} may be there still (logs/salvage.log): enroot remove --force pyxis_rlprof-${RLPROF_JOB}" &
+    done
+    wait || true
+}
+
+job::_bounded() {
+    env -u PYXIS_CONTAINER_IMAGE -u PYXIS_CONTAINER_NAME timeout --kill-after=5 60 "$@" >> "${RLPROF_RUN_DIR}/logs/salvage.log" 2>&1
+}
+
+# Pass on what srun says and listen for the end of a task: a container that does not start is told by srun alone, while
+# the other nodes would wait for it. `control/ended_<node>` is what the head looks for as long as its cluster starts;
+# where the head itself is what ended, nobody would look, and nothing of ours runs yet.
+job::_listen_to_srun() {
+    local line words="" node
+    local -r ended='^srun: error: ([^ :]+): tasks? [0-9,-]+: (.*)$'
+
+    trap '' TERM USR2
+    while IFS= read -r line || [[ -n ${line} ]]; do
+        printf '%s\n' "${line}" >&2
+        if [[ ${line} =~ ^(slurmstepd|FATAL|enroot|\[ERROR\]|rlprof): ]]; then
+            words="$(printf '%s\n%s' "${words}" "${line}" | tail -n 4)"
+        elif [[ ${line} =~ ${ended} ]]; then
+            for node in $(scontrol show hostnames "${BASH_REMATCH[1]}"); do
+                job::_task_ended "${node}" "${BASH_REMATCH[2]}" "${words}"
+            done
+        fi
+    done
+}
+
+job::_task_ended() {
+    local -r node="$1" how="$2" words="$3"
+    local -r place="${RLPROF_RUN_DIR}/control/ended_${node//\//_}"
+
+    (umask 0077; printf '%s\n%s\n' "${how}" "${words}" > "${place}.tmp" && mv -- "${place}.tmp" "${place}") 2> /dev/null || true
+    if [[ ${node} == "${RLPROF_NODES%% *}" && ! -e ${RLPROF_RUN_DIR}/run.json ]]; then
+        common::log "node ${node}, the head, ended before it began (${how}): ending the others"
+        scancel --signal=TERM "${SLURM_JOB_ID}.0" || true
+    fi
+}
+
 job::run() {
-    local code client signalled=""
+    local code client listener said signalled=""
 
     trap 'job::_pass_on TERM' TERM
     trap 'job::_pass_on USR2' USR2
-    "${SRUN[@]}" &
+    exec {said}> >(job::_listen_to_srun)
+    listener="$!"
+    "${SRUN[@]}" 2>&"${said}" {said}>&- &
     client="$!"
+    exec {said}>&-
     # A trapped signal ends `wait` early; bash remembers the status of a child that ended meanwhile.
     while true; do
         code=0
@@ -206,7 +298,9 @@ job::run() {
         wait "${client}" || code="$?"
         [[ -n ${signalled} ]] || break
     done
+    wait "${listener}" || true
     job::salvage "${code}"
+    job::remove_containers
     common::log "ended with exit code ${code}; everything of this job: ${RLPROF_RUN_DIR}"
     exit "${code}"
 }

@@ -79,23 +79,116 @@ slurm::srun_line() {
     SRUN+=(bash "${home}/scripts/node.sh")
 }
 
+slurm::container_runtime() {
+    printf '%s' "${RLPROF_CONTAINER_RUNTIME:-${CONTAINER:+pyxis}}"
+}
+
+# The words that lead into the container. RLPROF_MOUNTS_CHOSEN is what attach.sh takes for the same surroundings.
 slurm::_container_arguments() {
     local -r home="$1" run_folder="$2"
-    local mounts="${MOUNTS:+${MOUNTS},}${home}:${home},${run_folder}:${run_folder}"
+    local runtime mounts variables=RLPROF_HOME,RLPROF_RUN_DIR
     local -a extra=()
 
-    if [[ -n ${UV_CACHE_DIR_OVERRIDE} ]]; then
-        mounts+=",${UV_CACHE_DIR_OVERRIDE}:/root/.cache/uv"
-    fi
-    case "${RLPROF_CONTAINER_RUNTIME:-${CONTAINER:+pyxis}}" in
+    runtime="$(slurm::container_runtime)"
+    [[ -n ${runtime} && ${runtime} != none ]] || return 0
+    mounts="$(slurm::_mounts "${home}" "${run_folder}")" || exit "$?"
+    export RLPROF_MOUNTS_CHOSEN="${mounts}"
+    case "${runtime}" in
         pyxis)
-            # shellcheck disable=SC2054 # the commas belong to the options' values
+            variables+="${UV_CACHE_DIR_OVERRIDE:+,UV_CACHE_DIR}"
             SRUN+=("--container-image=${CONTAINER}" "--container-name=rlprof-${RLPROF_JOB}" "--container-mounts=${mounts}"
-                --no-container-mount-home "--container-workdir=${SLURM_SUBMIT_DIR}" --container-env=RLPROF_HOME,RLPROF_RUN_DIR)
+                --no-container-mount-home "--container-workdir=${SLURM_SUBMIT_DIR}" "--container-env=${variables}")
+            [[ ${RLPROF_CONTAINER_WRITABLE} != 1 ]] || SRUN+=(--container-writable)
             ;;
         apptainer)
             read -ra extra <<< "${RLPROF_APPTAINER_ARGS}"
+            [[ ${RLPROF_CONTAINER_WRITABLE} != 1 ]] || extra+=(--writable-tmpfs)
             SRUN+=(apptainer exec "${extra[@]}" --bind "${mounts}" --pwd "${SLURM_SUBMIT_DIR}" "${CONTAINER}")
             ;;
     esac
+}
+
+# MOUNTS and our own as one list for pyxis and apptainer, parents before what lies in them: a mount hides what was mounted
+# below it before. Where MOUNTS has a place of ours already, the user's counts.
+slurm::_mounts() {
+    local -r home="$1" run_folder="$2"
+    local mount place rest number=0
+    local -a asked=() lines=()
+    local -A taken=()
+
+    IFS=, read -ra asked <<< "${MOUNTS}"
+    for mount in "${asked[@]}"; do
+        [[ -n ${mount} ]] || continue
+        rest="${mount#*:}"
+        place="${rest%%:*}"
+        taken["${place%/}"]=1
+        lines+=("$(slurm::_depth "${place}")"$'\t'"${number}"$'\t'"${mount}")
+        number=$(( number + 1 ))
+    done
+    while IFS= read -r place; do
+        [[ -z ${taken[${place}]-} ]] || continue
+        taken["${place}"]=1
+        [[ ${place} != *[,:]* ]] \
+            || common::fail 2 "${place}: a path with a comma or a colon cannot be mounted into a container. Give it another name."
+        lines+=("$(slurm::_depth "${place}")"$'\t'"${number}"$'\t'"${place}:${place}")
+        number=$(( number + 1 ))
+    done < <(slurm::_our_folders "${home}" "${run_folder}")
+    printf '%s\n' "${lines[@]}" | sort -n -k1,1 -k2,2 | cut -f 3- | paste -s -d ,
+}
+
+slurm::_depth() {
+    local -r slashes="${1//[!\/]/}"
+    printf '%d' "${#slashes}"
+}
+
+# What a job needs of the host wherever it runs, one path a line: the node folder, without which reports lie in the
+# container's own /tmp and go with it; this checkout, the run folder and where sbatch was called; the request, the place
+# for reports, uv's cache; a virtual environment of the host with the Python it was made from; an nsys of the host.
+slurm::_our_folders() {
+    local -r home="$1" run_folder="$2"
+    local path link
+
+    {
+        printf '%s\n' "${RLPROF_NODE_ROOT}" "${home}" "${run_folder}" "${SLURM_SUBMIT_DIR}" "${UV_CACHE_DIR_OVERRIDE}"
+        [[ -z ${RLPROF_REQUEST} ]] || dirname -- "$(slurm::absolute "${RLPROF_REQUEST}")"
+        [[ -z ${RLPROF_OUTPUT_DIR} ]] || slurm::absolute "${RLPROF_OUTPUT_DIR}"
+        if [[ -n ${RLPROF_VENV} && -x ${RLPROF_VENV}/bin/python ]]; then
+            printf '%s\n' "${RLPROF_VENV}"
+            # Each link on the way: an installer's name for the newest of a version may be a link of its own.
+            link="${RLPROF_VENV}/bin/python"
+            while [[ -L ${link} ]]; do
+                path="$(readlink -- "${link}")"
+                [[ ${path} == /* ]] || path="$(dirname -- "${link}")/${path}"
+                link="${path}"
+                [[ ${link} == "${RLPROF_VENV}"/* ]] || slurm::_prefix "${link}"
+            done
+            slurm::_prefix "$(readlink -f -- "${link}")"
+        fi
+        if [[ ${RLPROF_NSYS} == /* && -x ${RLPROF_NSYS} ]]; then
+            slurm::_prefix "${RLPROF_NSYS}"
+            slurm::_prefix "$(readlink -f -- "${RLPROF_NSYS}")"
+        fi
+    } | while IFS= read -r path; do
+        path="${path%/}"
+        case "${path}" in
+            # The image has its own of these.
+            "" | /usr | /usr/bin | /usr/lib | /usr/local | /usr/local/bin | /bin | /etc | /lib | /lib64 | /opt | /sbin | /var) ;;
+            *) printf '%s\n' "${path}" ;;
+        esac
+    done
+}
+
+# The folder of an install that has PREFIX/bin/program or PREFIX/target-linux-x64/program.
+slurm::_prefix() {
+    dirname -- "$(dirname -- "$1")"
+}
+
+# A path as sbatch's caller meant it.
+slurm::absolute() {
+    local -r path="$1"
+    if [[ ${path} == /* ]]; then
+        printf '%s\n' "${path}"
+    else
+        printf '%s/%s\n' "${SLURM_SUBMIT_DIR}" "${path}"
+    fi
 }

@@ -409,17 +409,24 @@ def test_attach_leads_into_the_container_of_the_job(fake, run_folder, tmp_path):
         "exec",
         "--nv",
         "--bind",
-        f"/d:/d,/opt/r:/opt/r,{run_folder.path}:{run_folder.path}",
+        "/d:/d,/opt/r:/opt/r",
         "i.sif",
     ]
     node, argv = node_and_command(["1", "--", "nvidia-smi", "a b"])
     for variables, middle in (
         ("export CONTAINER=", []),
-        ("export CONTAINER=img", ["--container-name=rlprof-4711.r1"]),
+        (
+            "export CONTAINER=img RLPROF_MOUNTS_CHOSEN=/d:/d,/opt/r:/opt/r",
+            [
+                "--container-name=rlprof-4711.r1:exec",
+                "--container-mounts=/d:/d,/opt/r:/opt/r",
+                "--no-container-mount-home",
+            ],
+        ),
         (
             (
-                "export CONTAINER=i.sif RLPROF_CONTAINER_RUNTIME=apptainer MOUNTS=/d:/d"
-                " RLPROF_APPTAINER_ARGS=--nv RLPROF_HOME=/opt/r"
+                "export CONTAINER=i.sif RLPROF_CONTAINER_RUNTIME=apptainer "
+                " RLPROF_MOUNTS_CHOSEN=/d:/d,/opt/r:/opt/r RLPROF_APPTAINER_ARGS=--nv"
             ),
             apptainer,
         ),

@@ -52,6 +52,12 @@ def test_cpus_and_extra_arguments_and_spare_nodes():
     ]
 
 
+def mounts(asked: list[str], ours: list[str]) -> str:
+    """The user's and ours, parents first."""
+    both = [*asked, *(f"{path}:{path}" for path in ours)]
+    return ",".join(sorted(both, key=lambda mount: mount.split(":")[1].count("/")))
+
+
 def test_pyxis():
     line = srun_line(CONTAINER="registry#nvidia/nemo-rl:v0.4", MOUNTS="/lustre:/lustre,/home/me:/home/me:ro")
 
@@ -59,7 +65,11 @@ def test_pyxis():
         *COMMON, "--whole", "--kill-on-bad-exit=0",
         "--container-image=registry#nvidia/nemo-rl:v0.4",
         "--container-name=rlprof-7",
-        f"--container-mounts=/lustre:/lustre,/home/me:/home/me:ro,{HOME}:{HOME},/shared/7-logs:/shared/7-logs",
+        "--container-mounts="
+        + mounts(
+            ["/lustre:/lustre", "/home/me:/home/me:ro"],
+            ["/tmp", str(HOME), "/shared/7-logs", "/shared/my project"],
+        ),
         "--no-container-mount-home",
         "--container-workdir=/shared/my project",
         "--container-env=RLPROF_HOME,RLPROF_RUN_DIR",
@@ -72,15 +82,66 @@ def test_apptainer_with_a_space_in_the_run_folder():
         "/shared/my runs/7-logs",
         CONTAINER="/images/verl.sif",
         RLPROF_CONTAINER_RUNTIME="apptainer",
+        RLPROF_CONTAINER_WRITABLE="1",
         UV_CACHE_DIR_OVERRIDE="/cache/uv",
     )
 
-    binds = f"{HOME}:{HOME},/shared/my runs/7-logs:/shared/my runs/7-logs,/cache/uv:/root/.cache/uv"
+    binds = mounts([], ["/tmp", str(HOME), "/shared/my runs/7-logs", "/shared/my project", "/cache/uv"])
     assert line == [
         *COMMON, "--whole", "--kill-on-bad-exit=0",
-        "apptainer", "exec", "--nv", "--bind", binds, "--pwd", "/shared/my project", "/images/verl.sif",
-        "bash", f"{HOME}/scripts/node.sh",
+        "apptainer", "exec", "--nv", "--writable-tmpfs", "--bind", binds, "--pwd", "/shared/my project",
+        "/images/verl.sif", "bash", f"{HOME}/scripts/node.sh",
     ]  # fmt: skip
+
+
+def test_what_a_job_needs_of_the_host_is_mounted(tmp_path):
+    """A virtual environment with the Python behind its links, an nsys, the request, the reports' place."""
+    python = tmp_path / "pythons/cpython-3.11.9/bin/python3.11"
+    nsys = tmp_path / "nsight/2025.1/target-linux-x64/nsys"
+    for program in (python, nsys):
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    (tmp_path / "pythons/cpython-3.11").symlink_to("cpython-3.11.9")
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin/python3").symlink_to(tmp_path / "pythons/cpython-3.11/bin/python3.11")
+    (venv / "bin/python").symlink_to("python3")
+
+    line = srun_line(
+        CONTAINER="img",
+        RLPROF_VENV=str(venv),
+        RLPROF_NSYS=str(nsys),
+        RLPROF_REQUEST="asked/profile.yaml",
+        RLPROF_OUTPUT_DIR="/reports",
+        RLPROF_NODE_ROOT="/raid/nodes",
+        RLPROF_CONTAINER_WRITABLE="1",
+        UV_CACHE_DIR_OVERRIDE="/cache/uv",
+        MOUNTS="/elsewhere:/reports",
+    )
+
+    (listed,) = (word.partition("=")[2] for word in line if word.startswith("--container-mounts="))
+    ours = ["/raid/nodes", str(HOME), "/shared/7-logs", "/shared/my project", "/shared/my project/asked"]
+    ours += ["/cache/uv", str(venv), str(tmp_path / "pythons/cpython-3.11"), str(tmp_path / "nsight/2025.1")]
+    ours += [str(tmp_path / "pythons/cpython-3.11.9")]
+    assert sorted(listed.split(",")) == sorted(["/elsewhere:/reports", *(f"{path}:{path}" for path in ours)])
+    depths = [mount.split(":")[1].count("/") for mount in listed.split(",")]
+    assert depths == sorted(depths), "a mount hides what was mounted below it before"
+    assert "--container-env=RLPROF_HOME,RLPROF_RUN_DIR,UV_CACHE_DIR" in line
+    assert "--container-writable" in line
+
+
+def test_folders_that_the_image_has_itself_are_not_mounted():
+    line = srun_line(CONTAINER="img", RLPROF_VENV="/no/such/venv", RLPROF_NSYS="/usr/bin/env")
+    (listed,) = (word for word in line if word.startswith("--container-mounts="))
+    assert "/no/such" not in listed and "/usr" not in listed
+
+
+def test_a_path_that_no_container_can_mount_is_named():
+    job = {"RLPROF_JOB": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_SUBMIT_DIR": "/a,b", "CONTAINER": "img"}
+    done = bash(["-c", SCRIPT, "test", "/shared/7-logs"], job)
+    assert done.returncode == 2
+    assert "/a,b: a path with a comma or a colon cannot be mounted into a container." in done.stderr
 
 
 def test_a_value_is_taken_literally_and_the_environment_wins(tmp_path):

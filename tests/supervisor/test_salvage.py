@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from rlprof_ops.collect.drain.sequence import Budget
+from rlprof_ops.collect.harvest.run_state import observe
 from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, record_pass
 from rlprof_ops.host.background import BackgroundWriter
+from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.folders import RunFolder, node_folder
 from rlprof_ops.job.knobs import Settings, import_path
@@ -92,6 +94,27 @@ def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
         ["copied"],
     )
     assert not place.folder.path.exists()
+
+
+def test_a_folder_that_is_gone_is_told_unless_the_node_had_ended_well(place, capsys):
+    """A container's own /tmp goes with it; its node must not count as brought home."""
+    writer = BackgroundWriter()
+    record = RunRecord.of(place, Settings.load({}), ProfileRequest(captures=()), 1, writer)
+    record.driver_started()
+    assert writer.flush(10)
+    shutil.rmtree(place.folder.path)
+    (place.run.path / "nodes/n2.json").write_text('{"cleared": true}')
+
+    def ended(node: str) -> bool:
+        return salvage.salvage(place.folder.path, place.run.path, node, "7", seconds=5)
+
+    assert ended("n2") and not ended("n1")
+    said = capsys.readouterr().err
+    assert f"rlprof: salvage: node n1: {place.folder.path} is not there (No such file or directory)" in said
+    assert "not a container's own /tmp" in said
+    with ContainedDir(place.run.path) as run:
+        observed = observe(run)
+    assert "n1" in observed.gone and "n1" not in observed.records
 
 
 _TOLD_TO_END_BY_SLURM = (

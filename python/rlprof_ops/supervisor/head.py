@@ -26,7 +26,7 @@ from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.runtime.step_clock import LEADS
 from rlprof_ops.slurm.job_state import is_cancelled
-from rlprof_ops.supervisor import attach_file, capture_relay
+from rlprof_ops.supervisor import attach_file, capture_relay, ended_tasks
 from rlprof_ops.supervisor.base import Supervisor, plugin_message
 from rlprof_ops.supervisor.control_channel import (
     Drain,
@@ -139,6 +139,7 @@ class Head(Supervisor):
                 f" {error}"
             ) from error
         await self.run_setup()
+        ended = asyncio.create_task(ended_tasks.watch(place.run.control, self._task_ended))
         asking = GcsWatcher(
             f"{place.head_ip}:{place.gcs_port}", self.environment(), self.helpers, self.journal.say
         )
@@ -152,7 +153,16 @@ class Head(Supervisor):
             with self.journal.phase("nodes_join"):
                 await self._racing_failures(self._all_joined(asking, deadline))
         finally:
+            ended.cancel()
             await asking.stop()
+
+    def _task_ended(self, node: str, how: str) -> None:
+        """A task of another node has ended while the cluster starts: its own message, if there is one, says
+        more.
+        """
+        known = self._nodes.get(node)
+        if node in self.place.nodes[1:] and not (known and known.has_said(Failed, Drained)):
+            self._on_message(node, Failed(f"node {node}: its task ended before the cluster was up: {how}"))
 
     async def _racing_failures(self, work: Any) -> None:
         """Wait for `work`; a node that reports a failed start, or an order to end, ends the wait with an

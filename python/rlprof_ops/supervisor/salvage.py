@@ -13,12 +13,14 @@ import json
 import os
 import shlex
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops.collect.drain.node_record import SCHEMA
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence
 from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, log_to_output, record_pass
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
@@ -55,13 +57,13 @@ def command_line(place: NodeContext, root: str) -> str:
 
 
 def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> bool:
-    """Drain what is left of `job` in `folder`; True when all of it is in the run folder (or nothing was
-    left).
+    """Drain what is left of `job` in `folder`; True when all of it is in the run folder, now or since the
+    node's own end.
 
     Raises OSError when the run folder cannot be written.
     """
-    if not folder.is_dir() or folder.is_symlink() or folder.lstat().st_uid != os.getuid():
-        return True
+    if reason := _not_there(folder):
+        return _came_home_before(folder, run, node, reason)
     started_ns = time.time_ns()
     budget = Budget(seconds)
     sequence = DrainSequence(folder, run, node, job, gate_first_s=0)
@@ -85,6 +87,46 @@ def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> 
         shutil.rmtree(folders.NodeFolder(folder).keep, ignore_errors=True)
         sequence.clear()
     return bool(record["cleared"])
+
+
+def _not_there(folder: Path) -> str:
+    """Why `folder` holds nothing to bring home; empty when it is this user's folder."""
+    try:
+        found = folder.lstat()
+    except OSError as error:
+        return f"{folder} is not there ({error.strerror})"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{folder} is no folder"
+    return "" if found.st_uid == os.getuid() else f"{folder} belongs to user {found.st_uid}"
+
+
+def _came_home_before(folder: Path, run: Path, node: str, reason: str) -> bool:
+    """Without the node's folder all depends on its record. One that is missing is written, with the reason,
+    where the driver had begun: what is missing of the node is missing for this.
+    """
+    with ContainedDir(run) as tree:
+        try:
+            return json.loads(tree.read(f"nodes/{node}.json")).get("cleared") is True
+        except FileNotFoundError:
+            pass
+        except (ValueError, AttributeError):
+            return False
+        gone = (
+            f"{reason}: what was not copied yet went with it. RLPROF_NODE_ROOT={str(folder.parent)!r} has to"
+            " be a folder of the host that outlives a step, not a container's own /tmp"
+        )
+        print(f"rlprof: salvage: node {node}: {gone}", file=sys.stderr)
+        if _driver_began(tree):
+            facts = {"node": node, "role": "worker", "clean": False, "cleared": False, "gone": gone}
+            tree.write_atomic(f"nodes/{node}.json", (json.dumps({"schema": SCHEMA, **facts}) + "\n").encode())
+    return False
+
+
+def _driver_began(tree: ContainedDir) -> bool:
+    try:
+        return bool(json.loads(tree.read("run.json"))["driver"]["started_ns"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _put_kept(folder: Path, run: Path, node: str, facts: dict[str, Any]) -> None:

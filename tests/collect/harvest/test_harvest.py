@@ -142,6 +142,21 @@ def test_a_report_that_was_complete_on_a_lost_node(job):
     assert reason == "its report was complete on node n2, but node n2 was lost before it was copied"
 
 
+def test_a_node_whose_folder_had_vanished_says_so_of_each_capture(job):
+    """What salvage found is the cause: nobody knows whether a window that was open was finished."""
+    job.records["n2"] = {"schema": 1, "node": "n2", "gone": "/tmp/rlprof-0-7 is not there"}
+    job.worker("policy_worker", 0, "n2", windows=[("opened", "nsight", 3, 5, None)], last_step=4, ended=False)
+    found = reasons(run(job.write()))
+    assert found["nsight/policy_worker/rank0/step3-4"][1] == (
+        "the window was open when the node's events came over for the last time (last step seen: 4); on node"
+        " n2 /tmp/rlprof-0-7 is not there"
+    )
+    assert found["nsight/policy_worker/rank0/step7-7"][1] == (
+        "node n2 ended without a record before step 7 (last step seen: 4); on node n2 /tmp/rlprof-0-7 is not"
+        " there"
+    )
+
+
 def test_a_report_that_could_not_be_copied_says_why_and_where_it_is(job):
     path = str(job.place("nsight", "policy_worker", 0, 3, 5, None, "n1", 100))
     job.records["n1"]["failed"].append({"path": path, "reason": "No space left on device"})

@@ -67,7 +67,7 @@ def _lost_after_close(item: Planned, log: ProcessLog, event: WindowEvent, observ
     where = f"its report was complete on node {log.node}"
     if record is None:
         return (
-            f"{where}, but node {log.node} was lost before it was copied"
+            f"{where}, but {_lost(log.node, observed)} before it was copied{_gone(log.node, observed)}"
             if log.node in observed.lost_nodes
             else f"{where} and is not copied yet"
         )
@@ -83,8 +83,13 @@ def _lost_after_close(item: Planned, log: ProcessLog, event: WindowEvent, observ
 
 
 def _left_open(item: Planned, log: ProcessLog, event: WindowEvent, observed: Observed) -> str:
+    if log.node in observed.gone:
+        return (
+            f"the window was open when the node's events came over for the last time{_last_step(log)}"
+            f"{_gone(log.node, observed)}"
+        )
     if log.node in observed.lost_nodes:
-        return f"node {log.node} was lost while the window was open{_last_step(log)}"
+        return f"{_lost(log.node, observed)} while the window was open{_last_step(log)}"
     if observed.running:
         return f"the window is open: the job is still running{_last_step(log)}"
     raw = (
@@ -136,7 +141,7 @@ def _never_opened(item: Planned, logs: tuple[ProcessLog, ...], observed: Observe
     if log.node in observed.lost_nodes:
         return (
             f"node {log.node} left no record, and what came over of its events does not speak of the"
-            f" window{_last_step(log)}"
+            f" window{_last_step(log)}{_gone(log.node, observed)}"
         )
     record = _record_of(log, observed)
     if record.plugin_loaded is False and item.capture.backend in ("nsight", "rocprof_sys"):
@@ -150,7 +155,7 @@ def _stopped_before(item: Planned, log: ProcessLog, reached: int, start: int, ob
     if observed.running:
         return f"the job is still running and has not reached step {start} {seen}"
     if log.node in observed.lost_nodes:
-        return f"node {log.node} was lost before step {start} {seen}"
+        return f"{_lost(log.node, observed)} before step {start} {seen}{_gone(log.node, observed)}"
     furthest = max((other.last_step or 0 for other in observed.logs), default=0)
     if furthest >= start and furthest > reached:
         return f"the worker ended before step {start} {seen}, while others reached step {furthest}"
@@ -192,6 +197,15 @@ def signal_name(number: int) -> str:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:
         return f"signal {number}"
+
+
+def _lost(node: str, observed: Observed) -> str:
+    return f"node {node} {'ended without a record' if node in observed.gone else 'was lost'}"
+
+
+def _gone(node: str, observed: Observed) -> str:
+    """What became of the folder of a node that was lost, as a clause; empty where it is not known."""
+    return f"; on node {node} {observed.gone[node]}" if node in observed.gone else ""
 
 
 def _last_step(log: ProcessLog) -> str:

@@ -42,6 +42,7 @@ class NodeRecord:
     files: dict[str, SentFile] = field(default_factory=dict)
     recovered: frozenset[str] = frozenset()
     failed: dict[str, str] = field(default_factory=dict)
+    gone: str = ""  # what became of its folder, written by others: such a node is lost all the same
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Driver:
 class Observed:
     """The job as seen from its run folder. `world`: worker name -> number of ranks. `waiting`: resources
     that the driver waits for and no node has. `never_begun`: selected workers that were created and never
-    told that they began, with what nsys last did.
+    told that they began, with what nsys last did. `gone`: lost nodes whose folder had vanished, and how.
     """
 
     job: str
@@ -73,6 +74,7 @@ class Observed:
     notes: tuple[str, ...] = ()
     waiting: str = ""
     never_begun: dict[tuple[str, int], str] = field(default_factory=dict)
+    gone: dict[str, str] = field(default_factory=dict)
 
     @property
     def running(self) -> bool:
@@ -120,6 +122,7 @@ def observe(run: ContainedDir) -> Observed:
     records: dict[str, NodeRecord] = {}
     logs: list[ProcessLog] = []
     told = event_logs.Notes()
+    gone: dict[str, str] = {}
     for name, is_folder in _entries(run, "nodes"):
         if is_folder:
             logs += event_logs.read_beneath(run, f"nodes/{name}/events", name)
@@ -128,8 +131,10 @@ def observe(run: ContainedDir) -> Observed:
             record = _record(run, name)
             if record is None:
                 notes.append(f"nodes/{name!r} is damaged and was not read")
+            elif record.gone:
+                gone[record.node] = record.gone
             else:
-                records[name.removesuffix(".json")] = record
+                records[record.node] = record
     notes += [f"not seen of the trainer: {text}" for text in told.not_seen]
     request = _request(data, notes)
     never_begun = _never_begun(told, logs)
@@ -152,6 +157,7 @@ def observe(run: ContainedDir) -> Observed:
         notes=tuple(notes),
         waiting=_text(data.get("waiting")),
         never_begun=never_begun,
+        gone=gone,
     )
     return _without_a_head(observed, _text(data.get("head"))) if observed.running else observed
 
@@ -249,6 +255,7 @@ def _record(run: ContainedDir, name: str) -> NodeRecord | None:
             _text(_dict(row).get("path")): _text(_dict(row).get("reason"))
             for row in _list(data.get("failed"))
         },
+        gone=_text(data.get("gone")),
     )
 
 

@@ -1,0 +1,68 @@
+"""A task that ends while the cluster starts is a failed start, with what srun said of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.errors import RlprofError
+from rlprof_ops.job.folders import RunFolder, node_folder
+from rlprof_ops.job.knobs import Settings
+from rlprof_ops.job.node_context import NodeContext
+from rlprof_ops.request import ProfileRequest
+from rlprof_ops.supervisor import ended_tasks
+from rlprof_ops.supervisor.control_channel import Failed
+from rlprof_ops.supervisor.head import Head
+from rlprof_ops.supervisor.node_drain import Journal
+
+
+def test_the_words_of_a_task_are_told_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(ended_tasks, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ended_tasks, "_JOINING_SECONDS", 0.01)
+    (tmp_path / "ended_n2").write_text("Exited with exit code 1\n\npyxis: no such image\n")
+    (tmp_path / "ended_n3.tmp").write_text("half")
+    (tmp_path / "capture-1.json").write_text("{}")
+    told: list[tuple[str, str]] = []
+
+    async def watch() -> None:
+        watching = asyncio.create_task(ended_tasks.watch(tmp_path, lambda *words: told.append(words)))
+        for _ in range(500):
+            await asyncio.sleep(0.02)
+            if told:
+                break
+        await asyncio.sleep(0.1)
+        watching.cancel()
+
+    asyncio.run(watch())
+    assert told == [("n2", "Exited with exit code 1\n  pyxis: no such image")]
+
+
+def head(tmp_path: Path, **knobs: str) -> Head:
+    run, folder = RunFolder(tmp_path / "7-logs"), node_folder(tmp_path, "7", "")
+    run.create()
+    folder.create()
+    nodes = ("n1", "n2", "n3")
+    place = NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, nodes, run, folder, 0, "token")
+    journal = Journal(run.logs / "head.log", "n1", 0)
+    return Head(Settings.load(knobs), ProfileRequest(captures=()), place, journal)
+
+
+def test_it_ends_the_start_unless_the_node_has_said_more_itself_or_may_be_missing(tmp_path):
+    one = head(tmp_path)
+    one._task_ended("somebody", "Killed")
+    one._raise_start_failures()
+    one._on_message("n2", Failed("node n2: SETUP_COMMAND ended with exit code 9"))
+    one._task_ended("n2", "Exited with exit code 1")
+    with pytest.raises(RlprofError, match=r"^node n2: SETUP_COMMAND ended with exit code 9$"):
+        one._raise_start_failures()
+
+    other = head(tmp_path / "other")
+    other._task_ended("n3", "Exited with exit code 1\n  pyxis: no such image")
+    with pytest.raises(RlprofError, match="node n3: its task ended before the cluster was up: Exited with"):
+        other._raise_start_failures()
+
+    spare = head(tmp_path / "spare", RLPROF_MIN_NODES="2")
+    spare._task_ended("n3", "Exited with exit code 1")
+    spare._raise_start_failures()
