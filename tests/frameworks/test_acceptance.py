@@ -76,6 +76,25 @@ def frameworks_path(version: str) -> tuple[str, ...]:
     return SCHEMES[VERL[version]].paths["actor"]
 
 
+PACKAGED = "verl 0.9.1"
+
+
+def accepts_the_packaged_verl(kind: str, request: Any) -> bool:
+    """verl's own parser takes it, and its own DistProfiler records the asked steps, ranks, mode and tool."""
+    from tests.trainers.test_verl_configuration import told_by_verl
+
+    told = told_by_verl()[kind]
+    (spec,) = request.captures
+    ranks = list(range(4)) if spec.ranks is None else list(spec.ranks)
+    tool = {"nsight": "NsightSystemsProfiler", "torch": "Profiler", "memory": "TorchMemoryProfiler"}
+    assert not isinstance(told, str), told
+    assert told["steps"] == [step for step in range(1, 13) if any(step in run for run in spec.steps.runs)]
+    assert told["roles"]["actor"] == {
+        "ranks": ranks, "discrete": spec.each == "phase", "tool": tool[spec.backend],
+    }  # fmt: skip
+    return all(role == "actor" or not row["ranks"] for role, row in told["roles"].items())
+
+
 def accepts_nemo_rl(request: Any, rendered: Any) -> bool:
     """NeMo RL's own gate starts and stops with the asked steps, and its own matcher takes the worker."""
     (spec,) = request.captures
@@ -164,18 +183,22 @@ def accepts_rlinf(request: Any, rendered: Any) -> bool:
     return taken == wanted
 
 
-TRAINERS: dict[str, tuple[str, str, str, Callable[[Any, Any], bool]]] = {
-    "NeMo RL 7ea279abf": ("nemo_rl", "dtensor_policy_worker", "env", accepts_nemo_rl),
-    "RLinf a3816b596": ("rlinf", "ActorGroup", "yaml", accepts_rlinf),
-} | {
-    f"verl {version}": (
-        name,
-        "actor,rollout,ref" if name == "verl-0.5" else "actor",
-        "hydra",
-        accepts_verl(version),
-    )
-    for version, name in VERL.items()
-}
+TRAINERS: dict[str, tuple[str, str, str, Callable[[Any, Any], bool]]] = (
+    {
+        "NeMo RL 7ea279abf": ("nemo_rl", "dtensor_policy_worker", "env", accepts_nemo_rl),
+        "RLinf a3816b596": ("rlinf", "ActorGroup", "yaml", accepts_rlinf),
+    }
+    | {
+        f"verl {version}": (
+            name,
+            "actor,rollout,ref" if name == "verl-0.5" else "actor",
+            "hydra",
+            accepts_verl(version),
+        )
+        for version, name in VERL.items()
+    }
+    | {PACKAGED: ("verl", "actor", "hydra", lambda request, rendered: True)}
+)
 
 
 def cell(trainer: str, kind: str) -> str:
@@ -185,6 +208,8 @@ def cell(trainer: str, kind: str) -> str:
     again = frameworks.get(dialect).import_(rendered.text, "again").request if rendered.text.strip() else None
     if rendered.losses:
         return "refused: " + _short(rendered.losses[0])
+    if trainer == PACKAGED:
+        assert accepts_the_packaged_verl(kind, request)
     assert accepted(request, rendered), (trainer, kind)
     assert again is not None
     same = [(c.backend, c.workers, c.ranks, str(c.steps), c.each) for c in again.captures]
@@ -207,10 +232,18 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def test_the_table_of_the_page_is_what_the_trainers_do(need: Any) -> None:
+def column_of_the_page(trainer: str) -> list[str]:
+    rows = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip().splitlines()
+    cells = [[word.strip() for word in row.strip("|").split("|")] for row in rows]
+    assert cells[0][1:] == list(TRAINERS) and [row[0] for row in cells[2:]] == list(KINDS)
+    return [row[1 + list(TRAINERS).index(trainer)] for row in cells[2:]]
+
+
+@pytest.mark.parametrize("trainer", [name for name in TRAINERS if name != PACKAGED])
+def test_the_table_of_the_page_is_what_the_trainers_do(trainer: str, need: Any) -> None:
+    """The column of the packaged verl is checked where its environment is (trainers)."""
     need("hydra", "omegaconf")
-    text = PAGE.read_text()
-    assert table() == text.partition(BEGIN)[2].partition(END)[0].strip()
+    assert [cell(trainer, kind) for kind in KINDS] == column_of_the_page(trainer)
 
 
 @pytest.mark.parametrize(
