@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -249,7 +250,17 @@ def test_every_example_script_goes_through_import_and_render(version: str, path:
     again = dialect.import_(dialect.render(imported.request, "hydra").text, "again")
     if "torch_memory" in text:
         (capture,) = imported.request.captures
-        assert (capture.backend, capture.ranks, str(capture.steps)) == ("memory", None, "1:")
+        assert (capture.backend, capture.workers, capture.ranks, str(capture.steps)) == (
+            "memory", ("actor",), None, "1:",
+        )  # fmt: skip
+        rendered = dialect.render(imported.request, "hydra")
+        assert rendered.losses == () and again.request == imported.request
+        compose(version, "ppo_trainer", words(rendered.text))
+        for other in ("ref", "critic"):  # narrower than what verl does: said
+            narrow = replace(imported.request, captures=(replace(capture, workers=("actor", other)),))
+            assert any("dumps a snapshot" in loss for loss in dialect.render(narrow, "hydra").losses)
+        narrow = replace(imported.request, captures=(replace(capture, ranks=(0,)),))
+        assert any("dumps a snapshot" in loss for loss in dialect.render(narrow, "hydra").losses)
         return
     assert _meaning(again.request) == _meaning(imported.request)
     assert all(capture.each == "phase" for capture in imported.request.captures)

@@ -4,6 +4,7 @@ actors are those of the trainers' sources."""
 from __future__ import annotations
 
 import pytest
+from tests import upstream
 
 from rlprof_ops.frameworks import nemo_rl, rlinf
 from rlprof_ops.frameworks.nemo_rl import adapter as nemo_rl_adapter
@@ -18,6 +19,9 @@ NEMO_RL = {
     "VllmAsyncGenerationWorker": "models.generation.vllm.vllm_worker_async",
     "TRTLLMAsyncGenerationWorker": "models.generation.trtllm.trtllm_worker_async",
     "SGLangGenerationWorker": "models.generation.sglang.sglang_worker",
+    "MegatronQuantPolicyWorker": "modelopt.models.policy.workers.megatron_quant_policy_worker",
+    "VllmQuantGenerationWorker": "modelopt.models.generation.vllm_quant_worker",
+    "VllmQuantAsyncGenerationWorker": "modelopt.models.generation.vllm_quant_worker",
 }
 
 
@@ -43,6 +47,31 @@ def test_groups_of_one_class_that_share_rank_0_are_told_apart(actor: str, worker
     module = "nemo_rl.models.policy.workers.dtensor_policy_worker"
     new = NewActor("DTensorPolicyWorker", module, actor, {"RANK": "0"})
     assert nemo_rl_adapter.role_of(new) == (worker, 0)
+
+
+ENGINES = {name: module for name, module in NEMO_RL.items() if "Vllm" in name or "TRTLLM" in name}
+
+
+@pytest.mark.parametrize(("name", "module"), ENGINES.items())
+def test_an_engine_over_several_gpus_is_one_worker_and_its_placeholders_are_nobodys(name: str, module: str):
+    """NeMo RL creates an actor for every GPU, `<group>-grp<engine>-<n>`; only the first holds the engine."""
+    actors = [(f"vllm_policy-grp{engine}-{n}", str(2 * engine + n)) for engine in (0, 1) for n in (0, 1)]
+    news = [NewActor(name, f"nemo_rl.{module}", actor, {"RANK": rank}) for actor, rank in actors]
+    first, none, second, none_too = map(nemo_rl_adapter.role_of, news)
+    assert none == none_too == NOBODY
+    assert first is not None and second is not None and first[0] == second[0] != ""
+    assert (first[1], second[1]) == (0, 1)  # engines, as `plan --trainer-config` counts them
+
+
+def test_nemo_rl_names_and_owns_its_engines_so(need):
+    need("upstream")
+    root = upstream.tree("nemo_rl") / "nemo_rl"
+    groups = (root / "distributed" / "worker_groups.py").read_text()
+    assert 'f"{self.name_prefix}-grp{group_idx}-{local_rank}"' in groups
+    assert "if local_rank == 0:\n                    worker_bundle_indices = (" in groups
+    for file in ("vllm/vllm_worker.py", "trtllm/trtllm_worker_async.py"):
+        text = (root / "models" / "generation" / file).read_text()
+        assert "self.is_model_owner = bundle_indices is not None" in text
 
 
 def test_what_is_no_worker_of_a_group_keeps_its_class_name():

@@ -18,10 +18,13 @@ from typing import Any
 
 from rlprof_ops.frameworks.adapter import attribute, expect, safely, wrap
 from rlprof_ops.frameworks.tasks import as_task
-from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule, snake_case
+from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_helpers, add_rule, snake_case
 
 DRIVER = "driver"
 _STEP = "total_step_time"
+# `<group>-grp<engine>-<n>`, the actors of one engine (RayWorkerGroup of tied workers).
+_ENGINE = re.compile(r"-grp(\d+)-(\d+)$")
+_ENGINES = ("vllm_", "trtllm_")
 # Worker groups of the same class as the policy, by the beginning of their actors' names.
 _APART = ("teacher", "reward_model")
 
@@ -105,10 +108,17 @@ def install(name: str, module: ModuleType) -> None:
 
 
 def role_of(actor: NewActor) -> tuple[str, int | None] | None:
-    """The worker's name as NeMo RL writes it, with its RANK; None for what is no worker of a group."""
-    if not actor.module.startswith("nemo_rl.models."):
+    """The worker's name as NeMo RL writes it, with its RANK; None for what is no worker of a group.
+
+    An engine over several GPUs has an actor for each, of which the first alone holds it (`is_model_owner`):
+    its rank is the engine's number, and the others are nobody's.
+    """
+    if not actor.module.startswith(("nemo_rl.models.", "nemo_rl.modelopt.models.")):
         return None
-    worker = snake_case(actor.class_name).replace("sg_lang", "sglang")
+    worker = snake_case(actor.class_name).replace("sg_lang", "sglang").replace("vllm_quant_", "vllm_")
+    engine = _ENGINE.search(actor.name) if worker.startswith(_ENGINES) else None
+    if engine:
+        return (worker, int(engine[1])) if engine[2] == "0" else NOBODY
     group = re.match(r"(\w+?)-(?:grp)?\d+-\d+$", actor.name)
     if group and group[1].startswith(_APART):
         worker = f"{group[1]}_{worker}"

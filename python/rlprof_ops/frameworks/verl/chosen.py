@@ -55,6 +55,20 @@ class Chosen:
     roles: dict[str, CaptureSpec] = field(default_factory=dict)
     controller: dict[str, str] = field(default_factory=dict)
 
+    def all_memory(self) -> bool:
+        """Whether this is what torch_memory before 0.9 does whatever is asked: every step of every actor
+        rank.
+        """
+        actor = self.roles.get("actor")
+        return (
+            self.backend == "memory"
+            and not self.scheme.exact_memory
+            and len(self.roles) == 1
+            and actor is not None
+            and actor.ranks is None
+            and str(self.steps) == "1:"
+        )
+
 
 def choose(request: ProfileRequest, scheme: Scheme, remarks: Remarks) -> Chosen:
     """Take the first capture's tool, steps and mode, and what of the others goes with them."""
@@ -92,7 +106,8 @@ def choose(request: ProfileRequest, scheme: Scheme, remarks: Remarks) -> Chosen:
                 remarks.lose(f"capture {number}: {role} is already taken by an earlier capture")
             else:
                 chosen.roles[role] = spec
-    chosen.steps = _closed(chosen.steps, remarks)
+    if not chosen.all_memory():
+        chosen.steps = _closed(chosen.steps, remarks)
     if not request.enabled and chosen.backend:
         remarks.lose("enabled: false is written as no steps")
         chosen.steps = Steps()

@@ -48,7 +48,8 @@ def renderer(scheme: Scheme, note: str = "") -> Callable[[ProfileRequest, str], 
 def _today(request: ProfileRequest, chosen: Chosen, remarks: Remarks) -> list[Setting]:
     top = ("global_profiler",)
     scheme, steps = chosen.scheme, numbers(chosen.steps)
-    off = not steps and chosen.backend == "memory"  # verl's torch_memory heeds no steps
+    # verl's torch_memory heeds no steps before 0.9: none is "every", and off is no tool
+    off = not chosen.steps and chosen.backend == "memory"
     settings = [
         Setting((*top, "tool"), None if off else scheme.tools[chosen.backend]),
         Setting((*top, "steps"), steps or None),
@@ -166,7 +167,7 @@ def torch_settings(spec: CaptureSpec, scheme: Scheme) -> dict[str, Any]:
 
 def _today_remarks(chosen: Chosen, remarks: Remarks) -> None:
     count, scheme = chosen.steps.count() or 0, chosen.scheme
-    if chosen.backend == "memory" and not scheme.exact_memory and (count or chosen.roles):
+    if chosen.backend == "memory" and not scheme.exact_memory and chosen.roles and not chosen.all_memory():
         remarks.lose(
             f"memory: {scheme.releases} dumps a snapshot of every actor rank after every step,"
             " whatever steps, ranks,"
