@@ -16,7 +16,7 @@ FLOORS = (
     ("errors", "version", "redact", "words", "host", "slurm"),
     ("request", "backends"),
     ("job", "frameworks", "runtime"),
-    ("collect", "rayenv"),
+    ("collect", "rayenv", "recorder"),
     ("analyze", "submit", "supervisor"),
     ("operate", "submitit_job", "demo"),
     ("doctor",),

@@ -57,7 +57,7 @@ def test_file_problems_carry_line_and_column(tmp_path) -> None:
     assert [str(p) for p in caught.value.problems] == [
         (
             f"{path}:5:5: unknown key 'rankz'; allowed are backend, workers, ranks, steps, each, options,"
-            " flags, env or on_error. Did you mean 'ranks'?"
+            " flags, env, on_error or when. Did you mean 'ranks'?"
         ),
         (
             f"{path}:2:14: backend 'nsigt' is unknown; allowed are nsight, torch, rocprof_sys or memory. Did"

@@ -14,6 +14,7 @@ from rlprof_ops.request.model import ANY_PHASE, BACKENDS, PHASES, Capture, Captu
 from rlprof_ops.request.problems import Problem, RequestError
 from rlprof_ops.request.selectors import first_match
 from rlprof_ops.request.steps import Steps, Window
+from rlprof_ops.request.when import When
 
 if TYPE_CHECKING:
     from rlprof_ops.request.planning import Plan, PlanRow, plan
@@ -30,6 +31,7 @@ __all__ = [
     "ProfileRequest",
     "RequestError",
     "Steps",
+    "When",
     "Window",
     "first_match",
     "load_request",

@@ -13,11 +13,12 @@ from rlprof_ops.request.model import BACKENDS, EACH, ON_ERROR, CaptureSpec, Prof
 from rlprof_ops.request.problems import Problem, RequestError, nearest, numbers_of_range, shown, words
 from rlprof_ops.request.selectors import patterns_surely_overlap, ranks_overlap, split_words
 from rlprof_ops.request.steps import Steps
+from rlprof_ops.request.when import WHEN_KEYS, When, parse
 
 Path = tuple[Any, ...]
 
 REQUEST_KEYS = ("captures", "enabled", "output_dir")
-CAPTURE_KEYS = ("backend", "workers", "ranks", "steps", "each", "options", "flags", "env", "on_error")
+CAPTURE_KEYS = ("backend", "workers", "ranks", "steps", "each", "options", "flags", "env", "on_error", "when")
 BACKEND_ALIASES = {
     "nsys": "nsight", "nsight_systems": "nsight", "nvidia": "nsight", "nvtx": "nsight", "pytorch": "torch",
     "kineto": "torch", "torch_profiler": "torch", "rocprof": "rocprof_sys", "rocprof-sys": "rocprof_sys",
@@ -160,7 +161,7 @@ def read_capture(reader: Reader, path: Path, data: Any) -> CaptureSpec:
         reader.problem(
             path, "workers is missing; name at least one worker or pattern, e.g. workers: ['*policy*']"
         )
-    if "steps" not in data:
+    if "steps" not in data and "when" not in data:
         reader.problem(path, "steps is missing; say which steps, e.g. steps: '3:5', or null for none")
     options: dict[str, str] = get("options", _options, {})
     flags: tuple[str, ...] = get("flags", _flags, ())
@@ -176,6 +177,7 @@ def read_capture(reader: Reader, path: Path, data: Any) -> CaptureSpec:
         flags=flags,
         env=get("env", _environment, {}),
         on_error=get("on_error", _one_of(ON_ERROR), "continue"),
+        when=get("when", _when, None),
         origins={"": reader.at(path)}
         | {str(key): reader.at((*path, key)) for key in data if key in CAPTURE_KEYS},
     )
@@ -281,6 +283,19 @@ def _one_of(allowed: Sequence[str]) -> Callable[[Reader, Path, Any], str]:
         return allowed[0]
 
     return read
+
+
+def _when(reader: Reader, path: Path, value: Any) -> When | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        reader.problem(path, f"when must be a mapping such as {{rank: slow}}, not {shown(value)}")
+        return None
+    for key in value:
+        if key not in WHEN_KEYS:
+            reader.unknown_key((*path, key), WHEN_KEYS)
+    known = {key: value[key] for key in value if key in WHEN_KEYS}
+    return parse(known, lambda key, text: reader.problem((*path, key) if key else path, text))
 
 
 def _boolean(reader: Reader, path: Path, value: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from rlprof_ops.request.selectors import first_match
 from rlprof_ops.request.steps import Steps, Window
+from rlprof_ops.request.when import When
 
 BACKENDS = ("nsight", "torch", "rocprof_sys", "memory")
 EACH = ("step", "phase")
@@ -28,6 +29,7 @@ class CaptureSpec:
         each: "step" (one report per window) or "phase" (one report per phase inside each step).
         options, flags: of the backend's tool, by name without dashes; both decided by the user, not defaults.
         env: extra environment of the profiled worker.
+        when: what opens it beside its steps, once it is found in the running job.
         on_error: "continue" keeps training when a capture fails, "fail" raises in the training process.
         origins: field -> where its value was written; for messages, not part of the request's identity.
     """
@@ -41,12 +43,18 @@ class CaptureSpec:
     flags: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict, hash=False)
     on_error: str = "continue"
+    when: When | None = None
     origins: dict[str, str] = field(default_factory=dict, compare=False, repr=False, hash=False)
 
     @property
     def is_on(self) -> bool:
         """Whether anything can come of it: some step, some worker, some rank."""
         return bool(self.steps) and bool(self.workers) and self.ranks != ()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it opens when something is found, for some worker and some rank."""
+        return self.when is not None and bool(self.workers) and self.ranks != ()
 
     def matches(self, worker: str, rank: int | None = None) -> bool:
         """Whether this worker is selected; rank None asks for the worker alone, whatever its ranks."""
@@ -81,6 +89,8 @@ class CaptureSpec:
                 data[name] = value
         if self.on_error != "continue":
             data["on_error"] = self.on_error
+        if self.when is not None:
+            data["when"] = self.when.to_dict()
         return data
 
 
@@ -98,7 +108,7 @@ class ProfileRequest:
     notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __bool__(self) -> bool:
-        return self.enabled and any(spec.is_on for spec in self.captures)
+        return self.enabled and any(spec.is_on or spec.waits for spec in self.captures)
 
     def to_json(self) -> str:
         """One line, what `RLPROF_REQUEST_JSON` carries."""
@@ -123,7 +133,7 @@ class ProfileRequest:
         """
         if not self.enabled:
             return ()
-        mine = [spec for spec in self.captures if spec.is_on and spec.matches(worker, rank)]
+        mine = [spec for spec in self.captures if (spec.is_on or spec.waits) and spec.matches(worker, rank)]
         return tuple(
             spec if left == spec.steps else replace(spec, steps=left) for spec, left in share_steps(mine)
         )
@@ -142,7 +152,7 @@ def share_steps(specs: Sequence[CaptureSpec]) -> list[tuple[CaptureSpec, Steps]]
         before = taken.get(spec.backend)
         left = spec.steps.minus(before) if before else spec.steps
         taken[spec.backend] = Steps.of((before.runs if before else ()) + left.runs)
-        if left:
+        if left or spec.when is not None:
             found.append((spec, left))
     return found
 

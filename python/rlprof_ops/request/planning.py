@@ -93,7 +93,7 @@ def plan(
     warnings: list[str] = []
     asked: list[tuple[int, CaptureSpec]] = []
     for index, spec in enumerate(request.captures):
-        if not spec.is_on:
+        if not spec.is_on and not spec.waits:
             warnings.append(f"capture {index + 1} is off: it has no {'steps' if not spec.steps else 'ranks'}")
             continue
         spec = _in_run(spec, steps_total, resume_from, problems, warnings)

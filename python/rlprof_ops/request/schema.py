@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlprof_ops.request.model import BACKENDS, EACH, ON_ERROR
+from rlprof_ops.request.when import AT_MOST, MOST_CAPTURES
 
 ITEM = r"([1-9][0-9]*|[1-9][0-9]*\s*:\s*([1-9][0-9]*)?(\s*:\s*[1-9][0-9]*)?)"
 STEPS_TEXT = rf"^\s*({ITEM}(\s*,\s*{ITEM})*)?\s*$"
@@ -20,7 +21,8 @@ def schema() -> dict[str, Any]:
     capture = {
         "type": "object",
         "additionalProperties": False,
-        "required": ["workers", "steps"],
+        "required": ["workers"],
+        "anyOf": [{"required": ["steps"]}, {"required": ["when"]}],
         "properties": {
             "backend": {"enum": list(BACKENDS), "default": "nsight", "description": "The profiler."},
             "workers": {
@@ -85,6 +87,26 @@ def schema() -> dict[str, Any]:
                 "enum": list(ON_ERROR),
                 "default": "continue",
                 "description": "What a failed capture does to training: continue, or fail.",
+            },
+            "when": {
+                "description": "Opens the capture for the next step when one of these is found in the job.",
+                "type": ["object", "null"],
+                "additionalProperties": False,
+                "properties": {
+                    "step_time": {"type": "string", "examples": ["> 1.3 x median", "> 20 s"]},
+                    "phase": {"type": "string", "minLength": 1},
+                    "rank": {"enum": ["slow"]},
+                    "throttle": {"type": "boolean"},
+                    "hang": {"type": ["string", "number"], "examples": ["300s"]},
+                    "every": {"type": "integer", "minimum": 1, "maximum": MOST_CAPTURES},
+                    "at_most": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": MOST_CAPTURES,
+                        "default": AT_MOST,
+                    },
+                    "disk": {"type": ["string", "number"], "examples": ["2GiB"]},
+                },
             },
         },
     }

@@ -71,7 +71,7 @@ class Profiler:
         self._terminated = False
         self._pending: list[Callable[[int], None]] = []  # to do when the next step begins
         self._watcher: Watcher | None = None
-        self._leader: Leader | None = None  # leads the job's steps: rlprof_ops.runtime.leader
+        self._leader: Leader | None = None  # tells steps, may lead the job's: rlprof_ops.runtime.leader
         self._events.write(
             "registered",
             worker=place.worker,
@@ -193,16 +193,16 @@ class Profiler:
         """Whether a window of this process is open."""
         return self._captures.any_open
 
-    # -- leading the job's steps
+    # -- telling steps
 
-    def lead(self, leader: Leader) -> None:
-        """Tell the job's steps and phases by `leader` from now on: this process is the driver."""
+    def tell(self, leader: Leader) -> None:
+        """Tell steps and phases by `leader` from now on; one that leads makes this process the driver."""
         self._leader = leader
         self.active = not self._closed
 
     @property
     def leads(self) -> bool:
-        return self._leader is not None
+        return self._leader is not None and self._leader.leads
 
     # -- captures on demand (rlprof_ops.runtime.on_demand.apply), called from the watcher's thread
 

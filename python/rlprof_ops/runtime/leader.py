@@ -1,5 +1,5 @@
-"""The part of a profiler that leads the job's steps: it tells them to the node's supervisor and writes them
-down."""
+"""The part of a profiler that tells its steps: it writes them down, marks where it is, and, where it leads
+the job's steps, tells them to the node's supervisor."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from rlprof_ops.runtime import step_clock
+from rlprof_ops.runtime.marks import NowFile
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
 
 # A step with more phases than this is written down with its first ones; a phase in an inner loop is a
@@ -26,18 +27,28 @@ class Phase:
 
 
 class Leader:
-    """Steps and phases of the driver. One event line a step: its times and its phases, in Unix
-    nanoseconds."""
+    """Steps and phases of one process. One event line a step: its times and its phases, in Unix
+    nanoseconds. `leads`: they are the job's."""
 
-    def __init__(self, events: EventLog, link: step_clock.Lead | None) -> None:
+    def __init__(
+        self,
+        events: EventLog,
+        link: step_clock.Lead | None,
+        now: NowFile | None = None,
+        *,
+        leads: bool = True,
+    ) -> None:
         self._events = events
         self._link = link
+        self._now = now
+        self.leads = leads
         self._pid = os.getpid()
         self._step: int | None = None
         self._begin_ns = 0
         self._phases: list[Phase] = []
         self._dropped = 0
         self._depth = 0
+        self._names: list[str] = []
 
     def begin(self, step: int) -> bool:
         """Step `step` begins; whether windows of the job change with it, which `opened` waits for."""
@@ -49,6 +60,8 @@ class Leader:
             self.end(self._step)
         waits = self._link.begin(step) if self._link is not None else False
         self._step, self._begin_ns = step, time.time_ns()
+        if self._now is not None:
+            self._now.step(step, self._begin_ns)
         return waits
 
     def opened(self, step: int, waits: bool) -> None:
@@ -58,6 +71,8 @@ class Leader:
             self._link.opened(step)
         if self._step == step:
             self._begin_ns = time.time_ns()
+            if self._now is not None:
+                self._now.step(step, self._begin_ns)
 
     def end(self, step: int) -> None:
         """Step `step` ended: write it down, and tell it."""
@@ -67,6 +82,8 @@ class Leader:
         self._step, self._phases, self._dropped = None, [], 0
         if self._link is not None:
             self._link.end(step)
+        if self._now is not None:
+            self._now.step(-step, end_ns)
         if dropped:
             log_once(
                 f"step {step} had {len(phases) + dropped} phases: its first {_MOST_PHASES} are written down."
@@ -91,11 +108,17 @@ class Leader:
         """The record of a phase, which `phase_ends` completes."""
         phase = Phase(name, time.time_ns(), self._depth)
         self._depth += 1
+        if self._now is not None:
+            self._names.append(name)
+            self._now.phase(name, phase.begin_ns)
         return phase
 
     def phase_ends(self, phase: Phase) -> None:
         phase.end_ns = time.time_ns()
         self._depth = phase.depth
+        if self._now is not None:
+            del self._names[self._depth :]
+            self._now.phase(self._names[-1] if self._names else "", phase.end_ns)
         if len(self._phases) < _MOST_PHASES:
             self._phases.append(phase)
         else:

@@ -17,6 +17,8 @@ from rlprof_ops.runtime.null_profiler import NullProfiler
 if TYPE_CHECKING:
     from rlprof_ops.request import ProfileRequest
     from rlprof_ops.runtime.active_profiler import Profiler
+    from rlprof_ops.runtime.marks import NowFile
+    from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 
 Function = TypeVar("Function")
 
@@ -33,7 +35,7 @@ _ASKING = (
 # What a job's driver is called until an adapter knows better (supervisor/driver.py).
 _DRIVERS = ("driver", "controller", "trainer", "TaskRunner", "task_runner")
 # Any of these: there is work for a profiler although no capture is planned.
-_LISTENING = ("RLPROF_METRICS", "RLPROF_ON_DEMAND")
+_LISTENING = ("RLPROF_METRICS", "RLPROF_ON_DEMAND", "RLPROF_RECORD")
 
 
 def _concerned() -> bool:
@@ -107,13 +109,14 @@ def _made(
     reuse: bool,
     without: tuple[str, ...] = (),
 ) -> Profiler | NullProfiler:
+    from rlprof_ops.runtime import marks
     from rlprof_ops.runtime.on_demand import watcher
     from rlprof_ops.runtime.process.worker_identity import find_identity
     from rlprof_ops.runtime.ranges import range_times
 
     with_metrics = range_times.asked()
     on_demand = watcher.asked(os.environ)
-    if not request and not with_metrics and not on_demand:
+    if not request and not with_metrics and not on_demand and not marks.asked():
         return NullProfiler()
     place = find_identity(worker, rank, world_size, os.environ)
     from rlprof_ops.runtime.active_profiler import Profiler
@@ -135,6 +138,8 @@ def _made(
         _CURRENT.profiler.watch(place.root / watcher.FOLDER)
     if os.environ.get("RLPROF_LEADS") == "1" and place.rank == 0:
         _take_the_lead(_CURRENT.profiler, request)
+    elif marks.asked():
+        _tell_steps(_CURRENT.profiler)
     return _CURRENT.profiler
 
 
@@ -143,7 +148,29 @@ def _take_the_lead(found: Profiler, request: ProfileRequest | None) -> None:
     from rlprof_ops.runtime.leader import Leader
 
     node_dir = os.environ.get("RLPROF_NODE_DIR")
-    found.lead(Leader(found._events, step_clock.lead(node_dir, request)))
+    found.tell(Leader(found._events, step_clock.lead(node_dir, request), _now(found.place, leads=True)))
+
+
+def _tell_steps(found: Profiler) -> None:
+    """A process that does not lead tells its steps to the recorder of its node alone."""
+    from rlprof_ops.runtime import marks
+    from rlprof_ops.runtime.leader import Leader
+    from rlprof_ops.runtime.process.event_log import EventLog
+
+    place = found.place
+    now = _now(place, leads=False)
+    if now is not None:
+        lines = EventLog(place.root / marks.FOLDER / f"{place.stem}.jsonl")
+        found.tell(Leader(lines, None, now, leads=False))
+
+
+def _now(place: WorkerIdentity, leads: bool) -> NowFile | None:
+    from rlprof_ops.runtime import marks
+
+    if not marks.asked() or not os.environ.get("RLPROF_NODE_DIR"):
+        return None
+    path = place.root / marks.FOLDER / (place.stem + marks.SUFFIX)
+    return marks.NowFile(path, place.worker, place.rank, place.world_size or 0, leads)
 
 
 def lead(worker: str, rank: int = 0, world_size: int | None = None) -> Profiler | None:

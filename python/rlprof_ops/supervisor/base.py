@@ -9,7 +9,8 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.errors import RlprofError
@@ -34,6 +35,7 @@ from rlprof_ops.supervisor.ray_process import (
     start_argv,
     stripped,
 )
+from rlprof_ops.supervisor.recording import Recording
 from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
 from rlprof_ops.supervisor.steps.windows import Windows
 from rlprof_ops.words import limit
@@ -60,6 +62,7 @@ class Supervisor:
         self.on_demand: asyncio.Task[None] | None = None
         self.windows: Windows | None = None
         self.relay: StepRelay | None = None
+        self.recording: Recording | None = None
         self.helpers: set[int] = set()
         self.shutdown_requested: asyncio.Future[EndCause] | None = None  # a future needs the loop that runs
         self.files = NodeDrain(
@@ -224,6 +227,18 @@ class Supervisor:
             return
         self.relay = relay
 
+    def start_recording(self, on_told: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+        """Record this node from now on, unless RLPROF_RECORD is 0."""
+        if self.settings.flag("RLPROF_RECORD"):
+            self.recording = Recording(self.place, self.environment, self.journal.note, on_told, self.helpers)
+            self.recording.start()
+
+    async def stop_node(self) -> None:
+        """The recorder keeps its last rows, then this node's Ray goes."""
+        if self.recording is not None:
+            await self.recording.end()
+        await self.stop_ray()
+
     async def stop_ray(self) -> None:
         """Tell this node's `ray start` to end, and wait for that."""
         if self.ray is not None:
@@ -266,6 +281,7 @@ _PASSED_ON = (
     "RLPROF_NSYS",
     "RLPROF_ADAPTERS",
     "RLPROF_ON_DEMAND",
+    "RLPROF_RECORD",
     "RLPROF_OPEN_WAIT_SECONDS",
     "RLPROF_CLOSE_WAIT_SECONDS",
     "RLPROF_METRICS",

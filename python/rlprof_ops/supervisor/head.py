@@ -44,6 +44,7 @@ from rlprof_ops.supervisor.control_channel import Head as ControlHead
 from rlprof_ops.supervisor.driver import Driver, session_words
 from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher, watch_resources
 from rlprof_ops.supervisor.node_drain import Journal
+from rlprof_ops.supervisor.recording import Recorded
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
 from rlprof_ops.words import duration, limit
@@ -149,6 +150,7 @@ class Head(Supervisor):
             if self.settings["RLPROF_ON_DEMAND"] != "0":
                 self.on_demand = asyncio.create_task(capture_relay.watch(place.run.path, self._demanded))
             await self.serve_steps(self.control.tell, self._serving)
+            self.start_recording(self._recorded)
             await self._racing_failures(self.start_ray(deadline))
             with self.journal.phase("nodes_join"):
                 await self._racing_failures(self._all_joined(asking, deadline))
@@ -230,6 +232,15 @@ class Head(Supervisor):
         await self.control.tell(asked)
         await self.take_demand(asked)
 
+    async def _recorded(self, told: dict[str, Any]) -> None:
+        """The recorder has found something, or wants a capture of it."""
+        if isinstance(finding := told.get("finding"), dict):
+            self.journal.say(f"found: {finding.get('text')}")
+        elif isinstance(problem := told.get("problem"), str):
+            self.journal.note(f"recorder: {problem}")
+        elif isinstance(asked := told.get("capture"), str):
+            await self._demanded(capture_relay.CaptureAsked(asked))
+
     def _serving(self) -> list[str]:
         """The other nodes that take part."""
         return [node for node, state in self._nodes.items() if state.has_said(Joined, RayUp)]
@@ -237,6 +248,9 @@ class Head(Supervisor):
     def _on_message(self, node: str, message: Message) -> None:
         if self.relay is not None and isinstance(message, (*STEP_KINDS, Lost)):
             self.relay.hear(node, message)
+        if self.recording is not None and isinstance(message, Recorded):
+            self.recording.hear(message.news)
+            return
         known = self._nodes.get(node)
         lost = isinstance(message, Lost)
         if lost and known is not None and known.has_said(Drained, Failed):
@@ -365,7 +379,7 @@ class Head(Supervisor):
                 await self._driver.end(min(grace_s, budget.share("end_driver")))
         await self.control.tell(StopRay())
         others = asyncio.create_task(self._nodes_reach((Drained,), budget.left() + _MARGIN_SECONDS))
-        await self.files.finish(budget, self.stop_ray)
+        await self.files.finish(budget, self.stop_node)
         await others
         await self.control.close()
         if self._clock_server is not None:

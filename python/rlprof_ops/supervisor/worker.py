@@ -33,6 +33,7 @@ from rlprof_ops.supervisor.control_channel import (
     StopRay,
 )
 from rlprof_ops.supervisor.node_drain import Journal
+from rlprof_ops.supervisor.recording import Recorded
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
 
 _HEAR_SECONDS = 1.0
@@ -68,7 +69,7 @@ class Worker(Supervisor):
             self.journal.note(str(error))
             await head.tell(Failed(str(error)))
             seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
-            await self.files.finish(Budget(seconds), self.stop_ray)
+            await self.files.finish(Budget(seconds), self.stop_node)
             return 0
         finally:
             head.close()
@@ -126,6 +127,12 @@ class Worker(Supervisor):
         await self._wait_for_gcs(deadline)
         await self.files.start_sync()
         await self.serve_steps(head.tell)
+
+        async def on_told(told: dict[str, Any]) -> None:
+            if isinstance(told.get("news"), str):
+                await head.tell(Recorded(told["news"]))
+
+        self.start_recording(on_told)
         await self.start_ray(deadline)
         await head.tell(RayUp())
 
@@ -173,7 +180,7 @@ class Worker(Supervisor):
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._may_stop.wait(), budget.most("other_nodes"))
         await self._probe_clock("end")
-        await self.files.finish(budget, self.stop_ray)
+        await self.files.finish(budget, self.stop_node)
         await head.tell(Drained(self.journal.phases_s))
 
     async def _probe_clock(self, moment: str) -> None:

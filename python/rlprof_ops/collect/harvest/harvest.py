@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from rlprof_ops.backends import names
 from rlprof_ops.collect import event_logs
@@ -21,6 +24,8 @@ from rlprof_ops.host.contained_dir import ContainedDir
 
 Progress = Callable[[int, int, str], None]
 _Key = tuple[str | None, str | None, int | None, int | None, str | None]
+FINDINGS = "recorder/findings.jsonl"
+_MOST_FINDINGS_BYTES = 4 << 20
 _RECOVER_BUDGET_S = 600.0
 
 
@@ -51,7 +56,7 @@ def harvest(
             observed = _whole_world(observed, found, notes)
             found = identify(found, lambda: planned(observed), observed)
             reports = _check_all(run, found, content_budget_s, say)
-            manifest = _join(reports, observed, notes, os.fspath(run_dir))
+            manifest = _join(reports, observed, notes, os.fspath(run_dir), _findings(run))
             manifest.write(run)
     except OSError as error:
         raise RlprofError(f"{os.fspath(run_dir)}: {error.strerror or error}") from error
@@ -99,6 +104,21 @@ def _recover(run: ContainedDir, observed: Observed) -> list[str]:
     return notes
 
 
+def _findings(run: ContainedDir) -> tuple[dict[str, Any], ...]:
+    """What the job's recorder has found; lines that make no sense are left out."""
+    found: list[dict[str, Any]] = []
+    try:
+        lines = run.read(FINDINGS, _MOST_FINDINGS_BYTES).split(b"\n")
+    except OSError:
+        return ()
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("text"), str):
+                found.append(row)
+    return tuple(found)
+
+
 def _check_all(run: ContainedDir, found: list[Found], budget_s: float, say: Progress) -> list[Report]:
     until = time.monotonic() + budget_s
     checker = Checker(run, budget_left=lambda: until - time.monotonic(), inside=budget_s > 0)
@@ -132,7 +152,13 @@ def _apply(report: Report, verdict: Verdict) -> Report:
     )
 
 
-def _join(reports: list[Report], observed: Observed, notes: list[str], run_dir: str) -> Manifest:
+def _join(
+    reports: list[Report],
+    observed: Observed,
+    notes: list[str],
+    run_dir: str,
+    findings: tuple[dict[str, Any], ...],
+) -> Manifest:
     """Each planned capture with its reports, which are marked with it in their list."""
     by_key: dict[_Key, list[int]] = defaultdict(list)
     for index, report in enumerate(reports):
@@ -155,7 +181,9 @@ def _join(reports: list[Report], observed: Observed, notes: list[str], run_dir: 
         for index in indices:
             reports[index] = replace(reports[index], capture=result.id)
         results.append(result)
-    return Manifest(observed.job, tuple(results), tuple(reports), observed.world, tuple(notes), run_dir)
+    return Manifest(
+        observed.job, tuple(results), tuple(reports), observed.world, tuple(notes), run_dir, findings
+    )
 
 
 def _safe(worker: str) -> str:

@@ -75,7 +75,8 @@ class CaptureResult:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All of it. `coverage` counts captures by state; `notes` are remarks about the whole job."""
+    """All of it. `coverage` counts captures by state; `notes` are remarks about the whole job,
+    `findings` what its recorder has found (docs/recorder.md)."""
 
     job: str
     captures: tuple[CaptureResult, ...]
@@ -83,6 +84,7 @@ class Manifest:
     world: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     run_dir: str = ""
+    findings: tuple[dict[str, Any], ...] = ()
 
     @property
     def coverage(self) -> dict[str, int]:
@@ -133,6 +135,7 @@ class Manifest:
             "coverage": self.coverage,
             "world": self.world,
             "notes": list(self.notes),
+            "findings": list(self.findings),
         }
 
     @classmethod
@@ -154,6 +157,7 @@ class Manifest:
                 world=dict(data["world"]),
                 notes=tuple(data["notes"]),
                 run_dir=run_dir,
+                findings=tuple(data.get("findings", ())),
             )
         except (KeyError, TypeError) as error:
             raise RlprofError(f"manifest is damaged ({error}); run `rlprof harvest` again") from error

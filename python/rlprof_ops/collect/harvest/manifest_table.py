@@ -30,6 +30,7 @@ def render(manifest: Manifest, *, limit: int = 200) -> str:
         lines.append(f"… and {left} more in manifest.json")
     lines += _reasons(manifest)
     lines += [f"note: {note}" for note in manifest.notes]
+    lines += [f"found: {printable(finding['text'])}" for finding in manifest.findings]
     lines.append(summary(manifest))
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from rlprof_ops.collect.sync.copy_bytes import Limiter, Stopped, write_all
-from rlprof_ops.collect.sync.routes import Item
+from rlprof_ops.collect.sync.routes import Item, Kind
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.redact import redact_log
 
@@ -59,7 +59,8 @@ class Tails:
     def send(self, fd: int, target: ContainedDir, item: Item, live: frozenset[int], last: bool) -> int | None:
         now = os.fstat(fd)
         # A secret is known by the line it stands in, so lines go whole, but for the end at the last pass.
-        end = now.st_size if last else end_of_lines(fd, now.st_size)
+        binary = item.kind is Kind.BLOCKS
+        end = now.st_size if last or binary else end_of_lines(fd, now.st_size)
         known = self._growing.get(item.source)
         if known is None:
             known = self._continue_after_restart(fd, target, item, now)
@@ -71,7 +72,7 @@ class Tails:
             temporary, out = self._new_temporary(target)
             try:
                 try:
-                    self._copy(fd, out, 0, end, durable=last)
+                    self._copy(fd, out, 0, end, durable=last, binary=binary)
                 finally:
                     os.close(out)
                 target.rename(temporary, item.target)
@@ -82,33 +83,41 @@ class Tails:
             return end
         before = known.offset
         try:
-            self._append(fd, target, item.target, known, end, durable=last)
+            self._append(fd, target, item.target, known, end, durable=last, binary=binary)
         finally:
             self._growing[item.source] = known
         known.mtime_ns = now.st_mtime_ns
         return known.offset - before or None
 
     def _append(
-        self, fd: int, target: ContainedDir, place: str, known: _Growing, end: int, *, durable: bool
+        self,
+        fd: int,
+        target: ContainedDir,
+        place: str,
+        known: _Growing,
+        end: int,
+        *,
+        durable: bool,
+        binary: bool,
     ) -> None:
         if end <= known.offset:
             return
         out = target.open_write(place, os.O_APPEND)
         try:
-            self._copy(fd, out, known.offset, end, durable=durable)
+            self._copy(fd, out, known.offset, end, durable=durable, binary=binary)
         finally:
             try:
                 known.offset = os.fstat(out).st_size  # right also after a write that came half way
             finally:
                 os.close(out)
 
-    def _copy(self, fd: int, out: int, start: int, end: int, *, durable: bool) -> None:
+    def _copy(self, fd: int, out: int, start: int, end: int, *, durable: bool, binary: bool) -> None:
         """Bytes `start` to `end` of a log, whose secrets become asterisks of the same length on the way."""
         for block in whole_lines(fd, start, end):
             if self._stop():
                 raise Stopped
             self._limiter.take(len(block), self._stop)
-            write_all(out, memoryview(redact_log(block, self._secrets())))
+            write_all(out, memoryview(block if binary else redact_log(block, self._secrets())))
         if durable:
             os.fsync(out)
 

@@ -34,8 +34,12 @@ class Kind(enum.Enum):
     )
     GROWING = "growing"  # a log: append its new tail
     LINES = "lines"  # a log read by machines: append whole lines only
+    BLOCKS = "blocks"  # the recorder's own binary: append its new blocks, byte by byte
     FINAL = "final"  # rewritten as a whole all the time: the last pass brings its last state
     REWRITTEN = "rewritten"  # a few bytes overwritten in place: read it each time
+
+
+GROWS = frozenset({Kind.GROWING, Kind.LINES, Kind.BLOCKS})
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ def routes_of(node: str, sessions: tuple[str, ...]) -> tuple[Route, ...]:
     safe_component(node, "node name")
     own = (
         Route("events", f"nodes/{node}/events", Kind.LINES),
+        Route("record", f"nodes/{node}/record", Kind.BLOCKS),
         _PROFILES,
         Route("inplace", "profiles", Kind.STABLE),
         Route("tmp", f"nodes/{node}/tmp", Kind.STABLE, last_pass_only=True),
@@ -110,6 +115,8 @@ def kind_of(route: Route, relative: str) -> Kind | None:
         return Kind.STABLE if is_report_like(relative) else None
     if route.kind is Kind.FINISHED:
         return None if name.startswith(".") or name.endswith((".tmp", ".part")) else Kind.FINISHED
+    if route.kind is Kind.BLOCKS:  # the rows since the last block count when no block will be made of them
+        return Kind.BLOCKS if name == "record.bin" else Kind.FINAL
     if route.kind is Kind.LINES:
         return Kind.REWRITTEN if name.endswith(".step") else Kind.LINES
     if route.source.startswith("ray/"):

@@ -19,7 +19,7 @@ from rlprof_ops.collect.sync.copy_bytes import (
     copy_in_kernel,
     digest_of,
 )
-from rlprof_ops.collect.sync.routes import Item, Kind
+from rlprof_ops.collect.sync.routes import GROWS, Item, Kind
 from rlprof_ops.collect.sync.sent_log import Journal, Sent
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.redact import secret_values
@@ -78,7 +78,7 @@ class Sender:
         found = item.found
         if item.kind is Kind.REWRITTEN:
             return False
-        if item.kind in (Kind.GROWING, Kind.LINES):
+        if item.kind in GROWS:
             return (
                 self._tails.is_sent(item) and not thorough
             )  # a thorough look compares the beginning and the end of both
@@ -104,7 +104,7 @@ class Sender:
             return self._send_small(source, target, item)
         fd = self.open(source, item)
         try:
-            if item.kind in (Kind.GROWING, Kind.LINES):
+            if item.kind in GROWS:
                 return self._tails.send(fd, target, item, live, last)
             return self._send_finished(fd, target, item)
         finally:

@@ -190,8 +190,8 @@ class Syncer:
                 if kind is None or (kind is Kind.FINAL and not last):
                     tally.skipped += 1
                     continue
-                if kind is Kind.FINAL:
-                    kind = Kind.GROWING  # nobody writes it any more
+                if kind is Kind.FINAL:  # nobody writes it any more
+                    kind = Kind.BLOCKS if route.kind is Kind.BLOCKS else Kind.GROWING
                 tally.scanned += 1
                 item = Item(f"{route.source}/{relative}", f"{route.target}/{relative}", kind, found)
                 if self.sender.is_sent(item, target, thorough=last):
@@ -375,5 +375,12 @@ def _precious_first(item: Item) -> tuple[int, int]:
     """Events say what became of each window, reports are the point of it all, logs come last; small files
     first.
     """
-    rank = {Kind.REWRITTEN: 0, Kind.LINES: 0, Kind.FINISHED: 1, Kind.STABLE: 2, Kind.GROWING: 3}
+    rank = {
+        Kind.REWRITTEN: 0,
+        Kind.LINES: 0,
+        Kind.BLOCKS: 2,
+        Kind.FINISHED: 1,
+        Kind.STABLE: 2,
+        Kind.GROWING: 3,
+    }
     return rank[item.kind], item.found.st_size

@@ -1,0 +1,217 @@
+"""What the flight recorder says of a job: the one summary that the head keeps, and how a person reads it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.collect.harvest.manifest_table import printable
+from rlprof_ops.errors import RlprofError
+from rlprof_ops.recorder.head_recorder import FOLDER, SUMMARY
+from rlprof_ops.recorder.job_view import SCHEMA
+from rlprof_ops.recorder.samples.gpu import throttle_words
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_MOST_BYTES = 64 << 20
+_STALE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A job's summary as it was read."""
+
+    data: dict[str, Any]
+
+    @property
+    def age_s(self) -> float:
+        return max(0.0, time.time() - float(self.data["t_ns"]) / 1e9)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the recorder has stopped telling: the job has ended, or its storage does not answer."""
+        return self.age_s > _STALE_S
+
+
+def read_summary(run: Path) -> Recorded:
+    """The summary in a run folder. Raises RlprofError where there is none, and for another schema."""
+    path = run / FOLDER / SUMMARY
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read(_MOST_BYTES))
+    except FileNotFoundError:
+        raise RlprofError(
+            f"{path} does not exist: the job has not begun, or it runs with RLPROF_RECORD=0"
+        ) from None
+    except ValueError as error:
+        raise RlprofError(f"{path} is damaged: {error}") from None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else None
+        raise RlprofError(f"{path} has schema {found!r}; this version reads {SCHEMA}")
+    return Recorded(data)
+
+
+def sparkline(values: Iterable[float], width: int = 60) -> str:
+    """The latest values as blocks from the least to the most."""
+    found = list(values)[-width:]
+    if not found:
+        return ""
+    low, high = min(found), max(found)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((value - low) * scale)] for value in found)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of `rlprof top`."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    more: str = ""
+
+
+def headline(recorded: Recorded) -> list[str]:
+    """The lines above the tables."""
+    data = recorded.data
+    seconds = [row[2] for row in data["history"]["steps"]]
+    lines = [
+        f"job {data['job']}: step {data['step']}, {len(data['nodes'])} nodes, {recorded.age_s:.0f} s old"
+    ]
+    if recorded.is_stale:
+        lines[0] += " (the recorder tells no more)"
+    if seconds:
+        lines.append(
+            f"step times {sparkline(seconds)} last {seconds[-1]:.3g} s, median {data['step_median_s']:.3g} s"
+        )
+    return [printable(line) for line in lines]
+
+
+def tables(recorded: Recorded, most_nodes: int = 16) -> list[Table]:
+    """What stands below: roles, nodes, slowest ranks, open windows, findings; those that are empty not."""
+    data = recorded.data
+    found = [
+        _roles(data["roles"]),
+        _nodes(data["nodes"], most_nodes),
+        _engines(data["nodes"]),
+        Table(
+            "Slowest ranks",
+            ("worker", "rank", "node", "times its peers"),
+            tuple(
+                (row["worker"], str(row["rank"]), row["node"], f"{row['factor']:.2f}")
+                for row in data["slowest"][:5]
+            ),
+        ),
+        Table(
+            "Open windows",
+            ("worker", "rank", "backend", "step", "asked by"),
+            tuple(
+                (row["worker"], str(row["rank"]), row["backend"], str(row["start"]), row["asked_by"])
+                for row in data["windows"][:8]
+            ),
+        ),
+        Table(
+            "Found",
+            ("when", "what"),
+            tuple(
+                (time.strftime("%H:%M:%S", time.localtime(row["t_ns"] / 1e9)), row["text"])
+                for row in data["findings"][-10:]
+            ),
+            f"{len(data['findings'])} in all" if len(data["findings"]) > 10 else "",
+        ),
+    ]
+    return [_shown(table) for table in found if table.rows]
+
+
+def _shown(table: Table) -> Table:
+    rows = tuple(tuple(printable(cell) for cell in row) for row in table.rows)
+    return Table(table.title, table.columns, rows, table.more)
+
+
+def _roles(roles: list[dict[str, Any]]) -> Table:
+    rows = tuple(
+        (
+            role["worker"],
+            str(role["ranks"]),
+            str(role["step"]),
+            ", ".join(f"{name} ({count})" for name, count in role["phases"].items()) or "ended",
+            f"{role['median_s']:.3g} s" if role["median_s"] else "",
+        )
+        for role in roles
+    )
+    return Table("Roles", ("worker", "ranks", "step", "now in", "median step"), rows)
+
+
+def _nodes(nodes: dict[str, Any], most: int) -> Table:
+    """The nodes that are worth a look first: silent ones, throttled ones, then those that do least."""
+    rated = sorted(nodes.items(), key=lambda item: _interest(item[1]))
+    rows = tuple(_node_row(name, node) for name, node in rated[:most])
+    left = len(rated) - most
+    columns = (
+        "node",
+        "CPU",
+        "memory",
+        "GPUs busy",
+        "GPU memory",
+        "power",
+        "SM clock",
+        "°C",
+        "net",
+        "disk",
+        "",
+    )
+    return Table("Nodes", columns, rows, f"{left} more nodes" if left > 0 else "")
+
+
+def _interest(node: dict[str, Any]) -> tuple[int, int, int]:
+    gpus = node["gpus"]
+    throttled = any(throttle_words(gpu["throttle"]) for gpu in gpus)
+    busy = min((gpu["busy_percent"] for gpu in gpus), default=100)
+    return (0 if not node["t_ns"] else 1, 0 if throttled else 1, busy)
+
+
+def _node_row(name: str, node: dict[str, Any]) -> tuple[str, ...]:
+    host, gpus = node["host"], node["gpus"]
+    if host is None:
+        return (name, *[""] * 9, "has not told anything")
+    words = ", ".join(sorted({throttle_words(gpu["throttle"]) for gpu in gpus} - {""}))
+    memory = f"{host['memory_mib'] / 1024:.0f}/{host['memory_total_mib'] / 1024:.0f} GiB"
+    net = f"{(host['received_kib_s'] + host['sent_kib_s']) / 1024:.0f} MiB/s"
+    disk = f"{(host['read_kib_s'] + host['written_kib_s']) / 1024:.0f} MiB/s"
+    of_gpus = ("", "", "", "", "")
+    if gpus:
+        used, total = (sum(gpu[key] for gpu in gpus) / 1024 for key in ("memory_mib", "memory_total_mib"))
+        of_gpus = (
+            _range(gpu["busy_percent"] for gpu in gpus) + " %",
+            f"{used:.0f}/{total:.0f} GiB",
+            f"{sum(gpu['power_w'] for gpu in gpus)} W",
+            _range(gpu["sm_mhz"] for gpu in gpus) + " MHz",
+            _range(gpu["temperature_c"] for gpu in gpus),
+        )
+    return (name, f"{host['cpu_permille'] / 10:.0f} %", memory, *of_gpus, net, disk, words)
+
+
+def _range(values: Iterable[int]) -> str:
+    found = list(values)
+    low, high = min(found), max(found)
+    return f"{low}" if low == high else f"{low}-{high}"
+
+
+def _engines(nodes: dict[str, Any]) -> Table:
+    rows = tuple(
+        (
+            f"{name} {engine['url']}",
+            str(engine["running"]),
+            str(engine["waiting"]),
+            f"{engine['cache_permille'] / 10:.0f} %",
+            str(engine["preemptions"]),
+            f"{engine['tokens_s']:.0f}",
+        )
+        for name, node in nodes.items()
+        for engine in node["engines"]
+    )
+    columns = ("engine", "running", "waiting", "KV cache", "preemptions", "tokens/s")
+    return Table("Engines", columns, rows[:8], f"{len(rows) - 8} more" if len(rows) > 8 else "")

@@ -1,0 +1,1 @@
+"""What stands out in a job, by rules that know nothing of files or processes."""

@@ -1,0 +1,116 @@
+"""Finds ranks that are slower than their peers for several steps on end."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from rlprof_ops.recorder.detect.finding import SLOW_RANK, Finding
+from rlprof_ops.recorder.detect.steps import SEASONAL
+
+STREAK = 3  # steps on end
+_FACTOR = 1.2
+_FEW, _FEW_FACTOR = 4, 1.35  # with fewer ranks nobody says which of them is the ordinary one
+_LEAST_FACTOR = 1.1  # of each of them
+_SIGMAS = 3.0  # of one step; the mean of three has to be so far out
+_LEAST_SIGMA = 0.02
+_LEAST_SHARE = 0.05  # of the step
+_LEAST_STEPS = 8
+_WINDOW = 20
+_SKEW = 1.15  # the median of such means lies below their mean
+_FIRST_DIFFERENCES = math.sqrt(math.pi) / 2  # a mean absolute difference to a deviation
+# Being in one of these is waiting for others: there the rank that is not slow takes longest.
+WAITING = re.compile(
+    r"wait|barrier|sync\b|all_?reduce|all_?gather|reduce_?scatter|broadcast|collective|nccl", re.IGNORECASE
+)
+STEP = ""  # the name of a step as a whole, where ranks tell no phase
+
+
+@dataclass
+class _Series:
+    """One phase of one role: each rank's score against its peers, and how it moves from step to step."""
+
+    noise: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    before: dict[int, float] = field(default_factory=dict)
+    streak: dict[int, list[float]] = field(default_factory=dict)
+    steps: int = 0
+
+
+class RankDetector:
+    """All ranks of one role."""
+
+    def __init__(self, worker: str) -> None:
+        self._worker = worker
+        self._series: dict[str, _Series] = {}
+        self._named: set[int] = set()
+        self.factors: dict[int, float] = {}  # of the latest step: the worst phase against its peers
+
+    def add(
+        self, step: int, seconds: Mapping[int, float], phases: Mapping[str, Mapping[int, float]], t_ns: int
+    ) -> list[Finding]:
+        """A step that all ranks have told: its seconds by rank, and those of each phase alone."""
+        if len(seconds) < 2:
+            return []
+        whole = median(seconds.values())
+        found: list[Finding] = []
+        self.factors = {}
+        telling = {
+            name: values
+            for name, values in phases.items()
+            if len(values) * 2 > len(seconds) and not WAITING.search(name) and not SEASONAL.search(name)
+        }
+        for name, values in telling.items() if telling else ((STEP, seconds),):
+            found += self._add(step, name, values, whole, t_ns)
+        return found
+
+    def _add(
+        self, step: int, name: str, values: Mapping[int, float], whole: float, t_ns: int
+    ) -> list[Finding]:
+        series = self._series.setdefault(name, _Series())
+        series.steps += 1
+        middle = median(values.values())
+        if len(values) == 2:  # each one's peer is the other
+            total = sum(values.values())
+            peers = {rank: total - value for rank, value in values.items()}
+        else:
+            peers = dict.fromkeys(values, middle)
+        scores = {rank: math.log(max(value, 1e-9) / max(peers[rank], 1e-9)) for rank, value in values.items()}
+        moved = [abs(score - series.before[rank]) for rank, score in scores.items() if rank in series.before]
+        series.before = scores
+        if moved:
+            series.noise.append(_FIRST_DIFFERENCES * fmean(moved))
+        sigma = max(_SKEW * median(series.noise), _LEAST_SIGMA) if series.noise else 1.0
+        least = math.log(_FACTOR if len(values) >= _FEW else _FEW_FACTOR)
+        found = []
+        for rank, score in scores.items():
+            lost = values[rank] - peers[rank]
+            if lost > _LEAST_SHARE * whole:
+                self.factors[rank] = max(self.factors.get(rank, 0.0), math.exp(score))
+            if score > math.log(_LEAST_FACTOR) and lost > _LEAST_SHARE * whole:
+                streak = series.streak.setdefault(rank, [])
+                streak.append(score)
+                mean = sum(streak[-STREAK:]) / STREAK
+                slow = len(streak) >= STREAK and mean > max(_SIGMAS * sigma, least)
+                if slow and series.steps >= _LEAST_STEPS and rank not in self._named:
+                    self._named.add(rank)
+                    found.append(self._finding(step, name, rank, values[rank], peers[rank], sigma, t_ns))
+            else:
+                series.streak.pop(rank, None)
+        return found
+
+    def _finding(
+        self, step: int, name: str, rank: int, seconds: float, peers: float, sigma: float, t_ns: int
+    ) -> Finding:
+        what = name or "its step"
+        since = step - len(self._series[name].streak[rank]) + 1
+        text = (
+            f"{self._worker} rank {rank} is slow since step {since}: {what} takes {seconds:.3g} s,"
+            f" {seconds / max(peers, 1e-9):.2f} times its peers' {peers:.3g} s"
+        )
+        evidence = {"since_step": since, "seconds": seconds, "peers_s": peers, "sigma": sigma}
+        key = f"{SLOW_RANK}:{self._worker}:{rank}"
+        return Finding(SLOW_RANK, text, key, t_ns, step, self._worker, (rank,), "", name, evidence)

@@ -1,0 +1,108 @@
+"""Which captures open by themselves: the `when` of a request against what was found, within its budget."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from rlprof_ops.recorder.detect.finding import HANG, SLOW_PHASE, SLOW_RANK, SLOW_STEP, THROTTLE, Finding
+from rlprof_ops.request import CaptureSpec, When
+from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
+
+PEERS = 2
+
+
+@dataclass(frozen=True)
+class StepFact:
+    """A step that has ended, as triggers see it."""
+
+    step: int
+    seconds: float
+    median_s: float
+    phases: dict[str, tuple[float, float]]  # name -> seconds, median
+
+
+class Trigger:
+    """One capture of a request that has a `when`."""
+
+    def __init__(self, number: int, spec: CaptureSpec, when: When) -> None:
+        self._number, self._spec, self.when = number, spec, when
+        self._taken = 0
+        self._last_step = -1
+        self._turn = 0
+
+    @property
+    def left(self) -> int:
+        return self.when.at_most - self._taken
+
+    def on_step(self, fact: StepFact, ranks: Sequence[int], used_bytes: int) -> CaptureRequest | None:
+        """A step has ended: open for the next one? `ranks` are all of the workers that are meant."""
+        when = self.when
+        if when.every and fact.step % when.every == 0:
+            self._turn += 1
+            chosen = (ranks[(self._turn - 1) % len(ranks)],) if ranks else ()
+            return self._take("every", fact.step, chosen, ranks, used_bytes, peers=0)
+        if when.step_time is not None:
+            seconds, middle = fact.seconds, fact.median_s
+            if when.phase:
+                seconds, middle = fact.phases.get(when.phase, (0.0, 0.0))
+            if when.step_time.holds(seconds, middle):
+                name = f"slow_{when.phase or 'step'}"
+                return self._take(name, fact.step, (), ranks, used_bytes)
+        return None
+
+    def on_finding(
+        self, finding: Finding, ranks: Sequence[int], used_bytes: int, here: Collection[int] = ()
+    ) -> CaptureRequest | None:
+        """Something was found: open for the next step? `here` are the ranks on the finding's node."""
+        when = self.when
+        if finding.kind == SLOW_RANK and when.rank == "slow":
+            if not self._spec.matches(finding.worker):
+                return None
+            return self._take(SLOW_RANK, finding.step, finding.ranks, ranks, used_bytes)
+        if finding.kind == THROTTLE and when.throttle:
+            return self._take(THROTTLE, finding.step, tuple(here), ranks, used_bytes)
+        if finding.kind == HANG and when.hang_s:
+            return self._take(HANG, finding.step, (), ranks, used_bytes, seconds=5.0)
+        alone = when.phase is not None and when.step_time is None
+        if finding.kind in (SLOW_STEP, SLOW_PHASE) and alone and finding.phase == when.phase:
+            return self._take(f"slow_{when.phase}", finding.step, (), ranks, used_bytes)
+        return None
+
+    def _take(
+        self,
+        why: str,
+        step: int,
+        concerned: Sequence[int],
+        ranks: Sequence[int],
+        used_bytes: int,
+        peers: int = PEERS,
+        seconds: float | None = None,
+    ) -> CaptureRequest | None:
+        when = self.when
+        if self.left <= 0 or step == self._last_step:
+            return None
+        if when.disk_bytes and used_bytes >= when.disk_bytes:
+            return None
+        self._taken += 1
+        self._last_step = step
+        return CaptureRequest(
+            id=f"when-{_word(why)}-step{step}-{self._number}",
+            workers=self._spec.workers,
+            ranks=_with_peers(concerned, ranks, peers) if concerned else self._spec.ranks,
+            backend=self._spec.backend,
+            options=dict(self._spec.options),
+            next_steps=None if seconds else 1,
+            seconds=seconds,
+        )
+
+
+def _with_peers(concerned: Sequence[int], ranks: Sequence[int], peers: int) -> tuple[int, ...]:
+    """Those concerned, and as many others to compare them with."""
+    others = [rank for rank in ranks if rank not in concerned]
+    return tuple(sorted({*concerned, *others[:peers]}))
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]+", "_", text)[:60] or "it"

@@ -1,0 +1,298 @@
+"""What the head knows of the whole job: the news of all nodes, summed up, judged, and told in one summary."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from rlprof_ops.recorder.detect.finding import HANG, Finding
+from rlprof_ops.recorder.detect.machine import MemoryDetector, ThrottleDetector
+from rlprof_ops.recorder.detect.ranks import RankDetector
+from rlprof_ops.recorder.detect.steps import StepDetector
+from rlprof_ops.recorder.detect.trigger import StepFact
+from rlprof_ops.recorder.news import News
+from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowEvent
+from rlprof_ops.recorder.step_history import StepHistory
+from rlprof_ops.runtime.marks import Now
+
+SCHEMA = 1
+HANG_S = 300.0
+_HANG_STEPS = 10  # times the median step
+_LEAST_STEPS = 5
+_FIRST_HANG_S = 1800.0  # while it is not known how long a step takes
+_LATE_STEPS = 2  # after so many further steps a rank that has told nothing is not waited for
+_AROUND_WINDOW_NS = 1_000_000_000
+_MOST_FINDINGS = 500
+_MOST_SLOW = 16
+_MOST_WINDOWS = 256
+_MOST_CLOSED = 4096
+
+
+@dataclass
+class _Role:
+    """One kind of worker: its ranks, and the steps that not all of them have told."""
+
+    detector: RankDetector
+    ranks: dict[int, str] = field(default_factory=dict)  # rank -> node
+    untold: dict[int, dict[int, ToldStep]] = field(default_factory=dict)
+    judged: int = 0
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+
+
+class JobView:
+    """Takes news, gives findings, and can be written down at any time. `hang_s` is what a trigger asks."""
+
+    def __init__(self, job: str, nodes: Iterable[str], hang_s: float | None = None) -> None:
+        self.job = job
+        self.findings: list[Finding] = []
+        self.facts: deque[StepFact] = deque(maxlen=256)
+        self.history = StepHistory()
+        self._nodes: dict[str, News | None] = dict.fromkeys(nodes)
+        self._hang_s = hang_s
+        self._roles: dict[str, _Role] = {}
+        self._now: dict[str, tuple[Now, ...]] = {}
+        self._driver = StepDetector()
+        self._driver_name = ""
+        self._moved_ns = 0
+        self._hung_at = 0
+        self._keys: set[str] = set()
+        self._throttle: dict[tuple[str, int], ThrottleDetector] = {}
+        self._memory: dict[tuple[str, str], MemoryDetector] = {}
+        self._open: dict[tuple[str, int, str, int], WindowEvent] = {}
+        self._closed: deque[tuple[int, int]] = deque(maxlen=_MOST_CLOSED)
+
+    # ---- news
+
+    def take(self, news: News) -> list[Finding]:
+        """What these news let find."""
+        self._nodes[news.node] = news
+        self._now[news.node] = news.now
+        found: list[Finding | None] = []
+        for event in news.windows:
+            self._window(event)
+        for step in sorted(news.steps, key=lambda step: (step.step, step.rank)):
+            found += self._step(news.node, step)
+        found += self._machine(news)
+        return [finding for finding in found if finding is not None and self._is_new(finding)]
+
+    def look(self, t_ns: int) -> list[Finding]:
+        """Without news: whether the step clock stands still."""
+        for now in self._all_now():
+            if now.leads:
+                self._moved_ns = max(self._moved_ns, now.begin_ns, now.phase_ns)
+        step = self.step
+        limit_s = self.hang_limit_s
+        if not step or not self._moved_ns or (t_ns - self._moved_ns) / 1e9 < limit_s:
+            return []
+        if self._hung_at == self._moved_ns:
+            return []
+        self._hung_at = self._moved_ns
+        still_s = (t_ns - self._moved_ns) / 1e9
+        phase = next((now.phase for now in self._all_now() if now.leads and now.phase), "")
+        text = f"the step clock stands still for {still_s:.0f} s at step {step}" + (
+            f", in {phase}" if phase else ""
+        )
+        evidence = {"still_s": still_s, "limit_s": limit_s, "median_s": self._driver.steps.median_s}
+        finding = Finding(
+            HANG, text, f"{HANG}:{self._moved_ns}", t_ns, step, self._driver_name, (), "", phase, evidence
+        )
+        return [finding] if self._is_new(finding) else []
+
+    @property
+    def hang_limit_s(self) -> float:
+        """How long the step clock may stand still."""
+        if self._hang_s is not None:
+            return self._hang_s
+        if len(self._driver.steps) < _LEAST_STEPS:
+            return _FIRST_HANG_S
+        return max(HANG_S, _HANG_STEPS * self._driver.steps.median_s)
+
+    @property
+    def step(self) -> int:
+        """The step begun last; 0 before the first."""
+        return max((abs(now.step) for now in self._all_now() if now.leads), default=self.history.last)
+
+    def ranks(self, patterns: Any) -> list[int]:
+        """All ranks of the workers that a capture means."""
+        return sorted(
+            {
+                rank
+                for worker, role in self._roles.items()
+                if patterns.matches(worker)
+                for rank in role.ranks
+                if patterns.matches(worker, rank)
+            }
+        )
+
+    def ranks_on(self, node: str, patterns: Any) -> list[int]:
+        """Those of them on one node."""
+        return sorted(
+            {
+                rank
+                for worker, role in self._roles.items()
+                for rank, place in role.ranks.items()
+                if place == node and patterns.matches(worker, rank)
+            }
+        )
+
+    def _all_now(self) -> Iterator[Now]:
+        for there in self._now.values():
+            yield from there
+
+    def _is_new(self, finding: Finding) -> bool:
+        if finding.key in self._keys:
+            return False
+        self._keys.add(finding.key)
+        self.findings.append(finding)
+        del self.findings[:-_MOST_FINDINGS]
+        return True
+
+    def _window(self, event: WindowEvent) -> None:
+        key = (event.worker, event.rank, event.backend, event.start)
+        if event.event == "opened":
+            self._open[key] = event
+        else:
+            begun = self._open.pop(key, None)
+            if begun is not None:
+                self._closed.append((begun.t_ns, event.t_ns))
+
+    def _exempt(self, step: ToldStep) -> bool:
+        """Whether a window was open in this step, or has just closed: it proves nothing."""
+        begin, end = step.begin_ns, step.begin_ns + int(step.seconds * 1e9)
+        return any(window.t_ns <= end for window in self._open.values()) or any(
+            opened <= end and begin <= closed + _AROUND_WINDOW_NS for opened, closed in self._closed
+        )
+
+    def _step(self, node: str, step: ToldStep) -> list[Finding | None]:
+        exempt = self._exempt(step)
+        found: list[Finding | None] = []
+        if step.leads:
+            self._driver_name = step.worker
+            self._moved_ns = max(self._moved_ns, step.begin_ns + int(step.seconds * 1e9))
+            middle = self._driver.steps.median_s if len(self._driver.steps) >= _LEAST_STEPS else 0.0
+            phases = {
+                name: (phase.seconds, self._driver.phase_median_s(name))
+                for name, phase in step.phases.items()
+            }
+            finding = self._driver.add(step, exempt)
+            found.append(finding)
+            self.history.add(step, finding is not None)
+            if not exempt:
+                self.facts.append(StepFact(step.step, step.seconds, middle, phases))
+        role = self._roles.setdefault(step.worker, _Role(RankDetector(step.worker)))
+        role.ranks[step.rank] = node
+        role.latest.append(step.seconds)
+        if step.step > role.judged:
+            role.untold.setdefault(step.step, {})[step.rank] = step
+            found += self._judge(role, exempt)
+        return found
+
+    def _judge(self, role: _Role, exempt: bool) -> list[Finding]:
+        """The steps of a role that every rank has told, or that are too old to wait for."""
+        found: list[Finding] = []
+        newest = max(role.untold)
+        for number in sorted(role.untold):
+            told = role.untold[number]
+            if len(told) < len(role.ranks) and number > newest - _LATE_STEPS:
+                break
+            del role.untold[number]
+            role.judged = number
+            if exempt or any(self._exempt(step) for step in told.values()):
+                continue
+            seconds = {rank: step.seconds for rank, step in told.items()}
+            phases: dict[str, dict[int, float]] = {}
+            for rank, step in told.items():
+                for name, phase in step.phases.items():
+                    phases.setdefault(name, {})[rank] = phase.own_s
+            last = max(step.begin_ns + int(step.seconds * 1e9) for step in told.values())
+            found += role.detector.add(number, seconds, phases, last)
+        return found
+
+    def _machine(self, news: News) -> Iterator[Finding | None]:
+        t_s = news.t_ns / 1e9
+        for gpu, (seconds, bits) in news.throttled.items():
+            key = (news.node, gpu)
+            detector = self._throttle.setdefault(key, ThrottleDetector(news.node, gpu))
+            yield detector.add(t_s, seconds, bits)
+        if news.host is not None:
+            total = news.host.memory_total_mib
+            yield self._memory_of(news.node, "memory").add(t_s, news.host.memory_mib, total)
+        for sample in news.gpus:
+            watched = self._memory_of(news.node, f"GPU {sample.gpu} memory")
+            yield watched.add(t_s, sample.memory_mib, sample.memory_total_mib)
+
+    def _memory_of(self, node: str, what: str) -> MemoryDetector:
+        return self._memory.setdefault((node, what), MemoryDetector(node, what))
+
+    # ---- the summary
+
+    def summary(self) -> dict[str, Any]:
+        """Everything that `rlprof top` shows."""
+        return {
+            "schema": SCHEMA,
+            "job": self.job,
+            "t_ns": time.time_ns(),
+            "step": self.step,
+            "step_median_s": self._driver.steps.median_s,
+            "hang_limit_s": self.hang_limit_s,
+            "nodes": {name: _node(news) for name, news in self._nodes.items()},
+            "roles": [self._role(worker, role) for worker, role in sorted(self._roles.items())]
+            + self._silent_roles(),
+            "history": self.history.to_dict(),
+            "slowest": self._slowest(),
+            "windows": [event.__dict__ for event in list(self._open.values())[:_MOST_WINDOWS]],
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
+
+    def _role(self, worker: str, role: _Role) -> dict[str, Any]:
+        there = [now for now in self._all_now() if now.worker == worker]
+        return _role_row(worker, len(role.ranks), there, median(role.latest) if role.latest else 0.0)
+
+    def _silent_roles(self) -> list[dict[str, Any]]:
+        """Workers that have not ended a step."""
+        there: dict[str, list[Now]] = {}
+        for now in self._all_now():
+            if now.worker not in self._roles:
+                there.setdefault(now.worker, []).append(now)
+        return [_role_row(worker, len(found), found, 0.0) for worker, found in sorted(there.items())]
+
+    def _slowest(self) -> list[dict[str, Any]]:
+        found = [
+            (factor, worker, rank, role.ranks.get(rank, ""))
+            for worker, role in self._roles.items()
+            for rank, factor in role.detector.factors.items()
+            if factor > 1.05
+        ]
+        return [
+            {"worker": worker, "rank": rank, "node": node, "factor": round(factor, 3)}
+            for factor, worker, rank, node in sorted(found, reverse=True)[:_MOST_SLOW]
+        ]
+
+
+def _role_row(worker: str, ranks: int, there: list[Now], median_s: float) -> dict[str, Any]:
+    phases: dict[str, int] = {}
+    for now in there:
+        name = now.phase or ("between steps" if now.step <= 0 else "in the step")
+        phases[name] = phases.get(name, 0) + 1
+    return {
+        "worker": worker,
+        "ranks": ranks,
+        "step": max((abs(now.step) for now in there), default=0),
+        "phases": dict(sorted(phases.items(), key=lambda item: -item[1])[:4]),
+        "median_s": round(median_s, 6),
+    }
+
+
+def _node(news: News | None) -> dict[str, Any]:
+    if news is None:
+        return {"t_ns": 0, "host": None, "gpus": [], "engines": []}
+    return {
+        "t_ns": news.t_ns,
+        "host": None if news.host is None else news.host.__dict__,
+        "gpus": [gpu.__dict__ for gpu in news.gpus],
+        "engines": [engine.__dict__ for engine in news.engines],
+    }

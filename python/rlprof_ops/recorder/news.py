@@ -1,0 +1,105 @@
+"""What a node's recorder tells the head's: one JSON line every few seconds, read with care."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlprof_ops.recorder.samples.engines import EngineSample
+from rlprof_ops.recorder.samples.gpu import GpuSample
+from rlprof_ops.recorder.samples.host import HostSample
+from rlprof_ops.recorder.samples.step_marks import Phase, ToldStep, WindowEvent
+from rlprof_ops.runtime.marks import Now
+
+MOST_STEPS = 400  # of one line; the others come with the next
+
+
+@dataclass(frozen=True)
+class News:
+    """One line. `throttled` is GPU -> (seconds, reasons) since the line before."""
+
+    node: str
+    t_ns: int
+    host: HostSample | None
+    gpus: tuple[GpuSample, ...]
+    engines: tuple[EngineSample, ...]
+    now: tuple[Now, ...]
+    steps: tuple[ToldStep, ...]
+    windows: tuple[WindowEvent, ...]
+    throttled: Mapping[int, tuple[float, int]]
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "node": self.node,
+                "t_ns": self.t_ns,
+                "host": None if self.host is None else _values(self.host),
+                "gpus": [_values(gpu) for gpu in self.gpus],
+                "engines": [_values(engine) for engine in self.engines],
+                "now": [_values(now) for now in self.now],
+                "steps": [_step_row(step) for step in self.steps],
+                "windows": [_values(event) for event in self.windows],
+                "throttled": [[gpu, *what] for gpu, what in self.throttled.items()],
+            },
+            separators=(",", ":"),
+        )
+
+
+def _values(value: Any) -> list[Any]:
+    return list(value.__dict__.values())
+
+
+def _step_row(step: ToldStep) -> list[Any]:
+    phases = {
+        name: [phase.count, round(phase.begin_s, 5), round(phase.seconds, 6), round(phase.own_s, 6)]
+        for name, phase in step.phases.items()
+    }
+    head = [step.worker, step.rank, step.pid, step.leads, step.step, step.begin_ns, round(step.seconds, 6)]
+    return [*head, phases]
+
+
+def read(text: str | bytes) -> News | None:
+    """The news of a line; None for what is none."""
+    try:
+        data = json.loads(text)
+        return News(
+            str(data["node"]),
+            int(data["t_ns"]),
+            None if data["host"] is None else HostSample(*_numbers(data["host"])),
+            tuple(GpuSample(*_numbers(row)) for row in data["gpus"]),
+            tuple(EngineSample(str(row[0]), *_numbers(row[1:])) for row in data["engines"]),
+            tuple(_now(row) for row in data["now"]),
+            tuple(_step(row) for row in data["steps"]),
+            tuple(_window(row) for row in data["windows"]),
+            {int(gpu): (float(seconds), int(bits)) for gpu, seconds, bits in data["throttled"]},
+        )
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return None
+
+
+def _numbers(row: Iterable[Any]) -> list[int]:
+    found = list(row)
+    if not all(isinstance(value, (int, float)) for value in found):
+        raise ValueError("no numbers")
+    return found
+
+
+def _now(row: list[Any]) -> Now:
+    step, begin_ns, phase_ns, rank, world, pid, leads, phase, worker = row
+    _numbers((step, begin_ns, phase_ns, rank, world, pid))
+    return Now(step, begin_ns, phase_ns, rank, world, pid, bool(leads), str(phase), str(worker))
+
+
+def _step(row: list[Any]) -> ToldStep:
+    worker, rank, pid, leads, step, begin_ns, seconds, phases = row
+    _numbers((rank, pid, step, begin_ns, seconds))
+    told = {str(name): Phase(*_numbers(values)) for name, values in phases.items()}
+    return ToldStep(str(worker), rank, pid, bool(leads), step, begin_ns, seconds, told)
+
+
+def _window(row: list[Any]) -> WindowEvent:
+    event, t_ns, worker, rank, backend, start, asked_by = row
+    _numbers((t_ns, rank, start))
+    return WindowEvent(str(event), t_ns, str(worker), rank, str(backend), start, str(asked_by))

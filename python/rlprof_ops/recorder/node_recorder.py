@@ -1,0 +1,153 @@
+"""One node's recorder: looks once a second, keeps the rows, and makes the news for the head."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rlprof_ops.recorder import rows
+from rlprof_ops.recorder.news import MOST_STEPS, News
+from rlprof_ops.recorder.record_file import FOLDER, RecordFile, read_folder
+from rlprof_ops.recorder.samples.engines import Engines, EngineSample
+from rlprof_ops.recorder.samples.gpu import GpuSample, GpuSamples
+from rlprof_ops.recorder.samples.host import HostSample, HostSamples
+from rlprof_ops.recorder.samples.step_marks import StepMarks, ToldStep, WindowEvent
+
+SEAL_S = 60.0
+# From this size on the record gets every second sample alone, from each doubling on every second of those.
+THIN_BYTES = 16 << 20
+
+
+class NodeRecorder:
+    """Everything of one node. Raises OSError when the node folder takes no record."""
+
+    def __init__(self, node_dir: Path, node: str, thin_bytes: int = THIN_BYTES) -> None:
+        self._node = node
+        self._kept = _kept_steps(node_dir / FOLDER)
+        self._file = RecordFile(node_dir / FOLDER)
+        self._marks = StepMarks(node_dir)
+        self._host, self._gpus, self._engines = HostSamples(), GpuSamples(), Engines()
+        self._names = rows.Names.new()
+        self._sealed = time.monotonic()
+        self._looks = 0
+        self._then = time.monotonic()
+        self._thin_bytes = thin_bytes
+        self._steps: list[ToldStep] = []
+        self._windows: list[WindowEvent] = []
+        self._throttled: dict[int, tuple[float, int]] = {}
+        self._latest: tuple[HostSample | None, list[GpuSample], list[EngineSample]] = (None, [], [])
+
+    def look(self) -> None:
+        """One second's look, kept on the node's disk at once."""
+        t_ns, now = time.time_ns(), time.monotonic()
+        seconds, self._then = now - self._then, now
+        host, gpus, engines = self._host.look(), self._gpus.look(), self._engines.look()
+        steps, windows = self._marks.look()
+        self._latest = (host, gpus, engines)
+        self._steps += steps
+        self._windows += windows
+        for gpu in gpus:
+            before, bits = self._throttled.get(gpu.gpu, (0.0, 0))
+            if gpu.throttle & 0xE8:
+                self._throttled[gpu.gpu] = (before + min(seconds, 5.0), bits | gpu.throttle)
+        self._keep(t_ns, host, gpus, engines, steps)
+        self._looks += 1
+
+    def _keep(
+        self,
+        t_ns: int,
+        host: HostSample,
+        gpus: list[GpuSample],
+        engines: list[EngineSample],
+        steps: list[ToldStep],
+    ) -> None:
+        if self._file.full or time.monotonic() - self._sealed >= SEAL_S:
+            self.seal()
+        if not self._file.base_ns:
+            self._file.begin(t_ns)
+            self._names = rows.Names.new()
+        t = (t_ns - self._file.base_ns) // 100_000_000
+        found: list[tuple[int, bytes]] = []
+        if self._looks % self.every() == 0:
+            found += [
+                (
+                    rows.GPU,
+                    rows.pack(
+                        rows.GPU, t, gpu.gpu, gpu.busy_percent, gpu.temperature_c, 0, gpu.power_w, gpu.sm_mhz,
+                        gpu.memory_mib, gpu.throttle, gpu.pcie_mib_s, gpu.nvlink_mib_s,
+                    ),
+                )
+                for gpu in gpus
+            ]  # fmt: skip
+            moved = (host.received_kib_s, host.sent_kib_s, host.read_kib_s, host.written_kib_s)
+            found.append(
+                (
+                    rows.HOST,
+                    rows.pack(rows.HOST, t, host.cpu_permille, host.memory_mib, *moved, host.store_mib),
+                )
+            )
+            for engine in engines:
+                number = self._names.number(engine.url)
+                values = (engine.running, engine.waiting, engine.cache_permille, engine.preemptions)
+                row = rows.pack(rows.ENGINE, t, number, *values, engine.tokens_s, engine.prompt_tokens_s)
+                found.append((rows.ENGINE, row))
+        for step in steps:
+            found += self._step_rows(step)
+        fresh, self._names.fresh = self._names.fresh, []
+        self._file.add([(rows.NAME, row) for row in fresh] + found)
+
+    def _step_rows(self, step: ToldStep) -> list[tuple[int, bytes]]:
+        name = rows.process_name(step.worker, step.rank, step.pid, step.leads)
+        if step.step <= self._kept.get(name, 0):  # by a recorder that was killed
+            return []
+        who = self._names.number(name)
+        found = [(rows.STEP, rows.pack(rows.STEP, who, step.step, step.begin_ns, step.seconds))]
+        for name, phase in step.phases.items():
+            times = (phase.begin_s, phase.seconds, phase.own_s)
+            number = self._names.number(name)
+            found.append((rows.PHASE, rows.pack(rows.PHASE, who, step.step, number, phase.count, *times)))
+        return found
+
+    def every(self) -> int:
+        """Every how many looks the samples are kept: more rarely the larger the record is."""
+        size, every = self._file.size_bytes, 1
+        while size >= self._thin_bytes and every < 1024:
+            size, every = size // 2, every * 2
+        return every
+
+    def seal(self) -> None:
+        """Make a block of what is there, for the sync to bring home."""
+        self._file.seal()
+        self._file.begin(0)
+        self._sealed = time.monotonic()
+
+    def news(self) -> News:
+        """What the head has not been told."""
+        steps, self._steps = self._steps[:MOST_STEPS], self._steps[MOST_STEPS:]
+        windows, self._windows = self._windows, []
+        throttled, self._throttled = self._throttled, {}
+        host, gpus, engines = self._latest
+        now = tuple(self._marks.now())
+        return News(
+            self._node,
+            time.time_ns(),
+            host,
+            tuple(gpus),
+            tuple(engines),
+            now,
+            tuple(steps),
+            tuple(windows),
+            throttled,
+        )
+
+
+def _kept_steps(folder: Path) -> dict[str, int]:
+    """The last step of each process that the record holds already."""
+    found: dict[str, int] = {}
+    layout = rows.LAYOUT[rows.STEP][0]
+    for block in read_folder(folder):
+        names = block.names()
+        for who, step, _, _ in layout.iter_unpack(block.sections.get(rows.STEP, b"")):
+            name = names.get(who, "")
+            found[name] = max(found.get(name, 0), step)
+    return found

@@ -1,0 +1,1 @@
+"""What a node shows each second: its host, its GPUs, its engines, its processes' steps."""

@@ -1,0 +1,119 @@
+"""The metrics endpoints of vLLM and SGLang servers of this node's job: Prometheus text, read over loopback.
+
+A server is found by its command line and the port in it, or by RLPROF_ENGINES, a list of URLs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+_SERVER = re.compile(r"vllm\.entrypoints|vllm\0serve|sglang\.launch_server|bin/vllm\0|sglang_router")
+_PORT = re.compile(r"\0--port(?:\0|=)(\d{2,5})(?:\0|$)")
+_DEFAULT_PORT = {"vllm": 8000, "sglang": 30000}
+_SEARCH_S = 15.0
+_TIMEOUT_S = 0.5
+_MOST_BYTES = 1 << 20
+_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
+
+# What both call a figure; several series of one name (models, engines) are added, shares are not.
+_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
+_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+_CACHE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
+_PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions", "sglang:num_retracted_reqs")
+_TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
+_PROMPT = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
+
+
+@dataclass(frozen=True)
+class EngineSample:
+    """One look at one server."""
+
+    url: str
+    running: int
+    waiting: int
+    cache_permille: int
+    preemptions: int
+    tokens_s: float
+    prompt_tokens_s: float
+
+
+class Engines:
+    """The servers of this node. Looking is bounded; one that does not answer is left out."""
+
+    def __init__(self, proc: str = "/proc", urls: str | None = None) -> None:
+        self._proc = proc
+        self._urls = tuple((os.environ.get("RLPROF_ENGINES", "") if urls is None else urls).split())
+        self._found: tuple[str, ...] = ()
+        self._searched = -_SEARCH_S
+        self._before: dict[str, tuple[float, float, float]] = {}
+
+    def look(self) -> list[EngineSample]:
+        now = time.monotonic()
+        if now - self._searched >= _SEARCH_S:
+            self._searched = now
+            self._found = tuple(dict.fromkeys((*self._urls, *self._search())))
+        return [sample for url in self._found if (sample := self._sample(url)) is not None]
+
+    def _search(self) -> list[str]:
+        found = []
+        for path in Path(self._proc).glob("[0-9]*/cmdline"):
+            try:
+                if path.parent.stat().st_uid != os.getuid():
+                    continue
+                words = path.read_bytes().decode("utf-8", "replace")
+            except OSError:
+                continue
+            if _SERVER.search(words):
+                port = _PORT.search(words)
+                kind = "sglang" if "sglang" in words else "vllm"
+                found.append(f"http://127.0.0.1:{port[1] if port else _DEFAULT_PORT[kind]}/metrics")
+        return found
+
+    def _sample(self, url: str) -> EngineSample | None:
+        try:
+            with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+                text = answer.read(_MOST_BYTES).decode("utf-8", "replace")
+        except (OSError, ValueError):
+            return None
+        figures = parse(text)
+        if not figures:
+            return None
+        now = time.monotonic()
+        made, taken = _first(figures, _TOKENS), _first(figures, _PROMPT)
+        then, made_before, taken_before = self._before.get(url, (now, made, taken))
+        self._before[url] = (now, made, taken)
+        seconds = max(now - then, 1e-3)
+        return EngineSample(
+            url,
+            int(_first(figures, _RUNNING)),
+            int(_first(figures, _WAITING)),
+            round(1000 * min(1.0, _first(figures, _CACHE))),
+            int(_first(figures, _PREEMPTIONS)),
+            max(0.0, made - made_before) / seconds,
+            max(0.0, taken - taken_before) / seconds,
+        )
+
+
+def parse(text: str) -> dict[str, float]:
+    """The figures of engines in an endpoint's text, by name; a share is the largest of its series."""
+    found: dict[str, float] = {}
+    for name, number in _LINE.findall(text):
+        if name.startswith(("vllm:", "sglang:")):
+            try:
+                value = float(number)
+            except ValueError:
+                continue
+            if value == value:
+                found[name] = (
+                    max(found.get(name, 0.0), value) if name in _CACHE else found.get(name, 0.0) + value
+                )
+    return found
+
+
+def _first(figures: dict[str, float], names: tuple[str, ...]) -> float:
+    return next((figures[name] for name in names if name in figures), 0.0)

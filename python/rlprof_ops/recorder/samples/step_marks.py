@@ -1,0 +1,227 @@
+"""The steps of a node's processes, read as they come: from lines that only grow, and from mapped files.
+
+The one that leads tells its steps among its events, the others in `marks/`. Nothing is told twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.runtime import marks
+from rlprof_ops.runtime.marks import Now
+
+_STEP, _REGISTERED = b'"event": "step"', b'"event": "registered"'
+_WINDOW = (b'"event": "opened"', b'"event": "closed"', b'"event": "failed"')
+_MOST_READ = 1 << 20  # of one file at one look
+_ROTATE_BYTES = 4 << 20
+_MOST_NAMES = 64  # phases of one step that are told apart
+
+
+@dataclass(frozen=True)
+class Phase:
+    """All ranges of one name in a step. `own_s` is without the ranges inside them."""
+
+    count: int
+    begin_s: float
+    seconds: float
+    own_s: float
+
+
+@dataclass(frozen=True)
+class ToldStep:
+    """One step of one process."""
+
+    worker: str
+    rank: int
+    pid: int
+    leads: bool
+    step: int
+    begin_ns: int
+    seconds: float
+    phases: dict[str, Phase]
+
+
+@dataclass(frozen=True)
+class WindowEvent:
+    """A window that opened, closed or failed; `asked_by` is the capture on demand that wanted it."""
+
+    event: str
+    t_ns: int
+    worker: str
+    rank: int
+    backend: str
+    start: int
+    asked_by: str
+
+
+def phases_of(rows: Iterable[Any], begin_ns: int) -> dict[str, Phase]:
+    """What `(name, begin, end, depth)` sum up to, by name. Rows come in the order in which they ended."""
+    spans = sorted(
+        ((row[1], -row[2], str(row[0])) for row in rows if row[2] > row[1]), key=lambda row: row[:2]
+    )
+    own: list[int] = []
+    open_at: list[int] = []
+    for place, (begin, minus_end, _) in enumerate(spans):
+        while open_at and -spans[open_at[-1]][1] <= begin:
+            open_at.pop()
+        own.append(-minus_end - begin)
+        if open_at:
+            own[open_at[-1]] -= min(-minus_end, -spans[open_at[-1]][1]) - begin
+        open_at.append(place)
+    found: dict[str, list[float]] = {}
+    for (begin, minus_end, name), alone in zip(spans, own, strict=True):
+        total = found.setdefault(name, [0, (begin - begin_ns) / 1e9, 0.0, 0.0])
+        total[0] += 1
+        total[2] += (-minus_end - begin) / 1e9
+        total[3] += alone / 1e9
+    return {name: Phase(int(total[0]), *total[1:]) for name, total in list(found.items())[:_MOST_NAMES]}
+
+
+class StepMarks:
+    """All processes of one node that tell steps or windows."""
+
+    def __init__(self, node_dir: Path) -> None:
+        self._node_dir = node_dir
+        self._files: dict[Path, _Lines] = {}
+        self._steps: list[ToldStep] = []
+        self._windows: list[WindowEvent] = []
+
+    def now(self) -> list[Now]:
+        """Where each process is; those that have ended are left out."""
+        found = []
+        for path in self._files_of(marks.FOLDER, marks.SUFFIX):
+            now = _now_of(path)
+            if now is not None and now.worker and os.path.isdir(f"/proc/{now.pid}"):
+                found.append(now)
+        return found
+
+    def look(self) -> tuple[list[ToldStep], list[WindowEvent]]:
+        """The steps that have ended, and what became of windows, since the last look."""
+        steps: list[ToldStep] = []
+        windows: list[WindowEvent] = []
+        for folder in ("events", marks.FOLDER):
+            for path in self._files_of(folder, ".jsonl"):
+                lines = self._files.get(path)
+                if lines is None:
+                    lines = _Lines(path, _now_of(path.with_suffix(marks.SUFFIX)))
+                    self._files[path] = lines
+                for found in lines.new():
+                    if isinstance(found, ToldStep):
+                        steps.append(found)
+                    else:
+                        windows.append(found)
+        return steps, windows
+
+    def _files_of(self, name: str, suffix: str) -> list[Path]:
+        folder = self._node_dir / name
+        try:
+            with os.scandir(folder) as entries:
+                return [folder / entry.name for entry in entries if entry.name.endswith(suffix)]
+        except OSError:
+            return []
+
+
+def _now_of(path: Path) -> Now | None:
+    try:
+        return marks.unpack(path.read_bytes())
+    except OSError:
+        return None
+
+
+class _Lines:
+    """One file of lines. Those in `marks/` are nobody else's: they go when they are read."""
+
+    def __init__(self, path: Path, who: Now | None) -> None:
+        self._path = path
+        self._ours = path.parent.name == marks.FOLDER
+        self._who = None if who is None else (who.worker, who.rank, who.pid)
+        self._offset = 0
+        self._inode = 0
+        self._last = 0
+
+    def new(self) -> Iterator[ToldStep | WindowEvent]:
+        for line in self._read().split(b"\n"):
+            if _STEP in line:
+                told = self._step(line)
+                if told is not None and told.step > self._last:
+                    self._last = told.step
+                    yield told
+            elif _REGISTERED in line:
+                row = _row(line)
+                if isinstance(row.get("worker"), str):
+                    self._who = (row["worker"], _whole(row.get("rank")), _whole(row.get("pid")))
+            elif any(mark in line for mark in _WINDOW):
+                window = self._window(_row(line))
+                if window is not None:
+                    yield window
+
+    def _read(self) -> bytes:
+        """Whole lines since the last look."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return b""
+        try:
+            found = os.fstat(descriptor)
+            if found.st_ino != self._inode or found.st_size < self._offset:
+                self._inode, self._offset = found.st_ino, 0
+            if found.st_size == self._offset:
+                return b""
+            data = os.pread(descriptor, _MOST_READ, self._offset)
+        except OSError:
+            return b""
+        finally:
+            os.close(descriptor)
+        end = data.rfind(b"\n") + 1
+        if not end and len(data) == _MOST_READ:  # one line that is longer than any of ours
+            end = len(data)
+        self._offset += end
+        if self._ours and self._offset == found.st_size and self._offset > _ROTATE_BYTES:
+            with contextlib.suppress(OSError):
+                self._path.unlink()  # its writer begins a new one
+        return data[:end]
+
+    def _step(self, line: bytes) -> ToldStep | None:
+        if self._who is None:
+            return None
+        row = _row(line)
+        try:
+            begin_ns, end_ns = int(row["begin_ns"]), int(row["end_ns"])
+            phases = phases_of(row["phases"], begin_ns)
+            step = int(row["step"])
+        except (ValueError, TypeError, KeyError, IndexError):
+            return None
+        if not 0 < begin_ns <= end_ns or not 0 < step < 1 << 32:
+            return None
+        return ToldStep(*self._who, not self._ours, step, begin_ns, (end_ns - begin_ns) / 1e9, phases)
+
+    def _window(self, row: dict[str, Any]) -> WindowEvent | None:
+        steps = row.get("steps")
+        if self._who is None or not isinstance(steps, list) or not steps:
+            return None
+        return WindowEvent(
+            str(row.get("event")),
+            _whole(row.get("t_ns")),
+            *self._who[:2],
+            str(row.get("backend")),
+            _whole(steps[0]),
+            str(row.get("asked_by") or ""),
+        )
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

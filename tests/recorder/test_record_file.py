@@ -1,0 +1,151 @@
+"""A node's record: read again as it was written, whatever moment the writer is killed at."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.recorder import record_file, rows
+from rlprof_ops.recorder.record_file import FOLDER, RECORD, TAIL, RecordFile, read_folder
+
+STEP = rows.LAYOUT[rows.STEP][0]
+
+
+def steps(folder: Path) -> list[int]:
+    return [
+        step
+        for block in read_folder(folder)
+        for _, step, _, _ in STEP.iter_unpack(block.sections.get(rows.STEP, b""))
+    ]
+
+
+def write(file: RecordFile, number: int) -> None:
+    file.add([(rows.STEP, rows.pack(rows.STEP, 1, number, 10**18, 1.5))])
+
+
+def test_rows_are_there_before_and_after_they_are_sealed(tmp_path: Path) -> None:
+    file = RecordFile(tmp_path / FOLDER)
+    file.begin(123)
+    for number in range(1, 50):
+        write(file, number)
+        assert steps(tmp_path / FOLDER) == list(range(1, number + 1))
+        if number % 7 == 0:
+            file.seal()
+    assert {block.base_ns for block in read_folder(tmp_path / FOLDER)} == {123}
+
+
+def test_whatever_byte_a_kill_cuts_at_only_the_last_rows_are_lost(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    file = RecordFile(folder)
+    for number in range(1, 31):
+        write(file, number)
+        if number % 10 == 0:
+            file.seal()
+    for number in range(31, 36):
+        write(file, number)
+    record, tail = (folder / RECORD).read_bytes(), (folder / TAIL).read_bytes()
+    rng = random.Random(0)
+    for _ in range(60):
+        cut = rng.randrange(len(tail))
+        (folder / TAIL).write_bytes(tail[:cut])
+        assert steps(folder) == list(range(1, len(steps(folder)) + 1)) and len(steps(folder)) >= 30
+    (folder / TAIL).write_bytes(tail)
+    (folder / RECORD).write_bytes(record[:-5])  # killed while it appended: its tail is there still
+    found = steps(folder)
+    assert found == [*range(1, 21), *range(31, 36)] or found == list(range(1, 21))
+    again = RecordFile(folder)
+    write(again, 99)
+    again.seal()
+    assert steps(folder)[:20] == list(range(1, 21)) and steps(folder)[-1] == 99
+
+
+def test_a_block_that_is_there_is_not_read_a_second_time_from_the_tail(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    file = RecordFile(folder)
+    write(file, 1)
+    tail = (folder / TAIL).read_bytes()
+    file.seal()
+    (folder / TAIL).write_bytes(tail)  # killed between the block and the end of its tail
+    assert steps(folder) == [1]
+    RecordFile(folder)
+    assert steps(folder) == [1]
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 100, b"RLPR" + b"\xff" * 100, os.urandom(500)])
+def test_what_is_no_record_has_no_rows(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / RECORD).write_bytes(data)
+    (tmp_path / TAIL).write_bytes(data)
+    assert steps(tmp_path) == []
+
+
+def test_a_node_and_hour_of_eight_gpus_is_below_a_megabyte(tmp_path: Path) -> None:
+    """28,800 rows of GPUs that do something different each second, and 600 steps of nine processes."""
+    rng = random.Random(1)
+    file = RecordFile(tmp_path / FOLDER)
+    for second in range(3600):
+        t = second % 60 * 10
+        found = [
+            (
+                rows.GPU,
+                rows.pack(
+                    rows.GPU, t, gpu, rng.randrange(101), 60 + rng.randrange(8), 0, rng.randrange(300, 700),
+                    rng.choice((1980, 1965, 1755)), 70_000 + rng.randrange(4000), 4, rng.randrange(2000),
+                    rng.randrange(100_000),
+                ),
+            )
+            for gpu in range(8)
+        ]  # fmt: skip
+        values = (
+            rng.randrange(1001),
+            300_000 + rng.randrange(9999),
+            *(rng.randrange(10**6) for _ in range(4)),
+        )
+        found.append((rows.HOST, rows.pack(rows.HOST, t, *values, 5000)))
+        if second % 6 == 0:
+            for process in range(9):
+                at = 10**18 + second * 10**9
+                found.append((rows.STEP, rows.pack(rows.STEP, process, second, at, rng.uniform(5, 6))))
+                for name in range(7):
+                    times = (rng.random(), rng.random(), rng.random())
+                    found.append((rows.PHASE, rows.pack(rows.PHASE, process, second, name, 1, *times)))
+        file.add(found)
+        if second % 60 == 59 or file.full:
+            file.seal()
+    size = sum(path.stat().st_size for path in (tmp_path / FOLDER).iterdir())
+    assert size < 1_000_000, size
+
+
+def test_a_recorder_that_is_killed_loses_a_second(tmp_path: Path) -> None:
+    """The real process, SIGKILL; what it has looked at is there, and the next one goes on."""
+    argv = [sys.executable, "-m", "rlprof_ops.recorder", f"--node-dir={tmp_path}", "--node=n1", "--nodes=n1"]
+    folder = tmp_path / FOLDER
+    looks = []
+    for _ in range(2):
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            try:
+                assert process.stdout is not None
+                for _ in range(3):
+                    assert b"host" in process.stdout.readline()
+            finally:
+                os.kill(process.pid, signal.SIGKILL)
+        looks.append(sum(len(block.sections[rows.HOST]) for block in read_folder(folder)))
+    size = rows.LAYOUT[rows.HOST][0].size
+    assert looks[0] >= 2 * size and looks[1] >= looks[0] + 2 * size
+
+
+def test_the_recorder_ends_with_its_parent_and_when_told(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "rlprof_ops.recorder", f"--node-dir={tmp_path}", "--node=n1", "--nodes=n1"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        began = time.monotonic()
+        process.terminate()
+        assert process.wait(30) == 0 and time.monotonic() - began < 10
+    assert not (tmp_path / FOLDER / TAIL).stat().st_size or list(record_file.read(tmp_path / FOLDER / RECORD))

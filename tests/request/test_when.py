@@ -1,0 +1,109 @@
+"""`when` of a capture: what it takes, what it says to a mistake, what it opens within its budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlprof_ops.recorder.detect.finding import HANG, SLOW_RANK, THROTTLE, Finding
+from rlprof_ops.recorder.detect.trigger import StepFact, Trigger
+from rlprof_ops.request import RequestError, request_from_dict, request_from_json
+
+
+def spec(when: object, **more: object) -> Any:
+    request = request_from_dict(
+        {"captures": [{"backend": "torch", "workers": "policy_worker", "when": when} | more]}
+    )
+    assert request and request_from_json(request.to_json()) == request
+    return request.captures[0]
+
+
+def test_it_stands_in_place_of_steps_or_beside_them() -> None:
+    alone = spec({"rank": "slow"})
+    assert alone.waits and not alone.is_on and alone.windows() == ()
+    both = spec({"rank": "slow"}, steps="3:5")
+    assert both.waits and both.is_on
+    request = request_from_dict({"captures": [{"workers": "policy_worker", "when": {"rank": "slow"}}]})
+    assert request.for_worker("policy_worker", 0), "its worker is wrapped from the start"
+    assert not request.for_worker("other", 0)
+
+
+def test_every_key_is_read() -> None:
+    text = {
+        "step_time": "> 1.3 x median", "phase": "generation", "rank": "slow", "throttle": True,
+        "hang": "300s", "every": 200, "at_most": 7, "disk": "2GiB",
+    }  # fmt: skip
+    when = spec(text).when
+    assert (when.step_time.factor, when.phase, when.rank, when.throttle) == (1.3, "generation", "slow", True)
+    assert (when.hang_s, when.every, when.at_most, when.disk_bytes) == (300, 200, 7, 2 << 30)
+    assert spec({"step_time": "> 1.5 min"}).when.step_time.seconds == 90
+
+
+@pytest.mark.parametrize(
+    ("when", "message"),
+    [
+        ({"step_time": "1.3"}, "step_time '1.3' is no limit; write '> 1.3 x median' or '> 20 s'"),
+        ({"step_time": "> 0.9 x median"}, "the factor must be above 1"),
+        ({"rank": 3}, "the only word is slow"),
+        ({"throttle": "yes"}, "throttle must be true or false, not 'yes'"),
+        ({"hang": "0s"}, "is no time from 1s to 24h; write for instance 300s"),
+        ({"every": 0}, "every 0 must be a whole number from 1 to 10000"),
+        ({"rank": "slow", "disk": "2 apples"}, "disk '2 apples' is no size"),
+        ({"steptime": "> 20 s"}, "Did you mean 'step_time'?"),
+        ({"at_most": 3}, "when says nothing to wait for"),
+        ("slow", "when must be a mapping such as {rank: slow}, not 'slow'"),
+    ],
+)
+def test_a_mistake_is_named(when: object, message: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        spec(when)
+    assert message in str(raised.value)
+
+
+def slow(rank: int, step: int) -> Finding:
+    return Finding(SLOW_RANK, "it is slow", f"x{step}", 1, step, "policy_worker", (rank,))
+
+
+def trigger(when: dict[str, object]) -> Trigger:
+    asked = spec(when)
+    return Trigger(1, asked, asked.when)
+
+
+def test_a_slow_rank_opens_its_next_step_with_two_peers() -> None:
+    opened = trigger({"rank": "slow"}).on_finding(slow(5, 15), range(8), 0)
+    assert opened is not None
+    assert (opened.id, opened.ranks, opened.next_steps) == ("when-slow_rank-step15-1", (0, 1, 5), 1)
+    assert trigger({"throttle": True}).on_finding(slow(5, 15), range(8), 0) is None
+
+
+def test_a_throttled_gpu_opens_the_ranks_of_its_node() -> None:
+    found = Finding(THROTTLE, "hot", "x", 1, 9, node="n2")
+    opened = trigger({"throttle": True}).on_finding(found, range(8), 0, here=(4, 5))
+    assert opened is not None and opened.ranks == (0, 1, 4, 5)
+
+
+def test_a_hang_is_captured_by_seconds_since_no_step_comes() -> None:
+    opened = trigger({"hang": "30s"}).on_finding(Finding(HANG, "still", "x", 1, 9), range(8), 0)
+    assert opened is not None and (opened.seconds, opened.next_steps) == (5.0, None)
+
+
+def test_budgets_are_kept() -> None:
+    few = trigger({"rank": "slow", "at_most": 2})
+    assert [few.on_finding(slow(1, step), range(4), 0) is not None for step in (9, 9, 12, 15)] == [
+        True, False, True, False,
+    ]  # fmt: skip
+    small = trigger({"rank": "slow", "disk": "1MiB"})
+    assert small.on_finding(slow(1, 9), range(4), 1 << 20) is None
+    assert small.on_finding(slow(1, 9), range(4), 1000) is not None
+
+
+def test_step_times_and_turns() -> None:
+    limit = trigger({"step_time": "> 1.3 x median", "phase": "generation"})
+    ordinary = StepFact(20, 99.0, 10.0, {"generation": (6.0, 5.0)})
+    assert limit.on_step(ordinary, range(4), 0) is None
+    opened = limit.on_step(StepFact(21, 10.0, 10.0, {"generation": (7.0, 5.0)}), range(4), 0)
+    assert opened is not None and opened.id == "when-slow_generation-step21-1" and opened.ranks is None
+    turns = trigger({"every": 10, "at_most": 9})
+    taken = [turns.on_step(StepFact(step, 1.0, 1.0, {}), range(3), 0) for step in range(1, 51)]
+    assert [each.ranks for each in taken if each] == [(0,), (1,), (2,), (0,), (1,)]
