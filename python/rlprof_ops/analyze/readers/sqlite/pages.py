@@ -7,11 +7,11 @@ fractions where a number should be, a page that cannot be right) raises `NotPlai
 
 from __future__ import annotations
 
-import mmap
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 _INTERIOR, _LEAF = 0x05, 0x0D
 _BATCH_BYTES = 2 << 20
 _MOST_LEVELS = 12
+_MOST_BETWEEN = 4  # pages of others among a batch's, a page: so far all are read at once
 # bytes in a row of a value by its serial type; from 12 on, of texts and blobs, it is (type - 12) // 2
 _SIZE = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0, *(((t - 12) // 2) for t in range(12, 128))], np.int64)
 _NULL, _FLOAT, _ZERO, _ONE = 0, 7, 8, 9
@@ -52,59 +53,82 @@ def batches(path: Path, root: int, wanted: Sequence[int], null: int) -> Iterator
     Raises `NotPlain` where a row is not plain; what was given before is right.
     """
     with open(path, "rb") as file:
-        try:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (ValueError, OSError) as error:
-            raise NotPlain(str(error)) from error
-    try:
-        yield from _batches(mapped, root, wanted, null)
-    finally:
-        try:
-            mapped.close()
-        except BufferError:  # an exception on its way still holds a view of it
-            pass
+        yield from _batches(_File(file), root, wanted, null)
 
 
-def _batches(mapped: mmap.mmap, root: int, wanted: Sequence[int], null: int) -> Iterator[Batch]:
-    header = mapped[:100]
-    size = int.from_bytes(header[16:18], "big")
-    size = 65536 if size == 1 else size
-    if header[:16] != b"SQLite format 3\0" or size < 512 or size & (size - 1) or header[20]:
-        raise NotPlain("no usual SQLite header")
-    pages = np.frombuffer(mapped, np.uint8, len(mapped) // size * size).reshape(-1, size)
-    leaves = _leaves(pages, root)
-    each = max(1, _BATCH_BYTES // size)
+class _File:
+    """The pages of a file, counted from 0. They are read and not mapped: a map counts as memory in use."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        header = file.read(100)
+        size = int.from_bytes(header[16:18], "big")
+        self.size = 65536 if size == 1 else size
+        if (
+            header[:16] != b"SQLite format 3\0"
+            or self.size < 512
+            or self.size & (self.size - 1)
+            or header[20]
+        ):
+            raise NotPlain("no usual SQLite header")
+        self.file = file
+        self.count = os.fstat(file.fileno()).st_size // self.size
+
+    def pages(self, numbers: Ints) -> npt.NDArray[np.uint8]:
+        """(n, page size) bytes of n pages."""
+        low, high = int(numbers.min()), int(numbers.max())
+        if low < 0 or high >= self.count:
+            raise NotPlain("a page number beyond the file")
+        if high - low < _MOST_BETWEEN * len(numbers):
+            span = self._read(low, high + 1 - low)
+            return span if len(span) == len(numbers) and _counts_up(numbers) else span[numbers - low]
+        return np.concatenate([self._read(number, 1) for number in numbers.tolist()])
+
+    def _read(self, first: int, count: int) -> npt.NDArray[np.uint8]:
+        data = os.pread(self.file.fileno(), count * self.size, first * self.size)
+        if len(data) != count * self.size:
+            raise NotPlain("the file ended early")
+        return np.frombuffer(data, np.uint8).reshape(-1, self.size)
+
+
+def _counts_up(numbers: Ints) -> bool:
+    return bool((np.diff(numbers) == 1).all())
+
+
+def _batches(file: _File, root: int, wanted: Sequence[int], null: int) -> Iterator[Batch]:
+    leaves = _leaves(file, root)
+    each = max(1, _BATCH_BYTES // file.size)
     last = None
     for first in range(0, len(leaves), each):
         part = leaves[first : first + each]
-        batch = _rows(pages[part], part, wanted, null)
+        batch = _rows(file.pages(part), part, wanted, null)
         if len(batch.columns) and len(batch.columns[0]):
             if last is not None and batch.first_rowid <= last:
                 raise NotPlain("rows out of order")
             last = batch.last_rowid
             yield batch
-        if hasattr(mapped, "madvise"):
-            mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def _leaves(pages: npt.NDArray[np.uint8], root: int) -> Ints:
-    """The numbers of a tree's leaf pages, counted from 0, in the order of their rows."""
+def _leaves(file: _File, root: int) -> Ints:
+    """The numbers of a tree's leaf pages in the order of their rows."""
     level = np.array([root - 1], np.int64)
     for _ in range(_MOST_LEVELS):
-        if len(level) == 0 or int(level.min()) < 0 or int(level.max()) >= len(pages):
-            raise NotPlain("a page number beyond the file")
-        kinds = pages[level, np.where(level == 0, 100, 0)]
-        if bool((kinds == _LEAF).all()):
+        kind = int(file.pages(level[:1])[0, 100 if int(level[0]) == 0 else 0])
+        if kind == _LEAF:
             return level
-        if not bool((kinds == _INTERIOR).all()):
+        if kind != _INTERIOR:
             raise NotPlain("no tree of a usual table")
-        level = np.concatenate([_children(pages[page], 100 if page == 0 else 0) for page in level.tolist()])
-        if len(level) > len(pages):
+        level = np.concatenate(
+            [_children(file.pages(level[i : i + 1])[0], level[i]) for i in range(len(level))]
+        )
+        if len(level) > file.count:
             raise NotPlain("a tree with more pages than the file")
     raise NotPlain("a tree too deep")
 
 
-def _children(page: Bytes, at: int) -> Ints:
+def _children(page: Bytes, number: int) -> Ints:
+    at = 100 if number == 0 else 0
+    if page[at] != _INTERIOR:
+        raise NotPlain("no tree of a usual table")
     cells = int(page[at + 3]) << 8 | int(page[at + 4])
     pointers = at + 12 + 2 * cells
     if pointers > len(page):
@@ -122,6 +146,8 @@ def _rows(pages: npt.NDArray[np.uint8], numbers: Ints, wanted: Sequence[int], nu
     data = np.concatenate((pages.reshape(-1), np.zeros(16, np.uint8)))
     base = np.arange(count, dtype=np.int64) * size
     at = base + np.where(numbers == 0, 100, 0)
+    if bool((data[at] != _LEAF).any()):
+        raise NotPlain("a tree with leaves at several depths")
     cells = data[at + 3].astype(np.int64) << 8 | data[at + 4]
     if bool((at - base + 8 + 2 * cells > size).any()):
         raise NotPlain("more cells than a page holds")
