@@ -26,6 +26,7 @@ def by_process(trace: Trace) -> Iterator[Trace]:
     pids, of_track = _pids(trace)
     marking = _present(of_track, trace.ranges.track)
     working = _present(of_track, trace.gpu.track)
+    release(trace.ranges, trace.launches, trace.gpu)
     chosen = working if len(marking) < 2 and working else marking | working
     if len(chosen) < 2:
         one = min(chosen, default=NO_VALUE)
@@ -74,6 +75,7 @@ def _of_one(trace: Trace, of_track: Codes, code: int, pid: int) -> Trace:
     origin = replace(trace.origin, pid=pid)
     if code >= 0 and len(_present(of_track, trace.launches.track)) > 1 and len(trace.gpu):
         mine = _rows(of_track, trace.launches.track, code)
+        release(trace.launches)
         return replace(trace, origin=origin, launches=take(trace.launches, mine))
     return replace(trace, origin=origin)
 

@@ -31,7 +31,7 @@ from rlprof_ops.analyze.names import shortened
 from rlprof_ops.analyze.readers.nsys_nvtx import coded, nvtx, threads
 from rlprof_ops.analyze.readers.nsys_tables import Columns, Export
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
-from rlprof_ops.analyze.readers.spill import Parts, in_order, release
+from rlprof_ops.analyze.readers.spill import BLOCK_ROWS, Parts, in_order, release
 
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "Peer"}
 _SMALL = 1 << 31
@@ -187,8 +187,9 @@ def _placed(export: Export, trace: Trace) -> Trace:
     began = export.read("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs", "systemClockNs"))
     environment = export.pairs("TARGET_INFO_SYSTEM_ENV", "name", "value")
     tables = [t for t in (trace.ranges, trace.ops, trace.launches, trace.gpu) if len(t)]
-    first = min((int(t.start.min()) for t in tables), default=0)
-    last = max((int(t.end.max()) for t in tables), default=0)
+    reaches = [_reach(table) for table in tables]
+    first = min((begin for begin, _ in reaches), default=0)
+    last = max((end for _, end in reaches), default=0)
     details = export.pairs("META_DATA_EXPORT", "name", "value")
     origin = replace(
         trace.origin,
@@ -215,6 +216,18 @@ def _placed(export: Export, trace: Trace) -> Trace:
     trace = trace.shift(int(began["utcEpochNs"][0]) - zero)
     release(trace.launches, trace.gpu)
     return trace
+
+
+def _reach(table: Spans) -> tuple[int, int]:
+    """First start and last end, a block at a time."""
+    first, last = int(table.start[0]), int(table.start[0])
+    for low in range(0, len(table), BLOCK_ROWS):
+        part = slice(low, low + BLOCK_ROWS)
+        start = table.start[part]
+        first = min(first, int(start.min()))
+        last = max(last, int((start + table.duration[part]).max()))
+        release(table)
+    return first, last
 
 
 def _physical(export: Export) -> tuple[tuple[int, int, str], ...]:
@@ -252,6 +265,7 @@ def _main_process(trace: Trace) -> int:
     for table in (trace.ranges, trace.launches, trace.ops):
         if len(table):
             busiest = int(np.bincount(table.track).argmax())
+            release(table)
             return int(trace.tracks[busiest][0])
     return NO_VALUE
 
