@@ -7,6 +7,7 @@ Sources: NeMo RL `wrap_with_nvtx_name` and its timer keys, verl `marked_timer` a
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from rlprof_ops import frameworks
 
@@ -58,24 +59,24 @@ _CRITIC = re.compile(r"value_worker\w*/")
 _VLLM = re.compile(r"execute_(?:context|new|\d+_context)_.*generation_|execute_model|gpu_model_runner")
 
 
+@cache
 def _vocabulary() -> dict[str, str]:
-    """Label -> phase: the trainers' own labels as `frameworks` has them, then the words above."""
+    """Label -> phase: the trainers' own labels as `frameworks` has them, then the words above. Made when the
+    first label is looked up: the trainers' dialects take a while to load.
+    """
     trainers = (frameworks.get(name).phase_names for name in frameworks.NAMES)
     labels = {label.lower(): phase for named in trainers for phase, found in named.items() for label in found}
     return labels | {name: phase for phase, names in _SAME_PHASE.items() for name in names.split()}
 
 
-_CANONICAL = _vocabulary()
-
-
 def known(name: str) -> str | None:
     """The design's word for a label; None for one that no trainer has."""
-    short = name.strip().lower()
+    vocabulary, short = _vocabulary(), name.strip().lower()
     for share in _SHARES:
         short = short.removesuffix(share)
     for candidate in (short, short.rpartition("/")[2], short.rpartition("::")[2], short.rpartition(".")[2]):
-        if candidate in _CANONICAL:
-            phase = _CANONICAL[candidate]
+        if candidate in vocabulary:
+            phase = vocabulary[candidate]
             return "critic_train" if phase == "train" and _CRITIC.search(short) else phase
     return "generation" if _VLLM.search(name) else None
 

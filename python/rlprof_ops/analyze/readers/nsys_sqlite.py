@@ -24,6 +24,7 @@ from rlprof_ops.analyze.columns import (
     MemorySamples,
     Origin,
     Part,
+    Spans,
     Trace,
     Track,
 )  # fmt: skip
