@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from pathlib import Path
@@ -14,9 +15,10 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.job.folders import NodeFolder, RunFolder
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import CaptureSpec, ProfileRequest, request_from_dict
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
 from rlprof_ops.supervisor import base
+from rlprof_ops.supervisor.head import Head
 from rlprof_ops.supervisor.node_drain import Journal
 
 # Stands for `ray start`: fails until a file counts enough tries, then says what Ray says and stays.
@@ -88,3 +90,17 @@ def test_a_job_that_a_profiled_process_submits_is_nobody_yet(tmp_path: Path, mon
     env = node(tmp_path).environment()
     assert env["WANDB_MODE"] == "offline"
     assert not {name for name in env if name in OF_ONE_PROCESS or name == "RLPROF_LEADS"}
+
+
+def test_a_request_of_the_trainers_own_stands_in_run_json(tmp_path: Path):
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    folder = NodeFolder(tmp_path / "node")
+    folder.create()
+    place = NodeContext("7", "n0", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n0",), run, folder, 0, "token")
+    journal = Journal(run.logs / "head.log", "n0", time.time())
+    head = Head(Settings.load({}), ProfileRequest(captures=()), place, journal)
+    asked = ProfileRequest((CaptureSpec(workers=("ActorGroup",)),))
+    head.take_request(asked)
+    journal.writer.flush(10)
+    assert request_from_dict(json.loads(run.run_json.read_text())["request"], origin="run.json") == asked

@@ -107,6 +107,9 @@ def test_the_report_shows_the_step_with_its_phases(ours: LocalJob):
 def test_rlinfs_own_block_becomes_sessions_of_the_job(its_own: LocalJob, tmp_path: Path):
     for group in ("ActorGroup", "EnvGroup"):
         assert TASKS[group] <= ranges(its_own, group, tmp_path)
+    # Planned as what `profiling:` asks for, and nothing lies beside the plan.
+    assert its_own.states() == {f"nsight/{group}/rank0/step2-2": "ok" for group in ("ActorGroup", "EnvGroup")}
+    assert "outside the plan" not in its_own.output and "unplanned" not in its_own.output
     assert not (its_own.run / "profiles" / "nsight" / "RolloutGroup").exists()
     assert not list(its_own.run.parent.rglob("rlinf_profile_*"))
     assert [row["step"] for row in answer_of(its_own.run, quiet=True)["steps"]] == [2]

@@ -219,7 +219,9 @@ class Supervisor:
         if not self.settings.flag("RLPROF_ADAPTERS") or not self._asked():
             return
         self.windows = Windows(place.folder.path, self.request, self.journal.note)
-        relay = StepRelay(place.folder.path, place.node, self.windows, tell, self.journal.note)
+        relay = StepRelay(
+            place.folder.path, place.node, self.windows, tell, self.journal.note, self.take_request
+        )
         try:
             await relay.listen(others)
         except OSError as error:
@@ -254,6 +256,10 @@ class Supervisor:
             seconds = budget.share("close_windows") / 2
             await self.files.survived(self.windows.close(), seconds, "closing windows")
         await self.files.close_profilers(budget)
+
+    def take_request(self, request: ProfileRequest) -> None:
+        """The job goes by the trainer's own request, since it was asked for nothing itself."""
+        self.request = request
 
     def _on_demand(self, demand: CaptureRequest) -> None:
         if self.relay is not None:

@@ -245,6 +245,10 @@ class Head(Supervisor):
         """The other nodes that take part."""
         return [node for node, state in self._nodes.items() if state.has_said(Joined, RayUp)]
 
+    def take_request(self, request: ProfileRequest) -> None:
+        super().take_request(request)
+        self.run_record.take_request(request)
+
     def _on_message(self, node: str, message: Message) -> None:
         if self.relay is not None and isinstance(message, (*STEP_KINDS, Lost)):
             self.relay.hear(node, message)

@@ -65,6 +65,11 @@ class RunRecord:
         }
         return cls(place, data, writer)
 
+    def take_request(self, request: ProfileRequest) -> None:
+        """What the job is asked for since its trainer has told its own configuration."""
+        self.data["request"] = request.to_dict()
+        self.save()
+
     def driver_started(self) -> None:
         self.data["driver"]["started_ns"] = time.time_ns()
         self.save()

@@ -46,6 +46,7 @@ class Cluster:
 
     def __init__(self, tmp_path: Path, opening_s: float) -> None:
         self.windows = {name: SlowWindows(opening_s) for name in ("n1", "n2")}
+        self.taken: list[ProfileRequest] = []
         self.folders = {name: tmp_path / ("x" * 90) / name for name in ("n1", "n2")}
         for folder in self.folders.values():
             folder.mkdir(parents=True)
@@ -55,7 +56,14 @@ class Cluster:
         port = free_port()
         self.head = Head("token", lambda node, message: self.relays["n1"].hear(node, message))
         self.relays = {
-            "n1": StepRelay(self.folders["n1"], "n1", self.windows["n1"], self.head.tell, said.append)  # type: ignore[arg-type]
+            "n1": StepRelay(
+                self.folders["n1"],
+                "n1",
+                self.windows["n1"],  # type: ignore[arg-type]
+                self.head.tell,
+                said.append,
+                self.taken.append,
+            )
         }
         await self.head.listen("127.0.0.1", port)
         deadline = asyncio.get_running_loop().time() + 5
@@ -139,6 +147,7 @@ def test_a_trainers_own_request_reaches_every_node(
         monkeypatch.setenv("RLPROF_NODE_DIR", str(cluster.folders[driver]))
         assert await asyncio.to_thread(step_clock.tell_request, REQUEST.to_json())
         await asyncio.sleep(0.3)
+        assert cluster.taken == [REQUEST]
         for name, windows in cluster.windows.items():
             assert windows.asked == REQUEST
             env = {"RLPROF_NODE_DIR": str(cluster.folders[name])}

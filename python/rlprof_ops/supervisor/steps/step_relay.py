@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.request import request_from_json
+from rlprof_ops.request import ProfileRequest, request_from_json
 from rlprof_ops.runtime import trainer_request
 from rlprof_ops.runtime.clock_file import SOCKET, ClockFile, ClockState
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
@@ -75,16 +75,25 @@ Tell = Callable[[Message], Awaitable[None]]
 
 
 class StepRelay:
-    """One node's part. `tell` sends to the head, or, on the head, to all other nodes."""
+    """One node's part. `tell` sends to the head, or, on the head, to all other nodes; `taken` hears of a
+    request of the trainer's own that the job goes by.
+    """
 
     def __init__(
-        self, node_dir: Path, node: str, windows: Windows, tell: Tell, say: Callable[[str], None]
+        self,
+        node_dir: Path,
+        node: str,
+        windows: Windows,
+        tell: Tell,
+        say: Callable[[str], None],
+        taken: Callable[[ProfileRequest], None] = lambda request: None,
     ) -> None:
         self._node_dir = node_dir
         self._node = node
         self._windows = windows
         self._tell = tell
         self._say = say
+        self._taken = taken
         self._others: Callable[[], Iterable[str]] | None = None
         self._state = ClockState()
         self._file: ClockFile | None = None
@@ -206,7 +215,9 @@ class StepRelay:
 
     async def _take(self, text: str) -> None:
         """Go by a trainer's own request where the job has none, and tell the driver that it may go on."""
-        if self._windows.take(request_from_json(text, "the trainer's configuration")):
+        request = request_from_json(text, "the trainer's configuration")
+        if self._windows.take(request):
+            self._taken(request)
             await asyncio.to_thread(trainer_request.store, self._node_dir, text)
             self._say(
                 "the trainer's own configuration asks for captures: its windows are sessions of this job"
