@@ -118,17 +118,14 @@ def follow() -> Follower | None:
     if _MADE.pid == os.getpid():
         return _MADE.follower
     _MADE.pid, _MADE.follower = os.getpid(), None
-    from rlprof_ops.runtime.process.session_file import is_owner
-
     session = os.environ.get("RLPROF_NSYS_SESSION")
-    inside = bool(session) and not is_owner(os.environ)  # a child of the session's process
     from rlprof_ops.runtime import profiler
     from rlprof_ops.runtime.ranges.emitters import nvtx_ranges
 
     if profiler.current().leads:
         return None
     found: Profiler | NullProfiler = NullProfiler()
-    if not inside and os.environ.get("RLPROF_WORKER"):
+    if os.environ.get("RLPROF_WORKER") and _takes_windows(session):
         found = profiler.from_env(without=("nsight",))
     if isinstance(found, NullProfiler) and not session:
         return None
@@ -140,6 +137,22 @@ def follow() -> Follower | None:
             return None
     _MADE.follower = Follower(found, clock, nvtx_ranges() if session else None)
     return _MADE.follower
+
+
+def _takes_windows(session: str | None) -> bool:
+    """Whether this process may have windows of its own. A child of the one that the session is named after
+    has those of torch and memory alone: vLLM's EngineCore does the work of its rollout server.
+    """
+    from rlprof_ops.runtime.process.session_file import is_owner
+
+    if not session or is_owner(os.environ):
+        return True
+    from rlprof_ops.runtime.process.worker_identity import find_identity
+    from rlprof_ops.runtime.profiler import request_from_env
+
+    request, place = request_from_env(os.environ), find_identity(None, None, None, os.environ)
+    specs = request.for_worker(place.worker, place.rank) if request else ()
+    return any(spec.backend in ("torch", "memory") for spec in specs)
 
 
 def task(name: str) -> Task | NullContext:

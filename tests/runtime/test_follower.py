@@ -1,0 +1,59 @@
+"""A process that follows the job's clock, as a child of the process that a session is named after."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.needs import need
+
+from rlprof_ops.collect.event_logs import read_node
+from rlprof_ops.job.knobs import python_path
+from rlprof_ops.request import request_from_dict
+
+# vLLM's EngineCore is a child of the rollout server: the tasks are its own, the session its parent's.
+ENGINE = """
+import sys, time
+from rlprof_ops.runtime import follower
+from rlprof_ops.runtime.clock_file import ClockFile, ClockState
+
+clock = ClockFile(sys.argv[1], write=True)
+for step in (1, 2, 3):
+    clock.store(ClockState(step, time.time_ns(), True, 0))
+    for _ in range(2):
+        with follower.task("generation"):
+            time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("backend", ["torch", "memory"])
+def test_a_child_takes_the_windows_that_are_taken_inside_a_process(tmp_path: Path, backend: str):
+    need("torch")
+    options = {"options": {"host": True}} if backend == "memory" else {}
+    captures = [
+        {"backend": "nsight", "workers": ["*"], "steps": "2", "options": {"t": "nvtx"}},
+        {"backend": backend, "workers": ["rollout"], "steps": "2", **options},
+    ]
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": python_path(None),
+        "RLPROF_NODE_DIR": str(tmp_path),
+        "RLPROF_WORKER": "rollout",
+        "RLPROF_RANK": "1",
+        "RLPROF_NSYS_SESSION": "s-1",
+        "RLPROF_SESSION_PID": "1:s-1",
+        "RLPROF_REQUEST_JSON": request_from_dict({"captures": captures}).to_json(),
+    }
+    argv = [sys.executable, "-c", ENGINE, str(tmp_path)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    [log] = read_node(tmp_path / "events")
+    assert (log.worker, log.rank) == ("rollout", 1)
+    assert [(event.event, event.backend, event.start) for event in log.windows] == [
+        ("opened", backend, 2),
+        ("closed", backend, 2),
+    ], done.stderr
+    assert (tmp_path / log.windows[-1].path).is_file()
