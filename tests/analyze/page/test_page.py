@@ -120,6 +120,15 @@ def test_findings_and_straggler_are_on_the_page(browser: Any, page: Path) -> Non
     assert any("policy_worker rank 1 on n1 is slow in train" in text for text in findings)
     assert column(browser, "stragglers-table", 1) == ["policy_worker 1"]
     assert "fake <b>run</b>" in browser.find_element(By.ID, "title").text
+    assert column(browser, "chain-table", 3)[:4] == ["generation", "ref_logprob", "train", "weight_sync"]
+    assert column(browser, "chain-table", 4)[2].startswith("policy_worker 1")
+    changes = column(browser, "what-if-table", 1)
+    assert "policy_worker rank 1 like its peers in train" in changes and "generation 20 % faster" in changes
+    assert "weight_sync" in column(browser, "slack-table", 2)
+    slow = browser.find_element(By.CSS_SELECTOR, "#findings-list li.straggler")
+    assert "Mended, a step is 5." in slow.text
+    slow.find_element(By.TAG_NAME, "button").click()
+    assert "step=" in browser.current_url and "rank=1&worker=policy_worker" in browser.current_url
     nothing_wrong(browser)
 
 

@@ -15,7 +15,7 @@ ProfilerStep.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -72,7 +72,7 @@ class GpuTimes:
     idle_ns: int
 
     def to_dict(self) -> GpuTimesRow:
-        return cast("GpuTimesRow", asdict(self))
+        return cast("GpuTimesRow", dict(vars(self)))
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class IdleSplit:
     host_ns: int
 
     def to_dict(self) -> IdleTimesRow:
-        return cast("IdleTimesRow", asdict(self))
+        return cast("IdleTimesRow", dict(vars(self)))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Union:
         """(n,), end[i] < start[i+1]; made when asked for, since a decode-like trace has millions of
         intervals.
         """
-        return self.start + np.diff(self.before)
+        return self.start + (self.before[1:] - self.before[:-1])
 
     def covered(self, time: Ints) -> Ints:
         """(k,) length of the union before each of k times."""
@@ -90,7 +90,7 @@ def union(start: Ints, end: Ints) -> Union:
         start, end = start[keep], end[keep]
     if len(start) == 0:
         return _disjoint(start, end)
-    if not bool((np.diff(start) >= 0).all()):
+    if not bool((start[1:] >= start[:-1]).all()):
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
     reach = np.maximum.accumulate(end)
@@ -111,6 +111,11 @@ def common(a: Union, b: Union) -> Union:
     """What lies in both."""
     if len(a) == 0 or len(b) == 0:
         return _disjoint(np.empty(0, np.int64), np.empty(0, np.int64))
+    if len(a) == 1 and len(b) == 1:
+        start, end = max(a.start[0], b.start[0]), min(a.start[0] + a.before[1], b.start[0] + b.before[1])
+        if end <= start:
+            return _disjoint(np.empty(0, np.int64), np.empty(0, np.int64))
+        return _disjoint(np.array([start], np.int64), np.array([end], np.int64))
     a_end, b_end = a.end, b.end
     first = np.searchsorted(b_end, a.start, side="right")
     last = np.searchsorted(b.start, a_end, side="left")
@@ -132,5 +137,5 @@ def _disjoint(start: Ints, end: Ints) -> Union:
     if len(start) == 1:
         return Union(start, np.array([0, end[0] - start[0]], np.int64))
     before = np.zeros(len(start) + 1, np.int64)
-    np.cumsum(end - start, out=before[1:])
+    (end - start).cumsum(out=before[1:])
     return Union(start, before)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlprof_ops.analyze.metrics.intervals import Union, common, merged, without
 from rlprof_ops.analyze.run.merge import Rank, RankStep
 
@@ -68,7 +70,7 @@ def waiting(rows: Sequence[RankStep]) -> tuple[Waiting, ...]:
         worker = row.rank.worker
         others = workers - {worker}
         gaps = _own(row).gaps(row.start, row.end)
-        left = common(gaps, row.recorded)
+        left = gaps if row.captured is None else common(gaps, row.recorded)
         if workers and worker not in workers and not row.rank.is_controller:
             left = NOTHING
         unseen = gaps.length - left.length
@@ -111,23 +113,28 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
     found = []
     for (step, worker), mine in groups.items():
         mean_step = sum(row.duration_ns for row in mine) / len(mine)
-        gaps = [
-            without(common(_own(row).gaps(row.start, row.end), row.recorded), _others(row, turns))
-            for row in mine
-        ]
+        gaps = [without(_free(row), _others(row, turns)) for row in mine]
+        starts = np.concatenate([gap.start for gap in gaps])
+        ends = np.concatenate([gap.end for gap in gaps])
         count = max(row.count or 1 for row in mine)
         for (other, phase), when in busy.items():
             if other == worker or mean_step <= 0:
                 continue
             if not any(number in present[other] for number in range(step, step + count)):
                 continue
-            mean = sum(common(gap, when).length for gap in gaps) / len(gaps)
+            mean = int(when.within(starts, ends).sum()) / len(gaps)
             if mean > 0:
                 share = mean / mean_step
                 found.append(
                     Bubble(step, worker, other, phase, round(mean), share, count, both[worker, other])
                 )
     return tuple(sorted(found, key=lambda b: (b.step, -b.mean_ns)))
+
+
+def _free(row: RankStep) -> Union:
+    """When it was in no phase, as far as it was recorded."""
+    gaps = _own(row).gaps(row.start, row.end)
+    return gaps if row.captured is None else common(gaps, row.recorded)
 
 
 def _turns(rows: Sequence[RankStep]) -> dict[str, dict[Rank, list[Union]]]:

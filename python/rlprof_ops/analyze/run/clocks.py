@@ -44,6 +44,8 @@ class HostClock:
         return time + self.offset_ns + round((time - self.at_ns) * self.drift_ppm / 1e6)
 
     def all_aligned(self, times: Ints) -> Ints:
+        if self.drift_ppm == 0:
+            return times + self.offset_ns
         return times + self.offset_ns + np.round((times - self.at_ns) * self.drift_ppm / 1e6).astype(np.int64)
 
 
