@@ -25,11 +25,15 @@ if name == "sbatch":
         sys.exit(refused.read_text())
     print("sbatch: a plugin says hello", file=sys.stderr)
     print("4711;east")
+elif name == "scontrol" and sys.argv[1:3] == ["show", "hostnames"]:
+    print("n1\\nn2")
 elif name == "scontrol":
     shown = here / f"job-{{sys.argv[-1]}}"
     if not shown.exists():
         sys.exit("slurm_load_jobs error: Invalid job id specified")
     print(shown.read_text())
+elif name == "squeue" and "-j" in sys.argv:
+    print("n[1-2]")
 elif name == "squeue":
     queue = here / "queue"
     print(queue.read_text() if queue.exists() else "", end="")

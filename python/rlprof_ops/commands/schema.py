@@ -41,6 +41,9 @@ def load(name: str) -> dict[str, Any]:
 def command(document: str) -> None:
     """Print the JSON Schema of a request (default), a manifest or a report, for editors and programs.
 
-    Example: rlprof schema > rlprof.schema.json   (then: # yaml-language-server: $schema=rlprof.schema.json)
+    A request that begins with `# yaml-language-server: $schema=rlprof.schema.json` is then checked as you
+    write it.
+
+    Example: rlprof schema > rlprof.schema.json
     """
     click.echo(json.dumps(load(document), indent=2))
