@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rlprof_ops.words import closest, did_you_mean, duration, limit, size
+from rlprof_ops.words import closest, counted, did_you_mean, duration, limit, size
 
 PACKAGE = Path(__file__).parents[1] / "python" / "rlprof_ops"
 # A number before a time or size unit that its line formats itself. The demo's own table is a trainer's.
@@ -60,6 +60,10 @@ def test_sizes_are_in_binary_units():
     assert [size(count) for count in counts] == [
         "0 B", "1023 B", "1.5 KiB", "150 MiB", "5.0 GiB", "3.0 TiB", "-2.0 KiB",
     ]  # fmt: skip
+
+
+def test_a_noun_has_its_number():
+    assert [counted(n, "report") for n in (0, 1, 2)] == ["0 reports", "1 report", "2 reports"]
 
 
 def test_the_nearest_word_keeps_its_own_letters():

@@ -42,6 +42,11 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 report`, `3 reports`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def closest(word: str, allowed: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The allowed word that a misspelt one most likely means, whatever the case of its letters."""
     from difflib import get_close_matches  # only needed once something is wrong

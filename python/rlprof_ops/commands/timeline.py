@@ -35,7 +35,7 @@ def command(run: str, output: Path | None, legacy_json: bool, jobs: int | None, 
 
     Example: rlprof timeline logs/4711-logs
     """
-    from rlprof_ops.analyze.output.text import duration, size
+    from rlprof_ops.analyze.output.text import counted, duration, size
     from rlprof_ops.analyze.reporting import render_again
     from rlprof_ops.analyze.timeline.make import make
     from rlprof_ops.job.run_folder import folder_of
@@ -49,6 +49,6 @@ def command(run: str, output: Path | None, legacy_json: bool, jobs: int | None, 
         click.echo(f"left out: {name}: {reason}", err=True)
     residual = "unknown between hosts" if made.residual_ns is None else duration(made.residual_ns)
     click.echo(
-        f"{made.ranks} ranks, clocks aligned with a residual that is {residual}. Open the files in"
+        f"{counted(made.ranks, 'rank')}, clocks aligned with a residual that is {residual}. Open the files in"
         " ui.perfetto.dev."
     )

@@ -92,7 +92,7 @@ def test_command_on_run_folders_and_report_json(tmp_path: Path) -> None:
         command, [str(tmp_path / "a"), str(tmp_path / "b"), "-j", "1", "--fail-if", "stragglers>0", "--json"]
     )
     assert failed.exit_code == 1
-    assert "failed stragglers>0: 1 new stragglers" in failed.output
+    assert "failed stragglers>0: 1 new straggler" in failed.output
 
 
 @cache

@@ -61,7 +61,7 @@ def test_a_window_that_nothing_divides_is_not_called_one_step(tmp_path: Path) ->
     train = next(p for p in answer["phases"] if p["phase"] == "train")
     assert train["mean_ns"] == 38 * MS
     text = said(answer)
-    assert "steps 3-4" in text and "a window of 2 steps" in text
+    assert "steps 3:5" in text and "a window of 2 steps" in text
     assert "38.0 ms" in text and "76.0 ms" not in text
     assert "a window of 2 steps" in render(answer)
     assert answer["coverage"]["reports"][0]["steps"] == [3, 4]

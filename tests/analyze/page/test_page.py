@@ -98,7 +98,7 @@ def nothing_wrong(browser: Any) -> None:
 def test_the_page_writes_durations_and_sizes_as_the_terminal_does(browser: Any) -> None:
     lines = (Path(page_module.__file__).parent / "page.js").read_text().splitlines()
     begin = next(i for i, line in enumerate(lines) if line.startswith("const time ="))
-    end = next(i for i, line in enumerate(lines) if line.startswith("const count ="))
+    end = next(i for i, line in enumerate(lines) if line.startswith("const counted ="))
     rules = "\n".join(lines[begin:end])
     times = [0, 12, 999, 999_600, 8_400, 99_951, 312e6, 1.2549e9, 59.96e9, 999.4e9, 999.6e9, 4e12, 7e12, 9e14]
     sizes = [0, 1023, 1536, 99.96 * 2**20, 5 * 2**30, 3 * 2**40, 312.4]

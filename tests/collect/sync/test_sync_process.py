@@ -77,7 +77,7 @@ def test_term_means_one_last_pass_and_exit_code_0(node, start):
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) == 0
     assert arrived(node)
-    assert read_report(node).last and "last pass: 1 files" in process.stdout.read()
+    assert read_report(node).last and "last pass: 1 file," in process.stdout.read()
 
 
 def test_usr1_means_a_pass_now(node, start):

@@ -13,7 +13,7 @@ from statistics import fmean, variance
 from typing import TypedDict
 
 from rlprof_ops.analyze.metrics.student import quantile
-from rlprof_ops.analyze.output.text import duration, percent, unmarked
+from rlprof_ops.analyze.output.text import counted, duration, percent, unmarked
 from rlprof_ops.analyze.report_model import Answer
 from rlprof_ops.errors import UsageError
 from rlprof_ops.words import did_you_mean
@@ -302,9 +302,9 @@ def violations(rules: Sequence[Rule], diff: Diff) -> list[str]:
         if rule.what in _COUNTS:
             count = diff.missing_after if rule.what == "missing" else len(diff.stragglers_new)
             if count > rule.limit:
+                missing = f"{counted(count, 'report')} missing or unread"
                 found.append(
-                    f"{rule.text}: {count}"
-                    f" {'reports are missing or unread' if rule.what == 'missing' else 'new stragglers'}"
+                    f"{rule.text}: {missing if rule.what == 'missing' else counted(count, 'new straggler')}"
                 )
             continue
         for change in _named(rule, diff):

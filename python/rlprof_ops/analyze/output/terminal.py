@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlprof_ops.analyze.output.causes import path_lines, what_if_lines
-from rlprof_ops.analyze.output.text import duration, percent, size, step_runs, unmarked
+from rlprof_ops.analyze.output.text import counted, duration, percent, size, step_runs, unmarked
 from rlprof_ops.analyze.report_model import Answer
 
 FINDINGS_FIRST = 3
@@ -29,8 +29,8 @@ def show(answer: Answer, console: Console) -> None:
     title = f"{run.get('job_name') or 'run'} {run.get('job') or ''}".strip()
     console.print(f"[bold]{escape(title)}[/]  {escape(str(run['path']))}")
     console.print(
-        f"{len(coverage['reports'])} reports read · {len(answer['ranks'])} ranks · steps"
-        f" {escape(step_runs(answer['steps'])) or 'none'} · clocks {_clocks(answer)}\n"
+        f"{counted(len(coverage['reports']), 'report')} read · {counted(len(answer['ranks']), 'rank')} ·"
+        f" steps {escape(step_runs(answer['steps'])) or 'none'} · clocks {_clocks(answer)}\n"
     )
     for sentence in unmarked(answer["steps"]):
         console.print(f"[yellow]{escape(sentence)}[/]", highlight=False)

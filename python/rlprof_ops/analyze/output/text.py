@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlprof_ops.analyze.report_model import StepRow
+from rlprof_ops.words import counted as counted
 from rlprof_ops.words import duration as duration
 from rlprof_ops.words import size as size
 
@@ -14,7 +15,7 @@ def percent(share: float) -> str:
 
 
 def step_runs(steps: Sequence[StepRow]) -> str:
-    """ "3-5, 8" of an answer's steps; a window that no mark divides counts as the steps it holds."""
+    """Steps as a request has them, "3:6, 8"; a window that no mark divides counts as the steps it holds."""
     runs: list[list[int]] = []
     for row in steps:
         first, last = row["step"], row["step"] + (row["count"] or 1) - 1
@@ -22,7 +23,7 @@ def step_runs(steps: Sequence[StepRow]) -> str:
             runs[-1][1] = max(runs[-1][1], last)
         else:
             runs.append([first, last])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return ", ".join(str(a) if a == b else f"{a}:{b + 1}" for a, b in runs)
 
 
 def unmarked(steps: Sequence[StepRow]) -> list[str]:

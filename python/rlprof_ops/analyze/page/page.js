@@ -9,6 +9,7 @@ const time = ns => { if (ns === null || ns === undefined) return "–"; const a 
   return Math.round(ns) + " ns"; };
 const pct = x => (x * 100).toFixed(x >= .0995 ? 0 : 1) + " %";
 const size = b => { if (b === null || b === undefined || b < 0) return "–"; for (const [u, s] of [["TiB", 2**40], ["GiB", 2**30], ["MiB", 2**20], ["KiB", 2**10]]) if (b >= s) return (b / s).toFixed(b / s < 99.95 ? 1 : 0) + " " + u; return Math.round(b) + " B"; };
+const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 const count = n => n.toLocaleString("en");
 const rankName = i => i === null || i === undefined ? "–" : D.ranks[i].worker + " " + D.ranks[i].rank + pidOf(D.ranks[i]);
 const pidOf = r => r.told_apart ? ` (pid ${r.pid})` : "";
@@ -73,9 +74,9 @@ const ns = (name, key, extra) => ({name, num: true, unit: "ns", value: r => r[ke
 
 // ---- head
 const steps = D.steps.map(s => s.step), hosts = [...new Set(D.ranks.map(r => r.host).filter(Boolean))];
-const stepRuns = list => { const out = []; for (const s of list) { const l = out[out.length - 1]; if (l && s === l[1] + 1) l[1] = s; else out.push([s, s]); } return out.map(([a, b]) => a === b ? a : a + "–" + b).join(", "); };
+const stepRuns = list => { const out = []; for (const s of list) { const l = out[out.length - 1]; if (l && s === l[1] + 1) l[1] = s; else out.push([s, s]); } return out.map(([a, b]) => a === b ? a : a + ":" + (b + 1)).join(", "); };
 const start = new Date(D.made_ns / 1e6);
-$("meta").textContent = [`steps ${D.all_steps || "none"}`, `${D.ranks.length} ranks`, hosts.length ? `${hosts.length} ${hosts.length === 1 ? "host" : "hosts"}` : "", start.toISOString().slice(0, 16).replace("T", " ") + " UTC"].filter(Boolean).join("  ·  ");
+$("meta").textContent = [`steps ${D.all_steps || "none"}`, counted(D.ranks.length, "rank"), hosts.length ? counted(hosts.length, "host") : "", start.toISOString().slice(0, 16).replace("T", " ") + " UTC"].filter(Boolean).join("  ·  ");
 $("footer").textContent = `${D.made_by} · ${D.run.path} · the same numbers are in report.json`;
 const themes = [null, "light", "dark"]; let theme = 0;
 $("theme").addEventListener("click", () => { const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -97,7 +98,7 @@ D.unmarked.forEach(text => $("unmarked").append(el("p", "warn", text)));
 const gpuWindow = D.gpu.reduce((s, g) => s + g.window_ns, 0);
 if (gpuWindow) { tile(pct(D.gpu.reduce((s, g) => s + g.busy_ns, 0) / gpuWindow), "GPUs busy", "Union of all GPU work over the windows, all ranks"); tile(pct(D.gpu.reduce((s, g) => s + g.exposed_communication_ns, 0) / gpuWindow), "communication exposed", "Communication that no compute hides"); }
 const c = D.coverage;
-tile(c.planned === null ? `${c.reports.length}` : `${c.arrived} of ${c.planned}`, c.planned === null ? "reports read" : "planned reports arrived", `${c.unread.length} could not be read`);
+tile(c.planned === null ? `${c.reports.length}` : `${c.arrived} of ${c.planned}`, c.planned === null ? (c.reports.length === 1 ? "report read" : "reports read") : "planned reports arrived", `${c.unread.length} could not be read`);
 tile(String(D.stragglers.length), D.stragglers.length === 1 ? "straggler" : "stragglers");
 tile(D.clocks.hosts.length < 2 ? "one host" : D.clocks.residual_ns === null ? "unknown" : time(D.clocks.residual_ns), "residual of the clocks");
 
@@ -166,7 +167,7 @@ if (D.collectives.length || D.skews.length || D.weight_sync.length) {
 if (D.memory.length) table($("memory-table"), "Peaks", [{name: "rank", value: r => rankName(r.rank)}, {name: "device", value: r => r.device, text: r => r.device < 0 ? "host" : "gpu " + r.device}, {name: "phase", value: r => r.phase, text: r => r.phase || "in no phase"}, {name: "allocated", num: true, value: r => r.allocated_bytes, text: r => size(r.allocated_bytes), bar: true}, {name: "reserved", num: true, value: r => r.reserved_bytes, text: r => size(r.reserved_bytes)}], D.memory, {sort: 3}); else hide("memory");
 
 // ---- coverage, clocks, environment
-$("coverage-text").append(el("p", "note", c.planned === null ? `No manifest in this folder: ${c.reports.length} reports were found and read. A manifest (rlprof harvest) would also say what is missing.` : `${c.planned} captures were planned, ${c.arrived} arrived.`));
+$("coverage-text").append(el("p", "note", c.planned === null ? `No manifest in this folder: ${counted(c.reports.length, "report")} found and read. A manifest (rlprof harvest) would also say what is missing.` : `${counted(c.planned, "capture")} planned, ${c.arrived} arrived.`));
 table($("missing-table"), "Missing, empty, truncated, unreadable", [{name: "what", value: r => r.what, cls: "path"}, {name: "state", value: r => r.state, mark: () => true}, {name: "reason", value: r => r.reason}], [...c.missing.map(m => ({what: m.capture, state: m.state, reason: m.reason})), ...c.unread.map(u => ({what: u.path, state: "not read", reason: u.reason})), ...c.reports.filter(r => r.truncated || r.damaged).map(r => ({what: r.path, state: "truncated", reason: r.truncated || `${r.damaged} damaged events left out`})), ...c.listed.map(l => ({what: l.path, state: "listed only", reason: `${size(l.size_bytes)}, written ${new Date(l.modified_ns / 1e6).toISOString().slice(0, 19).replace("T", " ")} UTC`}))]);
 table($("reports-table"), "Reports", [{name: "worker", value: r => r.worker}, {name: "rank", num: true, value: r => r.rank}, {name: "host", value: r => r.host}, {name: "backend", value: r => r.backend}, {name: "steps", value: r => r.steps[0], text: r => stepRuns(r.steps)}, {name: "size", num: true, value: r => r.size_bytes, text: r => size(r.size_bytes)}, {name: "events", num: true, value: r => r.events, text: r => count(r.events)}, {name: "read in", num: true, value: r => r.seconds, text: r => time(r.seconds * 1e9)}, {name: "file", value: r => r.path, cls: "path"}], c.reports, {limit: 10});
 table($("clocks-table"), "Hosts", [{name: "host", value: r => r.host, text: r => r.host || "–"}, {name: "method", value: r => r.method}, ns("offset", "offset_ns"), {name: "drift, ppm", num: true, value: r => r.drift_ppm, text: r => r.drift_ppm.toFixed(2)}, {name: "residual", num: true, value: r => r.residual_ns, text: r => r.residual_ns === null ? "unknown" : time(r.residual_ns)}, {name: "matches", num: true, value: r => r.matches, text: r => count(r.matches)}], D.clocks.hosts);

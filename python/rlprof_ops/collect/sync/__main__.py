@@ -24,7 +24,7 @@ from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.collect.sync.sync_pass import PassReport, Syncer
 from rlprof_ops.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName
-from rlprof_ops.words import duration, limit, size
+from rlprof_ops.words import counted, duration, limit, size
 
 if TYPE_CHECKING:
     from rlprof_ops.job.knobs import Settings
@@ -225,8 +225,9 @@ def last_pass(syncer: Syncer, deadline_s: float) -> PassReport:
             break
         time.sleep(_RETRY_LAST_S)
     LOG.info(
-        f"last pass: {report.copied} files, {size(report.copied_bytes)} in {duration(report.seconds * 1e9)},"
-        f" {len(report.failed)} failed" + (f", storage: {report.target_error}" if report.target_error else "")
+        f"last pass: {counted(report.copied, 'file')}, {size(report.copied_bytes)} in"
+        f" {duration(report.seconds * 1e9)}, {len(report.failed)} failed"
+        + (f", storage: {report.target_error}" if report.target_error else "")
     )
     for path, reason in report.failed[:20]:
         LOG.info(f"not copied: {path!r}: {reason}")
