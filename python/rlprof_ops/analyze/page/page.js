@@ -7,6 +7,8 @@ const el = (tag, cls, text) => { const e = document.createElement(tag); if (cls)
 const time = ns => { if (ns === null || ns === undefined) return "–"; const a = Math.abs(ns);
   for (const [u, s, least] of [["d", 8.64e13, 3.6e14], ["h", 3.6e12, 6e12], ["min", 6e10, 1e12], ["s", 1e9, 1e9], ["ms", 1e6, 1e6], ["µs", 1e3, 1e3]]) if (a >= least * .9995) { const v = ns / s; return v.toFixed(Math.abs(v) >= 99.95 ? 0 : Math.abs(v) >= 9.995 ? 1 : 2) + " " + u; }
   return Math.round(ns) + " ns"; };
+// a number and its unit stay on one line
+const unbroken = text => text.replace(/(\d) (?=(?:%|ns|µs|ms|s|min|h|d)(?![\w]))/g, "$1\u00a0");
 const pct = x => (x * 100).toFixed(x >= .0995 ? 0 : 1) + " %";
 const size = b => { if (b === null || b === undefined || b < 0) return "–"; for (const [u, s] of [["TiB", 2**40], ["GiB", 2**30], ["MiB", 2**20], ["KiB", 2**10]]) if (b >= s) return (b / s).toFixed(b / s < 99.95 ? 1 : 0) + " " + u; return Math.round(b) + " B"; };
 const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
@@ -84,7 +86,7 @@ $("theme").addEventListener("click", () => { const dark = document.documentEleme
 
 // ---- findings and tiles
 D.findings.forEach((f, i) => { const item = el("li", f.kind + (i > 2 ? " small" : "")), at = () => f.rank ?? (f.worker && gantt ? gantt.firstOf(f.worker) : undefined);
-  if (f.rank !== null || f.worker) { const b = el("button", "goto", f.text); b.type = "button"; b.title = "Show it in the chart"; b.addEventListener("click", () => { const rank = at(); if (gantt && rank !== undefined) gantt.reveal(rank, f.step ?? undefined); }); item.append(b); } else item.append(f.text);
+  if (f.rank !== null || f.worker) { const b = el("button", "goto", unbroken(f.text)); b.type = "button"; b.title = "Show it in the chart"; b.addEventListener("click", () => { const rank = at(); if (gantt && rank !== undefined) gantt.reveal(rank, f.step ?? undefined); }); item.append(b); } else item.append(unbroken(f.text));
   if (f.saves_ns) item.append(el("small", "advice", `Mended, a step is ${time(f.saves_ns)} shorter. `));
   if (f.advice && i < 3) item.append(el("small", "advice", f.advice));
   else if (f.advice) { const d = el("details", "advice"); d.append(el("summary", "", "what to try"), f.advice); item.append(d); }
