@@ -95,6 +95,12 @@ def test_every_command_has_an_example_and_fits_a_screen():
         assert len(text.splitlines()) <= 50, name
 
 
+def test_the_list_of_commands_cuts_no_sentence():
+    text = cli.get_help(click.Context(cli, info_name="rlprof"))
+    said = " ".join(text.partition("Commands:")[2].split())
+    assert "..." not in said and said.count(".") >= len(cli.list_commands(click.Context(cli)))
+
+
 def test_a_misspelt_command_is_answered_with_the_nearest(capsys):
     with pytest.raises(click.UsageError, match="Did you mean 'harvest'"):
         cli.resolve_command(click.Context(cli), ["harvst"])
