@@ -43,6 +43,7 @@ def make_reports(folder: Path, count: int, kernels: int = 180) -> None:
 
 def environment_of(python: str, folder: Path) -> str:
     """An interpreter that can import the package and what it reads reports with."""
+    python = os.path.abspath(python) if os.sep in python else python
     known = subprocess.run(
         [python, "-c", "import rlprof_ops.analyze.reporting"], capture_output=True, cwd=folder, check=False
     )
