@@ -18,7 +18,11 @@ class AttachCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=AttachCommand, context_settings={"allow_interspersed_args": False})
+@click.command(
+    cls=AttachCommand,
+    context_settings={"allow_interspersed_args": False},
+    short_help="Open a shell on a node of JOB, in its container, with its Ray.",
+)
 @job_argument
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[NODE] [-- COMMAND ...]")
 def command(job: str, words: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from rlprof_ops.errors import EXIT_INCOMPLETE, UsageError
 from rlprof_ops.request.problems import numbers_of_range
 
 
-@click.command()
+@click.command(short_help="Open windows in the running JOB and wait for their reports.")
 @job_argument
 @click.option(
     "--workers", required=True, help="Patterns of worker names, with commas: '*policy*,controller'."

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 
-@click.command()
+@click.command(short_help="List your old run folders, ask, and remove them.")
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--older-than",

@@ -14,7 +14,7 @@ FILES = {
 }
 
 
-@click.command()
+@click.command(short_help="Print the script by which your shell completes rlprof.")
 @click.argument("shell", type=click.Choice(list(FILES)), required=False)
 @click.pass_context
 def command(ctx: click.Context, shell: str | None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 
-@click.command()
+@click.command(short_help="Profile a small real GRPO on this machine: no Slurm, no GPU.")
 @click.option("--steps", default=8, show_default=True, type=click.IntRange(1), help="Training steps.")
 @click.option(
     "--output",

@@ -12,7 +12,7 @@ import click
 from rlprof_ops.commands._jobs import complete
 
 
-@click.command()
+@click.command(short_help="Compare two runs: job ids, run folders, or their report.json.")
 @click.argument("before", shell_complete=complete)
 @click.argument("after", shell_complete=complete)
 @click.option(

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 
-@click.command()
+@click.command(short_help="Check what a job will meet, here and on nodes, each with a fix.")
 @click.option(
     "--nodes", type=click.IntRange(1), metavar="N", help="Also on N compute nodes, by a short srun job."
 )

@@ -10,7 +10,7 @@ from rlprof_ops.commands._jobs import job_argument
 from rlprof_ops.errors import EXIT_INCOMPLETE
 
 
-@click.command()
+@click.command(short_help="List every planned capture of JOB with its report, or why not.")
 @job_argument
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of the table.")
 @click.option("--no-recover", is_flag=True, help="Leave raw captures (.qdstrm) as they are.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-@click.command()
+@click.command(short_help="Show what a command does, with its options.")
 @click.argument("name", required=False, metavar="[COMMAND]")
 @click.pass_context
 def command(ctx: click.Context, name: str | None) -> None:

@@ -10,7 +10,10 @@ import click
 from rlprof_ops.frameworks import NAMES
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    short_help="Read a trainer's own configuration back into a request.",
+)
 @click.option("--framework", required=True, type=click.Choice(NAMES), help="Whose configuration.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of YAML.")
 @click.argument("source", nargs=-1, required=True, metavar="FILE_OR_OVERRIDES...")

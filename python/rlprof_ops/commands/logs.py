@@ -10,7 +10,7 @@ import click
 from rlprof_ops.commands._jobs import job_argument
 
 
-@click.command()
+@click.command(short_help="Print the driver's output of JOB, or what there is before it.")
 @job_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
 @click.option(

@@ -15,7 +15,7 @@ SCRIPT = (
 )  # a link to scripts/ in a checkout, a copy in a wheel
 
 
-@click.command()
+@click.command(short_help="Make Ray's own nsight plugin keep a worker's interpreter.")
 @click.option(
     "--python", metavar="PY", help="The interpreter whose Ray is meant. Default: the one that runs rlprof."
 )

@@ -12,7 +12,7 @@ from rlprof_ops.commands._request_options import request_options
 from rlprof_ops.frameworks import NAMES
 
 
-@click.command()
+@click.command(short_help="Print the captures of FILE or RLPROF_*: reports, disk, warnings.")
 @click.argument("file", required=False)
 @click.option(
     "--world",

@@ -12,7 +12,7 @@ from rlprof_ops.errors import UsageError
 from rlprof_ops.frameworks import NAMES
 
 
-@click.command()
+@click.command(short_help="Print FILE in the words of a trainer's own configuration.")
 @click.argument("file", required=False)
 @click.option("--framework", required=True, type=click.Choice(NAMES), help="Whose words.")
 @click.option(

@@ -9,7 +9,7 @@ import click
 from rlprof_ops.commands._jobs import run_argument
 
 
-@click.command()
+@click.command(short_help="Explain a run: step anatomy, idle time, stragglers, kernels.")
 @run_argument
 @click.option(
     "--json", "as_json", is_flag=True, help="Print report.json to standard output instead of the summary."

@@ -11,7 +11,11 @@ from rlprof_ops.commands._jobs import complete
 from rlprof_ops.commands._sbatch_command import RetryCommand, forwarded_options, words_of
 
 
-@click.command(cls=RetryCommand, options_metavar="[OPTIONS] [ANY SBATCH OPTION] [-- COMMAND ...]")
+@click.command(
+    cls=RetryCommand,
+    options_metavar="[OPTIONS] [ANY SBATCH OPTION] [-- COMMAND ...]",
+    short_help="Submit JOB again for the captures that did not end whole.",
+)
 @click.argument("job", shell_complete=complete)
 @forwarded_options
 @click.option(

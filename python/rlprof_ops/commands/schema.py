@@ -36,7 +36,7 @@ def load(name: str) -> dict[str, Any]:
     return found
 
 
-@click.command()
+@click.command(short_help="Print the JSON Schema of a request, a manifest or a report.")
 @click.argument("document", type=click.Choice(list(SCHEMAS)), default="request")
 def command(document: str) -> None:
     """Print the JSON Schema of a request (default), a manifest or a report, for editors and programs.

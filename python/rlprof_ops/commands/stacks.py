@@ -7,7 +7,7 @@ import click
 from rlprof_ops.commands._jobs import job_argument
 
 
-@click.command()
+@click.command(short_help="Print the Python stacks of the workers of the running JOB.")
 @job_argument
 @click.option("--workers", default="*", show_default=True, help="Patterns of worker names, with commas.")
 @click.option("--ranks", default="all", show_default=True, help="Ranks with commas, or all.")

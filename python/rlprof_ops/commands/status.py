@@ -10,7 +10,7 @@ import click
 from rlprof_ops.commands._jobs import job_argument
 
 
-@click.command()
+@click.command(short_help="Print where JOB stands: nodes, step, captures, how it ended.")
 @job_argument
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def command(job: str, as_json: bool) -> None:

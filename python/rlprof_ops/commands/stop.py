@@ -9,7 +9,7 @@ import click
 from rlprof_ops.commands._jobs import job_argument_asked
 
 
-@click.command()
+@click.command(short_help="Tell JOB to drain, wait, and cancel it when it does not end.")
 @job_argument_asked
 @click.option(
     "--patience",

@@ -12,7 +12,11 @@ from rlprof_ops.commands._sbatch_command import SbatchCommand, forwarded_options
 from rlprof_ops.frameworks import NAMES
 
 
-@click.command(cls=SbatchCommand, options_metavar="[OPTIONS] [ANY SBATCH OPTION] [-- COMMAND ...]")
+@click.command(
+    cls=SbatchCommand,
+    options_metavar="[OPTIONS] [ANY SBATCH OPTION] [-- COMMAND ...]",
+    short_help="Submit COMMAND as a Ray job, its request checked first.",
+)
 @forwarded_options
 @click.option(
     "--request",

@@ -9,7 +9,7 @@ import click
 from rlprof_ops.commands._jobs import run_argument
 
 
-@click.command()
+@click.command(short_help="Put all ranks of JOB on one timeline.")
 @run_argument
 @click.option(
     "-o",

@@ -9,7 +9,7 @@ import click
 from rlprof_ops.commands._jobs import run_argument
 
 
-@click.command()
+@click.command(short_help="Serve the report and the timeline of JOB on 127.0.0.1.")
 @run_argument
 @click.option(
     "--port",

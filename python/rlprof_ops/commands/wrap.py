@@ -7,7 +7,10 @@ import os
 import click
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run CMD under a profiler when the request selects this rank.",
+)
 @click.option(
     "--worker",
     metavar="NAME",
