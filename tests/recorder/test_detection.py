@@ -132,4 +132,4 @@ def test_memory_that_grows_to_its_end(grows: bool, expected: list[str]) -> None:
         found += view.take(news([], BEGIN_NS + second * 10**9, host=host, gpus=(gpu,)))
     assert [finding.kind for finding in found] == expected
     if grows:
-        assert "MiB a minute and is full in" in found[0].text
+        assert "GiB a minute and is full in" in found[0].text

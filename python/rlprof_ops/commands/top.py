@@ -12,7 +12,7 @@ import click
 from rlprof_ops.commands._jobs import job_argument
 
 
-@click.command()
+@click.command(short_help="Show what JOB does now: nodes, GPUs, steps, phases.")
 @job_argument
 @click.option("--once", is_flag=True, help="Print it once and end.")
 @click.option("--json", "as_json", is_flag=True, help="The summary as one JSON object, once.")

@@ -14,7 +14,9 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.recorder.head_recorder import FOLDER, SUMMARY
 from rlprof_ops.recorder.job_view import SCHEMA
 from rlprof_ops.recorder.samples.gpu import throttle_words
+from rlprof_ops.words import duration, size
 
+_MIB = 1 << 20
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_BYTES = 64 << 20
 _STALE_S = 30.0
@@ -79,13 +81,15 @@ def headline(recorded: Recorded) -> list[str]:
     data = recorded.data
     seconds = [row[2] for row in data["history"]["steps"]]
     lines = [
-        f"job {data['job']}: step {data['step']}, {len(data['nodes'])} nodes, {recorded.age_s:.0f} s old"
+        f"job {data['job']}: step {data['step']}, {len(data['nodes'])} nodes,"
+        f" {duration(recorded.age_s * 1e9)} old"
     ]
     if recorded.is_stale:
         lines[0] += " (the recorder tells no more)"
     if seconds:
         lines.append(
-            f"step times {sparkline(seconds)} last {seconds[-1]:.3g} s, median {data['step_median_s']:.3g} s"
+            f"step times {sparkline(seconds)} last {duration(seconds[-1] * 1e9)},"
+            f" median {duration(data['step_median_s'] * 1e9)}"
         )
     return [printable(line) for line in lines]
 
@@ -138,7 +142,7 @@ def _roles(roles: list[dict[str, Any]]) -> Table:
             str(role["ranks"]),
             str(role["step"]),
             ", ".join(f"{name} ({count})" for name, count in role["phases"].items()) or "ended",
-            f"{role['median_s']:.3g} s" if role["median_s"] else "",
+            f"{duration(role['median_s'] * 1e9)}" if role["median_s"] else "",
         )
         for role in roles
     )
@@ -178,15 +182,15 @@ def _node_row(name: str, node: dict[str, Any]) -> tuple[str, ...]:
     if host is None:
         return (name, *[""] * 9, "has not told anything")
     words = ", ".join(sorted({throttle_words(gpu["throttle"]) for gpu in gpus} - {""}))
-    memory = f"{host['memory_mib'] / 1024:.0f}/{host['memory_total_mib'] / 1024:.0f} GiB"
-    net = f"{(host['received_kib_s'] + host['sent_kib_s']) / 1024:.0f} MiB/s"
-    disk = f"{(host['read_kib_s'] + host['written_kib_s']) / 1024:.0f} MiB/s"
+    memory = f"{size(host['memory_mib'] * _MIB)} of {size(host['memory_total_mib'] * _MIB)}"
+    net = f"{size((host['received_kib_s'] + host['sent_kib_s']) * 1024)}/s"
+    disk = f"{size((host['read_kib_s'] + host['written_kib_s']) * 1024)}/s"
     of_gpus = ("", "", "", "", "")
     if gpus:
-        used, total = (sum(gpu[key] for gpu in gpus) / 1024 for key in ("memory_mib", "memory_total_mib"))
+        used, total = (sum(gpu[key] for gpu in gpus) * _MIB for key in ("memory_mib", "memory_total_mib"))
         of_gpus = (
             _range(gpu["busy_percent"] for gpu in gpus) + " %",
-            f"{used:.0f}/{total:.0f} GiB",
+            f"{size(used)} of {size(total)}",
             f"{sum(gpu['power_w'] for gpu in gpus)} W",
             _range(gpu["sm_mhz"] for gpu in gpus) + " MHz",
             _range(gpu["temperature_c"] for gpu in gpus),

@@ -18,6 +18,7 @@ from rlprof_ops.recorder.news import News
 from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowEvent
 from rlprof_ops.recorder.step_history import StepHistory
 from rlprof_ops.runtime.marks import Now
+from rlprof_ops.words import duration
 
 SCHEMA = 1
 HANG_S = 300.0
@@ -93,7 +94,7 @@ class JobView:
         self._hung_at = self._moved_ns
         still_s = (t_ns - self._moved_ns) / 1e9
         phase = next((now.phase for now in self._all_now() if now.leads and now.phase), "")
-        text = f"the step clock stands still for {still_s:.0f} s at step {step}" + (
+        text = f"the step clock stands still for {duration(still_s * 1e9)} at step {step}" + (
             f", in {phase}" if phase else ""
         )
         evidence = {"still_s": still_s, "limit_s": limit_s, "median_s": self._driver.steps.median_s}

@@ -8,10 +8,12 @@ from statistics import median
 
 from rlprof_ops.recorder.detect.finding import MEMORY, THROTTLE, Finding
 from rlprof_ops.recorder.samples.gpu import throttle_words
+from rlprof_ops.words import duration, size
 
 _THROTTLED_S = 5.0  # of the latest half minute
 _THROTTLE_WINDOW_S = 30.0
 _GRAIN_S = 10.0
+_MIB = 1 << 20
 _MEMORY_WINDOW_S = 1200.0
 _LEAST_WATCHED_S = 300.0
 _LEAST_USED = 0.7
@@ -70,8 +72,9 @@ class MemoryDetector:
         self._told = True
         return Finding(
             MEMORY,
-            f"{self._what} of node {self._node} grows by {rate * 60:.0f} MiB a minute and is full in"
-            f" {max(0.0, left_s) / 60:.0f} min: {used_mib:.0f} of {total_mib:.0f} MiB are used",
+            f"{self._what} of node {self._node} grows by {size(rate * 60 * _MIB)} a minute and is full in"
+            f" {duration(max(0.0, left_s) * 1e9)}: {size(used_mib * _MIB)} of"
+            f" {size(total_mib * _MIB)} are used",
             f"{MEMORY}:{self._node}:{self._what}",
             int(t_s * 1e9),
             node=self._node,

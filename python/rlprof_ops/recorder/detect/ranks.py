@@ -11,6 +11,7 @@ from statistics import fmean, median
 
 from rlprof_ops.recorder.detect.finding import SLOW_RANK, Finding
 from rlprof_ops.recorder.detect.steps import SEASONAL
+from rlprof_ops.words import duration
 
 STREAK = 3  # steps on end
 _FACTOR = 1.2
@@ -108,8 +109,8 @@ class RankDetector:
         what = name or "its step"
         since = step - len(self._series[name].streak[rank]) + 1
         text = (
-            f"{self._worker} rank {rank} is slow since step {since}: {what} takes {seconds:.3g} s,"
-            f" {seconds / max(peers, 1e-9):.2f} times its peers' {peers:.3g} s"
+            f"{self._worker} rank {rank} is slow since step {since}: {what} takes {duration(seconds * 1e9)},"
+            f" {seconds / max(peers, 1e-9):.2f} times its peers' {duration(peers * 1e9)}"
         )
         evidence = {"since_step": since, "seconds": seconds, "peers_s": peers, "sigma": sigma}
         key = f"{SLOW_RANK}:{self._worker}:{rank}"

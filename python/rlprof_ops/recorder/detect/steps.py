@@ -8,6 +8,7 @@ from collections import deque
 from rlprof_ops.recorder.detect.finding import SLOW_PHASE, SLOW_STEP, Finding
 from rlprof_ops.recorder.detect.history import LEAST_FACTOR, History, Judged
 from rlprof_ops.recorder.samples.step_marks import ToldStep
+from rlprof_ops.words import duration
 
 # Work that comes every so many steps: it is told by its name and does not count as a slow step.
 SEASONAL = re.compile(r"eval|valid|\btest|checkpoint|ckpt|save|logging|dump|upload", re.IGNORECASE)
@@ -82,16 +83,16 @@ def _found(step: ToldStep, whole: Judged | None, slow: list[tuple[float, str, Ju
     evidence: dict[str, object] = {}
     if slow:
         lost, phase, judged = slow[0]
-        times = f"{judged.factor:.2f} times its median {judged.median_s:.3g} s"
-        words = f"{phase} took {judged.seconds:.3g} s, {times}"
+        times = f"{judged.factor:.2f} times its median {duration(judged.median_s * 1e9)}"
+        words = f"{phase} took {duration(judged.seconds * 1e9)}, {times}"
         evidence = {"phase_s": judged.seconds, "phase_median_s": judged.median_s, "lost_s": lost}
     if whole is None:
         text = f"step {step.step}: {words}"
         kind = SLOW_PHASE
     else:
         text = (
-            f"step {step.step} took {step.seconds:.3g} s, {whole.factor:.2f} times the median"
-            f" {whole.median_s:.3g} s" + (f"; {words}" if words else "")
+            f"step {step.step} took {duration(step.seconds * 1e9)}, {whole.factor:.2f} times the median"
+            f" {duration(whole.median_s * 1e9)}" + (f"; {words}" if words else "")
         )
         kind = SLOW_STEP
         evidence |= {
