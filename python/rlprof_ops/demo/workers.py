@@ -63,12 +63,13 @@ class Worker:
         self.timer.close()
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """A phase of the step, as long as the settings ask for."""
+    def phase(self, name: str, more_ms: int = 0) -> Iterator[None]:
+        """A phase of the step, as long as the settings ask for, and then `more_ms`."""
         begun = time.monotonic()
         with self.timer.phase(name):
             yield
             time.sleep(max(0.0, begun + self.settings.least_ms.get(name, 0) / 1000 - time.monotonic()))
+            time.sleep(more_ms / 1000)
 
 
 class GenerationWorker(Worker):
@@ -84,13 +85,12 @@ class GenerationWorker(Worker):
         """The completions of one policy worker's prompts in one step; the same whichever worker makes
         them.
         """
-        with self.phase("generation"):
+        longest = step % self.world_size == self.rank and shard < self.world_size
+        with self.phase("generation", self.settings.tail_ms if longest else 0):
             generator = torch.Generator().manual_seed(hash((self.settings.seed, step, shard)) % 2**63)
             prompt = task.prompts(self.settings.prompts, generator)
             prompt = prompt.repeat_interleave(self.settings.group_size, dim=0)
             completion, mask = sample(self.policy, prompt, generator)
-            if step % self.world_size == self.rank and shard < self.world_size:
-                time.sleep(self.settings.tail_ms / 1000)
             return {"prompt": prompt, "completion": completion, "mask": mask}
 
     def score(self, batch: Batch) -> Batch:
