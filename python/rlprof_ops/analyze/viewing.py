@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
 import sys
 from pathlib import Path
 
-from rlprof_ops.analyze.browser import open_in_browser
+from rlprof_ops.analyze.browser import advice, open_in_browser
 from rlprof_ops.analyze.page.server import PERFETTO, ReportServer
 from rlprof_ops.analyze.reporting import report
 from rlprof_ops.errors import RlprofError
+
+__all__ = ["advice", "view"]
 
 
 def view(
@@ -47,22 +46,6 @@ def view(
             server.serve_forever()
         except KeyboardInterrupt:
             print("\nended")
-
-
-def advice(port: int, url: str) -> list[str]:
-    """What to type where, for one who sits at this machine, or at another."""
-    host = socket.gethostname()
-    user = getpass.getuser()
-    forward = f"ssh -N -L 127.0.0.1:{port}:127.0.0.1:{port}"
-    login = os.environ.get("SLURM_SUBMIT_HOST", "")
-    inside = bool(os.environ.get("SLURM_JOB_ID")) and login not in ("", host)
-    line = f"{forward} -J {user}@{login} {user}@{host}" if inside else f"{forward} {user}@{host}"
-    return [
-        f"Serving on 127.0.0.1:{port} of {host}, for whoever has this address, until Ctrl-C:",
-        f"  {url}",
-        "From another machine, type this there first (host names as you log in with), then open the address:",
-        f"  {line}",
-    ]
 
 
 def _make_timeline(root: Path, output: Path | None, jobs: int | None) -> None:

@@ -1,0 +1,28 @@
+/* Two GPUs with the symbols and layouts of NVIDIA's nvml.h: the second is hot and tells no NVLink. */
+#include <string.h>
+#include <time.h>
+typedef struct { unsigned gpu, memory; } rates_t;
+typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned id, scope; long long timestamp, latency; unsigned kind, result;
+                 union { double d; unsigned i; unsigned long l; unsigned long long ll; } value; } field_t;
+static int gpus[2] = {0, 1};
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = &gpus[i]; return 0; }
+int nvmlDeviceGetUtilizationRates(void *h, rates_t *r) { r->gpu = *(int *)h ? 7 : 93; r->memory = 1; return 0; }
+int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) {
+  m->total = 80ull << 30; m->used = 61ull << 30; m->free = m->total - m->used; return 0; }
+int nvmlDeviceGetTemperature(void *h, unsigned kind, unsigned *t) { *t = *(int *)h ? 91 : 64; return kind; }
+int nvmlDeviceGetPowerUsage(void *h, unsigned *mw) { *mw = 612345; return 0; }
+int nvmlDeviceGetClockInfo(void *h, unsigned kind, unsigned *mhz) { *mhz = kind == 1 ? 1755 : 0; return 0; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *h, unsigned long long *r) {
+  *r = *(int *)h ? 0x40 : 0x4; return 0; }
+int nvmlDeviceGetPcieThroughput(void *h, unsigned way, unsigned *kib) { *kib = way ? 3072 : 1024; return 0; }
+int nvmlDeviceGetFieldValues(void *h, int n, field_t *f) {
+  static unsigned long long kib; kib += 1048576;
+  for (int i = 0; i < n; i++) {
+    if (*(int *)h || f[i].scope != 0xFFFFFFFFu || (f[i].id != 138 && f[i].id != 139)) { f[i].result = 3; continue; }
+    f[i].kind = 3; f[i].result = 0; f[i].value.ll = kib;
+  }
+  return 0; }

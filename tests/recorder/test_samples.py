@@ -1,0 +1,177 @@
+"""What a node shows: GPUs by a library with NVML's symbols, engines by their endpoint, /proc, and marks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.recorder.samples.engines import Engines
+from rlprof_ops.recorder.samples.gpu import GpuSamples
+from rlprof_ops.recorder.samples.host import HostSamples
+from rlprof_ops.recorder.samples.step_marks import StepMarks, phases_of
+from rlprof_ops.runtime import profiler
+
+# As vLLM 0.11 and SGLang 0.5 print them, cut down.
+VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="Qwen/Qwen2.5-0.5B"} 24.0
+vllm:num_requests_running{engine="1",model_name="Qwen/Qwen2.5-0.5B"} 8.0
+vllm:num_requests_waiting{engine="0",model_name="Qwen/Qwen2.5-0.5B"} 3.0
+vllm:kv_cache_usage_perc{engine="0",model_name="Qwen/Qwen2.5-0.5B"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="Qwen/Qwen2.5-0.5B"} 0.875
+vllm:num_preemptions_total{engine="0",model_name="Qwen/Qwen2.5-0.5B"} 5.0
+vllm:generation_tokens_total{engine="0",model_name="Qwen/Qwen2.5-0.5B"} %d
+vllm:prompt_tokens_total{engine="0",model_name="Qwen/Qwen2.5-0.5B"} 1e+03
+python_gc_objects_collected_total{generation="0"} 7312.0
+"""
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> str:
+    compiler = shutil.which("cc") or pytest.skip("no C compiler; install gcc")
+    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    source = Path(__file__).with_name("nvml_stand_in.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    return str(library)
+
+
+def test_gpus_by_nvml(nvml: str) -> None:
+    gpus = GpuSamples(nvml)
+    gpus.look()
+    time.sleep(0.05)
+    first, second = gpus.look()
+    assert (first.busy_percent, first.temperature_c, first.power_w, first.sm_mhz) == (93, 64, 612, 1755)
+    assert (first.memory_mib, first.memory_total_mib) == (61 << 10, 80 << 10)
+    assert (first.throttle, second.throttle) == (0x4, 0x40)
+    assert first.pcie_mib_s == second.pcie_mib_s == 4, "each in its turn"
+    assert first.nvlink_mib_s > 1024 and second.nvlink_mib_s == 0
+    gpus.close()
+
+
+def test_a_node_without_nvml_has_no_gpus(tmp_path: Path) -> None:
+    broken = tmp_path / "libnvidia-ml.so.1"
+    broken.write_text("no library")
+    for library in ("/nowhere/libnvidia-ml.so.1", str(broken), "libc.so.6"):
+        assert GpuSamples(library).look() == []
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(time.monotonic())
+            body = (VLLM % (1000 * len(asked))).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+        server.shutdown()
+
+
+def test_engines_by_their_endpoint(endpoint: str, tmp_path: Path) -> None:
+    engines = Engines(str(tmp_path), f"{endpoint} http://127.0.0.1:9/metrics")
+    engines.look()
+    time.sleep(0.1)
+    (found,) = engines.look()
+    assert (found.running, found.waiting, found.cache_permille, found.preemptions) == (32, 3, 875, 5)
+    assert 1000 < found.tokens_s <= 10_000 and found.prompt_tokens_s == 0
+
+
+def test_a_server_is_found_by_its_command_line(tmp_path: Path) -> None:
+    for pid, words in (
+        (10, ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m", "--port", "8123"]),
+        (11, ["python3", "-m", "sglang.launch_server", "--model-path", "m"]),
+        (12, ["vim", "vllm.py"]),
+    ):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_bytes("\0".join(words).encode() + b"\0")
+    assert sorted(Engines(str(tmp_path), "")._search()) == [
+        "http://127.0.0.1:30000/metrics",
+        "http://127.0.0.1:8123/metrics",
+    ]
+
+
+def test_the_host_moves() -> None:
+    host = HostSamples()
+    host.look()
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        pass
+    found = host.look()
+    assert 0 < found.cpu_permille <= 1000
+    assert 0 < found.memory_mib < found.memory_total_mib
+
+
+def test_phases_of_a_step_with_and_without_those_inside() -> None:
+    second = 10**9
+    found = phases_of(
+        [["all_reduce", 3 * second, 4 * second, 1], ["train", 1 * second, 6 * second, 0],
+         ["all_reduce", 8 * second, 9 * second, 0], ["reward", 6 * second, 8 * second, 0]],
+        second,
+    )  # fmt: skip
+    assert (found["train"].seconds, found["train"].own_s, found["train"].begin_s) == (5.0, 4.0, 0.0)
+    assert (found["all_reduce"].count, found["all_reduce"].own_s) == (2, 2.0)
+    assert sum(phase.own_s for phase in found.values()) == 8.0
+
+
+def test_ranks_tell_their_steps_and_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the real profiler, rank 1 of a job; what it told is read once."""
+    monkeypatch.setenv("RLPROF_RECORD", "1")
+    monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
+    prof = profiler.from_env(worker="policy_worker", rank=1, world_size=2)
+    seen = StepMarks(tmp_path)
+    for step in (1, 2):
+        with prof.step(step):
+            with prof.range("train"):
+                with prof.range("inner"):
+                    (now,) = seen.now()
+                    assert (now.worker, now.rank, now.step, now.phase) == ("policy_worker", 1, step, "inner")
+                assert seen.now()[0].phase == "train"
+            assert seen.now()[0].phase == ""
+    assert seen.now()[0].step == -2
+    assert not prof.leads
+    steps, windows = seen.look()
+    assert [(step.worker, step.rank, step.leads, step.step) for step in steps] == [
+        ("policy_worker", 1, False, 1),
+        ("policy_worker", 1, False, 2),
+    ]
+    assert set(steps[0].phases) == {"train", "inner"} and not windows
+    assert seen.look() == ([], [])
+    prof.close()
+
+
+def test_lines_of_whatever_shape_do_not_stop_the_reading(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    good = {"event": "step", "step": 3, "begin_ns": 10**18, "end_ns": 10**18 + 5, "phases": []}
+    rows = [
+        {"event": "registered", "worker": "driver", "rank": 0, "pid": 1},
+        {**good, "phases": [["x"]]},
+        {**good, "phases": None},
+        {**good, "step": "x"},
+        {**good, "end_ns": 1},
+        good,
+        {"event": "opened", "steps": None},
+        {"event": "opened", "steps": [3, 4], "backend": "torch", "t_ns": 1},
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows) + '{"event": "step", "st'
+    (tmp_path / "events" / "driver.jsonl").write_text(text)
+    steps, windows = StepMarks(tmp_path).look()
+    assert [step.step for step in steps] == [3] and [window.start for window in windows] == [3]
