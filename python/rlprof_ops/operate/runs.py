@@ -38,7 +38,7 @@ class Run:
 
 
 def runs(root: Path) -> list[Run]:
-    """Every run below `root`, or `root` itself, the latest first. Raises RlprofError where that is no folder."""
+    """Every run below `root`, or `root` itself, latest first. Raises RlprofError for what is no folder."""
     if not root.is_dir():
         raise RlprofError(f"{root} is no folder; name the one that holds <job>-logs/")
     folders = [root] if (root / "run.json").is_file() else _folders(root)
