@@ -277,6 +277,15 @@ def test_capture_range_end_is_computed_from_the_plan() -> None:
     assert end.search(render(legacy=True).text)[1] == "repeat-shutdown:3", "the old scheme has a range a step"
 
 
+def test_a_snapshot_over_several_steps_is_said() -> None:
+    """`memory_snapshot_num_steps` of verl 0.9."""
+    text = NSYS.replace("=nsys", "=torch_memory") + ROLE + "enable=True "
+    key = "global_profiler.global_tool_config.torch_memory.memory_snapshot_num_steps"
+    for number, said in ((1, False), (3, True)):
+        notes = verl.framework("verl", installed="").import_(f"{text} {key}={number}", "test").notes
+        assert any("memory_snapshot_num_steps 3 is left out" in note for note in notes) == said
+
+
 def test_the_controller_has_options_of_its_own() -> None:
     """verl hands them to Ray as they are, for the controller's whole life; there are no steps in it."""
     rendered = render(workers="controller,actor", options={"trace": "nvtx"})
@@ -397,6 +406,19 @@ WORLDS = [
             "reward_model": {"enable": True},
         },
         {"actor": 4, "rollout": 4, "critic": 4, "reward_model": 4, "controller": 1},
+    ),
+    (
+        {
+            "trainer": {"nnodes": 2, "n_gpus_per_node": 8},
+            "actor_rollout_ref": {
+                "rollout": {
+                    "tensor_model_parallel_size": 2,
+                    "data_parallel_size": 2,
+                    "pipeline_model_parallel_size": 2,
+                }
+            },
+        },
+        {"actor": 16, "rollout": 2, "controller": 1},  # its llm_server: world_size // rollout_world_size
     ),
     ({}, {}),
 ]

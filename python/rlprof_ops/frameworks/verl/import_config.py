@@ -127,6 +127,12 @@ def _memory(reading: Reading) -> Imported:
 
 def _memory_options(reading: Reading) -> dict[str, Any]:
     found = reading.get("global_profiler", "global_tool_config", "torch_memory")
+    together = found.get("memory_snapshot_num_steps") if isinstance(found, Mapping) else None
+    if together not in (None, 1):
+        reading.notes.append(
+            f"torch_memory.memory_snapshot_num_steps {shown(together)} is left out: verl dumps one snapshot"
+            " for so many steps, rlprof one for each window of steps"
+        )
     return {k: v for k, v in found.items() if k in MEMORY_OPTIONS} if isinstance(found, Mapping) else {}
 
 

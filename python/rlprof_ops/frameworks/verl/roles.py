@@ -50,8 +50,8 @@ PHASES = {
 
 
 def world(config: Mapping[str, Any], gpus_per_node: int | None = None) -> dict[str, int]:
-    """Ranks per role of a verl configuration; a rollout rank is a replica, on `tensor_model_parallel_size`
-    GPUs.
+    """Ranks per role of a verl configuration; a rollout rank is a replica, on its tensor x data x pipeline
+    parallel GPUs.
     """
 
     def number(default: int, *path: str) -> int:
@@ -61,7 +61,9 @@ def world(config: Mapping[str, Any], gpus_per_node: int | None = None) -> dict[s
     gpus = number(0, "trainer", "nnodes") * (gpus_per_node or number(0, "trainer", "n_gpus_per_node"))
     if not gpus:
         return {}
-    replica = number(1, "actor_rollout_ref", "rollout", "tensor_model_parallel_size")
+    replica = 1
+    for parallel in ("tensor_model", "data", "pipeline_model"):
+        replica *= number(1, "actor_rollout_ref", "rollout", f"{parallel}_parallel_size")
     found = {"actor": gpus, "rollout": max(1, gpus // replica)}
     if dig(config, "actor_rollout_ref", "actor", "use_kl_loss") or dig(
         config, "algorithm", "use_kl_in_reward"
