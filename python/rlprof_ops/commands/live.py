@@ -16,9 +16,9 @@ from rlprof_ops.commands._jobs import job_argument
     help="Port of 127.0.0.1. Default: one that is free.",
 )
 def command(job: str, port: int) -> None:
-    """Serve what `rlprof top` shows of JOB on 127.0.0.1, and print the ssh line for another machine.
+    """Show the running JOB as a page on 127.0.0.1.
 
-    Only who has the printed address gets in. Ctrl-C ends it.
+    It is what `rlprof top` shows; the ssh line for another machine is printed. Only who has the printed address gets in. Ctrl-C ends it.
 
     Example: rlprof live 4711
     """

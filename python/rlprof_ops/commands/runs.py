@@ -12,8 +12,9 @@ import click
 @click.argument("folder", default=".", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="As a JSON list.")
 def command(folder: Path, as_json: bool) -> None:
-    """List the runs below FOLDER (here by default), the latest first: steps, step time, findings, how each
-    ended.
+    """List the runs below FOLDER, the latest first.
+
+    FOLDER is here by default. A run shows its steps, its step time, what was found, and how it ended.
 
     Example: rlprof runs logs/
     """
