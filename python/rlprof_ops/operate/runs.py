@@ -13,6 +13,7 @@ from typing import Any
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.operate.recorded import read_summary
+from rlprof_ops.words import duration
 
 _MOST_BYTES = 8 << 20
 COLUMNS = ("job", "name", "began", "nodes", "steps", "median step", "findings", "end", "exit code")
@@ -90,7 +91,7 @@ def row(run: Run) -> tuple[str, ...]:
         began,
         str(run.nodes),
         "" if run.steps is None else str(run.steps),
-        "" if run.median_s is None else f"{run.median_s:.3g} s",
+        "" if run.median_s is None else duration(run.median_s * 1e9),
         str(len(run.findings)) if run.findings else "",
         run.cause,
         "" if run.exit_code is None else str(run.exit_code),
