@@ -11,7 +11,6 @@ from rlprof_ops.redact import (
     MASK,
     holds_secret,
     is_secret_name,
-    redact_env,
     redact_log,
     redact_text,
     secret_values,
@@ -110,12 +109,6 @@ def test_names_of_secrets(name):
 )
 def test_names_of_none(name):
     assert not is_secret_name(name)
-
-
-def test_an_environment_may_be_shown_by_its_allowed_names_alone():
-    env = {"HF_TOKEN": ODD, "RANK": "0", "ANYTHING": "odd", "CMD": f"x --api-key {ODD}"}
-    assert redact_env(env) == {"HF_TOKEN": MASK, "RANK": "0", "ANYTHING": "odd", "CMD": "x --api-key ***"}
-    assert redact_env(env, frozenset({"RANK"})) == {name: "0" if name == "RANK" else MASK for name in env}
 
 
 def test_a_switch_is_no_secret_whatever_its_name():

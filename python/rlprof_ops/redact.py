@@ -253,18 +253,6 @@ def _merged(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def redact_env(env: Mapping[str, str], allowed: frozenset[str] = frozenset()) -> dict[str, str]:
-    """An environment that may be shown: values that are secrets are masked, and where `allowed` names
-    variables, those of all others.
-    """
-    return {
-        name: MASK
-        if (allowed and name not in allowed) or holds_secret(name, value)
-        else redact_text(value, {})
-        for name, value in env.items()
-    }
-
-
 def _after_keep(match: re.Match[str]) -> tuple[int, int]:
     kept = match.groupdict().get("keep")
     return match.start() + len(kept or ""), match.end()

@@ -67,7 +67,6 @@ def simulated_summary(worker: str, rank: int, steps: int, slow: bool, rng: rando
         seconds=1.5,
         start=T0 + STEP,
         end=T0 + STEP + window,
-        device_names=("NVIDIA H100",),
         details={},
         steps=tuple(step_times),
         phases=tuple(phases),

@@ -29,9 +29,7 @@ from rlprof_ops.backends.nsight_options import validate
 SUFFIX = ".nsys-rep"
 RAW_SUFFIX = ".qdstrm"
 
-# `nsys start` takes 0.2 s and `nsys stop` 0.7 s for a small window; a window of gigabytes takes minutes to
-# write.
-START_TIMEOUT_S = 60.0
+# `nsys stop` takes 0.7 s for a small window; one of gigabytes takes minutes to write.
 STOP_TIMEOUT_S = 600.0
 
 

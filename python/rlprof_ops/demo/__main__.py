@@ -126,7 +126,11 @@ def _least(told: str) -> tuple[str, int]:
 
 
 def connect(address: str | None) -> None:
-    """Join the cluster at `address`, or start Ray here. None means: a running cluster if there is one."""
+    """Join the cluster at `address`, or start Ray here. None means: a running cluster if there is one.
+
+    Raises:
+        RlprofError: no cluster answers at the address that was asked for.
+    """
     import ray
 
     quiet: dict[str, Any] = {"logging_level": "warning", "log_to_driver": True}

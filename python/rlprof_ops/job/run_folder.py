@@ -79,7 +79,7 @@ def find(text: str, env: Mapping[str, str] | None = None) -> Job:
 
 
 def run_folder(text: str, env: Mapping[str, str] | None = None) -> Path:
-    """The run folder that `text` names. Raises as `find` does, and for a job that has none yet."""
+    """The run folder that `text` names. Raises as `find` does, RlprofError for a job that has none yet."""
     job = find(text, env)
     if job.run is None:
         raise RlprofError(f"job {job.id} has no run folder yet; rlprof status {job.id}")

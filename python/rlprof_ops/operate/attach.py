@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 def node_and_command(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """`[NODE] [-- COMMAND ...]` as typed: the node ("0", the head, when none is named) and the command's
     words.
+
+    Raises:
+        UsageError: a command without `--` before it, or an option that there is not.
     """
     words = list(words)
     dashes = words.index("--") if "--" in words else len(words)

@@ -15,8 +15,13 @@ _LOOK_S = 1.0
 _KILL_S = 90.0  # Slurm's KillWait and the epilog
 
 
-def stop(job: Job, patience_s: float, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep,
-         clock: Callable[[], float] = time.monotonic) -> str:  # fmt: skip
+def stop(
+    job: Job,
+    patience_s: float,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> str:
     """Drain, wait `patience_s`, then cancel. Gives how: "ended" before, "cancelled" in the queue, "drained",
     "killed".
 

@@ -73,12 +73,22 @@ class NodeRecorder:
                 (
                     rows.GPU,
                     rows.pack(
-                        rows.GPU, t, gpu.gpu, gpu.busy_percent, gpu.temperature_c, 0, gpu.power_w, gpu.sm_mhz,
-                        gpu.memory_mib, gpu.throttle, gpu.pcie_mib_s, gpu.nvlink_mib_s,
+                        rows.GPU,
+                        t,
+                        gpu.gpu,
+                        gpu.busy_percent,
+                        gpu.temperature_c,
+                        0,
+                        gpu.power_w,
+                        gpu.sm_mhz,
+                        gpu.memory_mib,
+                        gpu.throttle,
+                        gpu.pcie_mib_s,
+                        gpu.nvlink_mib_s,
                     ),
                 )
                 for gpu in gpus
-            ]  # fmt: skip
+            ]
             moved = (host.received_kib_s, host.sent_kib_s, host.read_kib_s, host.written_kib_s)
             found.append(
                 (

@@ -23,6 +23,9 @@ def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any])
 
     Flags that name both workers and steps make the one capture; other flags change that field in every
     capture.
+
+    Raises:
+        RequestError: with every problem found, each at its place.
     """
     reader, notes = Reader(), list[str]()
     data, values, keys = _file_layer(path, env, reader)

@@ -88,8 +88,13 @@ def available() -> bool:
     return shutil.which("scontrol") is not None and shutil.which("squeue") is not None
 
 
-def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None,
-        timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:  # fmt: skip
+def run(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> subprocess.CompletedProcess[str]:
     """One of Slurm's commands. Raises RlprofError when it is not installed or does not answer in time."""
     if shutil.which(argv[0]) is None:
         raise RlprofError(

@@ -70,6 +70,9 @@ def own_address(env: Mapping[str, str]) -> str:
     Slurm's own address of the node first (as ray.sub does), then the one srun was started from, the resolver,
     the route. Each is tried by binding a socket to it: an address of another interface or host does not
     serve.
+
+    Raises:
+        RlprofError: no address serves.
     """
     if int(env.get("SLURM_JOB_NUM_NODES") or 1) == 1:
         return "127.0.0.1"

@@ -60,7 +60,11 @@ def find_node_context(env: Mapping[str, str], settings: Settings) -> NodeContext
 
 
 def make_supervisor(env: Mapping[str, str]) -> Head | Worker:
-    """Check everything that can be checked before a process is started."""
+    """Check everything that can be checked before a process is started.
+
+    Raises:
+        UsageError: a setting, or a folder on this node, that a job cannot run with.
+    """
     settings = Settings.load(env)
     request = load_request(env=env)
     place = find_node_context(env, settings)

@@ -87,7 +87,7 @@ class Loop:
             report=Report(name, "torch", worker, rank, "n0", pid, 1, self.steps + 1, None, 1),
             kind="torch", host="n0", pid=pid, rank=rank, on_utc=True,
             events=1, damaged=0, truncated="", seconds=0.0,
-            start=times.step[1][0], end=times.step[self.steps][1], device_names=(), details={},
+            start=times.step[1][0], end=times.step[self.steps][1], details={},
             steps=tuple(StepTime(n, a, b, True, None, None) for n, (a, b) in times.step.items()),
             phases=tuple(
                 PhaseTime(

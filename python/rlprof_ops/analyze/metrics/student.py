@@ -15,6 +15,9 @@ def quantile(probability: float, freedom: float) -> float:
     """The value that Student's t with `freedom` degrees stays below with `probability` (0.5 to 1, exclusive).
 
     With t = sqrt(freedom) tan(a) the density becomes cos(a)^(freedom - 1), which is summed over a.
+
+    Raises:
+        ValueError: `probability` or `freedom` is outside of what is said here.
     """
     if not 0.5 < probability < 1 or freedom < 1:
         raise ValueError(

@@ -107,7 +107,6 @@ class Summary:
     seconds: float
     start: int
     end: int
-    device_names: tuple[str, ...]
     details: dict[str, str]
     steps: tuple[StepTime, ...]
     phases: tuple[PhaseTime, ...]
@@ -202,7 +201,6 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
         seconds=time.perf_counter() - begun,
         start=trace.origin.window_start,
         end=trace.origin.window_end,
-        device_names=trace.origin.devices,
         details=trace.origin.details,
         steps=step_times,
         phases=_phase_times(segments, gpus, talking, len(steps)),

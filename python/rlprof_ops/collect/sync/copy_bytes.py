@@ -100,6 +100,9 @@ def copy_in_kernel(
 ) -> int:
     """Copy from `source`'s position to its end without passing through this process; returns the bytes. As
     fast as `cp`.
+
+    Raises:
+        Stopped: the sync was told to end.
     """
     size = 0
     while True:
@@ -150,7 +153,11 @@ class Digesting:
 
 
 def digest_of(fd: int, stop: Callable[[], bool] = lambda: False) -> Copied:
-    """Size and SHA-256 of what can be read from `fd`'s position on."""
+    """Size and SHA-256 of what can be read from `fd`'s position on.
+
+    Raises:
+        Stopped: the sync was told to end.
+    """
     digest = hashlib.sha256()
     size = 0
     buffer = memoryview(bytearray(CHUNK))

@@ -224,6 +224,9 @@ class Sender:
     ) -> str | None:
         """Give a flushed copy of `size` bytes its name, if its source is still what it was; else the copy
         is removed. See `_put`.
+
+        Raises:
+            SourceError: the source has changed while it was copied.
         """
         sent = self._journal.sent.get(item.source)
         try:

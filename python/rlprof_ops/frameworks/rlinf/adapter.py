@@ -86,7 +86,11 @@ _RUNNER = _Runner()
 
 
 def install(name: str, module: ModuleType) -> None:
-    """Follow one of RLinf's modules."""
+    """Follow one of RLinf's modules.
+
+    Raises:
+        UnknownShape: an RLinf that has other classes.
+    """
     if name == "rlinf":
         add_rule(role_of)
         modules = ("utils.distributed", "scheduler.worker.worker", "scheduler.worker.worker_group")

@@ -26,7 +26,6 @@ WORKERS = (
     Worker("Env", ("env_channel",), (), "a channel: no GPU work, and no window opens in it"),
     Worker("Reward", ("reward_channel",), (), "a channel: no GPU work, and no window opens in it"),
 )
-CHANNELS = ("Actor", "Rollout", "Env", "Reward")
 STEPPED = ("ActorGroup", "RolloutGroup", "EnvGroup")  # the groups whose windows the embodied runners open
 # Worker.timer of the workers, and the runner's own timer.
 PHASES = {

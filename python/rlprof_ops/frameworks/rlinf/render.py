@@ -182,8 +182,10 @@ def _torch(number: int, spec: CaptureSpec, request: ProfileRequest, remarks: Rem
         remarks.lose(
             f"capture {number}: options {', '.join(unknown)}; RLinf's torch profiler has none of these"
         )
-    values = {name: _typed(TORCH_DEFAULTS[name], options[name]) if name in options else default
-              for name, default in TORCH_DEFAULTS.items()}  # fmt: skip
+    values = {
+        name: _typed(TORCH_DEFAULTS[name], options[name]) if name in options else default
+        for name, default in TORCH_DEFAULTS.items()
+    }
     if request.output_dir is not None:
         values["output_dir"] = request.output_dir
     values["schedule_repeat"] = _repeat(number, spec.steps, remarks)

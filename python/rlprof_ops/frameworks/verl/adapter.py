@@ -90,7 +90,11 @@ _STATE = _State()
 
 
 def install(name: str, module: ModuleType) -> None:
-    """Follow one of verl's modules."""
+    """Follow one of verl's modules.
+
+    Raises:
+        UnknownShape: a verl that has other functions.
+    """
     if name == "verl":
         add_rule(role_of)
         add_helpers(*_HELPERS)

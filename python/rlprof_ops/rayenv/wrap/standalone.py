@@ -58,7 +58,8 @@ def wrapped_command(
         worker: None for a trainer whose adapter names it; it counts as `trainer` here.
         argv: the program and its arguments; never seen by a shell.
 
-    Raises `RlprofError` when a selected process cannot be profiled here and its capture has `on_error: fail`.
+    Raises `UsageError` for options that the tool refuses, `RlprofError` when a selected process cannot be
+    profiled here and its capture has `on_error: fail`.
     """
     full = dict(env)
     if env.get("RLPROF_ADAPTERS", "1") != "0":

@@ -17,6 +17,8 @@ class PyTorchProfilerConfig:
     """The section `megatron.profiler` of RLinf's YAML; order and defaults are those of its constructor.
 
     `schedule_repeat` 0: no end, as `torch.profiler.schedule` has it.
+
+    Raises ValueError for values that do not fit.
     """
 
     output_dir: str = "./profiler_output"

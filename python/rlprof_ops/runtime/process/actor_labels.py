@@ -117,7 +117,11 @@ def identify(actor: NewActor) -> tuple[str, int] | None:
 
 
 def install(name: str, module: ModuleType) -> None:
-    """Follow `ActorClass._remote` of the imported `ray.actor`."""
+    """Follow `ActorClass._remote` of the imported `ray.actor`.
+
+    Raises:
+        UnknownShape: a Ray whose `_remote` takes other arguments.
+    """
     from rlprof_ops.frameworks.adapter import UnknownShape, attribute
 
     owner = attribute(module, "ActorClass")

@@ -14,7 +14,7 @@ from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.process import session_file
 from rlprof_ops.runtime.process.worker_identity import WorkerKey, find_identity
 
-SELECTED, BEGUN, NSYS_FAILED = "selected", "begun", "nsys_failed"
+SELECTED, BEGUN = "selected", "begun"
 _NO_SESSION = "-"
 
 

@@ -55,7 +55,10 @@ class NvtxRanges:
 
 
 class TorchNvtxRanges:
-    """NVTX by torch, where the `nvtx` package is missing: no domain, so the name carries it."""
+    """NVTX by torch, where the `nvtx` package is missing: no domain, so the name carries it.
+
+    Raises ImportError where it is not there.
+    """
 
     kind = "torch.cuda.nvtx"
 
@@ -76,6 +79,8 @@ class TorchNvtxRanges:
 class RoctxRanges:
     """Ranges for AMD's profilers, by ROCm's own library. `roctxRangeStartA` gives an id, so awaits are no
     trouble.
+
+    Raises ImportError where it is not there.
     """
 
     kind = "roctx"

@@ -38,6 +38,8 @@ class CudaMemoryRecorder:
     pytorch.org/memory_viz.
 
     An out-of-memory error inside the window is a snapshot of its own, taken at that moment, in `extra`.
+
+    `open` and `close` raise `CaptureError`.
     """
 
     suffix = memory.SUFFIX
@@ -113,6 +115,8 @@ class CudaMemoryRecorder:
 class HostMemoryRecorder:
     """Resident memory, sampled by a thread every `interval_ms`, and with `tracemalloc` the lines that grew
     most.
+
+    `open` and `close` raise `CaptureError`.
     """
 
     suffix = memory.HOST_SUFFIX

@@ -15,6 +15,8 @@ class NsysRangeRecorder:
     """`opened_by` is what nsys waits for: cudaProfilerApi, nvtx, or none when it records all the time.
 
     `late`: closing a window gives no file.
+
+    `open` and `close` raise `CaptureError`.
     """
 
     suffix = nsight.SUFFIX

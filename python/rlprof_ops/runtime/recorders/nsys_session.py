@@ -44,7 +44,7 @@ def _seconds(variable: str) -> float:
 
 
 class NsysSessionRecorder:
-    """One window after another of one session."""
+    """One window after another of one session. `open` and `close` raise `CaptureError`."""
 
     suffix = nsight.SUFFIX
 

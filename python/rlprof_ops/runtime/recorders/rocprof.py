@@ -17,6 +17,8 @@ class RocprofRecorder:
 
     `late`: closing a window gives no file. One trace holds all windows of the process, and is named by the
     plugin.
+
+    `open` and `close` raise `CaptureError`.
     """
 
     suffix = rocprof_sys.SUFFIX

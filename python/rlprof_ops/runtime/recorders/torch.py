@@ -40,6 +40,8 @@ class TorchProfile(Protocol):
 class TorchRecorder:
     """Records from `open` to `close`. With a schedule, the cycles after the first are left in `extra` as
     (first, last step, file, phase).
+
+    `open` and `close` raise `CaptureError`.
     """
 
     suffix = torch_backend.SUFFIX

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -179,7 +179,7 @@ def _values(
 ) -> dict[int, Ints]:
     """The wanted columns of rows whose serial types begin at `types` and whose values begin at `body`."""
     # eight bytes from any place on: a view whose elements overlap
-    words: npt.NDArray[Any] = np.ndarray((len(data) - 7,), ">i8", data, strides=(1,))
+    words: npt.NDArray[np.int64] = np.ndarray((len(data) - 7,), ">i8", data, strides=(1,))
     header_end, at = body, types
     found: dict[int, Ints] = {}
     for column in range(max((c for c in wanted if c >= 0), default=-1) + 1):
@@ -205,7 +205,7 @@ def _values(
     return found
 
 
-def _numbers(words: npt.NDArray[Any], place: Ints, kind: Bytes, null: int) -> Ints:
+def _numbers(words: npt.NDArray[np.int64], place: Ints, kind: Bytes, null: int) -> Ints:
     first = int(kind[0])
     if bool((kind == first).all()):
         if first in (_NULL, _ZERO, _ONE):
