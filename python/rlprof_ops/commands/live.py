@@ -18,7 +18,8 @@ from rlprof_ops.commands._jobs import job_argument
 def command(job: str, port: int) -> None:
     """Show the running JOB as a page on 127.0.0.1.
 
-    It is what `rlprof top` shows; the ssh line for another machine is printed. Only who has the printed address gets in. Ctrl-C ends it.
+    It is what `rlprof top` shows; the ssh line for another machine is printed. Only who has the printed
+    address gets in. Ctrl-C ends it.
 
     Example: rlprof live 4711
     """

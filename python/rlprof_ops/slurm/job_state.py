@@ -8,22 +8,10 @@ import re
 import shutil
 import subprocess
 
+from rlprof_ops.slurm.client import ENDED
+
 _TIMEOUT_S = 10.0
 _SLURM_JOB = re.compile(r"(\d+)(?:\.r(\d+))?")
-_ENDED = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "TIMEOUT",
-        "REVOKED",
-    }
-)
 
 
 def is_cancelled(job: str) -> bool:
@@ -82,4 +70,4 @@ def read_state(shown: str, code: int, said: str, attempt: int) -> str | None:
     if restarts.isdigit() and int(restarts) > attempt:
         return "REQUEUED"
     state = words.get("JobState", "")
-    return state if state in _ENDED else ""
+    return state if state in ENDED else ""
