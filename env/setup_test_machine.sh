@@ -25,7 +25,7 @@ PATH="${PATH}:/usr/local/sbin:/usr/sbin:/sbin"
 
 setup::packages() {
     case "$1" in
-        slurm) echo "slurm-wlm munge iproute2 rsync util-linux procps" ;;
+        slurm) echo "slurm-wlm munge iproute2 rsync util-linux procps strace" ;;
         chromium) echo "chromium chromium-driver" ;;
         lint) echo "shellcheck" ;;
         python) echo "python3 python3-venv" ;;
@@ -34,7 +34,7 @@ setup::packages() {
 
 setup::programs() {
     case "$1" in
-        slurm) echo "slurmctld slurmd sbatch srun scontrol munged mungekey ip unshare nsenter rsync" ;;
+        slurm) echo "slurmctld slurmd sbatch srun scontrol munged mungekey ip unshare nsenter rsync strace" ;;
         chromium) echo "chromium chromedriver" ;;
         lint) echo "shellcheck" ;;
         python) echo "python3" ;;

@@ -97,6 +97,13 @@ def _fuse() -> str:
     return "" if os.path.exists("/dev/fuse") else "no /dev/fuse: modprobe fuse as root"
 
 
+def _strace() -> str:
+    if not shutil.which("strace"):
+        return "no strace; run env/setup_test_machine.sh slurm as root"
+    done = subprocess.run(["strace", "-qq", "true"], capture_output=True, text=True, timeout=30, check=False)
+    return "" if done.returncode == 0 else f"strace is not allowed here: {done.stderr.strip()}"
+
+
 def _root() -> str:
     return "not root: a test gives files to a second user" if os.getuid() else ""
 
@@ -121,6 +128,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "chromium": _chromium,
     "fuse": _fuse,
     "root": _root,
+    "strace": _strace,
     "ray": _ray,
     "torch": _torch,
     "index": _index,

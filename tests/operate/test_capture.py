@@ -210,7 +210,7 @@ def test_stacks_of_another_node_are_taken_there(run, monkeypatch):
 
     monkeypatch.setenv("RLPROF_NODE", "login")
     monkeypatch.setattr(capture_relay, "stacks_of", lambda pid: f"stack of {pid}")
-    monkeypatch.setattr(capture_relay.watcher, "POLL_S", 0.05)
+    monkeypatch.setattr(capture_relay, "LOOK_S", 0.05)
     stop = threading.Event()
 
     async def node():

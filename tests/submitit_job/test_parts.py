@@ -112,6 +112,48 @@ def test_rendezvous(tmp_path):
         rendezvous.wait(RunFolder(tmp_path / "2-logs"), 0.3)
 
 
+@pytest.mark.parametrize("what", ["open to others", "a link", "of another user"])
+def test_a_rendezvous_that_somebody_else_could_have_written_is_not_used(tmp_path, what):
+    run = RunFolder(tmp_path / "1-logs")
+    run.create()
+    rendezvous.publish(run, rendezvous.Rendezvous("10.6.6.6", 1, 2))
+    file = run.secrets / "rendezvous.json"
+    if what == "open to others":
+        file.chmod(0o666)
+    elif what == "a link":
+        file.rename(tmp_path / "theirs")
+        file.symlink_to(tmp_path / "theirs")
+    elif os.getuid():
+        pytest.skip("only root can give files away")
+    else:
+        os.chown(file, 12345, -1)
+    with pytest.raises(RlprofError, match="RLPROF_READY_SECONDS" if what == "a link" else "rendezvous.json"):
+        rendezvous.wait(run, 0.3)
+
+
+def test_512_tasks_that_wait_look_a_hundred_times_a_second_together(tmp_path, monkeypatch):
+    """Counted on the real calls of one of them, as they are on storage."""
+    run = RunFolder(tmp_path / "1-logs")
+    run.create()
+    opened: list[str] = []
+    really = os.open
+    monkeypatch.setattr(
+        os, "open", lambda path, *a, **more: (opened.append(str(path)), really(path, *a, **more))[1]
+    )
+    slept: list[float] = []
+    clock = [0.0]
+    monkeypatch.setattr(rendezvous.time, "monotonic", lambda: clock[0])
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(rendezvous.time, "sleep", sleep)
+    with pytest.raises(RlprofError, match="RLPROF_READY_SECONDS"):
+        rendezvous.wait(run, 300, rank=511, tasks=512)
+    assert 0 < len(opened) / 300 * 512 <= 100
+
+
 def test_ports_are_free_and_differ_by_job():
     pairs = {rendezvous.free_pair(seed) for seed in range(1, 200, 7)}
     assert len(pairs) > 20 and all(10000 <= low < high == low + 1 < 65536 for low, high in pairs)

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from rlprof_ops.host.ports import free_port
+from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.control_channel import (
     Drain,
     Head,
@@ -19,6 +20,7 @@ from rlprof_ops.supervisor.control_channel import (
     RayUp,
     decode,
     encode,
+    visit,
 )
 
 
@@ -145,5 +147,29 @@ def test_a_node_does_not_follow_a_head_without_the_token():
         with pytest.raises(TimeoutError, match="did not prove that it knows the job's token"):
             await join(port, "secret", seconds=0.5)
         server.close()
+
+    asyncio.run(scene())
+
+
+def test_a_visitor_with_the_token_is_heard_and_is_no_node():
+    async def scene() -> None:
+        asked: list[Message] = []
+
+        async def take(message: Message) -> bool:
+            asked.append(message)
+            return len(asked) == 1
+
+        heard = Heard()
+        head = Head("secret", lambda node, message: heard.append((node, message)), take)
+        port = free_port()
+        await head.listen("127.0.0.1", port)
+        request = CaptureAsked("{}")
+        assert await visit("127.0.0.1", port, "secret", request, 5)
+        assert not await visit("127.0.0.1", port, "secret", request, 5)  # heard, and not taken
+        assert not await visit("127.0.0.1", port, "guess", request, 5)
+        assert not await visit("127.0.0.1", free_port(), "secret", request, 5)
+        assert asked == [request, request] and not heard
+        await head.tell(RayUp())  # nobody to tell
+        await head.close()
 
     asyncio.run(scene())

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlprof_ops.host.contained_dir import ContainedDir
 
+STEP_SUFFIX = ".step"
 _MOST_BYTES = 64 << 20  # of one event file; a training process writes a few lines a window
 
 
@@ -51,6 +52,7 @@ class ProcessLog:
     windows: tuple[WindowEvent, ...] = ()
     last_step: int | None = None
     ended: bool = False
+    on_demand: bool = False
 
 
 def unclosed(logs: Iterable[ProcessLog]) -> list[tuple[ProcessLog, WindowEvent]]:
@@ -130,36 +132,58 @@ def _read_log(tree: ContainedDir, relative: str, node: str) -> ProcessLog | None
         lines = tree.read(relative, _MOST_BYTES).split(b"\n")
     except OSError:
         return None
-    registered: dict[str, Any] | None = None
-    windows: list[WindowEvent] = []
-    last_step: int | None = _last_step(tree, relative)
-    ended = False
+    told = LogBuilder(node)
+    told.last_step = _last_step(tree, relative)
     for row in _rows(lines):
+        told.add(row)
+    return told.log()
+
+
+class LogBuilder:
+    """A process's log as it grows, row by row."""
+
+    def __init__(self, node: str) -> None:
+        self.last_step: int | None = None
+        self._node = node
+        self._registered: dict[str, Any] | None = None
+        self._windows: list[WindowEvent] = []
+        self._ended = False
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Take one row; what makes no sense is left out."""
         event = row.get("event")
-        if event == "registered" and registered is None:
-            registered = row
+        if event == "registered" and self._registered is None:
+            self._registered = row
         elif event in ("opened", "closed", "failed"):
             window = _window(row)
             if window is not None:
-                windows.append(window)
+                self._windows.append(window)
         elif event == "ended":
-            ended = True
-            step = _number(row.get("last_step"))
-            last_step = step if last_step is None else max(last_step, step or 0)
-    if registered is None or not isinstance(registered.get("worker"), str):
-        return None
-    return ProcessLog(
-        node=node,
-        worker=registered["worker"],
-        rank=_number(registered.get("rank")) or 0,
-        pid=_number(registered.get("pid")) or 0,
-        host=_text(registered.get("host")),
-        world_size=_number(registered.get("world_size")),
-        registered_ns=_number(registered.get("t_ns")) or 0,
-        windows=tuple(windows),
-        last_step=last_step,
-        ended=ended,
-    )
+            self._ended = True
+            self.entered(_number(row.get("last_step")))
+
+    def entered(self, step: int | None) -> None:
+        """The process has entered a step."""
+        self.last_step = step if self.last_step is None else max(self.last_step, step or 0)
+
+    def log(self) -> ProcessLog | None:
+        """None for a process that has not registered."""
+        first = self._registered
+        if first is None or not isinstance(first.get("worker"), str):
+            return None
+        return ProcessLog(
+            node=self._node,
+            worker=first["worker"],
+            rank=_number(first.get("rank")) or 0,
+            pid=_number(first.get("pid")) or 0,
+            host=_text(first.get("host")),
+            world_size=_number(first.get("world_size")),
+            registered_ns=_number(first.get("t_ns")) or 0,
+            windows=tuple(self._windows),
+            last_step=self.last_step,
+            ended=self._ended,
+            on_demand=first.get("on_demand") is True,
+        )
 
 
 def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -198,9 +222,14 @@ def _window(row: dict[str, Any]) -> WindowEvent | None:
 
 def _last_step(tree: ContainedDir, relative: str) -> int | None:
     try:
-        raw = tree.read(relative[: -len(".jsonl")] + ".step", 8)
+        raw = tree.read(relative[: -len(".jsonl")] + STEP_SUFFIX, 8)
     except OSError:
         return None
+    return step_of(raw)
+
+
+def step_of(raw: bytes) -> int | None:
+    """The step in a process's step file; None for none."""
     step = int.from_bytes(raw, "little", signed=True) if len(raw) == 8 else 0
     return step if 0 < step < 1 << 48 else None
 

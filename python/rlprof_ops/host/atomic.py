@@ -24,14 +24,20 @@ def write(path: Path, data: str | bytes, *, mode: int = 0o666, durable: bool = F
     content = data if isinstance(data, bytes) else data.encode("utf-8", errors="replace")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()  # of a process that had our number and was killed here
     try:
-        with open(os.open(temporary, flags, mode), "wb") as file:
-            file.write(content)
+        out = os.open(temporary, flags, mode)
+    except FileExistsError:  # of a process that had our number and was killed here
+        temporary.unlink()
+        out = os.open(temporary, flags, mode)
+    try:
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[os.write(out, left) :]
             if durable:
-                file.flush()
-                os.fsync(file.fileno())
+                os.fsync(out)
+        finally:
+            os.close(out)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

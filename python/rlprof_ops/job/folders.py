@@ -12,7 +12,7 @@ from pathlib import Path
 from rlprof_ops.errors import UsageError
 from rlprof_ops.job import attempt
 
-_MOST_TOKEN = 4096
+_MOST_SECRET = 4096
 
 
 def job_name(env: Mapping[str, str]) -> str:
@@ -76,10 +76,22 @@ class RunFolder:
         when it cannot be read.
         """
         self.check()
-        fd = os.open(self.token, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return self.read_secret(self.token.name).strip()
+
+    def read_secret(self, name: str) -> str:
+        """A file of `.secrets`. Raises UsageError when it, or a folder that it lies in, is not this user's
+        alone, OSError when it cannot be read.
+        """
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        folder = os.open(self.secrets, flags | os.O_DIRECTORY)
+        try:
+            fd = os.open(name, flags | os.O_NONBLOCK, dir_fd=folder)
+        finally:
+            os.close(folder)
         with os.fdopen(fd, encoding="ascii", errors="replace") as file:
-            _check(self.token, os.fstat(fd), 0o077, stat.S_ISREG)
-            return file.read(_MOST_TOKEN).strip()
+            _check(self.secrets / name, os.fstat(fd), 0o077, stat.S_ISREG)
+            self.check()
+            return file.read(_MOST_SECRET)
 
 
 def _check_ours(path: Path, forbidden: int, is_kind: Callable[[int], bool]) -> None:

@@ -4,6 +4,7 @@ answer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,13 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops.collect import job_state
+from rlprof_ops.collect.job_state import JobState
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.on_demand import watcher
 from rlprof_ops.supervisor import capture_relay
 from rlprof_ops.words import limit
 
 _POLL_S = 0.25
+_HEAD_POLL_S = 1.0  # where the head tells how the workers stand
+_MOST_LOOKS = 40  # at reports, of which many may be on their way, a poll
 
 
 @dataclass(frozen=True)
@@ -79,19 +86,20 @@ def capture(
             " sbatch"
         )
     demand = watcher.CaptureRequest(_new_id(), tuple(workers), ranks, backend, options, next_steps, seconds)
-    watcher.leave(run / watcher.FOLDER, demand)
+    _ask(run, demand)
     deadline = time.monotonic() + timeout_s + (seconds or 0)
     found: dict[Worker, Answer] = {}
-    while len(found) < len(meant):
-        for worker in meant:
-            answer = None if worker in found else _answer(run, worker, demand.id)
-            if answer:
-                found[worker] = answer
+    while True:
+        state = _state(run)
+        waiting = [worker for worker in meant if worker not in found]
+        found |= (
+            _answers_of_head(run, waiting, state, demand.id) if state else _answers(run, waiting, demand.id)
+        )
         progress(len(found), len(meant), demand.id)
         ended = _ended(run)
         if len(found) == len(meant) or ended or time.monotonic() > deadline:
             break
-        time.sleep(_POLL_S)
+        time.sleep(_HEAD_POLL_S if state else _POLL_S)
     why = _ended(run) or f"nothing came within {limit(timeout_s)}; it may still: see {run / 'profiles'}"
     return [found.get(worker, Answer(worker, None, why)) for worker in meant]
 
@@ -110,16 +118,18 @@ def stacks(
     if not waiting:
         return
     demand = watcher.CaptureRequest(_new_id(), tuple(workers), ranks, watcher.STACKS, {}, 1, None)
-    watcher.leave(run / watcher.FOLDER, demand)
+    _ask(run, demand)
     folder = run / watcher.FOLDER / f"{demand.id}.{watcher.STACKS}"
     deadline = time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline and not _ended(run):
-        time.sleep(_POLL_S)
-        for (node, pid), worker in list(waiting.items()):
-            data = _json(folder / f"{node}_{pid}.json")
-            if data is not None:
-                del waiting[node, pid]
-                yield worker, str(data.get("text", ""))
+        time.sleep(_HEAD_POLL_S)
+        for name in _names(folder):
+            node, _, pid = name.removesuffix(".json").rpartition("_")
+            asked = waiting.get((node, int(pid))) if pid.isdigit() else None
+            data = _json(folder / name) if asked is not None else None
+            if asked is not None and data is not None:
+                del waiting[node, int(pid)]
+                yield asked, str(data.get("text", ""))
     for worker in sorted(waiting.values(), key=_place):
         yield worker, _ended(run) or f"node {worker.node} did not answer within {limit(timeout_s)}"
 
@@ -159,10 +169,42 @@ def _meant(run: Path, patterns: Sequence[str], ranks: tuple[int, ...] | None) ->
     return meant
 
 
+def _ask(run: Path, demand: watcher.CaptureRequest) -> None:
+    """Hand a request to the job's head; leave it in the run folder where the head cannot be reached."""
+    state = _state(run)
+    if state is not None and state.control:
+        with contextlib.suppress(UsageError, OSError):
+            if capture_relay.send(state.control, RunFolder(run).read_token(), demand):
+                return
+    watcher.leave(run / watcher.FOLDER, demand)
+
+
+def _state(run: Path) -> JobState | None:
+    try:
+        with ContainedDir(run) as folder:
+            return job_state.read(folder)
+    except OSError:
+        return None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if name.endswith(".json") and name[0] != ".")
+    except OSError:
+        return []
+
+
 def registered(run: Path) -> list[Worker]:
     """The processes that registered and have not ended; of one worker and rank the latest (a restarted
-    actor).
+    actor). By the head's word, or by all events where there is none.
     """
+    state = _state(run)
+    if state is not None:
+        return [
+            Worker(each.worker, each.rank, each.node, each.pid, run, each.on_demand, each.registered_ns)
+            for each in state.workers
+            if not each.ended
+        ]
     latest: dict[tuple[str, int], tuple[Worker, bool]] = {}
     for path in [*run.glob("nodes/*/events/*.jsonl"), *run.glob("events/*.jsonl")]:
         rows = _rows(path)
@@ -179,6 +221,31 @@ def registered(run: Path) -> list[Worker]:
         if before is None or before[0].registered_ns < worker.registered_ns:
             latest[worker.worker, worker.rank] = worker, ended
     return [worker for worker, ended in latest.values() if not ended]
+
+
+def _answers(run: Path, waiting: list[Worker], asked_by: str) -> dict[Worker, Answer]:
+    found = ((worker, _answer(run, worker, asked_by)) for worker in waiting)
+    return {worker: answer for worker, answer in found if answer is not None}
+
+
+def _answers_of_head(
+    run: Path, waiting: list[Worker], state: JobState, asked_by: str
+) -> dict[Worker, Answer]:
+    """As the head tells. A report counts when it is in the run folder, where some of them are looked for."""
+    told = {(each.worker, each.rank): each for each in state.answers if each.asked_by == asked_by}
+    found: dict[Worker, Answer] = {}
+    looks = 0
+    for worker in waiting:
+        answer = told.get((worker.worker, worker.rank))
+        if answer is None:
+            continue
+        if not answer.path:
+            found[worker] = Answer(worker, None, answer.reason)
+        elif looks < _MOST_LOOKS:
+            looks += 1
+            if (run / answer.path).is_file():
+                found[worker] = Answer(worker, run / answer.path)
+    return found
 
 
 def _answer(run: Path, worker: Worker, asked_by: str) -> Answer | None:

@@ -15,6 +15,7 @@ from rlprof_ops.slurm import client
 
 RUNNING_S = 2.0
 WAITING_MOST_S = 15.0
+SLURM_S = 30.0  # between two questions to Slurm while the job runs and its head tells how it stands
 _GONE_LOOKS = 3
 _NAMES_MOST = 8
 
@@ -30,13 +31,19 @@ def follow(
 ) -> View:
     """Look again and again until the job is over; `show` gets every look. The last view is returned.
 
-    Every two seconds while it runs, up to fifteen while it waits: Slurm's controller is everybody's. Returns
-    a view that is not over when `deadline_s` has passed.
+    Every two seconds while it runs, up to fifteen while it waits: Slurm's controller is everybody's, so that
+    a running job's head is asked instead. Returns a view that is not over when `deadline_s` has passed.
     """
     pause, unknown, began = RUNNING_S, 0, clock()
+    known: Job | None = None
+    asked = began
     while True:
-        view = look(current(job, folder))
+        if known is None or clock() - asked >= SLURM_S:
+            known, asked = current(job, folder), clock()
+        view = look(known)
         show(view)
+        if view.state != "running" or view.nodes_up is None:
+            known = None
         unknown = unknown + 1 if view.state == "unknown" else 0
         late = deadline_s is not None and clock() - began > deadline_s
         if view.over or late or unknown >= _GONE_LOOKS:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.collect.harvest.expected import planned
+from rlprof_ops.collect import job_state
+from rlprof_ops.collect.harvest.expected import count_captures
 from rlprof_ops.collect.harvest.manifest import WHOLE, Manifest
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.collect.harvest.run_state import Observed, observe
+from rlprof_ops.collect.job_state import Captures, JobState
 from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
@@ -25,30 +28,7 @@ _CAUSE_EXIT: dict[str, int] = {
 }
 _UP = re.compile(r"\] (\d+) of (\d+) nodes are up")
 _LOG_TAIL_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Captures:
-    """Counts of captures. `planned` is None while no worker has registered, so that nobody knows how many
-    there will be.
-    """
-
-    planned: int | None = None
-    done: int = 0
-    open: int = 0
-    failed: int = 0
-    missing: int = 0
-
-    def __str__(self) -> str:
-        if self.planned == 0:
-            return "none planned"
-        text = f"{self.done} of {'?' if self.planned is None else self.planned} captures"
-        more = [
-            f"{count} {word}"
-            for count, word in ((self.open, "open"), (self.failed, "failed"), (self.missing, "missing"))
-            if count
-        ]
-        return text + (f" ({', '.join(more)})" if more else "")
+_FRESH_S = 3 * job_state.HEARTBEAT_S
 
 
 @dataclass(frozen=True)
@@ -134,32 +114,60 @@ def look(job: Job) -> View:
         "elapsed": known.elapsed if known else "",
         "time_limit": known.time_limit if known else "",
     }
-    observed = _observe(job.run)
+    observed, state = _observe(job)
     if observed is not None:
-        view |= _told(job, observed)
+        view |= _told(job, observed) if state is None else _told_by_head(observed, state)
     view["state"] = _state(job, observed)
     if view["state"] == "ended":
         view["exit_code"] = known.exit_code if known and known.exit_code is not None else _told_code(observed)
     return View(**view)
 
 
-def _observe(folder: Path | None) -> Observed | None:
-    if folder is None:
-        return None
-    with contextlib.suppress(RlprofError, OSError), ContainedDir(folder) as run:
-        return observe(run)
-    return None
+def _observe(job: Job) -> tuple[Observed | None, JobState | None]:
+    """What the run folder tells. Of a job that goes on the head's word alone, two files: a look costs the
+    same at any size.
+    """
+    if job.run is None:
+        return None, None
+    with contextlib.suppress(RlprofError, OSError), ContainedDir(job.run) as run:
+        state = None if job.slurm is not None and job.slurm.ended else job_state.read(run)
+        if state is not None and (job.slurm is not None or _is_fresh(state)):
+            said = observe(run, of_head=True)
+            if said.running or job.slurm is not None:
+                return said, state
+        return observe(run), None
+    return None, None
+
+
+def _is_fresh(state: JobState) -> bool:
+    """Whether the head lives, where no Slurm tells it."""
+    return abs(time.time_ns() - state.written_ns) < _FRESH_S * 1e9
+
+
+def _told_by_head(observed: Observed, state: JobState) -> dict[str, Any]:
+    return {
+        **_end_and_nodes(observed),
+        "nodes_up": state.nodes_up,
+        "step": state.step,
+        "captures": state.captures,
+    }
+
+
+def _end_and_nodes(observed: Observed) -> dict[str, Any]:
+    return {
+        "cause": observed.cause,
+        "detail": "\n".join(printable(line) for line in observed.detail.splitlines()),
+        "waiting": printable(observed.waiting),
+        "nodes": observed.nodes,
+        "node_count": len(observed.nodes),
+    }
 
 
 def _told(job: Job, observed: Observed) -> dict[str, Any]:
     assert job.run is not None
     steps = [log.last_step for log in observed.logs if log.last_step]
     found: dict[str, Any] = {
-        "cause": observed.cause,
-        "detail": "\n".join(printable(line) for line in observed.detail.splitlines()),
-        "waiting": printable(observed.waiting),
-        "nodes": observed.nodes,
-        "node_count": len(observed.nodes),
+        **_end_and_nodes(observed),
         "nodes_up": nodes_up(job.run),
         "step": max(steps, default=None),
         "captures": count_captures(observed),
@@ -176,28 +184,6 @@ def _from_manifest(manifest: Manifest) -> Captures:
     whole = sum(capture.state in WHOLE for capture in manifest.captures)
     missing = sum(capture.state == "missing" for capture in manifest.captures)
     return Captures(len(manifest.captures), whole, 0, len(manifest.captures) - whole - missing, missing)
-
-
-def count_captures(observed: Observed) -> Captures:
-    """From the events that have come home so far: which windows of the plan have closed, are open, or
-    failed.
-    """
-    states = {
-        (log.worker, log.rank, event.backend, event.start): event.event
-        for log in observed.logs
-        for event in log.windows
-    }
-    if not observed.request:
-        return Captures(0)
-    if not observed.world:
-        return Captures()
-    wanted = {_key(item.capture) for item in planned(observed) if not item.problem}
-    found = [states[key] for key in wanted if key in states]
-    return Captures(len(wanted) or None, found.count("closed"), found.count("opened"), found.count("failed"))
-
-
-def _key(capture: Any) -> tuple[str, int | None, str, int]:
-    return capture.worker, capture.rank, capture.backend, capture.window.start
 
 
 def _state(job: Job, observed: Observed | None) -> str:

@@ -100,7 +100,8 @@ class RayJob:
         if place.rank == 0:
             env = self._open(place, run)
         else:
-            found = rendezvous.wait(run, float(Settings.load(self._knobs())["RLPROF_READY_SECONDS"]))
+            seconds = float(Settings.load(self._knobs())["RLPROF_READY_SECONDS"])
+            found = rendezvous.wait(run, seconds, place.rank, len(place.nodes))
             env = self._environment(place, run, found)
         self._process = TaskProcess(env)
         with self._signals(place), _end_of_submitits_patience(self._process):

@@ -20,7 +20,9 @@ from rlprof_ops.host import atomic, ports
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.words import limit
 
+_NAME = "rendezvous.json"
 _PAUSE_S = 0.2
+_CALLS_A_LOOK, _MOST_CALLS_A_SECOND = 2, 100  # at a file that is not there yet
 _LOWEST = 10000
 
 
@@ -35,7 +37,7 @@ class Rendezvous:
 
 
 def _file(run: RunFolder) -> Path:
-    return run.secrets / "rendezvous.json"
+    return run.secrets / _NAME
 
 
 def publish(run: RunFolder, what: Rendezvous) -> None:
@@ -43,21 +45,23 @@ def publish(run: RunFolder, what: Rendezvous) -> None:
     atomic.write(_file(run), json.dumps(asdict(what)), mode=0o600, durable=True)
 
 
-def wait(run: RunFolder, seconds: float) -> Rendezvous:
-    """What the first task published. Raises RlprofError with its reason when it failed, or after
-    `seconds`.
+def wait(run: RunFolder, seconds: float, rank: int = 0, tasks: int = 1) -> Rendezvous:
+    """What the first task published. Raises RlprofError with its reason when it failed, after `seconds`, and
+    when the file or its folder is not this user's alone.
+
+    All `tasks` of a job together look as rarely as shared storage bears.
     """
     deadline = time.monotonic() + seconds
+    pause = max(_PAUSE_S, _CALLS_A_LOOK * tasks / _MOST_CALLS_A_SECOND)
+    time.sleep(min(pause * rank / tasks, seconds / 2))  # by turns
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            os.listdir(
-                run.secrets
-            )  # NFS answers "no such file" from memory until the folder itself was read again
-            found = Rendezvous(**json.loads(_file(run).read_text()))
+            # It opens the folder first: NFS answers "no such file" from memory until then.
+            found = Rendezvous(**json.loads(run.read_secret(_NAME)))
             if found.failed:
                 raise RlprofError(f"the first node could not start: {found.failed}")
             return found
-        time.sleep(_PAUSE_S)
+        time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
     raise RlprofError(
         f"after {limit(seconds)} (RLPROF_READY_SECONDS) the first task has not written {_file(run)}: it has"
         " not started, or log_dir is not on storage that all nodes share."

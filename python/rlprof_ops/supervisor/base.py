@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from rlprof_ops.collect.drain.sequence import Budget
@@ -24,7 +24,7 @@ from rlprof_ops.request import ProfileRequest
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
 from rlprof_ops.runtime.step_clock import LEADS
-from rlprof_ops.supervisor import capture_relay
+from rlprof_ops.supervisor import capture_relay, state_relay
 from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
 from rlprof_ops.supervisor.ray_process import (
@@ -36,6 +36,7 @@ from rlprof_ops.supervisor.ray_process import (
     stripped,
 )
 from rlprof_ops.supervisor.recording import Recording
+from rlprof_ops.supervisor.state_relay import StateTold
 from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
 from rlprof_ops.supervisor.steps.windows import Windows
 from rlprof_ops.words import limit
@@ -64,6 +65,7 @@ class Supervisor:
         self.relay: StepRelay | None = None
         self.recording: Recording | None = None
         self.helpers: set[int] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self.shutdown_requested: asyncio.Future[EndCause] | None = None  # a future needs the loop that runs
         self.files = NodeDrain(
             settings, place, journal, self.environment, sessions=self._asked(), spare=self.helpers
@@ -204,6 +206,19 @@ class Supervisor:
             " windows of its workers will be missing. The reason stands in runtime_env_agent.log of this"
             " node under ray/."
         )
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` beside everything else until `end_background`."""
+        self._background.add(asyncio.create_task(work))
+
+    def end_background(self) -> None:
+        for task in self._background:
+            task.cancel()
+        self._background.clear()
+
+    def tell_state(self, send: Callable[[StateTold], Awaitable[None]]) -> None:
+        """Tell the head how this node's processes stand."""
+        self.background(state_relay.tell(self.place.folder.path / "events", send))
 
     def _asked(self) -> bool:
         """Whether there can be sessions of ours."""

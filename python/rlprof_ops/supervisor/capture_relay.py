@@ -1,8 +1,9 @@
 """A node's part in captures on demand: hands requests from the run folder to the node's workers, and takes
 their stacks.
 
-`rlprof capture` and `rlprof stacks` reach only shared storage. The head alone reads it, once a second, and
-tells the other nodes over the control channel, so that neither workers nor nodes matter to the file system.
+`rlprof capture` and `rlprof stacks` ask the head over the control channel, and the head tells the other
+nodes, so that no worker and no node looks at the file system for it. Where the head cannot be reached from a
+login node they leave a file in the run folder, for which the head alone looks now and then.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from rlprof_ops.host import atomic
 from rlprof_ops.host.background import in_background
 from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.on_demand import watcher
+from rlprof_ops.supervisor import control_channel
 from rlprof_ops.supervisor.control_channel import Message, register
 
+LOOK_S = 30.0  # at the run folder, for requests that could not be sent
 _PY_SPY_SECONDS = 20.0
+_SEND_SECONDS = 10.0
 _STORAGE_SECONDS = 600.0  # a thread that hangs is left behind then
 
 
@@ -37,6 +41,15 @@ class CaptureAsked(Message):
     request: str
 
 
+def send(control: str, token: str, request: watcher.CaptureRequest) -> bool:
+    """For a command: hand a request to the head at `control`, `address:port`. Gives whether it was taken."""
+    host, _, port = control.rpartition(":")
+    if not host or not port.isdigit():
+        return False
+    asked = CaptureAsked(request.to_json())
+    return asyncio.run(control_channel.visit(host, int(port), token, asked, _SEND_SECONDS))
+
+
 async def watch(run_dir: Path, tell: Callable[[CaptureAsked], Awaitable[None]]) -> None:
     """On the head alone, until cancelled: tell all nodes what is asked in the run folder."""
     source = run_dir / watcher.FOLDER
@@ -45,7 +58,7 @@ async def watch(run_dir: Path, tell: Callable[[CaptureAsked], Awaitable[None]]) 
         with contextlib.suppress(OSError, TimeoutError):
             for request in await in_background(watcher.new_requests, source, known, seconds=_STORAGE_SECONDS):
                 await tell(CaptureAsked(request.to_json()))
-        await asyncio.sleep(watcher.POLL_S)
+        await asyncio.sleep(LOOK_S)
 
 
 async def take(

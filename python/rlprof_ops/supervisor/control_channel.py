@@ -21,6 +21,7 @@ from typing import Any, get_args, get_type_hints
 
 _LINE_LIMIT = 1 << 20
 _HANDSHAKE_SECONDS = 10.0
+_VISITOR = "\nvisitor"  # no node's name
 
 
 class Message:
@@ -77,6 +78,14 @@ class Lost(Message):
     """The link broke; made by the head itself."""
 
 
+# ---- from a command of the job's user to the head
+
+
+@dataclass(frozen=True)
+class Visits(Message):
+    """Somebody who knows the job's token has something to ask."""
+
+
 # ---- from the head to the nodes
 
 
@@ -95,7 +104,8 @@ class StopRay(Message):
 
 
 _KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Joined, RayUp, Failed, Ending, ProfilersDone, Drained, Drain, StopRay)
+    kind.__name__: kind
+    for kind in (Joined, RayUp, Failed, Ending, ProfilersDone, Drained, Visits, Drain, StopRay)
 }
 
 
@@ -170,11 +180,18 @@ async def _receive(reader: asyncio.StreamReader) -> dict[str, Any] | None:
 class Head:
     """The head's side: accepts nodes, hands every message to `on_message(node, message)`, sends to all.
 
-    `on_message` gets `Joined` after a good handshake and `Lost` when a link breaks.
+    `on_message` gets `Joined` after a good handshake and `Lost` when a link breaks. What a visitor asks goes
+    to `on_visit`, which says whether it was taken.
     """
 
-    def __init__(self, token: str, on_message: Callable[[str, Message], None]) -> None:
+    def __init__(
+        self,
+        token: str,
+        on_message: Callable[[str, Message], None],
+        on_visit: Callable[[Message], Awaitable[bool]] | None = None,
+    ) -> None:
         self._token = token
+        self._on_visit = on_visit
         self._on_message = on_message
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
@@ -184,7 +201,9 @@ class Head:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         joined = await self._handshake(reader, writer)
-        if joined is None:
+        if not isinstance(joined, Joined):
+            if joined is not None:
+                await self._visited(reader, writer)
             writer.close()
             return
         node = joined.node
@@ -199,15 +218,25 @@ class Head:
             self._on_message(node, Lost())
         writer.close()
 
-    async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Joined | None:
+    async def _visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            values = await asyncio.wait_for(_receive(reader), _HANDSHAKE_SECONDS)
+            asked = decode(values or {})
+            if asked is not None and self._on_visit is not None:
+                await _send(writer, {"taken": await self._on_visit(asked)})
+
+    async def _handshake(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Joined | Visits | None:
         nonce = secrets.token_hex(16)
         try:
             await _send(writer, {"nonce": nonce})
             hello = await asyncio.wait_for(_receive(reader), _HANDSHAKE_SECONDS)
             joined = decode(hello or {})
-            if hello is None or not isinstance(joined, Joined) or not joined.node:
+            if hello is None or not isinstance(joined, (Joined, Visits)):
                 return None
-            if not _is_proof(hello, self._token, nonce, joined.node):
+            who = joined.node if isinstance(joined, Joined) else _VISITOR
+            if not who or not _is_proof(hello, self._token, nonce, who):
                 return None
             # Only one who knows the token learns what the head's own proof looks like.
             await _send(writer, {"proof": _proof(self._token, str(hello.get("nonce", "")), "head")})
@@ -277,15 +306,39 @@ class Node:
         self._writer.close()
 
 
+async def visit(host: str, port: int, token: str, asked: Message, seconds: float) -> bool:
+    """Ask the head of a job for something; whether it has taken it. False as well when it cannot be reached
+    within `seconds`, or cannot prove that it knows the token.
+    """
+
+    async def ask() -> bool:
+        reader, writer = await asyncio.open_connection(host, port, limit=_LINE_LIMIT)
+        try:
+            if not await _shake_hands(reader, writer, token, Visits()):
+                return False
+            await _send_line(writer, encode(asked))
+            answer = await _receive(reader)
+            return answer is not None and answer.get("taken") is True
+        finally:
+            writer.close()
+
+    try:
+        return await asyncio.wait_for(ask(), seconds)
+    except (OSError, asyncio.TimeoutError):
+        return False
+
+
 async def _shake_hands(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, hello: Joined
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, hello: Joined | Visits
 ) -> bool:
-    """Prove to the head that this node knows the token, and check that the head does."""
+    """Prove to the head that this side knows the token, and check that the head does."""
     challenge = await asyncio.wait_for(_receive(reader), _HANDSHAKE_SECONDS)
     if not challenge or "nonce" not in challenge:
         return False
     nonce = secrets.token_hex(16)
-    proof = _proof(token, str(challenge["nonce"]), hello.node)
-    await _send(writer, {"kind": "Joined", **dataclasses.asdict(hello), "nonce": nonce, "proof": proof})
+    who = hello.node if isinstance(hello, Joined) else _VISITOR
+    proof = _proof(token, str(challenge["nonce"]), who)
+    kind = type(hello).__name__
+    await _send(writer, {"kind": kind, **dataclasses.asdict(hello), "nonce": nonce, "proof": proof})
     answer = await asyncio.wait_for(_receive(reader), _HANDSHAKE_SECONDS)
     return answer is not None and _is_proof(answer, token, nonce, "head")

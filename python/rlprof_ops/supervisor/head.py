@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops.collect import job_state
 from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.background import in_background
@@ -46,6 +47,7 @@ from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher, watch_resources
 from rlprof_ops.supervisor.node_drain import Journal
 from rlprof_ops.supervisor.recording import Recorded
 from rlprof_ops.supervisor.run_record import RunRecord
+from rlprof_ops.supervisor.state_relay import StateFile, StateTold
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
 from rlprof_ops.words import duration, limit
 
@@ -100,8 +102,16 @@ class Head(Supervisor):
         self._changed = asyncio.Event()
         self._driver: Driver | None = None
         self._clock_server: ClockServer | None = None
+        self._visits: list[asyncio.Task[None]] = []
         self.run_record = RunRecord.of(place, settings, request, self.files.started_ns, journal.writer)
-        self.control = ControlHead(place.token, self._on_message)
+        self.control = ControlHead(place.token, self._on_message, self._visited)
+        self.state = StateFile(
+            place.run.path / job_state.NAME,
+            journal.writer,
+            request,
+            f"{place.head_ip}:{place.control_port}",
+            lambda: self.relay.step if self.relay is not None else 0,
+        )
 
     async def run(self) -> int:
         """The job's exit code: the driver's, or what ended the job before the driver did."""
@@ -147,6 +157,8 @@ class Head(Supervisor):
         await asking.start()
         try:
             await self.files.start_sync()
+            self.tell_state(self._hear_state)
+            self.background(self.state.keep())
             if self.settings["RLPROF_ON_DEMAND"] != "0":
                 self.on_demand = asyncio.create_task(capture_relay.watch(place.run.path, self._demanded))
             await self.serve_steps(self.control.tell, self._serving)
@@ -212,6 +224,7 @@ class Head(Supervisor):
                 raise RlprofError(plugin_message(self.place.node, problem))
             alive = answer or []
             self.journal.note(f"{len(alive)} of {len(self.place.nodes)} nodes are up")
+            self.state.up(len(alive))
         self.journal.say(f"{len(alive)} of {len(self.place.nodes)} nodes are up")
 
     def _missing_nodes(self, alive: list[str], wanted: int) -> str:
@@ -241,6 +254,16 @@ class Head(Supervisor):
         elif isinstance(asked := told.get("capture"), str):
             await self._demanded(capture_relay.CaptureAsked(asked))
 
+    async def _visited(self, asked: Message) -> bool:
+        """Somebody with the job's token asks for something."""
+        if self.on_demand is None or not isinstance(asked, capture_relay.CaptureAsked):
+            return False
+        self._visits.append(asyncio.create_task(self._demanded(asked)))
+        return True
+
+    async def _hear_state(self, message: StateTold) -> None:
+        self.state.hear(self.place.node, message)
+
     def _serving(self) -> list[str]:
         """The other nodes that take part."""
         return [node for node, state in self._nodes.items() if state.has_said(Joined, RayUp)]
@@ -254,6 +277,9 @@ class Head(Supervisor):
             self.relay.hear(node, message)
         if self.recording is not None and isinstance(message, Recorded):
             self.recording.hear(message.news)
+            return
+        if isinstance(message, StateTold):
+            self.state.hear(node, message)
             return
         known = self._nodes.get(node)
         lost = isinstance(message, Lost)
@@ -386,6 +412,8 @@ class Head(Supervisor):
         await self.files.finish(budget, self.stop_node)
         await others
         await self.control.close()
+        self.end_background()
+        await self.state.write()
         if self._clock_server is not None:
             close = in_background(self._clock_server.close, seconds=_STORAGE_SECONDS)
             await self.files.survived(close, _STORAGE_SECONDS + 1, "clock server")

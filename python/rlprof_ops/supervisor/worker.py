@@ -126,6 +126,7 @@ class Worker(Supervisor):
         await setup
         await self._wait_for_gcs(deadline)
         await self.files.start_sync()
+        self.tell_state(head.tell)
         await self.serve_steps(head.tell)
 
         async def on_told(told: dict[str, Any]) -> None:
@@ -181,6 +182,7 @@ class Worker(Supervisor):
                 await asyncio.wait_for(self._may_stop.wait(), budget.most("other_nodes"))
         await self._probe_clock("end")
         await self.files.finish(budget, self.stop_node)
+        self.end_background()
         await head.tell(Drained(self.journal.phases_s))
 
     async def _probe_clock(self, moment: str) -> None:

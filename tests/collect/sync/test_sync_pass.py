@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from rlprof_ops.collect.sync import append_logs
 from rlprof_ops.collect.sync.__main__ import jitter_s, parse_interval
 from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.errors import UsageError
@@ -46,7 +47,10 @@ def test_each_folder_goes_to_its_place(place):
     place.put("logs/raylet.log", b"log\n")
     place.put("ray/session_2026-11-21_17/logs/worker.out", b"out\n")
     place.put("ray/prom.json", b"not for us")
-    report = place.syncer().pass_()
+    syncer = place.syncer()
+    syncer.pass_()
+    assert "nodes/n1/events/w.step" not in place.there()  # until then the head tells the step
+    report = syncer.pass_(last=True)
     assert report.complete, report
     assert place.there() == {
         REPORT: b"report",
@@ -124,6 +128,62 @@ def test_a_truncated_log_keeps_its_earlier_content_aside(place):
     there = place.there()
     assert there["logs/n1/a.log"] == b"second\n"
     assert there["logs/n1/a.log.before-1"] == b"first life, long\n"
+
+
+def test_a_log_rewritten_often_loses_nothing(place):
+    log = place.put("logs/a.log", b"life 0\n")
+    syncer = place.syncer()
+    for number in range(9):
+        log.write_bytes(b"x" * number + b"life %d\n" % number)
+        syncer.pass_()
+    there = place.there()
+    kept = b"".join(data for path, data in there.items() if path.startswith("logs/n1/a.log"))
+    assert [number for number in range(9) if b"life %d\n" % number not in kept] == []
+    assert len(there) == 6
+
+
+def test_a_log_written_anew_past_its_old_end_is_no_continuation(place):
+    """The copy is open and is not looked at: the source alone tells."""
+    log = place.put("logs/a.log", b"first life\n")
+    syncer = place.syncer()
+    syncer.pass_()
+    log.write_bytes(b"second life, longer\n")
+    syncer.pass_()
+    assert place.there()["logs/n1/a.log"] == b"second life, longer\n"
+    assert place.there()["logs/n1/a.log.before-1"] == b"first life\n"
+
+
+def test_a_copy_that_somebody_removed_is_made_again_at_the_end(place):
+    log = place.put("logs/a.log", b"one\n")
+    syncer = place.syncer()
+    syncer.pass_()
+    (place.run / "logs/n1/a.log").unlink()
+    log.write_bytes(b"one\ntwo\n")
+    syncer.pass_()
+    assert syncer.pass_(last=True).complete
+    assert place.there()["logs/n1/a.log"] == b"one\ntwo\n"
+
+
+def test_more_logs_than_may_stay_open_are_all_continued(place, monkeypatch):
+    monkeypatch.setattr(append_logs, "_MOST_OPEN", 3)
+    syncer = place.syncer(parallel=4)
+    for line in (b"one\n", b"two\n", b"three\n"):
+        for number in range(12):
+            with open(
+                place.put(f"logs/{number}.log", b"")
+                if line == b"one\n"
+                else place.node / f"logs/{number}.log",
+                "ab",
+            ) as log:
+                log.write(line)
+        assert syncer.pass_().complete
+    assert set(place.there().values()) == {b"one\ntwo\nthree\n"} and len(place.there()) == 12
+    open_copies = [
+        os.readlink(fd.path)
+        for fd in os.scandir("/proc/self/fd")
+        if os.path.islink(fd.path) and os.path.exists(fd.path)
+    ]
+    assert sum(str(place.run) in name for name in open_copies) == 3
 
 
 def test_a_rotated_log_is_there_once_under_each_name(place):

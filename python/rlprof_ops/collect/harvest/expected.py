@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlprof_ops.collect.harvest.run_state import Observed
+from rlprof_ops.collect.job_state import Captures
 from rlprof_ops.request import Capture, CaptureSpec, Window, first_match
 from rlprof_ops.words import closest
 
@@ -89,3 +90,23 @@ def _nobody(pattern: str, observed: Observed) -> str:
         f"no worker matched pattern {pattern!r} (seen: {', '.join(seen[:8])}{', …' if len(seen) > 8 else ''}"
         + (f"; nearest: {near})" if near else ")")
     )
+
+
+def count_captures(observed: Observed) -> Captures:
+    """From the events that have come so far: which windows of the plan have closed, are open, or failed."""
+    states = {
+        (log.worker, log.rank, event.backend, event.start): event.event
+        for log in observed.logs
+        for event in log.windows
+    }
+    if not observed.request:
+        return Captures(0)
+    if not observed.world:
+        return Captures()
+    wanted = {_key_of(item.capture) for item in planned(observed) if not item.problem}
+    found = [states[key] for key in wanted if key in states]
+    return Captures(len(wanted) or None, found.count("closed"), found.count("opened"), found.count("failed"))
+
+
+def _key_of(capture: Capture) -> tuple[str, int | None, str, int]:
+    return capture.worker, capture.rank, capture.backend, capture.window.start

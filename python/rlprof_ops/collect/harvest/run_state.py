@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlprof_ops.backends import names
-from rlprof_ops.collect import event_logs
+from rlprof_ops.collect import event_logs, job_state
 from rlprof_ops.collect.event_logs import ProcessLog
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.errors import RlprofError
@@ -103,9 +103,9 @@ class Observed:
         return cached
 
 
-def observe(run: ContainedDir) -> Observed:
+def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
     """Read a run folder. Raises `RlprofError` when it has no readable run.json; damaged node records
-    become notes.
+    become notes. `of_head` reads run.json alone.
     """
     try:
         raw = run.read("run.json", _MOST_JSON)
@@ -123,7 +123,7 @@ def observe(run: ContainedDir) -> Observed:
     logs: list[ProcessLog] = []
     told = event_logs.Notes()
     gone: dict[str, str] = {}
-    for name, is_folder in _entries(run, "nodes"):
+    for name, is_folder in () if of_head else _entries(run, "nodes"):
         if is_folder:
             logs += event_logs.read_beneath(run, f"nodes/{name}/events", name)
             told.read(run, f"nodes/{name}/events")
@@ -136,6 +136,7 @@ def observe(run: ContainedDir) -> Observed:
             else:
                 records[record.node] = record
     notes += [f"not seen of the trainer: {text}" for text in told.not_seen]
+    logs = logs if of_head else _with_steps(run, logs)
     request = _request(data, notes)
     never_begun = _never_begun(told, logs)
     driver, end = _dict(data.get("driver")), _dict(data.get("end"))
@@ -151,7 +152,7 @@ def observe(run: ContainedDir) -> Observed:
         ),
         cause=_text(end.get("cause")),
         detail=_text(end.get("detail")),
-        world=_world(data, logs, never_begun),
+        world=world_of(_dict(data.get("world")), logs, never_begun),
         logs=tuple(logs),
         records=records,
         notes=tuple(notes),
@@ -159,7 +160,21 @@ def observe(run: ContainedDir) -> Observed:
         never_begun=never_begun,
         gone=gone,
     )
-    return _without_a_head(observed, _text(data.get("head"))) if observed.running else observed
+    if of_head or not observed.running:
+        return observed
+    return _without_a_head(observed, _text(data.get("head")))
+
+
+def _with_steps(run: ContainedDir, logs: list[ProcessLog]) -> list[ProcessLog]:
+    """A node that is lost has not sent the last step of its processes; the head has noted it meanwhile."""
+    if all(log.last_step for log in logs):
+        return logs
+    state = job_state.read(run)
+    told = {each[:4]: each[4] for each in state.steps} if state is not None else {}
+    return [
+        log if log.last_step else replace(log, last_step=told.get((log.node, log.worker, log.rank, log.pid)))
+        for log in logs
+    ]
 
 
 def _without_a_head(observed: Observed, head: str) -> Observed:
@@ -198,13 +213,12 @@ def _never_begun(told: event_logs.Notes, logs: list[ProcessLog]) -> dict[tuple[s
     return found
 
 
-def _world(
-    data: dict[str, Any], logs: list[ProcessLog], more: Iterable[tuple[str, int]] = ()
+def world_of(
+    told: dict[str, Any], logs: list[ProcessLog], more: Iterable[tuple[str, int]] = ()
 ) -> dict[str, int]:
+    """Ranks by worker: what was told, what has registered, and `more` that were selected."""
     world = {
-        name: count
-        for name, count in _dict(data.get("world")).items()
-        if _int(count) is not None and 0 <= count < 1_000_000
+        name: count for name, count in told.items() if _int(count) is not None and 0 <= count < 1_000_000
     }
     for log in logs:
         seen = max(log.rank + 1, log.world_size or 0)

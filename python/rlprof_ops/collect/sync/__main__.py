@@ -8,9 +8,11 @@ a pass now.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -38,6 +40,7 @@ _LOOK_AT_PARENT_S = 5.0
 _BACKOFF_LIMIT_S = 300.0
 _RETRY_LAST_S = 2.0
 _LIVE_S = 1.0
+_OPEN_FILES = 4096
 
 
 def parse_interval(text: str) -> int:
@@ -149,6 +152,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run until told to stop; returns the exit code."""
     arguments = _arguments(argv)
     log_to_output()
+    with contextlib.suppress(OSError, ValueError):  # the copies of logs stay open
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < _OPEN_FILES and (hard == resource.RLIM_INFINITY or hard >= _OPEN_FILES):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, hard))
     try:
         interval_s = parse_interval(arguments.interval)
         control = _Control()

@@ -1,8 +1,16 @@
-"""Logs that grow: each pass appends what is new, and what was sent is never overwritten by something else."""
+"""Logs that grow: each pass appends what is new, and what was sent is never overwritten by something else.
+
+The copies stay open between passes, so that a log that grows costs shared storage one write a pass and no
+look-up of its name. Before each write the source is compared with what was sent of it, as remembered; the
+last pass compares with the copy itself.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
@@ -14,16 +22,38 @@ from rlprof_ops.redact import redact_log
 _OVERLAP = 64 << 10  # bytes compared before a log is continued after a restart
 _BLOCK = 1 << 20
 _ASTERISK = ord("*")
-_ASIDES = 5  # earlier contents of one log that are kept
+_ASIDES = 5  # earlier contents of one log that have a file of their own; the last one takes all later ones
+_BEGINNING, _END = 1024, 4096  # bytes of a log that are remembered
+_MOST_OPEN = 1024
 
 
 @dataclass
 class _Growing:
-    """A log as far as it has been sent."""
+    """A log as far as it has been sent: `beginning` and `end` are of the source, `out` is the open copy."""
 
     inode: int
     offset: int
     mtime_ns: int
+    beginning: bytes = b""
+    end: bytes = b""
+    out: int | None = None
+
+    def remember(self, fd: int) -> None:
+        """Keep what the source holds now at both ends of what was sent."""
+        self.beginning = os.pread(fd, min(self.offset, _BEGINNING), 0)
+        self.end = os.pread(fd, min(self.offset, _END), max(0, self.offset - _END))
+
+    def is_still(self, fd: int) -> bool:
+        """Whether the source holds the same there: it may have been emptied and written past the old end."""
+        return self.beginning == os.pread(fd, len(self.beginning), 0) and self.end == os.pread(
+            fd, len(self.end), self.offset - len(self.end)
+        )
+
+    def close(self) -> None:
+        if self.out is not None:
+            with contextlib.suppress(OSError):
+                os.close(self.out)
+            self.out = None
 
 
 class Tails:
@@ -42,10 +72,16 @@ class Tails:
         self._new_temporary, self._discard, self._secrets = new_temporary, discard, secrets
         self._limiter, self._stop = limiter, stop
         self._growing: dict[str, _Growing] = {}
+        self._open: dict[str, _Growing] = {}  # the copy written last stands last
+        self._most_open = min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._lock = threading.Lock()  # files go over on several threads
 
     def forget(self) -> None:
-        """The run folder is another one."""
+        """The run folder is another one, or nothing more will be sent."""
+        for known in self._growing.values():
+            known.close()
         self._growing.clear()
+        self._open.clear()
 
     def is_sent(self, item: Item) -> bool:
         """Whether nothing was added since."""
@@ -62,54 +98,69 @@ class Tails:
         binary = item.kind is Kind.BLOCKS
         end = now.st_size if last or binary else end_of_lines(fd, now.st_size)
         known = self._growing.get(item.source)
+        with self._lock:
+            self._open.pop(item.source, None)  # in use: no other thread may close it
         if known is None:
             known = self._continue_after_restart(fd, target, item, now)
-        elif not self._is_continued(fd, target, item, known, now):
+        elif not self._is_continued(fd, target, item, known, now, last):
+            known.close()
             if known.inode not in live or known.inode == now.st_ino:
                 self._set_aside(target, item.target)
             known = None
         if known is None:
-            temporary, out = self._new_temporary(target)
-            try:
-                try:
-                    self._copy(fd, out, 0, end, durable=last, binary=binary)
-                finally:
-                    os.close(out)
-                target.rename(temporary, item.target)
-            except BaseException:
-                self._discard(target, temporary)
-                raise
-            self._growing[item.source] = _Growing(now.st_ino, end, now.st_mtime_ns)
+            self._growing[item.source] = self._send_whole(fd, target, item, now, end, last)
             return end
+        self._growing[item.source] = known
         before = known.offset
-        try:
-            self._append(fd, target, item.target, known, end, durable=last, binary=binary)
-        finally:
-            self._growing[item.source] = known
+        if end > before:
+            self._append(fd, target, item, known, end, durable=last)
+        elif known.out is not None:
+            self._keep_open(item.source, known, last)
         known.mtime_ns = now.st_mtime_ns
+        known.remember(fd)
         return known.offset - before or None
 
-    def _append(
-        self,
-        fd: int,
-        target: ContainedDir,
-        place: str,
-        known: _Growing,
-        end: int,
-        *,
-        durable: bool,
-        binary: bool,
-    ) -> None:
-        if end <= known.offset:
-            return
-        out = target.open_write(place, os.O_APPEND)
+    def _send_whole(
+        self, fd: int, target: ContainedDir, item: Item, now: os.stat_result, end: int, last: bool
+    ) -> _Growing:
+        temporary, out = self._new_temporary(target)
+        known = _Growing(now.st_ino, end, now.st_mtime_ns, out=out)
         try:
-            self._copy(fd, out, known.offset, end, durable=durable, binary=binary)
-        finally:
-            try:
-                known.offset = os.fstat(out).st_size  # right also after a write that came half way
-            finally:
-                os.close(out)
+            self._copy(fd, out, 0, end, durable=last, binary=item.kind is Kind.BLOCKS)
+            target.rename(temporary, item.target)
+        except BaseException:
+            known.close()
+            self._discard(target, temporary)
+            raise
+        known.remember(fd)
+        self._keep_open(item.source, known, last)
+        return known
+
+    def _append(
+        self, fd: int, target: ContainedDir, item: Item, known: _Growing, end: int, *, durable: bool
+    ) -> None:
+        if known.out is None:
+            known.out = target.open_write(item.target, os.O_APPEND)
+        try:
+            binary = item.kind is Kind.BLOCKS
+            self._copy(fd, known.out, known.offset, end, durable=durable, binary=binary)
+            known.offset = end
+        except BaseException:
+            known.offset = os.fstat(known.out).st_size  # right also after a write that came half way
+            known.close()
+            raise
+        self._keep_open(item.source, known, durable)
+
+    def _keep_open(self, source: str, known: _Growing, last: bool) -> None:
+        """Leave a copy open for the next pass, and close the one that has waited longest when there are too
+        many."""
+        if last:
+            known.close()
+            return
+        with self._lock:
+            self._open[source] = known
+            while len(self._open) > self._most_open:
+                self._open.pop(next(iter(self._open))).close()
 
     def _copy(self, fd: int, out: int, start: int, end: int, *, durable: bool, binary: bool) -> None:
         """Bytes `start` to `end` of a log, whose secrets become asterisks of the same length on the way."""
@@ -122,15 +173,18 @@ class Tails:
             os.fsync(out)
 
     def _is_continued(
-        self, fd: int, target: ContainedDir, item: Item, known: _Growing, now: os.stat_result
+        self, fd: int, target: ContainedDir, item: Item, known: _Growing, now: os.stat_result, last: bool
     ) -> bool:
-        """Whether the source still begins with what was sent."""
-        if known.inode != now.st_ino or now.st_size < known.offset:
+        """Whether the source still begins with what was sent. The copy is looked at where it is not open, and
+        at the last pass.
+        """
+        if known.inode != now.st_ino or now.st_size < known.offset or not known.is_still(fd):
             return False
+        if known.out is not None and not last:
+            return True
         there = target.stat(item.target)
         if there is None or there.st_size != known.offset:
             return False
-        # Also when it has grown: it may have been truncated and written past the old end since.
         return self._overlaps(fd, target, item.target, known.offset)
 
     def _continue_after_restart(
@@ -140,7 +194,9 @@ class Tails:
         if there is None:
             return None
         if there.st_size <= now.st_size and self._overlaps(fd, target, item.target, there.st_size):
-            return _Growing(now.st_ino, there.st_size, now.st_mtime_ns)
+            known = _Growing(now.st_ino, there.st_size, now.st_mtime_ns)
+            known.remember(fd)
+            return known
         self._set_aside(target, item.target)
         return None
 
@@ -167,6 +223,16 @@ class Tails:
                 return
             except FileExistsError:
                 continue
+        theirs = target.open_read(place)
+        try:
+            out = target.open_write(f"{place}.before-{_ASIDES}", os.O_APPEND)
+            try:
+                while block := os.read(theirs, _BLOCK):
+                    write_all(out, memoryview(block))
+            finally:
+                os.close(out)
+        finally:
+            os.close(theirs)
 
 
 def whole_lines(fd: int, start: int, end: int) -> Iterator[bytes]:

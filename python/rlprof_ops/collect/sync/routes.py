@@ -36,7 +36,7 @@ class Kind(enum.Enum):
     LINES = "lines"  # a log read by machines: append whole lines only
     BLOCKS = "blocks"  # the recorder's own binary: append its new blocks, byte by byte
     FINAL = "final"  # rewritten as a whole all the time: the last pass brings its last state
-    REWRITTEN = "rewritten"  # a few bytes overwritten in place: read it each time
+    REWRITTEN = "rewritten"  # a few bytes overwritten in place: the last pass brings them
 
 
 GROWS = frozenset({Kind.GROWING, Kind.LINES, Kind.BLOCKS})

@@ -66,6 +66,10 @@ class Sender:
         self._tails.forget()
         self._small.clear()
 
+    def close(self) -> None:
+        """Nothing more will be sent."""
+        self._tails.forget()
+
     def sweep(self, target: ContainedDir) -> None:
         """Remove temporary files that a killed predecessor left."""
         for relative, _ in list(target.files(self._temporaries)):

@@ -152,6 +152,7 @@ class Syncer:
             tally.target_error = f"{self.run_dir}: {reason_of(error)}"
 
     def close(self) -> None:
+        self.sender.close()
         self.journal.close()
 
     def _open_target(self) -> ContainedDir:
@@ -187,7 +188,7 @@ class Syncer:
                 continue
             for relative, found in self._walk(source, route, tally, last):
                 kind = kind_of(route, relative)
-                if kind is None or (kind is Kind.FINAL and not last):
+                if kind is None or (kind in (Kind.FINAL, Kind.REWRITTEN) and not last):
                     tally.skipped += 1
                     continue
                 if kind is Kind.FINAL:  # nobody writes it any more

@@ -1,0 +1,140 @@
+"""`state.json` of a run folder: how the running job stands, in one file that the head alone writes.
+
+`status`, `submit --wait` and `capture` look at it again and again, so a look costs two files however many
+nodes and workers there are. A job that has ended is read from its records, see `harvest/run_state.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rlprof_ops.collect.event_logs import ProcessLog
+from rlprof_ops.host.contained_dir import ContainedDir
+
+NAME = "state.json"
+HEARTBEAT_S = 30.0  # the head writes it at least so often
+_SCHEMA = 1
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Captures:
+    """Counts of captures. `planned` is None while no worker has registered, so that nobody knows how many
+    there will be.
+    """
+
+    planned: int | None = None
+    done: int = 0
+    open: int = 0
+    failed: int = 0
+    missing: int = 0
+
+    def __str__(self) -> str:
+        if self.planned == 0:
+            return "none planned"
+        text = f"{self.done} of {'?' if self.planned is None else self.planned} captures"
+        more = [
+            f"{count} {word}"
+            for count, word in ((self.open, "open"), (self.failed, "failed"), (self.missing, "missing"))
+            if count
+        ]
+        return text + (f" ({', '.join(more)})" if more else "")
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """A process that has registered; of one worker and rank the latest."""
+
+    worker: str
+    rank: int
+    node: str
+    pid: int
+    registered_ns: int
+    on_demand: bool
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What became of one worker's capture on demand: `path` in the run folder, or a reason."""
+
+    asked_by: str
+    worker: str
+    rank: int
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class JobState:
+    """The head's latest word. `control` is where it listens, `address:port`; `steps` are [node, worker, rank,
+    pid, last step entered].
+    """
+
+    written_ns: int
+    control: str = ""
+    nodes_up: int | None = None
+    step: int | None = None
+    captures: Captures = field(default_factory=Captures)
+    workers: tuple[WorkerState, ...] = ()
+    answers: tuple[Answered, ...] = ()
+    steps: tuple[tuple[str, str, int, int, int], ...] = ()
+
+    def to_json(self) -> str:
+        found = {"schema": _SCHEMA, **asdict(self)}
+        for name in ("workers", "answers"):
+            found[name] = [list(asdict(each).values()) for each in getattr(self, name)]
+        return json.dumps(found, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> JobState | None:
+        """None for anything that is not a state of this schema."""
+        try:
+            data = json.loads(raw)
+            if data["schema"] != _SCHEMA:
+                return None
+            return cls(
+                written_ns=int(data["written_ns"]),
+                control=str(data["control"]),
+                nodes_up=_count(data["nodes_up"]),
+                step=_count(data["step"]),
+                captures=Captures(**{name: _count(value) for name, value in data["captures"].items()}),
+                workers=tuple(
+                    WorkerState(str(w), int(r), str(n), int(p), int(t), d is True, e is True)
+                    for w, r, n, p, t, d, e in data["workers"]
+                ),
+                answers=tuple(
+                    Answered(str(a), str(w), int(r), str(p), str(why)) for a, w, r, p, why in data["answers"]
+                ),
+                steps=tuple((str(n), str(w), int(r), int(p), int(s)) for n, w, r, p, s in data["steps"]),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+            return None
+
+
+def read(run: ContainedDir) -> JobState | None:
+    """The head's latest word; None where it has not said any yet."""
+    try:
+        return JobState.from_json(run.read(NAME, _MOST_BYTES))
+    except OSError:
+        return None
+
+
+def latest(logs: Iterable[ProcessLog]) -> tuple[WorkerState, ...]:
+    """Of each worker and rank the process that registered last (an actor may have been restarted)."""
+    found: dict[tuple[str, int], ProcessLog] = {}
+    for log in logs:
+        before = found.get((log.worker, log.rank))
+        if before is None or before.registered_ns < log.registered_ns:
+            found[log.worker, log.rank] = log
+    return tuple(
+        WorkerState(log.worker, log.rank, log.node, log.pid, log.registered_ns, log.on_demand, log.ended)
+        for log in found.values()
+    )
+
+
+def _count(value: Any) -> Any:
+    return None if value is None else int(value)
