@@ -14,6 +14,9 @@ from types import TracebackType
 from rlprof_ops.errors import RlprofError
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_LINKS = frozenset(
+    {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL}
+)  # what file systems without hard links say to link
 FOLDER_MODE = 0o750
 FILE_MODE = 0o640
 
@@ -99,11 +102,28 @@ class ContainedDir:
             raise OSError(errno.EINVAL, "not a regular file", relative)
         return found
 
-    def open_write(self, relative: str, flags: int = os.O_CREAT | os.O_EXCL, mode: int = FILE_MODE) -> int:
+    def open_write(
+        self,
+        relative: str,
+        flags: int = os.O_CREAT | os.O_EXCL,
+        mode: int = FILE_MODE,
+        *,
+        read_too: bool = False,
+    ) -> int:
         """A descriptor to write `relative`; its folders are made. By default the file must not exist."""
         *folder, name = safe_parts(relative)
+        flags |= (os.O_RDWR if read_too else os.O_WRONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
         with self.folder(tuple(folder), create=True) as fd:
-            return os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, mode, dir_fd=fd)
+            return os.open(name, flags, mode, dir_fd=fd)
+
+    def flush_folder(self, relative: str) -> None:
+        """Bring the names in a folder onto the disk. Raises OSError, but not of storage that cannot do it."""
+        with self.folder(safe_parts(relative) if relative else ()) as fd:
+            try:
+                os.fsync(fd)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
+                    raise
 
     def stat(self, relative: str) -> os.stat_result | None:
         """What is at `relative` (a link is not followed); None when there is nothing."""
@@ -127,7 +147,7 @@ class ContainedDir:
                 except FileExistsError:
                     raise
                 except OSError as error:  # file systems without hard links
-                    if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+                    if error.errno not in _NO_LINKS:
                         raise
                     if _exists(to_name, to_fd):
                         raise FileExistsError(errno.EEXIST, "exists", target) from None

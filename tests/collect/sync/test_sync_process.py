@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +13,18 @@ from tests.waits import wait_until
 from rlprof_ops.collect.sync import __main__ as sync_main
 from rlprof_ops.collect.sync.__main__ import read_report
 from rlprof_ops.job.knobs import Settings
+
+
+def listening(pid):
+    """The process hears its orders: SIGUSR2, which it ignores, comes last."""
+
+    def ignored():
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        mask = next(line.split()[1] for line in lines if line.startswith("SigIgn:"))
+        return int(mask, 16) >> (signal.SIGUSR2 - 1) & 1
+
+    wait_until(ignored, 60)
+
 
 REPORT = "profiles/nsight/w/rank0/w_rank0_step3-4_n1_17.nsys-rep"
 
@@ -72,7 +84,7 @@ def test_a_pass_comes_every_interval(node, start):
 def test_term_means_one_last_pass_and_exit_code_0(node, start):
     process = start("--interval", "0")
     (node / REPORT).write_bytes(b"1")
-    time.sleep(0.7)
+    listening(process.pid)
     assert not arrived(node)
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) == 0
@@ -83,7 +95,7 @@ def test_term_means_one_last_pass_and_exit_code_0(node, start):
 def test_usr1_means_a_pass_now(node, start):
     process = start("--interval", "3600")
     (node / REPORT).write_bytes(b"1")
-    time.sleep(0.7)
+    listening(process.pid)
     process.send_signal(signal.SIGUSR1)
     wait_until(lambda: arrived(node))
     assert process.poll() is None
@@ -92,7 +104,7 @@ def test_usr1_means_a_pass_now(node, start):
 def test_a_parent_that_dies_means_the_last_pass(node, start):
     shell = start("--interval", "3600", prefix=("bash", "-c", '"$@" & echo $!; wait', "x"))
     (node / REPORT).write_bytes(b"1")
-    time.sleep(0.7)
+    listening(int(shell.stdout.readline()))
     shell.kill()
     wait_until(lambda: arrived(node))
 
@@ -101,7 +113,7 @@ def test_what_stays_behind_makes_the_exit_code_1(node, start):
     (node.parent / "run").rmdir()
     process = start("--interval", "0", "--deadline", "1")
     (node / REPORT).write_bytes(b"1")
-    time.sleep(0.7)
+    listening(process.pid)
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) == 1
     assert "storage: " in process.stdout.read()
@@ -118,7 +130,7 @@ def test_a_killed_sync_goes_on_where_it_was(node, start):
     process.wait()
     assert all(path.stat().st_size == 200_000 for path in run.iterdir())
     process = start("--interval", "0")
-    time.sleep(0.7)
+    listening(process.pid)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
     assert all(

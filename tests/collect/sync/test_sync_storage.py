@@ -1,9 +1,11 @@
 """Sync against storage that is full, read-only, gone or slow, and sources that change under its hands."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import threading
 import time
@@ -11,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from rlprof_ops.collect.drain.node_record import build_node_record
 from rlprof_ops.collect.sync import append_logs, send_file
 from rlprof_ops.collect.sync.copy_bytes import Limiter
 from rlprof_ops.collect.sync.evict import make_room
+from rlprof_ops.collect.sync.sent_log import Journal
 from rlprof_ops.collect.sync.sync_pass import Syncer
 
 
@@ -290,3 +294,74 @@ def test_a_node_folder_that_is_gone_is_an_error_not_a_crash(node, run):
     shutil.rmtree(node)
     assert not syncer.pass_().complete
     assert not Path(node).exists()
+
+
+@pytest.mark.parametrize("sizes", [[1000, 2000], [17 << 20]], ids=["small", "large"])
+def test_a_copy_that_the_storage_does_not_hold_is_not_taken_for_one(node, run, monkeypatch, sizes):
+    """A bit turns over on the way to the disk: the size is right and the flush says nothing."""
+    for number, size in enumerate(sizes):
+        report(node, f"r{number}.nsys-rep", size)
+    fsync = os.fsync
+
+    def turning_a_bit(fd):
+        fsync(fd)
+        if "/.sync/" in os.readlink(f"/proc/self/fd/{fd}"):
+            byte = os.pread(fd, 1, 500)[0]
+            os.pwrite(fd, bytes([byte ^ 4]), 500)
+
+    syncer = Syncer(node, run, "n1")
+    monkeypatch.setattr(os, "fsync", turning_a_bit)
+    broken = syncer.pass_(last=True)
+    assert [reason for _, reason in broken.failed] == ["what the storage holds is not what was sent"] * len(
+        sizes
+    )
+    assert (arrived(run), syncer.journal.sent) == ({}, {})
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert syncer.pass_(last=True).complete
+    assert len(arrived(run)) == len(sizes)
+
+
+@pytest.mark.parametrize("sizes", [[1000, 2000], [17 << 20]], ids=["small", "large"])
+def test_a_report_counts_as_sent_when_its_name_is_on_the_disk(node, run, monkeypatch, sizes):
+    for number, size in enumerate(sizes):
+        report(node, f"r{number}.nsys-rep", size)
+    order: list[str] = []
+    fsync, link, add = os.fsync, os.link, Journal.add
+
+    def noting(fd):
+        order.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    monkeypatch.setattr(os, "link", lambda *a, **more: (order.append("name"), link(*a, **more))[1])
+    monkeypatch.setattr(Journal, "add", lambda *a: (order.append("sent"), add(*a))[1])
+    assert Syncer(node, run, "n1").pass_().copied == len(sizes)
+    count = len(sizes)
+    assert order == ["file"] * count + ["name"] * count + ["folder"] + ["sent"] * count
+
+
+def test_a_copy_for_whose_reading_back_there_is_no_time_serves_and_its_source_stays(node, run, monkeypatch):
+    source = report(node, "r.nsys-rep", 3 << 20)
+    over: list[bool] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (fsync(fd), over.append(True))[0])
+    syncer = Syncer(node, run, "n1", stop=lambda: bool(over))
+    assert not syncer.pass_(last=True).complete
+    assert arrived(run) == {"r.nsys-rep": 3 << 20} and source.exists()
+    assert build_node_record(node, "n1", {"clean": True})["cleared"] is False
+    over.clear()
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert syncer.pass_(last=True).complete and len(arrived(run)) == 1
+    assert build_node_record(node, "n1", {"clean": True})["cleared"] is True
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP])
+def test_storage_without_hard_links_takes_reports(node, run, monkeypatch, number):
+    report(node, "r.nsys-rep", 1000)
+
+    def refused(*a, **more):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refused)
+    assert Syncer(node, run, "n1").pass_().complete
+    assert arrived(run) == {"r.nsys-rep": 1000}

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rlprof_ops.collect.sync.copy_bytes import Copied
+from rlprof_ops.collect.sync.copy_bytes import Copied, Stopped
 from rlprof_ops.collect.sync.routes import Item, Kind
 from rlprof_ops.collect.sync.send_file import Sender, discard
 from rlprof_ops.host.contained_dir import ContainedDir
@@ -66,9 +66,14 @@ def send(
                 written.append(_write(sender, source, target, item))
             except Exception as error:
                 yield item, error
-        for failed in [_flush(each) for each in written]:
-            each = written.pop(0)
-            yield each.item, _arrive(sender, target, each, failed)
+        flushed = [_flush(each) for each in written]
+        arrived = []
+        for each, failed in zip(list(written), flushed, strict=True):
+            arrived.append((each, _arrive(sender, target, each, failed)))
+            written.remove(each)
+        settled = _settle(sender, target, arrived)
+        for each, outcome in arrived:
+            yield each.item, _outcome(sender, each, outcome, settled)
     finally:
         for each in written:  # the caller went away in between
             _close(each)
@@ -101,25 +106,63 @@ def _flush(each: _Underway) -> Exception | None:
 
 def _arrive(
     sender: Sender, target: ContainedDir, each: _Underway, failed: Exception | None
-) -> int | Exception | None:
+) -> tuple[str | None, bool] | Exception:
+    """The name that the copy got, and whether there was time to read it back; or what went wrong."""
     try:
         if failed is not None:
-            discard(target, each.temporary)
-            return failed
-        put = sender.put(
-            each.fd,
-            target,
-            each.item,
-            each.temporary,
-            each.before,
-            each.copied.size_bytes,
-            lambda: each.copied,
-        )
-        return sender.sent(each.item, put, each.before, each.copied)
+            raise failed
+        in_time = sender.is_whole(each.out, each.copied)
+    except Exception as error:
+        discard(target, each.temporary)
+        _close(each)
+        return error
+    try:
+        size = each.copied.size_bytes
+        put = sender.put(each.fd, target, each.item, each.temporary, each.before, size, lambda: each.copied)
+        return put, in_time
     except Exception as error:
         return error
     finally:
         _close(each)
+
+
+def _settle(
+    sender: Sender,
+    target: ContainedDir,
+    arrived: list[tuple[_Underway, tuple[str | None, bool] | Exception]],
+) -> dict[str, Exception | None]:
+    """Flush each folder that got names, once; what went wrong by folder."""
+    found: dict[str, Exception | None] = {}
+    for each, outcome in arrived:
+        if isinstance(outcome, Exception):
+            continue
+        folder = _folder(each, outcome[0])
+        if folder not in found:
+            try:
+                found[folder] = None
+                sender.settle(target, each.item, outcome[0])
+            except OSError as error:
+                found[folder] = error
+    return found
+
+
+def _outcome(
+    sender: Sender,
+    each: _Underway,
+    outcome: tuple[str | None, bool] | Exception,
+    settled: dict[str, Exception | None],
+) -> int | Exception | None:
+    if isinstance(outcome, Exception):
+        return outcome
+    put, in_time = outcome
+    failed = settled[_folder(each, put)]
+    if failed is not None:
+        return failed
+    return sender.sent(each.item, put, each.before, each.copied) if in_time else Stopped()
+
+
+def _folder(each: _Underway, put: str | None) -> str:
+    return (put or each.item.target).rpartition("/")[0]
 
 
 def _close(each: _Underway) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import os
 import time
@@ -15,6 +17,7 @@ from rlprof_ops.collect.sync.copy_bytes import (
     Copied,
     Digesting,
     Limiter,
+    Stopped,
     copy,
     copy_in_kernel,
     digest_of,
@@ -196,25 +199,44 @@ class Sender:
 
     def _send_finished(self, fd: int, target: ContainedDir, item: Item) -> int | None:
         before = os.fstat(fd)
-        # The digest of a large file is taken meanwhile and may end after the file has arrived; `sent` is what
-        # has a digest.
+        # The digest of a large file is taken meanwhile.
         digesting = Digesting(fd, self._stop) if before.st_size >= LARGE and not _has_holes(before) else None
+        temporary, out = self.new_temporary(target)
         try:
-            temporary, copied = self.to_temporary(
-                fd, target, before, durable=True, in_kernel=digesting is not None
-            )
-            put = self.put(
-                fd,
-                target,
-                item,
-                temporary,
-                before,
-                copied.size_bytes,
-                lambda: digesting.result() if digesting else copied,
-            )
+            try:
+                copied = self.write(fd, out, before, in_kernel=digesting is not None)
+                os.fsync(out)
+                in_time = self.is_whole(out, digesting.result() if digesting else copied)
+            except BaseException:
+                discard(target, temporary)
+                raise
         finally:
+            os.close(out)
             digest = digesting.result() if digesting else None
+        put = self.put(fd, target, item, temporary, before, copied.size_bytes, lambda: digest or copied)
+        self.settle(target, item, put)
+        if not in_time:
+            raise Stopped
         return self.sent(item, put, before, digest or copied)
+
+    def is_whole(self, out: int, copied: Copied) -> bool:
+        """Read a flushed copy back, from the storage where it can be told so. False when there is no time for
+        it: such a copy serves, but its source may not go. Raises OSError when it is not what was sent.
+        """
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(out, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.lseek(out, 0, os.SEEK_SET)
+        try:
+            found = digest_of(out, self._stop)
+        except Stopped:
+            return False
+        if found != copied:
+            raise OSError(errno.EBADMSG, "what the storage holds is not what was sent")
+        return True
+
+    def settle(self, target: ContainedDir, item: Item, put: str | None) -> None:
+        """Bring a copy's name onto the disk."""
+        target.flush_folder((put or item.target).rpartition("/")[0])
 
     def put(
         self,
@@ -296,36 +318,10 @@ class Sender:
         finally:
             os.close(fd)
 
-    def to_temporary(
-        self,
-        fd: int,
-        target: ContainedDir,
-        before: os.stat_result,
-        *,
-        durable: bool,
-        length: int | None = None,
-        in_kernel: bool = False,
-    ) -> tuple[str, Copied]:
-        """Copy all of `fd` to a new temporary file; removed again when that fails. `in_kernel` leaves the
-        digest empty.
-        """
-        temporary, out = self.new_temporary(target)
-        try:
-            try:
-                copied = self.write(fd, out, before, length=length, in_kernel=in_kernel)
-                if durable:
-                    os.fsync(out)
-            finally:
-                os.close(out)
-        except BaseException:
-            discard(target, temporary)
-            raise
-        return temporary, copied
-
     def new_temporary(self, target: ContainedDir) -> tuple[str, int]:
         """A new file on its way: its name in the run folder and a descriptor to write it."""
         temporary = f"{self._temporaries}/{os.getpid()}-{next(self._numbers)}"
-        return temporary, target.open_write(temporary)
+        return temporary, target.open_write(temporary, read_too=True)
 
     def write(
         self, fd: int, out: int, before: os.stat_result, *, length: int | None = None, in_kernel: bool = False
