@@ -123,6 +123,7 @@ class StateFile:
         self._processes: dict[tuple[str, str], LogBuilder] = {}
         self._answers: dict[tuple[str, str, int], Answered] = {}
         self._identity: dict[tuple[str, str], tuple[str, int]] = {}
+        self._selected: set[tuple[str, int]] = set()
         self._captures = Captures(None if request else 0)
         self._windows_changed = True
         self._urgent = asyncio.Event()
@@ -149,6 +150,9 @@ class StateFile:
 
     def _row(self, node: str, name: str, row: dict[str, Any]) -> None:
         key = node, name
+        worker, rank = row.get("worker"), row.get("rank")
+        if row.get("event") == "selected" and isinstance(worker, str) and isinstance(rank, int):
+            self._selected.add((worker, rank))
         known = self._processes.get(key)
         if known is None:
             if len(self._processes) >= _MOST_PROCESSES:
@@ -195,7 +199,15 @@ class StateFile:
         if self._windows_changed:
             self._windows_changed = False
             observed = Observed(
-                "", self._request, (), Driver(), str(EndCause.RUNNING), "", world_of({}, found), logs, {}
+                "",
+                self._request,
+                (),
+                Driver(),
+                str(EndCause.RUNNING),
+                "",
+                world_of({}, found, set(self._selected)),
+                logs,
+                {},
             )
             with contextlib.suppress(TimeoutError):
                 counted = await in_background(count_captures, observed, seconds=_COUNT_SECONDS)
