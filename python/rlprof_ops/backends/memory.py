@@ -6,9 +6,11 @@ from pathlib import Path
 
 from rlprof_ops.backends import memory_options
 from rlprof_ops.backends.base import OK, TRUNCATED, Asked, Backend, Check, Verdict, Where, check_not_empty
+from rlprof_ops.host import foreign
 
 SUFFIX = ".pickle"
 HOST_SUFFIX = ".host-memory.json.gz"
+_MOST_BYTES = 256 << 20  # of a host memory report: a sample is a few bytes
 
 
 def check(path: Path) -> Check:
@@ -27,12 +29,14 @@ def check(path: Path) -> Check:
 
 def _check_host(path: Path) -> Check:
     import gzip
-    import json
     import zlib
 
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as report:
-            json.load(report)
+        with gzip.open(path, "rb") as report:
+            text = report.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            return Check(TRUNCATED, f"it inflates to more than {_MOST_BYTES >> 20} MiB: no report of ours")
+        foreign.parse(text)
     except (OSError, EOFError, zlib.error, ValueError) as error:
         return Check(TRUNCATED, f"the host memory report is cut or damaged ({error})")
     return Check(OK, details={"size_bytes": path.stat().st_size})

@@ -26,6 +26,7 @@ SUFFIX = ".pt.trace.json.gz"
 PLAIN_SUFFIX = ".pt.trace.json"
 
 _CHUNK_BYTES = 1 << 20
+_BOMB_BYTES, _BOMB_RATIO = 1 << 30, 400  # traces inflate thirty times
 
 
 def check(path: Path) -> Check:
@@ -43,6 +44,9 @@ def check(path: Path) -> Check:
         with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as trace:
             while chunk := trace.read(_CHUNK_BYTES):
                 inflated_bytes += len(chunk)
+                if inflated_bytes > max(_BOMB_BYTES, _BOMB_RATIO * size_bytes):
+                    reason = f"it inflates to more than {_BOMB_RATIO} times its size: no trace does"
+                    return Check(TRUNCATED, reason, {"size_bytes": size_bytes})
                 if not events:
                     events = _has_event(tail + chunk)
                 tail = (tail + chunk)[-4096:]

@@ -4,13 +4,13 @@ failed.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 
 STEP_SUFFIX = ".step"
@@ -189,7 +189,7 @@ class LogBuilder:
 def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
-            row = json.loads(line)
+            row = foreign.parse(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlprof_ops.collect.event_logs import ProcessLog
+from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 
 NAME = "state.json"
@@ -93,7 +94,7 @@ class JobState:
     def from_json(cls, raw: bytes) -> JobState | None:
         """None for anything that is not a state of this schema."""
         try:
-            data = json.loads(raw)
+            data = foreign.parse(raw)
             if data["schema"] != _SCHEMA:
                 return None
             return cls(

@@ -30,7 +30,7 @@ def bar(stream: TextIO, what: str) -> Iterator[Progress]:
     finished = 0
 
     def waited(_: str | None) -> str:
-        return "" if finished else f"{limit(time.monotonic() - began)} so far"
+        return "" if finished else f"{limit(max(1, round(time.monotonic() - began)))} so far"
 
     with click.progressbar(length=0, label=what, file=stream, show_pos=True, item_show_func=waited) as drawn:
 

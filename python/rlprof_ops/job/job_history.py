@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlprof_ops.host import atomic
+from rlprof_ops.host import atomic, foreign
 
 _KEPT = 1000
 _MOST_BYTES = 4 << 20
@@ -73,7 +73,7 @@ def recall(env: Mapping[str, str] | None = None) -> list[Remembered]:
     found = []
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            row = json.loads(line)
+            row = foreign.parse(line)
             found.append(
                 Remembered(str(row["job"]), str(row["run"]), str(row["name"]), int(row["submitted_ns"]))
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pwd
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.host import foreign
 from rlprof_ops.job import attempt, job_history
 from rlprof_ops.job.knobs import Settings, read_env_file
 from rlprof_ops.slurm import client
@@ -151,7 +151,7 @@ def job_of(folder: Path) -> str | None:
 
 def _recorded_job(folder: Path) -> str | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads((folder / "run.json").read_bytes())["job"])
+        return str(foreign.read(folder / "run.json")["job"])
     return None
 
 

@@ -5,7 +5,6 @@ answer.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -19,6 +18,7 @@ from typing import Any
 from rlprof_ops.collect import job_state
 from rlprof_ops.collect.job_state import JobState
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.request import CaptureSpec
@@ -282,7 +282,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in lines:
         try:
-            row = json.loads(line)
+            row = foreign.parse(line)
         except ValueError:
             continue
         if isinstance(row, dict):
@@ -292,7 +292,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _json(path: Path) -> dict[str, Any] | None:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = foreign.read(path)
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) else None

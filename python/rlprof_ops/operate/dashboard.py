@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import json
 import os
 import re
 import shlex
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.host import foreign
 from rlprof_ops.job.run_folder import Job
 
 # What `ray start --head` prints; colours are taken out before.
@@ -56,7 +56,7 @@ def locate(job: Job) -> Dashboard:
     if job.slurm is not None and job.slurm.ended:
         raise RlprofError(f"job {job.id} has ended ({job.slurm.state})")
     try:
-        head = str(json.loads((job.run / "run.json").read_bytes())["head"])
+        head = str(foreign.read(job.run / "run.json")["head"])
     except (OSError, ValueError, KeyError, TypeError):
         raise RlprofError(f"job {job.id} has no run.json yet") from None
     if not _HEAD.fullmatch(head):

@@ -5,7 +5,6 @@ folder tells.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.host import foreign
 from rlprof_ops.job.knobs import read_knobs
 from rlprof_ops.redact import MASK, is_secret_name
 from rlprof_ops.request import ProfileRequest, request_from_dict
@@ -57,7 +57,7 @@ def asked_again(folder: Path, env: Mapping[str, str]) -> tuple[Asked, list[str]]
 
 def _run_record(folder: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        data = json.loads((folder / "run.json").read_bytes())
+        data = foreign.read(folder / "run.json")
         if isinstance(data, dict):
             return data
     raise RlprofError(f"{folder} has no readable run.json, so its command is not known")

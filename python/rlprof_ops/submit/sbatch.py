@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.host import atomic
+from rlprof_ops.host import atomic, foreign
 from rlprof_ops.job.job_history import Remembered, remember
 from rlprof_ops.job.knobs import home
 from rlprof_ops.redact import is_secret_name
@@ -101,7 +101,7 @@ def read_record(folder: Path, env: Mapping[str, str]) -> Asked | None:
     set.
     """
     try:
-        data = json.loads((folder / ".secrets" / RECORD).read_bytes())
+        data = foreign.read(folder / ".secrets" / RECORD)
         knobs, names = dict(data["knobs"]), list(data["from_shell"])
         asked = Asked(
             tuple(data["sbatch"]), data["command"], knobs, frozenset(names), framework=data["framework"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import json
 import os
 import shlex
 import signal
@@ -20,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.host import foreign
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import Settings, read_knobs
@@ -260,7 +260,7 @@ def _summary(place: task_context.TaskContext, code: int) -> RunSummary:
         with contextlib.suppress(RlprofError):
             manifest = Manifest.load(place.run_dir)
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        end = json.loads((place.run_dir / "run.json").read_text()).get("end") or {}
+        end = foreign.read(place.run_dir / "run.json").get("end") or {}
     cause = str(end.get("cause") or EndCause.STARTUP_FAILED)
     detail = str(end.get("detail") or "")
     return RunSummary(

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.host import atomic, ports
+from rlprof_ops.host import atomic, foreign, ports
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.words import limit
 
@@ -57,7 +57,7 @@ def wait(run: RunFolder, seconds: float, rank: int = 0, tasks: int = 1) -> Rende
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError, TypeError):
             # It opens the folder first: NFS answers "no such file" from memory until then.
-            found = Rendezvous(**json.loads(run.read_secret(_NAME)))
+            found = Rendezvous(**foreign.parse(run.read_secret(_NAME)))
             if found.failed:
                 raise RlprofError(f"the first node could not start: {found.failed}")
             return found

@@ -21,6 +21,7 @@ from rlprof_ops.collect.event_logs import LogBuilder
 from rlprof_ops.collect.harvest.expected import count_captures
 from rlprof_ops.collect.harvest.run_state import Driver, Observed, world_of
 from rlprof_ops.collect.job_state import Answered, Captures, JobState
+from rlprof_ops.host import foreign
 from rlprof_ops.host.background import BackgroundWriter, in_background
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import EndCause
@@ -86,7 +87,7 @@ class EventTail:
         for line in block[:end].splitlines():
             row = None
             with contextlib.suppress(ValueError, RecursionError):
-                row = json.loads(line) if len(line) <= _MOST_LINE else None
+                row = foreign.parse(line) if len(line) <= _MOST_LINE else None
             if isinstance(row, dict):
                 yield {name: _short(value) for name, value in row.items() if name in _KEPT}
 
@@ -138,7 +139,7 @@ class StateFile:
     def hear(self, node: str, message: StateTold) -> None:
         """Take what a node of the job tells; what makes no sense is left out."""
         try:
-            rows, steps = json.loads(message.rows)
+            rows, steps = foreign.parse(message.rows)
             for name, row in rows:
                 self._row(node, str(name), dict(row))
             for name, step in steps.items():

@@ -8,7 +8,6 @@ nothing. Only the report and the timeline's files are served, never a path from 
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 from rlprof_ops.analyze.output.text import size
 from rlprof_ops.analyze.page.render import handover, render
 from rlprof_ops.analyze.report_model import Answer
+from rlprof_ops.host import foreign
 
 PERFETTO = "https://ui.perfetto.dev"
 TIMELINES = {
@@ -55,6 +55,8 @@ class ReportServer(ThreadingHTTPServer):
 
     def answer(self) -> Answer:
         found: Answer = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
+    def answer(self) -> dict[str, Any]:
+        found: dict[str, Any] = foreign.read(self.folder / "report.json", 2 << 30)
         return found
 
     def page(self) -> bytes:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import pickle
 import zlib
 from pathlib import Path
@@ -25,6 +24,7 @@ from rlprof_ops.analyze.columns import (
     join,
 )
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
+from rlprof_ops.host import foreign
 
 HOST_SUFFIX = ".host-memory.json.gz"
 SUFFIX = ".pickle"
@@ -67,7 +67,7 @@ def read_memory(path: Path) -> Trace:
 
 def _host(path: Path) -> Trace:
     with gzip.open(path, "rb") as file:
-        said = json.loads(file.read(MAX_BYTES))
+        said = foreign.parse(file.read(MAX_BYTES))
     rows = np.array([(int(t), int(size)) for t, size in said["samples"]], np.int64).reshape(-1, 2)
     pid = said.get("pid")
     return _trace(

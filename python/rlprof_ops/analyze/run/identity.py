@@ -4,7 +4,6 @@ alone.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from rlprof_ops.analyze.run.foreign_names import told_by
 from rlprof_ops.backends import names
 from rlprof_ops.backends.names import ReportName
 from rlprof_ops.errors import UsageError
+from rlprof_ops.host import foreign
 
 TRACE_SUFFIXES = (".nsys-rep", ".pt.trace.json.gz", ".pt.trace.json", ".json.gz", ".pickle")
 _LISTED_ONLY = (".proto", ".pftrace")
@@ -232,7 +232,7 @@ def read_json(path: Path) -> dict[str, object]:
     is said of them.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = foreign.read(path)
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

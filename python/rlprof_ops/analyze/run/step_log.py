@@ -6,7 +6,6 @@ ran in it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from rlprof_ops.analyze.columns import GpuSpans, Launches, MemorySamples, Origin, Part, Spans, Trace, join
 from rlprof_ops.backends import names
+from rlprof_ops.host import foreign
 
 BACKEND = "steps"
 _MARK = b'"event": "step"'
@@ -75,7 +75,7 @@ def _steps(path: Path) -> tuple[LoggedStep, ...]:
 
 def _step(line: bytes) -> LoggedStep | None:
     try:
-        row = json.loads(line)
+        row = foreign.parse(line)
         phases = tuple(
             (str(phase[0]), int(phase[1]), int(phase[2]))
             for phase in row["phases"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 
 SCHEMA = 1
@@ -167,7 +168,7 @@ class Manifest:
         """Read `manifest.json` of a run folder. Raises `RlprofError` when there is none."""
         path = Path(run_dir) / FILE
         try:
-            return cls.from_dict(json.loads(path.read_bytes()), os.fspath(run_dir))
+            return cls.from_dict(foreign.read(path), os.fspath(run_dir))
         except FileNotFoundError:
             raise RlprofError(f"{path} does not exist; run `rlprof harvest {run_dir}` first") from None
         except ValueError as error:

@@ -4,7 +4,6 @@ suspicion.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +13,7 @@ from rlprof_ops.collect import event_logs, job_state
 from rlprof_ops.collect.event_logs import ProcessLog
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.request import ProfileRequest, request_from_dict
@@ -290,7 +290,7 @@ def _entries(run: ContainedDir, folder: str) -> Iterator[tuple[str, bool]]:
 
 def _object(raw: bytes) -> dict[str, Any] | None:
     try:
-        data = json.loads(raw)
+        data = foreign.parse(raw)
     except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None

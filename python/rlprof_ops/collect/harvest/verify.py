@@ -17,6 +17,7 @@ from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, look
 from rlprof_ops.collect.harvest.inventory import Found
 from rlprof_ops.collect.sync.copy_bytes import digest_of
 from rlprof_ops.collect.sync.send_file import reason_of
+from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 
 _FILE = ".harvest/checks.jsonl"
@@ -93,7 +94,11 @@ class Checker:
             return Verdict("ok", warning="its kind is unknown: not checked", sha256=digest)
         # The frame check takes a path; what O_NOFOLLOW opened just now was a regular file below the run
         # folder.
-        check = backends.get(report.backend).check(Path(self._run.root) / report.path)
+        try:
+            check = backends.get(report.backend).check(Path(self._run.root) / report.path)
+        except Exception as error:  # one bad file is that file's fault alone
+            reason = reason_of(error) or type(error).__name__
+            return Verdict("truncated", f"cannot be checked: {reason}", sha256=digest)
         if check.state != "ok":
             return Verdict(check.state, check.reason, sha256=digest)
         if not self._can_look(found):
@@ -118,7 +123,7 @@ class Checker:
             return
         for line in raw.split(b"\n"):
             try:
-                path, size, mtime, values = json.loads(line)
+                path, size, mtime, values = foreign.parse(line)
                 values["pids"], values["steps"] = tuple(values["pids"]), tuple(values["steps"])
                 self._known[path] = (size, mtime, Verdict(**values))
             except (ValueError, TypeError, KeyError):

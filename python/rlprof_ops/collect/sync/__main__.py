@@ -25,6 +25,7 @@ from rlprof_ops.collect.sync.live_logs import LiveLogs
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.collect.sync.sync_pass import PassReport, Syncer
 from rlprof_ops.errors import EXIT_FAILED, EXIT_USAGE, UsageError
+from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName
 from rlprof_ops.words import counted, duration, limit, size
 
@@ -245,7 +246,7 @@ def read_report(node_dir: str | os.PathLike[str]) -> PassReport | None:
     """The report of the sync process's latest pass on this node; None when there was none."""
     try:
         with ContainedDir(node_dir) as folder:
-            values = json.loads(folder.read("sync/report.json"))
+            values = foreign.parse(folder.read("sync/report.json", foreign.MOST_BYTES))
         return PassReport(**{**values, "failed": tuple((path, reason) for path, reason in values["failed"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None

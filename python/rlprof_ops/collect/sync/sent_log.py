@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.host import atomic
+from rlprof_ops.host import atomic, foreign
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Journal:
             return 0, False
         for line in raw.split(b"\n"):
             try:
-                path, target, size, mtime, inode, digest, removed = json.loads(line)
+                path, target, size, mtime, inode, digest, removed = foreign.parse(line)
             except ValueError:
                 continue
             self.sent[path] = Sent(target, size, mtime, inode, digest, removed)
