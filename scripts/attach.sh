@@ -46,7 +46,7 @@ attach::_container() {
             ;;
         apptainer)
             read -ra extra <<< "$(attach::_of_job "${folder}" RLPROF_APPTAINER_ARGS)"
-            INTO=(apptainer exec "${extra[@]}" --bind "${mounts}" "${image}")
+            INTO=(apptainer exec ${extra[@]+"${extra[@]}"} --bind "${mounts}" "${image}")
             ;;
     esac
 }
@@ -71,7 +71,7 @@ attach::main() {
         line+=(--pty)
     fi
     attach::_container "${folder}"
-    line+=("${INTO[@]}")
+    line+=(${INTO[@]+"${INTO[@]}"})
     # shellcheck disable=SC2016 # expanded by the shell on the node
     exec "${line[@]}" bash -c 'source "$0" && if [[ -n $1 ]]; then exec bash -c "$1"; else exec bash -i; fi' \
         "${folder}/.secrets/attach.env" "${COMMAND-}"

@@ -135,9 +135,10 @@ job::addresses() {
     local gcs control
 
     # After scancel the drain has to end within it.
-    RLPROF_KILL_WAIT="$(scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p' || true)"
+    RLPROF_KILL_WAIT="$(scontrol show config 2> /dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p' || true)"
     export RLPROF_KILL_WAIT
     mapfile -t nodes < <(scontrol show hostnames "${SLURM_JOB_NODELIST}")
+    (( ${#nodes[@]} )) || common::fail 1 "\`scontrol show hostnames ${SLURM_JOB_NODELIST}\` named no node: scontrol has to be on PATH of the batch script and to work there."
     read -r gcs control < <(slurm::free_ports "${SLURM_JOB_ID}")
     [[ ${PORT} == 0 ]] || gcs="${PORT}"
     [[ ${RLPROF_CONTROL_PORT} == 0 ]] || control="${RLPROF_CONTROL_PORT}"
@@ -164,14 +165,15 @@ job::_pass_on() {
 
 # The pid of this job's supervisor on this node, found by its environment.
 job::_supervisor() {
-    local folder
-    for folder in /proc/[0-9]*; do
-        if grep -qsazFx -- rlprof_ops.supervisor "${folder}/cmdline" \
-            && grep -qsazFx -- "RLPROF_RUN_DIR=${RLPROF_RUN_DIR}" "${folder}/environ" && grep -qsazFx -- "SLURM_NODEID=0" "${folder}/environ"; then
+    local file folder
+    # One grep for all processes: a node may have thousands, and little time is left.
+    while IFS= read -r file; do
+        folder="${file%/*}"
+        if grep -qsazFx -- "RLPROF_RUN_DIR=${RLPROF_RUN_DIR}" "${folder}/environ" && grep -qsazFx -- "SLURM_NODEID=0" "${folder}/environ"; then
             printf '%s\n' "${folder#/proc/}"
             return 0
         fi
-    done
+    done < <(grep -lsazFx -- rlprof_ops.supervisor /proc/[0-9]*/cmdline)
 }
 
 # Nodes whose supervisor was killed left no record, and nodes that the storage failed a bad one: bring home what lies

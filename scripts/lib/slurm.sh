@@ -23,10 +23,10 @@ slurm::address() {
     local -r node="$1"
     local address
 
-    address="$(scontrol show node "${node}" 2> /dev/null | sed -n 's/^.*NodeAddr=\([^ ]*\).*$/\1/p' | head -n 1)"
+    address="$(scontrol show node "${node}" 2> /dev/null | sed -n 's/^.*NodeAddr=\([^ ]*\).*$/\1/p' | head -n 1 || true)"
     address="${address:-${node}}"
     if [[ ! ${address} =~ ^[0-9]+(\.[0-9]+){3}$ ]]; then
-        address="$(getent ahostsv4 "${address}" | awk '$1 !~ /^127\./ { print $1; exit }')"
+        address="$(getent ahostsv4 "${address}" | awk '$1 !~ /^127\./ { print $1; exit }' || true)"
     fi
     [[ -n ${address} ]] || common::fail 1 "node ${node}: no IPv4 address found (asked Slurm for NodeAddr, then getent)."
     printf '%s\n' "${address}"
@@ -74,7 +74,7 @@ slurm::srun_line() {
     # A node that fails tells the others; Slurm's own way would kill them before they have drained.
     SRUN+=(--kill-on-bad-exit=0)
     read -ra extra <<< "${RLPROF_SRUN_ARGS}"
-    SRUN+=("${extra[@]}")
+    SRUN+=(${extra[@]+"${extra[@]}"})
     slurm::_container_arguments "${home}" "${run_folder}"
     SRUN+=(bash "${home}/scripts/node.sh")
 }
@@ -103,7 +103,7 @@ slurm::_container_arguments() {
         apptainer)
             read -ra extra <<< "${RLPROF_APPTAINER_ARGS}"
             [[ ${RLPROF_CONTAINER_WRITABLE} != 1 ]] || extra+=(--writable-tmpfs)
-            SRUN+=(apptainer exec "${extra[@]}" --bind "${mounts}" --pwd "${SLURM_SUBMIT_DIR}" "${CONTAINER}")
+            SRUN+=(apptainer exec ${extra[@]+"${extra[@]}"} --bind "${mounts}" --pwd "${SLURM_SUBMIT_DIR}" "${CONTAINER}")
             ;;
     esac
 }

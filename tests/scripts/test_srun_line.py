@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -253,3 +255,61 @@ def test_a_job_of_plain_sbatch_is_remembered_once(tmp_path):
     assert (known.job, known.run, known.name) == ("7", "/a b/7-logs", "my job")
     done = bash(["-euo", "pipefail", "-c", script], {**env, "XDG_STATE_HOME": "/proc/nowhere"})
     assert done.returncode == 0, done.stderr
+
+
+def test_no_array_that_may_be_empty_ends_an_old_bash():
+    """Up to 4.3 `"${x[@]}"` of an empty array is an unbound variable under `set -u`."""
+    never_empty = {"SRUN", "line", "behind", "nodes"}
+    scripts = [HOME / "ray.sub", *(HOME / "scripts").rglob("*.sh")]
+    bare = [
+        f"{path.name}: {found[0]}"
+        for path in scripts
+        for found in re.finditer(r'(?<!\+)"\$\{(\w+)\[@\]\}"', path.read_text())
+        if found[1] not in never_empty
+    ]
+    assert bare == []
+
+
+def test_a_scontrol_that_fails_is_said(tmp_path):
+    script = """
+set -euo pipefail
+source "$RLPROF_HOME/scripts/lib/common.sh"
+source "$RLPROF_HOME/scripts/lib/knobs.sh"
+source "$RLPROF_HOME/scripts/lib/slurm.sh"
+source "$RLPROF_HOME/scripts/lib/job.sh"
+knobs::load "$RLPROF_HOME"
+job::addresses
+"""
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 127\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = bash(["-c", script], env)
+    assert done.returncode == 1
+    assert "`scontrol show hostnames n[1-3]` named no node" in done.stderr
+
+
+def test_the_supervisor_is_found_among_many_processes_at_once(tmp_path):
+    """By its command line and environment; in a time that a thousand processes do not make seconds."""
+    script = """
+source "$RLPROF_HOME/scripts/lib/common.sh"
+source "$RLPROF_HOME/scripts/lib/job.sh"
+job::_supervisor
+"""
+    package = tmp_path / "rlprof_ops.supervisor"
+    package.write_text("import time; print(flush=True); time.sleep(100)")
+    job = {"RLPROF_RUN_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
+    started = []
+    try:
+        for number in ("1", "0"):
+            argv = [sys.executable, "rlprof_ops.supervisor"]
+            process = subprocess.Popen(
+                argv, cwd=tmp_path, env={**job, "SLURM_NODEID": number}, stdout=subprocess.PIPE
+            )
+            started.append(process)
+            process.stdout.readline()
+        done = bash(["-c", script], job)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait(10)
+    assert done.stdout.split() == [str(started[1].pid)], done.stderr

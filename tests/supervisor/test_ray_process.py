@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +15,17 @@ import pytest
 from rlprof_ops.errors import UsageError
 from rlprof_ops.host.ports import check_free, listening
 from rlprof_ops.job.knobs import Settings
-from rlprof_ops.supervisor.ray_process import RayNode, cpu_count, gpu_count, resources, start_argv, stripped
+from rlprof_ops.supervisor.ray_process import (
+    _UP,
+    RayNode,
+    RayProcess,
+    cpu_count,
+    gpu_count,
+    no_authentication,
+    resources,
+    start_argv,
+    stripped,
+)
 
 
 def node(is_head: bool = False, gpus: int = 8) -> RayNode:
@@ -117,3 +130,34 @@ def test_a_port_in_use_is_named_with_its_knob_and_node():
             UsageError, match=f"node n1: port in use: PORT={port}. Another process listens there"
         ):
             check_free({"PORT": port, "DASHBOARD_PORT": 0}, "n1")
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_line_of_any_length_ends_no_reader(tmp_path, split):
+    """Ray prints an environment on one line; what follows is still read, also when it comes in two pieces."""
+    up = _UP.decode()
+    pieces = (up[:5], up[5:]) if split else (up,)
+    code = f"""
+import sys, time
+sys.stdout.write("x" * 1_000_000)
+for piece in {pieces!r}:
+    sys.stdout.write(piece); sys.stdout.flush(); time.sleep(0.3)
+print("\\nafter", flush=True)
+"""
+
+    async def scene() -> None:
+        ray = await RayProcess.start([sys.executable, "-c", code], os.environ, tmp_path / "ray.log")
+        await asyncio.wait_for(ray.gone.wait(), 60)
+        assert ray.up.is_set()
+        assert ray.tail(1) == "after"
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("version", "open_to_all"),
+    [("2.49.2", True), ("2.51.0", True), ("2.52.0", False), ("2.60.0", False), ("3.0.0", False), ("", False)],
+)
+def test_a_ray_without_authentication_is_known_by_its_version(version, open_to_all):
+    assert bool(no_authentication(version)) is open_to_all
+    assert not open_to_all or f"Ray {version} runs without authentication" in no_authentication(version)

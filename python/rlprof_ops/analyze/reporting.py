@@ -13,7 +13,7 @@ from rlprof_ops.analyze.report_model import Answer
 from rlprof_ops.analyze.run.engine import Results, summarise_all
 from rlprof_ops.analyze.run.identity import find_reports
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.host import atomic, foreign
+from rlprof_ops.host import atomic
 
 
 def report(
@@ -121,8 +121,6 @@ def load_answer(path: Path, jobs: int | None = None) -> Answer:
         if schema == SCHEMA:
             return msgspec.json.decode(text, type=Answer)
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        answer = foreign.read(file, 2 << 30)
-    except (OSError, ValueError) as error:
         raise UsageError(
             f"{file}: cannot be read as report.json ({error}); make it anew with `rlprof report`"
         ) from error

@@ -172,7 +172,7 @@ class Settings:
         return self.values[name] == "1"
 
     def path(self, name: str) -> Path | None:
-        return Path(self.values[name]) if self.values[name] else None
+        return Path(self.values[name]).expanduser() if self.values[name] else None
 
 
 def _layers(env: Mapping[str, str]) -> Iterator[Mapping[str, str]]:

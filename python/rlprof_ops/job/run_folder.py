@@ -167,7 +167,7 @@ def _bases(text: str, known: SlurmJob | None, env: Mapping[str, str]) -> Iterato
     if known is not None and known.run_dir:
         yield Path(known.run_dir).parent
     if env.get("BASE_LOG_DIR"):
-        yield Path(env["BASE_LOG_DIR"])
+        yield Path(env["BASE_LOG_DIR"]).expanduser()
     yield from _site_base(env)
     if known is not None and known.is_ours:
         yield from _base_of_checkout(Path(known.command).parent)
@@ -182,7 +182,7 @@ def _bases(text: str, known: SlurmJob | None, env: Mapping[str, str]) -> Iterato
 def log_bases(env: Mapping[str, str]) -> Iterator[Path]:
     """Every place where run folders of this user may be: by the knobs, here, and of remembered jobs."""
     if env.get("BASE_LOG_DIR"):
-        yield Path(env["BASE_LOG_DIR"])
+        yield Path(env["BASE_LOG_DIR"]).expanduser()
     yield from _site_base(env)
     yield Path.cwd()
     yield from dict.fromkeys(Path(known.run).parent for known in job_history.recall(env))

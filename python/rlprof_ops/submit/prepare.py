@@ -148,7 +148,7 @@ def prepare(asked: Asked, env: Mapping[str, str], cwd: Path) -> Submission:
     notes = [*slips, *site.warnings, *_python(explicit, site)]
     for name in ("BASE_LOG_DIR", "RLPROF_REQUEST", "RLPROF_OUTPUT_DIR"):
         if explicit.get(name):
-            explicit[name] = str(cwd / explicit[name])
+            explicit[name] = str(cwd / Path(explicit[name]).expanduser())
     settings = Settings.load(explicit)
     request = asked.request or _request(asked, explicit, settings)
     notes += request.notes
@@ -166,7 +166,7 @@ def prepare(asked: Asked, env: Mapping[str, str], cwd: Path) -> Submission:
     notes += [*_short_limit(argv, site), *_left_behind(env, job_env)]
     return Submission(
         argv=argv, env={**_base_env(env), **site.sbatch_env, **job_env}, settings=settings, request=request,
-        base=Path(settings["BASE_LOG_DIR"] or cwd), asked=asked, explicit=explicit, notes=tuple(notes),
+        base=cwd / (settings.path("BASE_LOG_DIR") or ""), asked=asked, explicit=explicit, notes=tuple(notes),
     )  # fmt: skip
 
 

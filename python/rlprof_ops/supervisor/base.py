@@ -24,7 +24,7 @@ from rlprof_ops.request import ProfileRequest
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
 from rlprof_ops.runtime.step_clock import LEADS
-from rlprof_ops.supervisor import capture_relay, state_relay
+from rlprof_ops.supervisor import capture_relay
 from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
 from rlprof_ops.supervisor.ray_process import (
@@ -36,7 +36,8 @@ from rlprof_ops.supervisor.ray_process import (
     stripped,
 )
 from rlprof_ops.supervisor.recording import Recording
-from rlprof_ops.supervisor.state_relay import StateTold
+from rlprof_ops.supervisor.steps import state_relay
+from rlprof_ops.supervisor.steps.state_relay import StateTold
 from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
 from rlprof_ops.supervisor.steps.windows import Windows
 from rlprof_ops.words import limit
@@ -92,6 +93,8 @@ class Supervisor:
         env["RAY_ADDRESS"] = f"{place.head_ip}:{place.gcs_port}"
         env["RAY_AUTH_MODE"] = self.settings["RAY_AUTH_MODE"]
         env.pop("RAY_AUTH_TOKEN", None)
+        if self._asked():  # it would kill nsys with its worker, while nsys writes the worker's report
+            env["RAY_process_group_cleanup_enabled"] = "0"
         env["RAY_AUTH_TOKEN_PATH"] = str(place.run.token)
         env["RLINF_NODE_RANK"] = str(place.nodes.index(place.node) if place.node in place.nodes else 0)
         env |= {

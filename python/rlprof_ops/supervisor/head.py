@@ -45,9 +45,10 @@ from rlprof_ops.supervisor.control_channel import Head as ControlHead
 from rlprof_ops.supervisor.driver import Driver, session_words
 from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher, watch_resources
 from rlprof_ops.supervisor.node_drain import Journal
+from rlprof_ops.supervisor.ray_process import no_authentication, ray_version
 from rlprof_ops.supervisor.recording import Recorded
 from rlprof_ops.supervisor.run_record import RunRecord
-from rlprof_ops.supervisor.state_relay import StateFile, StateTold
+from rlprof_ops.supervisor.steps.state_relay import StateFile, StateTold
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
 from rlprof_ops.words import duration, limit
 
@@ -149,6 +150,7 @@ class Head(Supervisor):
                 f"RLPROF_CONTROL_PORT: node {place.node} cannot listen on {place.ip}:{place.control_port}:"
                 f" {error}"
             ) from error
+        self._check_authentication()
         await self.run_setup()
         ended = asyncio.create_task(ended_tasks.watch(place.run.control, self._task_ended))
         asking = GcsWatcher(
@@ -177,6 +179,16 @@ class Head(Supervisor):
         known = self._nodes.get(node)
         if node in self.place.nodes[1:] and not (known and known.has_said(Failed, Drained)):
             self._on_message(node, Failed(f"node {node}: its task ended before the cluster was up: {how}"))
+
+    def _check_authentication(self) -> None:
+        """Say so when this Ray lets everybody in who reaches its ports. Raises RlprofError where the job
+        wants authentication.
+        """
+        problem = no_authentication(ray_version())
+        if problem and self.settings["RAY_AUTH_MODE"] == "token":
+            if self.settings.flag("RLPROF_REQUIRE_RAY_AUTH"):
+                raise RlprofError(f"RLPROF_REQUIRE_RAY_AUTH=1: {problem}")
+            self.journal.say(f"{problem}; RLPROF_REQUIRE_RAY_AUTH=1 refuses it")
 
     async def _racing_failures(self, work: Any) -> None:
         """Wait for `work`; a node that reports a failed start, or an order to end, ends the wait with an
@@ -271,6 +283,7 @@ class Head(Supervisor):
     def take_request(self, request: ProfileRequest) -> None:
         super().take_request(request)
         self.run_record.take_request(request)
+        self.state.take_request(request)
 
     def _on_message(self, node: str, message: Message) -> None:
         if self.relay is not None and isinstance(message, (*STEP_KINDS, Lost)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import json
 import os
 import re
@@ -19,6 +20,8 @@ from rlprof_ops.job.knobs import Settings
 # TensorRT-LLM scripts strip them for the same reason). The driver keeps them.
 _STRIPPED = re.compile(r"^(SLURM|PMI|PMIX|MPI|OMPI)_")
 _UP = b"Ray runtime started"
+_BLOCK = 1 << 16
+_FIRST_WITH_TOKEN = (2, 52)
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,24 @@ def port_knobs(settings: Settings, is_head: bool) -> dict[str, int]:
     return {name: settings.number(name) for name in names}
 
 
+def ray_version() -> str:
+    """Of the Ray that this Python has; "" without one."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("ray")
+    return ""
+
+
+def no_authentication(version: str) -> str:
+    """What is wrong with a Ray that knows no token authentication; "" for one that does."""
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if len(numbers) < 2 or numbers >= _FIRST_WITH_TOKEN:
+        return ""
+    return (
+        f"Ray {version} runs without authentication (it came with 2.52): whoever reaches its ports runs code"
+        " as you"
+    )
+
+
 def stripped(env: Mapping[str, str]) -> dict[str, str]:
     """`env` without the variables that make MPI libraries in a worker look for Slurm."""
     return {name: value for name, value in env.items() if not _STRIPPED.match(name)}
@@ -159,9 +180,12 @@ class RayProcess:
     async def _read(self) -> None:
         assert self.process.stdout is not None
         with open(self.log, "ab", buffering=0) as file:
-            while chunk := await self.process.stdout.readline():
+            end = b""
+            # By blocks: a line may be longer than a reader of lines takes.
+            while chunk := await self.process.stdout.read(_BLOCK):
                 file.write(chunk)
-                if _UP in chunk:
+                end = (end + chunk)[-len(chunk) - len(_UP) :]
+                if _UP in end:
                     self.up.set()
                     self.settled.set()
         await self.process.wait()

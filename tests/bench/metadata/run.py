@@ -48,7 +48,8 @@ from pathlib import Path
 from rlprof_ops.collect import job_state
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.supervisor import capture_relay, state_relay
+from rlprof_ops.supervisor import capture_relay
+from rlprof_ops.supervisor.steps import state_relay
 
 run, nodes, workers = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 path = run / job_state.NAME

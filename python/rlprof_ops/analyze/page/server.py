@@ -54,9 +54,7 @@ class ReportServer(ThreadingHTTPServer):
         return [path for name in TIMELINES if (path := self.folder / name).is_file()]
 
     def answer(self) -> Answer:
-        found: Answer = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
-    def answer(self) -> dict[str, Any]:
-        found: dict[str, Any] = foreign.read(self.folder / "report.json", 2 << 30)
+        found: Answer = foreign.read(self.folder / "report.json", 2 << 30)
         return found
 
     def page(self) -> bytes:

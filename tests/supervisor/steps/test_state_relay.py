@@ -19,7 +19,7 @@ from rlprof_ops.job.run_folder import Job
 from rlprof_ops.operate import capture, status
 from rlprof_ops.request import request_from_dict
 from rlprof_ops.slurm.client import SlurmJob
-from rlprof_ops.supervisor.state_relay import EventTail, StateFile, StateTold
+from rlprof_ops.supervisor.steps.state_relay import EventTail, StateFile, StateTold
 
 REQUEST = {"captures": [{"backend": "nsight", "workers": ["policy"], "steps": "3:5,7"}]}
 

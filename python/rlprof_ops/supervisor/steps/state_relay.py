@@ -131,6 +131,11 @@ class StateFile:
         self._written: JobState | None = None
         self.nodes_up: int | None = None
 
+    def take_request(self, request: ProfileRequest) -> None:
+        """The trainer's own configuration makes the job's request."""
+        self._request = request
+        self._windows_changed = True
+
     def up(self, count: int) -> None:
         """So many nodes of the cluster are alive."""
         self.nodes_up = count
