@@ -117,7 +117,7 @@ slurm::_mounts() {
     local -A taken=()
 
     IFS=, read -ra asked <<< "${MOUNTS}"
-    for mount in "${asked[@]}"; do
+    for mount in ${asked[@]+"${asked[@]}"}; do
         [[ -n ${mount} ]] || continue
         rest="${mount#*:}"
         place="${rest%%:*}"
@@ -133,7 +133,7 @@ slurm::_mounts() {
         lines+=("$(slurm::_depth "${place}")"$'\t'"${number}"$'\t'"${place}:${place}")
         number=$(( number + 1 ))
     done < <(slurm::_our_folders "${home}" "${run_folder}")
-    printf '%s\n' "${lines[@]}" | sort -n -k1,1 -k2,2 | cut -f 3- | paste -s -d ,
+    printf '%s\n' ${lines[@]+"${lines[@]}"} | sort -n -k1,1 -k2,2 | cut -f 3- | paste -s -d ,
 }
 
 slurm::_depth() {
