@@ -54,6 +54,7 @@ LAYOUT: dict[int, tuple[struct.Struct, tuple[str, ...]]] = {
 }
 _NAME_HEAD = struct.Struct("<HH")
 _MOST_NAME = 512
+_FLOAT, _BITS = struct.Struct("<f"), struct.Struct("<I")
 
 
 def pack(kind: int, *values: float) -> bytes:
@@ -61,10 +62,16 @@ def pack(kind: int, *values: float) -> bytes:
     layout = LAYOUT[kind][0]
     limits = _LIMITS[kind]
     fitted = [
-        value if limit is None else min(max(int(value), limit[0]), limit[1])
+        _rounded(value) if limit is None else min(max(int(value), limit[0]), limit[1])
         for value, limit in zip(values, limits, strict=True)
     ]
     return layout.pack(*fitted)
+
+
+def _rounded(value: float) -> float:
+    """To one part in two thousand: the bits below are noise, and noise does not pack."""
+    (bits,) = _BITS.unpack(_FLOAT.pack(value))
+    return float(_FLOAT.unpack(_BITS.pack((bits + 0x800) & 0xFFFFF000))[0])
 
 
 def _limits(layout: str) -> tuple[tuple[int, int] | None, ...]:
