@@ -34,6 +34,10 @@ report = Report(path.name, "torch", "policy_worker", 0, "", None, None, None, No
 for s in summarise_file(path.parent, report, cache=False):
     print(f"{s.events} events, {len(s.steps)} steps, {len(s.phases)} phase rows, idle {sum(d.times.idle_ns for d in s.devices) / 1000:.0f} us", file=sys.stderr)
 """
+THROUGH_SQLITE = """
+from rlprof_ops.analyze.readers.nsys_tables import Export
+Export._places = lambda self, table, columns: None
+"""
 HTA = """
 import sys, logging
 logging.disable(logging.CRITICAL)
@@ -174,6 +178,9 @@ def bench_nsys(args: argparse.Namespace, folder: Path) -> None:
     print(f"nsys SQLite of {args.events:,} kernels -> kernel and phase tables")
     ours = run([sys.executable, "-c", OURS, str(path)], args.runs)
     show("ours", ours)
+    show(
+        "ours, every row through SQLite", run([sys.executable, "-c", THROUGH_SQLITE + OURS, str(path)]), ours
+    )
     if args.nsys_ai:
         show("nsys-ai summary", run([args.nsys_ai, "summary", str(path)], min(args.runs, 2)), ours)
         print(
