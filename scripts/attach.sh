@@ -45,7 +45,7 @@ attach::_container() {
                 "--container-mounts=${mounts}" --no-container-mount-home)
             ;;
         apptainer)
-            read -ra extra <<< "$(attach::_of_job "${folder}" RLPROF_APPTAINER_ARGS)"
+            mapfile -t extra < <(attach::_of_job "${folder}" RLPROF_APPTAINER_ARGS | xargs -r printf "%s\n")
             INTO=(apptainer exec ${extra[@]+"${extra[@]}"} --bind "${mounts}" "${image}")
             ;;
     esac

@@ -8,6 +8,10 @@ readonly _RLPROF_JOB_LOADED=1
 job::preflight() {
     local python="${RLPROF_PYTHON:-python3}"
 
+    # Slurm gives each component an allocation of its own, and this script runs in the first alone.
+    (( ${SLURM_HET_SIZE:-0} < 2 )) \
+        || common::fail 2 "a heterogeneous job of ${SLURM_HET_SIZE} components: one Ray cluster spans one allocation, and only the first" \
+            "component's nodes would join. Submit one allocation; RLPROF_RAY_RESOURCES or DEDICATED_RAY_HEAD tell nodes apart."
     case "$(slurm::container_runtime)" in "" | none) ;; *) return 0 ;; esac
     if [[ -n ${RLPROF_VENV} ]]; then
         [[ -x ${RLPROF_VENV}/bin/python ]] \
@@ -139,6 +143,10 @@ job::addresses() {
     export RLPROF_KILL_WAIT
     mapfile -t nodes < <(scontrol show hostnames "${SLURM_JOB_NODELIST}")
     (( ${#nodes[@]} )) || common::fail 1 "\`scontrol show hostnames ${SLURM_JOB_NODELIST}\` named no node: scontrol has to be on PATH of the batch script and to work there."
+    # A cluster whose Slurm does not count GPUs leaves it to us to do so.
+    if scontrol show node "${nodes[0]}" 2> /dev/null | grep -qE '(Gres=|CfgTRES=.*gres/)gpu'; then
+        export RLPROF_SLURM_COUNTS_GPUS=1
+    fi
     read -r gcs control < <(slurm::free_ports "${SLURM_JOB_ID}")
     [[ ${PORT} == 0 ]] || gcs="${PORT}"
     [[ ${RLPROF_CONTROL_PORT} == 0 ]] || control="${RLPROF_CONTROL_PORT}"

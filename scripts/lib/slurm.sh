@@ -18,18 +18,56 @@ slurm::record_run_folder() {
         || common::log "Slurm did not take the run folder as the job's comment: give rlprof the folder instead of the job id"
 }
 
-# The first IPv4 address of a node: what Slurm itself uses to reach it, else what the host's resolver says.
+# The IPv4 address by which the others reach the head, this host: on RLPROF_INTERFACE where that is set, else what Slurm
+# itself uses to reach it, else what the host's resolver says. Many hosts resolve their own name to 127.0.1.1, and
+# NodeAddr may be such a name: then the address of the route that leads out.
 slurm::address() {
     local -r node="$1"
     local address
 
+    if [[ -n ${RLPROF_INTERFACE-} ]]; then
+        slurm::_address_on "${RLPROF_INTERFACE}" "${node}"
+        return
+    fi
     address="$(scontrol show node "${node}" 2> /dev/null | sed -n 's/^.*NodeAddr=\([^ ]*\).*$/\1/p' | head -n 1 || true)"
     address="${address:-${node}}"
     if [[ ! ${address} =~ ^[0-9]+(\.[0-9]+){3}$ ]]; then
         address="$(getent ahostsv4 "${address}" | awk '$1 !~ /^127\./ { print $1; exit }' || true)"
     fi
-    [[ -n ${address} ]] || common::fail 1 "node ${node}: no IPv4 address found (asked Slurm for NodeAddr, then getent)."
+    [[ -n ${address} ]] || address="$(ip -4 route get 192.0.2.1 2> /dev/null | sed -n 's/^.* src \([0-9.]*\).*$/\1/p' | head -n 1 || true)"
+    [[ -n ${address} ]] || common::fail 1 "node ${node}: no IPv4 address found (asked Slurm for NodeAddr, getent, and for a route)." \
+        "Name the network in RLPROF_INTERFACE: an interface such as ib0, or 10.1.0.0/16."
     printf '%s\n' "${address}"
+}
+
+# This host's first IPv4 address on an interface or in a network.
+slurm::_address_on() {
+    local -r wanted="$1" node="$2"
+    local name address known=""
+
+    while read -r _ name _ address _; do
+        known+=" ${name%%@*}=${address}"
+        if [[ ${name%%@*} == "${wanted}" ]] || slurm::_is_within "${address%/*}" "${wanted}"; then
+            printf '%s\n' "${address%/*}"
+            return 0
+        fi
+    done < <(ip -4 -o addr show)
+    common::fail 2 "RLPROF_INTERFACE=${wanted}: node ${node} has no IPv4 address there. It has:${known:- none (is iproute2 installed?)}."
+}
+
+# Whether an IPv4 address lies in a network such as 10.1.0.0/16.
+slurm::_is_within() {
+    local -r address="$1" network="$2"
+    local bits="${network##*/}"
+
+    [[ ${network} =~ ^[0-9]+(\.[0-9]+){3}/[0-9]+$ ]] && (( bits <= 32 )) || return 1
+    (( bits == 0 || ( $(slurm::_number "${address}") ^ $(slurm::_number "${network%/*}") ) >> (32 - bits) == 0 ))
+}
+
+slurm::_number() {
+    local a b c d
+    IFS=. read -r a b c d <<< "$1"
+    printf '%d' "$(( (a << 24) + (b << 16) + (c << 8) + d ))"
 }
 
 # Ports somebody listens on in this host, one a line.
@@ -62,7 +100,6 @@ slurm::free_ports() {
 # Fill the array SRUN with the line that starts one supervisor on every node. Reads knobs only.
 slurm::srun_line() {
     local -r home="$1" run_folder="$2"
-    local -a extra=()
 
     # Without --unbuffered: it gives the tasks a terminal, so colours and broken lines would stand in slurm-<job>.out.
     SRUN=(srun "--nodes=${SLURM_JOB_NUM_NODES}" "--ntasks=${SLURM_JOB_NUM_NODES}" --ntasks-per-node=1 --mpi=none --wait=0)
@@ -73,10 +110,23 @@ slurm::srun_line() {
     fi
     # A node that fails tells the others; Slurm's own way would kill them before they have drained.
     SRUN+=(--kill-on-bad-exit=0)
-    read -ra extra <<< "${RLPROF_SRUN_ARGS}"
-    SRUN+=(${extra[@]+"${extra[@]}"})
+    slurm::_split RLPROF_SRUN_ARGS
+    SRUN+=(${WORDS[@]+"${WORDS[@]}"})
+    # srun would take these for wishes of its own, and our one task a node would get one GPU of them all.
+    unset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_NTASKS_PER_GPU
     slurm::_container_arguments "${home}" "${run_folder}"
     SRUN+=(bash "${home}/scripts/node.sh")
+}
+
+# Fill the array WORDS with the words of a variable, quotes and backslashes as a shell has them; nothing is expanded.
+slurm::_split() {
+    local -r name="$1"
+    local said
+
+    WORDS=()
+    [[ -n ${!name} ]] || return 0
+    said="$(xargs -r printf '%s\n' <<< "${!name}" 2> /dev/null)" || common::fail 2 "${name}=${!name}: a quote that does not end."
+    [[ -z ${said} ]] || mapfile -t WORDS <<< "${said}"
 }
 
 slurm::container_runtime() {
@@ -101,7 +151,8 @@ slurm::_container_arguments() {
             [[ ${RLPROF_CONTAINER_WRITABLE} != 1 ]] || SRUN+=(--container-writable)
             ;;
         apptainer)
-            read -ra extra <<< "${RLPROF_APPTAINER_ARGS}"
+            slurm::_split RLPROF_APPTAINER_ARGS
+            extra=(${WORDS[@]+"${WORDS[@]}"})
             [[ ${RLPROF_CONTAINER_WRITABLE} != 1 ]] || extra+=(--writable-tmpfs)
             SRUN+=(apptainer exec ${extra[@]+"${extra[@]}"} --bind "${mounts}" --pwd "${SLURM_SUBMIT_DIR}" "${CONTAINER}")
             ;;

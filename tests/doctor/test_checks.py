@@ -152,11 +152,26 @@ def test_srun_lines():
         and "--overlap" in joined
         and not any(word.startswith("--nodes") for word in joined)
     )
-    boxed = remote.Where(nodes=1, container="img#x", mounts="/a:/a").argv(Path("/s"), False)
+    boxed = remote.Where(nodes=1, container="img#x", mounts="/a:/a", node_root="/tmp").argv(
+        Path("/s/canary"), False
+    )
     assert "--container-image=img#x" in boxed and any(
-        word.startswith("--container-mounts=/a:/a,") and word.endswith(",/s:/s") for word in boxed
+        word.startswith("--container-mounts=/a:/a,") and "/tmp:/tmp" in word and "/s:/s" in word
+        for word in boxed
     )
     assert "exec python3 -m rlprof_ops" in boxed[-1]
+
+
+def test_an_image_by_apptainer_and_one_without_python(tmp_path):
+    where = remote.Where(nodes=1, container="i.sif", apptainer=("--nv",), python="/no/python", mounts="/b:/s")
+    boxed = where.argv(Path("/s/canary"), True)
+    start = boxed.index("apptainer")
+    assert boxed[start : start + 4] == ["apptainer", "exec", "--nv", "--bind"]
+    assert boxed[start + 5 : start + 8] == ["--pwd", "/", "i.sif"]
+    assert "/b:/s" in boxed[start + 4].split(",") and "/s:/s" not in boxed[start + 4].split(",")
+    done = subprocess.run(["bash", "-c", boxed[-1]], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 127
+    assert "no Python: '/no/python' is not there. Name one with --python that the image has" in done.stderr
 
 
 def test_answers_survive_mixed_lines():
@@ -286,3 +301,50 @@ def test_on_the_sandbox(slurm):
     folders = [entry for entry in json.loads(apart.stdout) if entry["check"] == "shared folder"]
     assert [entry["state"] for entry in folders] == [FAIL] * 3, apart.stdout
     assert all("cannot be written" in entry["said"] for entry in folders)
+
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 22 0:30 / /tmp rw - tmpfs tmpfs rw
+31 22 8:2 / /my\\040disk rw master:1 - xfs /dev/sdb rw
+32 30 8:3 / /tmp/kept rw - ext4 /dev/sdc rw
+33 22 0:40 / /over rw - ext4 /dev/sdd rw
+34 33 0:41 / /over rw - tmpfs tmpfs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/tmp", "tmpfs"),
+        ("/tmp/kept/x", "ext4"),
+        ("/tmpfiles", "ext4"),
+        ("/my disk/a", "xfs"),
+        ("/over/x", "tmpfs"),
+    ],
+)
+def test_on_which_file_system_a_folder_lies(path, kind):
+    assert machine._file_system(Path(path), MOUNTS) == kind
+
+
+def test_a_node_root_in_memory_is_warned_of():
+    (found,) = machine.node_root(Settings.load({"RLPROF_NODE_ROOT": "/dev/shm"}))
+    assert (found.state, "is memory (tmpfs)" in found.said) == (WARN, True)
+
+
+@pytest.mark.parametrize(
+    ("resolves", "knobs", "state"),
+    [
+        (["10.0.0.1"], {}, OK),
+        (["127.0.1.1"], {}, WARN),
+        (["127.0.1.1"], {"RLPROF_INTERFACE": "ib0"}, OK),
+        (["2001:db8::1"], {}, WARN),
+        (["2001:db8::1", "10.0.0.1"], {}, OK),
+        ([], {}, WARN),
+    ],
+)
+def test_a_host_that_is_reached_by_no_name(monkeypatch, resolves, knobs, state):
+    answer = [(0, 0, 0, "", (address, 0)) for address in resolves]
+    monkeypatch.setattr(machine.socket, "getaddrinfo", lambda *_: answer)
+    found = machine.network(Settings.load(knobs), {"NCCL_SOCKET_IFNAME": "ib0"})
+    assert found.state == state and "NCCL_SOCKET_IFNAME=ib0" in found.said

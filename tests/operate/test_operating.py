@@ -597,6 +597,25 @@ def test_help_version_and_completion(capsys):
     assert run("completion", "tcsh") == 2
 
 
+def test_completion_is_installed_and_a_real_bash_completes(capsys, monkeypatch, tmp_path):
+    from rlprof_ops.job.knobs import import_path
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run("completion", "bash", "--install") == 0
+    file = tmp_path / ".local/share/bash-completion/completions/rlprof"
+    assert str(file) in capsys.readouterr().err
+    (tmp_path / "rlprof").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rlprof_ops "$@"\n')
+    (tmp_path / "rlprof").chmod(0o755)
+    script = (
+        f'source "{file}"; COMP_WORDS=(rlprof compl) COMP_CWORD=1;'
+        ' _rlprof_completion rlprof; echo "${COMPREPLY[@]}"'
+    )
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": import_path()}
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["completion"], done.stderr
+    assert run("completion", "zsh", "--install") == 0 and (tmp_path / ".zfunc/_rlprof").exists()
+
+
 def test_a_full_disk_is_one_line_and_a_mistake_of_ours_is_not_hidden(capsys, monkeypatch):
     import errno
 

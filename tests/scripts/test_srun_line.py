@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ knobs::load "$RLPROF_HOME"
 slurm::srun_line "$RLPROF_HOME" "$1"
 printf '%s\\n' "${SRUN[@]}"
 """
+LIBRARIES = 'for name in common slurm job; do source "$RLPROF_HOME/scripts/lib/$name.sh"; done; '
 COMMON = ["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--mpi=none", "--wait=0"]
 
 
@@ -52,6 +54,88 @@ def test_cpus_and_extra_arguments_and_spare_nodes():
         "bash",
         f"{HOME}/scripts/node.sh",
     ]
+
+
+def test_words_are_split_as_a_shell_does_and_nothing_is_expanded(tmp_path):
+    arguments = """ --comment='two words' --x="it's" --y=a\\ b $(touch never) *"""
+    line = srun_line(RLPROF_SRUN_ARGS=arguments)
+    start = line.index("--kill-on-bad-exit=0") + 1
+    assert line[start:-2] == shlex.split(arguments)
+    assert srun_line(RLPROF_SRUN_ARGS="  ") == srun_line()
+
+    job = {
+        "RLPROF_JOB": "7",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_SUBMIT_DIR": "/s",
+        "RLPROF_SRUN_ARGS": "--x='a",
+    }
+    done = bash(["-c", SCRIPT, "test", "/shared/7-logs"], job)
+    assert done.returncode == 2 and "RLPROF_SRUN_ARGS=--x='a: a quote that does not end." in done.stderr
+
+
+def test_wishes_for_each_task_do_not_reach_our_one_task_a_node():
+    """sbatch --ntasks-per-node=8 --gpus-per-task=1: srun reads these, and one task would get one GPU."""
+    env = {"SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "gres/gpu=1", "SLURM_GPU_BIND": "per_task:1"}
+    job = {"RLPROF_JOB": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_SUBMIT_DIR": "/s", "SLURM_GPUS": "24"}
+    done = bash(["-c", f"{SCRIPT}\nenv", "test", "/shared/7-logs"], job | env)
+    assert not [name for name in env if f"{name}=" in done.stdout]
+    assert "SLURM_GPUS=24" in done.stdout
+
+
+def test_a_heterogeneous_job_is_refused():
+    script = f"{LIBRARIES} CONTAINER= RLPROF_CONTAINER_RUNTIME=; job::preflight"
+    done = bash(["-euo", "pipefail", "-c", script], {"SLURM_HET_SIZE": "2"})
+    assert done.returncode == 2
+    assert "a heterogeneous job of 2 components: one Ray cluster spans one allocation" in done.stderr
+
+
+ADDRESS = LIBRARIES + 'slurm::address "n1"'
+IP_ADDR = """\
+1: lo    inet 127.0.0.1/8 scope host lo\\       valid_lft forever preferred_lft forever
+2: eno1    inet 192.168.3.7/24 brd 192.168.3.255 scope global eno1\\       valid_lft forever
+7: ib0    inet 10.1.130.7/16 brd 10.1.255.255 scope global ib0\\       valid_lft forever
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "node_address", "resolves", "expected"),
+    [
+        ("", "10.9.9.9", "", "10.9.9.9"),
+        ("", "n1", "10.9.9.8 STREAM n1", "10.9.9.8"),
+        ("", "n1.cluster.example", "127.0.1.1 STREAM n1\n10.9.9.7 STREAM n1", "10.9.9.7"),
+        ("", "n1", "127.0.1.1 STREAM n1", "192.168.3.7"),
+        ("ib0", "10.9.9.9", "", "10.1.130.7"),
+        ("10.1.0.0/16", "10.9.9.9", "", "10.1.130.7"),
+        ("192.168.3.0/24", "10.9.9.9", "", "192.168.3.7"),
+        ("0.0.0.0/0", "10.9.9.9", "", "127.0.0.1"),
+        ("ib1", "10.9.9.9", "", None),
+        ("10.2.0.0/16", "10.9.9.9", "", None),
+    ],
+)
+def test_the_network_of_a_job(tmp_path, wanted, node_address, resolves, expected):
+    """Slurm, the resolver and iproute2 as they print; a name that is 127.0.1.1 here is useless to others."""
+    route = "192.0.2.1 via 192.168.3.1 dev eno1 src 192.168.3.7 uid 0"
+    says = {
+        "scontrol": f"   NodeAddr={node_address} NodeHostName=n1 Version=22.05\n",
+        "getent": f"{resolves}\n",
+    }
+    for tool, text in says.items():
+        (tmp_path / tool).write_text(f"#!/bin/sh\ncat <<'EOF'\n{text}EOF\n")
+    (tmp_path / "ip").write_text(
+        f"#!/bin/sh\n[ $2 = route ] && echo '{route}' && exit\ncat <<'EOF'\n{IP_ADDR}EOF\n"
+    )
+    for tool in tmp_path.iterdir():
+        tool.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RLPROF_INTERFACE": wanted}
+    done = bash(["-euo", "pipefail", "-c", ADDRESS], env)
+    if expected is None:
+        assert done.returncode == 2
+        known = "lo=127.0.0.1/8 eno1=192.168.3.7/24 ib0=10.1.130.7/16"
+        assert (
+            f"RLPROF_INTERFACE={wanted}: node n1 has no IPv4 address there. It has: {known}." in done.stderr
+        )
+    else:
+        assert done.stdout.strip() == expected, done.stderr
 
 
 def mounts(asked: list[str], ours: list[str]) -> str:
@@ -206,9 +290,6 @@ def test_ray_sub_outside_slurm_names_the_way_in():
 
     assert done.returncode == 2
     assert "ray.sub runs inside a Slurm job. Submit it: sbatch -N 2" in done.stderr
-
-
-LIBRARIES = 'for name in common slurm job; do source "$RLPROF_HOME/scripts/lib/$name.sh"; done; '
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ import click
 @click.option(
     "--container",
     metavar="IMG",
-    help="The compute nodes' part inside this image (pyxis); one node unless --nodes or --job.",
+    help="The compute nodes' part inside this image, by pyxis or as RLPROF_CONTAINER_RUNTIME says; one node"
+    " unless --nodes or --job.",
 )
 @click.option(
     "--shared",
@@ -68,7 +69,7 @@ def command(
     import shlex
 
     from rlprof_ops.doctor import node, remote, slurm_config
-    from rlprof_ops.doctor.finding import FAIL, run_all
+    from rlprof_ops.doctor.finding import FAIL, OK, run_all
     from rlprof_ops.doctor.table import render
     from rlprof_ops.errors import EXIT_FAILED, UsageError
     from rlprof_ops.job.knobs import Settings
@@ -85,6 +86,7 @@ def command(
     found = run_all(checks, "login", show)
     found += node.here(settings, base, quick=quick, place="login", progress=show)
     if nodes or job or container:
+        apptainer = settings["RLPROF_CONTAINER_RUNTIME"] == "apptainer"
         venv = settings.path("RLPROF_VENV")
         python = python or settings["RLPROF_PYTHON"] or (str(venv / "bin" / "python") if venv else "")
         where = remote.Where(
@@ -92,6 +94,8 @@ def command(
             job=job or "",
             container=container or "",
             mounts=settings["MOUNTS"],
+            node_root=settings["RLPROF_NODE_ROOT"],
+            apptainer=tuple(shlex.split(settings["RLPROF_APPTAINER_ARGS"])) if apptainer else None,
             python=python,
             srun_args=tuple(shlex.split(srun_args)),
             seconds=seconds,
@@ -102,7 +106,8 @@ def command(
             show("")
     show("")
     if as_json:
-        click.echo(json.dumps([finding.to_dict() for finding in found], indent=1))
+        shown = [finding for finding in found if not problems_only or finding.state != OK]
+        click.echo(json.dumps([finding.to_dict() for finding in shown], indent=1))
     else:
         click.echo(render(found, problems_only=problems_only, paint=_paint))
     if any(finding.state == FAIL for finding in found):

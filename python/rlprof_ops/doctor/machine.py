@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding
@@ -69,6 +70,63 @@ def room(settings: Settings, shared: Path | None) -> Iterator[Finding]:
         OK if bash else FAIL,
         bash or "not there",
         "" if bash else "Ray starts workers through bash: install it in the image",
+    )
+
+
+def node_root(settings: Settings) -> Iterator[Finding]:
+    """Where finished reports wait for the sync: a memory file system goes with its node or its container."""
+    root = Path(settings["RLPROF_NODE_ROOT"])
+    kind = _file_system(root, Path("/proc/self/mountinfo").read_text())
+    if kind in ("tmpfs", "ramfs"):
+        yield Finding(
+            "node folder",
+            WARN,
+            f"RLPROF_NODE_ROOT={root} is memory ({kind})",
+            "reports wait there for the sync, out of the job's memory, and go with a container or a node: set"
+            " RLPROF_NODE_ROOT to a local disk",
+        )
+    else:
+        yield Finding("node folder", OK, f"{root} is {kind or 'on a file system not known'}")
+
+
+def _file_system(path: Path, mounts: str) -> str:
+    """The type of the file system that `path` lies on, by the mount table (proc_pid_mountinfo(5)); the last
+    line of a place hides those before it.
+    """
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        place = Path(before.split()[4].replace("\\040", " ")) if len(before.split()) > 4 else None
+        if place is not None and path.is_relative_to(place) and len(place.parts) >= best:
+            best, kind = len(place.parts), after.split()[0]
+    return kind
+
+
+_SAID_OF_NETWORK = ("RLPROF_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA")
+
+
+def network(settings: Settings, env: Mapping[str, str]) -> Finding:
+    """By which address the others reach this host, and what collectives are told; those variables stay as
+    they are.
+    """
+    own = os.uname().nodename
+    try:
+        addresses = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(own, None)})
+    except OSError:
+        addresses = []
+    told = {**env, "RLPROF_INTERFACE": settings["RLPROF_INTERFACE"]}
+    chosen = ", ".join(f"{name}={told[name]}" for name in _SAID_OF_NETWORK if told.get(name))
+    said = f"{own} resolves to {', '.join(addresses) or 'nothing'}; {chosen or 'no interface is chosen'}"
+    local = all(address.startswith("127.") or address == "::1" for address in addresses)
+    only_v6 = bool(addresses) and all(":" in address for address in addresses)
+    if settings["RLPROF_INTERFACE"] or not (local or only_v6):
+        return Finding("network", OK, said)
+    return Finding(
+        "network",
+        WARN,
+        said,
+        "where Slurm knows no IPv4 address of the nodes either (NodeAddr), name the network in"
+        " RLPROF_INTERFACE: an interface such as ib0, or 10.1.0.0/16",
     )
 
 

@@ -39,6 +39,8 @@ def here(
         "GPU counters": profilers.cupti,
         "other profilers": profilers.other_users,
         "room": lambda: machine.room(settings, folder),
+        "node folder": lambda: machine.node_root(settings),
+        "network": lambda: [machine.network(settings, os.environ)],
         "ports": lambda: machine.port_check(settings),
     }
     return run_all(checks, place, progress)

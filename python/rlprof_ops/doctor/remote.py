@@ -22,12 +22,16 @@ from rlprof_ops.words import limit
 
 @dataclass(frozen=True)
 class Where:
-    """`nodes` compute nodes of a new short job, or all nodes of `job`; inside `container` when set."""
+    """`nodes` compute nodes of a new short job, or all nodes of `job`; inside `container` when set, with
+    `node_root` of the host in it as a job has it. `apptainer`: the words of `apptainer exec`; None for pyxis.
+    """
 
     nodes: int = 0
     job: str = ""
     container: str = ""
     mounts: str = ""
+    node_root: str = ""
+    apptainer: tuple[str, ...] | None = None
     python: str = ""
     srun_args: tuple[str, ...] = ()
     seconds: float = 300
@@ -46,23 +50,7 @@ class Where:
             ]
         line += self.srun_args
         if self.container:
-            mounts = ",".join(
-                filter(
-                    None,
-                    [
-                        self.mounts,
-                        f"{home()}:{home()}",
-                        f"{import_path()}:{import_path()}",
-                        f"{folder}:{folder}",
-                    ],
-                )
-            )
-            line += [
-                f"--container-image={self.container}",
-                f"--container-mounts={mounts}",
-                "--container-workdir=/",
-                "--no-container-mount-home",
-            ]
+            line += self._into(folder)
         python = self.python or ("python3" if self.container else sys.executable)
         program = [
             python,
@@ -73,7 +61,32 @@ class Where:
         ]
         # Not srun's --export: it would drop the rest of the environment, or be lost in a container.
         path = f"export PYTHONPATH={shlex.quote(import_path())}${{PYTHONPATH:+:$PYTHONPATH}}"
-        return [*line, "bash", "-c", f"{path}; exec {shlex.join(program)}"]
+        lacks = f"rlprof: no Python: {python!r} is not there. Name one with --python"
+        lacks += " that the image has, or set RLPROF_VENV." if self.container else " that every node has."
+        look = (
+            f"command -v {shlex.quote(python)} > /dev/null || {{ echo {shlex.quote(lacks)} >&2; exit 127; }}"
+        )
+        return [*line, "bash", "-c", f"{path}; {look}; exec {shlex.join(program)}"]
+
+    def _into(self, folder: Path) -> list[str]:
+        """The words that lead into the container. Parents first, as in a job: the shared folder itself, so
+        that its own space is measured.
+        """
+        ours = [self.node_root, str(home()), import_path(), str(folder.parent)]
+        taken = {mount.split(":")[1] for mount in self.mounts.split(",") if ":" in mount}
+        mounts = [mount for mount in self.mounts.split(",") if mount]
+        mounts += [f"{path}:{path}" for path in dict.fromkeys(ours) if path and path not in taken]
+        listed = ",".join(
+            sorted(mounts, key=lambda mount: mount.partition(":")[2].partition(":")[0].count("/"))
+        )
+        if self.apptainer is not None:
+            return ["apptainer", "exec", *self.apptainer, "--bind", listed, "--pwd", "/", self.container]
+        return [
+            f"--container-image={self.container}",
+            f"--container-mounts={listed}",
+            "--container-workdir=/",
+            "--no-container-mount-home",
+        ]
 
 
 def examine(

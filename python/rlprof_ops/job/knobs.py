@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,6 +197,11 @@ def _combination_problems(values: Mapping[str, str]) -> Iterator[str]:
     for name in ("GPUS_PER_NODE", "CPUS_PER_WORKER", "RLPROF_OBJECT_STORE_BYTES"):
         if values[name] and not values[name].isdigit():
             yield f"{name}={values[name]!r}: expected a whole number, or nothing."
+    for name in ("RLPROF_SRUN_ARGS", "RLPROF_APPTAINER_ARGS"):
+        try:
+            shlex.split(values[name])
+        except ValueError as error:
+            yield f"{name}={values[name]!r}: {error}; quote it as for a shell."
     if values["RLPROF_RAY_RESOURCES"]:
         try:
             resources = json.loads(values["RLPROF_RAY_RESOURCES"])

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.host import ports
+from rlprof_ops.host import ports, topology
 from rlprof_ops.host.background import in_background
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.knobs import Settings, home, python_path
@@ -158,6 +158,7 @@ class Supervisor:
             place.gpus,
             place.folder.ray,
             cpu_count(self.settings, os.environ),
+            await self._topology(),
         )
         with self.journal.phase("ray_start"):
             for left in reversed(range(self.settings.number("RLPROF_RAY_START_TRIES"))):
@@ -172,6 +173,17 @@ class Supervisor:
                 self.journal.say(f"{words}\nnode {place.node}: trying again, {left} more")
                 await self.stop_ray()
                 await self.files.reap(Budget(_REAP_SECONDS))
+
+    async def _topology(self) -> dict[str, float]:
+        """What RLPROF_TOPOLOGY asks for: Ray resources, and NeMo RL's file of the CPUs beside each GPU."""
+        if not self.settings.flag("RLPROF_TOPOLOGY"):
+            return {}
+        place = self.place
+        affinity = place.folder.path / "gpu_cpu_affinity"
+        if await in_background(topology.write_affinity, affinity, seconds=120):
+            os.environ.setdefault("NRL_GPU_CPU_AFFINITY_FILE", str(affinity))
+        index = place.nodes.index(place.node) if place.node in place.nodes else 0
+        return await in_background(topology.resources, dict(os.environ), index, seconds=120)
 
     async def _try_to_start(self, argv: list[str], deadline: float) -> RayProcess:
         self.ray = await RayProcess.start(

@@ -52,6 +52,7 @@ from rlprof_ops.supervisor.steps.state_relay import StateFile, StateTold
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
 from rlprof_ops.words import duration, limit
 
+_OF_COLLECTIVES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA")  # reported, never changed
 _LATE_NODES_SECONDS = 15.0
 _LATE_SIGNAL_SECONDS = 1.0
 _STORAGE_SECONDS = 20.0  # for one call to storage or to Slurm
@@ -118,6 +119,10 @@ class Head(Supervisor):
         """The job's exit code: the driver's, or what ended the job before the driver did."""
         self.listen_to_signals()
         self.run_record.save()
+        told = (f"{name}={os.environ[name]}" for name in _OF_COLLECTIVES if os.environ.get(name))
+        self.journal.note(
+            f"nodes reach the head at {self.place.head_ip}; {', '.join(told) or 'NCCL chooses'}"
+        )
         plugin: asyncio.Task[None] | None = None
         try:
             await self._start()

@@ -10,9 +10,10 @@ import os
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlprof_ops.host.gpus import visible_gpus
 from rlprof_ops.host.ports import free_port
 from rlprof_ops.job.knobs import Settings
 
@@ -35,10 +36,13 @@ class RayNode:
     gpus: int
     temp_dir: Path
     cpus: int = 0  # 0: as Ray counts
+    topology: Mapping[str, float] = field(default_factory=dict)  # resources that tell where it lies
 
 
 def gpu_count(settings: Settings, env: Mapping[str, str]) -> int:
-    """GPUS_PER_NODE, else what Slurm gave this task, else none."""
+    """GPUS_PER_NODE, else what Slurm gave this task; where Slurm does not count this cluster's GPUs, all
+    that are here.
+    """
     if settings["GPUS_PER_NODE"]:
         return settings.number("GPUS_PER_NODE")
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
@@ -46,7 +50,10 @@ def gpu_count(settings: Settings, env: Mapping[str, str]) -> int:
         if value and value != "NoDevFiles":
             return len([part for part in value.split(",") if part.strip()])
     on_node = env.get("SLURM_GPUS_ON_NODE", "")
-    return int(on_node) if on_node.isdigit() else 0
+    if on_node.isdigit():
+        return int(on_node)
+    # Where it does count them, a job that asked for none has none: they are somebody else's.
+    return 0 if env.get("RLPROF_SLURM_COUNTS_GPUS") == "1" or "SLURM_JOB_ID" not in env else visible_gpus()
 
 
 def cpu_count(settings: Settings, env: Mapping[str, str]) -> int:
@@ -67,6 +74,7 @@ def resources(settings: Settings, node: RayNode) -> dict[str, float]:
         found["ray_head"] = 1
     else:
         found |= {"slurm_managed_ray_cluster": 1, **({"worker_units": gpus} if gpus else {})}
+        found |= node.topology
     more: dict[str, float] = json.loads(settings["RLPROF_RAY_RESOURCES"] or "{}")
     return found | more
 

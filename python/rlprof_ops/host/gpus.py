@@ -1,0 +1,41 @@
+"""GPUs of this machine, as their vendors' own tools count them, for clusters where Slurm does not."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+_SECONDS = 60.0  # the first call on a node without the persistence daemon starts every GPU
+
+
+def visible_gpus() -> int:
+    """How many GPUs a process here may use; 0 without a driver or its tool. Never raises."""
+    return _of_nvidia() or _of_amd()
+
+
+def _of_nvidia() -> int:
+    """`nvidia-smi -L`: a line `GPU 0: name (UUID: …)` for each; slices of one stand below it, indented."""
+    return len(re.findall(r"^GPU \d+:", _output("nvidia-smi", "-L"), re.MULTILINE))
+
+
+def _of_amd() -> int:
+    """`rocm-smi --showid --json`: an object with a key `card0` for each."""
+    try:
+        found = json.loads(_output("rocm-smi", "--showid", "--json"))
+    except ValueError:
+        return 0
+    return sum(key.startswith("card") for key in found) if isinstance(found, dict) else 0
+
+
+def _output(*argv: str) -> str:
+    if shutil.which(argv[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
