@@ -297,7 +297,7 @@ job::run() {
     trap 'job::_pass_on TERM' TERM
     trap 'job::_pass_on USR2' USR2
     exec {said}> >(job::_listen_to_srun)
-    listener="$!"
+    listener="${!-}"  # bash before 4.4 does not tell it, and then nothing waits for its last lines
     "${SRUN[@]}" 2>&"${said}" {said}>&- &
     client="$!"
     exec {said}>&-
@@ -308,7 +308,7 @@ job::run() {
         wait "${client}" || code="$?"
         [[ -n ${signalled} ]] || break
     done
-    wait "${listener}" || true
+    wait "${listener}" 2> /dev/null || true
     job::salvage "${code}"
     job::remove_containers
     common::log "ended with exit code ${code}; everything of this job: ${RLPROF_RUN_DIR}"
