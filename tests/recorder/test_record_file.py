@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -13,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from rlprof_ops.recorder import record_file, rows
+from rlprof_ops.recorder.detect.finding import Finding
+from rlprof_ops.recorder.head_recorder import HeadRecorder
+from rlprof_ops.recorder.news import News
 from rlprof_ops.recorder.record_file import FOLDER, RECORD, TAIL, RecordFile, read_folder
+from rlprof_ops.request import ProfileRequest
 
 STEP = rows.LAYOUT[rows.STEP][0]
 
@@ -140,7 +145,7 @@ def test_a_recorder_that_is_killed_loses_a_second(tmp_path: Path) -> None:
     assert looks[0] >= 2 * size and looks[1] >= looks[0] + 2 * size
 
 
-def test_the_recorder_ends_with_its_parent_and_when_told(tmp_path: Path) -> None:
+def test_the_recorder_ends_when_told_and_seals_its_rows(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "rlprof_ops.recorder", f"--node-dir={tmp_path}", "--node=n1", "--nodes=n1"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -148,4 +153,44 @@ def test_the_recorder_ends_with_its_parent_and_when_told(tmp_path: Path) -> None
         began = time.monotonic()
         process.terminate()
         assert process.wait(30) == 0 and time.monotonic() - began < 10
-    assert not (tmp_path / FOLDER / TAIL).stat().st_size or list(record_file.read(tmp_path / FOLDER / RECORD))
+    assert list(record_file.read(tmp_path / FOLDER / RECORD))
+
+
+def test_the_recorder_ends_with_its_parent(tmp_path: Path) -> None:
+    """Its supervisor gets SIGKILL: the recorder keeps its rows and goes."""
+    argv = [sys.executable, "-m", "rlprof_ops.recorder", f"--node-dir={tmp_path}", "--node=n1", "--nodes=n1"]
+    parent = "import subprocess, sys; p = subprocess.Popen(sys.argv[1:]); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen(
+        [sys.executable, "-c", parent, *argv], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.stdout.readline()
+        process.kill()
+    until = time.monotonic() + 30
+    while os.path.isdir(f"/proc/{pid}") and "Z" not in state_of(pid) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not os.path.isdir(f"/proc/{pid}") or "Z" in state_of(pid)
+    assert list(record_file.read(tmp_path / FOLDER / RECORD))
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_what_a_killed_head_has_told_is_not_told_again(tmp_path: Path) -> None:
+    told: list[dict[str, object]] = []
+    finding = Finding("throttle", "GPU 0 is hot", "throttle:n1:0", 1, node="n1")
+    (tmp_path / "recorder").mkdir()
+    (tmp_path / "recorder" / "findings.jsonl").write_text(json.dumps(finding.to_dict()) + '\n{"kind": "thr')
+    head = HeadRecorder(tmp_path, "1", ["n1"], ProfileRequest(), told.append)
+    for second in range(20):
+        t_ns = 10**18 + second * 10**9
+        head.take(News("n1", t_ns, None, (), (), (), (), (), {0: (1.0, 0x40), 1: (1.0, 0x40)}))
+    assert [each["finding"]["key"] for each in told] == ["throttle:n1:1"]  # type: ignore[index]
+    assert [each["key"] for each in head.view.summary()["findings"]] == ["throttle:n1:0", "throttle:n1:1"]
+    head.close(10)
+    assert json.loads((tmp_path / "recorder" / "summary.json").read_text())["job"] == "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -22,6 +23,7 @@ SUMMARY, FINDINGS = "summary.json", "findings.jsonl"
 EVERY_S = 2.0
 _LARGE = 1 << 18  # bytes of a summary that is written more rarely
 _LARGE_EVERY_S = 5.0
+_MOST_TOLD_BYTES = 4 << 20
 
 
 class HeadRecorder:
@@ -48,6 +50,7 @@ class HeadRecorder:
             self._folder.mkdir(mode=0o750, exist_ok=True)
         except OSError as error:
             tell({"problem": f"{self._folder}: {error.strerror or error}"})
+        self.view.remember(_told_before(self._folder / FINDINGS))
 
     def take(self, news: News) -> None:
         self._deal(self.view.take(news))
@@ -104,3 +107,18 @@ class HeadRecorder:
             for folder, _, names in os.walk(self._run_dir / "profiles")
             for name in names
         )
+
+
+def _told_before(path: Path) -> list[Finding]:
+    """The findings of a recorder that was killed."""
+    found = []
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(_MOST_TOLD_BYTES).split(b"\n")
+    except OSError:
+        return []
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            row = json.loads(line)
+            found.append(Finding(**{**row, "ranks": tuple(row["ranks"])}))
+    return found

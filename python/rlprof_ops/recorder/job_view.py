@@ -80,6 +80,11 @@ class JobView:
         found += self._machine(news)
         return [finding for finding in found if finding is not None and self._is_new(finding)]
 
+    def remember(self, findings: Iterable[Finding]) -> None:
+        """Findings that were told before: they are not told again."""
+        for finding in findings:
+            self._is_new(finding)
+
     def look(self, t_ns: int) -> list[Finding]:
         """Without news: whether the step clock stands still."""
         for now in self._all_now():
