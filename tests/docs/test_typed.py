@@ -175,7 +175,7 @@ def test_slurm_takes_every_sbatch_line_of_the_pages(desk: Desk) -> None:
     need("slurm")
     for page in PAGES:
         for line in lines(page.read_text()):
-            if re.search(r"\b(sbatch|submit|retry)\b", line) and not reason(line):
+            if re.search(r"\b(sbatch|submit|retry|init)\b", line) and not reason(line):
                 desk.type(line.replace(" --wait", ""))
         (desk.root / "session").unlink(missing_ok=True)
     asked = [call for call in desk.slurm.calls if call["argv"][0] == "sbatch"]
