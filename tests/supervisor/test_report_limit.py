@@ -16,9 +16,8 @@ from tests.waits import wait_until
 from rlprof_ops.job.folders import RunFolder, node_folder
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.request import ProfileRequest
-from rlprof_ops.supervisor.head import Head
-from rlprof_ops.supervisor.node_drain import Journal
+from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
+from rlprof_ops.supervisor.whole_job.closing_commands import ClosingCommands
 
 
 def alive(pid: int) -> bool:
@@ -32,13 +31,6 @@ def alive(pid: int) -> bool:
 def gone(pids: list[int]) -> bool:
     """Whether all of them end within seconds."""
     return wait_until(lambda: not any(map(alive, pids)), 10, lambda: f"{pids} live")
-
-
-class OtherPackage(Head):
-    """A head whose own commands are those of a package in the run folder's parent."""
-
-    def environment(self) -> dict[str, str]:
-        return os.environ | {"PYTHONPATH": str(self.place.run.path.parent)}
 
 
 def test_a_report_that_hangs_is_ended_at_its_limit(
@@ -57,9 +49,11 @@ def test_a_report_that_hangs_is_ended_at_its_limit(
     place = NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
     journal = Journal(run.logs / "head.log", "n1", time.time())
     settings = Settings.load({"RLPROF_REPORT_SECONDS": "2"})
-    head = OtherPackage(settings, ProfileRequest(captures=()), place, journal)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}  # of a package in place of ours
+    files = NodeDrain(settings, place, journal, lambda: environment, sessions=False)
+    closing = ClosingCommands(settings, journal, run.path, environment, files)
     begun = time.monotonic()
-    asyncio.run(head._own_command("report", "RLPROF_REPORT_SECONDS", "rlprof report /run"))
+    asyncio.run(closing.within("report", "RLPROF_REPORT_SECONDS", "rlprof report /run"))
     assert 2 <= time.monotonic() - begun < 8
     assert "report not done within 2 s; run rlprof report /run" in capsys.readouterr().err
     assert gone([int(started.read_text())])

@@ -5,14 +5,10 @@ job.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib.util
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +28,10 @@ from rlprof_ops.supervisor.base import Supervisor, plugin_message
 from rlprof_ops.supervisor.control_channel import (
     Drain,
     Drained,
-    Ending,
     Failed,
-    Joined,
     Lost,
     Message,
     ProfilersDone,
-    RayUp,
     StopRay,
 )
 from rlprof_ops.supervisor.control_channel import Head as ControlHead
@@ -50,6 +43,8 @@ from rlprof_ops.supervisor.recording import Recorded
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.supervisor.steps.state_relay import StateFile, StateTold
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
+from rlprof_ops.supervisor.whole_job.closing_commands import ClosingCommands
+from rlprof_ops.supervisor.whole_job.other_nodes import OtherNodes
 from rlprof_ops.words import duration, limit
 
 _OF_COLLECTIVES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA")  # reported, never changed
@@ -60,37 +55,11 @@ _MARGIN_SECONDS = 5.0
 _MOST_DRAIN_SECONDS = 3600.0
 
 
-@dataclass(frozen=True)
-class NodeState:
-    """What the head knows of another node: its latest message, and where it is."""
-
-    latest: Message
-    ip: str = ""
-
-    def has_said(self, *kinds: type[Message]) -> bool:
-        return isinstance(self.latest, kinds)
-
-
-def _has_reports(run: Path) -> bool:
-    return any((run / "profiles").glob("*/*/*/*"))
-
-
 def _slurm_time_left_s(env: Mapping[str, str]) -> float:
     """Seconds until Slurm ends the job at its time limit; an hour where it has none that we know of."""
     end = env.get("SLURM_JOB_END_TIME", "")
     left = float(end) - time.time() if end.isdigit() else _MOST_DRAIN_SECONDS
     return min(max(0.0, left), _MOST_DRAIN_SECONDS)
-
-
-def words(kind: type[Message]) -> str:
-    """A kind of message as a log says it: `ProfilersDone` is `profilers done`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
-
-
-def said(message: Message) -> str:
-    """A message as a log says it."""
-    detail = getattr(message, "reason", "") or getattr(message, "cause", "")
-    return words(type(message)) + (f": {detail}" if detail else "")
 
 
 class Head(Supervisor):
@@ -100,8 +69,7 @@ class Head(Supervisor):
         self, settings: Settings, request: ProfileRequest, place: NodeContext, journal: Journal
     ) -> None:
         super().__init__(settings, request, place, journal)
-        self._nodes: dict[str, NodeState] = {}
-        self._changed = asyncio.Event()
+        self._nodes = OtherNodes(journal)
         self._driver: Driver | None = None
         self._clock_server: ClockServer | None = None
         self._visits: list[asyncio.Task[None]] = []
@@ -136,8 +104,11 @@ class Head(Supervisor):
             if plugin is not None:
                 plugin.cancel()
         await self._drain(cause)
-        await self._harvest()
-        await self._report()
+        closing = ClosingCommands(
+            self.settings, self.journal, self.place.run.path, self.environment(), self.files
+        )
+        await closing.harvest()
+        await closing.report()
         return code
 
     # ---- start
@@ -168,7 +139,7 @@ class Head(Supervisor):
             self.background(self.state.keep())
             if self.settings["RLPROF_ON_DEMAND"] != "0":
                 self.on_demand = asyncio.create_task(capture_relay.watch(place.run.path, self._demanded))
-            await self.serve_steps(self.control.tell, self._serving)
+            await self.serve_steps(self.control.tell, self._nodes.serving)
             self.start_recording(self._recorded)
             await self._racing_failures(self.start_ray(deadline))
             with self.journal.phase("nodes_join"):
@@ -181,8 +152,7 @@ class Head(Supervisor):
         """A task of another node has ended while the cluster starts: its own message, if there is one, says
         more.
         """
-        known = self._nodes.get(node)
-        if node in self.place.nodes[1:] and not (known and known.has_said(Failed, Drained)):
+        if node in self.place.nodes[1:] and not self._nodes.have_said(node, Failed, Drained):
             self._on_message(node, Failed(f"node {node}: its task ended before the cluster was up: {how}"))
 
     def _check_authentication(self) -> None:
@@ -203,9 +173,9 @@ class Head(Supervisor):
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
-                self._changed.clear()
+                self._nodes.changed.clear()
                 self._raise_start_failures()
-                changed = asyncio.ensure_future(self._changed.wait())
+                changed = asyncio.ensure_future(self._nodes.changed.wait())
                 await asyncio.wait(
                     {task, changed, asyncio.shield(self.shutdown_requested)},
                     return_when=asyncio.FIRST_COMPLETED,
@@ -222,9 +192,9 @@ class Head(Supervisor):
     def _raise_start_failures(self) -> None:
         if self.settings.number("RLPROF_MIN_NODES"):
             return
-        for state in self._nodes.values():
-            if isinstance(state.latest, Failed):
-                raise RlprofError(state.latest.reason)
+        reason = self._nodes.failure()
+        if reason:
+            raise RlprofError(reason)
 
     async def _all_joined(self, asking: GcsWatcher, deadline: float) -> None:
         """Wait until enough nodes are alive. Raises RlprofError naming those that are missing, or the
@@ -245,10 +215,10 @@ class Head(Supervisor):
         self.journal.say(f"{len(alive)} of {len(self.place.nodes)} nodes are up")
 
     def _missing_nodes(self, alive: list[str], wanted: int) -> str:
-        by_ip = {state.ip: node for node, state in self._nodes.items()} | {self.place.ip: self.place.node}
+        by_ip = self._nodes.by_ip() | {self.place.ip: self.place.node}
         up = {by_ip.get(ip) for ip in alive}
         missing = [node for node in self.place.nodes if node not in up]
-        silent = [node for node in missing if node not in self._nodes and node != self.place.node]
+        silent = self._nodes.unheard([node for node in missing if node != self.place.node])
         text = (
             f"after {self.settings['RLPROF_READY_SECONDS']} s (RLPROF_READY_SECONDS) {len(alive)} of {wanted}"
             f" nodes are up; missing: {', '.join(missing)}."
@@ -281,10 +251,6 @@ class Head(Supervisor):
     async def _hear_state(self, message: StateTold) -> None:
         self.state.hear(self.place.node, message)
 
-    def _serving(self) -> list[str]:
-        """The other nodes that take part."""
-        return [node for node, state in self._nodes.items() if state.has_said(Joined, RayUp)]
-
     def take_request(self, request: ProfileRequest) -> None:
         super().take_request(request)
         self.run_record.take_request(request)
@@ -299,18 +265,10 @@ class Head(Supervisor):
         if isinstance(message, StateTold):
             self.state.hear(node, message)
             return
-        known = self._nodes.get(node)
-        lost = isinstance(message, Lost)
-        if lost and known is not None and known.has_said(Drained, Failed):
-            return
-        if isinstance(message, (Joined, RayUp, Failed, Ending, ProfilersDone, Drained, Lost)):
-            ip = message.ip if isinstance(message, Joined) else known.ip if known else ""
-            self._nodes[node] = NodeState(message, ip)
-            self.journal.note(f"node {node}: {said(message)}")
-        if lost and self._driver is not None:
+        self._nodes.hear(node, message)
+        if isinstance(message, Lost) and self._nodes.have_said(node, Lost) and self._driver is not None:
             self.journal.say(f"node {node} is lost: its supervisor's link broke")
             self.run_record.lost_nodes.add(node)
-        self._changed.set()
 
     # ---- the driver
     # --------------------------------------------------------------------------------------------
@@ -415,18 +373,19 @@ class Head(Supervisor):
         if cause is EndCause.STARTUP_FAILED and not (
             self.shutdown_requested and self.shutdown_requested.done()
         ):
-            await self._nodes_join(_LATE_NODES_SECONDS)  # a node that joins later would wait for us in vain
+            # a node that joins later would wait for us in vain
+            await self._nodes.join(len(self.place.nodes) - 1, _LATE_NODES_SECONDS)
         budget = Budget(seconds, most_s)
         await self.control.tell(Drain(seconds, str(cause), most_s))
         await self.close_profilers(budget)
         with self.journal.phase("other_nodes"):
-            await self._nodes_reach((ProfilersDone, Drained), budget.most("other_nodes"))
+            await self._nodes.reach((ProfilersDone, Drained), budget.most("other_nodes"))
         if self._driver is not None and self._driver.process.returncode is None:
             with self.journal.phase("end_driver"):
                 grace_s = float(self.settings.number("RLPROF_DRIVER_GRACE_SECONDS"))
                 await self._driver.end(min(grace_s, budget.share("end_driver")))
         await self.control.tell(StopRay())
-        others = asyncio.create_task(self._nodes_reach((Drained,), budget.left() + _MARGIN_SECONDS))
+        others = asyncio.create_task(self._nodes.reach((Drained,), budget.left() + _MARGIN_SECONDS))
         await self.files.finish(budget, self.stop_node)
         await others
         await self.control.close()
@@ -437,64 +396,3 @@ class Head(Supervisor):
             await self.files.survived(close, _STORAGE_SECONDS + 1, "clock server")
         self.run_record.ended(self.journal.phases_s, time.monotonic() - began)
         self.journal.note(f"drained in {duration((time.monotonic() - began) * 1e9)}")
-
-    async def _nodes_join(self, seconds: float) -> None:
-        deadline = asyncio.get_running_loop().time() + seconds
-        while len(self._nodes) < len(self.place.nodes) - 1 and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.1)
-
-    async def _nodes_reach(self, kinds: tuple[type[Message], ...], seconds: float) -> None:
-        """Wait until every node that joined has said one of `kinds` or is lost; says who has not."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while True:
-            self._changed.clear()
-            behind = [node for node, known in self._nodes.items() if not known.has_said(*kinds, Lost, Failed)]
-            if not behind:
-                return
-            try:
-                await asyncio.wait_for(self._changed.wait(), max(0.01, deadline - loop.time()))
-            except asyncio.TimeoutError:
-                late = " or ".join(sorted(map(words, kinds)))
-                self.journal.say(f"not {late} within {limit(seconds)}: {', '.join(sorted(behind))}")
-                return
-
-    async def _harvest(self) -> None:
-        """Make the manifest in a process of its own, bounded: the job's end must not hang on it."""
-        await self._own_command(
-            "harvest", "RLPROF_HARVEST_SECONDS", f"scripts/harvest.sh {self.place.run.path}"
-        )
-
-    async def _report(self) -> None:
-        """Explain the run where this node can, bounded as well: anyone can make the report later,
-        anywhere.
-        """
-        run = self.place.run.path
-        if not all(
-            importlib.util.find_spec(name) for name in ("msgspec", "numpy", "pyarrow", "rich", "jinja2")
-        ):
-            return
-        look = in_background(_has_reports, run, seconds=_STORAGE_SECONDS)
-        if await self.files.survived(look, _STORAGE_SECONDS + 1, "looking for reports"):
-            await self._own_command("report", "RLPROF_REPORT_SECONDS", f"rlprof report {run}")
-
-    async def _own_command(self, command: str, knob: str, later: str) -> None:
-        """Run one of our commands on the run folder for at most the knob's seconds; `later` is what to run
-        by hand then.
-        """
-        seconds = self.settings.number(knob)
-        if not seconds:
-            return
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rlprof_ops", command, str(self.place.run.path),
-            env=self.environment(), stdin=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            code = await asyncio.wait_for(process.wait(), seconds)
-        except asyncio.TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            self.journal.say(f"{command} not done within {limit(seconds)}; run {later}")
-            return
-        if code < 0:
-            self.journal.say(f"{command} ended with {code}; run {later}")

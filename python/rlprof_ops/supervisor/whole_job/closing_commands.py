@@ -1,0 +1,74 @@
+"""What the head runs on the run folder once the job is drained: harvest and report, each for bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlprof_ops.host.background import in_background
+from rlprof_ops.job.knobs import Settings
+from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
+from rlprof_ops.words import limit
+
+_STORAGE_SECONDS = 20.0  # for one look at the run folder
+_REPORT_NEEDS = ("msgspec", "numpy", "pyarrow", "rich", "jinja2")
+
+
+class ClosingCommands:
+    """Our own commands at a job's end, in processes of their own: the end must not hang on them."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        journal: Journal,
+        run: Path,
+        environment: Mapping[str, str],
+        files: NodeDrain,
+    ) -> None:
+        self._settings = settings
+        self._journal = journal
+        self._run = run
+        self._environment = environment
+        self._files = files
+
+    async def harvest(self) -> None:
+        """Make the manifest."""
+        await self.within("harvest", "RLPROF_HARVEST_SECONDS", f"scripts/harvest.sh {self._run}")
+
+    async def report(self) -> None:
+        """Explain the run where this node can; anyone can make the report later, anywhere."""
+        if not all(importlib.util.find_spec(name) for name in _REPORT_NEEDS):
+            return
+        look = in_background(_has_reports, self._run, seconds=_STORAGE_SECONDS)
+        if await self._files.survived(look, _STORAGE_SECONDS + 1, "looking for reports"):
+            await self.within("report", "RLPROF_REPORT_SECONDS", f"rlprof report {self._run}")
+
+    async def within(self, command: str, knob: str, later: str) -> None:
+        """Run one command on the run folder for at most the knob's seconds; `later` is what to run by hand
+        then.
+        """
+        seconds = self._settings.number(knob)
+        if not seconds:
+            return
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rlprof_ops", command, str(self._run)),
+            env=self._environment,
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            code = await asyncio.wait_for(process.wait(), seconds)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            self._journal.say(f"{command} not done within {limit(seconds)}; run {later}")
+            return
+        if code < 0:
+            self._journal.say(f"{command} ended with {code}; run {later}")
+
+
+def _has_reports(run: Path) -> bool:
+    return any((run / "profiles").glob("*/*/*/*"))
