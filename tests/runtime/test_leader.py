@@ -40,3 +40,26 @@ def test_a_phase_is_written_with_its_times_and_depth(tmp_path, asked, events):
     (inner_name, inner_begin, inner_end, inner_depth), (name, begin, end, depth) = step["phases"]
     assert (inner_name, inner_depth, name, depth) == ("generation", 1, "rollout", 0)
     assert step["begin_ns"] <= begin <= inner_begin <= inner_end <= end <= step["end_ns"]
+
+
+def test_a_leading_process_parses_its_request_once(monkeypatch, asked):
+    from rlprof_ops import request
+    from rlprof_ops.request import build
+    from rlprof_ops.runtime import profiler
+    from rlprof_ops.runtime.process import actor_labels
+
+    asked(backend="torch", steps="3")
+    parsed = []
+    read = build.build_from_json
+    monkeypatch.setattr(build, "build_from_json", lambda *given: parsed.append(given) or read(*given))
+    request._from_json.cache_clear()
+    actor_labels.forget_request()
+    prof = profiler.lead("controller")
+    try:
+        assert prof is not None and prof.leads
+        assert actor_labels._request() == profiler.request_from_env({"RLPROF_REQUEST_JSON": parsed[0][0]})
+        assert len(parsed) == 1
+    finally:
+        actor_labels.forget_request()
+        if prof is not None:
+            prof.close()

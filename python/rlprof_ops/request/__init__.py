@@ -7,6 +7,7 @@ this.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -74,11 +75,17 @@ def request_from_dict(data: Any, origin: str = "") -> ProfileRequest:
 
 
 def request_from_json(text: str, origin: str = "RLPROF_REQUEST_JSON") -> ProfileRequest:
-    """Read what `ProfileRequest.to_json` wrote.
+    """Read what `ProfileRequest.to_json` wrote. A process that asks again for the same text gets the same
+    request: it is parsed once.
 
     Raises:
         RequestError: with all problems.
     """
+    return _from_json(text, origin)
+
+
+@functools.lru_cache(maxsize=8)
+def _from_json(text: str, origin: str) -> ProfileRequest:
     from rlprof_ops.request.build import build_from_json
 
     return build_from_json(text, origin)
