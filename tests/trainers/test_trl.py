@@ -52,6 +52,7 @@ REQUEST = """
 captures:
   - {backend: nsight, workers: ["*"], steps: "2:4", options: {t: nvtx}}
   - {backend: torch, workers: ["trainer"], steps: "2:4"}
+  - {backend: memory, workers: ["trainer"], steps: "2:4", options: {host: true}}
 """
 TIMED = {"transformers.generate": "generation", "_calculate_rewards": "reward"}
 
@@ -102,10 +103,9 @@ def job(slurm_sandbox: Any) -> Job:
     return made
 
 
-def test_windows_of_both_backends_are_home_by_name(job: Job):
-    assert job.states() == {f"{backend}/trainer/rank0/step2-3": "ok" for backend in ("nsight", "torch")}, (
-        job.manifest
-    )
+def test_windows_of_each_backend_are_home_by_name(job: Job):
+    backends = ("nsight", "torch", "memory")
+    assert job.states() == {f"{backend}/trainer/rank0/step2-3": "ok" for backend in backends}, job.manifest
 
 
 def test_the_report_shows_the_steps_and_phases_that_trl_timed(job: Job):
@@ -133,7 +133,7 @@ def test_reports_are_final_while_training_goes_on(job: Job):
     ]
     ended = next(event["t_ns"] for event in events if event["event"] == "ended")
     closed = [event["t_ns"] for event in events if event["event"] == "closed"]
-    assert len(closed) == 2 and all(moment < ended for moment in closed)
+    assert len(closed) == 3 and all(moment < ended for moment in closed)
 
 
 def test_srun_wrap_needs_nothing_else(slurm: Any):
