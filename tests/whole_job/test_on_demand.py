@@ -69,7 +69,7 @@ def test_windows_of_a_job_in_which_nothing_was_planned(slurm, tmp_path):
     steps = {text for text in nvtx_ranges(by_rank[0], tmp_path) if text.startswith("step ")}
     first, last = map(int, by_rank[0].name.split("_step")[1].split("_")[0].split("-"))
     assert steps == {f"step {first}", f"step {last}"} and last == first + 1
-    assert list((job.run / "control").glob("*.json")) == []  # it went to the head over the control channel
+    assert len(list((job.run / "control").glob("*.json"))) == 1  # the head cannot be reached from here
 
     code, said = rlprof(job, "capture", folder, "--workers", "*", "--seconds", "2", "--backend", "torch")
     assert code == 0, said
