@@ -167,6 +167,7 @@ slurm::_mounts() {
     local -a asked=() lines=()
     local -A taken=()
 
+    # shellcheck disable=SC2153
     IFS=, read -ra asked <<< "${MOUNTS}"
     for mount in ${asked[@]+"${asked[@]}"}; do
         [[ -n ${mount} ]] || continue
