@@ -119,7 +119,15 @@ def test_open_where_there_is_no_browser_says_what_to_do(
 def test_the_command_serves_until_it_is_interrupted(run: Path) -> None:
     line = [sys.executable, "-m", "rlprof_ops", "view", str(run), "--no-timeline"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    process = subprocess.Popen(
+        line,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # A shell that runs these tests in its background lets them ignore SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    )
+    try:
         assert process.stdout is not None
         said = "".join(process.stdout.readline() for _ in range(4))
         port, path = re.search(r"http://127\.0\.0\.1:(\d+)(/\S+/)", said).groups()  # type: ignore[union-attr]
@@ -129,6 +137,9 @@ def test_the_command_serves_until_it_is_interrupted(run: Path) -> None:
         assert connection.getresponse().status == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_port_that_is_taken_is_one_line(server: ReportServer, run: Path) -> None:
