@@ -1,12 +1,10 @@
-"""The one way to wait for something in a test: look again and again, and fail with what was awaited."""
+"""The one way to wait in the tests: look again and again until it is so, or the time is over."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from typing import TypeVar
-
-import pytest
 
 _T = TypeVar("_T")
 
@@ -24,10 +22,24 @@ def wait_until(
         seconds: generous, since a machine may be busy; a test that passes does not spend them.
         say: what to tell then, or what makes it.
     """
+    import pytest  # the sandbox, which waits too, also runs without it
+
+    began = time.monotonic()
+    if not (found := poll(look, seconds, pause_s, unless=unless)):
+        spent_s = time.monotonic() - began
+        pytest.fail(f"not within {spent_s:.1f} s: {say() if callable(say) else say}", pytrace=True)
+    return found
+
+
+def poll(
+    look: Callable[[], _T],
+    seconds: float,
+    pause_s: float = 0.05,
+    enough: Callable[[_T], object] = bool,
+    unless: Callable[[], object] = lambda: False,
+) -> _T:
+    """The first value of `look` that is `enough`; the last one when time is over or `unless` holds."""
     until = time.monotonic() + seconds
-    while not (found := look()):
-        if time.monotonic() > until or unless():
-            spent_s = seconds - until + time.monotonic()
-            pytest.fail(f"not within {spent_s:.1f} s: {say() if callable(say) else say}", pytrace=True)
+    while not enough(found := look()) and time.monotonic() <= until and not unless():
         time.sleep(pause_s)
     return found

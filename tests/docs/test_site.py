@@ -10,12 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
 import pytest
 from tests.needs import need
+from tests.waits import wait_until
 
 from rlprof_ops.cli import cli
 
@@ -97,10 +97,9 @@ def test_the_site_is_searched_from_a_folder_without_a_server(site, tmp_path):
         box = browser.find_element("css selector", "input.md-search__input")
         box.click()
         box.send_keys("straggler")
-        deadline = time.monotonic() + 60
-        while not (found := browser.find_elements("css selector", ".md-search-result__item a")):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        found = wait_until(
+            lambda: browser.find_elements("css selector", ".md-search-result__item a"), pause_s=0.2
+        )
         assert any("report.html" in (link.get_attribute("href") or "") for link in found)
     finally:
         browser.quit()

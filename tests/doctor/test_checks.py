@@ -15,6 +15,7 @@ from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, output, run_all
 from rlprof_ops.doctor.node import joined, pieces
 from rlprof_ops.doctor.table import merged, render
 from rlprof_ops.job.knobs import Settings
+from tests.nsys_stand_in import answering_nsys
 
 SETTINGS = Settings.load({})
 HEALTHY = {
@@ -223,11 +224,8 @@ def test_an_nvtx_that_nsys_records_nothing_of_is_found(tmp_path, monkeypatch, ne
 
 
 def test_a_profiler_that_writes_nothing(tmp_path):
-    fake = tmp_path / "nsys"
-    fake.write_text(
-        '#!/bin/sh\ncase "$1" in launch) read x;; sessions) ps ax -o args | grep session-new;; esac\n'
-    )
-    fake.chmod(0o755)
+    sessions = "ps ax -o args | grep session-new"
+    fake = answering_nsys(tmp_path, launch="read x", sessions=sessions, start="exit 0", stop="exit 0")
     found = profilers.trial(str(fake))
     assert found.state == FAIL and found.fix
 

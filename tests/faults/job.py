@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.rayenv.wrap.option_trial import BAD_LUCK
 from tests.faults.trainer import FIRST, HOLD, SECOND
 from tests.sandbox import Sandbox
+from tests.waits import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,16 +53,18 @@ class Job:
         return first, second
 
     def wait_step(self, step: int = HOLD, timeout_s: float = 600) -> None:
-        until = time.monotonic() + timeout_s
-        while self.step() < step:
+        def arrived() -> bool:
+            if self.step() >= step:
+                return True
             state = self.sandbox.job(self.id)
             if self.agent_lost():
                 raise AgentLost
             assert state.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), (
                 f"{state}\n{self.output()}"
             )
-            assert time.monotonic() < until, f"step {self.step()} after {timeout_s} s\n{self.output()}"
-            time.sleep(0.2)
+            return False
+
+        wait_until(arrived, timeout_s, lambda: f"it is at step {self.step()}\n{self.output()}", pause_s=0.2)
 
     def agent_lost(self) -> bool:
         """Whether the job could not begin for a reason that is no part of the fault under test."""

@@ -10,6 +10,7 @@ from rlprof_ops.collect.harvest.manifest import Manifest
 from tests.faults.cells import Cell
 from tests.faults.job import AgentLost, Job, left_behind, submit
 from tests.sandbox import JobState, Sandbox
+from tests.waits import poll
 
 
 @dataclass
@@ -66,9 +67,8 @@ def bring_home(job: Job) -> None:
 
 def still_there(slurm: Sandbox, cell: Cell, timeout_s: float = 20) -> dict[str, list[str]]:
     """What is left of the job on the nodes that live, some seconds after its end."""
-    until = time.monotonic() + timeout_s
-    while left := {node: found for node, found in left_behind(slurm).items() if node not in cell.gone}:
-        if time.monotonic() > until:
-            break
-        time.sleep(0.2)
-    return left
+
+    def left() -> dict[str, list[str]]:
+        return {node: found for node, found in left_behind(slurm).items() if node not in cell.gone}
+
+    return poll(left, timeout_s, pause_s=0.2, enough=lambda found: not found)

@@ -8,12 +8,12 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.sandbox import Sandbox
+from tests.waits import wait_until
 
 MARK = "<!-- transcript -->"
 ABSENT = ("sacct", "rsync", "enroot")  # each job and each command has to do without
@@ -103,11 +103,14 @@ class Login:
 
     def until(self, job: str, what: Callable[[dict[str, Any]], bool], seconds: float = 200) -> dict[str, Any]:
         """Wait until the job's status is so; a job that ends meanwhile fails the test."""
-        deadline = time.monotonic() + seconds
-        while not what(view := self.status(job)):
-            assert time.monotonic() < deadline, view
-            assert view["state"] != "ended", view
-            time.sleep(1)
+        view: dict[str, Any] = {}
+
+        def so() -> bool:
+            view.clear()
+            view.update(self.status(job))
+            return what(view)
+
+        wait_until(so, seconds, lambda: view, pause_s=1, unless=lambda: view["state"] == "ended")
         return view
 
     def used(self) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.operate.login import Login
+from tests.waits import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(300)]
 ACTOR = """
@@ -79,9 +79,8 @@ def test_a_full_disk(me, slurm):
 
 
 def wait_for_driver(me: Login) -> Path:
-    for _ in range(600):
-        for log in me.folder.glob("*-logs/logs/driver.log"):
-            if "begun" in log.read_text():
-                return log
-        time.sleep(0.1)
-    raise AssertionError("the driver did not begin")
+    def begun() -> Path | None:
+        logs = me.folder.glob("*-logs/logs/driver.log")
+        return next((log for log in logs if "begun" in log.read_text()), None)
+
+    return wait_until(begun, 60, "the driver did not begin", pause_s=0.1)

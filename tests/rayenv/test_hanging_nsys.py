@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from tests.nsys_stand_in import hanging_nsys
 
 pytest.importorskip("ray")
 
@@ -39,10 +39,6 @@ for step in (1, 2, 3):
         ray.get([worker.train.remote() for worker in workers])
 print("trained with all four", flush=True)
 """
-HANGS = """#!/bin/bash
-case "$1 $*" in launch*-policy-r[13]-*) exec sleep 600 ;; esac
-exec "$REAL_NSYS" "$@"
-"""
 
 
 def test_each_window_is_a_report_or_says_that_nsys_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -50,10 +46,7 @@ def test_each_window_is_a_report_or_says_that_nsys_hung(tmp_path: Path, monkeypa
 
     for name in [name for name in os.environ if name.startswith(("RLPROF_", "RAY_"))]:
         monkeypatch.delenv(name)
-    nsys = tmp_path / "nsys"
-    nsys.write_text(HANGS)
-    nsys.chmod(0o755)
-    monkeypatch.setenv("REAL_NSYS", str(shutil.which("nsys")))
+    nsys = hanging_nsys(tmp_path, "launch*-policy-r[13]-*")
     trainer = tmp_path / "trainer.py"
     trainer.write_text(TRAINER)
     lines: list[str] = []

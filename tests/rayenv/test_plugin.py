@@ -9,7 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from tests.rayenv.stand_ins import Context, FakeNsys
+from tests.nsys_stand_in import FakeNsys
+from tests.rayenv.stand_ins import Context
 
 from rlprof_ops import rayenv
 from rlprof_ops.errors import RlprofError

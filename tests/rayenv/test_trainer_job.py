@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import sys
 
 import pytest
+from tests.nsys_stand_in import hanging_nsys
 from tests.whole_job.jobs import Job, nvtx_ranges
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(400)]
@@ -96,11 +96,6 @@ for name, ref in refs.items():
 alive = [worker for name, worker in workers.items() if "fail" not in name]
 ray.wait([worker.__ray_terminate__.remote() for worker in alive], num_returns=len(alive), timeout=30)
 '''
-# The real nsys but for one option, with which it never returns.
-NSYS = """#!/bin/bash
-case "$*" in *osrt-threshold=4711*) exec sleep 3600;; esac
-exec {nsys} "$@"
-"""
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +103,7 @@ def finished(slurm_sandbox):
     """(the job, what each worker said, seconds until it did)."""
     slurm_sandbox.heal()
     for node in ("n1", "n2"):
-        nsys = slurm_sandbox.tmp(node) / "nsys"
-        nsys.write_text(NSYS.format(nsys=shlex.quote(shutil.which("nsys"))))
-        nsys.chmod(0o755)
+        hanging_nsys(slurm_sandbox.tmp(node), "*osrt-threshold=4711*")
     folder = slurm_sandbox.shared / "trainers"
     folder.mkdir(exist_ok=True)
     trainer, request = folder / "my trainer.py", folder / "profile.json"

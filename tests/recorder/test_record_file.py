@@ -19,6 +19,7 @@ from rlprof_ops.recorder.head_recorder import HeadRecorder
 from rlprof_ops.recorder.news import News
 from rlprof_ops.recorder.record_file import FOLDER, RECORD, TAIL, RecordFile, read_folder
 from rlprof_ops.request import ProfileRequest
+from tests.waits import wait_until
 
 STEP = rows.LAYOUT[rows.STEP][0]
 
@@ -167,10 +168,7 @@ def test_the_recorder_ends_with_its_parent(tmp_path: Path) -> None:
         pid = int(process.stdout.readline())
         process.stdout.readline()
         process.kill()
-    until = time.monotonic() + 30
-    while os.path.isdir(f"/proc/{pid}") and "Z" not in state_of(pid) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not os.path.isdir(f"/proc/{pid}") or "Z" in state_of(pid)
+    wait_until(lambda: not os.path.isdir(f"/proc/{pid}") or "Z" in state_of(pid), 30)
     assert list(record_file.read(tmp_path / FOLDER / RECORD))
 
 

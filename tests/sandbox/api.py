@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.sandbox import box as boxes
 from tests.sandbox import shared, store
 from tests.sandbox.context import environment, opened, under_tmp, words
 from tests.sandbox.spec import BASE, LOGIN, SandboxError, Spec
+from tests.waits import poll
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEST_USER = "rlprof-test"
@@ -343,14 +343,12 @@ class Sandbox:
         it is not in time.
         """
         wanted = {states} if isinstance(states, str) else set(states)
-        deadline = time.monotonic() + timeout
-        while (state := self.job(job)).state not in wanted:
-            if time.monotonic() > deadline:
-                raise SandboxError(
-                    f"job {job} is {state.state} ({state.reason}) on {state.nodes} after {timeout:g} s, not"
-                    f" {'/'.join(sorted(wanted))}\n{self.logs()}"
-                )
-            time.sleep(POLL_S)
+        state = poll(lambda: self.job(job), timeout, POLL_S, enough=lambda state: state.state in wanted)
+        if state.state not in wanted:
+            raise SandboxError(
+                f"job {job} is {state.state} ({state.reason}) on {state.nodes} after {timeout:g} s, not"
+                f" {'/'.join(sorted(wanted))}\n{self.logs()}"
+            )
         return state
 
     def processes(self, node: str, daemons: bool = False) -> list[boxes.Process]:
@@ -375,14 +373,16 @@ class Sandbox:
     ) -> None:
         """Waits until the nodes (default: all) are in a state of sinfo."""
         wanted = set(nodes or self.nodes)
-        deadline = time.monotonic() + timeout
-        while any((states := self.node_states()).get(node) != state for node in wanted):
-            if time.monotonic() > deadline:
-                raise SandboxError(
-                    f"nodes {states} after {timeout:g} s, wanted {', '.join(sorted(wanted))}"
-                    f" {state}\n{self.logs()}"
-                )
-            time.sleep(POLL_S)
+
+        def reached(states: dict[str, str]) -> bool:
+            return all(states.get(node) == state for node in wanted)
+
+        states = poll(self.node_states, timeout, POLL_S, enough=reached)
+        if not reached(states):
+            raise SandboxError(
+                f"nodes {states} after {timeout:g} s, wanted {', '.join(sorted(wanted))}"
+                f" {state}\n{self.logs()}"
+            )
 
     # Breaking and healing
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from tests.sandbox.spec import SandboxError, Spec
+from tests.waits import poll
 
 INIT = Path(__file__).with_name("init.sh")
 
@@ -34,12 +35,7 @@ class Living:
             os.kill(self.pid, signal.SIGKILL)
 
     def gone_within(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        while self.alive():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
+        return poll(lambda: not self.alive(), timeout_s, pause_s=0.02)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import Any
 from tests.sandbox import box as boxes
 from tests.sandbox import store
 from tests.sandbox.spec import LOGIN, SandboxError, Spec, gres_conf, hosts_file, slurm_conf
+from tests.waits import poll
 
 IDLE_POLL_S = 0.05
 
@@ -140,8 +141,9 @@ class Keeper:
                 _ip(self.boxes[name], [f"addr add {self.spec.address(name)}/24 dev eth0", "link set eth0 up"])
 
     def _wait_idle(self) -> None:
-        seen = ""
-        while time.monotonic() < self.deadline:
+        wanted = {f"{node}=idle" for node in self.spec.node_names}
+
+        def states() -> tuple[bool, str]:
             answer = subprocess.run(
                 [*self.boxes[LOGIN].enter(), "sinfo", "-h", "-N", "-o", "%N=%t"],
                 capture_output=True,
@@ -150,15 +152,16 @@ class Keeper:
                 check=False,
             )
             seen = " ".join(answer.stdout.split()) or answer.stderr.strip()
-            if answer.returncode == 0 and set(answer.stdout.split()) == {
-                f"{node}=idle" for node in self.spec.node_names
-            }:
-                return
-            for name in self.boxes:
+            idle = answer.returncode == 0 and set(answer.stdout.split()) == wanted
+            for name in () if idle else self.boxes:
                 if fatal := store.fatal_line(self.spec.dir, name):
                     raise SandboxError(f"{name}: {fatal}")
-            time.sleep(IDLE_POLL_S)
-        raise SandboxError(f"not all nodes idle in time; sinfo says: {seen}")
+            return idle, seen
+
+        left_s = self.deadline - time.monotonic()
+        idle, seen = poll(states, left_s, IDLE_POLL_S, enough=lambda found: found[0])
+        if not idle:
+            raise SandboxError(f"not all nodes idle in time; sinfo says: {seen}")
 
 
 def _call(argv: list[str], text: str | None = None) -> None:

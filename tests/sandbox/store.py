@@ -11,12 +11,12 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.sandbox.box import Box, Living
 from tests.sandbox.spec import BASE, LOGIN, SandboxError, Spec
+from tests.waits import poll
 
 LOCK_DEADLINE_S = 30
 
@@ -27,13 +27,8 @@ def base_lock() -> Iterator[None]:
     BASE.mkdir(parents=True, exist_ok=True)
     handle = os.open(BASE, os.O_RDONLY)
     try:
-        deadline = time.monotonic() + LOCK_DEADLINE_S
-        while not _lock(handle):
-            if time.monotonic() > deadline:
-                raise SandboxError(
-                    f"{BASE} has been locked by another sandbox command for {LOCK_DEADLINE_S} s"
-                )
-            time.sleep(0.02)
+        if not poll(lambda: _lock(handle), LOCK_DEADLINE_S, pause_s=0.02):
+            raise SandboxError(f"{BASE} has been locked by another sandbox command for {LOCK_DEADLINE_S} s")
         yield
     finally:
         os.close(handle)

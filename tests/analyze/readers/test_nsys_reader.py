@@ -17,6 +17,7 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
 from tests.analyze.shared import real  # noqa: E402
+from tests.nsys_stand_in import answering_nsys  # noqa: E402
 
 from rlprof_ops.analyze.columns import take  # noqa: E402
 from rlprof_ops.analyze.metrics.gpu import gpu_unions  # noqa: E402
@@ -254,9 +255,7 @@ def test_without_nsys_the_message_says_what_to_do(tmp_path: Path, monkeypatch: p
 def test_an_export_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlprof_ops.analyze.readers import nsys_export
 
-    fake = tmp_path / "nsys"
-    fake.write_text("#!/bin/sh\nsleep 600 & sleep 600\n")
-    fake.chmod(0o755)
+    fake = answering_nsys(tmp_path, export="sleep 600 & sleep 600")
     monkeypatch.setenv("RLPROF_NSYS", str(fake))
     report = tmp_path / "r.nsys-rep"
     report.write_bytes(b"x" * 100)

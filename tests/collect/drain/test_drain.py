@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from tests.waits import wait_until
+from tests.waits import poll, wait_until
 
 from rlprof_ops.backends.nsight import find_importer
 from rlprof_ops.collect import event_logs
@@ -156,10 +156,7 @@ def test_an_open_session_window_is_closed_and_its_report_found(nsys, node, start
     # nsys 2023.4 now and then hangs on a busy machine before it has begun the program.
     for seconds in (20, 20, 60):
         worker = start([*launch, sys.executable, "-c", TRAINER, "", "30"])
-        until = time.monotonic() + seconds
-        while not (found := opened()) and time.monotonic() < until:
-            time.sleep(0.3)
-        if found:
+        if poll(opened, seconds, pause_s=0.3):
             break
         processes.end(processes.of_job(JOB, node), grace_s=1)
     assert steps.collecting(node, JOB) == {session: str(node / "tmp")}

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import time
 from pathlib import Path
 
 import pytest
+from tests.nsys_stand_in import answering_nsys
 
 from rlprof_ops.collect.drain import steps
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence
@@ -27,19 +27,16 @@ def node(tmp_path: Path) -> Path:
 
 
 def stub_nsys(folder: Path, monkeypatch: pytest.MonkeyPatch, *, stop: str = "exit 0", importer: str) -> None:
-    """An nsys of our own: `stop` and `importer` are what those two run."""
-    folder.mkdir()
-    listing = "     1   00:01   Collection   1 rlprof-" + JOB + "-w"
-    (folder / "nsys").write_text(
-        "#!/bin/bash\n"
-        f"if [[ $1 == sessions && ! -e {folder}/stopped ]]; then echo {shlex.quote(listing)}; fi\n"
-        f"if [[ $1 == stop ]]; then {stop}; touch {folder}/stopped; fi\n"
-        "if [[ $1 == export ]]; then exec sleep 600; fi\n"
+    """An nsys whose session lasts until it is stopped: `stop` and `importer` are what those two run."""
+    nsys = answering_nsys(
+        folder,
+        session=f"rlprof-{JOB}-w",
+        sessions='[ -e "$0.stopped" ] || listing',
+        stop=f'{stop}; touch "$0.stopped"',
+        export="exec sleep 600",
+        importer=importer,
     )
-    (folder / "QdstrmImporter").write_text(f"#!/bin/bash\n{importer}\n")
-    for tool in folder.iterdir():
-        tool.chmod(0o755)
-    monkeypatch.setenv("RLPROF_NSYS", str(folder / "nsys"))
+    monkeypatch.setenv("RLPROF_NSYS", str(nsys))
 
 
 def whole_reports(node: Path) -> list[str]:

@@ -17,7 +17,8 @@ import pytest
 pytest.importorskip("ray")
 
 from ray.exceptions import RuntimeEnvSetupError
-from tests.rayenv.stand_ins import Context, FakeNsys
+from tests.nsys_stand_in import FakeNsys
+from tests.rayenv.stand_ins import Context
 from tests.rayenv.stock import pristine
 
 from rlprof_ops.rayenv.builtin import repair

@@ -10,7 +10,8 @@ import sys
 import time
 
 import pytest
-from tests.rayenv.stand_ins import Context, FakeNsys
+from tests.nsys_stand_in import FakeNsys
+from tests.rayenv.stand_ins import Context
 
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.request import request_from_dict

@@ -8,7 +8,9 @@ import sys
 import time
 
 import pytest
-from tests.rayenv.stand_ins import FakeNsys, own_environment
+from tests.nsys_stand_in import FakeNsys
+from tests.rayenv.stand_ins import own_environment
+from tests.waits import wait_until
 
 from rlprof_ops.rayenv.wrap.nsys_command import SCRIPT, NsysCommand
 
@@ -110,8 +112,7 @@ def test_who_is_told_to_end_before_the_program_began_starts_nothing(nsys, tmp_pa
     ran = tmp_path / "ran"
     nsys.hang(3)
     process = start(nsys, tmp_path, ["touch", str(ran)])
-    while not nsys.calls():
-        time.sleep(0.05)
+    wait_until(nsys.calls)
 
     process.send_signal(number)
 

@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from tests.rayenv.stand_ins import FakeNsys, own_environment
+from tests.nsys_stand_in import FakeNsys
+from tests.rayenv.stand_ins import own_environment
 
 from rlprof_ops.rayenv.wrap import __main__ as wrap
 

@@ -13,6 +13,7 @@ import sys
 
 import pytest
 from tests.collect.runfolder import RunFolder
+from tests.nsys_stand_in import answering_nsys
 
 from rlprof_ops.collect.harvest.harvest import harvest
 from rlprof_ops.collect.sync.sync_pass import Syncer
@@ -58,16 +59,6 @@ for step in range(1, 7):
         losses.append(loss.item())
 prof.close()
 print(losses)
-"""
-
-# Stands in for nsys: `<how>` fails, everything else works as far as this process can see.
-NSYS = """#!/bin/sh
-[ "$1" = sessions ] && exit 0
-case "{how} $1" in
-  "nsys start start") echo "Unable to start: no more sessions" >&2; exit 1;;
-  "nsys stop stop") echo "Stop failed: Local Endpoint is not available" >&2; exit 1;;
-  "nsys silent stop") exit 0;;
-esac
 """
 
 
@@ -138,7 +129,7 @@ def test_training_goes_on_and_the_manifest_has_the_reason(tmp_path, undisturbed,
     if backend == "nsight":
         asked |= {
             "RLPROF_NSYS_SESSION": "rlprof-test",
-            "RLPROF_NSYS": str(fake_nsys(tmp_path, how)),
+            "RLPROF_NSYS": str(faulty_nsys(tmp_path, how)),
             "PATH": str(tmp_path),
         }
 
@@ -157,12 +148,18 @@ def test_training_goes_on_and_the_manifest_has_the_reason(tmp_path, undisturbed,
     ]
 
 
-def fake_nsys(folder, how):
-    path = folder / "nsys"
-    if how != "nsys missing":
-        path.write_text(NSYS.format(how=how))
-        path.chmod(0o755)
-    return path
+# What nsys answers instead.
+FAULTS = {
+    "nsys start": {"start": 'echo "Unable to start: no more sessions" >&2; exit 1'},
+    "nsys stop": {"stop": 'echo "Stop failed: Local Endpoint is not available" >&2; exit 1'},
+    "nsys silent": {"stop": "exit 0"},
+}
+
+
+def faulty_nsys(folder, how):
+    if how == "nsys missing":
+        return folder / "nsys"
+    return answering_nsys(folder, **{"sessions": "exit 0", "start": "exit 0"} | FAULTS[how])
 
 
 def harvested(node_dir, run_dir, request):

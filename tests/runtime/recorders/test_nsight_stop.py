@@ -8,24 +8,15 @@ import sys
 import time
 
 import pytest
+from tests.nsys_stand_in import answering_nsys
 from tests.runtime.recorders.test_nsys_session import ranges
-
-SLOW_NSYS = """#!/bin/sh
-case "$1" in
-  sessions) echo "  1  00:01  $(cat "$0.state")  1  rlprof-test";;
-  start) echo Collection > "$0.state"; echo "$4" > "$0.report";;
-  stop) sleep 0.3; echo Generation > "$0.state"; sleep 2; printf 'NVIDIA Tegra Profiler Report [END]' > "$(cat "$0.report")";;
-esac
-"""
 
 
 def test_a_report_is_written_while_training_goes_on(asked, events, monkeypatch, tmp_path):
     from rlprof_ops.runtime import profiler
 
     asked(backend="nsight", steps="3")
-    nsys = tmp_path / "nsys"
-    nsys.write_text(SLOW_NSYS)
-    nsys.chmod(0o755)
+    nsys = answering_nsys(tmp_path, stop="sleep 0.3; state Generation; sleep 2; report")
     monkeypatch.setenv("RLPROF_NSYS", str(nsys))
     monkeypatch.setenv("RLPROF_NSYS_SESSION", "rlprof-test")
     prof = profiler.from_env(worker="policy_worker", rank=0)
@@ -41,15 +32,7 @@ def test_a_report_is_written_while_training_goes_on(asked, events, monkeypatch, 
     assert [event["event"] for event in events()][-1] == "ended"
 
 
-# As nsys 2023.4 now and then does when several stop at once: exit code 0, and the raw capture instead of the
-# report.
-RAW_NSYS = """#!/bin/sh
-case "$1" in
-  start) echo "$4" > "$0.report";;
-  stop) raw="$(sed 's/nsys-rep$/qdstrm/' "$0.report")"; echo raw > "$raw"; printf '[1/1] 100%%\\nGenerated:\\n    %s\\n' "$raw";;
-esac
-"""
-IMPORTER = """#!/bin/sh
+IMPORTER = """
 [ -e "$0.fails" ] && { echo half > "$4"; echo "Importer error status: no" >&2; exit 1; }
 [ "$1 $3" = "-i -o" ] && printf 'NVIDIA Tegra Profiler Report [END]' > "$4"
 """
@@ -61,13 +44,12 @@ def test_a_raw_capture_in_place_of_a_report_is_imported(asked, events, monkeypat
 
     asked(backend="nsight", steps="3")
     tools = tmp_path / "tools"
-    tools.mkdir()
-    for name, text in (("nsys", RAW_NSYS), ("QdstrmImporter", IMPORTER)):
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
+    # As nsys 2023.4 now and then does when several stop at once: exit code 0, and the raw capture instead of
+    # the report.
+    nsys = answering_nsys(tools, sessions="exit 0", stop="raw", importer=IMPORTER)
     if not works:
         (tools / "QdstrmImporter.fails").touch()
-    monkeypatch.setenv("RLPROF_NSYS", str(tools / "nsys"))
+    monkeypatch.setenv("RLPROF_NSYS", str(nsys))
     monkeypatch.setenv("RLPROF_NSYS_SESSION", "rlprof-test")
 
     with profiler.from_env(worker="policy_worker", rank=0) as prof, prof.step(3):
@@ -114,28 +96,17 @@ def test_what_comes_after_a_window_does_not_enter_its_report(tmp_path):
     ]
 
 
-HUNG_NSYS = """#!/bin/sh
-echo "$1" >> "$0.calls"
-case "$1" in
-  sessions) {listing};;
-  start) echo "$4" > "$0.report";;
-  stop) while [ ! -e "$0.let" ]; do sleep 0.1; done; printf 'NVIDIA Tegra Profiler Report [END]' > "$(cat "$0.report")";;
-esac
-"""
-
-
 @pytest.mark.parametrize(
     "listing",
-    ['echo "  1  00:01  Collection  1  rlprof-test"', "echo who knows", "exit 1", "sleep 300"],
+    ["listing", "echo who knows", "exit 1", "sleep 300"],
     ids=["collection", "unreadable", "failing", "hanging"],
 )
 def test_a_stop_that_hangs_lets_training_go_on(asked, events, monkeypatch, tmp_path, listing):
     from rlprof_ops.runtime import profiler
 
     asked(backend="nsight", steps="3, 5")
-    nsys = tmp_path / "nsys"
-    nsys.write_text(HUNG_NSYS.replace("{listing}", listing))
-    nsys.chmod(0o755)
+    stop = 'while [ ! -e "$0.let" ]; do sleep 0.1; done; report'
+    nsys = answering_nsys(tmp_path, sessions=listing, stop=stop)
     monkeypatch.setenv("RLPROF_NSYS", str(nsys))
     monkeypatch.setenv("RLPROF_NSYS_SESSION", "rlprof-test")
     monkeypatch.setenv("RLPROF_CLOSE_WAIT_SECONDS", "1.5")
