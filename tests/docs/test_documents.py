@@ -85,6 +85,19 @@ def test_links_lead_somewhere(document):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
+def test_each_question_of_where_to_look_is_answered_by_its_file():
+    table = (HOME / "docs/how.md").read_text().partition("### Where to look")[2].partition("\n## ")[0]
+    answers = re.findall(r"`([a-z][\w/]*(?:/|\.py))`(?: \(((?:`\w+`(?:, )?)+)\))?", table)
+    assert len(answers) >= 8, "at least one file a row"
+    for file, names in answers:
+        path = HOME / "python/rlprof_ops" / file
+        assert path.exists(), file
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"^\s*(?:async )?def {name}\(", path.read_text(), re.MULTILINE), (
+                f"{file}: {name}"
+            )
+
+
 def test_every_command_has_an_example_and_fits_a_screen():
     context = click.Context(cli)
     for name in cli.list_commands(context):

@@ -222,6 +222,9 @@ class Supervisor:
             " node under ray/."
         )
 
+    # ---- while the job runs
+    # --------------------------------------------------------------------------------------------------------
+
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside everything else until `end_background`."""
         self._background.add(asyncio.create_task(work))
@@ -265,28 +268,6 @@ class Supervisor:
             self.recording = Recording(self.place, self.environment, self.journal.note, on_told, self.helpers)
             self.recording.start()
 
-    async def stop_node(self) -> None:
-        """The recorder keeps its last rows, then this node's Ray goes."""
-        if self.recording is not None:
-            await self.recording.end()
-        await self.stop_ray()
-
-    async def stop_ray(self) -> None:
-        """Tell this node's `ray start` to end, and wait for that."""
-        if self.ray is not None:
-            await self.ray.stop(timeout_s=_RAY_STOP_SECONDS)
-        if self.relay is not None:
-            self.relay.close()
-
-    async def close_profilers(self, budget: Budget) -> None:
-        """The first half of the drain, while Ray runs: no new window, and the open ones are closed."""
-        if self.on_demand is not None:
-            self.on_demand.cancel()
-        if self.windows is not None:
-            seconds = budget.share("close_windows") / 2
-            await self.files.survived(self.windows.close(), seconds, "closing windows")
-        await self.files.close_profilers(budget)
-
     def take_request(self, request: ProfileRequest) -> None:
         """The job goes by the trainer's own request, since it was asked for nothing itself."""
         self.request = request
@@ -307,6 +288,31 @@ class Supervisor:
             return
         if request is not None:
             self._on_demand(request)
+
+    # ---- the end
+    # --------------------------------------------------------------------------------------------------------
+
+    async def close_profilers(self, budget: Budget) -> None:
+        """The first half of the drain, while Ray runs: no new window, and the open ones are closed."""
+        if self.on_demand is not None:
+            self.on_demand.cancel()
+        if self.windows is not None:
+            seconds = budget.share("close_windows") / 2
+            await self.files.survived(self.windows.close(), seconds, "closing windows")
+        await self.files.close_profilers(budget)
+
+    async def stop_node(self) -> None:
+        """The recorder keeps its last rows, then this node's Ray goes."""
+        if self.recording is not None:
+            await self.recording.end()
+        await self.stop_ray()
+
+    async def stop_ray(self) -> None:
+        """Tell this node's `ray start` to end, and wait for that."""
+        if self.ray is not None:
+            await self.ray.stop(timeout_s=_RAY_STOP_SECONDS)
+        if self.relay is not None:
+            self.relay.close()
 
 
 _PASSED_ON = (

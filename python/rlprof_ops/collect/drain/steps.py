@@ -162,42 +162,6 @@ def sessions_of(listing: str, job: str) -> list[str]:
     ]
 
 
-def wait_profilers(
-    node_dir: str | os.PathLike[str],
-    job: str,
-    *,
-    deadline_s: float = 60.0,
-    most_s: float = 0.0,
-    say: Say = print,
-) -> Phase:
-    """Wait until no profiler of this job writes: no importer runs and nothing below `tmp/` has grown for a
-    second.
-
-    `nsys` itself lives as long as the worker it wraps, so a running nsys is waited for only while files grow.
-    """
-    started = time.monotonic()
-    tmp = Path(node_dir) / "tmp"
-    seen, still_since = _sizes(tmp), time.monotonic()
-    failed: list[tuple[str, str]] = []
-    patience = Patience(node_dir, job, started, deadline_s, most_s)
-    while True:
-        importing = [process for process in processes.of_job(job, node_dir) if _imports(process)]
-        now = _sizes(tmp)
-        if now != seen or importing:
-            seen, still_since = now, time.monotonic()
-        if not now or time.monotonic() - still_since >= _SETTLE_S:
-            break
-        if patience.is_over():
-            waited = limit(time.monotonic() - started)
-            failed = [
-                (f"{process.name} ({process.pid})", f"still writing after {waited}") for process in importing
-            ]
-            failed = failed or [("tmp", f"files still grow after {waited}")]
-            break
-        time.sleep(0.1)
-    return _phase("wait_profilers", started, [], failed, say)
-
-
 def end_wrapped(
     node_dir: str | os.PathLike[str],
     job: str,
@@ -249,6 +213,42 @@ def end_wrapped(
 def _writes_at_exit(process: processes.Process) -> bool:
     program = process.argv[0].rsplit("/", 1)[-1] if process.argv else ""
     return program.startswith("QdstrmImporter") or (program == "nsys" and "profile" in process.argv[1:2])
+
+
+def wait_profilers(
+    node_dir: str | os.PathLike[str],
+    job: str,
+    *,
+    deadline_s: float = 60.0,
+    most_s: float = 0.0,
+    say: Say = print,
+) -> Phase:
+    """Wait until no profiler of this job writes: no importer runs and nothing below `tmp/` has grown for a
+    second.
+
+    `nsys` itself lives as long as the worker it wraps, so a running nsys is waited for only while files grow.
+    """
+    started = time.monotonic()
+    tmp = Path(node_dir) / "tmp"
+    seen, still_since = _sizes(tmp), time.monotonic()
+    failed: list[tuple[str, str]] = []
+    patience = Patience(node_dir, job, started, deadline_s, most_s)
+    while True:
+        importing = [process for process in processes.of_job(job, node_dir) if _imports(process)]
+        now = _sizes(tmp)
+        if now != seen or importing:
+            seen, still_since = now, time.monotonic()
+        if not now or time.monotonic() - still_since >= _SETTLE_S:
+            break
+        if patience.is_over():
+            waited = limit(time.monotonic() - started)
+            failed = [
+                (f"{process.name} ({process.pid})", f"still writing after {waited}") for process in importing
+            ]
+            failed = failed or [("tmp", f"files still grow after {waited}")]
+            break
+        time.sleep(0.1)
+    return _phase("wait_profilers", started, [], failed, say)
 
 
 def _imports(process: processes.Process) -> bool:
