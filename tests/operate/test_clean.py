@@ -52,7 +52,7 @@ def test_only_what_is_old_and_ended_goes(fake, base, capsys, tmp_path):
     (fake.folder / "queue").write_text("\x1f".join(row) + "\n")
     assert run("clean", "--dry-run") == 0
     said = capsys.readouterr().out
-    assert f"   40 d    1.5 KiB  run folder   {old}" in said and str(second) in said
+    assert f" 40.0 d    1.5 KiB  run folder   {old}" in said and str(second) in said
     assert str(young) not in said and str(running) not in said and str(elsewhere) not in said
     assert run("clean") == 2
     assert "nothing was removed" in capsys.readouterr().err and old.exists()
