@@ -40,6 +40,11 @@ with simple_timer("gen", timing):
 """
 
 
+def in_other_words(text: str, renamed: dict[str, str]) -> str:
+    """`text` with whole words renamed: `simple_timer` is not `_timer`."""
+    return re.sub(r"\b\w+\b", lambda word: renamed.get(word[0], word[0]), text)
+
+
 def run(
     trainer: str, program: str, folder: Path, renamed: dict[str, str], dropped: str = ""
 ) -> tuple[str, list[str], list[str]]:
@@ -51,7 +56,7 @@ def run(
     node.mkdir()
     for path in copy.rglob("*.py"):
         text = path.read_text()
-        changed = re.sub(r"\b\w+\b", lambda word: renamed.get(word[0], word[0]), text)
+        changed = in_other_words(text, renamed)
         if changed != text:
             path.write_text(changed)
     if dropped:
@@ -89,7 +94,8 @@ def run(
 def test_a_renamed_function_is_one_line_and_a_note(
     trainer: str, program: str, old: str, said: str, tmp_path: Path
 ):
-    output, lines, notes = run(trainer, program.replace(old, "another"), tmp_path, {old: "another"})
+    renamed = {old: "another"}
+    output, lines, notes = run(trainer, in_other_words(program, renamed), tmp_path, renamed)
     assert "trained" in output
     assert len(lines) == len(notes) == 1, (lines, notes)
     assert all(said in text for text in lines + notes)
