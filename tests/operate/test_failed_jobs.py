@@ -17,7 +17,7 @@ ACTOR = """
 import ray
 ray.init(address="auto", logging_level="ERROR")
 actor = ray.remote(num_cpus=64)(type("Big", (), {"f": lambda self: 1})).remote()
-ray.get(actor.f.remote(), timeout=45)
+ray.get(actor.f.remote(), timeout=75)
 """
 
 

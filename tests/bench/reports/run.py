@@ -49,7 +49,7 @@ def environment_of(python: str, folder: Path) -> str:
     )
     if known.returncode == 0:
         return python
-    made = folder / f"venv-{Path(python).name}"
+    made = Path(tempfile.mkdtemp(prefix="venv-", dir=folder))
     subprocess.run([python, "-m", "venv", made], check=True)
     line = [made / "bin/pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*line, "--constraint", REPO / "env/constraints.txt", f"{REPO}[analyze]"], check=True)
