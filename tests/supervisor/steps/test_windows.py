@@ -25,11 +25,12 @@ from rlprof_ops.supervisor.steps.windows import Windows
 
 # A child process of the worker does the work, as vLLM's EngineCore does: it is inside the session too.
 WORKER = """
-import multiprocessing, time, nvtx
+import multiprocessing, os, time, nvtx
 from rlprof_ops.runtime.process import session_file
 
 def engine():
-    while True:
+    worker = os.getppid()
+    while os.getppid() == worker:  # a worker that is killed ends nobody
         with nvtx.annotate("execute_model"):
             time.sleep(0.02)
 
@@ -101,8 +102,8 @@ def rollout(node_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield worker
     finally:
         env = {**os.environ, "TMPDIR": str(node_dir / "tmp")}
-        for known in session_file.read_all(node_dir):
-            shutdown = ["nsys", "shutdown", f"--session={known.name}"]
+        for known in (node_dir / session_file.FOLDER).glob("*.json"):  # of a worker that was killed too
+            shutdown = ["nsys", "shutdown", "--kill=sigkill", f"--session={known.stem}"]
             subprocess.run(shutdown, env=env, check=False, capture_output=True, timeout=60)
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
