@@ -322,7 +322,7 @@ def test_reap_knows_a_process_that_wrote_its_title_over_its_environment_by_its_l
     )
     try:
         lines_until(nameless, b"up")
-        steps.reap(JOB, node, grace_s=1, say=quiet)
+        steps.reap(JOB, node, grace_s=10, say=quiet)
         assert nameless.wait(5) == -signal.SIGTERM
         assert (reader.poll(), agent.poll()) == (
             None,
