@@ -54,6 +54,16 @@ def test_events_follow_the_summary(server: LiveServer) -> None:
     connection.close()
 
 
+def test_one_page_too_many_is_told_so(server: LiveServer) -> None:
+    while server.viewers.acquire(blocking=False):
+        pass
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.request("GET", f"/{server.token}/events")
+    answer = connection.getresponse()
+    assert answer.status == 503 and b"close one" in answer.read()
+    connection.close()
+
+
 @pytest.mark.parametrize("path", ["/", "/events", "/wrong/events", "/{t}", "/{t}/summary.json", "/{t}/../x"])
 def test_without_the_whole_address_there_is_nothing(server: LiveServer, path: str) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)

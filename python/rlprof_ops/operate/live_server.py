@@ -1,8 +1,7 @@
-"""Serves a running job to one person's browser: on 127.0.0.1 only, below a path that nobody can guess.
+"""Serves a running job to one person's browser (`host/private_server`).
 
 The page is one file without a source elsewhere; what it shows comes as Server-Sent Events and becomes text,
-never markup. A login node has many users: the token in the path is compared in constant time, and the Host
-header must name this machine's loopback.
+never markup.
 """
 
 from __future__ import annotations
@@ -11,39 +10,25 @@ import json
 import secrets
 import threading
 from dataclasses import asdict
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host.private_server import PrivateHandler, PrivateServer
 from rlprof_ops.operate.recorded import headline, read_summary, tables
 
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _MOST_VIEWERS = 16
 
 
-class LiveServer(ThreadingHTTPServer):
+class LiveServer(PrivateServer):
     """Serves the summary of a run folder until it is shut down."""
-
-    daemon_threads = True
 
     def __init__(self, run: Path, port: int = 0, every_s: float = 2.0) -> None:
         self.run, self.every_s = run, every_s
-        self.token = secrets.token_urlsafe(24)
         self.ended = threading.Event()
         self.viewers = threading.BoundedSemaphore(_MOST_VIEWERS)
-        super().__init__(("127.0.0.1", port), partial(_Handler))
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/{self.token}/"
+        super().__init__(_Handler, port)
 
     def told(self) -> dict[str, Any]:
         """What the page shows now."""
@@ -62,29 +47,24 @@ class LiveServer(ThreadingHTTPServer):
         super().shutdown()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(PrivateHandler):
     server: LiveServer
-    timeout = 60
 
     def do_GET(self) -> None:
-        name = self._asked()
+        name = self.asked()
         if name == "":
             self._page()
-        elif name == "events" and self.server.viewers.acquire(blocking=False):
+        elif name == "events" and not self.server.viewers.acquire(blocking=False):
+            self.head(503, "text/plain")
+            self.wfile.write(f"{_MOST_VIEWERS} pages show this job already: close one.\n".encode())
+        elif name == "events":
             try:
                 self._events()
             finally:
                 self.server.viewers.release()
         else:
-            self._head(404, "text/plain")
+            self.head(404, "text/plain")
             self.wfile.write(b"Nothing here: use the whole address that rlprof live printed.\n")
-
-    def _asked(self) -> str | None:
-        """The name after the token; None for whoever does not know it, or came by another host's name."""
-        host = urlsplit("//" + (self.headers.get("Host") or "")).hostname
-        token, slash, name = urlsplit(self.path).path.lstrip("/").partition("/")
-        known = secrets.compare_digest(token.encode(), self.server.token.encode())
-        return name if known and slash and host in _LOOPBACK else None
 
     def _page(self) -> None:
         nonce = secrets.token_urlsafe(12)
@@ -93,11 +73,11 @@ class _Handler(BaseHTTPRequestHandler):
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; connect-src 'self';"
             " frame-ancestors 'none'; base-uri 'none'"
         )
-        self._head(200, "text/html; charset=utf-8", policy)
+        self.head(200, "text/html; charset=utf-8", Content_Security_Policy=policy)
         self.wfile.write(page.replace("NONCE", nonce).encode())
 
     def _events(self) -> None:
-        self._head(200, "text/event-stream")
+        self.head(200, "text/event-stream")
         before = ""
         try:
             while not self.server.ended.is_set():
@@ -109,19 +89,3 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.ended.wait(self.server.every_s)
         except OSError:
             return
-
-    def _head(self, status: int, kind: str, policy: str = "frame-ancestors 'none'") -> None:
-        self.send_response(status)
-        for key, value in (
-            ("Content-Type", kind),
-            ("Cache-Control", "no-store"),
-            ("Referrer-Policy", "no-referrer"),
-            ("X-Content-Type-Options", "nosniff"),
-            ("Cross-Origin-Resource-Policy", "same-origin"),
-            ("Content-Security-Policy", policy),
-        ):
-            self.send_header(key, value)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: the address holds the token."""

@@ -1,9 +1,5 @@
-"""Serves one run's report to one person: on 127.0.0.1 only, below a path that nobody can guess.
-
-A login node has many users, and each of them can connect to 127.0.0.1. So the first part of the path is a
-token, compared in constant time; nothing is a cookie, for cookies go to every port of a host. The Host header
-must name this machine's loopback, so that a web site whose name is made to point there (DNS rebinding) gets
-nothing. Only the report and the timeline's files are served, never a path from the address.
+"""Serves one run's report to one person (`host/private_server`): only the report and the timeline's files,
+never a path from the address.
 """
 
 from __future__ import annotations
@@ -11,15 +7,13 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from rlprof_ops.analyze.output.text import size
 from rlprof_ops.analyze.page.render import handover, render
 from rlprof_ops.analyze.report_model import Answer
 from rlprof_ops.host import foreign
+from rlprof_ops.host.private_server import PrivateHandler, PrivateServer
 
 PERFETTO = "https://ui.perfetto.dev"
 TIMELINES = {
@@ -27,28 +21,16 @@ TIMELINES = {
     "timeline.ranks.zip": "every full trace (Perfetto v58.2 or later)",
 }
 _TYPES = {".json": "application/json", ".zip": "application/zip", ".pftrace": "application/octet-stream"}
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
-class ReportServer(ThreadingHTTPServer):
+class ReportServer(PrivateServer):
     """Serves `report.json` of a folder as a page, and the timeline's files in it, until it is shut down."""
-
-    daemon_threads = True
 
     def __init__(self, folder: Path, port: int = 0, perfetto: str = PERFETTO) -> None:
         self.folder = folder
         self.perfetto = perfetto
-        self.token = secrets.token_urlsafe(24)
         self._page: tuple[object, bytes] = (None, b"")
-        super().__init__(("127.0.0.1", port), partial(_Handler))
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/{self.token}/"
+        super().__init__(_Handler, port)
 
     def timelines(self) -> list[Path]:
         return [path for name in TIMELINES if (path := self.folder / name).is_file()]
@@ -73,12 +55,11 @@ class ReportServer(ThreadingHTTPServer):
         return handover(self.answer()["run"], files, self.perfetto, nonce).encode()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(PrivateHandler):
     server: ReportServer
-    timeout = 60
 
     def do_GET(self) -> None:
-        name = self._asked()
+        name = self.asked()
         if name is None:
             self._refuse()
         elif name == "":
@@ -99,13 +80,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _asked(self) -> str | None:
-        """The name after the token; None for whoever does not know it, or came by another host's name."""
-        host = urlsplit("//" + (self.headers.get("Host") or "")).hostname
-        token, slash, name = urlsplit(self.path).path.lstrip("/").partition("/")
-        known = secrets.compare_digest(token.encode(), self.server.token.encode())
-        return name if known and slash and host in _LOOPBACK else None
-
     def _refuse(self) -> None:
         self._send(404, b"Nothing here: use the whole address that rlprof view printed.\n", "text/plain")
 
@@ -116,30 +90,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse()
             return
         with file:
-            self._head(200, os.fstat(file.fileno()).st_size, _TYPES[Path(name).suffix], {})
+            self.head(200, _TYPES[Path(name).suffix], Content_Length=str(os.fstat(file.fileno()).st_size))
             if self.command == "GET":
                 shutil.copyfileobj(file, self.wfile, 1 << 20)
 
     def _send(self, status: int, body: bytes, kind: str, location: str = "", policy: str = "") -> None:
-        more = {"Location": location, "Content-Security-Policy": policy or "frame-ancestors 'none'"}
-        self._head(status, len(body), kind, more)
+        more = {"Content_Security_Policy": policy} if policy else {}
+        self.head(status, kind, Content_Length=str(len(body)), Location=location, **more)
         if self.command == "GET":
             self.wfile.write(body)
-
-    def _head(self, status: int, length: int, kind: str, more: dict[str, str]) -> None:
-        self.send_response(status)
-        common = {
-            "Content-Type": kind,
-            "Content-Length": str(length),
-            "Cache-Control": "no-store",
-            "Referrer-Policy": "no-referrer",
-            "X-Content-Type-Options": "nosniff",
-            "Cross-Origin-Resource-Policy": "same-origin",
-        }
-        for key, value in (common | more).items():
-            if value:
-                self.send_header(key, value)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Says nothing: the address holds the token."""
