@@ -102,6 +102,6 @@ def test_a_slow_rank_is_captured_and_a_killed_recorder_goes_on(tmp_path: Path) -
     assert all(told == list(range(1, STEPS + 1)) for told in steps.values()), steps
 
     shown = read_summary(run)
-    assert f"step {STEPS}, 1 nodes" in headline(shown)[0]
+    assert f"step {STEPS}, 1 node," in headline(shown)[0]
     assert {"Roles", "Nodes", "Slowest ranks", "Found"} <= {table.title for table in tables(shown)}
     assert not recorders(tmp_path)

@@ -14,7 +14,7 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.recorder.head_recorder import FOLDER, SUMMARY
 from rlprof_ops.recorder.job_view import SCHEMA
 from rlprof_ops.recorder.samples.gpu import throttle_words
-from rlprof_ops.words import duration, size
+from rlprof_ops.words import counted, duration, size
 
 _MIB = 1 << 20
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -81,7 +81,7 @@ def headline(recorded: Recorded) -> list[str]:
     data = recorded.data
     seconds = [row[2] for row in data["history"]["steps"]]
     lines = [
-        f"job {data['job']}: step {data['step']}, {len(data['nodes'])} nodes,"
+        f"job {data['job']}: step {data['step']}, {counted(len(data['nodes']), 'node')},"
         f" {duration(recorded.age_s * 1e9)} old"
     ]
     if recorded.is_stale:
