@@ -60,7 +60,7 @@ def test_a_slow_rank_is_captured_and_a_killed_recorder_goes_on(tmp_path: Path) -
     killed: list[int] = []
 
     def on_line(line: str) -> None:
-        if "step 5" in line or "step  5" in line:
+        if line.split()[:2] == ["step", "5"]:
             threading.Thread(target=kill, daemon=True).start()
 
     def kill() -> None:
