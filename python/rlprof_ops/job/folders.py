@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
@@ -169,6 +170,12 @@ class NodeFolder:
             self.path / "events",
         ):
             folder.mkdir(exist_ok=True)
+
+    def let_go(self) -> None:
+        """Remove it where the drain has spared nothing but records that the run folder has taken since."""
+        for folder in (self.keep, self.path):
+            with contextlib.suppress(OSError):  # not empty, or not there
+                folder.rmdir()
 
 
 def node_folder(root: Path, job: str, node: str) -> NodeFolder:

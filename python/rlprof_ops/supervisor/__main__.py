@@ -95,6 +95,7 @@ def main() -> int:
             return asyncio.run(supervisor.run())
         finally:
             supervisor.journal.writer.flush(_FLUSH_SECONDS)
+            supervisor.place.folder.let_go()
     except RlprofError as error:
         print(f"rlprof: {error}", file=sys.stderr, flush=True)
         end_step(os.environ)
