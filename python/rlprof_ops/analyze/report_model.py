@@ -235,11 +235,15 @@ class SlackRow(TypedDict):
     by_rank: list[list[int]]
 
 
-class CriticalPath(TypedDict):
-    """One chain a step, and the slack of the rest."""
-
+class _CriticalPath(TypedDict):
     steps: list[ChainRow]
     slack: list[SlackRow]
+
+
+class CriticalPath(_CriticalPath, total=False):
+    """One chain a step, and the slack of the rest; `untold`: why there is none, "" where there is one."""
+
+    untold: str
 
 
 class WhatIfRow(TypedDict):

@@ -24,6 +24,7 @@ from rlprof_ops.backends.base import (
 
 SUFFIX = ".pt.trace.json.gz"
 PLAIN_SUFFIX = ".pt.trace.json"
+GPUS_KEY = "rlprof_gpus"  # in the header of a trace: {device as the process counts: UUID}
 
 _CHUNK_BYTES = 1 << 20
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 400  # traces inflate thirty times

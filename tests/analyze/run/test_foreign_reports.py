@@ -14,6 +14,7 @@ from tests.analyze.nsys_exports import two_phases, write_export
 from tests.analyze.output.test_answer import check_sums, validate
 from tests.analyze.shared import kernel, mark, real, write_trace
 
+from rlprof_ops.analyze.output.causes import path_lines
 from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.analyze.run.foreign_names import told_by
 from rlprof_ops.errors import UsageError
@@ -138,6 +139,9 @@ def test_an_unknown_host_is_not_the_same_host(tmp_path: Path, told: bool) -> Non
     )
     assert {row["duration_ns"] for row in answer["anatomy"]} == {100 * MS}
     assert not [f for f in answer["findings"] if "comes last" in f["text"]]
+    path, last = answer["critical_path"], answer["ranks"][-1]["host"]
+    assert path["steps"] == [] and f"The clock of {last} is not aligned" in path["untold"]
+    assert path_lines(path, []) == [path["untold"]]  # said in the terminal, too
 
 
 def test_a_run_of_one_node_tells_the_host(tmp_path: Path) -> None:
@@ -147,3 +151,4 @@ def test_a_run_of_one_node_tells_the_host(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"nodes": ["n7"]}')
     answer = answered(tmp_path)
     assert answer["clocks"]["residual_ns"] == 0 and {r["host"] for r in answer["ranks"]} == {"n7"}
+    assert answer["critical_path"]["untold"] == "" and answer["critical_path"]["steps"]

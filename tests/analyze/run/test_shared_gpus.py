@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("msgspec")
 
-from tests.analyze.nsys_exports import MS, Process, Work, two_phases, write_export
+from tests.analyze.nsys_exports import MS, UTC, Process, Work, two_phases, write_export
 from tests.analyze.output.test_answer import check_sums, validate
+from tests.analyze.shared import kernel, mark, write_trace, x
 
 from rlprof_ops.analyze.reporting import answer_of
 
@@ -108,3 +109,24 @@ def test_two_processes_in_one_report_share_their_gpu(tmp_path: Path) -> None:
     (gpu,) = answer["shared_gpus"]
     assert {gpu["busy_ns"]} == {row["busy_ns"] for row in answer["gpu"]}  # both at the same time
     assert len(answer["gpu"]) == 2 and gpu["idle_ns"] == answer["gpu"][0]["idle_ns"]
+
+
+def test_torch_traces_that_tell_their_gpu_share_it_with_those_of_nsys(tmp_path: Path) -> None:
+    """The recorder writes the UUID as CUDA does, nsys may write it as nvidia-smi does."""
+    place = tmp_path / "profiles" / "torch" / "vllm_worker" / "rank0"
+    write_trace(
+        place / "vllm_worker_rank0_step3-3_n0_200.pt.trace.json.gz",
+        [
+            mark("step 3", 0, 40_000) | {"pid": 200},
+            mark("generation", 20_000, 17_000) | {"pid": 200},
+            x("cpu_op", "aten::mm", 20_000, 5, 200),
+            kernel("b", 20_100, 10_000),
+        ],
+        None,
+        UTC,
+        host_name="n0",
+        rlprof_gpus={"0": GPU_A.removeprefix("GPU-")},
+    )
+    answer = answered(tmp_path, policy_worker=(working(100, "train", 2 * MS, {0: GPU_A}),))
+    (gpu,) = answer["shared_gpus"]
+    assert sorted(gpu["ranks"]) == [0, 1] and answer["bubbles"] == []

@@ -1,6 +1,6 @@
 """A blind reading: runs of the demo, each with one planted cause; does the first finding name it?
 
-    python tests/bench/what_if/blind.py [--seeds 10] [--steps 6] [--only tail]
+    python tests/bench/what_if/blind.py [--seeds 10] [--first 0] [--steps 6] [--only tail]
 
 Nothing of the report knows which cause was planted. The exit code is 1 if any first finding is another.
 """
@@ -42,12 +42,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="the first seed (%(default)s)")
     parser.add_argument("--steps", type=int, default=6, help="profiled steps of each run (%(default)s)")
     parser.add_argument("--only", choices=list(CAUSES))
     args = parser.parse_args()
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(args.seeds):
+        for seed in range(args.first, args.first + args.seeds):
             for kind, options in CAUSES.items():
                 if args.only in (None, kind):
                     answer = demo(Path(folder) / "run", options.split(), seed, args.steps).answer

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,6 +144,21 @@ def test_a_schedule_longer_than_its_window_is_told_with_numbers(asked, events):
         failed["reason"]
         == "the schedule wait=4 warmup=0 active=1 ended before its first active step: the window had 2 steps"
     )
+
+
+def test_a_trace_tells_its_gpus_which_torch_does_not(asked, monkeypatch):
+    """A CUDA that is in use, and two GPUs of it; the trace is torch's own, and our reader's."""
+    torch = pytest.importorskip("torch")
+    read = pytest.importorskip("rlprof_ops.analyze.readers.torch_trace").read_torch
+    node_dir, uuids = asked(backend="torch", steps="3"), ["554a6988-03dd", "c8f71ebb-eb60"]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=uuids[i]))
+
+    train(profiler.from_env("policy_worker", 0), range(1, 6))
+
+    (path,) = node_dir.rglob("*.pt.trace.json.gz")
+    assert read(path).origin.gpus == tuple((os.getpid(), i, uuid) for i, uuid in enumerate(uuids))
 
 
 def test_a_trace_over_the_limit_is_dropped(asked, events):

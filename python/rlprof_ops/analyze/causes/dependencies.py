@@ -17,6 +17,7 @@ from rlprof_ops.analyze.causes.activities import Activity, activities
 from rlprof_ops.analyze.causes.graph import Graph
 from rlprof_ops.analyze.run.merge import Merged, Rank
 
+MAX_NAMED = 4  # hosts in a sentence
 Kind = tuple[str, str, int]  # worker, phase, occurrence in the step
 GroupKey = tuple[int, Kind]  # step, and what all ranks of the worker do in it
 Relations = dict[tuple[Kind, Kind, int], bool]
@@ -41,9 +42,25 @@ class Window:
     steps: int  # how many the window holds
 
 
+def untold(merged: Merged) -> str:
+    """Why nothing is said of the chain of work in a step; "" where it can be."""
+    apart = sorted({rank.host for rank in merged.ranks if merged.clocks.shared_by(rank.host)})
+    if apart:
+        more = len(apart) - MAX_NAMED
+        named = ", ".join(apart[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+        return (
+            f"The clock of {named} is not aligned with the other hosts': no captured collective and no clock"
+            " probe joins them, so which work waited for which cannot be told. Capture ranks of all hosts"
+            " that share a collective in the same steps, or run the job with rlprof, which probes the clocks."
+        )
+    if merged.steps and not any(row.phases for row in merged.steps):
+        return "No report marks a phase, so there are no links to make a chain of."
+    return ""
+
+
 def windows(merged: Merged) -> list[Window]:
-    """One graph for every run of consecutive steps; none where hosts have clocks that nothing aligned."""
-    if any(merged.clocks.shared_by(rank.host) for rank in merged.ranks):
+    """One graph for every run of consecutive steps; none where `untold` says why."""
+    if untold(merged):
         return []
     found = activities(merged)
     count = {row.step: row.count or 1 for row in merged.steps}

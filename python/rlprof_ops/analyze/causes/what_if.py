@@ -11,7 +11,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_low
 
 from rlprof_ops.analyze.causes.dependencies import Piece, Window
 from rlprof_ops.analyze.causes.graph import replayed
@@ -192,13 +192,13 @@ def like_peers(rank: Rank, phase: str) -> Change:
 
 
 def even(worker: str, phase: str) -> Change:
-    """No rank of a worker takes longer in a phase than the median one."""
+    """No rank of a worker takes longer in a phase than the median one; of two, than the faster."""
 
     def changed(window: Window) -> Times:
         duration, lag = list(window.graph.duration), list(window.graph.lag)
         for (other, _, its_phase, _, _), group in _groups([window]).items():
             if (other, its_phase) == (worker, phase):
-                most = round(median(duration[node] for _, node, _ in group))
+                most = median_low(duration[node] for _, node, _ in group)
                 for _, node, _ in group:
                     duration[node] = min(duration[node], most)
         return duration, lag
@@ -254,12 +254,16 @@ def _groups(windows: Sequence[Window]) -> dict[tuple[str, int, str, int, int], l
 
 
 def unevenness(windows: Sequence[Window], worker: str, phase: str) -> list[tuple[float, float]]:
-    """The slowest and the median rank's time in a phase in each step that several ranks were captured in."""
+    """The slowest and the median rank's time in a phase in each step that several ranks were captured in; of
+    two ranks, the slower's and the faster's.
+    """
     steps: dict[int, dict[Rank, int]] = defaultdict(lambda: defaultdict(int))
     for (other, step, its_phase, _, number), group in _groups(windows).items():
         if (other, its_phase, number) == (worker, phase, 0):
             for _, _, piece in group:
                 steps[step][piece.activity.rank] += piece.activity.busy_ns
     return [
-        (max(times.values()), max(median(times.values()), 1)) for times in steps.values() if len(times) > 1
+        (max(times.values()), max(median_low(times.values()), 1))
+        for times in steps.values()
+        if len(times) > 1
     ]

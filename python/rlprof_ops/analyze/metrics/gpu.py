@@ -161,6 +161,22 @@ class IdleSplit:
         return cast("IdleTimesRow", dict(vars(self)))
 
 
+def sum_gpu(times: list[GpuTimes]) -> GpuTimes | None:
+    return (
+        GpuTimes(*(sum(getattr(t, f) for t in times) for f in GpuTimes.__dataclass_fields__))
+        if times
+        else None
+    )
+
+
+def sum_idle(splits: list[IdleSplit]) -> IdleSplit | None:
+    return (
+        IdleSplit(*(sum(getattr(s, f) for s in splits) for f in IdleSplit.__dataclass_fields__))
+        if splits
+        else None
+    )
+
+
 @dataclass(frozen=True)
 class IdleCauses:
     """The idle time of a GPU in [start, end), what `busy` leaves free, as disjoint unions by cause."""

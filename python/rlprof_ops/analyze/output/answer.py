@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import cast
 
 from rlprof_ops.analyze.causes.critical import chains, phase_slacks
-from rlprof_ops.analyze.causes.dependencies import windows
+from rlprof_ops.analyze.causes.dependencies import untold, windows
 from rlprof_ops.analyze.causes.what_if import what_ifs
 from rlprof_ops.analyze.metrics.collectives import collective_skews
 from rlprof_ops.analyze.metrics.phases import MAX_SEGMENTS, PHASE_ORDER
@@ -99,7 +99,7 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> A
             for s in row.drawn
         ],
         "phases": [_spread(s, index) for s in spread],
-        "critical_path": path_json(causes.chains, phase_slacks(graphs), index, t0),
+        "critical_path": path_json(causes.chains, phase_slacks(graphs), index, t0, untold(merged)),
         "what_if": what_if_json(causes.changes, index),
         "stragglers": [
             cast(StragglerRow, _rounded(asdict(s) | {"cost_ns": s.cost_ns, "rank": index[s.rank]}))

@@ -16,9 +16,14 @@ MAX_LINES = 6
 
 
 def path_json(
-    chains: Sequence[Chain], slack: Sequence[PhaseSlack], index: Mapping[Rank, int], t0: int
+    chains: Sequence[Chain],
+    slack: Sequence[PhaseSlack],
+    index: Mapping[Rank, int],
+    t0: int,
+    untold: str = "",
 ) -> CriticalPath:
     return {
+        "untold": untold,
         "steps": [
             {
                 "step": chain.step,
@@ -80,7 +85,7 @@ def what_if_json(found: Sequence[WhatIf], index: Mapping[Rank, int]) -> list[Wha
 def path_lines(path: CriticalPath, names: Sequence[str]) -> list[str]:
     """The chain of the step that is nearest to the median length, and the slack of what is on no path."""
     if not path["steps"]:
-        return []
+        return [path["untold"]] if path.get("untold") else []
     by_length = sorted(path["steps"], key=lambda chain: chain["length_ns"])
     usual = by_length[len(by_length) // 2]
     links = " → ".join(

@@ -116,7 +116,7 @@ if (chain.length) {
   table($("chain-table"), "The chain, step by step", [{name: "step", num: true, value: r => r.step, text: r => D.step_names[r.step]}, {name: "link", num: true, value: r => r.place}, {name: "phase", value: r => r.phase}, {name: "on", value: r => rankName(r.rank), text: r => rankName(r.rank) + (r.by_rank.length > 1 ? ` (${time(r.by_rank[0][1])}) and others` : "")}, ns("for", "duration_ns", {bar: true}), {name: "of the step", num: true, value: r => r.duration_ns / Math.max(r.length, 1), text: r => pct(r.duration_ns / Math.max(r.length, 1))}, ns("begun after", "after_ns", {title: "From the end of what it waited for: scheduling, transfers, work that no report shows"})], chain, {limit: 12});
   table($("what-if-table"), "What if", [{name: "change", value: r => r.change, cls: "wide"}, ns("a step shorter by", "saves_ns", {bar: true}), {name: "of the step", num: true, value: r => r.share, text: r => pct(r.share)}], D.what_if);
   table($("slack-table"), "Slack", [{name: "worker", value: r => r.worker}, {name: "phase", value: r => r.phase}, {name: "in the chain", num: true, value: r => r.on_path / r.steps, text: r => `${r.on_path} of ${r.steps} steps`}, ns("slack, tightest rank", "tightest_ns", {bar: true}), {name: "slack, median rank", num: true, unit: "ns", value: r => r.by_rank.map(x => x[1]).sort((a, b) => a - b)[r.by_rank.length >> 1], text: r => time(r.by_rank.map(x => x[1]).sort((a, b) => a - b)[r.by_rank.length >> 1])}], D.critical_path.slack);
-} else hide("causes");
+} else if (D.critical_path.untold) $("chain-table").append(el("p", "warn", D.critical_path.untold)); else hide("causes");
 
 // ---- anatomy
 const barWidth = () => Math.max(80, document.querySelector("main").clientWidth - (innerWidth < 640 ? 200 : 380));

@@ -26,6 +26,7 @@ from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.analyze.readers.spill import in_order, release
 from rlprof_ops.analyze.readers.torch_columns import INT64, Columns, members, text, whole
 from rlprof_ops.analyze.readers.typed_events import Typed
+from rlprof_ops.backends.torch import GPUS_KEY
 
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]{1,255})"')
@@ -109,6 +110,16 @@ def _with_window(trace: Trace, span: tuple[int, int] | None) -> Trace:
     return replace(trace, origin=replace(trace.origin, window_start=span[0], window_end=span[1]))
 
 
+def _gpus(told: object, pid: int) -> tuple[tuple[int, int, str], ...]:
+    """(pid, device, UUID) of the GPUs, which our recorder writes into its traces."""
+    pairs = told.items() if isinstance(told, dict) else ()
+    return tuple(
+        (pid, int(device), uuid)
+        for device, uuid in sorted(pairs, key=str)
+        if isinstance(uuid, str) and uuid and str(device).isdecimal() and len(str(device)) < 6
+    )
+
+
 def _base_ns(stream: ChromeEvents[Event | Typed]) -> int:
     base = stream.header.get("baseTimeNanoseconds")
     if not isinstance(base, int):
@@ -134,14 +145,16 @@ def _origin(stream: ChromeEvents[Event | Typed], columns: Columns) -> Origin:
     devices = (
         [d.get("name") for d in properties if isinstance(d, dict)] if isinstance(properties, list) else []
     )
+    process = int(pid) if pid.lstrip("-").isdigit() and len(pid) < 12 else NO_VALUE
     versions = ("cuda_runtime_version", "hip_runtime_version", "cuda_driver_version", "trace_id")
     return Origin(
         kind="torch",
         host=host,
-        pid=int(pid) if pid.lstrip("-").isdigit() and len(pid) < 12 else NO_VALUE,
+        pid=process,
         rank=rank,
         world_size=whole(shared.get("world_size")),
         on_utc=True,
         devices=tuple(text(name or "") for name in devices),
+        gpus=_gpus(header.get(GPUS_KEY), process),
         details={key: str(header[key])[:200] for key in versions if key in header},
     )

@@ -15,6 +15,8 @@ from rlprof_ops.analyze.metrics.phases import Segment
 from rlprof_ops.analyze.run.clocks import Clocks, HostClock, Member, align
 from rlprof_ops.analyze.run.hosts import with_hosts
 from rlprof_ops.analyze.run.run_steps import on_steps_of_the_run
+from rlprof_ops.analyze.run.shared_gpus import plain
+from rlprof_ops.analyze.run.step_parts import whole_step
 from rlprof_ops.analyze.run.summary import PhaseTime, StepTime, Summary
 
 _CONTROLLER = re.compile(r"controller|driver|main_task|task_?runner|ray_trainer", re.IGNORECASE)
@@ -59,7 +61,7 @@ class RankStep:
     gpus: frozenset[str] = frozenset()  # UUIDs of those that its process used
     opening_ns: int = 0  # cut off the start: the other ranks' profilers were still being opened
     count: int | None = 1  # how many steps it holds: a window that no mark divides; None: nobody knows
-    captured: tuple[int, int] | None = None  # of a step without a mark: what of it the report covers
+    captured: Union | None = None  # what of it the reports cover, where its marks do not tell
 
     @property
     def duration_ns(self) -> int:
@@ -73,8 +75,8 @@ class RankStep:
     @property
     def recorded(self) -> Union:
         """When it is known what the rank did: in all of a step that it marks, else while it was recorded."""
-        start, end = (self.start, self.end) if self.captured is None else self.captured
-        return union(np.array([start], np.int64), np.array([end], np.int64)).clipped(self.start, self.end)
+        whole = _one(self.start, self.end)
+        return whole if self.captured is None else self.captured.clipped(self.start, self.end)
 
     @property
     def in_phases_ns(self) -> int:
@@ -116,7 +118,7 @@ def merge(
         (s.host for s in summaries),
         probes,
     )
-    best: dict[tuple[Rank, int], tuple[tuple[bool, int, int, bool], Summary, StepTime]] = {}
+    told: dict[tuple[Rank, int], list[tuple[tuple[bool, int, int, bool], Summary, StepTime]]] = {}
     for summary in summaries:
         counts: dict[int, int] = {}
         for phase in summary.phases:
@@ -128,21 +130,24 @@ def merge(
                 int(bool(summary.devices)),
                 summary.collectives_seen,
             )
-            key = (rank_of(summary), step.step)
-            if key not in best or says > best[key][0]:
-                best[key] = (says, summary, step)
+            told.setdefault((rank_of(summary), step.step), []).append((says, summary, step))
     phases = {id(summary): _by_step(summary.phases) for summary in summaries}
     pictures = {id(summary): _by_step(summary.drawn) for summary in summaries}
     rows = [
-        _row(
-            rank,
-            summary,
-            step,
-            clocks.of(summary.host),
-            phases[id(summary)].get(number, []),
-            pictures[id(summary)].get(number, []),
+        whole_step(
+            [
+                _row(
+                    rank,
+                    summary,
+                    step,
+                    clocks.of(summary.host),
+                    phases[id(summary)].get(number, []),
+                    pictures[id(summary)].get(number, []),
+                )
+                for _, summary, step in sorted(reports, key=lambda report: report[0], reverse=True)
+            ]
         )
-        for (rank, number), (_, summary, step) in best.items()
+        for (rank, number), reports in told.items()
     ]
     rows = on_steps_of_the_run(rows, clocks.shared_by)
     rows.sort(key=lambda row: (row.step, row.rank))
@@ -210,10 +215,14 @@ def _row(
         source=summary.report.path,
         collectives_seen=summary.collectives_seen,
         count=step.count,
-        captured=None if step.marked else (clock.aligned(summary.start), clock.aligned(summary.end)),
+        captured=None if step.marked else _one(clock.aligned(summary.start), clock.aligned(summary.end)),
         devices=max(len(summary.devices), 1),
-        gpus=frozenset(device.uuid for device in summary.devices if device.uuid),
+        gpus=frozenset(plain(device.uuid) for device in summary.devices if device.uuid),
     )
+
+
+def _one(start: int, end: int) -> Union:
+    return union(np.array([start], np.int64), np.array([end], np.int64))
 
 
 def _aligned(when: Union, clock: HostClock) -> Union:

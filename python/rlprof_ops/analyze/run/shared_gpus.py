@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 MAX_INTERVALS = 8000  # of a GPU's busy time that a summary carries: 128 kB
 
 
+def plain(uuid: str) -> str:
+    """A UUID as every tool's is: nvidia-smi writes "GPU-" before it, CUDA does not."""
+    return uuid.removeprefix("GPU-").lower()
+
+
 @dataclass(frozen=True)
 class SharedGpu:
     """One GPU over the captures of all processes that used it; busy + idle = window.
@@ -64,9 +69,10 @@ def shared_gpus(devices: Mapping[Rank, Sequence[DeviceTimes]]) -> tuple[SharedGp
     for rank, used in devices.items():
         for device in used:
             if device.uuid and device.busy is not None:
-                users.setdefault(device.uuid, []).append((rank, device))
+                users.setdefault(plain(device.uuid), []).append((rank, device))
     found = []
-    for uuid, uses in sorted(users.items()):
+    for _, uses in sorted(users.items()):
+        uuid = uses[0][1].uuid
         ranks = tuple(sorted({rank for rank, _ in uses}))
         if len(ranks) < 2:
             continue

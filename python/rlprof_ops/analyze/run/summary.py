@@ -12,7 +12,7 @@ import numpy as np
 
 from rlprof_ops.analyze.columns import Spans, Trace, join
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, find_collective_events
-from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit, host_of
+from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit, host_of, sum_gpu, sum_idle
 from rlprof_ops.analyze.metrics.host import host_communication
 from rlprof_ops.analyze.metrics.intervals import Union
 from rlprof_ops.analyze.metrics.kernels import (
@@ -244,22 +244,6 @@ def _device_times(trace: Trace, gpu: GpuWindows) -> DeviceTimes:
 def _in_window(gpus: list[GpuWindows], number: int) -> tuple[GpuTimes | None, IdleSplit | None]:
     """All GPUs in the window of that number; the first of a GPU's is its whole time."""
     return sum_gpu([gpu.times[1 + number] for gpu in gpus]), sum_idle([gpu.idle[1 + number] for gpu in gpus])
-
-
-def sum_gpu(times: list[GpuTimes]) -> GpuTimes | None:
-    return (
-        GpuTimes(*(sum(getattr(t, f) for t in times) for f in GpuTimes.__dataclass_fields__))
-        if times
-        else None
-    )
-
-
-def sum_idle(splits: list[IdleSplit]) -> IdleSplit | None:
-    return (
-        IdleSplit(*(sum(getattr(s, f) for s in splits) for f in IdleSplit.__dataclass_fields__))
-        if splits
-        else None
-    )
 
 
 def _step_time(step: Step, gpus: list[GpuWindows], number: int) -> StepTime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import os
 import shutil
 import threading
@@ -155,7 +156,22 @@ def make_profile(
             wait=options.wait, warmup=options.warmup, active=options.active or 1, repeat=options.repeat
         )
     made: TorchProfile = torch.profiler.profile(**arguments)
+    uuids = _uuids(torch)
+    if uuids and hasattr(made, "preset_metadata_json"):  # torch 2.3 has it
+        made.preset_metadata_json(torch_backend.GPUS_KEY, json.dumps(uuids))
     return made
+
+
+def _uuids(torch: ModuleType) -> dict[str, str]:
+    """Device as this process counts -> UUID, which torch's traces do not tell: two processes may share a GPU,
+    and device 0 of two may be two. Empty where CUDA is not in use yet: a profiler must not initialise it.
+    """
+    found: dict[str, str] = {}
+    with contextlib.suppress(Exception):  # as of another backend, or of torch before 2.4
+        if torch.cuda.is_initialized():
+            for device in range(torch.cuda.device_count()):
+                found[str(device)] = str(torch.cuda.get_device_properties(device).uuid)
+    return found
 
 
 def export(profile: TorchProfile, target: Path, max_mb: float) -> None:
