@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import pytest
 
@@ -170,6 +171,52 @@ def test_a_visitor_with_the_token_is_heard_and_is_no_node():
         assert not await visit("127.0.0.1", free_port(), "secret", request, 5)
         assert asked == [request, request] and not heard
         await head.tell(RayUp())  # nobody to tell
+        await head.close()
+
+    asyncio.run(scene())
+
+
+def test_all_nodes_of_a_large_job_may_come_at_once():
+    async def scene() -> None:
+        head, port, _ = await head_with("secret")
+        links = [socket.socket() for _ in range(512)]
+        try:
+            for link in links:  # the head accepts none of them meanwhile
+                link.settimeout(0.8)  # sooner than the kernel's second try of a link that was dropped
+                link.connect(("127.0.0.1", port))
+        finally:
+            for link in links:
+                link.close()
+            await head.close()
+
+    asyncio.run(scene())
+
+
+def test_a_node_that_takes_nothing_keeps_no_other_waiting():
+    async def scene() -> None:
+        head, port, heard = await head_with("secret")
+        good = await join(port, "secret")
+        deadline = asyncio.get_running_loop().time() + 5
+        hangs = await Node.join("127.0.0.1", port, "secret", Joined("n3", "10.0.0.3"), deadline)
+        hangs._reader._transport.pause_reading()
+        got: list[Message] = []
+        listening = asyncio.create_task(good.listen(got.append))
+
+        async def tell_all() -> None:
+            for _ in range(400):
+                await head.tell(CaptureAsked("x" * 50_000))
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(tell_all(), 20)
+        await heard.until("n3", Lost)
+        for _ in range(500):
+            if len(got) == 400:
+                break
+            await asyncio.sleep(0.01)
+        assert len(got) == 400 and not any(node == "n2" and isinstance(said, Lost) for node, said in heard)
+        listening.cancel()
+        good.close()
+        hangs.close()
         await head.close()
 
     asyncio.run(scene())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlprof_ops.collect.event_logs import ProcessLog
@@ -85,9 +85,10 @@ class JobState:
     steps: tuple[tuple[str, str, int, int, int], ...] = ()
 
     def to_json(self) -> str:
-        found = {"schema": _SCHEMA, **asdict(self)}
+        # By hand: `asdict` copies every value of thousands of workers, while the head has steps to pass on.
+        found = {"schema": _SCHEMA, **vars(self), "captures": vars(self.captures)}
         for name in ("workers", "answers"):
-            found[name] = [list(asdict(each).values()) for each in getattr(self, name)]
+            found[name] = [list(vars(each).values()) for each in getattr(self, name)]
         return json.dumps(found, separators=(",", ":"))
 
     @classmethod

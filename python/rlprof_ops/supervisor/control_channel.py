@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import hmac
 import json
@@ -21,6 +22,8 @@ from typing import Any, get_args, get_type_hints
 
 _LINE_LIMIT = 1 << 20
 _HANDSHAKE_SECONDS = 10.0
+_MOST_UNSENT = 4 << 20  # bytes that a node has not taken: it hangs, and its link is given up
+_BACKLOG = 4096  # links that all nodes of a job open at once; the kernel may allow less
 _VISITOR = "\nvisitor"  # no node's name
 
 
@@ -126,7 +129,7 @@ def decode(values: dict[str, Any]) -> Message | None:
     kind = _KINDS.get(str(values.get("kind")))
     if kind is None:
         return None
-    types = get_type_hints(kind)
+    types = _types(kind.__name__)
     fields = {name: values[name] for name in types if name in values}
     if not all(_fits(value, types[name]) for name, value in fields.items()):
         return None
@@ -134,6 +137,12 @@ def decode(values: dict[str, Any]) -> Message | None:
         return kind(**fields)
     except TypeError:
         return None
+
+
+@functools.cache
+def _types(name: str) -> dict[str, Any]:
+    """The fields of a kind; reading annotations costs more than all else that a message needs."""
+    return get_type_hints(_KINDS[name])
 
 
 def _fits(value: object, wanted: Any) -> bool:
@@ -197,7 +206,9 @@ class Head:
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> None:
-        self._server = await asyncio.start_server(self._serve, host, port, limit=_LINE_LIMIT)
+        self._server = await asyncio.start_server(
+            self._serve, host, port, limit=_LINE_LIMIT, backlog=_BACKLOG
+        )
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         joined = await self._handshake(reader, writer)
@@ -245,11 +256,15 @@ class Head:
         return joined
 
     async def tell(self, message: Message) -> None:
-        """Send to every node; a node that cannot take it is left to its `Lost` message."""
+        """Send to every node, and wait for none: one that hangs must not keep the others from their step. A
+        node that cannot take it is left to its `Lost` message.
+        """
         line = encode(message)
         for writer in list(self._writers.values()):
             with contextlib.suppress(OSError):
-                await _send_line(writer, line)
+                writer.write(line)
+                if writer.transport.get_write_buffer_size() > _MOST_UNSENT:
+                    writer.transport.abort()
 
     async def close(self) -> None:
         if self._server is not None:
