@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rlprof_ops.runtime.process import session_file
+from rlprof_ops import env_names
 from tests import needs
 from tests.sandbox.fixtures import slurm, slurm_sandbox
 
@@ -19,7 +19,7 @@ def leaves_the_environment_as_it_was() -> Iterator[None]:
     """A variable that a test leaves would reach every job and process that later tests start."""
     before = dict(os.environ)
     yield
-    os.environ.pop(session_file.OWNER, None)  # a profiler made in this very process says so to its children
+    os.environ.pop(env_names.SESSION_PID, None)  # a profiler made in this process tells its children
     left = {name for name in os.environ.keys() | before if os.environ.get(name) != before.get(name)}
     left = {name for name in left if name.startswith(("RLPROF_", "RAY_", "SLURM_", "NRL_", "NSYS_"))}
     for name in left:

@@ -13,7 +13,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "python" / "rlprof_ops"
 FLOORS = (
-    ("errors", "version", "redact", "words", "host", "slurm"),
+    ("errors", "version", "redact", "words", "env_names", "host", "slurm"),
     ("request", "backends"),
     ("job", "frameworks", "runtime"),
     ("collect", "rayenv", "recorder"),

@@ -221,7 +221,7 @@ def test_importing_the_request_is_cheap() -> None:
     modules = out.stdout.split()
     assert not [m for m in modules if m.startswith(("yaml", "click", "json"))]
     assert all(
-        m in ("rlprof_ops", "rlprof_ops.errors", "rlprof_ops.version", "rlprof_ops.words")
+        m in ("rlprof_ops", *(f"rlprof_ops.{name}" for name in ("env_names", "errors", "version", "words")))
         or m.startswith("rlprof_ops.request")
         for m in modules
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlprof_ops import env_names
 from rlprof_ops.backends.base import EMPTY, OK, TRUNCATED, Backend, Check, Verdict, Where
 from rlprof_ops.errors import UsageError
 from rlprof_ops.words import did_you_mean
@@ -64,7 +65,7 @@ def check_request(request: ProfileRequest, where: Where = ANYWHERE) -> tuple[str
     for number, spec in enumerate(request.captures, 1):
         verdict = validate(spec if request.enabled else _off(spec), where)
         place = spec.origin("options")
-        which = "" if place not in ("", "RLPROF_REQUEST_JSON") else f"capture {number}: "
+        which = "" if place not in ("", env_names.REQUEST_JSON) else f"capture {number}: "
         problems += [Problem(which + text, place) for text in verdict.errors]
         warnings += [f"capture {number}: {text}" for text in verdict.warnings]
     if problems:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.backends.base import OK, TRUNCATED, Backend, Check, check_not_empty
 from rlprof_ops.backends.nsight_options import LAUNCH_OPTIONS as LAUNCH_OPTIONS
 from rlprof_ops.backends.nsight_options import NVTX_DOMAIN as NVTX_DOMAIN
@@ -81,7 +82,7 @@ def find(env: Mapping[str, str] | None = None) -> str | None:
     PATH.
     """
     env = os.environ if env is None else env
-    chosen = env.get("RLPROF_NSYS")
+    chosen = env.get(env_names.NSYS)
     if chosen:
         return shutil.which(chosen)
     return shutil.which("nsys", path=env.get("PATH"))
@@ -95,7 +96,7 @@ COLLECTING = ("Collection", "Collecting", "DelayedCollection")
 
 def why_missing(env: Mapping[str, str]) -> str:
     """What `find` looked at in vain."""
-    chosen = env.get("RLPROF_NSYS")
+    chosen = env.get(env_names.NSYS)
     return f"RLPROF_NSYS={chosen!r} is no program" if chosen else "it is not on PATH"
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.backends.base import OK, Asked, Backend, Check, Verdict, Where, check_not_empty
 from rlprof_ops.words import did_you_mean
 
@@ -51,7 +52,7 @@ def find(env: Mapping[str, str] | None = None, version: tuple[int, int] = sys.ve
     versions only. Raises `FrontEndError`.
     """
     env = os.environ if env is None else env
-    chosen = env.get("RLPROF_ROCPROF_SYS")
+    chosen = env.get(env_names.ROCPROF_SYS)
     script = shutil.which(chosen or FRONT_END, path=env.get("PATH"))
     if script is None:
         looked = f"RLPROF_ROCPROF_SYS={chosen!r} is no program" if chosen else f"{FRONT_END} is not on PATH"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from rlprof_ops import env_names
+
 
 @click.command(short_help="Profile a small real GRPO on this machine: no Slurm, no GPU.")
 @click.option("--steps", default=8, show_default=True, type=click.IntRange(1), help="Training steps.")
@@ -37,14 +39,14 @@ def command(steps: int, output: Path, request: Path | None, trainer_arguments: t
     from rlprof_ops.demo.request import write_request
 
     output.mkdir(parents=True, exist_ok=True)
-    if request is None and os.environ.get("RLPROF_REQUEST"):
-        request = Path(os.environ["RLPROF_REQUEST"])
+    if request is None and os.environ.get(env_names.REQUEST):
+        request = Path(os.environ[env_names.REQUEST])
     if request is None:
         request = write_request(output / "profile.yaml", with_nsight=nsight.find() is not None)
     trainer = [sys.executable, "-u", "-m", "rlprof_ops.demo", f"--steps={steps}", *trainer_arguments]
     settings = {
         "COMMAND": shlex.join(trainer),
-        "RLPROF_REQUEST": str(request.resolve()),
+        env_names.REQUEST: str(request.resolve()),
         "RAY_LOG_SYNC_FREQUENCY": "2",
     }
     result = run_local(output, settings, lambda line: click.echo(f"  {line}"))

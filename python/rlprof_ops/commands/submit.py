@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from rlprof_ops import env_names
 from rlprof_ops.commands._request_options import request_options
 from rlprof_ops.commands._sbatch_command import SbatchCommand, forwarded_options, words_of
 from rlprof_ops.frameworks import NAMES
@@ -73,7 +74,7 @@ def command(
     from rlprof_ops.submit import prepare
 
     knobs, from_shell = prepare.parse_settings(settings, os.environ)
-    given = {"RLPROF_REQUEST": request_file, "CONTAINER": container, "MOUNTS": mounts}
+    given = {env_names.REQUEST: request_file, "CONTAINER": container, "MOUNTS": mounts}
     knobs |= {name: value for name, value in given.items() if value is not None}
     words = words_of(ctx)
     asked = prepare.Asked(

@@ -6,6 +6,8 @@ import os
 
 import click
 
+from rlprof_ops import env_names
+
 
 @click.command(
     context_settings={"allow_interspersed_args": False},
@@ -42,7 +44,7 @@ def command(
     from rlprof_ops.request import load_request, request_from_json
     from rlprof_ops.runtime.process.worker_identity import rank_from
 
-    text = os.environ.get("RLPROF_REQUEST_JSON")
+    text = os.environ.get(env_names.REQUEST_JSON)
     request = request_from_json(text) if text and not path else load_request(path, os.environ)
     made = wrapped_command(
         worker, rank_from(os.environ) if rank is None else rank, program, request, os.environ
@@ -50,6 +52,6 @@ def command(
     if show:
         click.echo(shlex.join(made.argv))
         return
-    if made.env.get("RLPROF_NOT_WRAPPED"):
-        click.echo(f"rlprof: runs unprofiled: {made.env['RLPROF_NOT_WRAPPED']}", err=True)
+    if made.env.get(env_names.NOT_WRAPPED):
+        click.echo(f"rlprof: runs unprofiled: {made.env[env_names.NOT_WRAPPED]}", err=True)
     run(made)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import nsight, rocprof_sys
 from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
 from rlprof_ops.words import duration, limit, size
@@ -34,7 +35,7 @@ _OTHER_USERS = {
 def nsys() -> Iterator[Finding]:
     path = nsight.find()
     if path is None:
-        named = os.environ.get("RLPROF_NSYS")
+        named = os.environ.get(env_names.NSYS)
         yield Finding(
             "nsys",
             WARN,
@@ -203,7 +204,7 @@ def rocprof() -> Iterator[Finding]:
     try:
         front_end = rocprof_sys.find()
     except rocprof_sys.FrontEndError as error:
-        needed = os.path.exists("/dev/kfd") or os.environ.get("RLPROF_ROCPROF_SYS")
+        needed = os.path.exists("/dev/kfd") or os.environ.get(env_names.ROCPROF_SYS)
         yield Finding(
             "rocprof-sys",
             WARN if needed else OK,

@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from rlprof_ops import env_names
 from rlprof_ops.frameworks.adapter import MODULES, UnknownShape
 
 
@@ -113,7 +114,7 @@ def install() -> None:
         module = sys.modules.get(name)
         if module is not None:
             adapt(name, module, adapter)
-    if "RLPROF_NSYS_SESSION" in os.environ or "RLPROF_WORKER" in os.environ:
+    if env_names.NSYS_SESSION in os.environ or env_names.WORKER in os.environ:
         from rlprof_ops.runtime.process import beginning
 
         beginning.begins()

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops import env_names
+
 _PROC = Path("/proc")
+_JOB, _NODE_DIR = f"{env_names.JOB}=".encode(), f"{env_names.NODE_DIR}=".encode()
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def of_job(
     known by what is left of it, or by a file of the job's private folder that they have open for writing.
     Never the caller, its parents or `exclude`.
     """
-    wanted = {f"RLPROF_JOB={job}".encode(), b"RLPROF_NODE_DIR=" + os.fsencode(node_dir)}
+    wanted = {_JOB + os.fsencode(job), _NODE_DIR + os.fsencode(node_dir)}
     below = os.path.realpath(node_dir) + "/"
     spare = exclude | _ancestors()
     return [
@@ -46,9 +49,9 @@ def of_job(
 
 
 def _is_ours(pid: int, wanted: set[bytes], below: str) -> bool:
-    told = {entry for entry in _environment(pid) if entry.startswith((b"RLPROF_JOB=", b"RLPROF_NODE_DIR="))}
+    told = {entry for entry in _environment(pid) if entry.startswith((_JOB, _NODE_DIR))}
     return told <= wanted and (
-        any(entry.startswith(b"RLPROF_NODE_DIR=") for entry in told) or _writes_below(pid, below)
+        any(entry.startswith(_NODE_DIR) for entry in told) or _writes_below(pid, below)
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.errors import UsageError
 from rlprof_ops.words import did_you_mean
 
@@ -19,7 +20,7 @@ _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)")
 
 def home() -> Path:
     """The folder that holds ray.sub, scripts/ and env/: RLPROF_HOME, a checkout, or the installed data."""
-    named = os.environ.get("RLPROF_HOME")
+    named = os.environ.get(env_names.HOME)
     if named:
         return Path(named)
     here = Path(__file__).resolve()

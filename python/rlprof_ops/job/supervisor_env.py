@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlprof_ops import env_names
 from rlprof_ops.job.folders import RunFolder
 
 
@@ -28,12 +29,12 @@ def supervisor_env(
         nodes: all of the job, the head first.
     """
     return {
-        "RLPROF_JOB": job,
-        "RLPROF_NODE": node,
-        "RLPROF_NODES": " ".join(nodes),
-        "RLPROF_RUN_DIR": str(run.path),
-        "RLPROF_HEAD_IP": head.ip,
-        "RLPROF_GCS_PORT": str(head.gcs_port),
-        "RLPROF_CONTROL_PORT_CHOSEN": str(head.control_port),
-        "RLPROF_BEGAN": str(time.time()),
+        env_names.JOB: job,
+        env_names.NODE: node,
+        env_names.NODES: " ".join(nodes),
+        env_names.RUN_DIR: str(run.path),
+        env_names.HEAD_IP: head.ip,
+        env_names.GCS_PORT: str(head.gcs_port),
+        env_names.CONTROL_PORT_CHOSEN: str(head.control_port),
+        env_names.BEGAN: str(time.time()),
     }

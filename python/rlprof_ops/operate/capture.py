@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops import env_names
 from rlprof_ops.collect import job_state
 from rlprof_ops.collect.job_state import JobState
 from rlprof_ops.errors import RlprofError, UsageError
@@ -82,7 +83,7 @@ def capture(
     deaf = [worker.name for worker in meant if not worker.on_demand]
     if deaf:
         raise RlprofError(
-            f"{', '.join(deaf)} do not listen: the job was started with {watcher.VARIABLE}=0; set it to 1 at"
+            f"{', '.join(deaf)} do not listen: the job was started with RLPROF_ON_DEMAND=0; set it to 1 at"
             " sbatch"
         )
     demand = watcher.CaptureRequest(_new_id(), tuple(workers), ranks, backend, options, next_steps, seconds)
@@ -307,4 +308,4 @@ def _new_id() -> str:
 
 
 def _this_node() -> str:
-    return os.environ.get("RLPROF_NODE") or socket.gethostname()
+    return os.environ.get(env_names.NODE) or socket.gethostname()

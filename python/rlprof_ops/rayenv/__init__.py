@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from rlprof_ops import env_names
+
 PLUGIN_CLASS = "rlprof_ops.rayenv.plugin.RlprofPlugin"
 PRIORITY = 90
 KEY = "rlprof"
@@ -51,7 +53,7 @@ def check_import(
     )
     full = dict(os.environ if env is None else env)
     full.update(environment(full))
-    full.pop("RLPROF_NODE_DIR", None)  # the marker in it is for the node's agent to leave, not for a test
+    full.pop(env_names.NODE_DIR, None)  # the marker in it is for the node's agent to leave, not for a test
     try:
         done = subprocess.run(
             [python or sys.executable, "-c", code],
@@ -82,7 +84,7 @@ def load_problem() -> str | None:
     """
     import os
 
-    folder = os.environ.pop("RLPROF_NODE_DIR", None)
+    folder = os.environ.pop(env_names.NODE_DIR, None)
     try:
         from ray._private.runtime_env.plugin import RuntimeEnvPluginManager
 
@@ -91,4 +93,4 @@ def load_problem() -> str | None:
         return f"{type(error).__name__}: {error}"
     finally:
         if folder is not None:
-            os.environ["RLPROF_NODE_DIR"] = folder
+            os.environ[env_names.NODE_DIR] = folder

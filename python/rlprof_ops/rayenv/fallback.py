@@ -9,6 +9,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops import env_names
 from rlprof_ops.rayenv.worker_selection import Identity
 
 if TYPE_CHECKING:
@@ -33,12 +34,12 @@ def give_up(
     `spec` is None when only the trainer asked: then going on in silence would be a surprise. `tell` leaves
     the reason for the manifest; not needed for workers with our runtime, which do it themselves.
     """
-    text = f"node {os.environ.get('RLPROF_NODE') or socket.gethostname()}, {identity}: {reason}"
+    text = f"node {os.environ.get(env_names.NODE) or socket.gethostname()}, {identity}: {reason}"
     if spec is None or spec.on_error == "fail":
         raise CannotProfile(text)
     logger.warning("rlprof: %s; it starts unprofiled", text)
-    context.env_vars["RLPROF_NOT_WRAPPED"] = text
-    if tell and identity.worker is not None and os.environ.get("RLPROF_NODE_DIR"):
+    context.env_vars[env_names.NOT_WRAPPED] = text
+    if tell and identity.worker is not None and os.environ.get(env_names.NODE_DIR):
         _tell_the_manifest(identity, spec, text)
 
 

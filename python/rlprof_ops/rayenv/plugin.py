@@ -17,6 +17,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import validate
 from rlprof_ops.host import atomic
 from rlprof_ops.rayenv import KEY, PRIORITY
@@ -121,7 +122,7 @@ class RlprofPlugin(RuntimeEnvPlugin):
                 logger.info("rlprof: Nsight profiling enabled for worker '%s' rank %s", worker, rank)
             if rocprof is not None and not wrapped:
                 rocprof.apply(context)
-            if "RLPROF_WORKER" in context.env_vars:
+            if env_names.WORKER in context.env_vars:
                 _of_this_node(context)
                 keep_to_itself(context, interpreter)
         except WrapError as error:
@@ -134,13 +135,13 @@ class RlprofPlugin(RuntimeEnvPlugin):
 
 def _of_this_node(context: Any) -> None:
     """The node's own name and folder: a driver that hands on its environment hands on its own node's."""
-    for name in ("RLPROF_NODE", "RLPROF_NODE_DIR"):
+    for name in (env_names.NODE, env_names.NODE_DIR):
         if os.environ.get(name):
             context.env_vars[name] = os.environ[name]
 
 
 def _specs(worker: str, rank: int | None) -> tuple[CaptureSpec, ...]:
-    text = with_request(os.environ).get("RLPROF_REQUEST_JSON")
+    text = with_request(os.environ).get(env_names.REQUEST_JSON)
     if not text:
         return ()
     from rlprof_ops.request import request_from_json
@@ -149,7 +150,7 @@ def _specs(worker: str, rank: int | None) -> tuple[CaptureSpec, ...]:
 
 
 def _node() -> str:
-    return os.environ.get("RLPROF_NODE") or socket.gethostname()
+    return os.environ.get(env_names.NODE) or socket.gethostname()
 
 
 def identity(value: Any) -> tuple[str, int | None]:
@@ -183,7 +184,7 @@ def _repair_ray() -> None:
 
 def _leave_marker() -> None:
     """Tell the node's supervisor that the agent loaded us; never raises, the agent must live."""
-    node_dir = os.environ.get("RLPROF_NODE_DIR")
+    node_dir = os.environ.get(env_names.NODE_DIR)
     if not node_dir:
         return
     try:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import names
 from rlprof_ops.runtime.process.worker_identity import rank_from
 
@@ -63,7 +64,7 @@ def identify(runtime_env: Mapping[str, Any], options: Mapping[str, Any] | None =
     own = runtime_env.get("rlprof") or {}
     variables = runtime_env.get("env_vars") or {}
     named = names.parse(_stem(output).replace("%p", "0") + ".nsys-rep") if output else None
-    worker = own.get("worker") or variables.get("RLPROF_WORKER") or (named.worker if named else None)
+    worker = own.get("worker") or variables.get(env_names.WORKER) or (named.worker if named else None)
     rank = own.get("rank")
     if rank is None:
         rank = rank_from(variables)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops import env_names
 from rlprof_ops.errors import EXIT_USAGE
 from rlprof_ops.recorder import news as news_lines
 from rlprof_ops.recorder.head_recorder import HeadRecorder
@@ -159,7 +160,7 @@ class _Stop:
 
 
 def _request() -> ProfileRequest:
-    text = os.environ.get("RLPROF_REQUEST_JSON")
+    text = os.environ.get(env_names.REQUEST_JSON)
     try:
         return request_from_json(text) if text else ProfileRequest()
     except RequestError:

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops import env_names
 from rlprof_ops.request.model import ANY_PHASE, BACKENDS, PHASES, Capture, CaptureSpec, ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError
 from rlprof_ops.request.selectors import first_match
@@ -74,7 +75,7 @@ def request_from_dict(data: Any, origin: str = "") -> ProfileRequest:
     return build(data, origin=origin)
 
 
-def request_from_json(text: str, origin: str = "RLPROF_REQUEST_JSON") -> ProfileRequest:
+def request_from_json(text: str, origin: str = env_names.REQUEST_JSON) -> ProfileRequest:
     """Read what `ProfileRequest.to_json` wrote. A process that asks again for the same text gets the same
     request: it is parsed once.
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rlprof_ops import env_names
 from rlprof_ops.request.build import Path, Reader
 from rlprof_ops.request.problems import Problem, shown
 from rlprof_ops.request.selectors import split_words
@@ -23,9 +24,9 @@ TWINS = {  # variable -> field of the one capture that the variables describe
     "RLPROF_OPTIONS": "options",
     "RLPROF_FLAGS": "flags",
 }
-REQUEST_VARIABLES = ("RLPROF_REQUEST", *TWINS, "RLPROF_OUTPUT_DIR", "RLPROF_ENABLED")
+REQUEST_VARIABLES = (env_names.REQUEST, *TWINS, "RLPROF_OUTPUT_DIR", "RLPROF_ENABLED")
 OTHER_VARIABLES = (  # of other rooms (docs/contracts.md) whose names come close to ours
-    "RLPROF_RANK", "RLPROF_WORKER", "RLPROF_REQUEST_JSON",
+    env_names.RANK, env_names.WORKER, env_names.REQUEST_JSON,
 )  # fmt: skip
 NRL_RULES = "NeMo RL's form is one range start:stop, counted from 1, stop not included, e.g. '3:5'"
 
@@ -40,7 +41,7 @@ def twin_captures(reader: Reader, env: Mapping[str, str]) -> list[dict[str, Any]
         if name in given and other not in given:
             near = (
                 " (RLPROF_WORKER is another variable)"
-                if other == "RLPROF_WORKERS" and "RLPROF_WORKER" in env
+                if other == "RLPROF_WORKERS" and env_names.WORKER in env
                 else ""
             )
             example = "'*policy*'" if other == "RLPROF_WORKERS" else "'3:5'"
@@ -121,10 +122,8 @@ def nrl_captures(
     profiler).
     """
     found = []
-    for backend, prefix in (("nsight", "NRL_NSYS"), ("torch", "NRL_TORCH")):
-        patterns_name, range_name = f"{prefix}_PROFILE_WORKER_PATTERNS", f"{prefix}_PROFILE_STEP_RANGE"
-        if backend == "nsight":
-            patterns_name = "NRL_NSYS_WORKER_PATTERNS"
+    for backend, range_name in env_names.NRL_STEP_RANGE.items():
+        patterns_name = env_names.NRL_WORKER_PATTERNS[backend]
         patterns, steps = env.get(patterns_name, "").strip(), env.get(range_name, "").strip()
         if bool(patterns) != bool(steps):
             have, miss = (patterns_name, range_name) if patterns else (range_name, patterns_name)

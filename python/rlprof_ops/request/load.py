@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rlprof_ops import env_names
 from rlprof_ops.request import environ
 from rlprof_ops.request.build import CAPTURE_KEYS, Path, Reader, build_from_json, read_request
 from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, words
 
-CARRIED = "RLPROF_REQUEST_JSON"
 FLAG_KEYS = (*CAPTURE_KEYS, "output_dir", "enabled")
 
 
@@ -60,9 +60,10 @@ def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any])
 def _file_layer(
     path: str | None, env: Mapping[str, str], reader: Reader
 ) -> tuple[dict[str, Any], dict[Path, str], dict[Path, str]]:
-    name = path or env.get("RLPROF_REQUEST", "").strip()
+    name = path or env.get(env_names.REQUEST, "").strip()
     if not name:
-        return _carried_layer(env, reader), {(): CARRIED} if env.get(CARRIED) else {}, {}
+        carried = {(): env_names.REQUEST_JSON} if env.get(env_names.REQUEST_JSON) else {}
+        return _carried_layer(env, reader), carried, {}
     from rlprof_ops.request.yaml_file import parse_yaml, read_file  # PyYAML takes 15 ms: only for a file
 
     try:
@@ -82,10 +83,10 @@ def _carried_layer(env: Mapping[str, str], reader: Reader) -> dict[str, Any]:
     """What `rlprof submit` has checked already and hands to the job whole: no file that may change or not
     be mounted.
     """
-    if not env.get(CARRIED):
+    if not env.get(env_names.REQUEST_JSON):
         return {}
     try:
-        return build_from_json(env[CARRIED], CARRIED).to_dict()
+        return build_from_json(env[env_names.REQUEST_JSON], env_names.REQUEST_JSON).to_dict()
     except RequestError as error:
         reader.problems.extend(error.problems)
         return {}

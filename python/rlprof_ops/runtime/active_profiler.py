@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, overload
 
+from rlprof_ops import env_names
 from rlprof_ops.runtime.captures import Capture, Captures
 from rlprof_ops.runtime.gate import ALWAYS_QUIET
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext
@@ -81,7 +82,7 @@ class Profiler:
             host=place.host,
             backends=sorted({spec.backend for spec in specs}),
             on_demand=on_demand,
-            wrapped=bool(os.environ.get("RLPROF_NSYS_SESSION")),
+            wrapped=bool(os.environ.get(env_names.NSYS_SESSION)),
         )
         self._captures = Captures(place, specs, self._events, output_dir)
         self._quiet = self._captures.inactive_step_range(0)

@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from rlprof_ops import env_names
 from rlprof_ops.runtime.clock_file import ClockFile
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext, NullProfiler
 
@@ -118,20 +119,20 @@ def follow() -> Follower | None:
     if _MADE.pid == os.getpid():
         return _MADE.follower
     _MADE.pid, _MADE.follower = os.getpid(), None
-    session = os.environ.get("RLPROF_NSYS_SESSION")
+    session = os.environ.get(env_names.NSYS_SESSION)
     from rlprof_ops.runtime import profiler
     from rlprof_ops.runtime.ranges.emitters import nvtx_ranges
 
     if profiler.current().leads:
         return None
     found: Profiler | NullProfiler = NullProfiler()
-    if os.environ.get("RLPROF_WORKER") and _takes_windows(session):
+    if os.environ.get(env_names.WORKER) and _takes_windows(session):
         found = profiler.from_env(without=("nsight",))
     if isinstance(found, NullProfiler) and not session:
         return None
     clock = None
     try:
-        clock = ClockFile(os.environ["RLPROF_NODE_DIR"])
+        clock = ClockFile(os.environ[env_names.NODE_DIR])
     except (OSError, KeyError):
         if not session:
             return None

@@ -13,9 +13,9 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.runtime.process.event_log import log_once
 
-VARIABLE = "RLPROF_RECORD"
 FOLDER = "marks"
 SUFFIX = ".now"
 _FIELDS = struct.Struct(
@@ -28,7 +28,7 @@ _PHASE_BYTES = 64
 
 def asked() -> bool:
     """Whether this process's steps are recorded."""
-    return os.environ.get(VARIABLE, "0") not in ("", "0")
+    return os.environ.get(env_names.RECORD, "0") not in ("", "0")
 
 
 @dataclass(frozen=True)

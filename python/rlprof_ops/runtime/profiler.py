@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar, overload
 
+from rlprof_ops import env_names
 from rlprof_ops.runtime.null_profiler import NullProfiler
 
 if TYPE_CHECKING:
@@ -24,18 +25,16 @@ Function = TypeVar("Function")
 
 # Any of these set: somebody may have asked for something, and the request is worth parsing.
 _ASKING = (
-    "RLPROF_REQUEST_JSON",
-    "RLPROF_REQUEST",
+    env_names.REQUEST_JSON,
+    env_names.REQUEST,
     "RLPROF_STEPS",
-    "NRL_NSYS_PROFILE_STEP_RANGE",
-    "NRL_NSYS_WORKER_PATTERNS",
-    "NRL_TORCH_PROFILE_STEP_RANGE",
-    "NRL_TORCH_PROFILE_WORKER_PATTERNS",
+    *env_names.NRL_STEP_RANGE.values(),
+    *env_names.NRL_WORKER_PATTERNS.values(),
 )
 # What a job's driver is called until an adapter knows better (supervisor/driver.py).
 _DRIVERS = ("driver", "controller", "trainer", "TaskRunner", "task_runner")
 # Any of these: there is work for a profiler although no capture is planned.
-_LISTENING = ("RLPROF_METRICS", "RLPROF_ON_DEMAND", "RLPROF_RECORD")
+_LISTENING = (env_names.METRICS, env_names.ON_DEMAND, env_names.RECORD)
 
 
 def _concerned() -> bool:
@@ -54,7 +53,7 @@ def request_from_env(env: Mapping[str, str]) -> ProfileRequest | None:
         return None
     from rlprof_ops.request import load_request, request_from_json
 
-    text = env.get("RLPROF_REQUEST_JSON")
+    text = env.get(env_names.REQUEST_JSON)
     request = request_from_json(text) if text else load_request(env=env)
     return request if request else None
 
@@ -78,7 +77,7 @@ def from_env(
     """
     if not _concerned():
         return NullProfiler()
-    if os.environ.get("RLPROF_WORKER") and "ray" in sys.modules:
+    if os.environ.get(env_names.WORKER) and "ray" in sys.modules:
         from rlprof_ops.runtime.process.ray_children import keep_profiling
 
         keep_profiling()
@@ -136,7 +135,7 @@ def _made(
         session_file.register(place.worker, place.rank, gate="process", world=place.world_size)
     if on_demand:
         _CURRENT.profiler.watch(place.root / watcher.FOLDER)
-    if os.environ.get("RLPROF_LEADS") == "1" and place.rank == 0:
+    if os.environ.get(env_names.LEADS) == "1" and place.rank == 0:
         _take_the_lead(_CURRENT.profiler, request)
     elif marks.asked():
         _tell_steps(_CURRENT.profiler)
@@ -147,7 +146,7 @@ def _take_the_lead(found: Profiler, request: ProfileRequest | None) -> None:
     from rlprof_ops.runtime import step_clock
     from rlprof_ops.runtime.leader import Leader
 
-    node_dir = os.environ.get("RLPROF_NODE_DIR")
+    node_dir = os.environ.get(env_names.NODE_DIR)
     found.tell(Leader(found._events, step_clock.lead(node_dir, request), _now(found.place, leads=True)))
 
 
@@ -167,7 +166,7 @@ def _tell_steps(found: Profiler) -> None:
 def _now(place: WorkerIdentity, leads: bool) -> NowFile | None:
     from rlprof_ops.runtime import marks
 
-    if not marks.asked() or not os.environ.get("RLPROF_NODE_DIR"):
+    if not marks.asked() or not os.environ.get(env_names.NODE_DIR):
         return None
     path = place.root / marks.FOLDER / (place.stem + marks.SUFFIX)
     return marks.NowFile(path, place.worker, place.rank, place.world_size or 0, leads)
@@ -180,7 +179,7 @@ def lead(worker: str, rank: int = 0, world_size: int | None = None) -> Profiler 
     """
     if not _concerned() or _CURRENT.profiler.leads:
         return None
-    named = os.environ.get("RLPROF_WORKER")  # by `rlprof wrap --worker`, or as the actor was labelled
+    named = os.environ.get(env_names.WORKER)  # by `rlprof wrap --worker`, or as the actor was labelled
     found = from_env(worker if not named or named in _DRIVERS else named, rank, world_size)
     if isinstance(found, NullProfiler):
         return None
@@ -231,6 +230,6 @@ def runtime_env(worker: str, rank: int | None = None) -> dict[str, dict[str, str
 
     Example: `Actor.options(runtime_env={**mine, **profiler.runtime_env("policy_worker", rank)})`
     """
-    if not any(map(os.environ.get, _ASKING)) and os.environ.get("RLPROF_ON_DEMAND") != "nsight":
+    if not any(map(os.environ.get, _ASKING)) and os.environ.get(env_names.ON_DEMAND) != "nsight":
         return {}
     return {"rlprof": {"worker": worker, "rank": rank}}

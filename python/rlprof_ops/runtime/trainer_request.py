@@ -10,8 +10,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlprof_ops import env_names
+
 FILE = "request.json"
-_VARIABLE = "RLPROF_REQUEST_JSON"
 
 
 def store(node_dir: str | os.PathLike[str], text: str) -> None:
@@ -24,10 +25,10 @@ def store(node_dir: str | os.PathLike[str], text: str) -> None:
 
 def with_request(env: Mapping[str, str]) -> Mapping[str, str]:
     """`env` with the node's request where it has none of its own."""
-    if env.get(_VARIABLE) or not env.get("RLPROF_NODE_DIR"):
+    if env.get(env_names.REQUEST_JSON) or not env.get(env_names.NODE_DIR):
         return env
     try:
-        text = Path(env["RLPROF_NODE_DIR"], FILE).read_text(encoding="utf-8")
+        text = Path(env[env_names.NODE_DIR], FILE).read_text(encoding="utf-8")
     except OSError:
         return env
-    return {**env, _VARIABLE: text}
+    return {**env, env_names.REQUEST_JSON: text}

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.errors import UsageError
 from rlprof_ops.job.knobs import Settings, home, read_knobs
 from rlprof_ops.job.site import Site, likely_misspelt, read_site
@@ -146,7 +147,7 @@ def prepare(asked: Asked, env: Mapping[str, str], cwd: Path) -> Submission:
     if site.named:
         explicit["RLPROF_SITE_ENV"] = str(site.path)
     notes = [*slips, *site.warnings, *_python(explicit, site)]
-    for name in ("BASE_LOG_DIR", "RLPROF_REQUEST", "RLPROF_OUTPUT_DIR"):
+    for name in ("BASE_LOG_DIR", env_names.REQUEST, "RLPROF_OUTPUT_DIR"):
         if explicit.get(name):
             explicit[name] = str(cwd / Path(explicit[name]).expanduser())
     settings = Settings.load(explicit)
@@ -161,7 +162,7 @@ def prepare(asked: Asked, env: Mapping[str, str], cwd: Path) -> Submission:
         notes += remarks
     job_env = {**explicit, **_carried(request, explicit, settings)}
     job_env["COMMAND"] = command
-    job_env["RLPROF_HOME"] = str(home())
+    job_env[env_names.HOME] = str(home())
     argv = _argv(asked.sbatch, site)
     notes += [*_short_limit(argv, site), *_left_behind(env, job_env)]
     return Submission(
@@ -204,7 +205,7 @@ def _carried(request: ProfileRequest, explicit: dict[str, str], settings: Settin
             del explicit[name]
     if not request.captures:
         return closed
-    return {**closed, "RLPROF_REQUEST_JSON": request.to_json()}
+    return {**closed, env_names.REQUEST_JSON: request.to_json()}
 
 
 def _argv(words: tuple[str, ...], site: Site) -> tuple[str, ...]:
@@ -232,7 +233,7 @@ def _short_limit(argv: Sequence[str], site: Site) -> Iterator[str]:
 
 def _left_behind(env: Mapping[str, str], job_env: Mapping[str, str]) -> Iterator[str]:
     """Variables of this shell that a person may believe to count."""
-    ways = {*read_knobs(), *_OFTEN_MEANT} - {"RLPROF_HOME", "RLPROF_SITE_ENV", "RLPROF_VENV"}
+    ways = {*read_knobs(), *_OFTEN_MEANT} - {env_names.HOME, "RLPROF_SITE_ENV", "RLPROF_VENV"}
     names = sorted(
         name
         for name in env

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops import env_names
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host import foreign
 from rlprof_ops.job.knobs import read_knobs
@@ -20,7 +21,7 @@ from rlprof_ops.request.environ import REQUEST_VARIABLES
 from rlprof_ops.submit.prepare import Asked
 from rlprof_ops.submit.sbatch import read_record
 
-_NOT_AGAIN = frozenset({*REQUEST_VARIABLES, "RLPROF_HOME", "RLPROF_JOB", "COMMAND"})
+_NOT_AGAIN = frozenset({*REQUEST_VARIABLES, env_names.HOME, env_names.JOB, "COMMAND"})
 
 
 def request_of(folder: Path) -> ProfileRequest:

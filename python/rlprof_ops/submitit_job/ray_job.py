@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops import env_names
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host import foreign
 from rlprof_ops.job.end_cause import EndCause
@@ -25,6 +26,7 @@ from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import Settings, read_knobs
 from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env
 from rlprof_ops.request import ProfileRequest, load_request, request_from_dict
+from rlprof_ops.request.environ import REQUEST_VARIABLES
 from rlprof_ops.slurm import client
 from rlprof_ops.submit.missing_captures import missing_request
 from rlprof_ops.submitit_job import rendezvous, task_context
@@ -35,18 +37,8 @@ from rlprof_ops.words import did_you_mean
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
-_OWN = ("COMMAND", "RLPROF_REQUEST", "RLPROF_HOME", "BASE_LOG_DIR")
-_ASKS = (
-    "RLPROF_STEPS",
-    "RLPROF_WORKERS",
-    "RLPROF_RANKS",
-    "RLPROF_BACKEND",
-    "RLPROF_EACH",
-    "RLPROF_OPTIONS",
-    "RLPROF_FLAGS",
-    "RLPROF_OUTPUT_DIR",
-    "RLPROF_ENABLED",
-)
+_OWN = ("COMMAND", env_names.REQUEST, env_names.HOME, "BASE_LOG_DIR")
+_ASKS = tuple(name for name in REQUEST_VARIABLES if name not in _OWN)
 _LAST_SECONDS = 10.0  # of a job's time, left for submitit to save and to requeue
 _HARVEST_AGAIN_S = 20.0
 
@@ -150,8 +142,8 @@ class RayJob:
         """What scripts/node.sh gets: this task's environment without anybody's knobs, ours, and the
         contract of ray.sub.
         """
-        foreign = {*read_knobs(), "RLPROF_REQUEST_JSON"} - {
-            "RLPROF_NSYS",
+        foreign = {*read_knobs(), env_names.REQUEST_JSON} - {
+            env_names.NSYS,
             "OMP_NUM_THREADS",
             "RLPROF_SITE_ENV",
             "CONTAINER",
@@ -165,7 +157,7 @@ class RayJob:
         if place.cluster != "slurm":
             env = {name: value for name, value in env.items() if not name.startswith("SLURM")}
         env |= self._knobs()
-        env["RLPROF_REQUEST"] = str(run.path / "request.json")
+        env[env_names.REQUEST] = str(run.path / "request.json")
         head = HeadAddress(found.head_ip, found.gcs_port, found.control_port)
         return python_environment(env | supervisor_env(place.job, run, place.node, place.nodes, head))
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.job.knobs import home
 from rlprof_ops.supervisor.driver import exit_status
 
@@ -79,7 +80,7 @@ def python_environment(env: Mapping[str, str]) -> dict[str, str]:
     from rlprof_ops.job.knobs import import_path
 
     path = os.pathsep.join(filter(None, [import_path(), env.get("PYTHONPATH", "")]))
-    more = {"PYTHONPATH": path, "RLPROF_HOME": str(home())}
+    more = {"PYTHONPATH": path, env_names.HOME: str(home())}
     if not env.get("RLPROF_VENV") and not env.get("RLPROF_PYTHON"):
         more["RLPROF_PYTHON"] = sys.executable
         more["PATH"] = os.pathsep.join(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host.ports import address_towards
 from rlprof_ops.job import folders
@@ -32,9 +33,9 @@ def find_node_context(env: Mapping[str, str], settings: Settings) -> NodeContext
     """Read what ray.sub (or `rlprof demo`) set for this node. Raises UsageError when the run folder is not
     visible.
     """
-    job = env.get("RLPROF_JOB") or folders.job_name(env)
-    node = env.get("SLURMD_NODENAME") or env.get("RLPROF_NODE") or os.uname().nodename
-    run = folders.RunFolder(Path(env["RLPROF_RUN_DIR"]))
+    job = env.get(env_names.JOB) or folders.job_name(env)
+    node = env.get("SLURMD_NODENAME") or env.get(env_names.NODE) or os.uname().nodename
+    run = folders.RunFolder(Path(env[env_names.RUN_DIR]))
     try:
         token = run.read_token()
     except OSError as error:
@@ -42,16 +43,16 @@ def find_node_context(env: Mapping[str, str], settings: Settings) -> NodeContext
             f"node {node}: the job's token {run.token} cannot be read ({error.strerror}): BASE_LOG_DIR has to"
             " be on storage that all nodes share and, with a container, in MOUNTS."
         ) from error
-    head_ip = env["RLPROF_HEAD_IP"]
+    head_ip = env[env_names.HEAD_IP]
     return NodeContext(
         job=job,
         node=node,
         ip=address_towards(head_ip),
         head_ip=head_ip,
-        gcs_port=int(env["RLPROF_GCS_PORT"]),
-        control_port=int(env["RLPROF_CONTROL_PORT_CHOSEN"]),
+        gcs_port=int(env[env_names.GCS_PORT]),
+        control_port=int(env[env_names.CONTROL_PORT_CHOSEN]),
         is_head=env.get("SLURM_NODEID", "0") == "0",
-        nodes=tuple(env["RLPROF_NODES"].split()),
+        nodes=tuple(env[env_names.NODES].split()),
         run=run,
         folder=folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, ""),
         gpus=gpu_count(settings, env),
@@ -79,7 +80,7 @@ def make_supervisor(env: Mapping[str, str]) -> Head | Worker:
     journal = Journal(
         place.run.logs / f"{name}.log",
         place.node,
-        float(env.get("RLPROF_BEGAN", time.time())),
+        float(env.get(env_names.BEGAN, time.time())),
         place.folder.logs / "supervisor.log",
     )
     return (Head if place.is_head else Worker)(settings, request, place, journal)

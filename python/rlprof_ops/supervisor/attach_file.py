@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+from rlprof_ops import env_names
 from rlprof_ops.host import atomic
 from rlprof_ops.job.knobs import home
 from rlprof_ops.job.node_context import NodeContext
@@ -23,7 +24,7 @@ def write(place: NodeContext, env: Mapping[str, str]) -> None:
     names = [
         name
         for name in env
-        if name in _NAMES or (name.startswith("RLPROF_") and name != "RLPROF_REQUEST_JSON")
+        if name in _NAMES or (name.startswith("RLPROF_") and name != env_names.REQUEST_JSON)
     ]
     lines = [f"export {name}={shlex.quote(env[name])}" for name in sorted(names)]
     atomic.write(place.run.secrets / "attach.env", "\n".join(lines) + "\n", mode=0o600)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
+from rlprof_ops import env_names
 from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import ports, topology
@@ -23,7 +24,6 @@ from rlprof_ops.rayenv import check_import, environment
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
-from rlprof_ops.runtime.step_clock import LEADS
 from rlprof_ops.supervisor import capture_relay
 from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
@@ -81,7 +81,11 @@ class Supervisor:
         """
         place = self.place
         # Whoever submitted the job may be a profiled process itself.
-        env = {name: value for name, value in os.environ.items() if name not in (*OF_ONE_PROCESS, LEADS)}
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in (*OF_ONE_PROCESS, env_names.LEADS)
+        }
         for name in _PASSED_ON:  # an empty OMP_NUM_THREADS is a value to OpenMP, and a wrong one
             env.pop(name, None)
             if self.settings[name]:
@@ -89,7 +93,7 @@ class Supervisor:
         env.update(
             environment(env)
         )  # without a request too: it repairs Ray's nsight for trainers that use that
-        env["PYTHONPATH"] = python_path(env.get("PYTHONPATH"), self.settings.flag("RLPROF_ADAPTERS"))
+        env["PYTHONPATH"] = python_path(env.get("PYTHONPATH"), self.settings.flag(env_names.ADAPTERS))
         env["RAY_ADDRESS"] = f"{place.head_ip}:{place.gcs_port}"
         env["RAY_AUTH_MODE"] = self.settings["RAY_AUTH_MODE"]
         env.pop("RAY_AUTH_TOKEN", None)
@@ -98,14 +102,14 @@ class Supervisor:
         env["RAY_AUTH_TOKEN_PATH"] = str(place.run.token)
         env["RLINF_NODE_RANK"] = str(place.nodes.index(place.node) if place.node in place.nodes else 0)
         env |= {
-            "RLPROF_JOB": place.job,
-            "RLPROF_NODE": place.node,
-            "RLPROF_NODE_DIR": str(place.folder.path),
-            "RLPROF_RUN_DIR": str(place.run.path),
-            "RLPROF_HOME": str(home()),
+            env_names.JOB: place.job,
+            env_names.NODE: place.node,
+            env_names.NODE_DIR: str(place.folder.path),
+            env_names.RUN_DIR: str(place.run.path),
+            env_names.HOME: str(home()),
         }
         if self.request:
-            env["RLPROF_REQUEST_JSON"] = self.request.to_json()
+            env[env_names.REQUEST_JSON] = self.request.to_json()
         return env
 
     # ---- start
@@ -240,16 +244,16 @@ class Supervisor:
 
     def _asked(self) -> bool:
         """Whether there can be sessions of ours."""
-        return bool(self.request) or self.settings["RLPROF_ON_DEMAND"] != "0"
+        return bool(self.request) or self.settings[env_names.ON_DEMAND] != "0"
 
     def _wraps(self) -> bool:
         """Whether workers may have to be wrapped in nsys, now or for a capture on demand."""
-        return bool(self.request) or self.settings["RLPROF_ON_DEMAND"] == "nsight"
+        return bool(self.request) or self.settings[env_names.ON_DEMAND] == "nsight"
 
     async def serve_steps(self, tell: Tell, others: Callable[[], Iterable[str]] | None = None) -> None:
         """Take the job's steps from the driver, and open this node's windows at them."""
         place = self.place
-        if not self.settings.flag("RLPROF_ADAPTERS") or not self._asked():
+        if not self.settings.flag(env_names.ADAPTERS) or not self._asked():
             return
         self.windows = Windows(place.folder.path, self.request, self.journal.note)
         relay = StepRelay(
@@ -264,7 +268,7 @@ class Supervisor:
 
     def start_recording(self, on_told: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
         """Record this node from now on, unless RLPROF_RECORD is 0."""
-        if self.settings.flag("RLPROF_RECORD"):
+        if self.settings.flag(env_names.RECORD):
             self.recording = Recording(self.place, self.environment, self.journal.note, on_told, self.helpers)
             self.recording.start()
 
@@ -320,11 +324,5 @@ _PASSED_ON = (
     "RAY_worker_register_timeout_seconds",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
     "OMP_NUM_THREADS",
-    "RLPROF_NSYS",
-    "RLPROF_ADAPTERS",
-    "RLPROF_ON_DEMAND",
-    "RLPROF_RECORD",
-    "RLPROF_OPEN_WAIT_SECONDS",
-    "RLPROF_CLOSE_WAIT_SECONDS",
-    "RLPROF_METRICS",
+    *env_names.HANDED_ON,
 )

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops import env_names
 from rlprof_ops.collect import job_state
 from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
@@ -21,7 +22,6 @@ from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.runtime.step_clock import LEADS
 from rlprof_ops.slurm.job_state import is_cancelled
 from rlprof_ops.supervisor import attach_file, capture_relay, ended_tasks
 from rlprof_ops.supervisor.base import Supervisor, plugin_message
@@ -137,7 +137,7 @@ class Head(Supervisor):
             await self.files.start_sync()
             self.tell_state(self._hear_state)
             self.background(self.state.keep())
-            if self.settings["RLPROF_ON_DEMAND"] != "0":
+            if self.settings[env_names.ON_DEMAND] != "0":
                 self.on_demand = asyncio.create_task(capture_relay.watch(place.run.path, self._demanded))
             await self.serve_steps(self.control.tell, self._nodes.serving)
             self.start_recording(self._recorded)
@@ -290,12 +290,12 @@ class Head(Supervisor):
         if command:
             cwd = Path(self.settings_cwd())
             log = place.folder.live / "driver.log"
-            adapters = self.settings.flag("RLPROF_ADAPTERS")
+            adapters = self.settings.flag(env_names.ADAPTERS)
             self._driver = await Driver.start(
                 command,
                 place.folder.path / "command.sh",
                 log,
-                self.environment() | {LEADS: "1"},
+                self.environment() | {env_names.LEADS: "1"},
                 cwd,
                 session_words(self.request, sys.executable) if adapters else (),
             )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlprof_ops import env_names
 from rlprof_ops.collect.drain import steps
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, Step
 from rlprof_ops.collect.sync.__main__ import read_report, sync_command, write_deadline
@@ -136,7 +137,7 @@ class NodeDrain:
         (scripts/lib/job.sh).
         """
         seconds = float(self._settings.number("RLPROF_DRAIN_SECONDS"))
-        wait = os.environ.get("RLPROF_KILL_WAIT", "")
+        wait = os.environ.get(env_names.KILL_WAIT, "")
         return min(seconds, max(_LEAST_SECONDS, float(wait) - _MARGIN_SECONDS)) if wait.isdigit() else seconds
 
     async def close_profilers(self, budget: Budget) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.host.gpus import visible_gpus
 from rlprof_ops.host.ports import free_port
 from rlprof_ops.job.knobs import Settings
@@ -53,7 +54,7 @@ def gpu_count(settings: Settings, env: Mapping[str, str]) -> int:
     if on_node.isdigit():
         return int(on_node)
     # Where it does count them, a job that asked for none has none: they are somebody else's.
-    return 0 if env.get("RLPROF_SLURM_COUNTS_GPUS") == "1" or "SLURM_JOB_ID" not in env else visible_gpus()
+    return 0 if env.get(env_names.SLURM_COUNTS_GPUS) == "1" or "SLURM_JOB_ID" not in env else visible_gpus()
 
 
 def cpu_count(settings: Settings, env: Mapping[str, str]) -> int:

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops import env_names
 from rlprof_ops.collect.drain.node_record import SCHEMA
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence
 from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, log_to_output, record_pass
@@ -39,8 +40,8 @@ _KNOWN_THEN = ("role", "started_ns", "plugin_loaded", "clock", "phases_s")
 def command_line(place: NodeContext, root: str) -> str:
     """What a person types on the node, once the storage takes files again."""
     env = {
-        "RLPROF_JOB": place.job,
-        "RLPROF_RUN_DIR": str(place.run.path),
+        env_names.JOB: place.job,
+        env_names.RUN_DIR: str(place.run.path),
         "SLURMD_NODENAME": place.node,
         "RLPROF_NODE_ROOT": root,
         "PYTHONPATH": import_path(),
@@ -166,11 +167,11 @@ def main(env: Mapping[str, str]) -> int:
     """The exit code: 0 when everything came home."""
     log_to_output()
     settings = Settings.load(env)
-    job, run = env["RLPROF_JOB"], Path(env["RLPROF_RUN_DIR"])
+    job, run = env[env_names.JOB], Path(env[env_names.RUN_DIR])
     node = env.get("SLURMD_NODENAME") or os.uname().nodename
     folder = folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, "").path
     whole = salvage(folder, run, node, job, seconds=float(settings.number("RLPROF_DRAIN_SECONDS")))
-    finish_run_record(run, env.get("RLPROF_STEP_CODE", "?"))
+    finish_run_record(run, env.get(env_names.STEP_CODE, "?"))
     return 0 if whole else EXIT_FAILED
 
 

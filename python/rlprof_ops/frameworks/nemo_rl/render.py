@@ -6,6 +6,7 @@ import json
 import shlex
 from fnmatch import fnmatchcase
 
+from rlprof_ops import env_names
 from rlprof_ops.backends.nsight_presets import resolve
 from rlprof_ops.frameworks.base import Remarks, Rendered, Worker, common_losses, select, usable
 from rlprof_ops.frameworks.nemo_rl.names import (
@@ -57,14 +58,9 @@ def _lines(number: int, spec: CaptureSpec, request: ProfileRequest, remarks: Rem
     patterns = _patterns(spec, workers, remarks)
     if not patterns:
         return []
-    prefix = "NRL_NSYS" if spec.backend == "nsight" else "NRL_TORCH_PROFILE"
     lines = [
-        f"export {prefix}_WORKER_PATTERNS={shlex.quote(','.join(patterns))}",
-        (
-            "export"
-            f" NRL_{'NSYS' if spec.backend == 'nsight' else 'TORCH'}_PROFILE_STEP_RANGE="
-            f"{_range(number, spec.steps, remarks)}"
-        ),
+        f"export {env_names.NRL_WORKER_PATTERNS[spec.backend]}={shlex.quote(','.join(patterns))}",
+        f"export {env_names.NRL_STEP_RANGE[spec.backend]}={_range(number, spec.steps, remarks)}",
     ]
     if spec.ranks is not None:
         remarks.lose(f"capture {number}: ranks; NeMo RL profiles every rank of a matched worker")

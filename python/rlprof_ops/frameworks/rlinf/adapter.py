@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from rlprof_ops import env_names
 from rlprof_ops.frameworks.adapter import UnknownShape, attribute, expect, safely, wrap
 from rlprof_ops.frameworks.tasks import as_task
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_rule
@@ -194,7 +195,7 @@ def _bind(function: Any, cls: Any, arguments: tuple[Any, ...], named: dict[str, 
 
 def _ask(config: Any) -> None:
     """Make `cluster.profiling` the request of a job that has none."""
-    if _RUNNER.asked or os.environ.get("RLPROF_REQUEST_JSON") or config.backend != "nsight":
+    if _RUNNER.asked or os.environ.get(env_names.REQUEST_JSON) or config.backend != "nsight":
         return
     _RUNNER.asked = True
     from rlprof_ops.frameworks.rlinf.import_config import request_of
@@ -203,13 +204,13 @@ def _ask(config: Any) -> None:
 
     request = request_of(config)
     if request and step_clock.tell_request(request.to_json()):
-        os.environ["RLPROF_REQUEST_JSON"] = request.to_json()
+        os.environ[env_names.REQUEST_JSON] = request.to_json()
         actor_labels.forget_request()
 
 
 def _has_session(worker: str) -> bool:
     """Whether the request selects `<group>:<rank>` for nsight: our plugin wraps it then."""
-    text = os.environ.get("RLPROF_REQUEST_JSON")
+    text = os.environ.get(env_names.REQUEST_JSON)
     if not text:
         return False
     from rlprof_ops.request import request_from_json
@@ -221,7 +222,7 @@ def _has_session(worker: str) -> bool:
 
 def _into_run_folder(config: Any, worker: str) -> Any:
     """A copy of RLinf's profiling configuration whose reports are written where the job's others come to."""
-    run = os.environ.get("RLPROF_RUN_DIR")
+    run = os.environ.get(env_names.RUN_DIR)
     if not run or not hasattr(config, "output_dir"):
         return config
     import copy

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import names, nsight
 from rlprof_ops.rayenv.worker_selection import Identity, Selection, identify, select
 from rlprof_ops.rayenv.wrap.nsys_command import (
@@ -82,7 +83,7 @@ class SessionWrap:
 
     def apply(self, context: Any) -> None:
         worker, rank = self.identity.worker or names.NAMELESS, self.identity.rank
-        context.env_vars.update({"RLPROF_WORKER": worker, "RLPROF_RANK": "" if rank is None else str(rank)})
+        context.env_vars.update({env_names.WORKER: worker, env_names.RANK: "" if rank is None else str(rank)})
         command = session_command(self.identity, self.spec, os.environ, self.nsys)
         context.py_executable = command.shell(context.py_executable or shlex.quote(sys.executable))
 
@@ -94,7 +95,7 @@ def session_spec(
     another range, an engine's inner worker, or no supervisor on this node that opens windows.
     """
     opened_by = str(options.get("c") or options.get("capture-range") or "").lower()
-    listening = os.path.exists(os.path.join(env.get("RLPROF_NODE_DIR", ""), SOCKET))
+    listening = os.path.exists(os.path.join(env.get(env_names.NODE_DIR, ""), SOCKET))
     if opened_by != "cudaprofilerapi" or identity.base is not None or not listening:
         return None
     kept = {name: value for name, value in options.items() if name not in nsight.OURS}

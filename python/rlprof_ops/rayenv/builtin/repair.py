@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import nsight, rocprof_sys
 from rlprof_ops.rayenv.builtin import nsight_key
 from rlprof_ops.rayenv.fallback import CannotProfile, give_up
@@ -144,7 +145,7 @@ def _replace_methods(plugin: Any, prepare: Any) -> None:
         if wrap is None:
             return
         if os.environ.get(
-            "RLPROF_REQUEST_JSON"
+            env_names.REQUEST_JSON
         ):  # without a request children inherit, as a trainer knows it of Ray
             keep_to_itself(context, context.py_executable)
         wrap.apply(context)
@@ -233,7 +234,7 @@ async def _prepare_rocprof(
 
 def _request(logger: logging.Logger) -> ProfileRequest | None:
     """The job's request; None when there is none, or none that can be read (then nothing may be dropped)."""
-    text = os.environ.get("RLPROF_REQUEST_JSON")
+    text = os.environ.get(env_names.REQUEST_JSON)
     if not text:
         return None
     try:

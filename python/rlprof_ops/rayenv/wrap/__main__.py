@@ -13,6 +13,7 @@ import shutil
 import sys
 from typing import NoReturn
 
+from rlprof_ops import env_names
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.rayenv.wrap.standalone import Command, run, wrapped_command
 from rlprof_ops.runtime.process.event_log import log
@@ -48,12 +49,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
         if request and any(spec.on_error == "fail" for spec in request.captures):
             _fail(error)
         made = Command(
-            tuple(words), {**os.environ, "RLPROF_WORKER": worker, "RLPROF_NOT_WRAPPED": str(error)}
+            tuple(words), {**os.environ, env_names.WORKER: worker, env_names.NOT_WRAPPED: str(error)}
         )
     except RlprofError as error:
         _fail(error)
-    if made.env.get("RLPROF_NOT_WRAPPED"):
-        log(f"runs unprofiled: {made.env['RLPROF_NOT_WRAPPED']}")
+    if made.env.get(env_names.NOT_WRAPPED):
+        log(f"runs unprofiled: {made.env[env_names.NOT_WRAPPED]}")
     try:
         run(made)
     except RlprofError as error:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import nsight
 from rlprof_ops.rayenv.worker_selection import Identity
 from rlprof_ops.rayenv.wrap.nsys_command import NsysCommand, range_command, session_command
@@ -27,7 +28,7 @@ def wrap_context(
     `refused` is why nsys cannot be used although it is there. Raises `WrapError` when nsys is missing or
     refused and a matching capture has `on_error: fail`.
     """
-    text = env.get("RLPROF_REQUEST_JSON")
+    text = env.get(env_names.REQUEST_JSON)
     request = None
     if text:
         from rlprof_ops.request import request_from_json
@@ -38,7 +39,7 @@ def wrap_context(
         return False
     for spec in specs:
         context.env_vars.update(spec.env)
-    context.env_vars.update({"RLPROF_WORKER": worker, "RLPROF_RANK": "" if rank is None else str(rank)})
+    context.env_vars.update({env_names.WORKER: worker, env_names.RANK: "" if rank is None else str(rank)})
     wanted = [spec for spec in specs if spec.backend == "nsight"]
     if not wanted:
         return False
@@ -47,7 +48,7 @@ def wrap_context(
         reason = refused or nsys_is_missing(worker, rank, env)
         if any(spec.on_error == "fail" for spec in wanted):
             raise WrapError(reason)
-        context.env_vars["RLPROF_NOT_WRAPPED"] = reason  # the worker's runtime writes the `failed` event
+        context.env_vars[env_names.NOT_WRAPPED] = reason  # the worker's runtime writes the `failed` event
         return False
     command = nsys_command(Identity(worker, rank), wanted[0], env, nsys)
     context.py_executable = command.shell(context.py_executable)
@@ -61,7 +62,7 @@ def specs_for(
     `rlprof capture` may ask for one later.
     """
     specs = request.for_worker(worker, rank) if request else ()
-    on_demand = env.get("RLPROF_ON_DEMAND", "").strip().lower() == "nsight"
+    on_demand = env.get(env_names.ON_DEMAND, "").strip().lower() == "nsight"
     if on_demand and not any(spec.backend == "nsight" for spec in specs):
         from rlprof_ops.request import CaptureSpec
 
@@ -77,7 +78,7 @@ def nsys_command(identity: Identity, spec: CaptureSpec, env: Mapping[str, str], 
 
 def nsys_is_missing(worker: str, rank: int | None, env: Mapping[str, str]) -> str:
     """One message for a node without nsys: who needs it, and what to do."""
-    node = env.get("RLPROF_NODE") or socket.gethostname()
+    node = env.get(env_names.NODE) or socket.gethostname()
     return (
         f"no nsys on node {node} for worker {worker!r} rank {rank}: {nsight.why_missing(env)}. Install"
         " nsight-systems-cli there (or in the container), set RLPROF_NSYS to it, or set `on_error: continue`"

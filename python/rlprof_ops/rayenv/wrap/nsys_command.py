@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import names, nsight
 from rlprof_ops.rayenv.worker_selection import Identity
 from rlprof_ops.rayenv.wrap.option_trial import TIMEOUT_S, timeout_s
@@ -77,7 +78,7 @@ def session_command(identity: Identity, spec: CaptureSpec, env: Mapping[str, str
 
 def session_prefix(worker: str, rank: int | None, env: Mapping[str, str]) -> str:
     """Session names begin with a letter and are unique on a machine that several jobs share."""
-    return f"rlprof-{names.safe(env.get('RLPROF_JOB') or 'local')}-{names.safe_worker(worker)}-r{rank or 0}-"
+    return f"rlprof-{names.safe(env.get(env_names.JOB) or 'local')}-{names.safe_worker(worker)}-r{rank or 0}-"
 
 
 def range_command(identity: Identity, spec: CaptureSpec, env: Mapping[str, str], nsys: str) -> NsysCommand:
@@ -89,12 +90,12 @@ def range_command(identity: Identity, spec: CaptureSpec, env: Mapping[str, str],
     opened_by = nsight.capture_range(spec) or "none"
     windows = spec.windows()
     counted = None if spec.each == "phase" or any(window.stop is None for window in windows) else len(windows)
-    folder = Path(env.get("RLPROF_RUN_DIR") or "rlprof-profiles").absolute() / names.report_folder(
+    folder = Path(env.get(env_names.RUN_DIR) or "rlprof-profiles").absolute() / names.report_folder(
         "nsight", identity.worker or "", identity.rank
     )
     output = report_output(None, identity, windows[0] if counted == 1 else None, env, folder)
     os.makedirs(os.path.dirname(output), mode=0o700, exist_ok=True)
-    variables = {"RLPROF_NSYS_RANGE": opened_by, **job_tmpdir(env)}
+    variables = {env_names.NSYS_RANGE: opened_by, **job_tmpdir(env)}
     if opened_by == "nvtx":
         variables["NSYS_NVTX_PROFILER_REGISTER_ONLY"] = "0"  # else only registered strings open a range
     options = (*nsight.profile_words(spec, counted), "-o", output)
@@ -111,15 +112,15 @@ def report_output(
     """
     if asked and os.path.isabs(asked):
         return asked
-    host = env.get("RLPROF_NODE") or socket.gethostname()
+    host = env.get(env_names.NODE) or socket.gethostname()
     worker = identity.worker or _own_name(asked)
     stem = names.process_report_stem(worker, identity.rank, window, host, "%p")
     rank = f"rank{identity.rank or 0}"
     if identity.base is not None:
         stem, rank = stem.replace("_rank0_", f"_rank{RANK}_", 1), f"rank{RANK}"
-    if env.get("RLPROF_NODE_DIR"):
+    if env.get(env_names.NODE_DIR):
         folder = Path(
-            env["RLPROF_NODE_DIR"], "inplace", "nsight", names.safe_worker(worker or names.NAMELESS), rank
+            env[env_names.NODE_DIR], "inplace", "nsight", names.safe_worker(worker or names.NAMELESS), rank
         )
     else:
         folder = session_folder
@@ -139,7 +140,7 @@ def patience_s(env: Mapping[str, str]) -> int:
 
 def job_tmpdir(env: Mapping[str, str]) -> dict[str, str]:
     """TMPDIR in the node folder, which then exists: the supervisor recovers what nsys leaves there."""
-    node_dir = env.get("RLPROF_NODE_DIR")
+    node_dir = env.get(env_names.NODE_DIR)
     if not node_dir:
         return {}
     tmp = os.path.join(node_dir, "tmp")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.words import limit
 
 TIMEOUT_S = 20.0
@@ -29,7 +30,7 @@ _TELLING = re.compile(r"error|unrecogni|unknown|invalid|illegal|not found|no mod
 def timeout_s(env: Mapping[str, str]) -> float:
     """How long a trial may take: `RLPROF_CHECK_TIMEOUT_S`, else 20 s (nsys 2023.4 takes 3 s)."""
     try:
-        return float(env.get("RLPROF_CHECK_TIMEOUT_S") or TIMEOUT_S)
+        return float(env.get(env_names.CHECK_TIMEOUT_S) or TIMEOUT_S)
     except ValueError:
         return TIMEOUT_S
 
@@ -37,8 +38,8 @@ def timeout_s(env: Mapping[str, str]) -> float:
 def trial_env() -> dict[str, str]:
     """The environment of a trial: the agent's, with the job's folder for what a profiler leaves in TMPDIR."""
     env = dict(os.environ)
-    if env.get("RLPROF_NODE_DIR"):
-        env["TMPDIR"] = os.path.join(env["RLPROF_NODE_DIR"], "tmp")
+    if env.get(env_names.NODE_DIR):
+        env["TMPDIR"] = os.path.join(env[env_names.NODE_DIR], "tmp")
     return env
 
 

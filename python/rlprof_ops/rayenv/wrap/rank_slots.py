@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import names
 
 # Stands for the number in the words that are wrapped around the worker, and in the settings before them.
@@ -60,7 +61,7 @@ def numbered(
         ranks: the selected ones; None for all.
     """
     slots = Path(
-        env.get("RLPROF_NODE_DIR") or "/tmp/rlprof-" + str(os.getuid()), "ranks", names.safe_worker(worker)
+        env.get(env_names.NODE_DIR) or "/tmp/rlprof-" + str(os.getuid()), "ranks", names.safe_worker(worker)
     )
     chosen = "all" if ranks is None else "," + ",".join(map(str, ranks)) + ","
     before = ["bash", "-c", _SCRIPT, "rlprof-rank", str(slots), str(base), chosen, str(len(words))]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import names, rocprof_sys
 from rlprof_ops.rayenv.worker_selection import Identity
 from rlprof_ops.rayenv.wrap.option_trial import Trials, trial_env
@@ -104,12 +105,12 @@ def make_wrap(
     Raises `rocprof_sys.FrontEndError` when this node cannot run it.
     """
     front_end = rocprof_sys.find(env)
-    host = env.get("RLPROF_NODE") or socket.gethostname()
+    host = env.get(env_names.NODE) or socket.gethostname()
     stem = names.process_report_stem(identity.worker, identity.rank, window, host, "%pid%")
     folder = session_folder
-    if env.get("RLPROF_NODE_DIR"):
+    if env.get(env_names.NODE_DIR):
         worker = names.safe_worker(identity.worker or names.NAMELESS)
-        folder = Path(env["RLPROF_NODE_DIR"], "inplace", "rocprof_sys", worker, f"rank{identity.rank or 0}")
+        folder = Path(env[env_names.NODE_DIR], "inplace", "rocprof_sys", worker, f"rank{identity.rank or 0}")
     own = {name: str(value) for name, value in asked.variables.items()}
     variables = rocprof_sys.variables(str(folder), stem, own, windowed)
     os.makedirs(variables["ROCPROFSYS_OUTPUT_PATH"], mode=0o700, exist_ok=True)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import rocprof_sys
 from rlprof_ops.rayenv.fallback import CannotProfile, give_up
 from rlprof_ops.rayenv.worker_selection import Identity
@@ -33,7 +34,7 @@ async def prepare(
     }
     identity = Identity(worker, rank)
     folder = Path(
-        os.environ.get("RLPROF_NODE_DIR") or os.environ.get("RLPROF_RUN_DIR") or "rlprof-profiles"
+        os.environ.get(env_names.NODE_DIR) or os.environ.get(env_names.RUN_DIR) or "rlprof-profiles"
     ).absolute()
     asked = Asked(spec.options, flags, variables)
     try:

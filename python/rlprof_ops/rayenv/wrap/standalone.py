@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, NoReturn
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import nsight, rocprof_sys, validate
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.knobs import python_path
@@ -62,16 +63,16 @@ def wrapped_command(
     profiled here and its capture has `on_error: fail`.
     """
     full = dict(env)
-    if env.get("RLPROF_ADAPTERS", "1") != "0":
+    if env.get(env_names.ADAPTERS, "1") != "0":
         full["PYTHONPATH"] = python_path(env.get("PYTHONPATH"))
     identity = Identity(worker or TRAINER, rank)
     specs = specs_for(request, worker or TRAINER, rank, env)
     if worker or specs:
-        full |= {"RLPROF_WORKER": worker or TRAINER, "RLPROF_RANK": "" if rank is None else str(rank)}
+        full |= {env_names.WORKER: worker or TRAINER, env_names.RANK: "" if rank is None else str(rank)}
     for spec in specs:
         full.update(spec.env)
     if specs and request:
-        full["RLPROF_REQUEST_JSON"] = request.to_json()
+        full[env_names.REQUEST_JSON] = request.to_json()
     for spec in specs:
         errors = validate(spec).errors
         if errors:
@@ -84,7 +85,7 @@ def wrapped_command(
         except (WrapError, rocprof_sys.FrontEndError) as error:
             if spec.on_error == "fail":
                 raise RlprofError(f"{identity} cannot be profiled: {error}") from None
-            full["RLPROF_NOT_WRAPPED"] = str(error)
+            full[env_names.NOT_WRAPPED] = str(error)
     return Command(tuple(argv), full)
 
 
@@ -102,7 +103,7 @@ def _under_rocprof(
     identity: Identity, argv: Sequence[str], spec: CaptureSpec, env: dict[str, str]
 ) -> Command:
     python, rest = split_python(argv)
-    folder = Path(env.get("RLPROF_NODE_DIR") or env.get("RLPROF_RUN_DIR") or "rlprof-profiles").absolute()
+    folder = Path(env.get(env_names.NODE_DIR) or env.get(env_names.RUN_DIR) or "rlprof-profiles").absolute()
     variables = {name: value for name, value in env.items() if name.startswith("ROCPROFSYS_")}
     asked = rocprof.Asked(
         spec.options, spec.flags if spec.flags or spec.options else rocprof.DEFAULT_FLAGS, variables

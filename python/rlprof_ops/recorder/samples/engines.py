@@ -12,6 +12,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops import env_names
+
 _SERVER = re.compile(r"vllm\.entrypoints|vllm\0serve|sglang\.launch_server|bin/vllm\0|sglang_router")
 _PORT = re.compile(r"\0--port(?:\0|=)(\d{2,5})(?:\0|$)")
 _DEFAULT_PORT = {"vllm": 8000, "sglang": 30000}
@@ -47,7 +49,7 @@ class Engines:
 
     def __init__(self, proc: str = "/proc", urls: str | None = None) -> None:
         self._proc = proc
-        self._urls = tuple((os.environ.get("RLPROF_ENGINES", "") if urls is None else urls).split())
+        self._urls = tuple((os.environ.get(env_names.ENGINES, "") if urls is None else urls).split())
         self._found: tuple[str, ...] = ()
         self._searched = -_SEARCH_S
         self._before: dict[str, tuple[float, float, float]] = {}

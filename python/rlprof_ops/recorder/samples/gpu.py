@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from rlprof_ops import env_names
+
 _LIBRARY = "libnvidia-ml.so.1"
 _CLOCK_SM, _TEMPERATURE_GPU = 1, 0
 _PCIE_SENT, _PCIE_RECEIVED = 0, 1
@@ -93,7 +95,7 @@ class GpuSamples:
         self._turn = 0
         self._mute: set[tuple[str, int]] = set()  # what a GPU has said that it does not tell
         try:
-            self._nvml = ctypes.CDLL(library or os.environ.get("RLPROF_NVML") or _LIBRARY)
+            self._nvml = ctypes.CDLL(library or os.environ.get(env_names.NVML) or _LIBRARY)
             if self._nvml.nvmlInit_v2():
                 self._nvml = None
         except (OSError, AttributeError):

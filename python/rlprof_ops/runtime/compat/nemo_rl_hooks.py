@@ -14,6 +14,7 @@ import os
 import re
 import sys
 
+from rlprof_ops import env_names
 from rlprof_ops.runtime import profiler
 from rlprof_ops.runtime.clock_file import ClockFile
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext
@@ -32,7 +33,7 @@ def worker_name(rank: int, general: str) -> str:
     alone,
     and where no class tells it.
     """
-    told = os.environ.get("RLPROF_WORKER")
+    told = os.environ.get(env_names.WORKER)
     own = told or _class_name()
     if told or not own:
         return own or general
@@ -47,7 +48,7 @@ def worker_name(rank: int, general: str) -> str:
 
 def _told_step() -> int | None:
     """The step that the driver told this node last; None where no driver tells its steps."""
-    node_dir = os.environ.get("RLPROF_NODE_DIR")
+    node_dir = os.environ.get(env_names.NODE_DIR)
     if not node_dir:
         return None
     try:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rlprof_ops import env_names
 from rlprof_ops.runtime.gate import TimedGate
 from rlprof_ops.runtime.on_demand.watcher import STACKS, CaptureRequest, Watcher
 from rlprof_ops.runtime.process.event_log import log
@@ -27,7 +28,7 @@ def spec_for(
 
     backend = demand.backend
     if backend == "auto":
-        backend = "nsight" if os.environ.get("RLPROF_NSYS_SESSION") else "torch"
+        backend = "nsight" if os.environ.get(env_names.NSYS_SESSION) else "torch"
     options = dict(demand.options)
     if backend == "torch" and demand.seconds is not None:
         options["all_threads"] = "true"  # it is started and stopped beside the training thread

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.host import atomic
 from rlprof_ops.runtime.process.event_log import log_once
 
-VARIABLE = "RLPROF_ON_DEMAND"
 FOLDER = "control"
 STACKS = "stacks"  # a request for stacks, which the node's supervisor answers: no worker sees it
 POLL_S = 1.0
@@ -32,7 +32,7 @@ _COARSE_NS = 2_000_000_000
 
 def asked(env: Mapping[str, str]) -> bool:
     """Whether this process should look for captures on demand: `RLPROF_ON_DEMAND` is 1, on, or nsight."""
-    return env.get(VARIABLE, "").strip().lower() in ("1", "true", "yes", "on", "nsight")
+    return env.get(env_names.ON_DEMAND, "").strip().lower() in ("1", "true", "yes", "on", "nsight")
 
 
 @dataclass(frozen=True)

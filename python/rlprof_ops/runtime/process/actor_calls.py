@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
+from rlprof_ops import env_names
+
 if TYPE_CHECKING:
     from rlprof_ops.runtime.ranges.emitters import RangeEmitter
 
@@ -22,7 +24,7 @@ Executor = Callable[..., object]  # (actor, *arguments), as Ray calls it
 
 def install(name: str, module: ModuleType) -> None:
     """Follow the executors of `ray._private.function_manager` in a process that has a session."""
-    if not os.environ.get("RLPROF_NSYS_SESSION"):
+    if not os.environ.get(env_names.NSYS_SESSION):
         return
     from rlprof_ops.frameworks.adapter import attribute, wrap
 

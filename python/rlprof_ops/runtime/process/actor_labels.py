@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
+from rlprof_ops import env_names
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS, WorkerKey
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _DONE = "_rlprof_labels"
 _RAYS_OWN = ("ray._", "ray.dashboard", "ray.util", "ray.experimental", "ray.serve", "ray.data._", "ray.job")
 # An actor gets these from its own node's raylet, whoever hands on another node's (NeMo RL creates workers in
 # an actor that has the driver's variables at hand, and its own), and it never leads a job as COMMAND does.
-_THE_NODES = ("RLPROF_NODE", "RLPROF_NODE_DIR", "RLPROF_LEADS")
+_THE_NODES = (env_names.NODE, env_names.NODE_DIR, env_names.LEADS)
 # Whose they are: an actor gets its own from its node's raylet and from the plugin.
 _MINE = (*OF_ONE_PROCESS, "TMPDIR")
 
@@ -166,7 +167,7 @@ def _note(runtime_env: object) -> None:
 def labelled(actor_class: ActorClass, options: Mapping[str, object]) -> object:
     """The runtime env for a new actor: with our key when the request selects it, else as it came."""
     given = cast("Mapping[str, object] | None", options.get("runtime_env"))
-    request, everyone = _request(), os.environ.get("RLPROF_ON_DEMAND", "").strip().lower() == "nsight"
+    request, everyone = _request(), os.environ.get(env_names.ON_DEMAND, "").strip().lower() == "nsight"
     env: dict[str, object] = dict(given or {})
     by_trainer = bool(env.get("nsight") or env.get("_nsight"))  # profiled by the trainer's own choice
     if request is None and not everyone and not by_trainer:
@@ -192,7 +193,7 @@ def labelled(actor_class: ActorClass, options: Mapping[str, object]) -> object:
         elif found is not None and by_trainer and (request is None or by_rule(new) is not None):
             # What a request selects is told by the trainer's own options where no rule tells it: an output's
             # name, a rank (rayenv/worker_selection.py).
-            named = {"RLPROF_WORKER": found[0], "RLPROF_RANK": str(found[1])}
+            named = {env_names.WORKER: found[0], env_names.RANK: str(found[1])}
             env["env_vars"] = {**named, **variables}
     if not env:
         return given
@@ -235,7 +236,7 @@ def own_variables(variables: Mapping[str, str], env: Mapping[str, str]) -> dict[
 @functools.lru_cache(maxsize=1)
 def _request() -> ProfileRequest | None:
     """The job's request, when it selects anything."""
-    text = os.environ.get("RLPROF_REQUEST_JSON")
+    text = os.environ.get(env_names.REQUEST_JSON)
     if not text:
         return None
     from rlprof_ops.request import request_from_json

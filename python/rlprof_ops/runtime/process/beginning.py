@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
+from rlprof_ops import env_names
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.process import session_file
 from rlprof_ops.runtime.process.worker_identity import WorkerKey, find_identity
@@ -27,14 +28,14 @@ def selected(key: WorkerKey) -> None:
 def begins() -> None:
     """This process begins, before its program: say whose session it is, or why it is in none."""
     env = os.environ
-    if session_file.SESSION in env:
+    if env_names.NSYS_SESSION in env:
         session_file.register()
-    elif not env.get("RLPROF_WORKER") or not env.get("RLPROF_NODE_DIR"):
+    elif not env.get(env_names.WORKER) or not env.get(env_names.NODE_DIR):
         return
-    elif env.get("RLPROF_NOT_WRAPPED"):
-        _was_not_wrapped(env["RLPROF_NOT_WRAPPED"])
+    elif env.get(env_names.NOT_WRAPPED):
+        _was_not_wrapped(env[env_names.NOT_WRAPPED])
         return
-    if _is_ray_worker() and (session_file.SESSION not in env or session_file.registered(env)):
+    if _is_ray_worker() and (env_names.NSYS_SESSION not in env or session_file.registered(env)):
         place = find_identity(None, None, None, env)
         step_clock.note(BEGUN, worker=place.worker, rank=place.rank)
 
@@ -48,14 +49,14 @@ def _was_not_wrapped(reason: str) -> None:
     children of the worker are no workers.
     """
     env = os.environ
-    if env.get(step_clock.LEADS) == "1" or session_file.claimed(env, _NO_SESSION) not in (None, os.getpid()):
+    if env.get(env_names.LEADS) == "1" or session_file.claimed(env, _NO_SESSION) not in (None, os.getpid()):
         return
-    env[session_file.OWNER] = f"{os.getpid()}:{_NO_SESSION}"
+    env[env_names.SESSION_PID] = f"{os.getpid()}:{_NO_SESSION}"
     from rlprof_ops.request import request_from_json
     from rlprof_ops.runtime.process.event_log import EventLog
     from rlprof_ops.runtime.trainer_request import with_request
 
-    text = with_request(env).get("RLPROF_REQUEST_JSON")
+    text = with_request(env).get(env_names.REQUEST_JSON)
     place = find_identity(None, None, None, env)
     specs = request_from_json(text).for_worker(place.worker, place.rank) if text else ()
     wrapping = [spec for spec in specs if spec.backend in ("nsight", "rocprof_sys")]

@@ -11,10 +11,12 @@ import os
 from collections.abc import Callable
 from types import ModuleType
 
+from rlprof_ops import env_names
+
 
 def install(name: str, module: ModuleType) -> None:
     """Route the two functions of `torch.cuda.profiler` where this process has a session and a supervisor."""
-    if not os.environ.get("RLPROF_NSYS_SESSION") or not os.environ.get("RLPROF_NODE_DIR"):
+    if not os.environ.get(env_names.NSYS_SESSION) or not os.environ.get(env_names.NODE_DIR):
         return
     from rlprof_ops.frameworks.adapter import wrap
 

@@ -14,13 +14,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.host import atomic
 
 FOLDER = "sessions"
-# Set for the children: which process its session is named after, as `<pid>:<session>`. A job that was
-# submitted from inside another session inherits that one's.
-OWNER = "RLPROF_SESSION_PID"
-SESSION = "RLPROF_NSYS_SESSION"
 
 
 @dataclass(frozen=True)
@@ -48,11 +45,11 @@ def register(
     """Write or rewrite this process's session file; nothing happens in a process without a session of its
     own."""
     env = os.environ
-    session, node_dir = env.get(SESSION), env.get("RLPROF_NODE_DIR")
+    session, node_dir = env.get(env_names.NSYS_SESSION), env.get(env_names.NODE_DIR)
     if not session or not node_dir or not is_owner(env):
         return
     first = not claimed(env, session)
-    env[OWNER] = f"{os.getpid()}:{session}"
+    env[env_names.SESSION_PID] = f"{os.getpid()}:{session}"
     path = Path(node_dir, FOLDER, f"{session}.json")
     before = None if first else read(path)
     from rlprof_ops.runtime.process.event_log import log_once
@@ -82,7 +79,7 @@ def _first_gate(env: Mapping[str, str], worker: str) -> str:
     """COMMAND runs under a name that an adapter in it may take, or an actor that it creates (a `controller`):
     nobody opens its windows until its own process has said that it is that worker. `driver` is nobody else.
     """
-    leads = env.get("RLPROF_LEADS") == "1" and worker != "driver"
+    leads = env.get(env_names.LEADS) == "1" and worker != "driver"
     return "nobody" if leads else "supervisor"
 
 
@@ -107,17 +104,17 @@ def read_all(node_dir: str | os.PathLike[str]) -> list[Session]:
 
 def is_owner(env: Mapping[str, str]) -> bool:
     """Whether this process is the one that its session is named after."""
-    session = env.get(SESSION)
+    session = env.get(env_names.NSYS_SESSION)
     return bool(session) and claimed(env, str(session)) in (None, os.getpid())
 
 
 def registered(env: Mapping[str, str]) -> bool:
     """Whether this process owns its session and has left the file for its supervisor."""
-    path = Path(env.get("RLPROF_NODE_DIR", ""), FOLDER, f"{env.get(SESSION)}.json")
-    return claimed(env, env.get(SESSION, "")) == os.getpid() and path.exists()
+    path = Path(env.get(env_names.NODE_DIR, ""), FOLDER, f"{env.get(env_names.NSYS_SESSION)}.json")
+    return claimed(env, env.get(env_names.NSYS_SESSION, "")) == os.getpid() and path.exists()
 
 
 def claimed(env: Mapping[str, str], session: str) -> int | None:
     """The pid of the process that is the owner of `session` by its variables; None where none has said so."""
-    pid, _, name = env.get(OWNER, "").partition(":")
+    pid, _, name = env.get(env_names.SESSION_PID, "").partition(":")
     return int(pid) if name == session and pid.isdigit() else None

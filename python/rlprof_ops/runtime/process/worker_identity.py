@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import names
 
 DEFAULT_FOLDER = "rlprof-profiles"
 # Where a launcher says a process's rank: ours, torchrun's (and verl's and NeMo RL's), MPI's, Slurm's. The
 # first that is set counts; Slurm's is last, since mpirun's processes inherit that of the batch script.
 RANK_VARIABLES = (
-    "RLPROF_RANK",
+    env_names.RANK,
     "RANK",
     "OMPI_COMM_WORLD_RANK",
     "MV2_COMM_WORLD_RANK",
@@ -26,12 +27,12 @@ RANK_VARIABLES = (
 )
 # What a process has of its own: another one that inherits these is somebody else.
 OF_ONE_PROCESS = (
-    "RLPROF_WORKER",
-    "RLPROF_RANK",
-    "RLPROF_NSYS_SESSION",
-    "RLPROF_NSYS_RANGE",
-    "RLPROF_NOT_WRAPPED",
-    "RLPROF_SESSION_PID",
+    env_names.WORKER,
+    env_names.RANK,
+    env_names.NSYS_SESSION,
+    env_names.NSYS_RANGE,
+    env_names.NOT_WRAPPED,
+    env_names.SESSION_PID,
 )
 _SAID_OF_THE_WORKER = 2  # the first ones; in a Ray worker the others tell of whoever ran `ray start`
 
@@ -76,13 +77,13 @@ def find_identity(
 
     Folders: `RLPROF_NODE_DIR`; without it the run folder; without that `./rlprof-profiles`.
     """
-    worker = worker or env.get("RLPROF_WORKER") or "worker"
+    worker = worker or env.get(env_names.WORKER) or "worker"
     if rank is None:
         rank = rank_from(env)
     if world_size is None:
         world_size = _number(env.get("WORLD_SIZE"))
-    host = env.get("RLPROF_NODE") or socket.gethostname()
-    node_dir, run_dir = env.get("RLPROF_NODE_DIR"), env.get("RLPROF_RUN_DIR")
+    host = env.get(env_names.NODE) or socket.gethostname()
+    node_dir, run_dir = env.get(env_names.NODE_DIR), env.get(env_names.RUN_DIR)
     if node_dir or not run_dir:
         root = Path(node_dir or DEFAULT_FOLDER).absolute()
         own = root

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-VARIABLE = "RLPROF_METRICS"
+from rlprof_ops import env_names
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RangeTimes:
 
 def asked(env: Mapping[str, str] | None = None) -> bool:
     """Whether `RLPROF_METRICS` asks for times in this process."""
-    value = (os.environ if env is None else env).get(VARIABLE, "")
+    value = (os.environ if env is None else env).get(env_names.METRICS, "")
     return value.strip().lower() in ("1", "true", "yes", "on")
 
 

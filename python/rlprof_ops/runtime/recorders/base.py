@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from rlprof_ops import env_names
 from rlprof_ops.backends import Where, names, nsight, validate
 from rlprof_ops.backends import torch as torch_backend
 from rlprof_ops.backends.memory_options import has_gpu
@@ -60,12 +61,12 @@ def choose_taker(spec: CaptureSpec, all_specs: Sequence[CaptureSpec]) -> tuple[W
     if refused:
         return None, "; ".join(refused)
     if spec.backend == "nsight":
-        session = os.environ.get("RLPROF_NSYS_SESSION")
+        session = os.environ.get(env_names.NSYS_SESSION)
         if session:
             return NsysSessionRecorder(session, spec), ""
-        if os.environ.get("RLPROF_NSYS_RANGE"):
-            return NsysRangeRecorder(os.environ["RLPROF_NSYS_RANGE"]), ""
-        return None, os.environ.get("RLPROF_NOT_WRAPPED") or NOT_WRAPPED
+        if os.environ.get(env_names.NSYS_RANGE):
+            return NsysRangeRecorder(os.environ[env_names.NSYS_RANGE]), ""
+        return None, os.environ.get(env_names.NOT_WRAPPED) or NOT_WRAPPED
     if spec.backend == "torch":
         conflict = _second_cupti_user(all_specs)
         return (None, conflict) if conflict else (TorchRecorder(spec), "")
@@ -74,7 +75,7 @@ def choose_taker(spec: CaptureSpec, all_specs: Sequence[CaptureSpec]) -> tuple[W
     if spec.backend == "rocprof_sys":
         if is_wrapped():
             return RocprofRecorder(), ""
-        return None, os.environ.get("RLPROF_NOT_WRAPPED") or NOT_WRAPPED.replace(
+        return None, os.environ.get(env_names.NOT_WRAPPED) or NOT_WRAPPED.replace(
             "nsys launch", "rocprofsys"
         ).replace("RLPROF_NSYS_SESSION is not set", "the module rocprofsys is not loaded")
     return None, f"the backend {spec.backend!r} cannot be taken inside a training process"
@@ -83,7 +84,7 @@ def choose_taker(spec: CaptureSpec, all_specs: Sequence[CaptureSpec]) -> tuple[W
 def _second_cupti_user(specs: Sequence[CaptureSpec]) -> str:
     """CUPTI serves one profiler a process; nsys, injected at start, was first."""
     other = next((spec for spec in specs if spec.backend == "nsight" and nsight.traces_cuda(spec)), None)
-    if other is None or not os.environ.get("RLPROF_NSYS_SESSION") or not torch_backend.has_cuda_activity():
+    if other is None or not os.environ.get(env_names.NSYS_SESSION) or not torch_backend.has_cuda_activity():
         return ""
     return (
         "nsys already traces CUDA in this process and CUPTI serves one profiler only: ask for one of nsight"

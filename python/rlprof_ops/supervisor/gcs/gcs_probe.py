@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 
+from rlprof_ops import env_names
+
 _PAUSE_SECONDS = 0.1
 
 
@@ -59,7 +61,7 @@ def _watch(address: str) -> None:
 def main() -> None:
     from rlprof_ops.rayenv import load_problem
 
-    asked = "RLPROF_REQUEST_JSON" in os.environ
+    asked = env_names.REQUEST_JSON in os.environ
     print(json.dumps({"plugin": load_problem() if asked else None}), flush=True)
     threading.Thread(target=_watch, args=(sys.argv[1],), daemon=True).start()
     sys.stdin.read()

@@ -1,0 +1,57 @@
+"""The names of the environment variables by which the processes of a job tell each other things.
+
+What each means stands in docs/contracts.md. A knob of a job is in env/defaults.env; it is here too where
+processes read it from their environment, not from `Settings`.
+"""
+
+from __future__ import annotations
+
+# Set by the batch script, or by `RayJob` in its place, for the supervisor of a node.
+JOB = "RLPROF_JOB"
+NODE = "RLPROF_NODE"
+NODES = "RLPROF_NODES"
+RUN_DIR = "RLPROF_RUN_DIR"
+HEAD_IP = "RLPROF_HEAD_IP"
+GCS_PORT = "RLPROF_GCS_PORT"
+CONTROL_PORT_CHOSEN = "RLPROF_CONTROL_PORT_CHOSEN"
+BEGAN = "RLPROF_BEGAN"
+KILL_WAIT = "RLPROF_KILL_WAIT"
+SLURM_COUNTS_GPUS = "RLPROF_SLURM_COUNTS_GPUS"
+STEP_CODE = "RLPROF_STEP_CODE"
+
+# Set by the supervisor for Ray, its workers and the driver; JOB, NODE and RUN_DIR go on.
+NODE_DIR = "RLPROF_NODE_DIR"
+REQUEST_JSON = "RLPROF_REQUEST_JSON"
+LEADS = "RLPROF_LEADS"
+
+# Set by the runtime-env plugin and `rlprof wrap` for one process.
+WORKER = "RLPROF_WORKER"
+RANK = "RLPROF_RANK"
+NSYS_SESSION = "RLPROF_NSYS_SESSION"
+NSYS_RANGE = "RLPROF_NSYS_RANGE"
+NOT_WRAPPED = "RLPROF_NOT_WRAPPED"
+SESSION_PID = "RLPROF_SESSION_PID"  # set by the process for its children
+
+# Knobs that the supervisor hands on to every process.
+NSYS = "RLPROF_NSYS"
+ADAPTERS = "RLPROF_ADAPTERS"
+ON_DEMAND = "RLPROF_ON_DEMAND"
+RECORD = "RLPROF_RECORD"
+METRICS = "RLPROF_METRICS"
+OPEN_WAIT_SECONDS = "RLPROF_OPEN_WAIT_SECONDS"
+CLOSE_WAIT_SECONDS = "RLPROF_CLOSE_WAIT_SECONDS"
+HANDED_ON = (NSYS, ADAPTERS, ON_DEMAND, RECORD, METRICS, OPEN_WAIT_SECONDS, CLOSE_WAIT_SECONDS)
+
+# Knobs that commands and training processes read as they find them.
+HOME = "RLPROF_HOME"
+REQUEST = "RLPROF_REQUEST"
+
+# Read where somebody sets them; nothing of ours does.
+ROCPROF_SYS = "RLPROF_ROCPROF_SYS"
+CHECK_TIMEOUT_S = "RLPROF_CHECK_TIMEOUT_S"
+ENGINES = "RLPROF_ENGINES"
+NVML = "RLPROF_NVML"
+
+# NeMo RL's own request, by backend (its docs/nsys-profiling.md and the torch profiler's page).
+NRL_STEP_RANGE = {"nsight": "NRL_NSYS_PROFILE_STEP_RANGE", "torch": "NRL_TORCH_PROFILE_STEP_RANGE"}
+NRL_WORKER_PATTERNS = {"nsight": "NRL_NSYS_WORKER_PATTERNS", "torch": "NRL_TORCH_PROFILE_WORKER_PATTERNS"}
