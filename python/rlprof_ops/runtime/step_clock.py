@@ -16,24 +16,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlprof_ops import env_names
 from rlprof_ops.runtime.clock_file import SOCKET, ClockFile
 from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.runtime.window_waits import open_wait_s
 from rlprof_ops.words import limit
 
 if TYPE_CHECKING:
     from rlprof_ops.request import ProfileRequest
 
-LEADS = "RLPROF_LEADS"
-_DEFAULT_WAIT_S = 20.0
 _LINE = 1 << 16
-
-
-def wait_s() -> float:
-    """How long a step waits for its windows to open, in seconds (RLPROF_OPEN_WAIT_SECONDS)."""
-    try:
-        return float(os.environ.get("RLPROF_OPEN_WAIT_SECONDS") or _DEFAULT_WAIT_S)
-    except ValueError:
-        return _DEFAULT_WAIT_S
 
 
 @contextlib.contextmanager
@@ -53,7 +45,7 @@ class Link:
     def __init__(self, node_dir: str) -> None:
         """Raises OSError when nobody listens."""
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(wait_s())
+        self._socket.settimeout(open_wait_s())
         self._rest = b""
         self._pid = os.getpid()
         with short_path(node_dir, SOCKET) as path:
@@ -130,9 +122,9 @@ class Lead:
 
     def opened(self, step: int) -> None:
         """Wait until every node has opened the windows of `step`, for at most the knob's seconds."""
-        if self._link.wait("go", step, wait_s()) is None:
+        if self._link.wait("go", step, open_wait_s()) is None:
             log_once(
-                f"not every window was open {limit(wait_s())} after step {step} began"
+                f"not every window was open {limit(open_wait_s())} after step {step} began"
                 " (RLPROF_OPEN_WAIT_SECONDS); training goes on"
             )
 
@@ -161,7 +153,7 @@ def lead(node_dir: str | None, request: ProfileRequest | None) -> Lead | None:
 
 def ask_window(what: str) -> bool:
     """Have this process's session start or stop a window now; False when that cannot be had."""
-    session, node_dir = os.environ.get("RLPROF_NSYS_SESSION"), os.environ.get("RLPROF_NODE_DIR")
+    session, node_dir = os.environ.get(env_names.NSYS_SESSION), os.environ.get(env_names.NODE_DIR)
     if not session or not node_dir:
         return False
     try:
@@ -169,13 +161,13 @@ def ask_window(what: str) -> bool:
     except OSError:
         return False
     link.send({"window": what, "session": session, "t_ns": time.time_ns()})
-    return link.wait("window", what, wait_s()) is not None
+    return link.wait("window", what, open_wait_s()) is not None
 
 
 def tell_request(text: str) -> bool:
     """Have every node take a request that the trainer's own configuration makes; False when that cannot be
     had."""
-    node_dir = os.environ.get("RLPROF_NODE_DIR")
+    node_dir = os.environ.get(env_names.NODE_DIR)
     if not node_dir:
         return False
     try:
@@ -183,14 +175,14 @@ def tell_request(text: str) -> bool:
     except OSError:
         return False
     link.send({"request": text})
-    return link.wait("request", True, wait_s()) is not None
+    return link.wait("request", True, open_wait_s()) is not None
 
 
 def note(event: str, **fields: object) -> None:
     """Write one event of this process for the manifest, where a job collects events."""
-    if not os.environ.get("RLPROF_NODE_DIR"):
+    if not os.environ.get(env_names.NODE_DIR):
         return
     from rlprof_ops.runtime.process.event_log import EventLog
 
-    place = Path(os.environ["RLPROF_NODE_DIR"], "events", f"notes_{os.getpid()}.jsonl")
-    EventLog(place).write(event, pid=os.getpid(), host=os.environ.get("RLPROF_NODE", ""), **fields)
+    place = Path(os.environ[env_names.NODE_DIR], "events", f"notes_{os.getpid()}.jsonl")
+    EventLog(place).write(event, pid=os.getpid(), host=os.environ.get(env_names.NODE, ""), **fields)

@@ -15,32 +15,15 @@ from pathlib import Path
 from rlprof_ops.backends import OK, nsight
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.runtime.window_waits import close_wait_s, open_wait_s
 from rlprof_ops.words import limit
 
-_DEFAULT_WAIT_S = 20.0
 # `nsys start` (2023.4) can return before the library it has put into this process collects: the first range
 # of a window was lost on a busy machine, and once all of a window of 10 ms.
 _SETTLE_S = 0.2
 _LIST_TIMEOUT_S = 10.0
 _KILLED_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5  # between two listings, which take 20 ms each
-
-
-def open_wait_s() -> float:
-    """How long training waits at most until a window is open (RLPROF_OPEN_WAIT_SECONDS)."""
-    return _seconds("RLPROF_OPEN_WAIT_SECONDS")
-
-
-def close_wait_s() -> float:
-    """How long training waits at most until a window is closed (RLPROF_CLOSE_WAIT_SECONDS)."""
-    return _seconds("RLPROF_CLOSE_WAIT_SECONDS")
-
-
-def _seconds(variable: str) -> float:
-    try:
-        return max(0.1, float(os.environ.get(variable) or _DEFAULT_WAIT_S))
-    except ValueError:
-        return _DEFAULT_WAIT_S
 
 
 class NsysSessionRecorder:
