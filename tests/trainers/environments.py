@@ -132,6 +132,8 @@ RECIPES = {
             prepare=(TINY_MODEL, ("verl/make_data.py", "{data}/prompts.parquet")),
             env={"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_cpu_platform"},
         ),
+        # Its modules alone, to be imported in verl's environment: what it needs is built for GPUs only.
+        Recipe("openrlhf", imports=()),
         Recipe("rlinf", imports=("rlinf.scheduler", "ray.dashboard.dashboard", "yaml", "nvtx")),
         Recipe(
             "nemo_rl",
@@ -386,11 +388,14 @@ def _uv(step: Steps) -> str:
 
 
 def _torch_wheel(step: Steps, pins: Path) -> Path:
-    """A folder with the pinned CPU build of torch.
+    """A folder with the pinned CPU build of torch, where one is pinned.
 
     pip fetches it: its configuration says where the CPU builds are, and uv does not read that.
     """
-    pin = next(line.strip() for line in pins.read_text().splitlines() if line.startswith("torch=="))
+    found = [line.strip() for line in pins.read_text().splitlines() if line.startswith("torch==")]
+    if not found:
+        return cache_root()
+    [pin] = found
     version = re.escape(pin.removeprefix("torch=="))
     wheels = cache_root() / "wheels"
     wheels.mkdir(exist_ok=True)

@@ -38,7 +38,7 @@ _SAME_PHASE: dict[str, str] = {
     "train": (
         "train update_actor actor_update policy_training run_training train_step update_policy"
         " policy_forward_backward training training_step update_one_epoch train_microbatch begin_train_step"
-        " finish_train_step abort_train_step prepare_for_training forward_actor forward_alpha"
+        " finish_train_step abort_train_step prepare_for_training forward_actor forward_alpha ppo_train"
     ),
     "critic_train": "critic_train update_critic critic_update forward_critic",
     "weight_sync": (
@@ -47,7 +47,7 @@ _SAME_PHASE: dict[str, str] = {
         " update_weights_from_decoded_sparse_payload update_weights_via_ipc_zmq stream_weights_via_ipc_zmq"
         " stream_weights_via_http stream_remote_sparse_weights prepare_refit_info offload_before_refit"
         " offload_after_refit init_remote_sparse_delta_baseline prepare_for_generation sync_model_to_rollout"
-        " sync_model_from_actor poll_weight_sync request_weight_sync"
+        " sync_model_from_actor poll_weight_sync request_weight_sync broadcast_to_vllm"
     ),
     "checkpoint": "checkpoint save_checkpoint checkpointing",
     "validation": "validation testing evaluate run_eval",

@@ -40,6 +40,13 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "verl.trainer.ppo.v1.trainer_base": ("verl", "rlprof_ops.frameworks.verl.adapter"),
     "verl.trainer.ppo.ray_trainer": ("verl", "rlprof_ops.frameworks.verl.adapter"),
     "verl.workers.engine_workers": ("verl", "rlprof_ops.frameworks.verl.adapter"),
+    "openrlhf": ("openrlhf", "rlprof_ops.frameworks.openrlhf.adapter"),
+    "openrlhf.trainer.ppo_trainer": ("openrlhf", "rlprof_ops.frameworks.openrlhf.adapter"),
+    "openrlhf.trainer.ppo_utils.experience_maker": ("openrlhf", "rlprof_ops.frameworks.openrlhf.adapter"),
+    "openrlhf.trainer.ppo_utils.samples_generator": ("openrlhf", "rlprof_ops.frameworks.openrlhf.adapter"),
+    "openrlhf.trainer.ray.launcher": ("openrlhf", "rlprof_ops.frameworks.openrlhf.adapter"),
+    "openrlhf.trainer.ray.ppo_actor": ("openrlhf", "rlprof_ops.frameworks.openrlhf.adapter"),
+    "openrlhf.trainer.ray.ppo_critic": ("openrlhf", "rlprof_ops.frameworks.openrlhf.adapter"),
 }
 
 

@@ -26,6 +26,7 @@ class Toy(Worker):
         super().__init__()
 
     def init_worker(self):
+        torch.manual_seed(self._rank)
         return os.getpid()
 
     def set_global_step(self, step: int):
