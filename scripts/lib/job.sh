@@ -3,6 +3,7 @@
 
 [[ -n ${_RLPROF_JOB_LOADED-} ]] && return 0
 readonly _RLPROF_JOB_LOADED=1
+readonly _RLPROF_STORAGE_SECONDS=15  # for one look at the run folder
 
 # Find mistakes before a node is touched. With a container the head's supervisor does it, where there is a Python.
 job::preflight() {
@@ -210,6 +211,12 @@ job::salvage() {
     fi
 }
 
+# Whether the run folder answers: on a file server that is dead a look at it would hold the allocation to its time limit.
+job::_storage_answers() {
+    timeout --kill-after=1 "${_RLPROF_STORAGE_SECONDS}" stat -- "${RLPROF_RUN_DIR}" > /dev/null 2>&1
+    (( $? < 124 ))
+}
+
 job::_why_not_home() {
     local -r node="$1"
     local words
@@ -284,6 +291,7 @@ job::_task_ended() {
     local -r node="$1" how="$2" words="$3"
     local -r place="${RLPROF_RUN_DIR}/control/ended_${node//\//_}"
 
+    job::_storage_answers || return 0
     (umask 0077; printf '%s\n%s\n' "${how}" "${words}" > "${place}.tmp" && mv -- "${place}.tmp" "${place}") 2> /dev/null || true
     if [[ ${node} == "${RLPROF_NODES%% *}" && ! -e ${RLPROF_RUN_DIR}/run.json ]]; then
         common::log "node ${node}, the head, ended before it began (${how}): ending the others"
@@ -309,8 +317,12 @@ job::run() {
         [[ -n ${signalled} ]] || break
     done
     wait "${listener}" 2> /dev/null || true
-    job::salvage "${code}"
-    job::remove_containers
+    if job::_storage_answers; then
+        job::salvage "${code}"
+        job::remove_containers
+    else
+        common::log "the storage of ${RLPROF_RUN_DIR} does not answer: what it did not take is on the nodes, in ${RLPROF_NODE_ROOT}"
+    fi
     common::log "ended with exit code ${code}; everything of this job: ${RLPROF_RUN_DIR}"
     exit "${code}"
 }

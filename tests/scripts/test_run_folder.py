@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.hung import hung
 from tests.needs import need
 
 from rlprof_ops.errors import UsageError
@@ -137,6 +138,38 @@ def test_every_read_looks_whose_it_is(tmp_path, what, how):
     words = "belongs to user" if how == "owner" else "which lets others in"
     with pytest.raises(UsageError, match=words):
         run.read_token()
+
+
+def test_a_batch_script_ends_although_its_storage_hangs(tmp_path):
+    """A node's task has failed, and the run folder answers nobody: the allocation is not held for that."""
+    need("fuse")
+    run = tmp_path / "run"
+    (run / "logs").mkdir(parents=True)
+    patient = "_RLPROF_STORAGE_SECONDS=15"
+    library = (LIB / "job.sh").read_text()
+    assert patient in library
+    (tmp_path / "job.sh").write_text(library.replace(patient, "_RLPROF_STORAGE_SECONDS=1"))
+    script = f"""
+set -euo pipefail
+source {LIB}/common.sh
+source {LIB}/slurm.sh
+source {tmp_path}/job.sh
+scontrol() {{ echo n1; }}
+SRUN=(sh -c 'echo "srun: error: n1: task 0: Exited with exit code 3" >&2; exit 3')
+job::run
+"""
+    env = {"RLPROF_RUN_DIR": str(run), "RLPROF_NODES": "n1 n2", "RLPROF_NODE_ROOT": "/tmp"}
+    with hung(run):
+        done = subprocess.run(
+            ["bash", "-c", script],
+            env={"PATH": os.environ["PATH"], **env},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 3
+    assert f"the storage of {run} does not answer: what it did not take is on the nodes" in done.stderr
 
 
 def test_a_token_that_is_a_link_is_not_read(tmp_path):

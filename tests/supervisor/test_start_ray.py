@@ -17,7 +17,7 @@ from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import CaptureSpec, ProfileRequest, request_from_dict
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
-from rlprof_ops.supervisor import base
+from rlprof_ops.supervisor import base, head
 from rlprof_ops.supervisor.head import Head
 from rlprof_ops.supervisor.node_drain import Journal
 
@@ -92,15 +92,41 @@ def test_a_job_that_a_profiled_process_submits_is_nobody_yet(tmp_path: Path, mon
     assert not {name for name in env if name in OF_ONE_PROCESS or name == "RLPROF_LEADS"}
 
 
-def test_a_request_of_the_trainers_own_stands_in_run_json(tmp_path: Path):
-    run = RunFolder(tmp_path / "run")
+def head_node(tmp_path: Path, **knobs: str) -> Head:
+    run, folder = RunFolder(tmp_path / "run"), NodeFolder(tmp_path / "node")
     run.create()
-    folder = NodeFolder(tmp_path / "node")
     folder.create()
     place = NodeContext("7", "n0", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n0",), run, folder, 0, "token")
     journal = Journal(run.logs / "head.log", "n0", time.time())
-    head = Head(Settings.load({}), ProfileRequest(captures=()), place, journal)
+    return Head(Settings.load(knobs), ProfileRequest(captures=()), place, journal)
+
+
+def test_a_request_of_the_trainers_own_stands_in_run_json(tmp_path: Path):
+    one = head_node(tmp_path)
     asked = ProfileRequest((CaptureSpec(workers=("ActorGroup",)),))
-    head.take_request(asked)
-    journal.writer.flush(10)
-    assert request_from_dict(json.loads(run.run_json.read_text())["request"], origin="run.json") == asked
+    one.take_request(asked)
+    one.journal.writer.flush(10)
+    run_json = json.loads(one.place.run.run_json.read_text())
+    assert request_from_dict(run_json["request"], origin="run.json") == asked
+
+
+@pytest.mark.parametrize("knobs", [{}, {"RLPROF_REQUIRE_RAY_AUTH": "1"}, {"RAY_AUTH_MODE": "disabled"}])
+def test_a_ray_without_authentication_is_said_or_refused(tmp_path, monkeypatch, capsys, knobs):
+    monkeypatch.setattr(head, "ray_version", lambda: "2.51.0")
+    one = head_node(tmp_path, **knobs)
+    if "RLPROF_REQUIRE_RAY_AUTH" in knobs:
+        with pytest.raises(RlprofError, match=r"RLPROF_REQUIRE_RAY_AUTH=1: Ray 2\.51\.0 runs without auth"):
+            one._check_authentication()
+        return
+    one._check_authentication()
+    said = "Ray 2.51.0 runs without authentication" in capsys.readouterr().err
+    assert said == (not knobs)  # who has turned it off knows
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_ray_does_not_kill_nsys_in_its_export(tmp_path, monkeypatch, capsys, asked):
+    monkeypatch.setenv("RAY_process_group_cleanup_enabled", "1")
+    one = head_node(tmp_path, RLPROF_ON_DEMAND="nsight" if asked else "0")
+    one._say_what_is_off()
+    assert ("would kill nsys with its worker" in capsys.readouterr().err) == asked
+    assert one.environment()["RAY_process_group_cleanup_enabled"] == ("0" if asked else "1")

@@ -98,7 +98,7 @@ class Supervisor:
         env["RAY_AUTH_MODE"] = self.settings["RAY_AUTH_MODE"]
         env.pop("RAY_AUTH_TOKEN", None)
         if self._asked():  # it would kill nsys with its worker, while nsys writes the worker's report
-            env["RAY_process_group_cleanup_enabled"] = "0"
+            env[GROUP_CLEANUP] = "0"
         env["RAY_AUTH_TOKEN_PATH"] = str(place.run.token)
         env["RLINF_NODE_RANK"] = str(place.nodes.index(place.node) if place.node in place.nodes else 0)
         env |= {
@@ -319,6 +319,7 @@ class Supervisor:
             self.relay.close()
 
 
+GROUP_CLEANUP = "RAY_process_group_cleanup_enabled"
 _PASSED_ON = (
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV",
     "RAY_worker_register_timeout_seconds",

@@ -24,7 +24,7 @@ from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.slurm.job_state import is_cancelled
 from rlprof_ops.supervisor import attach_file, capture_relay, ended_tasks
-from rlprof_ops.supervisor.base import Supervisor, plugin_message
+from rlprof_ops.supervisor.base import GROUP_CLEANUP, Supervisor, plugin_message
 from rlprof_ops.supervisor.control_channel import (
     Drain,
     Drained,
@@ -127,6 +127,7 @@ class Head(Supervisor):
                 f" {error}"
             ) from error
         self._check_authentication()
+        self._say_what_is_off()
         await self.run_setup()
         ended = asyncio.create_task(ended_tasks.watch(place.run.control, self._task_ended))
         asking = GcsWatcher(
@@ -164,6 +165,15 @@ class Head(Supervisor):
             if self.settings.flag("RLPROF_REQUIRE_RAY_AUTH"):
                 raise RlprofError(f"RLPROF_REQUIRE_RAY_AUTH=1: {problem}")
             self.journal.say(f"{problem}; RLPROF_REQUIRE_RAY_AUTH=1 refuses it")
+
+    def _say_what_is_off(self) -> None:
+        """Say so when the job's environment asks Ray for what would cost reports."""
+        wanted = os.environ.get(GROUP_CLEANUP, "").strip().lower()
+        if self._asked() and wanted not in ("", "0", "false"):
+            self.journal.say(
+                f"{GROUP_CLEANUP}={wanted} is off in this job: Ray would kill nsys with its worker, while"
+                " nsys writes the worker's report"
+            )
 
     async def _racing_failures(self, work: Any) -> None:
         """Wait for `work`; a node that reports a failed start, or an order to end, ends the wait with an

@@ -20,9 +20,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "python"))
 
+from rlprof_ops.backends.mask_secrets import places
 from rlprof_ops.collect.sync.sync_pass import Syncer
+from rlprof_ops.redact import redact_log
 
 PASSES = 5
+SECRETS_MIB, LOG_MIB = 512, 16
+LOG_LINES = {
+    "log, no word of a secret": "(PolicyWorker pid=4711) step 12: loss 0.4711, lr 1e-06, grad norm 1.25, 4.1 s",
+    "log, words that may be one": "(PolicyWorker pid=4711) step 12: 8192 tokens/s, max_tokens=512, prompt_key=x",
+    "log, a secret in each line": "env: {'HF_TOKEN': 'hf_abcdefgh12345678', 'N': '17', 'PATH': '/usr/bin'}",
+}
 
 
 def cpu_s() -> float:
@@ -148,6 +156,7 @@ def bench_report(base: Path, size_mib: int) -> None:
     rows: dict[str, list[tuple[float, float]]] = {
         "sync (arrived)": [],
         "sync (digest too)": [],
+        "sync, not read back": [],
         "cp": [],
         "cp + sha256sum": [],
     }
@@ -165,6 +174,11 @@ def bench_report(base: Path, size_mib: int) -> None:
         arrived, done, cpu = fresh(node, target)
         rows["sync (arrived)"].append((arrived, cpu))
         rows["sync (digest too)"].append((done, cpu))
+        shutil.rmtree(target)
+        target.mkdir()
+        settle(base)
+        _, done, cpu = fresh(node, target, read_back=False)
+        rows["sync, not read back"].append((done, cpu))
         shutil.rmtree(target)
         target.mkdir()
         settle(base)
@@ -194,12 +208,14 @@ def bench_report(base: Path, size_mib: int) -> None:
         )
 
 
-def fresh(node: Path, target: Path) -> tuple[float, float, float]:
+def fresh(node: Path, target: Path, read_back: bool = True) -> tuple[float, float, float]:
     """(seconds until the report is there, until the pass has ended, CPU seconds) of a pass with nothing
     sent before.
     """
     shutil.rmtree(node / "sync", ignore_errors=True)
     syncer = Syncer(node, target, "n1")
+    if not read_back:
+        syncer.sender.is_whole = lambda out, copied: True
     arrived: list[float] = []
     put = syncer.sender._put
 
@@ -217,6 +233,28 @@ def fresh(node: Path, target: Path) -> tuple[float, float, float]:
     return arrived[0] - started, ended - started, cpu_s() - cpu
 
 
+def bench_secrets(base: Path) -> None:
+    """What keeping secrets in costs: reports are searched for exact values, logs for names and shapes too."""
+    report = base / "a.nsys-rep"
+    with open(report, "wb") as stream:
+        for _ in range(SECRETS_MIB):
+            stream.write(os.urandom(1 << 20))
+    print(f"\nsecrets, a report of {SECRETS_MIB} MiB in memory and logs of {LOG_MIB} MiB, median of {PASSES}")
+    with open(report, "rb") as stream:
+        for count in (1, 5, 20, 100):
+            values = {f"{number:03}-{os.urandom(16).hex()}".encode() for number in range(count)}
+            wall, cpu = median([timed(lambda v=values: places(stream.fileno(), v)) for _ in range(PASSES)])
+            gigabytes = SECRETS_MIB * 2**20 / 1e9
+            print(
+                f"{f'report, {count} values':<34}{gigabytes / wall:>7.2f} GB/s wall{gigabytes / cpu:>7.2f} CPU"
+            )
+    for name, line in LOG_LINES.items():
+        data = (line.encode() + b"\n") * ((LOG_MIB << 20) // (len(line) + 1))
+        values = frozenset({f"hf_{os.urandom(8).hex()}" for _ in range(5)})
+        wall, cpu = median([timed(lambda d=data, v=values: redact_log(d, v)) for _ in range(PASSES)])
+        print(f"{name:<34}{len(data) / wall / 1e6:>7.0f} MB/s wall{len(data) / cpu / 1e6:>7.0f} CPU")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -228,6 +266,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         bench_passes(Path(folder), arguments.files)
         bench_report(Path(folder), arguments.report_mib)
+        bench_secrets(Path(folder))
 
 
 if __name__ == "__main__":

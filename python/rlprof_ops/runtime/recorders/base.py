@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rlprof_ops import env_names
-from rlprof_ops.backends import Where, names, nsight, validate
+from rlprof_ops.backends import OK, Where, mask_secrets, names, nsight, validate
 from rlprof_ops.backends import torch as torch_backend
 from rlprof_ops.backends.memory_options import has_gpu
+from rlprof_ops.redact import secret_values
 from rlprof_ops.runtime.recorders.memory import memory_recorder
 from rlprof_ops.runtime.recorders.nsys_range import NsysRangeRecorder
 from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
@@ -93,7 +95,8 @@ def _second_cupti_user(specs: Sequence[CaptureSpec]) -> str:
 
 
 def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -> Path:
-    """Also put a finished report where the request's `output_dir` wants it; the path there.
+    """Also put a finished report where the request's `output_dir` wants it, without the secrets of this
+    node's processes; the path there. Raises OSError.
 
     torch traces lie as NeMo RL documents it (docs of NRL_TORCH_PROFILE_DIR): the controller's in the folder
     itself, those of generation workers in one folder each kind, of all others by kind and rank.
@@ -106,13 +109,39 @@ def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -
         folder = folder / name if "generation" in name else folder / name / str(rank)
     target = folder / final.name
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(final, target)
-    except FileExistsError:
-        pass
-    except OSError:  # another file system, or one without links
-        _copy(final, target)
+    with _without_secrets(final) as source:
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            pass
+        except OSError:  # another file system, or one without links
+            _copy(source, target)
     return target
+
+
+@contextlib.contextmanager
+def _without_secrets(report: Path) -> Iterator[Path]:
+    """The report, or, where secrets stand in it, a masked copy beside it. Raises OSError when that is no
+    report any more.
+    """
+    found: list[tuple[int, int]] = []
+    if report.name.endswith(mask_secrets.MASKED_SUFFIXES):
+        values = mask_secrets.maskable(mask_secrets.secrets_of_processes() | secret_values(os.environ))
+        with open(report, "rb") as stream:
+            found = mask_secrets.places(stream.fileno(), values)
+    if not found:
+        yield report
+        return
+    masked = report.with_name(f".masked-{os.getpid()}-{time.monotonic_ns()}-{report.name}")
+    try:
+        shutil.copyfile(report, masked)
+        with open(masked, "r+b") as stream:
+            mask_secrets.mask(stream.fileno(), found)
+        if nsight.check(masked).state != OK:
+            raise OSError(errno.EBADMSG, "with its secrets taken out it is no report any more", report.name)
+        yield masked
+    finally:
+        masked.unlink(missing_ok=True)
 
 
 def move_into_place(finished: Path, final: Path) -> Path:

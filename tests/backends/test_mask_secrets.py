@@ -8,9 +8,8 @@ from random import Random
 import pytest
 from tests.needs import need
 
-from rlprof_ops.collect.drain.nsys_contents import look
-from rlprof_ops.collect.sync import mask_secrets
-from rlprof_ops.collect.sync.mask_secrets import (
+from rlprof_ops.backends import mask_secrets
+from rlprof_ops.backends.mask_secrets import (
     _one_by_one,
     _WordFinder,
     mask,
@@ -18,7 +17,9 @@ from rlprof_ops.collect.sync.mask_secrets import (
     places,
     secrets_of_processes,
 )
+from rlprof_ops.collect.drain.nsys_contents import look
 from rlprof_ops.collect.sync.sync_pass import Syncer
+from rlprof_ops.runtime.recorders.base import mirror
 
 SECRET = "hf_abcdefgh12345"
 
@@ -159,7 +160,8 @@ def test_a_real_report_arrives_without_the_secrets_of_its_process(tmp_path, monk
         argv, check=True, capture_output=True, timeout=120, env={**os.environ, "TMPDIR": str(tmp_path)}
     )
     assert SECRET.encode() in report.read_bytes()
+    mirrored = mirror(report, str(tmp_path / "out"), "nsight", "w", 0)  # before the sync looks at it
     assert Syncer(node, run, "n1").pass_().complete
-    copy = run / "profiles/nsight/a.nsys-rep"
-    assert SECRET.encode() not in copy.read_bytes() and copy.stat().st_size == report.stat().st_size
-    assert look(copy).steps == {3}
+    for copy in (run / "profiles/nsight/a.nsys-rep", mirrored):
+        assert SECRET.encode() not in copy.read_bytes() and copy.stat().st_size == report.stat().st_size
+        assert look(copy).steps == {3}
