@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -136,3 +138,33 @@ def test_an_exception_ends_the_window_and_comes_out_unchanged(asked, events):
     (closed,) = [event for event in events() if event["event"] == "closed"]
     assert closed["partial"] is True and closed["seen"] == [3, 4]
     assert (node_dir / closed["path"]).is_file()
+
+
+@pytest.mark.parametrize("gets_on", [False, True])
+def test_the_end_waits_for_a_report_as_long_as_it_gets_on(
+    recorder, events, asked, monkeypatch, tmp_path, gets_on
+):
+    """An importer that hangs would hold the job's nodes, one that works may take minutes."""
+    monkeypatch.setenv("RLPROF_CLOSE_WAIT_SECONDS", "1")
+    prof, fake = recorder(steps="2")
+    done = threading.Event()
+
+    class Stopping:
+        def wait(self):
+            for number in range(1, 100):
+                if done.wait(0.2):
+                    break
+                if gets_on and number > 12:  # twice the patience
+                    break
+                if gets_on:
+                    (tmp_path / "node/tmp/raw.qdstrm").write_bytes(bytes(number))
+            fake.target.write_bytes(b"NVIDIA Tegra Profiler Report ... [END]")
+            return fake.target
+
+    monkeypatch.setattr(fake, "close", Stopping)
+    began = time.monotonic()
+    train(prof)
+    took_s = time.monotonic() - began
+    assert (len(events("closed")) == 1) == gets_on
+    done.set()
+    assert took_s < 15 and (took_s > 2 or not gets_on)

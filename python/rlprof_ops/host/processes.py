@@ -79,6 +79,11 @@ def is_profiler(process: Process) -> bool:
     )
 
 
+def importing_ticks() -> int:
+    """Processor time so far of this user's importers of reports, in clock ticks."""
+    return sum(cpu_ticks(process.pid) for process in _mine() if process.name.startswith("QdstrmImporter"))
+
+
 def cpu_ticks(pid: int) -> int:
     """Processor time of a process so far, in clock ticks; 0 when it is gone."""
     try:

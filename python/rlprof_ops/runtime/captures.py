@@ -4,6 +4,7 @@ about each.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -12,18 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlprof_ops import backends
+from rlprof_ops import backends, env_names
+from rlprof_ops.host import processes
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker, mirror, move_into_place, unused
-from rlprof_ops.runtime.window_waits import open_wait_s
+from rlprof_ops.runtime.window_waits import close_wait_s, open_wait_s
 from rlprof_ops.words import limit
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec, Window
 
+_LOOK_S = 0.5  # between two looks whether reports get on
 _MIRROR_S = 20.0  # for copies to output_dir, at the end of the process
 
 
@@ -138,10 +141,21 @@ class Captures:
                 capture.gate.close(partial=current.window.stop is not None and capture.asked_by is None)
 
     def finish(self) -> None:
-        """Wait for the reports that are still being written beside the training."""
+        """Wait for the reports that are still being written beside the training, as long as they get on."""
         finishing, self._finishing = self._finishing, []
-        for thread in finishing:
-            thread.join()
+        seconds = close_wait_s()
+        moved_at, seen = time.monotonic(), self._progress() if finishing else None
+        while any(thread.is_alive() for thread in finishing):
+            for thread in finishing:
+                thread.join(min(_LOOK_S, seconds) / len(finishing))
+            if (now := self._progress()) != seen:
+                moved_at, seen = time.monotonic(), now
+            elif time.monotonic() - moved_at >= seconds:
+                log_once(
+                    f"a profiler has written nothing for {limit(seconds)} ({env_names.CLOSE_WAIT_SECONDS}):"
+                    " its report is left to the end of the job"
+                )
+                break
         until = time.monotonic() + _MIRROR_S
         for thread in self._mirroring:
             thread.join(max(0.0, until - time.monotonic()))
@@ -151,6 +165,15 @@ class Captures:
                 f"the request's output_dir {self._output_dir} did not take {len(self._mirroring)} reports"
                 f" within {limit(_MIRROR_S)}; they are in the job's own folder"
             )
+
+    def _progress(self) -> tuple[int, dict[str, int]]:
+        """What changes as long as reports are being written: importers' processor time, files that grow."""
+        sizes: dict[str, int] = {}
+        with contextlib.suppress(OSError), os.scandir(self._place.tmp) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
+        return processes.importing_ticks(), sizes
 
     def _finish_before_next(self) -> None:
         """A session that still writes its last window cannot open the next, and training waits for that only
