@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 SHELL_FILES := ray.sub .ci/run $(wildcard scripts/*.sh scripts/lib/*.sh env/*.sh tests/sandbox/*.sh \
 	python/rlprof_ops/rayenv/wrap/*.sh)
 PYTEST_ARGS ?=
+# One worker takes what uses the machine, test after test; the others take the rest. 1: no workers.
+RLPROF_TESTS_JOBS ?= 2
+WORKERS := $(if $(filter-out 0 1,$(RLPROF_TESTS_JOBS)),-n $(RLPROF_TESTS_JOBS))
 
 .PHONY: demo test test-faults bench lint machine docs screenshot clean help
 .DEFAULT_GOAL := help
@@ -15,8 +18,8 @@ help:  ## This list
 demo: $(VENV)/.demo  ## The whole chain on this machine: local Ray, a small GRPO, captures, harvest
 	$(BIN)/rlprof demo
 
-test: machine $(VENV)/.test lint  ## Set up what tests need, check the code, run all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: machine $(VENV)/.test lint  ## Set up what tests need, check the code, run all tests: RLPROF_TESTS_JOBS=2 at a time
+	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 test-faults: machine $(VENV)/.test  ## Every way a job can end, on the sandbox; writes docs/faults.md
 	RLPROF_FAULTS=all RLPROF_FAULTS_TABLE=docs/faults.md $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)

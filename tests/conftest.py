@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
 from rlprof_ops import env_names
 from tests import needs
 from tests.sandbox.fixtures import slurm, slurm_sandbox
+from tests.workers import plugin as workers
 
 __all__ = ["need", "slurm", "slurm_sandbox"]
 
@@ -35,6 +36,10 @@ def need() -> Callable[..., None]:
     is missing.
     """
     return needs.need
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    workers.register(config)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -63,8 +68,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says what was skipped for want of a part; pytest's own line with the counts stays the last one."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
+    """Says last what was skipped for want of a part; only pytest's own line with the counts follows."""
+    yield
     if needs.skipped:
         terminalreporter.section("missing parts of the test machine")
         for why, count in needs.skipped.items():

@@ -21,7 +21,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 # Variables in our examples that are other programs' own.
 FOREIGN = {"PATH", "PYTHONPATH", "HF_HOME", "WANDB_API_KEY", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"}
 # What decides which tests are run: of the checkout, not of a job.
-OF_TESTS = {"RLPROF_TESTS_REQUIRE"}
+OF_TESTS = {"RLPROF_TESTS_REQUIRE", "RLPROF_TESTS_JOBS"}
 
 
 def command_lines(text: str) -> list[list[str]]:

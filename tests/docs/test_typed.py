@@ -30,7 +30,7 @@ PAGES = [page for page in DOCUMENTS if page.name != "tutorial.md" and lines(page
 NOT_HERE = {
     r"make demo": "sets up a checkout; continuous integration runs it in a fresh clone",
     r"make test": "is all tests",
-    r"RLPROF_TESTS_REQUIRE=": "is tests",
+    r"RLPROF_TESTS_(REQUIRE|JOBS)=": "is tests",
     r"python3 -m venv": "installs: the tutorial's session does, and tests/packaging",
     r"/shared/me/venv/bin/pip": "the same; the environment is not there",
     r"git pull": "needs the repository's home",

@@ -112,6 +112,7 @@ def rollout(node_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
 REQUEST = ProfileRequest((CaptureSpec(workers=("roll*",), steps=Steps.of([Window(2, 4)])),))
 
 
+@pytest.mark.nsys
 def test_a_window_of_steps_of_a_process_that_knows_none(node_dir: Path, rollout: subprocess.Popen[bytes]):
     async def steps() -> None:
         said: list[str] = []
@@ -147,6 +148,7 @@ def test_a_window_of_steps_of_a_process_that_knows_none(node_dir: Path, rollout:
     assert "execute_model" in names_of(reports[0])
 
 
+@pytest.mark.nsys
 def test_a_worker_that_is_killed_in_its_window_leaves_what_was_recorded(
     node_dir: Path, rollout: subprocess.Popen[bytes]
 ):

@@ -1,0 +1,42 @@
+"""Which tests may run beside which, when pytest has several workers (`-n`).
+
+What uses the machine (a Slurm sandbox, a Ray cluster, nsys, a real trainer) is one share: one worker takes
+it as a whole, test after test in the order of a run without workers. It begins first, being the longest;
+the environments of real trainers are built beside it. A mark `share(name)` overrules what is here.
+Every other file is a share of its own, so that what a module's fixture makes is made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+MACHINE = "machine"
+ENVIRONMENTS = "environments"
+_FIRST = (MACHINE, ENVIRONMENTS)
+_MACHINE_MARKS = {"slurm", "ray", "nsys", "lane", "trainers", "timed"}
+_MACHINE_FIXTURES = {"slurm", "slurm_sandbox", "lanes"}
+_MADE_ONCE = {"wheel": "wheel", "chromium": "browser"}
+"""Name of a fixture or a mark -> the share of all tests that have it, in whatever file they are."""
+
+
+def named(marks: Collection[str], fixtures: Collection[str]) -> str:
+    """The named share of a test; empty when it goes with its file."""
+    if _MACHINE_MARKS & set(marks) or _MACHINE_FIXTURES & set(fixtures):
+        return MACHINE
+    return next((name for word, name in _MADE_ONCE.items() if word in marks or word in fixtures), "")
+
+
+def share(item: pytest.Item) -> str:
+    """What is dealt out as one: the named share of a test, else its file."""
+    if asked := item.get_closest_marker("share"):
+        return str(asked.args[0])
+    marks = [marker.name for marker in item.iter_markers()]
+    return named(marks, getattr(item, "fixturenames", ())) or item.nodeid.partition("::")[0]
+
+
+def rank(item: pytest.Item) -> int:
+    """The order in which shares begin: those that others wait for, then the rest as it is."""
+    name = share(item)
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
