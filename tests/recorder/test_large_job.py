@@ -40,6 +40,7 @@ def line(node: int, step: int, rng: random.Random) -> str:
     return News(f"node{node:04}", at, host, gpus, (), now, steps, (), {}).to_json()
 
 
+@pytest.mark.timed
 def test_the_head_keeps_up_and_top_is_quick(tmp_path: Path) -> None:
     rng = random.Random(0)
     view = JobView("4711", [f"node{node:04}" for node in range(NODES)])

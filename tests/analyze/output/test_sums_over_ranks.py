@@ -119,6 +119,7 @@ def test_idle_has_a_cause_outside_of_what_the_profiler_calls_its_window(tmp_path
     assert sum(row["gpu_idle"].values()) == 10_000_000_000 - 500_000
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("text", ["x", "execute_context_", "step ", "a b:", "_/"])
 def test_a_range_name_of_64_kib_costs_nothing(tmp_path: Path, text: str) -> None:
     name = (text * 65536)[:65536]
@@ -128,6 +129,7 @@ def test_a_range_name_of_64_kib_costs_nothing(tmp_path: Path, text: str) -> None
     assert time.process_time() - begun < 5
 
 
+@pytest.mark.timed
 def test_many_steps_cost_in_proportion(tmp_path: Path) -> None:
     cost = []
     for count in (1000, 4000):

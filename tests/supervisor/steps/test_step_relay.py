@@ -82,6 +82,7 @@ class Cluster:
         await self.head.close()
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("driver", ["n1", "n2"])
 def test_the_driver_waits_for_the_opening_alone_and_every_node_knows_the_step(tmp_path: Path, driver: str):
     async def scene() -> list[float]:
@@ -115,6 +116,7 @@ def test_the_driver_waits_for_the_opening_alone_and_every_node_knows_the_step(tm
     assert all(took[step - 1] < 0.2 for step in (2, 4, 6)), took
 
 
+@pytest.mark.timed
 def test_a_node_that_never_opens_costs_the_knob_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RLPROF_OPEN_WAIT_SECONDS", "0.5")
 
