@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 np = pytest.importorskip("numpy")
@@ -21,12 +21,14 @@ def exact(text: str) -> int:
     return int((Decimal(text) * 1000).to_integral_value(ROUND_HALF_UP))
 
 
+@settings(deadline=None)  # of a busy machine
 @given(st.lists(NUMBERS, max_size=20))
 def test_any_decimals_are_read_exactly(texts: list[str]) -> None:
     expected = [exact(text) for text in texts]
     assert nanoseconds([text.encode() for text in texts]).tolist() == expected
 
 
+@settings(deadline=None)  # of a busy machine
 @given(st.lists(st.integers(0, 10**18).map(lambda n: f"{n // 1000}.{n % 1000:03d}"), max_size=20))
 def test_kineto_layout_is_read_exactly(texts: list[str]) -> None:
     assert nanoseconds([text.encode() for text in texts]).tolist() == [

@@ -159,6 +159,7 @@ def test_random_trees_with_writers_at_work(tmp_path):
         shutil.rmtree(base)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_paths_that_pass_stay_below_their_folder(text):
     try:
