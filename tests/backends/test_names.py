@@ -29,6 +29,16 @@ def test_a_report_name_reads_back(worker, phase, host, stop):
     )
 
 
+def test_a_window_that_opened_by_itself_is_named_after_its_trigger():
+    identity = names.triggered_id("slow_rank", 15, 1)
+    name = names.report_name("policy_worker", 1, window(16, 17), None, "n2", 4711, ".nsys-rep", identity)
+
+    assert name == "policy_worker_rank1_step16-16_when-slow-rank_n2_4711.nsys-rep"
+    found = names.parse(name)
+    assert (found.trigger, found.phase, found.start, found.host) == ("slow-rank", None, 16, "n2")
+    assert names.trigger_of("20260101-slow") is None
+
+
 def test_a_report_name_is_the_documented_one():
     assert (
         names.report_name("dtensor_policy_worker", None, window(3, 5), None, "gpu012", 48213, ".nsys-rep")

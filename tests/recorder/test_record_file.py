@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,8 @@ from rlprof_ops.recorder.detect.finding import Finding
 from rlprof_ops.recorder.head_recorder import HeadRecorder
 from rlprof_ops.recorder.news import News
 from rlprof_ops.recorder.record_file import FOLDER, RECORD, TAIL, RecordFile, read_folder
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import ProfileRequest, request_from_json
+from tests.recorder.simulated import healthy
 from tests.waits import wait_until
 
 STEP = rows.LAYOUT[rows.STEP][0]
@@ -192,3 +195,27 @@ def test_what_a_killed_head_has_told_is_not_told_again(tmp_path: Path) -> None:
     assert [each["key"] for each in head.view.summary()["findings"]] == ["throttle:n1:0", "throttle:n1:1"]
     head.close(10)
     assert json.loads((tmp_path / "recorder" / "summary.json").read_text())["job"] == "1"
+
+
+def test_a_recorder_that_was_started_again_keeps_its_budget(tmp_path: Path) -> None:
+    """Every fifth step, three in all: two before it is killed, one after, on the next rank; and steps that
+    are told a second time open nothing.
+    """
+    request = request_from_json(json.dumps({"captures": [{"backend": "torch", "workers": ["policy_worker"],
+                                                          "when": {"every": 5, "at_most": 3}}]}))  # fmt: skip
+    asked: list[dict[str, Any]] = []
+    told = list(healthy(1, 30, ranks=4))
+    shift = time.time_ns() - told[11][0].begin_ns - int(told[11][0].seconds * 1e9)
+    told = [[replace(row, begin_ns=row.begin_ns + shift) for row in rows] for rows in told]
+
+    def tell(what: dict[str, Any]) -> None:
+        if "capture" in what:
+            asked.append(json.loads(what["capture"]))
+
+    for last in (12, 30):
+        head = HeadRecorder(tmp_path, "1", ["n1"], request, tell)
+        for rows_told in told[:last]:
+            head.take(News("n1", rows_told[0].begin_ns, None, (), (), (), tuple(rows_told), (), {}))
+        head.close(10)
+    assert [each["id"] for each in asked] == [f"when-every-step{step}-1" for step in (5, 10, 15)]
+    assert [each["ranks"] for each in asked] == [[0], [1], [2]]

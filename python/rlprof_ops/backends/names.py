@@ -30,7 +30,8 @@ class ReportName:
     """What a file name says. `stop` is exclusive, None for an open end or when the name does not tell.
 
     `kind` is who named it: rlprof, nemo_rl, vllm, verl, rlinf, ray, torch (TensorBoard's handler) or nsys
-    (its fallback). Fields that a foreign name does not carry are None.
+    (its fallback). `trigger` is what opened the window by itself. Fields that a foreign name does not carry
+    are None.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class ReportName:
     host: str | None = None
     pid: int | None = None
     ordinal: int | None = None
+    trigger: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,17 +79,41 @@ def steps_label(start: int, stop: int | None) -> str:
     return f"step{start}-{OPEN_END if stop is None else stop - 1}"
 
 
+def triggered_id(why: str, step: int, number: int) -> str:
+    """The id of a capture that took itself, for instance when-slow_rank-step15-1; `number` is its place in
+    the request.
+    """
+    word = re.sub(r"[^A-Za-z0-9_]+", "_", why)[:60] or "it"
+    return f"when-{word}-step{step}-{number}"
+
+
+def trigger_of(asked_by: str | None) -> str | None:
+    """What opened the capture of this id by itself; None for one that somebody asked for."""
+    found = _TRIGGERED.fullmatch(asked_by or "")
+    return found["why"] if found else None
+
+
 def report_name(
-    worker: str, rank: int | None, window: object, phase: str | None, host: str, pid: int, suffix: str
+    worker: str,
+    rank: int | None,
+    window: object,
+    phase: str | None,
+    host: str,
+    pid: int,
+    suffix: str,
+    asked_by: str | None = None,
 ) -> str:
     """The file name of one report. `window` has `start` and half-open `stop` (None: open); `suffix` keeps its
-    dot.
+    dot; `asked_by` is the id of a capture on demand, whose trigger is named.
 
     No rank counts as rank 0, as in the folders of docs/contracts.md.
     """
     start: int = window.start  # type: ignore[attr-defined]
     stop: int | None = window.stop  # type: ignore[attr-defined]
     parts = [safe_worker(worker), f"rank{rank or 0}", steps_label(start, stop)]
+    trigger = trigger_of(asked_by)
+    if trigger:
+        parts.append(f"when-{safe(trigger)}")
     if phase:
         parts.append(safe(phase))
     return "_".join([*parts, safe(host), str(pid)]) + suffix
@@ -117,10 +143,11 @@ def process_name(worker: str, rank: int | None, host: str, pid: int) -> str:
     return f"{safe_worker(worker)}_rank{rank or 0}_{safe(host)}_{pid}"
 
 
+_TRIGGERED = re.compile(r"when-(?P<why>[A-Za-z0-9_]+)-step\d+-\d+")
 # Without steps: a profiler that writes at the end of the process, or one report a range ("….2.nsys-rep").
 _OURS = re.compile(
     r"(?P<worker>[A-Za-z0-9._-]+?)_rank(?P<rank>\d+)(?:_step(?P<start>\d+)-(?P<last>\d+|end)"
-    r"(?:_(?P<phase>[A-Za-z0-9.-]+))?)?_(?P<host>[A-Za-z0-9.-]+)_(?P<pid>\d+)(?:\.(?P<ordinal>\d+))?"
+    r"(?:_when-(?P<trigger>[A-Za-z0-9.-]+))?(?:_(?P<phase>[A-Za-z0-9.-]+))?)?_(?P<host>[A-Za-z0-9.-]+)_(?P<pid>\d+)(?:\.(?P<ordinal>\d+))?"
 )
 # rocprof-sys puts our name before its own: "<ours>_perfetto-trace.proto" (with "-<pid>" when USE_PID is on).
 _ROCPROF_TAIL = re.compile(r"_?perfetto-trace(?:-\d+)?$")
@@ -193,6 +220,7 @@ def _own(suffix: str, ours: re.Match[str]) -> ReportName:
         host=ours["host"],
         pid=int(ours["pid"]),
         ordinal=int(ours["ordinal"]) if ours["ordinal"] else None,
+        trigger=ours["trigger"],
     )
 
 

@@ -72,7 +72,7 @@ class Answered:
 @dataclass(frozen=True)
 class JobState:
     """The head's latest word. `control` is where it listens, `address:port`; `steps` are [node, worker, rank,
-    pid, last step entered].
+    pid, last step entered]; `found`: what the recorder has found last.
     """
 
     written_ns: int
@@ -83,6 +83,7 @@ class JobState:
     workers: tuple[WorkerState, ...] = ()
     answers: tuple[Answered, ...] = ()
     steps: tuple[tuple[str, str, int, int, int], ...] = ()
+    found: str = ""
 
     def to_json(self) -> str:
         # By hand: `asdict` copies every value of thousands of workers, while the head has steps to pass on.
@@ -112,6 +113,7 @@ class JobState:
                     Answered(str(a), str(w), int(r), str(p), str(why)) for a, w, r, p, why in data["answers"]
                 ),
                 steps=tuple((str(n), str(w), int(r), int(p), int(s)) for n, w, r, p, s in data["steps"]),
+                found=str(data.get("found", "")),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             return None

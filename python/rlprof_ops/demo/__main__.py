@@ -80,6 +80,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="MS",
         help="one generation worker takes this much longer, another one in each step",
     )
+    faults.add_argument(
+        "--slow-from",
+        type=int,
+        default=defaults.slow_from,
+        metavar="N",
+        help="the first step in which it is slow (%(default)s)",
+    )
+    faults.add_argument(
+        "--hang-at-step", type=int, metavar="N", help="policy worker 0 stands still in step N"
+    )
     faults.add_argument("--fail-at-step", type=int, metavar="N", help="end in step N as a crash does")
     faults.add_argument("--exit-code", type=int, default=defaults.exit_code, help="of that end (%(default)s)")
     return parser.parse_args(argv)
@@ -94,6 +104,10 @@ def settings_from(args: argparse.Namespace) -> Settings:
         raise UsageError(
             f"--slow-rank {args.slow_rank}: policy workers have ranks 0 to {args.policy_workers - 1}"
         )
+    if args.hang_at_step is not None and not 1 <= args.hang_at_step <= args.steps:
+        raise UsageError(f"--hang-at-step {args.hang_at_step}: this run has steps 1 to {args.steps}")
+    if args.slow_from < 1:
+        raise UsageError(f"--slow-from {args.slow_from}: must be 1 or more")
     if args.fail_at_step is not None and not 1 <= args.fail_at_step <= args.steps:
         raise UsageError(f"--fail-at-step {args.fail_at_step}: this run has steps 1 to {args.steps}")
     return Settings(
@@ -109,6 +123,8 @@ def settings_from(args: argparse.Namespace) -> Settings:
         slow_rank=args.slow_rank,
         slow_ms=args.slow_ms,
         slow_phase=args.slow_phase,
+        slow_from=args.slow_from,
+        hang_at_step=args.hang_at_step,
         fail_at_step=args.fail_at_step,
         exit_code=args.exit_code,
         step_seconds=args.step_seconds,

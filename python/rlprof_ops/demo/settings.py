@@ -11,7 +11,8 @@ PADDED = ("generation", "ref_logprob", "logprob", "train", "weight_sync")  # wha
 @dataclass(frozen=True)
 class Settings:
     """`prompts` and `group_size` are per policy worker and step; `slow_ms` is added to every `slow_phase`
-    of `slow_rank`, `tail_ms` to the generation of one worker, another in each step. `least_ms`: what a phase
+    of `slow_rank`, `tail_ms` to the generation of one worker, another in each step. From step `slow_from` on
+    alone; in `hang_at_step` worker 0 never comes back from `slow_phase`. `least_ms`: what a phase
     lasts at least, wherever it runs. `overlap_sync`: weights are loaded while the next step trains.
     """
 
@@ -27,6 +28,8 @@ class Settings:
     slow_rank: int | None = None
     slow_ms: int = 0
     slow_phase: str = "train"
+    slow_from: int = 1
+    hang_at_step: int | None = None
     tail_ms: int = 0
     least_ms: Mapping[str, int] = field(default_factory=dict)
     overlap_sync: bool = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ class Worker:
     def __init__(self, rank: int, world_size: int, settings: Settings) -> None:
         torch.set_num_threads(1)
         self.rank, self.world_size, self.settings = rank, world_size, settings
+        self.step = 0
         self.timer = PhaseTimer(profiler.from_env(worker=self.name, rank=rank, world_size=world_size))
 
     def identity(self) -> dict[str, Any]:
@@ -51,6 +53,7 @@ class Worker:
         }
 
     def begin_step(self, step: int) -> None:
+        self.step = step
         self.timer.begin_step(step)
 
     def end_step(self) -> None:
@@ -214,7 +217,11 @@ class PolicyWorker(Worker):
         return loss.item()
 
     def _delay(self, phase: str) -> None:
-        if self.rank == self.settings.slow_rank and phase == self.settings.slow_phase:
+        if phase != self.settings.slow_phase:
+            return
+        if self.rank == 0 and self.step == self.settings.hang_at_step:
+            threading.Event().wait()
+        if self.rank == self.settings.slow_rank and self.step >= self.settings.slow_from:
             time.sleep(self.settings.slow_ms / 1000)
 
 

@@ -129,6 +129,7 @@ def rows(view: View) -> list[tuple[str, str]]:
         ("time", f"{view.elapsed}{limit}" if view.elapsed else ""),
         ("step", "" if view.step is None else str(view.step)),
         ("captures", str(view.captures) if view.run_dir else ""),
+        ("found", view.found),
         ("waits for", view.waiting if not view.over else ""),
         ("end", ended),
         ("exit code", exit_code),

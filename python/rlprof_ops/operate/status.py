@@ -37,7 +37,8 @@ class View:
 
     `state`: waiting, starting, running, ending, ended, or unknown (no Slurm to ask, no word in the run
     folder). `slurm_state` is Slurm's own. `waiting`: resources that the driver waits for and nobody has.
-    `step` is the last one that any profiled worker entered; times are UTC nanoseconds.
+    `step` is the last one that any profiled worker entered; times are UTC nanoseconds. `found`: what the
+    recorder has found last.
     """
 
     job: str
@@ -57,6 +58,7 @@ class View:
     time_limit: str = ""
     step: int | None = None
     captures: Captures = field(default_factory=Captures)
+    found: str = ""
     exit_code: int | None = None
     complete: bool | None = None
 
@@ -96,6 +98,8 @@ class View:
             parts.append(f"step {self.step}")
         if self.waiting and not self.over:
             parts.append(f"the driver waits: {self.waiting}")
+        if self.found and not self.over:
+            parts.append(f"found: {self.found}")
         if self.run_dir and self.captures != Captures():
             parts.append(str(self.captures))
         return printable(", ".join(parts))
@@ -150,6 +154,7 @@ def _told_by_head(observed: Observed, state: JobState) -> dict[str, Any]:
         "nodes_up": state.nodes_up,
         "step": state.step,
         "captures": state.captures,
+        "found": state.found,
     }
 
 
@@ -177,6 +182,7 @@ def _told(job: Job, observed: Observed) -> dict[str, Any]:
         if manifest is not None:
             found["captures"] = _from_manifest(manifest)
             found["complete"] = manifest.complete
+            found["found"] = str(manifest.findings[-1].get("text", "")) if manifest.findings else ""
     return found
 
 

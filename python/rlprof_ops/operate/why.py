@@ -15,6 +15,9 @@ from pathlib import Path
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.run_folder import Job
 from rlprof_ops.operate.status import View
+from rlprof_ops.recorder.detect.finding import HANG
+from rlprof_ops.recorder.head_recorder import FINDINGS, FOLDER, read_rows
+from rlprof_ops.runtime.on_demand.watcher import STACKS
 
 _MOST_LINES = 6
 _TAIL_BYTES = 1 << 16
@@ -41,6 +44,7 @@ def _lines(job: Job, view: View) -> Iterator[str]:
     if not _began(job):
         yield from _of_batch(job)
         return
+    yield from _of_hang(job.run)
     if view.detail:
         yield from _last(view.detail.splitlines(), _MOST_LINES)
     if view.cause == EndCause.TIME_LIMIT:
@@ -57,6 +61,16 @@ def _lines(job: Job, view: View) -> Iterator[str]:
 
 def _began(job: Job) -> bool:
     return job.run is not None and (job.run / "run.json").exists()
+
+
+def _of_hang(run: Path | None) -> Iterator[str]:
+    """That the step clock stood still, where that was the last that the recorder found."""
+    rows = [] if run is None else read_rows(run / FOLDER / FINDINGS, ("kind", "text"))
+    if run is not None and rows and rows[-1]["kind"] == HANG:
+        yield str(rows[-1]["text"])
+        folders = sorted((run / "control").glob(f"hang-step*.{STACKS}"))
+        if folders:
+            yield f"the stacks of all workers at that time: {folders[-1]}"
 
 
 def _of_driver(job: Job) -> Iterator[str]:

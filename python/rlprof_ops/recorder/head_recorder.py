@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from rlprof_ops.request import ProfileRequest
 from rlprof_ops.runtime.on_demand.watcher import STACKS, CaptureRequest
 
 FOLDER = "recorder"
-SUMMARY, FINDINGS = "summary.json", "findings.jsonl"
+SUMMARY, FINDINGS, CAPTURES = "summary.json", "findings.jsonl", "captures.jsonl"
 EVERY_S = 2.0
 _LARGE = 1 << 18  # bytes of a summary that is written more rarely
 _LARGE_EVERY_S = 5.0
 _MOST_TOLD_BYTES = 4 << 20
+_OLD_NS = 10_000_000_000
 
 
 class HeadRecorder:
@@ -50,7 +52,15 @@ class HeadRecorder:
             self._folder.mkdir(mode=0o750, exist_ok=True)
         except OSError as error:
             tell({"problem": f"{self._folder}: {error.strerror or error}"})
-        self.view.remember(_told_before(self._folder / FINDINGS))
+        # What ended before a recorder that was killed was started again: that one has judged it.
+        again = (self._folder / SUMMARY).exists()
+        self._judged_ns = time.time_ns() - _OLD_NS if again else 0
+        self.view.remember(_findings_before(self._folder / FINDINGS))
+        taken = [
+            (str(row["id"]), int(row["step"])) for row in read_rows(self._folder / CAPTURES, ("id", "step"))
+        ]
+        for trigger in self._triggers:
+            trigger.resume(taken)
 
     def take(self, news: News) -> None:
         self._deal(self.view.take(news))
@@ -84,18 +94,24 @@ class HeadRecorder:
             self._tell({"finding": finding.to_dict()})
             if finding.kind == HANG:
                 identity = f"hang-step{finding.step}-{finding.t_ns // 1_000_000_000}"
-                asked = CaptureRequest(identity, ("*",), None, STACKS, {}, 1, None)
-                self._tell({"capture": asked.to_json()})
+                stacks = CaptureRequest(identity, ("*",), None, STACKS, {}, 1, None)
+                self._tell({"capture": stacks.to_json()})
             for trigger, spec in zip(self._triggers, self._specs, strict=True):
                 here = self.view.ranks_on(finding.node, spec) if finding.node else ()
-                self._open(trigger.on_finding(finding, self.view.ranks(spec), self._used(trigger), here))
+                step = finding.step or self.view.step
+                at = replace(finding, step=step)
+                self._open(trigger.on_finding(at, self.view.ranks(spec), self._used(trigger), here), step)
 
     def _on_step(self, fact: StepFact) -> None:
+        if fact.end_ns < self._judged_ns:
+            return
         for trigger, spec in zip(self._triggers, self._specs, strict=True):
-            self._open(trigger.on_step(fact, self.view.ranks(spec), self._used(trigger)))
+            self._open(trigger.on_step(fact, self.view.ranks(spec), self._used(trigger)), fact.step)
 
-    def _open(self, asked: CaptureRequest | None) -> None:
+    def _open(self, asked: CaptureRequest | None, step: int) -> None:
         if asked is not None:
+            row = {"id": asked.id, "step": step, "t_ns": time.time_ns(), "ranks": asked.ranks}
+            self._writer.append(self._folder / CAPTURES, json.dumps(row).encode() + b"\n")
             self._tell({"capture": asked.to_json()})
 
     def _used(self, trigger: Trigger) -> int:
@@ -109,16 +125,26 @@ class HeadRecorder:
         )
 
 
-def _told_before(path: Path) -> list[Finding]:
+def _findings_before(path: Path) -> list[Finding]:
     """The findings of a recorder that was killed."""
     found = []
+    for row in read_rows(path, ("ranks",)):
+        with contextlib.suppress(TypeError):
+            found.append(Finding(**{**row, "ranks": tuple(row["ranks"])}))
+    return found
+
+
+def read_rows(path: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """The lines that have these keys; those that are none of ours are left out."""
     try:
         with open(path, "rb") as file:
             lines = file.read(_MOST_TOLD_BYTES).split(b"\n")
     except OSError:
         return []
+    found = []
     for line in lines:
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        with contextlib.suppress(ValueError, TypeError):
             row = json.loads(line)
-            found.append(Finding(**{**row, "ranks": tuple(row["ranks"])}))
+            if all(key in row for key in keys):
+                found.append(row)
     return found

@@ -188,7 +188,8 @@ class JobView:
             found.append(finding)
             self.history.add(step, finding is not None)
             if not exempt:
-                self.facts.append(StepFact(step.step, step.seconds, middle, phases))
+                end_ns = step.begin_ns + int(step.seconds * 1e9)
+                self.facts.append(StepFact(step.step, step.seconds, middle, phases, end_ns))
         role = self._roles.setdefault(step.worker, _Role(RankDetector(step.worker)))
         role.ranks[step.rank] = node
         role.latest.append(step.seconds)

@@ -221,7 +221,7 @@ class Captures:
         if capture.taker is None:
             self._not_opened(capture, window, capture.impossible)
             return
-        report = self._place.report_name(window.window, window.phase, capture.taker.suffix)
+        report = self._report_name(capture, window, capture.taker.suffix)
         try:
             if capture.spec.backend == "nsight":
                 self._finish_before_next()
@@ -234,6 +234,9 @@ class Captures:
             self._not_opened(capture, window, _reason(error))
             return
         self._events.write("opened", **_of(capture, window), report=report)
+
+    def _report_name(self, capture: Capture, window: OpenWindow, suffix: str) -> str:
+        return self._place.report_name(window.window, window.phase, suffix, capture.asked_by)
 
     def _other_open(self, capture: Capture) -> bool:
         return any(
@@ -301,7 +304,7 @@ class Captures:
         assert capture.taker is not None
         self._refuse_unfinished(capture, finished)
         final = self._place.report_path(
-            capture.spec.backend, self._place.report_name(window.window, window.phase, capture.taker.suffix)
+            capture.spec.backend, self._report_name(capture, window, capture.taker.suffix)
         )
         final = move_into_place(finished, final)
         self._events.write(

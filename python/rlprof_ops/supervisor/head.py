@@ -246,6 +246,7 @@ class Head(Supervisor):
         """The recorder has found something, or wants a capture of it."""
         if isinstance(finding := told.get("finding"), dict):
             self.journal.say(f"found: {finding.get('text')}")
+            self.state.found(str(finding.get("text")))
         elif isinstance(problem := told.get("problem"), str):
             self.journal.note(f"recorder: {problem}")
         elif isinstance(asked := told.get("capture"), str):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from rlprof_ops.backends import names
 from rlprof_ops.recorder.detect.finding import HANG, SLOW_PHASE, SLOW_RANK, SLOW_STEP, THROTTLE, Finding
 from rlprof_ops.request import CaptureSpec, When
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
@@ -21,6 +21,7 @@ class StepFact:
     seconds: float
     median_s: float
     phases: dict[str, tuple[float, float]]  # name -> seconds, median
+    end_ns: int = 0
 
 
 class Trigger:
@@ -29,12 +30,20 @@ class Trigger:
     def __init__(self, number: int, spec: CaptureSpec, when: When) -> None:
         self._number, self._spec, self.when = number, spec, when
         self._taken = 0
-        self._last_step = -1
+        self._steps: set[int] = set()
         self._turn = 0
 
     @property
     def left(self) -> int:
         return self.when.at_most - self._taken
+
+    def resume(self, taken: Sequence[tuple[str, int]]) -> None:
+        """Captures that a recorder before this one has opened, as (id, step), count towards the budget."""
+        for identity, step in taken:
+            if identity == names.triggered_id(names.trigger_of(identity) or "", step, self._number):
+                self._taken += 1
+                self._steps.add(step)
+                self._turn += names.trigger_of(identity) == "every"
 
     def on_step(self, fact: StepFact, ranks: Sequence[int], used_bytes: int) -> CaptureRequest | None:
         """A step has ended: open for the next one? `ranks` are all of the workers that are meant."""
@@ -81,14 +90,14 @@ class Trigger:
         seconds: float | None = None,
     ) -> CaptureRequest | None:
         when = self.when
-        if self.left <= 0 or step == self._last_step:
+        if self.left <= 0 or step in self._steps:
             return None
         if when.disk_bytes and used_bytes >= when.disk_bytes:
             return None
         self._taken += 1
-        self._last_step = step
+        self._steps.add(step)
         return CaptureRequest(
-            id=f"when-{_word(why)}-step{step}-{self._number}",
+            id=names.triggered_id(why, step, self._number),
             workers=self._spec.workers,
             ranks=_with_peers(concerned, ranks, peers) if concerned else self._spec.ranks,
             backend=self._spec.backend,
@@ -102,7 +111,3 @@ def _with_peers(concerned: Sequence[int], ranks: Sequence[int], peers: int) -> t
     """Those concerned, and as many others to compare them with."""
     others = [rank for rank in ranks if rank not in concerned]
     return tuple(sorted({*concerned, *others[:peers]}))
-
-
-def _word(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_]+", "_", text)[:60] or "it"

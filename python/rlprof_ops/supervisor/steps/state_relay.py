@@ -130,11 +130,17 @@ class StateFile:
         self._urgent = asyncio.Event()
         self._written: JobState | None = None
         self.nodes_up: int | None = None
+        self._found = ""
 
     def take_request(self, request: ProfileRequest) -> None:
         """The trainer's own configuration makes the job's request."""
         self._request = request
         self._windows_changed = True
+
+    def found(self, text: str) -> None:
+        """The recorder has found something."""
+        self._found = text[:_MOST_TEXT]
+        self._urgent.set()
 
     def up(self, count: int) -> None:
         """So many nodes of the cluster are alive."""
@@ -230,4 +236,5 @@ class StateFile:
             job_state.latest(logs),
             tuple(self._answers.values()),
             steps,
+            self._found,
         )

@@ -141,7 +141,7 @@ class Windows:
     ) -> bool:
         session = watched.session
         report = names.report_name(
-            session.worker, session.rank, window, None, session.host, session.pid, nsight.SUFFIX
+            session.worker, session.rank, window, None, session.host, session.pid, nsight.SUFFIX, asked_by
         )
         recorder = NsysSessionRecorder(session.name, spec, {**os.environ, "TMPDIR": session.tmpdir})
         target = unused(self._node_dir / "tmp" / report)
@@ -199,7 +199,14 @@ class Windows:
         if found.state != "ok":
             raise CaptureError(f"the report is {found.state}: {found.reason} ({finished})")
         report = names.report_name(
-            session.worker, session.rank, current.window, None, session.host, session.pid, nsight.SUFFIX
+            session.worker,
+            session.rank,
+            current.window,
+            None,
+            session.host,
+            session.pid,
+            nsight.SUFFIX,
+            current.asked_by,
         )
         final = self._node_dir / names.report_folder("nsight", session.worker, session.rank) / report
         final = move_into_place(finished, final)
