@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from rlprof_ops.analyze.whole_run.model import WholeRun
+
 
 class _Finding(TypedDict):
     kind: str
@@ -408,3 +410,4 @@ class Answer(_Answer, total=False):
 
     critical_path: CriticalPath
     what_if: list[WhatIfRow]
+    whole_run: WholeRun | None

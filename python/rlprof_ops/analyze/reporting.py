@@ -11,7 +11,8 @@ import msgspec
 from rlprof_ops.analyze.output.answer import build
 from rlprof_ops.analyze.report_model import Answer
 from rlprof_ops.analyze.run.engine import Results, summarise_all
-from rlprof_ops.analyze.run.identity import find_reports
+from rlprof_ops.analyze.run.identity import Report, find_reports
+from rlprof_ops.analyze.whole_run.records import has_records
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host import atomic
 
@@ -83,7 +84,7 @@ def answer_of(
     root: Path, engine: str = "local", jobs: int | None = None, cache: bool = True, quiet: bool = False
 ) -> Answer:
     """The answer to a run folder, with a progress bar on a terminal's standard error."""
-    reports = find_reports(root)
+    reports = _reports(root)
     folder = root if root.is_dir() else root.parent
     readable = sum(report.readable for report in reports)
     if quiet or not sys.stderr.isatty() or readable < 2:
@@ -98,6 +99,16 @@ def answer_of(
             bar.update(task, completed=done)
 
         return build(root, reports, summarise_all(folder, reports, engine, jobs, cache, advance))
+
+
+def _reports(root: Path) -> tuple[Report, ...]:
+    """The reports of a run; none where there is only what its recorder kept."""
+    try:
+        return find_reports(root)
+    except UsageError:
+        if not root.is_dir() or not has_records(root):
+            raise
+        return ()
 
 
 def write_text(path: Path, text: str) -> None:

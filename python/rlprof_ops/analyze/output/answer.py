@@ -43,13 +43,18 @@ from rlprof_ops.analyze.report_model import (
     StragglerRow,
 )
 from rlprof_ops.analyze.run.clocks import probes_of
+from rlprof_ops.analyze.run.engine import default_workers
 from rlprof_ops.analyze.run.identity import Report, read_json
 from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, merge, rank_of
 from rlprof_ops.analyze.run.run_steps import MIN_COVERED
 from rlprof_ops.analyze.run.summary import PhaseTime, Result, Summary, Unread
+from rlprof_ops.analyze.whole_run.model import WholeRun
+from rlprof_ops.analyze.whole_run.section import whole_run
 from rlprof_ops.version import __version__
+from rlprof_ops.words import counted
 
 SCHEMA = 1
+_AROUND_NS = 2_000_000_000  # that the curves show before and after a captured step
 
 
 def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> Answer:
@@ -117,7 +122,23 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> A
         ],
         "weight_sync": weight_sync_rows(merged),
         "memory": memory_rows(read, index),
+        "whole_run": _whole_run(folder, t0, _steps(merged, t0), coverage),
     }
+
+
+def _whole_run(folder: Path, t0: int, steps: Sequence[StepRow], coverage: Coverage) -> WholeRun | None:
+    captured = [
+        (t0 + row["start_ns"] - _AROUND_NS, t0 + row["start_ns"] + row["duration_ns"] + _AROUND_NS)
+        for row in steps
+    ]
+    taken: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for report in coverage["reports"]:
+        if report["steps"]:
+            taken[report["backend"], report["steps"][0]].append(report["rank"])
+    windows = [
+        (step, f"{backend} of {counted(len(ranks), 'rank')}") for (backend, step), ranks in taken.items()
+    ]
+    return whole_run(folder, t0, captured, windows, default_workers())
 
 
 def _run(folder: Path, root: Path) -> dict[str, object]:

@@ -15,6 +15,7 @@ from typing import TypedDict
 from rlprof_ops.analyze.metrics.student import quantile
 from rlprof_ops.analyze.output.text import counted, duration, percent, unmarked
 from rlprof_ops.analyze.report_model import Answer
+from rlprof_ops.analyze.whole_run.samples import samples
 from rlprof_ops.errors import UsageError
 from rlprof_ops.words import did_you_mean
 
@@ -50,6 +51,7 @@ class DiffAnswer(TypedDict):
     missing: list[int]
     ranks: list[int]
     notes: list[str]
+    whole_run: list[ChangeRow]
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ class Diff:
     ranks_before: int
     ranks_after: int
     notes: tuple[str, ...]
+    whole_run: tuple[Change, ...] = ()
 
     def to_dict(self) -> DiffAnswer:
         return {
@@ -131,6 +134,7 @@ class Diff:
             "missing": [self.missing_before, self.missing_after],
             "ranks": [self.ranks_before, self.ranks_after],
             "notes": list(self.notes),
+            "whole_run": [c.to_dict() for c in self.whole_run],
         }
 
 
@@ -168,7 +172,21 @@ def compare(before: Answer, after: Answer) -> Diff:
         len(before["ranks"]),
         len(after["ranks"]),
         tuple(notes),
+        _whole_run(before, after),
     )
+
+
+def _whole_run(before: Answer, after: Answer) -> tuple[Change, ...]:
+    """The median step and every phase over all steps, where both runs have a record.
+
+    Neighbouring steps are alike (answers grow, a node warms up), so that they are no independent samples: the
+    means of stretches of each run are (batch means; Law and Kelton, Simulation Modeling and Analysis).
+    """
+    one, two = (samples(answer.get("whole_run")) for answer in (before, after))
+    names = list(dict.fromkeys([*one, *two])) if one and two else []
+    level = FALSE_ALARMS / max(len(names), 1)
+    found = [_change(what, one.get(what, []), two.get(what, []), level) for what in names]
+    return tuple(sorted(found, key=lambda c: (not c.real, -abs(c.difference_ns))))
 
 
 def _change(
@@ -252,6 +270,7 @@ def _missing(answer: Answer) -> int:
 _RULE = re.compile(r"\s*([A-Za-z0-9_./ -]+?)\s*>\s*([0-9.]+)\s*(%|ns|us|µs|ms|s)?\s*")
 _UNITS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 _COUNTS = ("missing", "stragglers")
+_RUN = "run/"  # before what is compared over the whole run
 
 
 @dataclass(frozen=True)
@@ -281,6 +300,7 @@ def parse_rule(text: str, diff: Diff) -> Rule:
         *_COUNTS,
         *(c.what for c in diff.phases),
         *(c.what.partition("/")[2] for c in diff.phases),
+        *(_RUN + c.what for c in diff.whole_run),
     ]
     if what not in known:
         hint = did_you_mean(what, known)
@@ -315,6 +335,8 @@ def violations(rules: Sequence[Rule], diff: Diff) -> list[str]:
 
 
 def _named(rule: Rule, diff: Diff) -> list[Change]:
+    if rule.what.startswith(_RUN):
+        return [change for change in diff.whole_run if change.what == rule.what.removeprefix(_RUN)]
     if rule.what == "step":
         return [diff.step]
     return [change for change in diff.phases if rule.what in (change.what, change.what.partition("/")[2])]

@@ -32,6 +32,8 @@ def show(diff: Diff, before: str, after: str, console: Console | None = None) ->
         console.print(f"[yellow]{escape(note)}[/]", highlight=False)
     if diff.phases:
         console.print(_table("Phases", diff.phases, with_noise=True))
+    if diff.whole_run:
+        console.print(_table("The whole run, every step of it", diff.whole_run, with_noise=True))
     if diff.kernels:
         console.print(
             _table(

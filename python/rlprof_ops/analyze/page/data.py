@@ -57,6 +57,7 @@ def page_data(answer: Answer) -> dict[str, object]:
         # absent in a report.json of an earlier version
         "critical_path": answer.get("critical_path", {"steps": [], "slack": []}),
         "what_if": answer.get("what_if", []),
+        "whole_run": answer.get("whole_run"),
         "segments": _segments(answer),
         "steps_of": _steps_of(answer),
         "workers": _workers(answer),

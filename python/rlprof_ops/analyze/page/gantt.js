@@ -120,6 +120,7 @@ function makeGantt(D, ui) {
     g.save(); g.beginPath(); g.rect(left, 0, width - left, tall); g.clip(); g.fillStyle = c.ink;
     for (const s of D.steps) if (inStep(s.step)) { g.globalAlpha = .55; g.fillRect(x(s.start_ns / 1000), 0, 1, tall); }
     g.restore();
+    if (ui.drawn) ui.drawn(view, left, RIGHT);
   }
 
   // ---- what is under the pointer

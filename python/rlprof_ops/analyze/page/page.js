@@ -104,9 +104,10 @@ tile(c.planned === null ? `${c.reports.length}` : `${c.arrived} of ${c.planned}`
 tile(String(D.stragglers.length), D.stragglers.length === 1 ? "straggler" : "stragglers");
 tile(D.clocks.hosts.length < 2 ? "one host" : D.clocks.residual_ns === null ? "unknown" : time(D.clocks.residual_ns), "residual of the clocks");
 
-// ---- Gantt
+// ---- the whole run and the Gantt chart
 const legend = (box, items) => items.forEach(([name, fill]) => { const s = el("span"), i = el("i"); paint(i, fill); s.append(i, name); box.append(s); });
-const gantt = D.steps_of.length ? makeGantt(D, {$, el, time, color, rankName, showTip, hideTip}) : null;
+const run = makeWholeRun(D, {$, el, time, pct, count, counted, table, hide, legend, color: name => FIXED[name] || SPARE[[...name].reduce((n, c) => n + c.charCodeAt(0), 0) % SPARE.length], showTip, hideTip});
+const gantt = D.steps_of.length ? makeGantt(D, {$, el, time, color, rankName, showTip, hideTip, drawn: run.curves}) : null;
 window.rlprofGantt = gantt;
 if (gantt) { legend($("gantt-legend"), [...D.phase_names.map((p, i) => [p, color(i)]), ["in no phase", ".thin"], ...(D.critical_path.steps.length ? [["what decided the step", ".path"]] : []), ...(D.stragglers.length ? [["straggler", ".slow"]] : [])]); gantt.draw(); } else hide("gantt");
 

@@ -14,6 +14,8 @@ from markupsafe import Markup
 from rlprof_ops.analyze.page.data import page_data
 from rlprof_ops.analyze.report_model import Answer
 
+_SCRIPTS = ("gantt.js", "whole_run.js", "page.js")
+
 
 def render(answer: Answer, timeline: Sequence[str] = (), served: bool = False) -> str:
     """The page of an answer. What comes from a run reaches it as JSON data only, and the script writes it
@@ -28,7 +30,7 @@ def render(answer: Answer, timeline: Sequence[str] = (), served: bool = False) -
     return template.render(
         title=_title(answer["run"]),
         style=Markup((here / "page.css").read_text(encoding="utf-8")),
-        script=Markup("".join((here / name).read_text(encoding="utf-8") for name in ("gantt.js", "page.js"))),
+        script=Markup("".join((here / name).read_text(encoding="utf-8") for name in _SCRIPTS)),
         data=Markup(embedded(page_data(answer) | {"timeline": list(timeline), "served": served})),
     )
 

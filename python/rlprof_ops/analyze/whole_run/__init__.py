@@ -1,0 +1,1 @@
+"""The whole run, from its flight recorder: not only its captured steps."""

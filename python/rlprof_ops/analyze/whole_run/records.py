@@ -1,0 +1,206 @@
+"""Reads the nodes' records into columns. A node is read by itself and gives what the page needs."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlprof_ops.analyze.run.worker_pool import each
+from rlprof_ops.recorder import rows
+from rlprof_ops.recorder.detect.ranks import WAITING
+from rlprof_ops.recorder.detect.steps import SEASONAL
+from rlprof_ops.recorder.record_file import FOLDER, Block, read_folder
+
+GENERATION = re.compile(r"gen(?!eral)|rollout|sampl", re.IGNORECASE)
+_TENTH_NS = 100_000_000
+_FEW_NODES = 8  # read in this process
+_LETTERS = {"B": "u1", "H": "<u2", "I": "<u4", "q": "<i8", "f": "<f4"}
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Interval = tuple[int, int]  # Unix nanoseconds
+
+
+@dataclass(frozen=True)
+class ProcessSteps:
+    """The steps of one process, in order. `busy_s`: the phases in which it waits for nobody; the whole step
+    where it marks none. `phases` (own seconds) are kept of the process that leads, `generated_s` (from the
+    step's begin to the end of its generation, NaN: none) of all.
+    """
+
+    node: str
+    worker: str
+    rank: int
+    pid: int
+    leads: bool
+    step: Integers
+    begin_ns: Integers
+    seconds: Floats
+    busy_s: Floats
+    generated_s: Floats
+    phases: dict[str, Floats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """One node. `in_flight`: times (Unix ns) and requests that its engines had then. `curves`: the samples
+    within the captured steps, by what they are of: columns of time (ns), and four figures.
+    """
+
+    node: str
+    processes: tuple[ProcessSteps, ...]
+    in_flight: tuple[Integers, Integers]
+    curves: dict[str, npt.NDArray[np.float64]]
+
+
+def has_records(root: Path) -> bool:
+    return any(root.glob(f"nodes/*/{FOLDER}/*.bin"))
+
+
+def read_all(root: Path, captured: Sequence[Interval], workers: int) -> list[NodeRecord]:
+    """Every node's record in a run folder, by name."""
+    folders = sorted(
+        path for path in root.glob(f"nodes/*/{FOLDER}") if path.is_dir() and not path.is_symlink()
+    )
+    read = partial(read_node, tuple(captured))
+    if len(folders) <= _FEW_NODES or workers <= 1:
+        found: Iterable[NodeRecord] = map(read, folders)
+    else:
+        found = each(read, folders, min(workers, len(folders)), _killed)
+    return sorted(found, key=lambda record: record.node)
+
+
+def _killed(folder: Path) -> NodeRecord:
+    return NodeRecord(folder.parent.name, (), _NONE, {})
+
+
+_NONE: tuple[Integers, Integers] = (np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def read_node(captured: Sequence[Interval], folder: Path) -> NodeRecord:
+    """One node's record; `captured` are the times of which its samples are kept."""
+    told: dict[str, list[npt.NDArray[Any]]] = defaultdict(list)
+    marked: dict[tuple[str, str], list[npt.NDArray[Any]]] = defaultdict(list)
+    curves: dict[str, list[Floats]] = defaultdict(list)
+    flights: list[tuple[Integers, Integers]] = []
+    for block in read_folder(folder):
+        names = block.names()
+        steps = table(block, rows.STEP)
+        for who in np.unique(steps["process"]):
+            told[names.get(int(who), "")].append(steps[steps["process"] == who])
+        phases = table(block, rows.PHASE)
+        pairs = phases["process"].astype(np.int64) << 16 | phases["name"]
+        for pair in np.unique(pairs):
+            key = names.get(int(pair) >> 16, ""), names.get(int(pair) & 0xFFFF, "")
+            marked[key].append(phases[pairs == pair])
+        _add_curves(curves, block, names, captured)
+        engines = table(block, rows.ENGINE)
+        if len(engines):
+            t_ns = block.base_ns + engines["t"].astype(np.int64) * _TENTH_NS
+            flights.append((t_ns, engines["running"].astype(np.int64) + engines["waiting"]))
+    node = folder.parent.name
+    processes = [_process(node, name, parts, marked) for name, parts in sorted(told.items())]
+    return NodeRecord(
+        node,
+        tuple(each for each in processes if each is not None),
+        _summed(flights),
+        {name: np.concatenate(parts, axis=1) for name, parts in sorted(curves.items())},
+    )
+
+
+def table(block: Block, kind: int) -> npt.NDArray[Any]:
+    """The rows of one kind as a structured array."""
+    layout, names = rows.LAYOUT[kind]
+    formats = [_LETTERS[letter] for letter in layout.format.lstrip("<")]
+    data = block.sections.get(kind, b"")
+    return np.frombuffer(
+        data, np.dtype(list(zip(names, formats, strict=True))), count=len(data) // layout.size
+    )
+
+
+def _process(
+    node: str,
+    name: str,
+    parts: list[npt.NDArray[Any]],
+    marked: dict[tuple[str, str], list[npt.NDArray[Any]]],
+) -> ProcessSteps | None:
+    try:
+        worker, rank, pid, leads = rows.parse_process(name)
+    except ValueError:
+        return None
+    told = np.concatenate(parts)
+    step, first = np.unique(told["step"], return_index=True)
+    told = told[first]
+    seconds = told["seconds"].astype(np.float64)
+    phases: dict[str, Floats] = {}
+    busy, marks_any = np.zeros(len(step)), False
+    generated = np.full(len(step), np.nan)
+    for (who, phase), found in marked.items():
+        if who != name:
+            continue
+        table_of = np.concatenate(found)
+        place = np.searchsorted(step, table_of["step"])
+        known = (place < len(step)) & (step[np.minimum(place, len(step) - 1)] == table_of["step"])
+        place, table_of = place[known], table_of[known]
+        own = np.zeros(len(step))
+        own[place] = table_of["own_seconds"]
+        if GENERATION.search(phase):
+            end = table_of["begin_s"].astype(np.float64) + table_of["seconds"]
+            generated[place] = np.fmax(generated[place], end)
+        if leads:
+            phases[phase] = own
+        if not WAITING.search(phase) and not SEASONAL.search(phase):
+            busy += own
+            marks_any = True
+    return ProcessSteps(
+        node, worker, rank, pid, leads, step.astype(np.int64), told["begin_ns"].astype(np.int64), seconds,
+        busy if marks_any else seconds, generated, phases,
+    )  # fmt: skip
+
+
+def _add_curves(
+    curves: dict[str, list[Floats]], block: Block, names: dict[int, str], captured: Sequence[Interval]
+) -> None:
+    gpu, engine = table(block, rows.GPU), table(block, rows.ENGINE)
+    for number in np.unique(gpu["gpu"]):
+        of = gpu[gpu["gpu"] == number]
+        figures = (of["busy_percent"], of["memory_mib"], of["power_w"], of["sm_mhz"])
+        _keep(curves, f"GPU {number}", block, of["t"], figures, captured)
+    for number in np.unique(engine["engine"]):
+        of = engine[engine["engine"] == number]
+        figures = (of["running"], of["waiting"], of["cache_permille"], of["tokens_s"])
+        _keep(curves, names.get(int(number), "engine"), block, of["t"], figures, captured)
+
+
+def _keep(
+    curves: dict[str, list[Floats]],
+    name: str,
+    block: Block,
+    tenths: npt.NDArray[Any],
+    figures: Sequence[npt.NDArray[Any]],
+    captured: Sequence[Interval],
+) -> None:
+    t_ns = block.base_ns + tenths.astype(np.int64) * _TENTH_NS
+    inside = np.zeros(len(t_ns), bool)
+    for begin, end in captured:
+        inside |= (t_ns >= begin) & (t_ns <= end)
+    if inside.any():
+        columns = [t_ns.astype(np.float64), *(column.astype(np.float64) for column in figures)]
+        curves[name].append(np.stack(columns)[:, inside])
+
+
+def _summed(flights: list[tuple[Integers, Integers]]) -> tuple[Integers, Integers]:
+    """Requests of all engines of a node, moment by moment."""
+    if not flights:
+        return _NONE
+    t_ns, requests = (np.concatenate([flight[i] for flight in flights]) for i in (0, 1))
+    moments, place = np.unique(t_ns, return_inverse=True)
+    return moments, np.bincount(place, weights=requests).astype(np.int64)

@@ -1,0 +1,189 @@
+"""The whole run as one part of `report.json`: bounded in size whatever the run was."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rlprof_ops.analyze.whole_run.heat import heat_maps
+from rlprof_ops.analyze.whole_run.model import Curve, Mark, PhaseColumn, WholeRun
+from rlprof_ops.analyze.whole_run.records import (
+    Floats,
+    Integers,
+    Interval,
+    NodeRecord,
+    ProcessSteps,
+    has_records,
+    read_all,
+)
+from rlprof_ops.analyze.whole_run.tail import long_tail
+from rlprof_ops.recorder.detect.steps import SEASONAL
+from rlprof_ops.recorder.head_recorder import FINDINGS, FOLDER, read_rows
+
+MOST_STEPS = 2400  # drawn one by one; longer runs in as many groups
+MOST_MARKS = 400
+_MOST_PHASES = 12
+_MOST_CURVES, _MOST_POINTS = 64, 240
+_REST = "(other phases)"
+
+
+def whole_run(
+    root: Path,
+    t0_ns: int = 0,
+    captured: Sequence[Interval] = (),
+    windows: Iterable[tuple[int, str]] = (),
+    workers: int = 1,
+) -> WholeRun | None:
+    """What the recorder of a run folder has kept, None where there is nothing. `captured`: times of the
+    captured steps; `windows`: first step and words of each.
+    """
+    if not root.is_dir() or not has_records(root):
+        return None
+    nodes = read_all(root, captured, workers)
+    return from_records(nodes, t0_ns, windows, _findings(root))
+
+
+def from_records(
+    nodes: Sequence[NodeRecord],
+    t0_ns: int = 0,
+    windows: Iterable[tuple[int, str]] = (),
+    findings: Iterable[Mark] = (),
+) -> WholeRun | None:
+    """The same of records that have been read."""
+    lives = _driver(nodes)
+    if not lives:
+        return None
+    driver, restarts = _joined(lives)
+    edges = _edges(len(driver.step))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of steps that no rank has told
+        heat = heat_maps(nodes)
+    marks = [
+        *findings,
+        *restarts,
+        *_seasons(driver),
+        *(Mark(kind="window", step=step, text=text) for step, text in windows),
+    ]
+    return {
+        "worker": driver.worker,
+        "count": len(driver.step),
+        "median_ms": round(float(np.median(driver.seconds)) * 1e3, 3),
+        "steps": driver.step[edges].tolist(),
+        "counts": np.diff([*edges, len(driver.step)]).tolist(),
+        "begin_ms": ((driver.begin_ns[edges] - driver.begin_ns[0]) // 1_000_000).tolist(),
+        "least_ms": _ms(np.minimum.reduceat(driver.seconds, edges)),
+        "middle_ms": _ms(np.array([np.median(part) for part in np.split(driver.seconds, edges[1:])])),
+        "most_ms": _ms(np.maximum.reduceat(driver.seconds, edges)),
+        "phases": _phases(driver, edges),
+        "marks": sorted(_fewer(marks), key=lambda mark: mark["step"]),
+        "heat": heat,
+        "curves": _curves(nodes, t0_ns),
+        "tail": long_tail(driver, nodes),
+    }
+
+
+def _driver(nodes: Sequence[NodeRecord]) -> list[ProcessSteps]:
+    """The lives of the process that leads, in order; where none does, those of the first rank that tells
+    steps.
+    """
+    told = [process for node in nodes for process in node.processes if len(process.step)]
+    leading = [process for process in told if process.leads]
+    if not leading and told:
+        first = min(told, key=lambda process: (process.worker, process.rank))
+        leading = [
+            process for process in told if (process.worker, process.rank) == (first.worker, first.rank)
+        ]
+    longest = max(leading, key=lambda process: len(process.step), default=None)
+    same = [process for process in leading if longest is not None and process.worker == longest.worker]
+    return sorted(same, key=lambda process: int(process.begin_ns[0]))
+
+
+def _joined(lives: Sequence[ProcessSteps]) -> tuple[ProcessSteps, list[Mark]]:
+    """One history of a process that was restarted: where it went back, the later life counts."""
+    restarts = [
+        Mark(kind="restart", step=int(life.step[0]), text=f"{life.worker} began again, pid {life.pid}")
+        for life in lives[1:]
+    ]
+    if len(lives) == 1:
+        return lives[0], restarts
+    step = np.concatenate([life.step for life in lives])
+    _, last = np.unique(step[::-1], return_index=True)
+    kept = len(step) - 1 - last
+    names = dict.fromkeys(name for life in lives for name in life.phases)
+
+    def column(parts: list[Floats]) -> Floats:
+        return np.concatenate(parts)[kept]
+
+    first = lives[0]
+    return ProcessSteps(
+        first.node, first.worker, first.rank, lives[-1].pid, first.leads, step[kept],
+        np.concatenate([life.begin_ns for life in lives])[kept],
+        column([life.seconds for life in lives]), column([life.busy_s for life in lives]),
+        column([life.generated_s for life in lives]),
+        {name: column([life.phases.get(name, np.zeros(len(life.step))) for life in lives]) for name in names},
+    ), restarts  # fmt: skip
+
+
+def _edges(count: int) -> Integers:
+    groups = min(count, MOST_STEPS)
+    return np.arange(groups, dtype=np.int64) * count // groups
+
+
+def _ms(seconds: Floats) -> list[float]:
+    return [round(value, 1) for value in (seconds * 1e3).tolist()]
+
+
+def _phases(driver: ProcessSteps, edges: Integers) -> list[PhaseColumn]:
+    """The phases that took most, the others together, in the order of the step."""
+    counts = np.diff([*edges, len(driver.step)])
+    most = sorted(driver.phases, key=lambda name: -float(driver.phases[name].sum()))[:_MOST_PHASES]
+    found = [(name, driver.phases[name]) for name in driver.phases if name in most]
+    others = [own for name, own in driver.phases.items() if name not in most]
+    if others:
+        found.append((_REST, np.sum(others, axis=0)))
+    return [{"name": name, "own_ms": _ms(np.add.reduceat(own, edges) / counts)} for name, own in found]
+
+
+def _seasons(driver: ProcessSteps) -> list[Mark]:
+    """Steps with work that is not of every step: evaluation, checkpoints."""
+    return [
+        Mark(kind="checkpoint", step=step, text=name)
+        for name, own in driver.phases.items()
+        if SEASONAL.search(name) and 0 < np.count_nonzero(own) < len(own)
+        for step in driver.step[own > 0].tolist()
+    ]
+
+
+def _findings(root: Path) -> list[Mark]:
+    rows = read_rows(root / FOLDER / FINDINGS, ("text", "step"))
+    return [
+        Mark(kind="finding", step=int(row["step"]), text=str(row["text"]))
+        for row in rows
+        if isinstance(row["step"], int)
+    ]
+
+
+def _fewer(marks: list[Mark]) -> list[Mark]:
+    """At most so many; of checkpoints, which follow a rhythm, first."""
+    order = {"restart": 0, "finding": 1, "window": 2, "checkpoint": 3}
+    unique = {json.dumps(mark, sort_keys=True): mark for mark in marks}
+    return sorted(unique.values(), key=lambda mark: order[mark["kind"]])[:MOST_MARKS]
+
+
+def _curves(nodes: Sequence[NodeRecord], t0_ns: int) -> list[Curve]:
+    """Every node's GPUs and engines in turn, until there are enough."""
+    found: list[Curve] = []
+    depth = max((len(node.curves) for node in nodes), default=0)
+    for place in range(depth):
+        for node in nodes:
+            if place < len(node.curves) and len(found) < _MOST_CURVES:
+                of, columns = list(node.curves.items())[place]
+                thin = columns[:, :: 1 + columns.shape[1] // _MOST_POINTS]
+                t_ms = np.rint((thin[0] - t0_ns) / 1e6).astype(np.int64).tolist()
+                figures = np.rint(thin[1:]).astype(np.int64).tolist()
+                found.append({"node": node.node, "of": of, "t_ms": t_ms, "figures": figures})
+    return sorted(found, key=lambda curve: (curve["node"], curve["of"]))

@@ -1,0 +1,49 @@
+"""Node folders with a record of simulated steps, written by the real recorder's own parts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rlprof_ops.recorder import rows
+from rlprof_ops.recorder.record_file import FOLDER, RecordFile
+from rlprof_ops.recorder.samples.step_marks import ToldStep
+
+SECOND = 1_000_000_000
+
+
+def write_record(
+    run: Path, node: str, told: Iterable[Sequence[ToldStep]], in_flight: Mapping[int, int] | None = None
+) -> None:
+    """The record of one node: these steps, GPU 0 at one look a second, and `in_flight` requests of an engine
+    by Unix second.
+    """
+    folder = run / "nodes" / node / FOLDER
+    folder.parent.mkdir(parents=True)
+    file, names = RecordFile(folder), rows.Names.new()
+    for steps in told:
+        base = steps[0].begin_ns
+        file.begin(base)
+        found: list[tuple[int, bytes]] = []
+        for step in steps:
+            who = names.number(rows.process_name(step.worker, step.rank, step.pid, step.leads))
+            found.append((rows.STEP, rows.pack(rows.STEP, who, step.step, step.begin_ns, step.seconds)))
+            for name, phase in step.phases.items():
+                times = (phase.begin_s, phase.seconds, phase.own_s)
+                row = rows.pack(rows.PHASE, who, step.step, names.number(name), phase.count, *times)
+                found.append((rows.PHASE, row))
+        for second in range(math.ceil(max(step.seconds for step in steps))):
+            t = second * 10
+            found.append((rows.GPU, rows.pack(rows.GPU, t, 0, 80, 60, 0, 500, 1900, 70_000, 4, 10, 10)))
+            requests = (in_flight or {}).get(base // SECOND + second)
+            if requests is not None:
+                engine = names.number("http://127.0.0.1:8000/metrics")
+                row = rows.pack(rows.ENGINE, t, engine, requests, 0, 500, 0, 1000.0, 10.0)
+                found.append((rows.ENGINE, row))
+        file.add([*((rows.NAME, row) for row in names.fresh), *found])
+        file.seal()
+        names = rows.Names.new()
+    record = {"schema": 1, "job": "4711", "nodes": [node], "request": {"captures": []}}
+    (run / "run.json").write_text(json.dumps(record))
