@@ -1,0 +1,71 @@
+"""`rlprof export`: a job's steps and figures for Prometheus, TensorBoard and OpenTelemetry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rlprof_ops.commands._jobs import job_argument
+
+
+@click.command(short_help="Give JOB's steps to Prometheus, TensorBoard, OpenTelemetry.")
+@job_argument
+@click.option(
+    "--openmetrics",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the latest figures to this textfile, for a node exporter's collector; it ends in .prom.",
+)
+@click.option(
+    "--tensorboard",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Write steps and phases as scalars to an event file there.",
+)
+@click.option(
+    "--otlp",
+    metavar="URL",
+    help="Send steps and phases as spans to this collector (OTLP over HTTP), such as http://host:4318.",
+)
+@click.option("--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option(
+    "--every",
+    "every_s",
+    default=15.0,
+    show_default=True,
+    metavar="SECONDS",
+    type=click.FloatRange(0.5, 3600),
+    help="Between two looks, with --follow.",
+)
+def command(
+    job: str,
+    openmetrics: Path | None,
+    tensorboard: Path | None,
+    otlp: str | None,
+    follow: bool,
+    every_s: float,
+) -> None:
+    """Give the steps of JOB (a job id or a run folder) to other tools, while it runs or afterwards.
+
+    Example: rlprof export 4711 --tensorboard runs/4711 --follow
+    """
+    from rlprof_ops.errors import UsageError
+    from rlprof_ops.job.run_folder import run_folder
+    from rlprof_ops.operate.export.follow import Sink, export
+    from rlprof_ops.operate.export.otlp import OtlpSpans
+    from rlprof_ops.operate.export.tensorboard import TensorBoardScalars
+
+    if openmetrics is None and tensorboard is None and otlp is None:
+        raise UsageError("nothing to export to: give --openmetrics FILE, --tensorboard FOLDER or --otlp URL")
+    if otlp is not None and not otlp.startswith(("http://", "https://")):
+        raise UsageError(f"--otlp {otlp!r} is no address; write for instance http://collector:4318")
+    run = run_folder(job)
+    sinks: list[Sink] = []
+    if tensorboard is not None:
+        sinks.append(TensorBoardScalars(tensorboard))
+    if otlp is not None:
+        sinks.append(OtlpSpans(otlp, run.name.removesuffix("-logs")))
+    steps = export(run, sinks, openmetrics, every_s if follow else None)
+    if sinks:
+        click.echo(f"{steps} steps exported", err=True)

@@ -1,0 +1,179 @@
+"""`rlprof export`: each format read again by the tool it is for, not by us."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rlprof_ops.commands.export import command
+from rlprof_ops.operate.export import openmetrics
+from rlprof_ops.operate.export.follow import export
+from rlprof_ops.operate.export.steps import Steps
+from rlprof_ops.recorder.detect.finding import Finding
+from rlprof_ops.recorder.job_view import JobView
+from rlprof_ops.recorder.news import News
+from rlprof_ops.recorder.samples.engines import EngineSample
+from rlprof_ops.recorder.samples.gpu import GpuSample
+from rlprof_ops.recorder.samples.host import HostSample
+from rlprof_ops.recorder.samples.step_marks import ToldStep
+from tests.recorder.recorded import write_record
+from tests.recorder.simulated import BEGIN_NS, healthy
+
+HOSTILE = 'no"de\\1\n'
+
+
+@pytest.fixture
+def told() -> list[list[ToldStep]]:
+    return list(healthy(1, 30, ranks=2))
+
+
+@pytest.fixture
+def run(tmp_path: Path, told: list[list[ToldStep]]) -> Path:
+    write_record(tmp_path / "4711-logs", "n1", told)
+    return tmp_path / "4711-logs"
+
+
+def summary(told: list[list[ToldStep]]) -> dict[str, Any]:
+    view = JobView("4711", [HOSTILE])
+    host = HostSample(250, 1024, 4096, 1, 2, 3, 4, 5)
+    gpu = GpuSample(3, 90, 60, 500, 1900, 70_000, 80_000, 0x40, 0, 0)
+    engine = EngineSample("http://127.0.0.1:8000/metrics", 7, 2, 500, 0, 1234.5, 1.0)
+    for rows in told:
+        view.take(News(HOSTILE, BEGIN_NS, host, (gpu,), (engine,), (), tuple(rows), (), {}))
+    view.findings.append(Finding("throttle", "GPU 3 is hot", "x", BEGIN_NS))
+    return view.summary()
+
+
+def test_openmetrics_by_prometheus_own_parser(told: list[list[ToldStep]]) -> None:
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    text = openmetrics.text(summary(told))
+    families = {family.name: family for family in parser.text_string_to_metric_families(text)}
+    found = {name: [(s.labels, s.value) for s in family.samples] for name, family in families.items()}
+    last = told[-1][0]
+    assert found["rlprof_step_duration_seconds"] == [({"job_id": "4711"}, pytest.approx(last.seconds, 1e-4))]
+    phases = {labels["phase"]: value for labels, value in found["rlprof_phase_duration_seconds"]}
+    assert phases == {name: pytest.approx(phase.own_s, 1e-3) for name, phase in last.phases.items()}
+    gpu = {"job_id": "4711", "node": HOSTILE, "gpu": "3"}
+    assert found["rlprof_gpu_busy_ratio"] == [(gpu, 0.9)] and found["rlprof_gpu_throttled"] == [(gpu, 1.0)]
+    assert found["rlprof_findings"] == [({"job_id": "4711", "kind": "throttle"}, 1.0)]
+    assert [value for _, value in found["rlprof_engine_tokens_per_second"]] == [1234.5]
+
+
+def test_openmetrics_before_the_first_step() -> None:
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    text = openmetrics.text(JobView("1", ["n1"]).summary())
+    assert [f.name for f in parser.text_string_to_metric_families(text)][:1] == ["rlprof_step"]
+
+
+def test_tensorboard_by_its_own_reader(run: Path, told: list[list[ToldStep]], tmp_path: Path) -> None:
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    done = CliRunner().invoke(command, [str(run), "--tensorboard", str(tmp_path / "tb")])
+    assert done.exit_code == 0 and "30 steps exported" in done.output, done.output
+    events = reading.EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    drivers = [rows[0] for rows in told]
+    scalars = events.Scalars("rlprof/step_s")
+    assert [event.step for event in scalars] == [row.step for row in drivers]
+    assert [event.value for event in scalars] == pytest.approx([row.seconds for row in drivers], rel=1e-3)
+    assert scalars[0].wall_time == pytest.approx(drivers[0].begin_ns / 1e9 + drivers[0].seconds, abs=0.01)
+    trained = [event.value for event in events.Scalars("rlprof/phase/train_s")]
+    assert trained == pytest.approx([row.phases["train"].own_s for row in drivers], rel=1e-3)
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[Any]]]:
+    """An OTLP receiver: what it gets is parsed by OpenTelemetry's own protocol."""
+    service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    got: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            assert self.path == "/v1/traces"
+            got.append(service.ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", got
+        server.shutdown()
+
+
+def test_spans_by_a_collector(
+    run: Path, told: list[list[ToldStep]], collector: tuple[str, list[Any]]
+) -> None:
+    url, got = collector
+    done = CliRunner().invoke(command, [str(run), "--otlp", url])
+    assert done.exit_code == 0, done.output
+    spans = [
+        span
+        for request in got
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    resource = {each.key: each.value.string_value for each in got[0].resource_spans[0].resource.attributes}
+    assert (resource["service.name"], resource["rlprof.job"]) == ("rlprof", "4711")
+    roots = sorted((span for span in spans if not span.parent_span_id), key=lambda s: s.start_time_unix_nano)
+    drivers = [rows[0] for rows in told]
+    assert [span.start_time_unix_nano for span in roots] == [row.begin_ns for row in drivers]
+    lengths = [(span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 for span in roots]
+    assert lengths == pytest.approx([row.seconds for row in drivers], rel=1e-3)
+    first = {span.name: span for span in spans if span.parent_span_id == roots[0].span_id}
+    assert set(first) == set(drivers[0].phases) and len({span.trace_id for span in roots}) == 30
+    train = drivers[0].phases["train"]
+    begun = (first["train"].start_time_unix_nano - drivers[0].begin_ns) / 1e9
+    assert begun == pytest.approx(train.begin_s, rel=1e-3)
+
+
+def test_steps_that_come_later_are_exported_once(run: Path, told: list[list[ToldStep]]) -> None:
+    steps = Steps(run)
+    assert [step.step for step in steps.new()] == list(range(1, 31)) and steps.new() == []
+    later = [[row for row in rows if row.leads] for rows in healthy(1, 33, ranks=2)]
+    for path in (run / "nodes" / "n1" / "record").iterdir():
+        path.unlink()
+    (run / "nodes" / "n1" / "record").rmdir()
+    (run / "nodes" / "n1").rmdir()
+    write_record(run, "n1", later)
+    assert [step.step for step in steps.new()] == [31, 32, 33]
+
+
+def test_following_ends_with_the_job(run: Path, told: list[list[ToldStep]], tmp_path: Path) -> None:
+    (run / "recorder").mkdir()
+    (run / "recorder" / "summary.json").write_text(json.dumps(summary(told)))
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 2:
+            (run / "run.json").write_text(json.dumps({"job": "4711", "end": {"cause": "driver-exit"}}))
+
+    export(run, [], tmp_path / "job.prom", every_s=3.0, sleep=sleep)
+    assert waited == [3.0, 3.0]
+    assert (tmp_path / "job.prom").read_text().endswith("# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [([], "nothing to export to"), (["--otlp", "collector:4317"], "is no address")],
+)
+def test_mistakes_are_said(run: Path, arguments: list[str], said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        CliRunner().invoke(command, [str(run), *arguments], catch_exceptions=False)
