@@ -19,6 +19,7 @@ from rlprof_ops.recorder import record_file, rows
 from rlprof_ops.recorder.detect.finding import Finding
 from rlprof_ops.recorder.head_recorder import HeadRecorder
 from rlprof_ops.recorder.news import News
+from rlprof_ops.recorder.node_recorder import NodeRecorder
 from rlprof_ops.recorder.record_file import FOLDER, RECORD, TAIL, RecordFile, read_folder
 from rlprof_ops.request import ProfileRequest, request_from_json
 from tests.recorder.simulated import healthy
@@ -219,3 +220,37 @@ def test_a_recorder_that_was_started_again_keeps_its_budget(tmp_path: Path) -> N
         head.close(10)
     assert [each["id"] for each in asked] == [f"when-every-step{step}-1" for step in (5, 10, 15)]
     assert [each["ranks"] for each in asked] == [[0], [1], [2]]
+
+
+def test_a_long_job_keeps_every_step_and_ever_fewer_samples(tmp_path: Path) -> None:
+    """Each doubling of the record halves what it takes of samples; of steps it takes all."""
+    recorder = NodeRecorder(tmp_path, "n1", thin_bytes=2000)
+    marks = tmp_path / "marks"
+    prof = {"RLPROF_RECORD": "1", "RLPROF_NODE_DIR": str(tmp_path)}
+    program = (
+        "import sys\nfrom rlprof_ops.runtime import profiler\n"
+        "prof = profiler.from_env(worker='policy_worker', rank=1, world_size=2)\n"
+        "for line in sys.stdin:\n    with prof.step(int(line)):\n        pass\n    print(line, flush=True)\n"
+    )
+    told: list[tuple[int, int]] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, **prof, "PYTHONPATH": ":".join(sys.path)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        for step in range(1, 61):
+            process.stdin.write(f"{step}\n")
+            process.stdin.flush()
+            process.stdout.readline()
+            process.stdout.readline()
+            recorder.look()
+            recorder.seal()
+            told.append(
+                (
+                    recorder.every(),
+                    sum(1 for block in read_folder(tmp_path / FOLDER) if rows.HOST in block.sections),
+                )
+            )
+        process.stdin.close()
+    assert marks.is_dir() and steps(tmp_path / FOLDER) == list(range(1, 61))
+    assert told[0] == (1, 1) and told[-1][0] >= 4 and told[-1][1] < 40, told
