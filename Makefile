@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 RLPROF_TESTS_JOBS ?= 2
 WORKERS := $(if $(filter-out 0 1,$(RLPROF_TESTS_JOBS)),-n $(RLPROF_TESTS_JOBS))
 
-.PHONY: demo test test-faults bench lint machine docs screenshot clean help
+.PHONY: demo test test-faults test-gpu bench lint machine docs screenshot clean help
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -23,6 +23,9 @@ test: machine $(VENV)/.test lint  ## Set up what tests need, check the code, run
 
 test-faults: machine $(VENV)/.test  ## Every way a job can end, on the sandbox; writes docs/faults.md
 	RLPROF_FAULTS=all RLPROF_FAULTS_TABLE=docs/faults.md $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+
+test-gpu: $(VENV)/.test  ## What only a GPU can tell, on a machine with one and nsys; prints what it found
+	RLPROF_GPU=$(or $(RLPROF_GPU),1) $(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
 machine:  ## Slurm, nsys and Chromium for the tests; needs root and apt, else says what is missing
 	@env/setup_test_machine.sh || test "$${RLPROF_TESTS_REQUIRE-}" != all

@@ -47,7 +47,7 @@ def job(slurm_sandbox: Any) -> Job:
         nodes=2,
         RLPROF_VENV=str(environments.ensure("nemo_rl").folder / "venv"),
         GPUS_PER_NODE="1",
-        RLPROF_READY_SECONDS="300",
+        RLPROF_READY_SECONDS="900",
         **{name: value for name, value in run.env.items() if name not in ("PATH", "PYTHONPATH")},
         COMMAND=command(run),
         RLPROF_STEPS="2",

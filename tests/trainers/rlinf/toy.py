@@ -75,7 +75,7 @@ class Actor(Toy):
 
 
 class Console:
-    """In the place of RLinf's tensorboard: one line a step with the times of its timers."""
+    """In the place of RLinf's tensorboard: one line a step with the times of its timers, one with losses."""
 
     log_path = None
 
@@ -83,6 +83,8 @@ class Console:
         if "time/step" in data:
             print(f"step {step + 1} took {data['time/step']:.3f} s", flush=True)
             print(f"times {json.dumps({'step': step + 1, **data})}", flush=True)
+        elif losses := {name: value for name, value in data.items() if name.endswith("loss")}:
+            print(f"losses {json.dumps({'step': step + 1, **losses})}", flush=True)
 
     def finish(self) -> None:
         pass

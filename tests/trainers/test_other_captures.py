@@ -1,0 +1,74 @@
+"""torch and memory windows of unmodified trainers' workers, and of the vLLM engine that works for them.
+
+Each is a run of some minutes beside those of CI, so it is taken where RLPROF_TRAINERS_BARE=1 asks for it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainers.local_job import LocalJob
+
+pytestmark = [pytest.mark.trainers, pytest.mark.long, pytest.mark.timeout(1500)]
+RUN_S = 1200
+LAST_WORDS = {"verl": "", "nemo_rl": "Max number of steps has been reached"}
+# Worker that trains, worker whose engine generates.
+WORKERS = {
+    "verl": ("actor", "rollout"),
+    "nemo_rl": ("dtensor_policy_worker", "vllm_generation_worker"),
+}
+
+
+@pytest.mark.parametrize("trainer", WORKERS)
+def test_torch_and_memory_windows_of_its_workers(trainer: str, tmp_path: Path):
+    workers = ", ".join(WORKERS[trainer])
+    (tmp_path / "profile.yaml").write_text(
+        f"captures:\n"
+        f'  - {{backend: torch, workers: [{workers}], steps: "2"}}\n'
+        f'  - {{backend: memory, workers: [{workers}], steps: "2", options: {{host: true}}}}\n'
+    )
+    job = LocalJob.take(
+        trainer,
+        tmp_path / "job",
+        3,
+        RUN_S,
+        last_words=LAST_WORDS[trainer],
+        GPUS_PER_NODE="1",
+        RLPROF_REQUEST=str(tmp_path / "profile.yaml"),
+    )
+    check(job.run, trainer, job.states())
+
+
+def check(run: Path, trainer: str, states: dict[str, str]) -> None:
+    trains, generates = WORKERS[trainer]
+    assert states == {
+        f"{backend}/{worker}/rank0/step2-2": "ok"
+        for backend in ("torch", "memory")
+        for worker in (trains, generates)
+    }
+    ours, operators = trace(run, trains)
+    assert "step 2" in ours and any("Backward" in name for name in operators), sorted(operators)[:40]
+    ours, operators = trace(run, generates)
+    assert {"step 2", "generation"} <= ours
+    assert any(name.startswith(("aten::", "_C::", "vllm::")) for name in operators), sorted(operators)[:40]
+    for worker in (trains, generates):
+        [report] = (run / "profiles" / "memory" / worker / "rank0").glob("*.host-memory.json.gz")
+        with gzip.open(report) as packed:
+            assert len(json.load(packed)["samples"]) >= 2, report
+
+
+def trace(run: Path, worker: str) -> tuple[set[str], set[str]]:
+    """Names of the ranges and of the operators in the worker's torch trace."""
+    [report] = (run / "profiles" / "torch" / worker / "rank0").glob("*.pt.trace.json.gz")
+    with gzip.open(report) as packed:
+        events: list[dict[str, Any]] = json.load(packed)["traceEvents"]
+
+    def named(kind: str) -> set[str]:
+        return {event["name"] for event in events if event.get("cat") == kind}
+
+    return named("user_annotation"), named("cpu_op")
