@@ -18,7 +18,14 @@ KNOBS = set(read_knobs())
 # Before the package's folder is known to be on the path, and so without the package's names.
 WITHOUT_THE_PACKAGE = {"frameworks/inject/sitecustomize.py"}
 # Of the tests and of the checkout's own set-up: no process of a job reads them.
-OF_TESTS = {"RLPROF_TESTS_REQUIRE", "RLPROF_UPSTREAM", "RLPROF_TRAINERS", "RLPROF_TRAINERS_BARE"}
+OF_TESTS = {
+    "RLPROF_TESTS_REQUIRE",
+    "RLPROF_UPSTREAM",
+    "RLPROF_TRAINERS",
+    "RLPROF_TRAINERS_BARE",
+    "RLPROF_GPU",
+    "RLPROF_TESTS_JOBS",
+}
 MISSPELT = {"RLPROF_STEP"}  # docs/request.md shows what becomes of it
 
 
