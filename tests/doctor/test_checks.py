@@ -47,11 +47,23 @@ def test_a_healthy_slurm():
         ("ProctrackType", "proctrack/linuxproc", "signals", WARN),
         ("JobContainerType", "job_container/tmpfs", "private /tmp", OK),
         ("PreemptMode", "REQUEUE", "preemption", WARN),
+        ("PreemptMode", "GANG,SUSPEND", "preemption", WARN),
+        ("ConstrainDevices", "yes", "GPU devices", OK),
         ("AccountingStorageType", "accounting_storage/none", "accounting", OK),
     ],
 )
 def test_slurm_options(option, value, check, state):
     assert states({**HEALTHY, option: value})[check] == state
+
+
+def test_whose_gpus_a_job_can_open_is_said():
+    def said(**config: str) -> str:
+        found = slurm_config.judge({**HEALTHY, **config}, SETTINGS)
+        return next(each.said for each in found if each.check == "GPU devices")
+
+    assert "its own GPUs alone" in said(ConstrainDevices="yes", GresTypes="gpu")
+    assert "CUDA_VISIBLE_DEVICES" in said(ConstrainDevices="no", GresTypes="gpu,craynetwork")
+    assert "all that nvidia-smi" in said(GresTypes="(null)")
 
 
 def test_every_problem_has_a_fix():
@@ -60,6 +72,7 @@ def test_every_problem_has_a_fix():
         ("KillWait", "1 sec"),
         ("ProctrackType", "proctrack/pgid"),
         ("PreemptMode", "REQUEUE"),
+        ("PreemptMode", "SUSPEND"),
     ):
         for found in slurm_config.judge({**HEALTHY, option: value}, SETTINGS):
             assert found.state == OK or found.fix, found

@@ -1,4 +1,4 @@
-"""One Python environment a trainer, built once and kept in a cache folder.
+"""One Python environment a trainer, and one with the oldest Ray, built once and kept in a cache folder.
 
     python -m tests.trainers.environments [NAME ...]       builds what is missing, prints the folders
 
@@ -112,6 +112,7 @@ class Installed:
         return next(path for path in (self.folder / "source").iterdir() if path.is_dir())
 
 
+OLDEST_RAY = "ray_2_49"
 TINY_MODEL = ("tiny_model.py", "{data}/model")
 RECIPES = {
     recipe.name: recipe
@@ -134,6 +135,7 @@ RECIPES = {
         ),
         # Its modules alone, to be imported in verl's environment: what it needs is built for GPUs only.
         Recipe("openrlhf", imports=()),
+        Recipe(OLDEST_RAY, imports=("ray.dashboard.dashboard", "yaml", "nvtx")),
         Recipe("rlinf", imports=("rlinf.scheduler", "ray.dashboard.dashboard", "yaml", "nvtx")),
         Recipe(
             "nemo_rl",

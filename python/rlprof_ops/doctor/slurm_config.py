@@ -64,6 +64,7 @@ def judge(config: Mapping[str, str], settings: Settings) -> Iterator[Finding]:
     yield _private_tmp(config)
     yield _signals(config)
     yield _requeue(config)
+    yield _devices(config)
     accounting = config.get("AccountingStorageType", "")
     none = "none" in accounting or accounting in ("", "(null)")
     yield Finding(
@@ -138,6 +139,15 @@ def _signals(config: Mapping[str, str]) -> Finding:
 
 def _requeue(config: Mapping[str, str]) -> Finding:
     preempt = config.get("PreemptMode", "OFF")
+    if "SUSPEND" in preempt or "GANG" in preempt:
+        return Finding(
+            "preemption",
+            WARN,
+            f"PreemptMode={preempt}: a job may be stopped for hours and go on; a step and a window that"
+            " were open then are as long as the pause, and Ray gives up a node that goes on more than"
+            " about 30 s late",
+            "submit where jobs are requeued or not preempted at all (another partition or QOS)",
+        )
     if "REQUEUE" not in preempt:
         return Finding("preemption", OK, f"PreemptMode={preempt}")
     if "send_user_signal" in config.get("PreemptParameters", ""):
@@ -148,6 +158,26 @@ def _requeue(config: Mapping[str, str]) -> Finding:
         "requeues with SIGTERM and GraceTime only",
         "set RLPROF_DRAIN_SECONDS below the partition's GraceTime; PreemptParameters=send_user_signal would"
         " help",
+    )
+
+
+def _devices(config: Mapping[str, str]) -> Finding:
+    """ConstrainDevices of cgroup.conf: whether a job can open GPUs that are not its own."""
+    constrain = config.get("ConstrainDevices", "no").lower() == "yes"
+    counts = "gpu" in config.get("GresTypes", "")
+    if constrain:
+        return Finding("GPU devices", OK, "ConstrainDevices=yes: a job sees its own GPUs alone")
+    if counts:
+        return Finding(
+            "GPU devices",
+            OK,
+            "ConstrainDevices=no: a job's GPUs are those of CUDA_VISIBLE_DEVICES, which Ray gets",
+        )
+    return Finding(
+        "GPU devices",
+        OK,
+        "Slurm counts no GPUs (GresTypes): Ray gets all that nvidia-smi or rocm-smi sees on a node",
+        "set GPUS_PER_NODE where jobs share nodes",
     )
 
 

@@ -33,6 +33,11 @@ def free_port() -> int:
         return port
 
 
+def usual_port(port: int) -> int:
+    """`port` where nobody of this node listens there, else a free one."""
+    return free_port() if port in listening() else port
+
+
 def check_free(wanted: dict[str, int], node: str) -> None:
     """Raise UsageError naming every knob of `wanted` whose port is taken on this node. 0 is never taken."""
     taken = listening()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rlprof_ops import env_names
 from rlprof_ops.host.gpus import visible_gpus
-from rlprof_ops.host.ports import free_port
+from rlprof_ops.host.ports import free_port, usual_port
 from rlprof_ops.job.knobs import Settings
 
 # MPI libraries inside the workers take these for an order to join Slurm's MPI world (NeMo RL ray.sub, verl's
@@ -23,6 +23,7 @@ from rlprof_ops.job.knobs import Settings
 _STRIPPED = re.compile(r"^(SLURM|PMI|PMIX|MPI|OMPI)_")
 _UP = b"Ray runtime started"
 _BLOCK = 1 << 16
+_DASHBOARD_PORT, _CLIENT_PORT = 8265, 10001  # Ray's own, which trainers' guides have in their commands
 _FIRST_WITH_TOKEN = (2, 52)
 
 
@@ -114,10 +115,13 @@ def start_argv(settings: Settings, node: RayNode, python: str) -> list[str]:
     if not node.is_head:
         return [*argv, f"--address={node.head_address}"]
     argv += ["--head", f"--port={port}", f"--temp-dir={node.temp_dir}"]
-    argv.append(f"--ray-client-server-port={settings.number('RAY_CLIENT_SERVER_PORT') or free_port()}")
-    if not settings.flag("RLPROF_DASHBOARD"):
+    asked = settings.flag("RLPROF_DASHBOARD")
+    # 0 keeps Ray from starting a client server, which it does without being asked.
+    client_port = settings.number("RAY_CLIENT_SERVER_PORT") or (usual_port(_CLIENT_PORT) if asked else 0)
+    argv.append(f"--ray-client-server-port={client_port}")
+    if not asked:
         return [*argv, "--include-dashboard=false"]
-    dashboard_port = settings.number("DASHBOARD_PORT") or free_port()
+    dashboard_port = settings.number("DASHBOARD_PORT") or usual_port(_DASHBOARD_PORT)
     return [*argv, "--include-dashboard=true", f"--dashboard-host={settings['RLPROF_DASHBOARD_HOST']}",
             f"--dashboard-port={dashboard_port}"]  # fmt: skip
 

@@ -127,11 +127,24 @@ def test_another_tools_finder_that_asks_all_others_does_not_meet_us_for_ever(tmp
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
-@pytest.mark.parametrize(("script", "leads"), [("default_worker.py", None), ("train.py", "1")])
-def test_a_worker_of_ray_never_leads_the_job(tmp_path: Path, script: str, leads: str | None):
+SUBMITTED = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "RLPROF_NODE_DIR": "/node"}
+
+
+@pytest.mark.parametrize(
+    ("script", "env", "leads"),
+    [
+        ("default_worker.py", {"RLPROF_LEADS": "1"}, None),
+        ("train.py", {"RLPROF_LEADS": "1"}, "1"),
+        ("train.py", {"RLPROF_NODE_DIR": "/node"}, None),
+        ("train.py", SUBMITTED, "1"),  # what `ray job submit` has started
+        ("default_worker.py", SUBMITTED | {"RLPROF_LEADS": "1"}, "0"),
+        ("train.py", SUBMITTED | {"RLPROF_LEADS": "0"}, "0"),  # what such a worker starts
+    ],
+)
+def test_the_driver_alone_leads_the_job(tmp_path: Path, script: str, env: dict[str, str], leads: str | None):
     """NeMo RL gives the driver's whole environment to the job's runtime env, this variable too."""
     program = tmp_path / script
     program.write_text("import os; print(os.environ.get('RLPROF_LEADS'))")
-    env = {"PYTHONPATH": ":".join([adapters_path(), import_path()]), "RLPROF_LEADS": "1"}
+    env = {"PYTHONPATH": ":".join([adapters_path(), import_path()]), **env}
     done = subprocess.run([sys.executable, program], env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == str(leads), done.stderr

@@ -11,10 +11,18 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def _lead_nothing_in_a_worker() -> None:
+def _lead_or_not() -> None:
     """A Ray worker never leads the job, also where the driver gives its whole environment to the job's
-    runtime env (NeMo RL): as a leader it would tell steps of its own, and nobody would open its windows."""
-    if any(os.path.basename(word) == "default_worker.py" for word in sys.orig_argv):
+    runtime env (NeMo RL): as a leader it would tell steps of its own, and nobody would open its windows.
+    What `ray job submit` starts leads: it is a driver that an actor of Ray's starts, so that it does not get
+    COMMAND's variables. Ray gives it, and no worker, the variable that is looked at here."""
+    submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    if not any(os.path.basename(word) == "default_worker.py" for word in sys.orig_argv):
+        if submitted and "RLPROF_NODE_DIR" in os.environ:
+            os.environ.setdefault("RLPROF_LEADS", "1")
+    elif submitted:  # the driver's whole environment: what this worker starts is no driver either
+        os.environ["RLPROF_LEADS"] = "0"
+    else:
         os.environ.pop("RLPROF_LEADS", None)
 
 
@@ -41,7 +49,7 @@ def _run_the_next_one() -> None:
 
 
 try:
-    _lead_nothing_in_a_worker()
+    _lead_or_not()
     _follow_imports()
 except ImportError:  # a Python whose path does not lead to the package
     pass
