@@ -56,6 +56,23 @@ def test_slurm_options(option, value, check, state):
     assert states({**HEALTHY, option: value})[check] == state
 
 
+def test_libraries_that_an_image_lacks_for_an_import_are_named(tmp_path):
+    library, importer = tmp_path / "libgone.so", tmp_path / "QdstrmImporter"
+    for source, options, made in (
+        ("int gone(void) { return 0; }", ("-shared", "-fPIC"), library),
+        ("int gone(void); int main(void) { return gone(); }", (str(library),), importer),
+    ):
+        (tmp_path / "it.c").write_text(source)
+        subprocess.run(["gcc", tmp_path / "it.c", *options, "-o", made], check=True, timeout=60)
+    assert list(profilers.importing(importer)) == []
+    library.unlink()
+    [found] = profilers.importing(importer)
+    assert (found.state, found.said) == (WARN, f"{importer} lacks {library}")
+    assert "rlprof harvest" in found.fix
+    [found] = profilers.importing(None)
+    assert found.state == WARN
+
+
 def test_whose_gpus_a_job_can_open_is_said():
     def said(**config: str) -> str:
         found = slurm_config.judge({**HEALTHY, **config}, SETTINGS)

@@ -64,6 +64,7 @@ def nsys() -> Iterator[Finding]:
         )
         return
     yield Finding("nsys", OK, f"{version} ({path})")
+    yield from importing(nsight.find_importer())
     first = trial(path)
     if first.state == OK:
         yield first
@@ -79,6 +80,25 @@ def nsys() -> Iterator[Finding]:
             "nothing, if the machine is busy now",
         )
     )
+
+
+def importing(importer: Path | None) -> Iterator[Finding]:
+    """Whether what makes reports of raw captures has its libraries, which an image may lack that nsys is
+    mounted into.
+    """
+    late = (
+        "reports of windows that are open when a worker is killed are imported by `rlprof harvest` elsewhere"
+    )
+    if importer is None:
+        yield Finding("nsys import", WARN, "no QdstrmImporter beside this nsys", late)
+        return
+    _, text = output(["ldd", str(importer)], seconds=30)
+    missing = sorted(
+        {line.split()[0] for line in text.splitlines() if line.rstrip().endswith("=> not found")}
+    )
+    if missing:
+        fix = f"install them in the image; until then {late}"
+        yield Finding("nsys import", WARN, f"{importer} lacks {', '.join(missing)}", fix)
 
 
 def trial(path: str) -> Finding:
