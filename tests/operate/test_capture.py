@@ -192,6 +192,21 @@ def test_a_worker_that_does_not_listen_is_named(run):
         ask(run, steps="next:1")
 
 
+def test_nobody_waits_for_a_node_that_is_lost(run):
+    (path,) = run.glob("nodes/n1/events/*.jsonl")
+    others = run / "nodes/n2/events/policy_worker_rank1_n2_77.jsonl"
+    others.parent.mkdir(parents=True)
+    text = path.read_text().splitlines()[0]
+    others.write_text(json.dumps({**json.loads(text), "rank": 1, "pid": 77, "host": "n2"}) + "\n")
+    (run / "run.json").write_text('{"end": {"cause": "running", "lost_nodes": ["n2"]}, "driver": {}}')
+
+    began = time.monotonic()
+    found = {answer.worker.rank: answer for answer in ask(run, steps="next:1", timeout_s=100.0)}
+    assert time.monotonic() - began < 60
+    assert found[0].path.is_file()
+    assert (found[1].path, found[1].reason) == (None, "node n2 was lost")
+
+
 def test_stacks_of_a_worker_on_this_machine(run, monkeypatch):
     monkeypatch.setenv("RLPROF_NODE", "n1")
     if capture_relay._py_spy() is None:

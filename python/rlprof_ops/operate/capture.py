@@ -96,8 +96,10 @@ def capture(
         found |= (
             _answers_of_head(run, waiting, state, demand.id) if state else _answers(run, waiting, demand.id)
         )
+        record = _json(run / "run.json") or {}
+        found |= _of_lost_nodes(record, [worker for worker in waiting if worker not in found])
         progress(len(found), len(meant), demand.id)
-        ended = _ended(run)
+        ended = _end_of(record, run)
         if len(found) == len(meant) or ended or time.monotonic() > deadline:
             break
         time.sleep(_HEAD_POLL_S if state else _POLL_S)
@@ -263,7 +265,21 @@ def _answer(run: Path, worker: Worker, asked_by: str) -> Answer | None:
 
 def _ended(run: Path) -> str:
     """Why the job of this run folder does not run any more; "" while it does (or nobody supervises it)."""
-    data = _json(run / "run.json") or {}
+    return _end_of(_json(run / "run.json") or {}, run)
+
+
+def _of_lost_nodes(record: dict[str, Any], waiting: Sequence[Worker]) -> dict[Worker, Answer]:
+    """What nobody will answer any more: the head has lost the node."""
+    end = record.get("end")
+    lost = end.get("lost_nodes") if isinstance(end, dict) else None
+    return {
+        worker: Answer(worker, None, f"node {worker.node} was lost")
+        for worker in waiting
+        if isinstance(lost, list) and worker.node in lost
+    }
+
+
+def _end_of(data: dict[str, Any], run: Path) -> str:
     end, driver = data.get("end") or {}, data.get("driver") or {}
     cause = end.get("cause", "running")
     if cause == "running" and driver.get("ended_ns") is None:

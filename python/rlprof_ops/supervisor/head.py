@@ -279,7 +279,7 @@ class Head(Supervisor):
         self._nodes.hear(node, message)
         if isinstance(message, Lost) and self._nodes.have_said(node, Lost) and self._driver is not None:
             self.journal.say(f"node {node} is lost: its supervisor's link broke")
-            self.run_record.lost_nodes.add(node)
+            self.run_record.lost(node)
 
     # ---- the driver
     # --------------------------------------------------------------------------------------------

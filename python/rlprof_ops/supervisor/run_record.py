@@ -82,6 +82,12 @@ class RunRecord:
         }
         self.save()
 
+    def lost(self, node: str) -> None:
+        """A node is gone while the job runs."""
+        self.lost_nodes.add(node)
+        self.data["end"]["lost_nodes"] = sorted(self.lost_nodes)
+        self.save()
+
     def waits(self, text: str) -> None:
         """What the driver waits for and nobody has; "" when that is over."""
         self.data["waiting"] = text
