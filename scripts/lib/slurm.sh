@@ -8,13 +8,15 @@ readonly _RLPROF_SLURM_LOADED=1
 # it (slurm/client.py reads it). Any user may change the comment of an own job; a Slurm that refuses is no error.
 slurm::record_run_folder() {
     local -r folder="$1"
+    # Slurm takes the id of an array's last element for the whole array.
+    local -r job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-${SLURM_JOB_ID}}"
     local comment
 
-    comment="$(scontrol show job "${SLURM_JOB_ID}" 2> /dev/null | sed -n 's/^ *Comment=//p' | head -n 1 || true)"
+    comment="$(scontrol show job "${job}" 2> /dev/null | sed -n 's/^ *Comment=//p' | head -n 1 || true)"
     [[ ${comment} != '(null)' ]] || comment=""
     comment="${comment%%rlprof:/*}"
     comment="${comment%; }"
-    timeout 10 scontrol update "JobId=${SLURM_JOB_ID}" "Comment=${comment:+${comment}; }rlprof:${folder}" > /dev/null 2>&1 \
+    timeout 10 scontrol update "JobId=${job}" "Comment=${comment:+${comment}; }rlprof:${folder}" > /dev/null 2>&1 \
         || common::log "Slurm did not take the run folder as the job's comment: give rlprof the folder instead of the job id"
 }
 

@@ -293,16 +293,18 @@ def test_ray_sub_outside_slurm_names_the_way_in():
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("said", "kept", "array", "job"),
     [
-        ("", ""),
-        ("(null)", ""),
-        ("a = b; c", "a = b; c; "),
-        ("rlprof:/old/7-logs", ""),
-        ("mine; rlprof:/old/7-logs", "mine; "),
+        ("", "", {}, "7"),
+        ("(null)", "", {}, "7"),
+        ("a = b; c", "a = b; c; ", {}, "7"),
+        ("rlprof:/old/7-logs", "", {}, "7"),
+        ("mine; rlprof:/old/7-logs", "mine; ", {}, "7"),
+        # The last element has the id of the array, which is that of all elements to scontrol.
+        ("", "", {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}, "7_1"),
     ],
 )
-def test_the_run_folder_is_recorded_after_the_users_own_comment(tmp_path, said, kept):
+def test_the_run_folder_is_recorded_after_the_users_own_comment(tmp_path, said, kept, array, job):
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "scontrol").write_text(
@@ -312,11 +314,11 @@ def test_the_run_folder_is_recorded_after_the_users_own_comment(tmp_path, said, 
     )
     (tools / "scontrol").chmod(0o755)
     script = LIBRARIES + 'slurm::record_run_folder "/a b/7-logs"'
-    env = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"} | array
     done = bash(["-euo", "pipefail", "-c", script], env)
     assert done.returncode == 0, done.stderr
     updated = (tmp_path / "update").read_text().splitlines()
-    assert updated == ["update", "JobId=7", f"Comment={kept}rlprof:/a b/7-logs"]
+    assert updated == ["update", f"JobId={job}", f"Comment={kept}rlprof:/a b/7-logs"]
 
 
 def test_a_job_of_plain_sbatch_is_remembered_once(tmp_path):

@@ -1,25 +1,12 @@
-"""Kinds of jobs beside the plain one: heterogeneous, arrays, wishes for each task, a suspended job."""
+"""Kinds of jobs that one Ray cluster cannot span."""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
 import pytest
 from tests.sandbox import Sandbox
-from tests.waits import wait_until
-from tests.whole_job.jobs import HOME, Job
+from tests.whole_job.jobs import Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(300)]
-
-GPUS = """python - <<'END'
-import time, ray
-ray.init(log_to_driver=False)
-print("GPUs", ray.cluster_resources()["GPU"], flush=True)
-time.sleep(6)
-print("done", flush=True)
-END"""
 
 
 def test_a_heterogeneous_job_is_refused(slurm: Sandbox) -> None:
@@ -28,28 +15,3 @@ def test_a_heterogeneous_job_is_refused(slurm: Sandbox) -> None:
     assert (state.state, state.exit_code) == ("FAILED", 2), job.output
     assert "a heterogeneous job of 2 components" in job.output
     assert not job.run.exists()
-
-
-def test_each_element_of_an_array_is_a_job_and_one_that_is_suspended_goes_on(slurm: Sandbox) -> None:
-    folder = slurm.shared / "an array"
-    folder.mkdir()
-    wishes = ["--array=0-1", "-N1", "--ntasks-per-node=2", "--gpus-per-task=1"]
-    env = {"RLPROF_VENV": sys.prefix, "COMMAND": GPUS, "RLPROF_REPORT_SECONDS": "0"}
-    slurm.sbatch([*wishes, HOME / "ray.sub"], env=env, cwd=folder)
-
-    def logs(text: str) -> list[Path]:
-        found = folder.glob("*-logs/logs/driver.log")
-        return [path for path in found if text in path.read_text(errors="replace")]
-
-    wait_until(lambda: len(logs("GPUs 2.0")) == 2, 150, slurm.logs, pause_s=0.3)
-    run = logs("GPUs 2.0")[0].parents[1]
-    job = run.name.removesuffix("-logs")
-    slurm.run(["scontrol", "suspend", job])
-    slurm.wait(int(job), states="SUSPENDED")
-    slurm.run(["scontrol", "resume", job])
-    runs = sorted(folder.glob("*-logs"))
-    for each in runs:
-        assert slurm.wait(int(each.name.removesuffix("-logs")), timeout=120).state == "COMPLETED"
-        record = json.loads((each / "run.json").read_text())
-        assert record["end"]["cause"] == "driver_exit" and record["driver"]["exit_code"] == 0
-    assert len(runs) == len(logs("done")) == 2, "each with a run folder of its own"
