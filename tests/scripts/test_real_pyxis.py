@@ -14,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.sandbox import Sandbox
@@ -31,11 +33,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    conf = tmp_path_factory.mktemp("slurm") / "plugstack.conf"
-    conf.write_text(f"required {PLUGIN} runtime_path=/tmp/pyxis container_scope=global\n")
-    with Sandbox.up(nodes=2, name="pyxis", kill_wait=10, extra_conf=f"PlugStackConfig={conf}") as sandbox:
-        yield sandbox
+def nodes() -> Iterator[Sandbox]:
+    with tempfile.TemporaryDirectory(prefix="rlprof-pyxis-", dir="/var/lib") as folder:  # nodes have own /tmp
+        conf = Path(folder, "plugstack.conf")
+        conf.write_text(f"required {PLUGIN} runtime_path=/tmp/pyxis container_scope=global\n")
+        with Sandbox.up(nodes=2, name="pyxis", kill_wait=10, extra_conf=f"PlugStackConfig={conf}") as sandbox:
+            yield sandbox
 
 
 def submit(nodes: Sandbox, **knobs: str) -> Job:

@@ -116,8 +116,10 @@ def start_argv(settings: Settings, node: RayNode, python: str) -> list[str]:
         return [*argv, f"--address={node.head_address}"]
     argv += ["--head", f"--port={port}", f"--temp-dir={node.temp_dir}"]
     asked = settings.flag("RLPROF_DASHBOARD")
-    # 0 keeps Ray from starting a client server, which it does without being asked.
-    client_port = settings.number("RAY_CLIENT_SERVER_PORT") or (usual_port(_CLIENT_PORT) if asked else 0)
+    # Ray starts its client server unasked, and takes no port for "not at all".
+    client_port = settings.number("RAY_CLIENT_SERVER_PORT") or (
+        usual_port(_CLIENT_PORT) if asked else free_port()
+    )
     argv.append(f"--ray-client-server-port={client_port}")
     if not asked:
         return [*argv, "--include-dashboard=false"]
