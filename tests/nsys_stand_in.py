@@ -1,7 +1,8 @@
 """The one home of what stands in for nsys: programs that answer as it does, but for the fault a test wants.
 
 `FakeNsys` starts programs as `nsys launch` does, `answering_nsys` takes windows as `nsys start` and
-`nsys stop` do, and `hanging_nsys` is the real one but for some command lines.
+`nsys stop` do, `hanging_nsys` is the real one but for some command lines, and `slow_nsys` but for its
+importer.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import shlex
 import shutil
 from pathlib import Path
+
+from rlprof_ops.backends import nsight
 
 # Notes its words in `<itself>.calls`, with a line for the session and one for TMPDIR; refuses --bogus, hangs
 # on --hang; ends early as often as `<itself>.fails` says, hangs before the program as often as
@@ -113,6 +116,27 @@ def hanging_nsys(folder: Path, pattern: str) -> Path:
     real = shlex.quote(str(shutil.which("nsys")))
     program = f'#!/bin/bash\ncase "$*" in {pattern}) exec sleep 3600;; esac\nexec {real} "$@"\n'
     return executable(folder / "nsys", program)
+
+
+def slow_nsys(folder: Path, before: str) -> Path:
+    """The real nsys below `folder`, whose own importer first runs `before`, in bash, for each capture."""
+    real = Path(str(shutil.which("nsys"))).resolve()
+    importer = nsight.find_importer({"RLPROF_NSYS": str(real), "PATH": ""})
+    assert importer is not None
+    for part in {real.parent, importer.parent}:
+        (folder / part.name).mkdir(parents=True)
+        for entry in part.iterdir():
+            (folder / part.name / entry.name).symlink_to(entry)
+    nsys = folder / real.parent.name / real.name
+    nsys.unlink()
+    shutil.copy2(real, nsys)  # it finds its importer from its own true path
+    mine = folder / importer.parent.name / importer.name
+    mine.unlink()
+    program = (
+        f'#!/bin/bash\n[ "$1" = --version ] || {{ {before}; }}\nexec {shlex.quote(str(importer))} "$@"\n'
+    )
+    executable(mine, program)
+    return nsys
 
 
 def executable(path: Path, program: str) -> Path:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from tests.faults.job import Job
+from tests.faults.trainer import HOLD
+from tests.nsys_stand_in import slow_nsys
 from tests.sandbox import Sandbox, SandboxError
 from tests.waits import wait_until
 
@@ -105,6 +109,22 @@ def storage_fails_to_the_end(job: Job) -> None:
     job.sandbox.restore()
 
 
+def storage_hangs(job: Job) -> None:
+    """No call to the shared folder returns on the nodes, until training has gone on well past the window."""
+    job.sandbox.hang()
+    job.go()
+    try:
+        job.wait_step(HOLD + 8)
+    finally:
+        job.sandbox.restore()
+
+
+def with_importer(before: str, base: Path) -> dict[str, str]:
+    """An nsys whose own importer runs `before` for each capture once the trainer holds."""
+    nsys = slow_nsys(base / "nsys", f"[ ! -e {base}/progress.go ] || {{ {before}; }}")
+    return {"RLPROF_NSYS": str(nsys)}
+
+
 def in_trouble(job: Job, timeout_s: float = 60) -> None:
     """Wait until the sync of both nodes has said that the storage does not take what they have."""
     if job.stand_in:
@@ -150,6 +170,7 @@ class Cell:
     trainer: tuple[str, ...] = ()
     knobs: tuple[tuple[str, str], ...] = ()
     local: bool = False  # the trainer says how far it is on its node, not in the shared folder
+    prepare: Callable[[Path], dict[str, str]] = lambda base: {}  # more knobs, given the folder of its files
     stays: bool = (
         False  # the node folders stay until a person brings them home with the command that the job has named
     )
@@ -247,6 +268,18 @@ CELLS = (
         inject=kill_supervisor,
     ),
     Cell(
+        "long report",
+        "nsys takes 30 s for a report, with 12 s for the drain (RLPROF_DRAIN_SECONDS)",
+        "COMPLETED",
+        0,
+        ("ok", "recovered"),
+        "",
+        inject=finish,
+        knobs=(("RLPROF_CLOSE_WAIT_SECONDS", "3"), ("RLPROF_DRAIN_SECONDS", "12")),
+        prepare=partial(with_importer, "while (( SECONDS < 30 )); do :; done"),
+        seconds=60,
+    ),
+    Cell(
         "sync killed",
         "both sync processes get SIGKILL, training goes on",
         "COMPLETED",
@@ -301,6 +334,18 @@ CELLS = (
         knobs=(("RLPROF_DRAIN_SECONDS", "24"),),
         stays=True,
         seconds=90,
+    ),
+    Cell(
+        "storage hangs",
+        "no call to the run folder, or to output_dir, returns for a while",
+        "COMPLETED",
+        0,
+        ("ok",),
+        "^$",
+        inject=storage_hangs,
+        local=True,
+        trainer=LONGER,
+        knobs=(("RLPROF_OUTPUT_DIR", "{base}/out"),),
     ),
     Cell(
         "agents killed",

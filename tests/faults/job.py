@@ -106,14 +106,15 @@ def submit(
     *,
     steps: str = f"{FIRST}, {SECOND}",
     local: bool = False,
+    umask: str = "0022",
     **knobs: str,
 ) -> Job:
     """Submit ray.sub with the trainer of this folder on two nodes; `base` lies in the shared folder.
 
     `local`: the trainer says how far it is in the /tmp of node n1, because the shared folder is going to
-    fail.
+    fail. `{base}` in a knob is where its files lie.
     """
-    base.mkdir(parents=True)
+    base.mkdir(parents=True, exist_ok=True)
     captures = [
         {"backend": backend, "workers": ["policy_worker"], "steps": steps} for backend in ("nsight", "torch")
     ]
@@ -127,10 +128,11 @@ def submit(
         "RAY_LOG_SYNC_FREQUENCY": "2",
         "GPUS_PER_NODE": "2",
         "RLPROF_READY_SECONDS": "400",
-        **knobs,
+        **{name: value.replace("{base}", str(base)) for name, value in knobs.items()},
     }
-    job = sandbox.sbatch(["-N2", "--gres=gpu:2", "--no-requeue", *args, ROOT / "ray.sub"], env=env, cwd=base)
-    return Job(sandbox, job, base, progress)
+    words = ["sbatch", "--parsable", "-N2", "--gres=gpu:2", "--no-requeue", *args, str(ROOT / "ray.sub")]
+    done = sandbox.run(["sh", "-c", 'umask "$0" && exec "$@"', umask, *words], env=env, cwd=base)
+    return Job(sandbox, int(done.stdout.strip().splitlines()[-1]), base, progress)
 
 
 def trainer_command(sandbox: Sandbox, base: Path, local: bool, *words: str) -> tuple[str, Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlprof_ops.collect.harvest.manifest import Manifest
 from tests.faults.cells import Cell
@@ -31,7 +32,7 @@ def outcome(slurm: Sandbox, cell: Cell) -> Outcome:
     for attempt in range(3):
         slurm.heal()
         base = slurm.shared / f"{cell.name.replace(' ', '_').replace(chr(39), '')}-{attempt}"
-        job = submit(slurm, base, cell.fault, cell.args, cell.trainer, local=cell.local, **dict(cell.knobs))
+        job = start(slurm, cell, base)
         try:
             job.wait_step()
         except AgentLost:
@@ -45,6 +46,12 @@ def outcome(slurm: Sandbox, cell: Cell) -> Outcome:
                 bring_home(job)
             return Outcome(job, state, seconds, still_there(slurm, cell), job.harvest())
     raise AssertionError("nsys lost its agent three times in a row")
+
+
+def start(slurm: Sandbox, cell: Cell, base: Path) -> Job:
+    """Submit the cell's job."""
+    knobs = dict(cell.knobs) | cell.prepare(base)
+    return submit(slurm, base, cell.fault, cell.args, cell.trainer, local=cell.local, **knobs)
 
 
 def bring_home(job: Job) -> None:

@@ -93,6 +93,12 @@ class PolicyWorker:
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def umask(self) -> int:
+        """What files that this process makes may not have."""
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return mask
+
     def close(self) -> None:
         self.prof.close()
 
@@ -130,6 +136,8 @@ def main() -> None:
             hold(progress, arguments.fault, workers)
         ray.get([each.end.remote(step in (3, HOLD + 1)) for each in workers])
         total += step
+    if ours:
+        print(f"umasks {ray.get([each.umask.remote() for each in workers])}", flush=True)
     ray.get([each.close.remote() for each in workers])
     print(f"result {total}", flush=True)
 

@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         "fill": "make the shared folder full",
         "readonly": "make the shared folder read-only on all nodes",
         "vanish": "put an empty folder in the shared folder's place on all nodes",
-        "restore": "undo fill, readonly and vanish",
+        "restore": "undo fill, readonly, vanish and hang",
     }.items():
         commands.add_parser(command, parents=[named], help=meaning)
     for command, meaning in {

@@ -419,8 +419,14 @@ class Sandbox:
         """
         shared.cover(self.spec, self._alive(), "vanished")
 
+    def hang(self) -> None:
+        """Makes the shared folder hang on the nodes (not on the login node, nor here), as on a dead file
+        server: no call returns. Needs need("fuse"); ends with this process.
+        """
+        shared.cover(self.spec, self._alive(), "hung")
+
     def restore(self) -> None:
-        """Undoes fill, readonly and vanish."""
+        """Undoes fill, readonly, vanish and hang."""
         shared.restore(self.spec, self._alive())
 
     def heal(self, timeout: float = 60) -> None:

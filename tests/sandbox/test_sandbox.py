@@ -171,6 +171,11 @@ def test_the_shared_folder_fills_turns_readonly_vanishes_and_comes_back(slurm: S
         slurm.vanish()
         assert slurm.exec("n1", ["ls", slurm.shared], cwd="/").stdout == ""
         slurm.restore()
+        slurm.hang()
+        look = ["timeout", "--signal=KILL", "1", "ls", slurm.shared]
+        codes = [slurm.exec(node, look, cwd="/", check=False).returncode for node in ("n1", "n3", "login")]
+        slurm.restore()
+        assert codes == [137, 137, 0]
     assert write("n1") == write("login") == ""
 
 

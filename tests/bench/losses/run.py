@@ -13,6 +13,7 @@ names none.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,19 +23,20 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT)]
 
 from tests.faults.cells import CELLS, Cell  # noqa: E402
-from tests.faults.job import AgentLost, Job, submit, trainer_command  # noqa: E402
-from tests.faults.outcome import bring_home  # noqa: E402
+from tests.faults.job import AgentLost, Job, trainer_command  # noqa: E402
+from tests.faults.outcome import bring_home, start  # noqa: E402
 from tests.sandbox import Sandbox, SandboxError  # noqa: E402
 
 from rlprof_ops.collect.drain.nsys_contents import ExportFailed, look  # noqa: E402
 
 
 def ours(sandbox: Sandbox, cell: Cell, base: Path) -> Job:
-    return submit(sandbox, base, cell.fault, cell.args, cell.trainer, local=cell.local, **dict(cell.knobs))
+    return start(sandbox, cell, base)
 
 
 def theirs(sandbox: Sandbox, cell: Cell, base: Path) -> Job:
     base.mkdir(parents=True)
+    nsys = cell.prepare(base).get("RLPROF_NSYS")
     command, progress = trainer_command(
         sandbox, base, cell.local, "--style", "ray-nsight", "--fault", cell.fault, *cell.trainer
     )
@@ -44,6 +46,7 @@ def theirs(sandbox: Sandbox, cell: Cell, base: Path) -> Job:
         "BASE_LOG_DIR": str(base),
         "FREQUENCY": "2",
         "PYTHONPATH": str(ROOT / "python"),
+        **({"PATH": f"{Path(nsys).parent}:{os.environ['PATH']}"} if nsys else {}),
     }
     job = sandbox.sbatch(
         ["-N2", "--gres=gpu:2", "--no-requeue", *cell.args, ROOT / "tests/bench/losses/rsync_loop.sub"],
