@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 
-_SECONDS = 60.0  # the first call on a node without the persistence daemon starts every GPU
+from rlprof_ops.host.said import said
 
 
 def visible_gpus() -> int:
@@ -17,25 +15,13 @@ def visible_gpus() -> int:
 
 def _of_nvidia() -> int:
     """`nvidia-smi -L`: a line `GPU 0: name (UUID: …)` for each; slices of one stand below it, indented."""
-    return len(re.findall(r"^GPU \d+:", _output("nvidia-smi", "-L"), re.MULTILINE))
+    return len(re.findall(r"^GPU \d+:", said("nvidia-smi", "-L"), re.MULTILINE))
 
 
 def _of_amd() -> int:
     """`rocm-smi --showid --json`: an object with a key `card0` for each."""
     try:
-        found = json.loads(_output("rocm-smi", "--showid", "--json"))
+        found = json.loads(said("rocm-smi", "--showid", "--json"))
     except ValueError:
         return 0
     return sum(key.startswith("card") for key in found) if isinstance(found, dict) else 0
-
-
-def _output(*argv: str) -> str:
-    if shutil.which(argv[0]) is None:
-        return ""
-    try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

@@ -5,11 +5,11 @@ a file by which they bind themselves to the CPUs beside their GPU. Its own ray.s
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-_SECONDS = 60.0
+from rlprof_ops.host.said import said
+
 _NODES = Path("/sys/devices/system/node")
 _BLOCK = 10**10  # NeMo RL's: ranks of one block of switches lie together
 _GPU_ROW = re.compile(r"GPU\d+\s.*\s\S")
@@ -20,7 +20,7 @@ def resources(env: Mapping[str, str], index: int) -> dict[str, float]:
     place in the job, the head's is 0.
     """
     found: dict[str, float] = {"topo_rank": rank(env, index)}
-    if domain := nvlink_domain(_output("nvidia-smi", "-q")):
+    if domain := nvlink_domain(said("nvidia-smi", "-q")):
         found[f"nvlink_domain_{domain}"] = 1
     return found
 
@@ -47,7 +47,7 @@ def write_affinity(path: Path) -> bool:
     any.
     """
     lines = []
-    for gpu, node in numa_nodes(_output("nvidia-smi", "topo", "-m")).items():
+    for gpu, node in numa_nodes(said("nvidia-smi", "topo", "-m")).items():
         try:
             lines.append(f"{gpu}:{(_NODES / f'node{node}' / 'cpulist').read_text().strip()}\n")
         except OSError:
@@ -67,13 +67,3 @@ def numa_nodes(matrix: str) -> dict[int, int]:
         if _GPU_ROW.match(row) and (number := re.match(r"\d+(?=[,-]|$)", cells[-2])):
             found[int(cells[0][3:])] = int(number[0])
     return found
-
-
-def _output(*argv: str) -> str:
-    try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

@@ -73,14 +73,9 @@ class Profiler:
         self._pending: list[Callable[[int], None]] = []  # to do when the next step begins
         self._watcher: Watcher | None = None
         self._leader: Leader | None = None  # tells steps, may lead the job's: rlprof_ops.runtime.leader
-        self._events.write(
-            "registered",
-            worker=place.worker,
-            rank=place.rank,
-            world_size=place.world_size,
-            pid=place.pid,
-            host=place.host,
-            backends=sorted({spec.backend for spec in specs}),
+        self._events.registered(
+            place,
+            (spec.backend for spec in specs),
             on_demand=on_demand,
             wrapped=bool(os.environ.get(env_names.NSYS_SESSION)),
         )

@@ -5,7 +5,6 @@ gone.
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 
 from rlprof_ops.slurm.client import ENDED
@@ -21,21 +20,9 @@ def is_cancelled(job: str) -> bool:
     A signal to a step alone (`scancel --signal=TERM 4711.0`) looks the same to a process, but has no such
     limit.
     """
-    match = _SLURM_JOB.fullmatch(job)
-    if match is None or shutil.which("scontrol") is None:
-        return False
-    try:
-        done = subprocess.run(
-            ["scontrol", "-o", "show", "job", match[1]],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S / 2,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return any(f"JobState={state} " in done.stdout for state in ("COMPLETING", "CANCELLED", "PREEMPTED"))
+    done = _show(job, _TIMEOUT_S / 2)
+    states = ("COMPLETING", "CANCELLED", "PREEMPTED")
+    return done is not None and any(f"JobState={state} " in done.stdout for state in states)
 
 
 def ended_as(job: str) -> str | None:
@@ -44,21 +31,28 @@ def ended_as(job: str) -> str | None:
 
     `unknown` when Slurm has forgotten the job, `REQUEUED` when a later attempt has begun.
     """
+    match, done = _SLURM_JOB.fullmatch(job), _show(job, _TIMEOUT_S)
+    if match is None or done is None:
+        return None
+    return read_state(done.stdout, done.returncode, done.stderr, int(match[2] or 0))
+
+
+def _show(job: str, timeout_s: float) -> subprocess.CompletedProcess[str] | None:
+    """What Slurm says of `job`; None when it is no job of Slurm's, or nobody answers in time."""
     match = _SLURM_JOB.fullmatch(job)
-    if match is None or shutil.which("scontrol") is None:
+    if match is None:
         return None
     try:
-        done = subprocess.run(
+        return subprocess.run(
             ["scontrol", "-o", "show", "job", match[1]],
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return read_state(done.stdout, done.returncode, done.stderr, int(match[2] or 0))
 
 
 def read_state(shown: str, code: int, said: str, attempt: int) -> str | None:

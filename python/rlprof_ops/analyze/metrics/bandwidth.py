@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
-from rlprof_ops.analyze.metrics.kernels import CollectiveTotal, plain_op
+from rlprof_ops.analyze.metrics.kernels import CollectiveCalls, CollectiveTotal, plain_op
 
 
 @dataclass(frozen=True)
-class Bandwidth:
+class Bandwidth(CollectiveCalls):
     """One collective of a worker over all ranks.
 
     `transfer_ns` is the time that all calls take without waiting. A collective is over for all ranks at once,
@@ -19,15 +19,6 @@ class Bandwidth:
     """
 
     worker: str
-    op: str
-    group: str
-    group_size: int
-    dtype: str
-    count: int
-    total_ns: int
-    min_ns: int
-    message_bytes: int
-    bus_bytes: int
     transfer_ns: int
 
     def rate(self, moved_bytes: int) -> float | None:

@@ -136,8 +136,8 @@ def top_ops(trace: Trace, segments: tuple[Segment, ...]) -> tuple[NameTotal, ...
 
 
 @dataclass(frozen=True)
-class CollectiveTotal:
-    """All calls of one collective on one communicator in one trace.
+class CollectiveCalls:
+    """All calls of one collective on one communicator.
 
     `bus_bytes` is what the ring or tree must move a rank, by NCCL's rule (nccl-tests, doc/PERFORMANCE.md):
     all-reduce 2(n-1)/n, all-gather, reduce-scatter and all-to-all (n-1)/n of the larger buffer, the others 1.
@@ -153,6 +153,12 @@ class CollectiveTotal:
     min_ns: int
     message_bytes: int
     bus_bytes: int
+
+
+@dataclass(frozen=True)
+class CollectiveTotal(CollectiveCalls):
+    """The same, in one trace."""
+
     by_size: tuple[tuple[int, int, int], ...] = ()  # (bytes of a message, calls, the shortest)
 
 

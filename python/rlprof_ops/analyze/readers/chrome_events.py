@@ -17,7 +17,7 @@ import msgspec
 
 from rlprof_ops.analyze.readers.inflate import Inflated
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
-from rlprof_ops.analyze.readers.typed_events import Typed
+from rlprof_ops.analyze.readers.typed_events import CollectiveArgs, Typed
 from rlprof_ops.analyze.readers.typed_events import decoder as typed_decoder
 
 MAX_HEADER_BYTES = 16 << 20
@@ -36,7 +36,7 @@ _ARRAY_END = re.compile(rb"\}\s*\]")
 _DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError, ValueError)
 
 
-class Args(msgspec.Struct, gc=False):
+class Args(CollectiveArgs, gc=False, frozen=True):
     """The few of an event's arguments that anything is computed from."""
 
     stream: object = None
@@ -45,15 +45,6 @@ class Args(msgspec.Struct, gc=False):
     bytes: object = None
     name: object = None
     labels: object = None
-    collective: object = msgspec.field(name="Collective name", default=None)
-    dtype: object = None
-    in_elements: object = msgspec.field(name="In msg nelems", default=None)
-    out_elements: object = msgspec.field(name="Out msg nelems", default=None)
-    group_size: object = msgspec.field(name="Group size", default=None)
-    group_name: object = msgspec.field(name="Process Group Name", default=None)
-    group_description: object = msgspec.field(name="Process Group Description", default=None)
-    group_ranks: object = msgspec.field(name="Process Group Ranks", default=None)
-    sequence: object = msgspec.field(name="Seq", default=None)
     allocated: object = msgspec.field(name="Total Allocated", default=None)
     reserved: object = msgspec.field(name="Total Reserved", default=None)
     memory_device: object = msgspec.field(name="Device Id", default=None)

@@ -68,13 +68,9 @@ class CudaDriver(CudaRuntime, gc=False, tag="cuda_driver"): ...
 class HipRuntime(CudaRuntime, gc=False, tag="hip_runtime"): ...
 
 
-class GpuArgs(msgspec.Struct, gc=False, frozen=True):
-    """The few arguments of work on a GPU that anything is computed from."""
+class CollectiveArgs(msgspec.Struct, gc=False, frozen=True):
+    """What a kernel of NCCL or RCCL says of its collective."""
 
-    device: int = ABSENT
-    stream: int = ABSENT
-    correlation: int = -1
-    bytes: int = -1
     collective: object = msgspec.field(name="Collective name", default=None)
     dtype: object = None
     in_elements: object = msgspec.field(name="In msg nelems", default=None)
@@ -84,6 +80,15 @@ class GpuArgs(msgspec.Struct, gc=False, frozen=True):
     group_description: object = msgspec.field(name="Process Group Description", default=None)
     group_ranks: object = msgspec.field(name="Process Group Ranks", default=None)
     sequence: object = msgspec.field(name="Seq", default=None)
+
+
+class GpuArgs(CollectiveArgs, gc=False, frozen=True):
+    """The few arguments of work on a GPU that anything is computed from."""
+
+    device: int = ABSENT
+    stream: int = ABSENT
+    correlation: int = -1
+    bytes: int = -1
 
 
 _GPU_ARGS = GpuArgs()

@@ -63,15 +63,7 @@ def _was_not_wrapped(reason: str) -> None:
     if not wrapping:
         return
     events = EventLog(place.events / f"{place.stem}.session.jsonl")
-    events.write(
-        "registered",
-        worker=place.worker,
-        rank=place.rank,
-        world_size=place.world_size,
-        pid=place.pid,
-        host=place.host,
-        backends=sorted({spec.backend for spec in wrapping}),
-    )
+    events.registered(place, (spec.backend for spec in wrapping))
     for spec in wrapping:
         for window in spec.windows():
             steps = [window.start, window.stop]

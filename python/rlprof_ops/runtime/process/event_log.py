@@ -10,7 +10,9 @@ import os
 import struct
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 _INT64 = struct.Struct("<q")
 
@@ -32,6 +34,21 @@ def log_once(message: str, key: str = "") -> None:
     if (key or message) not in _said:
         _said.add(key or message)
         log(message)
+
+
+class Registered(Protocol):
+    """Who a process is: its identity, or the session that its supervisor opens windows of."""
+
+    @property
+    def worker(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int | None: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def host(self) -> str: ...
 
 
 class EventLog:
@@ -59,6 +76,19 @@ class EventLog:
                     " capture is missing"
                 )
             self._broken = True
+
+    def registered(self, who: Registered, backends: Iterable[str], **more: object) -> None:
+        """The first line: whose events these are, and what it may record."""
+        self.write(
+            "registered",
+            worker=who.worker,
+            rank=who.rank,
+            world_size=who.world_size,
+            pid=who.pid,
+            host=who.host,
+            backends=sorted(set(backends)),
+            **more,
+        )
 
     def _append(self, data: bytes) -> None:
         # One write of a whole line to an append-only descriptor: lines of threads never mix.

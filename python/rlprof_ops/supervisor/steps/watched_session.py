@@ -42,18 +42,7 @@ class WatchedSession:
         self.asked = 0  # windows that its trainer opened itself
         self.taken: set[tuple[int, int]] = set()
         self.closing: asyncio.Task[None] | None = None
-        self.events.write(
-            "registered",
-            worker=session.worker,
-            rank=session.rank,
-            world_size=session.world_size,
-            pid=session.pid,
-            host=session.host,
-            backends=["nsight"],
-            on_demand=False,
-            wrapped=True,
-            gate="supervisor",
-        )
+        self.events.registered(session, ("nsight",), on_demand=False, wrapped=True, gate="supervisor")
 
 
 def holds(window: Window, step: int) -> bool:
