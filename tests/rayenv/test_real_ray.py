@@ -3,11 +3,11 @@
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 
 import pytest
+from tests.nsys_ranges import nvtx_ranges
 from tests.waits import wait_until
 
 pytestmark = [
@@ -56,22 +56,6 @@ print("done", flush=True)
 """
 
 
-def ranges(report, folder):
-    output = folder / f"{report.stem}.sqlite"
-    subprocess.run(
-        ["nsys", "export", "--type", "sqlite", "-o", str(output), str(report)],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    with sqlite3.connect(output) as database:
-        query = (
-            "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId"
-            " where e.eventType in (59, 60) and e.end is not null"
-        )
-        return sorted(name for (name,) in database.execute(query))
-
-
 def test_two_actors_are_profiled_at_once(tmp_path):
     from rlprof_ops import rayenv
     from rlprof_ops.request import request_from_dict
@@ -116,11 +100,16 @@ def test_two_actors_are_profiled_at_once(tmp_path):
         f"nsight/policy_worker/rank1/policy_worker_rank1_step3-4_n1_{who[1]['pid']}.nsys-rep",
     ]
     for report in (reports[0], reports[2]):
-        assert ranges(node_dir / "profiles" / report, tmp_path) == ["step 3", "step 4", "train", "train"]
-    assert ranges(node_dir / "profiles" / reports[1], tmp_path) == ["step 7", "train"]
+        assert nvtx_ranges(node_dir / "profiles" / report, tmp_path, ended=True) == [
+            "step 3",
+            "step 4",
+            "train",
+            "train",
+        ]
+    assert nvtx_ranges(node_dir / "profiles" / reports[1], tmp_path, ended=True) == ["step 7", "train"]
 
     # ray.kill gives a process no chance; nsys itself writes the report, under its final name, for the
     # collector.
     killed = node_dir / "tmp" / f"policy_worker_rank1_step7-8_n1_{who[1]['pid']}.nsys-rep"
     wait_until(killed.exists)
-    assert "step 8" not in ranges(killed, tmp_path)
+    assert "step 8" not in nvtx_ranges(killed, tmp_path, ended=True)

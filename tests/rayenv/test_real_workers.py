@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import sqlite3
 import subprocess
 import sys
 import sysconfig
@@ -14,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.nsys_ranges import nvtx_ranges
 
 pytest.importorskip("ray")
 
@@ -92,21 +92,6 @@ def a_wheel(folder: Path) -> Path:
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
     return path
-
-
-def ranges(report, output):
-    subprocess.run(
-        ["nsys", "export", "--type", "sqlite", "-o", output, report],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    with sqlite3.connect(output) as database:
-        query = (
-            "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId"
-            " where e.eventType in (59, 60)"
-        )
-        return sorted(name for (name,) in database.execute(query))
 
 
 @pytest.fixture(scope="module")
@@ -278,5 +263,5 @@ def test_each_selected_worker_left_its_report(workers, tmp_path):
     reports = sorted(node_dir.glob("profiles/nsight/*/*/*.nsys-rep"))
 
     assert [path.name.rpartition("_")[0] for path in reports] == wanted
-    for number, report in enumerate(reports):
-        assert ranges(report, tmp_path / f"{number}.sqlite") == ["step 1", "train"]
+    for report in reports:
+        assert nvtx_ranges(report, tmp_path) == ["step 1", "train"]

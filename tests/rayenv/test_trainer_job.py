@@ -9,8 +9,9 @@ import shlex
 import sys
 
 import pytest
+from tests.nsys_ranges import nvtx_ranges
 from tests.nsys_stand_in import hanging_nsys
-from tests.whole_job.jobs import Job, nvtx_ranges
+from tests.whole_job.jobs import Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(400)]
 

@@ -17,9 +17,9 @@ import pytest
 
 from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.job.knobs import python_path
+from tests.nsys_ranges import nvtx_ranges
 from tests.trainers import environments
 from tests.trainers.local_job import LocalJob
-from tests.whole_job.jobs import nvtx_ranges
 
 pytestmark = [
     pytest.mark.trainers,

@@ -5,8 +5,6 @@ left.
 from __future__ import annotations
 
 import json
-import sqlite3
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,30 +93,3 @@ class Job:
             for path in sorted((self.run / "logs").glob("*.log"))
         ]
         return "\n".join(texts)
-
-
-def nvtx_ranges(report: Path, folder: Path) -> list[str]:
-    """The texts of all NVTX ranges of a report, through nsys's own export."""
-    target = folder / f"{report.name}.sqlite"
-    subprocess.run(
-        [
-            "nsys",
-            "export",
-            "--type",
-            "sqlite",
-            "--force-overwrite",
-            "true",
-            "--output",
-            str(target),
-            str(report),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    with sqlite3.connect(target) as database:
-        rows = database.execute(
-            "SELECT coalesce(text, (SELECT value FROM StringIds WHERE id = textId)) FROM NVTX_EVENTS WHERE"
-            " eventType IN (59, 60)"
-        ).fetchall()
-    return [row[0] for row in rows]

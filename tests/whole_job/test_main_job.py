@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.nsys_ranges import nvtx_ranges
 from tests.waits import wait_until
-from tests.whole_job.jobs import ASKED, DEMO, Job, nvtx_ranges
+from tests.whole_job.jobs import ASKED, DEMO, Job
 
 pytestmark = [
     pytest.mark.slurm,

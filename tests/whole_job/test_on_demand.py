@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from tests.nsys_ranges import nvtx_ranges
 from tests.waits import wait_until
-from tests.whole_job.jobs import Job, nvtx_ranges
+from tests.whole_job.jobs import Job
 
 pytestmark = [
     pytest.mark.slurm,

@@ -115,3 +115,10 @@ def safely(who: str, action: Callable[..., Any], *arguments: Any) -> Any:
 
         log_once(f"{who}: steps or phases are not seen: {type(error).__name__}: {error}")
         return None
+
+
+def leader(worker: str, rank: int = 0, world_size: int = 1) -> Any:
+    """The profiler of the process whose steps are the job's; one that does nothing where nothing is asked."""
+    from rlprof_ops.runtime import null_profiler, profiler
+
+    return profiler.lead(worker, rank, world_size) or null_profiler.NullProfiler()

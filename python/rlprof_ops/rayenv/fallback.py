@@ -4,6 +4,7 @@ without.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import socket
@@ -49,15 +50,7 @@ def _tell_the_manifest(identity: Identity, spec: CaptureSpec, reason: str) -> No
 
     place = find_identity(identity.worker, identity.rank, None, os.environ)
     log = EventLog(place.events / f"{place.stem}.jsonl")
-    log.write(
-        "registered",
-        worker=place.worker,
-        rank=place.rank,
-        world_size=None,
-        pid=place.pid,
-        host=place.host,
-        backends=[spec.backend],
-    )
+    log.registered(dataclasses.replace(place, world_size=None), (spec.backend,))
     for window in spec.windows():
         log.write(
             "failed", backend=spec.backend, steps=[window.start, window.stop], phase=None, reason=reason

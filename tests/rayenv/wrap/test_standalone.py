@@ -3,12 +3,12 @@
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 
 import pytest
+from tests.nsys_ranges import nvtx_ranges
 from tests.rayenv import rocprof_stand_in
 from tests.rayenv.stand_ins import own_environment
 
@@ -92,28 +92,13 @@ def test_a_capture_range_gives_one_report_a_window_when_the_process_ends(tmp_pat
     assert process.returncode == 7, out + err
     reports = sorted((tmp_path / "node dir").glob("inplace/nsight/policy_worker/rank0/*.nsys-rep"))
     assert [names.parse(path.name).ordinal for path in reports] == [1, 2]
-    found = [ranges(path, tmp_path / f"{number}.sqlite") for number, path in enumerate(reports)]
+    found = [nvtx_ranges(path, tmp_path) for path in reports]
     assert found == [["capture", "step 1", "step 2", "train", "train"], ["capture", "step 4", "train"]]
     (events,) = (tmp_path / "node dir" / "events").glob("*.jsonl")
     assert [json.loads(line)["steps"] for line in events.read_text().splitlines() if '"opened"' in line] == [
         [1, 3],
         [4, 5],
     ]
-
-
-def ranges(report, output):
-    subprocess.run(
-        ["nsys", "export", "--type", "sqlite", "-o", output, report],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    with sqlite3.connect(output) as database:
-        query = (
-            "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId"
-            " where e.eventType in (59, 60)"
-        )
-        return sorted(name for (name,) in database.execute(query))
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 
 import pytest
+from tests.nsys_ranges import nvtx_ranges
 from tests.waits import wait_until
 
 from rlprof_ops.request import request_from_dict
@@ -97,23 +97,6 @@ def wrapped(tmp_path):
         process.wait(timeout=10)
 
 
-def ranges(report, folder):
-    """The NVTX ranges of an nsys report, sorted: names as often as they occur."""
-    output = folder / f"{report.stem}.sqlite"
-    subprocess.run(
-        ["nsys", "export", "--type", "sqlite", "-o", str(output), str(report)],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    with sqlite3.connect(output) as database:
-        query = (
-            "select coalesce(e.text, s.value) from NVTX_EVENTS e left join StringIds s on s.id = e.textId"
-            " where e.eventType in (59, 60) and e.end is not null"
-        )
-        return sorted(name for (name,) in database.execute(query))
-
-
 def events(node_dir, kind):
     (path,) = node_dir.glob("events/*.jsonl")
     return [event for event in map(json.loads, path.read_text().splitlines()) if event["event"] == kind]
@@ -129,8 +112,11 @@ def test_windows_hold_the_ranges_of_their_steps(wrapped, tmp_path):
         "policy_worker_rank0_step3-4",
         "policy_worker_rank0_step7-7",
     ]
-    assert ranges(reports[0], tmp_path) == ["generation"] * 2 + ["step 3", "step 4"] + ["train"] * 2
-    assert ranges(reports[1], tmp_path) == ["generation", "step 7", "train"]
+    assert (
+        nvtx_ranges(reports[0], tmp_path, ended=True)
+        == ["generation"] * 2 + ["step 3", "step 4"] + ["train"] * 2
+    )
+    assert nvtx_ranges(reports[1], tmp_path, ended=True) == ["generation", "step 7", "train"]
     assert [event["partial"] for event in events(node_dir, "closed")] == [False, False]
 
 
@@ -152,7 +138,7 @@ def test_ranges_are_balanced_with_nested_async_failing_and_threads(wrapped, tmp_
         "thread",
         "train",
     ]
-    assert ranges(report, tmp_path) == expected  # `ranges` takes only those that have an end
+    assert nvtx_ranges(report, tmp_path, ended=True) == expected  # only those that have an end
 
 
 @pytest.mark.parametrize("how", ["raise", "SIGTERM"])
@@ -170,7 +156,7 @@ def test_a_window_is_saved_when_training_ends_in_it(wrapped, tmp_path, how):
     (closed,) = events(node_dir, "closed")
     assert closed["partial"] is True and closed["seen"] == [3, 4], stderr
     assert (
-        ranges(node_dir / closed["path"], tmp_path)
+        nvtx_ranges(node_dir / closed["path"], tmp_path, ended=True)
         == ["generation"] * 2 + ["step 3", "step 4"] + ["train"] * 2
     )
 
@@ -188,4 +174,9 @@ def test_a_killed_process_leaves_its_report_in_the_jobs_tmpdir(wrapped, tmp_path
     name = f"policy_worker_rank0_step3-4_n1_{pid}.nsys-rep"
     wait_until((node_dir / "tmp" / name).exists)
     # What nsys had not fetched from the process yet is gone, so only that it opens is certain.
-    assert set(ranges(node_dir / "tmp" / name, tmp_path)) <= {"generation", "train", "step 3", "step 4"}
+    assert set(nvtx_ranges(node_dir / "tmp" / name, tmp_path, ended=True)) <= {
+        "generation",
+        "train",
+        "step 3",
+        "step 4",
+    }

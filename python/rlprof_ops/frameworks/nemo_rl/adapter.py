@@ -16,7 +16,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops.frameworks.adapter import attribute, expect, safely, wrap
+from rlprof_ops.frameworks.adapter import attribute, expect, leader, safely, wrap
 from rlprof_ops.frameworks.tasks import as_task
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_helpers, add_rule, snake_case
 
@@ -43,9 +43,7 @@ class _Driver:
             return
         self.end()
         if self.profiler is None:
-            from rlprof_ops.runtime import null_profiler, profiler
-
-            self.profiler = profiler.lead(DRIVER, 0, 1) or null_profiler.NullProfiler()
+            self.profiler = leader(DRIVER)
             atexit.register(_connect_no_more)
         self.step = step
         self.profiler.start_step(step)

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from rlprof_ops import env_names
-from rlprof_ops.frameworks.adapter import UnknownShape, attribute, expect, safely, wrap
+from rlprof_ops.frameworks.adapter import UnknownShape, attribute, expect, leader, safely, wrap
 from rlprof_ops.frameworks.tasks import as_task
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_rule
 
@@ -41,9 +41,7 @@ class _Runner:
             return
         self.end()
         if self.profiler is None:
-            from rlprof_ops.runtime import null_profiler, profiler
-
-            self.profiler = profiler.lead(DRIVER, 0, 1) or null_profiler.NullProfiler()
+            self.profiler = leader(DRIVER)
         self.step = step
         self.profiler.start_step(step)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops.frameworks.adapter import attribute, expect, safely, wrap
+from rlprof_ops.frameworks.adapter import attribute, expect, leader, safely, wrap
 
 WORKER = "trainer"
 _PHASES = {
@@ -37,10 +37,8 @@ class _Training:
 
     def begin(self, args: Any, state: Any) -> None:
         if self.profiler is None:
-            from rlprof_ops.runtime import null_profiler, profiler
-
             rank, world = int(args.process_index), int(args.world_size)
-            self.profiler = profiler.lead(WORKER, rank, world) or null_profiler.NullProfiler()
+            self.profiler = leader(WORKER, rank, world)
         self.step = int(state.global_step) + 1
         self.profiler.start_step(self.step)
 

@@ -16,7 +16,7 @@ import re
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops.frameworks.adapter import UnknownShape, attribute, expect, safely, wrap
+from rlprof_ops.frameworks.adapter import UnknownShape, attribute, expect, leader, safely, wrap
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
 
 CONTROLLER = "controller"
@@ -66,9 +66,7 @@ class _State:
             return task
         if name == "step" and self.step is None:
             if self.profiler is None:
-                from rlprof_ops.runtime import null_profiler, profiler
-
-                self.profiler = profiler.lead(CONTROLLER, 0, 1) or null_profiler.NullProfiler()
+                self.profiler = leader(CONTROLLER)
             self.step = int(self.trainer.global_steps)
             self.profiler.start_step(self.step)
             return "step"
