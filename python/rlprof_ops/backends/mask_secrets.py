@@ -8,17 +8,15 @@ literal. A value whose beginning LZ4 found elsewhere is not seen.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
 import string
 import subprocess
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
-from rlprof_ops.backends import nsight
+from rlprof_ops.backends import nsight, nsys_process
 from rlprof_ops.redact import secret_values
 from rlprof_ops.words import limit
 
@@ -108,23 +106,11 @@ def _export_fails(report: Path) -> str:
         name.symlink_to(report.resolve())
         argv = [nsight.find() or "nsys", "export", "--type=info", "--force-overwrite=true"]
         argv += [f"--output={folder}/info", str(name)]
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**nsight.client_env(os.environ), "TMPDIR": folder},
-            start_new_session=True,
-        )
+        process = nsys_process.start(argv, folder)
         try:
-            _, said = process.communicate(timeout=_OPEN_S)
+            said, _ = process.communicate(timeout=_OPEN_S)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=2)
+            nsys_process.end_group(process)
             return f"no answer within {limit(_OPEN_S)}"
         return said.strip()[-200:] or f"exit code {process.returncode}" if process.returncode else ""
 

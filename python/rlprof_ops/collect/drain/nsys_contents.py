@@ -4,20 +4,16 @@ kernels.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import signal
 import sqlite3
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.backends import nsight
+from rlprof_ops.backends import nsight, nsys_process
 from rlprof_ops.words import limit
 
-_KILLED_S = 2.0
 _STEP = re.compile(r"step (\d{1,12})")
 # Tables that hold something that happened; the rest describes the machine and the export itself.
 _EVENT_TABLES = re.compile(
@@ -73,21 +69,11 @@ def run_bounded(argv: list[str], timeout_s: float, tmpdir: str) -> str:
     """Run a tool of nsys in a process group of its own, ended with its agents on timeout. Raises
     `ExportFailed`.
     """
-    env = {**nsight.client_env(os.environ), "TMPDIR": tmpdir}
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=env,
-        start_new_session=True,
-    )
+    process = nsys_process.start(argv, tmpdir)
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        end_group(process)
+        nsys_process.end_group(process)
         raise ExportFailed(f"{Path(argv[0]).name} did not end within {limit(timeout_s)}") from None
     if process.returncode != 0:
         lines = [
@@ -99,16 +85,6 @@ def run_bounded(argv: list[str], timeout_s: float, tmpdir: str) -> str:
             f"{Path(argv[0]).name} ended with exit code {process.returncode}: {' '.join(lines)[-200:]}"
         )
     return output
-
-
-def end_group(process: subprocess.Popen[str]) -> None:
-    """SIGKILL to a process that leads its group, and to its children; waits a little, since a child that left
-    the group may hold the pipe.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=_KILLED_S)
 
 
 def read(database: Path) -> Contents:

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.backends import names, nsight
+from rlprof_ops.backends import names, nsight, nsys_process
 from rlprof_ops.collect import event_logs
-from rlprof_ops.collect.drain.nsys_contents import end_group
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir
@@ -105,13 +104,13 @@ def close_windows(
         return _phase("close_windows", started, done, failed, say)
     while (left := collecting(node_dir, job)) and time.monotonic() - started < gate_first_s:
         time.sleep(0.2)
-    running = {name: _start(nsight.stop_argv(name), tmpdir) for name, tmpdir in left.items()}
+    running = {name: nsys_process.start(nsight.stop_argv(name), tmpdir) for name, tmpdir in left.items()}
     patience = Patience(node_dir, job, started, deadline_s, most_s)
     while any(process.poll() is None for process in running.values()) and not patience.is_over():
         time.sleep(0.05)
     for name, process in running.items():
         if process.poll() is None:
-            end_group(process)
+            nsys_process.end_group(process)
             failed.append((name, f"nsys stop did not return within {limit(time.monotonic() - started)}"))
             continue
         output, _ = process.communicate()
@@ -362,19 +361,6 @@ def clear(node_dir: str | os.PathLike[str], *, say: Say = print) -> Phase:
             else:
                 entry.unlink(missing_ok=True)
     return _phase("clear", started, [], failed, say)
-
-
-def _start(argv: list[str], tmpdir: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**nsight.client_env(os.environ), "TMPDIR": tmpdir},
-        start_new_session=True,
-    )
 
 
 def _phase(

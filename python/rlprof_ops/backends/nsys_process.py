@@ -1,0 +1,41 @@
+"""Commands of nsys that we run beside a training: in a process group of their own, and never recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+
+from rlprof_ops.backends import nsight
+
+_KILLED_S = 2.0
+
+
+def start(argv: list[str], tmpdir: str) -> subprocess.Popen[str]:
+    """Start a command of nsys whose files go to `tmpdir`; its output and errors are one text. The signal that
+    ends the training does not end it.
+
+    Raises:
+        OSError: there is no such program.
+    """
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**nsight.client_env(os.environ), "TMPDIR": tmpdir},
+        start_new_session=True,
+    )
+
+
+def end_group(process: subprocess.Popen[str]) -> None:
+    """SIGKILL to a process that leads its group, and to its children; waits a little, since a child that left
+    the group may hold the pipe.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=_KILLED_S)
