@@ -326,6 +326,29 @@ class NameRow(TypedDict):
     share: float
 
 
+class KernelClassRow(TypedDict):
+    """GPU work of one class in a phase of a worker; `share` is of all GPU work in that phase."""
+
+    worker: str
+    phase: str
+    kernel_class: str
+    count: int
+    total_ns: int
+    share: float
+
+
+class CopyRow(TypedDict):
+    """Copies of one direction in a phase of a worker; the rate is of those whose size is known."""
+
+    worker: str
+    phase: str
+    direction: str
+    count: int
+    total_ns: int
+    size_bytes: int | None
+    gb_per_s: float | None
+
+
 class CollectiveRow(TypedDict):
     """A kind of collective of a worker; `transfer_ns`: mean of a call without waiting."""
 
@@ -411,3 +434,5 @@ class Answer(_Answer, total=False):
     critical_path: CriticalPath
     what_if: list[WhatIfRow]
     whole_run: WholeRun | None
+    kernel_classes: list[KernelClassRow]
+    copies: list[CopyRow]

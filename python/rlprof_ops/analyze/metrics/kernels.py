@@ -112,9 +112,14 @@ def top_kernels(trace: Trace, segments: tuple[Segment, ...]) -> tuple[NameTotal,
     """GPU work by phase and name. The phase is where its launch was called, for a kernel may run long
     after the host has gone on to the next phase; where no launch is known, where it ran.
     """
+    return totals(trace.gpu.name, trace.gpu.duration, launch_moments(trace), trace.names, segments)
+
+
+def launch_moments(trace: Trace) -> Callable[[slice | Ints], Ints]:
+    """When some rows of GPU work were asked for; where no launch is known, when they ran."""
     index = LaunchIndex(trace.launches)
 
-    def asked_for(part: slice) -> Ints:
+    def asked_for(part: slice | Ints) -> Ints:
         release(trace.gpu, trace.launches)
         row = index.rows(trace.gpu.correlation[part])
         own = trace.gpu.start[part]
@@ -122,7 +127,7 @@ def top_kernels(trace: Trace, segments: tuple[Segment, ...]) -> tuple[NameTotal,
             np.where(row >= 0, trace.launches.start[np.maximum(row, 0)], own) if len(trace.launches) else own
         )
 
-    return totals(trace.gpu.name, trace.gpu.duration, asked_for, trace.names, segments)
+    return asked_for
 
 
 def top_ops(trace: Trace, segments: tuple[Segment, ...]) -> tuple[NameTotal, ...]:
@@ -141,7 +146,7 @@ class CollectiveCalls:
 
     `bus_bytes` is what the ring or tree must move a rank, by NCCL's rule (nccl-tests, doc/PERFORMANCE.md):
     all-reduce 2(n-1)/n, all-gather, reduce-scatter and all-to-all (n-1)/n of the larger buffer, the others 1.
-    0 where sizes are unknown.
+    0 where sizes are unknown, or n where it counts.
     """
 
     op: str
@@ -216,7 +221,8 @@ def _from_kernel(kernel: str) -> str:
 
 def _bus_factor(op: str, size: int) -> float:
     if size < 2:
-        return 0.0 if size == 1 else 1.0
+        depends = op.startswith(("allreduce", "allgather", "reducescatter", "alltoall"))
+        return 0.0 if size == 1 or depends else 1.0
     if op.startswith("allreduce"):
         return 2 * (size - 1) / size
     if op.startswith(("allgather", "reducescatter", "alltoall")):

@@ -21,7 +21,9 @@ from rlprof_ops.analyze.output.causes import path_json, what_if_json
 from rlprof_ops.analyze.output.findings import Causes, find
 from rlprof_ops.analyze.output.work_tables import (
     collective_rows,
+    copy_rows,
     gpu_rows,
+    kernel_class_rows,
     memory_rows,
     name_rows,
     shared_gpu_rows,
@@ -114,6 +116,8 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> A
         "gpu": gpu_rows(read, index, t0),
         "shared_gpus": shared_gpu_rows(merged, index, t0),
         "kernels": name_rows(read, "kernels", {}),
+        "kernel_classes": kernel_class_rows(read),
+        "copies": copy_rows(read),
         "ops": name_rows(read, "ops", step_times(merged)),
         "collectives": collective_rows(read, skews),
         "skews": [

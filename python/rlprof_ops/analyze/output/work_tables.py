@@ -9,11 +9,14 @@ from rlprof_ops.analyze.metrics.bandwidth import bandwidths
 from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
 from rlprof_ops.analyze.metrics.intervals import Union
 from rlprof_ops.analyze.metrics.intervals import merged as joined
+from rlprof_ops.analyze.metrics.kernel_classes import kernel_class
 from rlprof_ops.analyze.metrics.kernels import NameTotal
 from rlprof_ops.analyze.names import shortened
 from rlprof_ops.analyze.report_model import (
     CollectiveRow,
+    CopyRow,
     GpuRow,
+    KernelClassRow,
     MemoryRow,
     NameRow,
     SharedGpuRow,
@@ -101,6 +104,58 @@ def name_rows(read: list[Summary], what: str, whole: dict[str, int]) -> list[Nam
         }
         for (worker, phase, name), (count, total, longest) in ranked
     ]
+
+
+def kernel_class_rows(read: list[Summary]) -> list[KernelClassRow]:
+    """Kernels by what kind of work they are, over all ranks of a worker; copies are no kernels."""
+    totals: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    whole: dict[tuple[str, str], int] = defaultdict(int)
+    classes: dict[str, str] = {}
+    for summary in read:
+        for row in summary.kernels:
+            if row.name not in classes:
+                classes[row.name] = kernel_class(row.name)
+            total = totals[summary.report.worker, row.phase, classes[row.name]]
+            total[0] += row.count
+            total[1] += row.total_ns
+            whole[summary.report.worker, row.phase] += row.total_ns
+    rows: list[KernelClassRow] = [
+        {
+            "worker": worker,
+            "phase": phase,
+            "kernel_class": name,
+            "count": count,
+            "total_ns": total,
+            "share": round(total / max(whole[worker, phase], 1), 5),
+        }
+        for (worker, phase, name), (count, total) in sorted(totals.items(), key=lambda item: -item[1][1])
+    ]
+    return rows[:MAX_KERNELS]
+
+
+def copy_rows(read: list[Summary]) -> list[CopyRow]:
+    """Copies by direction over all ranks of a worker."""
+    totals: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for summary in read:
+        for copy in summary.copies:
+            total = totals[summary.report.worker, copy.phase, copy.direction]
+            for i, value in enumerate((copy.count, copy.total_ns, copy.known_bytes, copy.known_ns)):
+                total[i] += value
+    rows: list[CopyRow] = [
+        {
+            "worker": worker,
+            "phase": phase,
+            "direction": direction,
+            "count": count,
+            "total_ns": total,
+            "size_bytes": size or None,
+            "gb_per_s": round(size / known, 3) if size and known else None,
+        }
+        for (worker, phase, direction), (count, total, size, known) in sorted(
+            totals.items(), key=lambda item: -item[1][1]
+        )
+    ]
+    return rows[:MAX_COLLECTIVES]
 
 
 def collective_rows(read: list[Summary], skews: Sequence[CollectiveSkew]) -> list[CollectiveRow]:

@@ -58,6 +58,8 @@ def page_data(answer: Answer) -> dict[str, object]:
         "critical_path": answer.get("critical_path", {"steps": [], "slack": []}),
         "what_if": answer.get("what_if", []),
         "whole_run": answer.get("whole_run"),
+        "kernel_classes": answer.get("kernel_classes", []),
+        "copies": answer.get("copies", []),
         "segments": _segments(answer),
         "steps_of": _steps_of(answer),
         "workers": _workers(answer),

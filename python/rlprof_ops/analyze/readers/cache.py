@@ -29,7 +29,7 @@ from rlprof_ops.analyze.columns import (
 )
 from rlprof_ops.analyze.readers.spill import Parts, release
 
-VERSION = 3  # of the columns and of what the readers put in them; a cache of another version is not read
+VERSION = 4  # of the columns and of what the readers put in them; a cache of another version is not read
 _GROUP_ROWS = 1 << 18
 Table = TypeVar("Table", Spans, Launches, GpuSpans, MemorySamples)
 _KEY = b"rlprof_ops.columns"

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
@@ -19,6 +20,7 @@ from rlprof_ops.words import limit
 
 BASE_TIMEOUT_S = 120.0
 TIMEOUT_S_PER_MIB = 2.0
+HELP_TIMEOUT_S = 20.0
 
 
 @contextlib.contextmanager
@@ -55,6 +57,7 @@ def exported(report: Path, timeout_s: float | None = None) -> Iterator[Path]:
             "sqlite",
             "--force-overwrite",
             "true",
+            *_payloads_too(nsys),
             "--output",
             str(target),
             str(report.absolute()),
@@ -70,6 +73,14 @@ def exported(report: Path, timeout_s: float | None = None) -> Iterator[Path]:
         yield target
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@lru_cache
+def _payloads_too(nsys: str) -> tuple[str, ...]:
+    """The option that exports NVTX payloads, where this nsys has it (2023.4 has not)."""
+    with tempfile.TemporaryDirectory(prefix="rlprof-export-") as folder:
+        _, said = _run([nsys, "export", "--help"], Path(folder), HELP_TIMEOUT_S)
+    return ("--include-blobs=true",) if "--include-blobs" in said else ()
 
 
 def _run(argv: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:

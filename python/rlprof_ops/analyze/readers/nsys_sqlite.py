@@ -29,6 +29,7 @@ from rlprof_ops.analyze.columns import (
     Track,
 )  # fmt: skip
 from rlprof_ops.analyze.names import shortened
+from rlprof_ops.analyze.readers.nsys_nccl import with_nccl
 from rlprof_ops.analyze.readers.nsys_nvtx import coded, nvtx, threads
 from rlprof_ops.analyze.readers.nsys_tables import Columns, Export
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
@@ -77,9 +78,11 @@ def _read(export: Export) -> Trace:
     launches = _launches(export, strings, names, tracks)
     ranges, ops = nvtx(export, strings, names, tracks)
     memory = _memory(export, tracks)
+    collectives = with_nccl(export, strings, names.values(), tracks, gpu, launches)
     trace = Trace(
         origin=Origin(kind="nsys"),
         names=tuple(shortened(name) for name in names.values()),
+        collectives=collectives,
         tracks=tracks.values(),
         ranges=ranges,
         ops=ops,
