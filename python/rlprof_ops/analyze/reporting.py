@@ -31,10 +31,8 @@ def report(
     Raises `UsageError` when there is nothing to read, `RlprofError` when the output folder cannot be written
     to.
     """
-    from rlprof_ops.analyze.output.terminal import show, standard_output
     from rlprof_ops.analyze.page.render import render
 
-    console = standard_output()
     answer = answer_of(root, engine, jobs, cache, quiet=as_json)
     folder = output or (root if root.is_dir() else root.parent)
     try:
@@ -50,6 +48,9 @@ def report(
     if as_json:
         sys.stdout.write(json.dumps(answer, indent=1, ensure_ascii=False) + "\n")
     else:
+        from rlprof_ops.analyze.output.terminal import show, standard_output
+
+        console = standard_output()
         show(answer, console)
         console.print(f"\n{folder / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
     if open_page:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import click
 
 from rlprof_ops.commands._jobs import complete
+from rlprof_ops.errors import UsageError
 
 
 @click.command(short_help="Compare two runs: job ids, run folders, or their report.json.")
@@ -25,6 +27,11 @@ from rlprof_ops.commands._jobs import complete
         " repeated."
     ),
 )
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write both runs side by side to this HTML file, too.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 @click.option(
     "-j",
@@ -32,7 +39,9 @@ from rlprof_ops.commands._jobs import complete
     type=click.IntRange(min=1),
     help="How many files are read at once where a run has no report.json yet.",
 )
-def command(before: str, after: str, rules: tuple[str, ...], as_json: bool, jobs: int | None) -> None:
+def command(
+    before: str, after: str, rules: tuple[str, ...], page: Path | None, as_json: bool, jobs: int | None
+) -> None:
     """Compare two runs (job ids, run folders, or their report.json).
 
     A change is called one when it exceeds 1 % and what chance makes of equal runs (Welch's t test over the
@@ -42,12 +51,20 @@ def command(before: str, after: str, rules: tuple[str, ...], as_json: bool, jobs
     """
     from rlprof_ops.analyze.output.diff import compare, parse_rule, unjudged, violations
     from rlprof_ops.analyze.output.diff_text import show
-    from rlprof_ops.analyze.reporting import load_answer
+    from rlprof_ops.analyze.reporting import load_answer, write_text
     from rlprof_ops.job.run_folder import folder_of
 
-    difference = compare(load_answer(folder_of(before), jobs), load_answer(folder_of(after), jobs))
+    one, two = load_answer(folder_of(before), jobs), load_answer(folder_of(after), jobs)
+    difference = compare(one, two)
     parsed = [parse_rule(rule, difference) for rule in rules]
     broken, open_rules = violations(parsed, difference), unjudged(parsed, difference)
+    if page is not None:
+        from rlprof_ops.analyze.page.compare import render_comparison
+
+        try:
+            write_text(page, render_comparison(one, two, (before, after)))
+        except OSError as error:
+            raise UsageError(f"--page {page}: cannot be written ({error.strerror})") from error
     if as_json:
         click.echo(
             json.dumps(

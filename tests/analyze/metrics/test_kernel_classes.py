@@ -14,8 +14,8 @@ pytest.importorskip("msgspec")
 from tests.analyze.shared import TORCH_FILES, real
 
 from rlprof_ops.analyze.columns import MEMCPY, Trace
-from rlprof_ops.analyze.metrics.copies import copy_totals, direction
-from rlprof_ops.analyze.metrics.kernel_classes import kernel_class
+from rlprof_ops.analyze.metrics.gpu_work.copies import copy_totals, direction
+from rlprof_ops.analyze.metrics.gpu_work.kernel_classes import kernel_class
 from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite
 from rlprof_ops.analyze.readers.torch_trace import read_torch
 

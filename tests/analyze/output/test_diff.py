@@ -88,6 +88,17 @@ def test_command_on_run_folders_and_report_json(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, [str(tmp_path / "a"), str(tmp_path / "b"), "-j", "1"])
     assert result.exit_code == 0, result.output
     assert "New straggler: policy_worker rank 1 in train" in result.output
+    hostile, page = "<b>a", tmp_path / "sub" / "diff.html"
+    (tmp_path / "a").rename(tmp_path / hostile)
+    command_line = [str(tmp_path / hostile), str(tmp_path / "b"), "--page"]
+    asked = CliRunner().invoke(command, [*command_line, str(page)])
+    assert "sub/diff.html: cannot be written" in str(asked.exception)
+    page.parent.mkdir()
+    assert CliRunner().invoke(command, [*command_line, str(page)]).exit_code == 0
+    shown = page.read_text()
+    assert "<script" not in shown and hostile not in shown and "&lt;b&gt;a" in shown
+    assert shown.count('class="lane"') == 4 and "new: policy_worker rank 1 in train" in shown
+    (tmp_path / hostile).rename(tmp_path / "a")
     failed = CliRunner().invoke(
         command, [str(tmp_path / "a"), str(tmp_path / "b"), "-j", "1", "--fail-if", "stragglers>0", "--json"]
     )

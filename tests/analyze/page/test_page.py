@@ -27,6 +27,7 @@ from tests.analyze.fake_run import make_run  # noqa: E402
 from tests.analyze.simulated import simulated_answer  # noqa: E402
 
 from rlprof_ops.analyze import page as page_module  # noqa: E402
+from rlprof_ops.analyze.page.compare import render_comparison  # noqa: E402
 from rlprof_ops.analyze.page.render import render  # noqa: E402
 from rlprof_ops.analyze.reporting import report  # noqa: E402
 from rlprof_ops.commands.timeline import command as timeline  # noqa: E402
@@ -320,6 +321,24 @@ def test_tables_are_saved_as_csv(browser: Any, page: Path) -> None:
     assert browser.execute_script("return named") == "rlprof-4711-stragglers.csv"
     tables = browser.find_elements(By.CSS_SELECTOR, ".tablehead")
     assert len(tables) == len(browser.find_elements(By.CSS_SELECTOR, ".tablehead .csv")) > 8
+
+
+def test_two_runs_side_by_side(browser: Any, tmp_path: Path) -> None:
+    """Beside each other where there is room, below each other where not; longer runs have longer bars."""
+    before, after = simulated_answer(4, 3), simulated_answer(4, 3)
+    for row in after["anatomy"]:
+        row["duration_ns"] //= 2
+    path = tmp_path / "diff.html"
+    path.write_text(render_comparison(before, after, ("one", "two")))
+    for width, beside in ((1400, True), (700, False), (420, False)):
+        browser.set_window_size(width, 900)
+        browser.get(path.as_uri())
+        boxes = [lane.rect for lane in browser.find_elements(By.CSS_SELECTOR, ".lane")]
+        assert len(boxes) == 4 and (boxes[0]["y"] == boxes[1]["y"]) is beside
+        assert boxes[1]["width"] == pytest.approx(boxes[0]["width"] / 2, rel=0.02)
+        wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert browser.execute_script(wide) <= 1
+    nothing_wrong(browser)
 
 
 def test_kinds_of_idle_time_differ_without_their_colour(browser: Any, page: Path) -> None:

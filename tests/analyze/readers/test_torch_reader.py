@@ -17,6 +17,7 @@ pytest.importorskip("msgspec")
 
 from tests.analyze.shared import TORCH_FILES, kernel, launch, mark, real, write_trace, x  # noqa: E402
 
+from rlprof_ops.analyze import readers  # noqa: E402
 from rlprof_ops.analyze.columns import Trace  # noqa: E402
 from rlprof_ops.analyze.readers import UnreadableReport, chrome_events, inflate, read_report  # noqa: E402
 from rlprof_ops.analyze.readers.torch_trace import read_torch  # noqa: E402
@@ -213,8 +214,13 @@ def test_one_event_without_end_stays_within_the_bound(
     assert len(trace.gpu) == 2 and trace.damaged >= 1
 
 
-def test_cache_is_used_and_thrown_away_when_the_report_changes(tmp_path: Path) -> None:
+def test_cache_is_used_and_thrown_away_when_the_report_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_trace(tmp_path / "t.json.gz", small(), None, BASE)
+    read_report(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["t.json.gz"]  # not worth a cache
+    monkeypatch.setattr(readers, "SMALL_BYTES", 0)
     first = read_report(path)
     assert (tmp_path / ".t.json.gz.columns.parquet").is_file()
     again = read_report(path)

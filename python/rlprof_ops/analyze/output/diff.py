@@ -354,6 +354,10 @@ def unjudged(rules: Sequence[Rule], diff: Diff) -> list[str]:
     return found
 
 
+def signed_percent(share: float) -> str:
+    return f"{'+' if share >= 0 else '−'}{percent(abs(share))}"
+
+
 def describe(change: Change) -> str:
     """ "went from 1.20 s to 1.31 s (+9.2 %, noise ±8 ms)"."""
     if change.uncaptured:
@@ -364,6 +368,6 @@ def describe(change: Change) -> str:
     if change.after_ns is None:
         return f"is gone, it was {duration(change.before_ns)} a step"
     share = change.share
-    part = "" if share is None else f"{'+' if share >= 0 else '−'}{percent(abs(share))}, "
+    part = "" if share is None else f"{signed_percent(share)}, "
     noise = "noise unknown" if change.noise_ns is None else f"noise ±{duration(change.noise_ns)}"
     return f"went from {duration(change.before_ns)} to {duration(change.after_ns)} ({part}{noise})"

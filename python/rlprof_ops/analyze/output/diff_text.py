@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlprof_ops.analyze.output.diff import Change, Diff, describe
+from rlprof_ops.analyze.output.diff import Change, Diff, describe, signed_percent
 from rlprof_ops.analyze.output.terminal import standard_output
-from rlprof_ops.analyze.output.text import duration, percent
+from rlprof_ops.analyze.output.text import duration
 
 MAX_ROWS = 20
 _END = {
@@ -61,7 +61,7 @@ def _table(title: str, changes: tuple[Change, ...], with_noise: bool) -> Table:
     for name in ("before", "after", "change", *(("noise", "") if with_noise else ())):
         table.add_column(name, justify="right")
     for c in changes[:MAX_ROWS]:
-        share = "-" if c.share is None else f"{'+' if c.share >= 0 else '−'}{percent(abs(c.share))}"
+        share = "-" if c.share is None else signed_percent(c.share)
         cells = [_or_dash(c.before_ns), _or_dash(c.after_ns), share]
         if with_noise:
             color = {"slower": "red", "faster": "green", "new": "yellow", "gone": "yellow"}

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from rlprof_ops.analyze.metrics.bandwidth import bandwidths
 from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
+from rlprof_ops.analyze.metrics.gpu_work.kernel_classes import kernel_class
 from rlprof_ops.analyze.metrics.intervals import Union
 from rlprof_ops.analyze.metrics.intervals import merged as joined
-from rlprof_ops.analyze.metrics.kernel_classes import kernel_class
 from rlprof_ops.analyze.metrics.kernels import NameTotal
 from rlprof_ops.analyze.names import shortened
 from rlprof_ops.analyze.report_model import (

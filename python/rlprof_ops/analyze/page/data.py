@@ -62,7 +62,7 @@ def page_data(answer: Answer) -> dict[str, object]:
         "copies": answer.get("copies", []),
         "segments": _segments(answer),
         "steps_of": _steps_of(answer),
-        "workers": _workers(answer),
+        "workers": worker_rows(answer),
         "bubbles": answer["bubbles"][:MAX_BUBBLES],
         "step_names": {str(row["step"]): step_runs([row]) for row in answer["steps"]},
         "all_steps": step_runs(answer["steps"]),
@@ -101,7 +101,7 @@ def _steps_of(answer: Answer) -> list[list[int]]:
     ]
 
 
-def _workers(answer: Answer) -> list[WorkerRow]:
+def worker_rows(answer: Answer) -> list[WorkerRow]:
     """The mean step of each worker: phases, waiting for whom, and the rest."""
     groups: dict[str, list[AnatomyRow]] = defaultdict(list)
     for row in answer["anatomy"]:

@@ -10,20 +10,23 @@ from rlprof_ops.analyze.readers.read_error import UnreadableReport
 __all__ = ["UnreadableReport", "read_report"]
 
 
+SMALL_BYTES = 256 << 10  # a trace that is sooner read than pyarrow is imported: it is not cached
+
+
 def read_report(path: Path, cache: bool = True) -> Trace:
     """Columns of one report, whichever profiler wrote it.
 
     Parameters
     ----------
     path: a torch-profiler trace (`.json`, `.json.gz`), a `.nsys-rep` or its SQLite export
-    cache: use and write the Parquet beside the report
+    cache: use and write the Parquet beside the report, unless it is small
 
     Raises `UnreadableReport`, which names the file, when nothing of it can be used.
     """
     try:
         if path.stat().st_size == 0:
             raise UnreadableReport(path, "is empty: the profiler was killed before it wrote the report")
-        if not cache:
+        if not cache or (path.stat().st_size < SMALL_BYTES and path.suffix != ".nsys-rep"):
             return _read(path)
         from rlprof_ops.analyze.readers import cache as columns_cache
 

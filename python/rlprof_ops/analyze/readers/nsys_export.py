@@ -57,7 +57,7 @@ def exported(report: Path, timeout_s: float | None = None) -> Iterator[Path]:
             "sqlite",
             "--force-overwrite",
             "true",
-            *_payloads_too(nsys),
+            *_payloads_too(nsys, min(timeout, HELP_TIMEOUT_S)),
             "--output",
             str(target),
             str(report.absolute()),
@@ -76,10 +76,10 @@ def exported(report: Path, timeout_s: float | None = None) -> Iterator[Path]:
 
 
 @lru_cache
-def _payloads_too(nsys: str) -> tuple[str, ...]:
+def _payloads_too(nsys: str, timeout_s: float) -> tuple[str, ...]:
     """The option that exports NVTX payloads, where this nsys has it (2023.4 has not)."""
     with tempfile.TemporaryDirectory(prefix="rlprof-export-") as folder:
-        _, said = _run([nsys, "export", "--help"], Path(folder), HELP_TIMEOUT_S)
+        _, said = _run([nsys, "export", "--help"], Path(folder), timeout_s)
     return ("--include-blobs=true",) if "--include-blobs" in said else ()
 
 

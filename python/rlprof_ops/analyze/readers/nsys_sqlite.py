@@ -29,9 +29,9 @@ from rlprof_ops.analyze.columns import (
     Track,
 )  # fmt: skip
 from rlprof_ops.analyze.names import shortened
-from rlprof_ops.analyze.readers.nsys_nccl import with_nccl
-from rlprof_ops.analyze.readers.nsys_nvtx import coded, nvtx, threads
 from rlprof_ops.analyze.readers.nsys_tables import Columns, Export
+from rlprof_ops.analyze.readers.nvtx.nccl import with_nccl
+from rlprof_ops.analyze.readers.nvtx.ranges import coded, nvtx, threads
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.analyze.readers.spill import BLOCK_ROWS, Parts, in_order, release
 

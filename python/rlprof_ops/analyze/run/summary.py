@@ -12,8 +12,8 @@ import numpy as np
 
 from rlprof_ops.analyze.columns import Spans, Trace, join
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, find_collective_events
-from rlprof_ops.analyze.metrics.copies import CopyTotal, copy_totals
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit, host_of, sum_gpu, sum_idle
+from rlprof_ops.analyze.metrics.gpu_work.copies import CopyTotal, copy_totals
 from rlprof_ops.analyze.metrics.host import host_communication
 from rlprof_ops.analyze.metrics.intervals import Union
 from rlprof_ops.analyze.metrics.kernels import (

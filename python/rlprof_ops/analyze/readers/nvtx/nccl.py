@@ -19,8 +19,8 @@ import numpy as np
 
 from rlprof_ops.analyze.columns import NO_VALUE, Coder, Collective, GpuSpans, Launches, Track, codes_where
 from rlprof_ops.analyze.metrics.gpu import LaunchIndex, communicates
-from rlprof_ops.analyze.readers.nsys_nvtx import threads
 from rlprof_ops.analyze.readers.nsys_tables import Export
+from rlprof_ops.analyze.readers.nvtx.ranges import threads
 
 _HEADER = struct.Struct("<QQQQ")
 _INT32, _UINT64, _SIZE = 5, 18, 22  # of nvtxPayloadSchemaEntry_t.type

@@ -1,0 +1,1 @@
+"""What the work on a GPU is and moves: kinds of kernels, copies."""

@@ -1,0 +1,1 @@
+"""NVTX in nsys exports: ranges, and what NCCL writes into its own."""
