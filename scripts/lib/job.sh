@@ -114,6 +114,16 @@ job::_remember() {
     (umask 0077; mkdir -p -- "${state}" && printf '%s%s}\n' "${line}" "$(date +%s%N)" >> "${state}/jobs.jsonl") 2> /dev/null || true
 }
 
+# From here on RLPROF_HARVEST_JOB says which it is: 1: this job's end submits a job for harvest and report; 0: the head does both.
+job::who_harvests() {
+    slurm::_split RLPROF_HARVEST_ARGS
+    if command -v sbatch > /dev/null && harvest_job::is_wanted; then
+        export RLPROF_HARVEST_JOB=1
+    else
+        export RLPROF_HARVEST_JOB=0
+    fi
+}
+
 # What a container's mounts need before they are made: their folders, and an nsys under the name that is mounted.
 job::container() {
     local output=""
@@ -200,14 +210,43 @@ job::salvage() {
     (( ${#behind[@]} )) || return 0
     common::log "no record of a clean end from ${behind[*]}: bringing home what is left there (logs/salvage.log)"
     for node in "${behind[@]}"; do
-        RLPROF_STEP_CODE="${code}" job::_again "${node}" "$(( RLPROF_DRAIN_SECONDS + 10 ))" rlprof_ops.supervisor.salvage &
+        RLPROF_STEP_CODE="${code}" job::_again "${node}" "$(( RLPROF_DRAIN_SECONDS + 10 ))" rlprof_ops.supervisor.salvage \
+            >> "${RLPROF_RUN_DIR}/logs/salvage.log" 2>&1 &
         salvages["${node}"]="$!"
     done
     for node in "${behind[@]}"; do
         wait "${salvages[${node}]}" || common::log "node ${node}: not everything came home: $(job::_why_not_home "${node}")"
     done
+    harvest_here=1
+}
+
+# Let a job of its own harvest and report, where the knobs ask for it: this one's nodes are free then. A start that failed
+# has its manifest already, from the head.
+job::order_harvest() {
+    local number
+
+    [[ ${RLPROF_HARVEST_JOB} == 1 && -e ${RLPROF_RUN_DIR}/run.json ]] || return 0
+    ! grep -qs '"cause": "startup_failed"' "${RLPROF_RUN_DIR}/run.json" || [[ ! -e ${RLPROF_RUN_DIR}/manifest.json ]] || return 0
+    if number="$(harvest_job::submit "${RLPROF_HOME}" "${RLPROF_RUN_DIR}" 2>> "${RLPROF_RUN_DIR}/logs/harvest.log")"; then
+        common::log "harvest and report: job ${number}, when this one has ended (logs/harvest.log)"
+        harvest_ordered=1
+    else
+        common::log "harvest and report: not as a job of their own, sbatch said:" \
+            "$(tail -n 2 "${RLPROF_RUN_DIR}/logs/harvest.log" 2> /dev/null | paste -s -d ' ')"
+        common::log "this job harvests by itself and keeps its nodes meanwhile (RLPROF_HARVEST_ARGS may name a partition; RLPROF_HARVEST_JOB=0 asks for this)"
+        harvest_here=1
+    fi
+}
+
+# On the head's node, as its supervisor does it where nothing else is asked.
+job::harvest_here() {
+    local -r node="${SLURMD_NODENAME:-${RLPROF_NODES%% *}}"
+
     if (( RLPROF_HARVEST_SECONDS )); then
-        job::_again "${SLURMD_NODENAME:-${behind[0]}}" "${RLPROF_HARVEST_SECONDS}" rlprof_ops harvest "${RLPROF_RUN_DIR}" || true
+        job::_again "${node}" "${RLPROF_HARVEST_SECONDS}" rlprof_ops harvest "${RLPROF_RUN_DIR}" || true
+    fi
+    if (( RLPROF_REPORT_SECONDS )) && [[ ${RLPROF_HARVEST_JOB} == 1 ]] && compgen -G "${RLPROF_RUN_DIR}/profiles/*/*/*/*" > /dev/null; then
+        job::_again "${node}" "${RLPROF_REPORT_SECONDS}" rlprof_ops report "${RLPROF_RUN_DIR}" || true
     fi
 }
 
@@ -238,7 +277,7 @@ job::_again() {
             *) line+=("${word}") ;;
         esac
     done
-    timeout --kill-after=5 "${seconds}" "${line[@]}" "${@:3}" >> "${RLPROF_RUN_DIR}/logs/salvage.log" 2>&1
+    timeout --kill-after=5 "${seconds}" "${line[@]}" "${@:3}"
 }
 
 # A container with a name stays on its node, the whole image unpacked, until somebody removes it; the plugin puts the
@@ -300,7 +339,7 @@ job::_task_ended() {
 }
 
 job::run() {
-    local code client listener said signalled=""
+    local code client listener said signalled="" harvest_ordered="" harvest_here=""
 
     trap 'job::_pass_on TERM' TERM
     trap 'job::_pass_on USR2' USR2
@@ -318,7 +357,9 @@ job::run() {
     done
     wait "${listener}" 2> /dev/null || true
     if job::_storage_answers; then
+        job::order_harvest
         job::salvage "${code}"
+        [[ -n ${harvest_ordered} || -z ${harvest_here} ]] || job::harvest_here
         job::remove_containers
     else
         common::log "the storage of ${RLPROF_RUN_DIR} does not answer: what it did not take is on the nodes, in ${RLPROF_NODE_ROOT}"

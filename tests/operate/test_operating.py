@@ -502,6 +502,50 @@ def test_following_says_each_change_once_and_ends_with_the_job(fake, run_folder)
     ]  # fmt: skip
 
 
+def test_a_job_is_over_when_its_harvest_is(fake, run_folder, capsys):
+    """`submit --wait` waits for the dependent job, also when Slurm has forgotten the first one by then."""
+    run_folder.record("4711", cause="driver_exit", exit_code=7)
+    harvest = run_folder.path / "harvest_job.json"
+    harvest.write_text('{"job": "4712", "submitted_ns": 1}')
+    fake.show("4711", "FAILED", ExitCode="9:0")
+    fake.show("4712", "PENDING", Reason="Resources")
+
+    view = status(capsys)
+    assert (view["state"], view["harvest_job"], view["exit_code"]) == ("harvesting", "4712", 9)
+    assert run("status", "4711") == 1
+    assert "harvest     job 4712, waits in Slurm's queue (Resources)" in capsys.readouterr().out
+    assert run("retry", "4711") == 1
+    assert "the harvest, job 4712, waits in Slurm's queue (Resources)" in capsys.readouterr().err
+    assert logs.Source("4711", "head").look()[1]
+
+    def ends() -> None:
+        run_folder.manifest(("policy_worker", 0, 3, 5, "ok"))
+        harvest.unlink()
+
+    turns = [
+        lambda: (fake.folder / "job-4711").unlink(),
+        lambda: fake.show("4712", "RUNNING"),
+        ends,
+    ]
+    said: list[str] = []
+    seen = follow("4711", run_folder.path, Lines(said.append), sleep=lambda seconds: turns.pop(0)())
+    assert (seen.state, seen.exit_code, seen.complete) == ("ended", 9, True)
+    assert [line.partition("job 4711: ")[2].partition(", 1 of")[0] for line in said] == [
+        "ended with exit code 9, the harvest, job 4712, waits in Slurm's queue (Resources)",
+        "ended with exit code 9, the harvest, job 4712, runs",
+        "ended with exit code 9",
+    ]
+
+
+def test_a_harvest_that_was_killed_is_waited_for_no_more(fake, run_folder, capsys):
+    run_folder.record("4711", cause="driver_exit", exit_code=0)
+    fake.show("4711", "COMPLETED")
+    for text in ('{"job": "4712"}', '{"job": "; rm"}', "[" * 5000):
+        (run_folder.path / "harvest_job.json").write_text(text)
+        fake.show("4712", "CANCELLED")
+        assert status(capsys)["state"] == "ended", text
+
+
 def test_the_next_run_of_a_requeued_job_is_followed(fake, run_folder):
     fake.show("4711", "RUNNING", Restarts="1")
     run_folder.record()

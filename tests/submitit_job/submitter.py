@@ -27,7 +27,10 @@ def main() -> None:
         executor.update_parameters(slurm_partition=options["partition"])
     job = executor.submit(
         RayJob(
-            options["command"], options.get("request", ASKED), QUICK, requeue=options.get("requeue", False)
+            options["command"],
+            options.get("request", ASKED),
+            {**QUICK, **options.get("settings", {})},
+            requeue=options.get("requeue", False),
         )
     )
     (folder / "job").write_text(job.job_id)
@@ -38,6 +41,7 @@ def main() -> None:
         "cause": summary.cause,
         "run_dir": summary.run_dir,
         "earlier": summary.earlier,
+        "harvest_job": summary.harvest_job,
         "captures": summary.captures(),
         "planned": [capture.id for capture in summary.manifest.captures],
     }

@@ -9,6 +9,7 @@ import pickle
 import signal
 import sys
 import threading
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.request import request_from_dict
 from rlprof_ops.submit.missing_captures import missing_request
-from rlprof_ops.submitit_job import follow_up, rendezvous, task_context
+from rlprof_ops.submitit_job import follow_up, head_server, rendezvous, task_context
 from rlprof_ops.submitit_job.task_process import TaskProcess, python_environment
 from tests.waits import wait_until
 
@@ -131,8 +132,53 @@ def test_a_rendezvous_that_somebody_else_could_have_written_is_not_used(tmp_path
         rendezvous.wait(run, 0.3)
 
 
-def test_512_tasks_that_wait_look_a_hundred_times_a_second_together(tmp_path, monkeypatch):
-    """Counted on the real calls of one of them, as they are on storage."""
+@pytest.fixture
+def job_number():
+    """Ports that no other test has."""
+    return os.getpid() * 50
+
+
+def test_the_first_task_answers_over_tcp_and_storage_is_left_alone(tmp_path, monkeypatch, job_number):
+    run = RunFolder(tmp_path / "1-logs")
+    run.create()
+    run.write_token()
+    looked: list[str] = []
+    monkeypatch.setattr(RunFolder, "read_secret", lambda *at: looked.append(at[1]) or "")
+    read: list[str] = []
+    token = lambda: read.append("token") or "secret"  # noqa: E731
+    found: list[rendezvous.Rendezvous] = []
+    asked = threading.Event()
+
+    def ask() -> object:
+        asked.set()
+        return head_server.ask(["127.0.0.1"], job_number, token)
+
+    waits = threading.Thread(target=lambda: found.append(rendezvous.wait(run, 60, 7, 8, ask)))
+    waits.start()
+    assert asked.wait(30)
+    served = rendezvous.Rendezvous("10.0.0.1", 1, 2)
+    server = head_server.HeadServer(asdict(served), "secret", job_number, 1)
+    waits.join(60)
+    assert (found, looked, read) == ([served], [], ["token"])
+    wait_until(lambda: head_server.ask(["127.0.0.1"], job_number, token) is None, 30)  # all have asked
+    assert server.port in head_server.ports(job_number)
+
+
+def test_somebody_else_on_the_first_tasks_port_is_not_believed(job_number):
+    theirs = head_server.HeadServer({"head_ip": "10.6.6.6"}, "another token", job_number, 99)
+    ours = head_server.HeadServer({"failed": "no port"}, "secret", job_number, 99)
+    try:
+        assert ours.port != theirs.port
+        assert head_server.ask(["127.0.0.1"], job_number, lambda: "secret") == {"failed": "no port"}
+        assert head_server.ask(["127.0.0.1"], job_number, lambda: "") is None
+    finally:
+        theirs.close()
+        ours.close()
+
+
+@pytest.mark.parametrize("ask", [None, lambda: None])
+def test_512_tasks_that_wait_look_twenty_times_a_second_together(tmp_path, monkeypatch, ask):
+    """Counted on the real calls of one of them, as they are on storage; nobody answers over TCP."""
     run = RunFolder(tmp_path / "1-logs")
     run.create()
     opened: list[str] = []
@@ -150,8 +196,8 @@ def test_512_tasks_that_wait_look_a_hundred_times_a_second_together(tmp_path, mo
 
     monkeypatch.setattr(rendezvous.time, "sleep", sleep)
     with pytest.raises(RlprofError, match="RLPROF_READY_SECONDS"):
-        rendezvous.wait(run, 300, rank=511, tasks=512)
-    assert 0 < len(opened) / 300 * 512 <= 100
+        rendezvous.wait(run, 300, rank=511, tasks=512, ask=ask)
+    assert 0 < len(opened) / 300 * 512 <= 20
 
 
 def test_ports_are_free_and_differ_by_job():

@@ -110,8 +110,13 @@ def test_rlprof_stop_drains_it(slurm):
 
 
 def test_a_command_that_fails(slurm):
-    job = Submitted(slurm, slurm.shared / "fails", nodes=2, command="exit 7")
-    assert job.result()["exit_code"] == 7, say(job.folder)
+    """And whose manifest is another job's, for which `wait_for` waits."""
+    settings = {"RLPROF_HARVEST_JOB": "1"}
+    job = Submitted(slurm, slurm.shared / "fails", nodes=2, command="exit 7", settings=settings)
+    found = job.result()
+    assert found["exit_code"] == 7, say(job.folder)
+    assert int(found["harvest_job"]) > job.id and found["planned"], say(job.folder)
+    assert slurm.wait(int(found["harvest_job"])).exit_code == 3
     state = slurm.wait(job.id)
     assert (state.state, state.exit_code) == ("FAILED", 7), say(job.folder)
 

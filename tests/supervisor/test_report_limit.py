@@ -53,7 +53,7 @@ def test_a_report_that_hangs_is_ended_at_its_limit(
     files = NodeDrain(settings, place, journal, lambda: environment, sessions=False)
     closing = ClosingCommands(settings, journal, run.path, environment, files)
     begun = time.monotonic()
-    asyncio.run(closing.within("report", "RLPROF_REPORT_SECONDS", "rlprof report /run"))
+    asyncio.run(closing.within("report", "RLPROF_REPORT_SECONDS", "rlprof report /run", 60))
     assert 2 <= time.monotonic() - begun < 8
     assert "report not done within 2 s; run rlprof report /run" in capsys.readouterr().err
     assert gone([int(started.read_text())])

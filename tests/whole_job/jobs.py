@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.sandbox import JobState, Sandbox, SandboxError
+from tests.waits import wait_until
 
 from rlprof_ops.collect.harvest.manifest import Manifest
 
@@ -43,10 +44,14 @@ class Job:
         return cls(sandbox, job, folder)
 
     def wait(self, timeout: float = 240) -> JobState:
+        """The end of the job, and of the job that harvests it where there is one."""
         try:
-            return self.sandbox.wait(self.id, timeout=timeout)
+            state = self.sandbox.wait(self.id, timeout=timeout)
         except SandboxError as error:
             raise SandboxError(f"{self.say()}\n{error}") from None
+        coming = self.run / "harvest_job.json"
+        wait_until(lambda: not coming.exists(), timeout, self.say, pause_s=0.2)
+        return state
 
     @property
     def run(self) -> Path:

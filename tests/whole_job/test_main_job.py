@@ -5,6 +5,7 @@ home.
 from __future__ import annotations
 
 import pwd
+import re
 import sys
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def other_users_ray(slurm):
 def test_every_window_comes_home(slurm, other_users_ray, tmp_path):
     strangers = other_users_ray()
 
-    job = Job.submit(slurm, COMMAND=DEMO, RAY_LOG_SYNC_FREQUENCY="2", **ASKED)
+    job = Job.submit(slurm, COMMAND=DEMO, RAY_LOG_SYNC_FREQUENCY="2", RLPROF_HARVEST_JOB="auto", **ASKED)
     state = job.wait()
 
     assert (state.state, state.exit_code) == ("COMPLETED", 0), job.say()
@@ -92,6 +93,7 @@ def test_every_window_comes_home(slurm, other_users_ray, tmp_path):
     check_layout(job)
     check_contents(job, tmp_path)
     check_times(job)
+    check_harvest(job)
     assert {name for _, name in strangers} >= {"gcs_server", "raylet"}
     assert strangers <= other_users_ray(), "the other user's Ray did not survive"
     assert [line for line in job.leftovers() if f"user={NOBODY}" not in line and "stranger" not in line] == []
@@ -140,11 +142,25 @@ def check_times(job: Job) -> None:
             assert arrived_ns < ended_ns - 1_000_000_000, report.path
 
 
+def check_harvest(job: Job) -> None:
+    """Manifest and report are another job's, which took one node when this one had left all three."""
+    number = int(re.findall(r"harvest and report: job (\d+), when this one has ended", job.output)[0])
+    harvest = job.sandbox.wait(number)
+    assert (harvest.state, harvest.fields["NumNodes"]) == ("COMPLETED", "1"), job.say()
+    assert harvest.fields["StartTime"] >= job.sandbox.job(job.id).fields["EndTime"]
+    assert "6 captures planned: 6 ok" in (job.run / "logs" / "harvest.log").read_text()
+    assert (job.run / "report.html").is_file(), job.say()
+
+
 def test_a_driver_that_fails_after_the_first_window(slurm):
-    job = Job.submit(slurm, COMMAND=f"{DEMO} --fail-at-step 6 --exit-code 7", **ASKED)
+    """And its Slurm wants no job for the harvest: then this one makes manifest and report."""
+    knobs = {"RLPROF_HARVEST_JOB": "auto", "RLPROF_HARVEST_ARGS": "--partition=moon"}
+    job = Job.submit(slurm, COMMAND=f"{DEMO} --fail-at-step 6 --exit-code 7", **knobs, **ASKED)
     state = job.wait()
 
     assert (state.state, state.exit_code) == ("FAILED", 7), job.say()
+    assert "sbatch said: sbatch: error: invalid partition specified: moon" in job.output
+    assert (job.run / "report.html").is_file(), job.say()
     assert set(job.states()) == CAPTURES
     for capture in job.manifest.captures:
         if capture.start == 3:

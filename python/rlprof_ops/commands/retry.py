@@ -52,7 +52,13 @@ def command(
         raise RlprofError(
             f"job {known.id} has no run folder, so there is no manifest of it: nothing to retry"
         )
-    if look(known).state in ("waiting", "starting", "running", "ending"):
+    view = look(known)
+    if view.state == "harvesting":
+        raise RlprofError(
+            f"job {known.id}: {view.harvest}; what is missing is known then, or after"
+            f" rlprof harvest {known.id}"
+        )
+    if view.state in ("waiting", "starting", "running", "ending"):
         raise RlprofError(
             f"job {known.id} still runs; what is missing is known when it has ended (rlprof stop {known.id})"
         )

@@ -16,7 +16,7 @@ from rlprof_ops.commands._jobs import job_argument_asked
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time to drain and harvest; then the job is cancelled.",
+    help="Time to drain, then the job is cancelled; and as much for its harvest.",
 )
 def command(job: str, patience: float) -> None:
     """Tell JOB to drain, wait until it has ended, and cancel it when it does not; then print its captures.
@@ -27,7 +27,9 @@ def command(job: str, patience: float) -> None:
     """
     from rlprof_ops.commands._waiting import show_end
     from rlprof_ops.errors import EXIT_INCOMPLETE
+    from rlprof_ops.job import harvest_job
     from rlprof_ops.job.run_folder import find
+    from rlprof_ops.operate.follow import Lines, follow
     from rlprof_ops.operate.stop import stop
 
     known = find(job)
@@ -35,5 +37,10 @@ def command(job: str, patience: float) -> None:
     if how == "cancelled":
         return
     after = find(str(known.run) if known.run else job)
+    if after.run is not None and harvest_job.to_come(after.run) is not None:
+        view = follow(after.id, after.run, Lines(click.echo), deadline_s=patience)
+        if not view.over:
+            click.echo(f"job {after.id}: {view.line()}; rlprof status {after.id}")
+            return
     if show_end(after.run) is False:
         sys.exit(EXIT_INCOMPLETE)

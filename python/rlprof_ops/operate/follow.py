@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlprof_ops.job import attempt
 from rlprof_ops.job.run_folder import Job
 from rlprof_ops.operate.status import View, look
 from rlprof_ops.slurm import client
+from rlprof_ops.slurm.client import SlurmJob
 
 RUNNING_S = 2.0
 WAITING_MOST_S = 15.0
@@ -31,15 +33,19 @@ def follow(
 ) -> View:
     """Look again and again until the job is over; `show` gets every look. The last view is returned.
 
-    Every two seconds while it runs, up to fifteen while it waits: Slurm's controller is everybody's, so that
-    a running job's head is asked instead. Returns a view that is not over when `deadline_s` has passed.
+    Every two seconds while it runs, up to fifteen while it or its harvest waits: Slurm's controller is
+    everybody's, so that a running job's head is asked instead. Returns a view that is not over when
+    `deadline_s` has passed.
     """
     pause, unknown, began = RUNNING_S, 0, clock()
     known: Job | None = None
+    ended: SlurmJob | None = None  # Slurm forgets it while its harvest waits for a node
     asked = began
     while True:
         if known is None or clock() - asked >= SLURM_S:
             known, asked = current(job, folder), clock()
+            ended = known.slurm if known.slurm is not None and known.slurm.ended else ended
+            known = replace(known, slurm=known.slurm or ended)
         view = look(known)
         show(view)
         if view.state != "running" or view.nodes_up is None:
@@ -48,7 +54,7 @@ def follow(
         late = deadline_s is not None and clock() - began > deadline_s
         if view.over or late or unknown >= _GONE_LOOKS:
             return view
-        pause = min(pause * 1.3, WAITING_MOST_S) if view.state == "waiting" else RUNNING_S
+        pause = min(pause * 1.3, WAITING_MOST_S) if view.state in ("waiting", "harvesting") else RUNNING_S
         sleep(pause)
 
 
@@ -112,7 +118,7 @@ def rows(view: View) -> list[tuple[str, str]]:
 
     state = view.state + (f" ({view.slurm_state})" if view.slurm_state else "")
     nodes = f"{view.node_count}" + (
-        f", {view.nodes_up} up" if view.nodes_up is not None and not view.over else ""
+        f", {view.nodes_up} up" if view.nodes_up is not None and not view.has_ended else ""
     )
     limit = f" of {view.time_limit}" if view.time_limit else ""
     exit_code = "" if view.exit_code is None else str(view.exit_code)
@@ -124,13 +130,14 @@ def rows(view: View) -> list[tuple[str, str]]:
     found = [
         ("state", state),
         ("reason", view.reason if view.state == "waiting" else ""),
+        ("harvest", view.harvest.removeprefix("the harvest, ")),
         ("nodes", nodes if view.node_count else ""),
         ("names", ", ".join(view.nodes[:_NAMES_MOST]) + (", …" if len(view.nodes) > _NAMES_MOST else "")),
         ("time", f"{view.elapsed}{limit}" if view.elapsed else ""),
         ("step", "" if view.step is None else str(view.step)),
         ("captures", str(view.captures) if view.run_dir else ""),
         ("found", view.found),
-        ("waits for", view.waiting if not view.over else ""),
+        ("waits for", view.waiting if not view.has_ended else ""),
         ("end", ended),
         ("exit code", exit_code),
         ("run folder", view.run_dir or "none yet"),

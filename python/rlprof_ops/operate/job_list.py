@@ -59,7 +59,7 @@ def _found(job: SlurmJob) -> Job:
 
 def row(view: View) -> tuple[str, ...]:
     state = view.state if view.exit_code is None else f"{view.state} ({view.exit_code})"
-    up = "" if view.nodes_up is None or view.over else f"{view.nodes_up}/"
+    up = "" if view.nodes_up is None or view.has_ended else f"{view.nodes_up}/"
     return (
         view.job,
         view.name,

@@ -39,7 +39,7 @@ class Source:
         job = find(self.job)
         view = look(job)
         path = self._path(job, view)
-        return path if path is not None and path.exists() else None, view.state in ("ended", "unknown")
+        return path if path is not None and path.exists() else None, view.has_ended or view.state == "unknown"
 
     def file(self) -> Path:
         """The file that is there now; for the driver before it runs, the head's log or the job's output.

@@ -18,6 +18,7 @@ from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.collect.job_state import Captures, JobState
 from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.job import harvest_job
 from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
 from rlprof_ops.job.run_folder import Job
 
@@ -35,8 +36,9 @@ _FRESH_S = 3 * job_state.HEARTBEAT_S
 class View:
     """One look at a job.
 
-    `state`: waiting, starting, running, ending, ended, or unknown (no Slurm to ask, no word in the run
-    folder). `slurm_state` is Slurm's own. `waiting`: resources that the driver waits for and nobody has.
+    `state`: waiting, starting, running, ending, harvesting (it has ended, and the job that harvests it,
+    `harvest_job`, is to come), ended, or unknown (no Slurm to ask, no word in the run folder). `slurm_state`
+    is Slurm's own. `waiting`: resources that the driver waits for and nobody has.
     `step` is the last one that any profiled worker entered; times are UTC nanoseconds. `found`: what the
     recorder has found last.
     """
@@ -61,16 +63,30 @@ class View:
     found: str = ""
     exit_code: int | None = None
     complete: bool | None = None
+    harvest_job: str = ""
 
     @property
     def over(self) -> bool:
         return self.state == "ended"
 
+    @property
+    def has_ended(self) -> bool:
+        """Over, but for its harvest."""
+        return self.state in ("harvesting", "ended")
+
+    @property
+    def harvest(self) -> str:
+        """How the job stands that harvests this one; empty without one."""
+        if not self.harvest_job:
+            return ""
+        waits = f" waits in Slurm's queue ({self.reason or 'no reason given'})"
+        return f"the harvest, job {self.harvest_job}," + (waits if self.reason else " runs")
+
     def exit_status(self) -> int:
         """For a command that reports on the job: 0 while it goes on or is whole, 1 failed, 3 a report is
         missing.
         """
-        if not self.over:
+        if not self.has_ended:
             return 0
         if self.complete is False:
             return EXIT_INCOMPLETE
@@ -90,13 +106,16 @@ class View:
                 else "ended"
             )
         ]
+        if self.state == "harvesting":
+            code = "" if self.exit_code is None else f" with exit code {self.exit_code}"
+            parts[0] = f"ended{code}, {self.harvest}"
         if self.state == "waiting":
             parts[0] += f" in Slurm's queue ({self.reason or 'no reason given'})"
-        if self.nodes_up is not None and not self.over:
+        if self.nodes_up is not None and not self.has_ended:
             parts.append(f"{self.nodes_up} of {self.node_count or len(self.nodes)} nodes up")
         if self.step is not None:
             parts.append(f"step {self.step}")
-        if self.waiting and not self.over:
+        if self.waiting and not self.has_ended:
             parts.append(f"the driver waits: {self.waiting}")
         if self.found and not self.over:
             parts.append(f"found: {self.found}")
@@ -123,6 +142,9 @@ def look(job: Job) -> View:
         view |= _told(job, observed) if state is None else _told_by_head(observed, state)
     view["state"] = _state(job, observed)
     if view["state"] == "ended":
+        if (coming := harvest_job.to_come(job.run)) is not None:
+            reason = (coming.reason or "Priority") if coming.waiting else ""
+            view |= {"state": "harvesting", "harvest_job": coming.id, "reason": reason, "complete": None}
         view["exit_code"] = known.exit_code if known and known.exit_code is not None else _told_code(observed)
     return View(**view)
 

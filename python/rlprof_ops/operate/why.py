@@ -24,7 +24,7 @@ _TAIL_BYTES = 1 << 16
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # Our own lines that say what comes next, and srun's that say only that a task has ended.
 _SAYS_NOTHING = re.compile(
-    r"\[rlprof\] (run folder:|ended with exit code|no record of a clean end)|"
+    r"\[rlprof\] (run folder:|ended with exit code|no record of a clean end|harvest and report: job)|"
     r"srun: (error: .*: Exited with exit code|Terminating StepId|Force Terminated)|slurmstepd: error: \*\*\*"
 )
 # The line that names an exception stands at a traceback's end; libraries print more after it.
@@ -33,7 +33,7 @@ _EXCEPTION = re.compile(r"^(?:\(\w+ pid=\d+\) )?[\w.]*(?:Error|Exception|Interru
 
 def why(job: Job, view: View) -> list[str]:
     """At most ten lines: what ended a job that failed, and where it is told. Empty for one that did not."""
-    if not view.over or not view.exit_code:
+    if not view.has_ended or not view.exit_code:
         return []
     return [*_lines(job, view), *_full(job.run)][:10]
 

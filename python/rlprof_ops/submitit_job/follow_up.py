@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.job import attempt
+from rlprof_ops.job import attempt, harvest_job
 from rlprof_ops.submitit_job import task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
 from rlprof_ops.words import limit
@@ -58,7 +59,21 @@ def wait_for(job: Any, seconds: float | None = None, progress: bool | None = Non
         show()
         _sleep_until(first.paths.result_pickle, _ASK_EVERY_S)
     show()
-    return _result(first)
+    return _harvested(_result(first), seconds and began + seconds - time.monotonic())
+
+
+def _harvested(summary: RunSummary, seconds: float | None) -> RunSummary:
+    """The summary with the manifest of the job that harvests, once that one has ended."""
+    if not summary.harvest_job:
+        return summary
+    run, began = Path(summary.run_dir), time.monotonic()
+    while _in_queue(summary.harvest_job) and harvest_job.named(run):
+        if seconds is not None and time.monotonic() - began > seconds:
+            raise RlprofError(f"the harvest, job {summary.harvest_job}, is not done yet")
+        time.sleep(_ASK_EVERY_S)
+    with contextlib.suppress(RlprofError):
+        return replace(summary, manifest=Manifest.load(run))
+    return summary
 
 
 def _local_result(job: Any, task: Any, seconds: float | None, show: Callable[[], None]) -> RunSummary:

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,13 +24,13 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host import foreign
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.folders import RunFolder
-from rlprof_ops.job.knobs import Settings, read_knobs
+from rlprof_ops.job.knobs import Settings, home, read_knobs
 from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env
 from rlprof_ops.request import ProfileRequest, load_request, request_from_dict
 from rlprof_ops.request.environ import REQUEST_VARIABLES
 from rlprof_ops.slurm import client
 from rlprof_ops.submit.missing_captures import missing_request
-from rlprof_ops.submitit_job import rendezvous, task_context
+from rlprof_ops.submitit_job import head_server, rendezvous, task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
 from rlprof_ops.submitit_job.task_process import TaskProcess, python_environment
 from rlprof_ops.words import did_you_mean
@@ -93,13 +94,22 @@ class RayJob:
             env = self._open(place, run)
         else:
             seconds = float(Settings.load(self._knobs())["RLPROF_READY_SECONDS"])
-            found = rendezvous.wait(run, seconds, place.rank, len(place.nodes))
+            addresses = rendezvous.addresses_of_head(os.environ, place.nodes[0])
+            number = rendezvous.number_of(place.job)
+            found = rendezvous.wait(
+                run,
+                seconds,
+                place.rank,
+                len(place.nodes),
+                lambda: head_server.ask(addresses, number, run.read_token),
+            )
             env = self._environment(place, run, found)
         self._process = TaskProcess(env)
         with self._signals(place), _end_of_submitits_patience(self._process):
             self._process.wait()
         ends.code = self._process.exit_code()
-        return _summary(place, ends.code)
+        harvest = _order_harvest(place, env) if env.get("RLPROF_HARVEST_JOB") == "1" else ""
+        return dataclasses.replace(_summary(place, ends.code), harvest_job=harvest)
 
     def _open(self, place: task_context.TaskContext, run: RunFolder) -> dict[str, str]:
         """The first task's part: run folder, token, request, address and ports; the others learn them, or
@@ -119,7 +129,7 @@ class RayJob:
             run.write_token()
             request = self.left_to_capture(place.earlier)
             (run.path / "request.json").write_text(request.to_json() + "\n", encoding="utf-8")
-            gcs, control = rendezvous.free_pair(int("".join(filter(str.isdigit, place.job)) or 0) % 1_000_000)
+            gcs, control = rendezvous.free_pair(rendezvous.number_of(place.job))
             settings = Settings.load(self._knobs())
             found = rendezvous.Rendezvous(
                 rendezvous.own_address(os.environ),
@@ -131,6 +141,11 @@ class RayJob:
                 rendezvous.publish(run, rendezvous.Rendezvous(failed=str(error) or repr(error)))
             raise
         rendezvous.publish(run, found)
+        with contextlib.suppress(OSError):  # then they find the file
+            others = len(place.nodes) - 1
+            if others:
+                number = rendezvous.number_of(place.job)
+                head_server.HeadServer(dataclasses.asdict(found), run.read_token(), number, others)
         return self._environment(place, run, found)
 
     def _knobs(self) -> dict[str, str]:
@@ -158,6 +173,8 @@ class RayJob:
             env = {name: value for name, value in env.items() if not name.startswith("SLURM")}
         env |= self._knobs()
         env[env_names.REQUEST] = str(run.path / "request.json")
+        if place.cluster != "slurm":
+            env.pop("RLPROF_HARVEST_JOB", None)
         head = HeadAddress(found.head_ip, found.gcs_port, found.control_port)
         return python_environment(env | supervisor_env(place.job, run, place.node, place.nodes, head))
 
@@ -227,6 +244,30 @@ class RayJob:
             if request and manifest is not None:
                 request = missing_request(manifest, request)
         return request
+
+
+def _order_harvest(place: task_context.TaskContext, env: Mapping[str, str]) -> str:
+    """Submit the job that harvests this one, as ray.sub does; empty where it is harvested already, also by
+    us since sbatch refuses.
+    """
+    if place.rank or (place.run_dir / "manifest.json").exists():
+        return ""
+    script = home() / "scripts" / "submit_harvest.sh"
+    done = subprocess.run(
+        ["bash", str(script), str(place.run_dir)],
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=60,
+        check=False,
+    )
+    if done.returncode == 0:
+        return done.stdout.strip()
+    print(f"rlprof: the harvest is no job of its own, sbatch said: {done.stderr.strip()}", file=sys.stderr)
+    _manifest(place.run_dir)
+    return ""
 
 
 def _manifest(folder: Path) -> Any:

@@ -1,5 +1,5 @@
-"""How the tasks of one job agree on head, ports and run folder without ray.sub: a file that the first task
-writes.
+"""How the tasks of one job agree on head, ports and run folder without ray.sub: the first task answers over
+TCP, and writes a file for those that cannot reach it so.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import atomic, foreign, ports
@@ -22,7 +23,9 @@ from rlprof_ops.words import limit
 
 _NAME = "rendezvous.json"
 _PAUSE_S = 0.2
-_CALLS_A_LOOK, _MOST_CALLS_A_SECOND = 2, 100  # at a file that is not there yet
+_CALLS_A_LOOK, _MOST_CALLS_A_SECOND = 2, 20  # at a file that is not there yet
+_BESIDE_TCP_S = 10.0  # between two looks at it then
+_ASK_EVERY_S = 1.0
 _LOWEST = 10000
 
 
@@ -45,27 +48,50 @@ def publish(run: RunFolder, what: Rendezvous) -> None:
     atomic.write(_file(run), json.dumps(asdict(what)), mode=0o600, durable=True)
 
 
-def wait(run: RunFolder, seconds: float, rank: int = 0, tasks: int = 1) -> Rendezvous:
-    """What the first task published. Raises RlprofError with its reason when it failed, after `seconds`, and
-    when the file or its folder is not this user's alone.
+def wait(
+    run: RunFolder,
+    seconds: float,
+    rank: int = 0,
+    tasks: int = 1,
+    ask: Callable[[], dict[str, Any] | None] | None = None,
+) -> Rendezvous:
+    """What the first task tells, by `ask` over TCP or by its file. Raises RlprofError with its reason when it
+    failed, after `seconds`, and when the file or its folder is not this user's alone.
 
-    All `tasks` of a job together look as rarely as shared storage bears.
+    All `tasks` of a job together look at the file as rarely as shared storage bears.
     """
     deadline = time.monotonic() + seconds
-    pause = max(_PAUSE_S, _CALLS_A_LOOK * tasks / _MOST_CALLS_A_SECOND)
-    time.sleep(min(pause * rank / tasks, seconds / 2))  # by turns
+    rarely = max(_BESIDE_TCP_S if ask else _PAUSE_S, _CALLS_A_LOOK * tasks / _MOST_CALLS_A_SECOND)
+    look_at = time.monotonic() + min(rarely * rank / tasks, seconds / 2)  # by turns
+    pause = _ASK_EVERY_S if ask else rarely
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            # It opens the folder first: NFS answers "no such file" from memory until then.
-            found = Rendezvous(**foreign.parse(run.read_secret(_NAME)))
-            if found.failed:
-                raise RlprofError(f"the first node could not start: {found.failed}")
-            return found
-        time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            told = ask() if ask else None
+            if told is None and time.monotonic() >= look_at:
+                look_at = time.monotonic() + rarely
+                # It opens the folder first: NFS answers "no such file" from memory until then.
+                told = foreign.parse(run.read_secret(_NAME))
+            if told is not None:
+                found = Rendezvous(**told)
+                if found.failed:
+                    raise RlprofError(f"the first node could not start: {found.failed}")
+                return found
+        until = min(deadline, look_at if not ask else time.monotonic() + pause)
+        time.sleep(max(0.0, until - time.monotonic()))
     raise RlprofError(
         f"after {limit(seconds)} (RLPROF_READY_SECONDS) the first task has not written {_file(run)}: it has"
         " not started, or log_dir is not on storage that all nodes share."
     )
+
+
+def addresses_of_head(env: Mapping[str, str], node: str) -> list[str]:
+    """By which other nodes may reach the first one: what its name means here, and where srun was started."""
+    return list(dict.fromkeys(filter(None, (_resolved(node), _address_of_srun(env)))))
+
+
+def number_of(job: str) -> int:
+    """A job's digits, by which its ports are spread."""
+    return int("".join(filter(str.isdigit, job)) or 0) % 1_000_000
 
 
 def own_address(env: Mapping[str, str]) -> str:

@@ -24,6 +24,8 @@ class RunSummary:
         rank: the task; only rank 0 has a manifest.
         manifest: None also when the job's end had no time for the harvest; `HarvestRun(run_dir)` makes it up.
         earlier: run folders of attempts before a requeue, with their own manifests.
+        harvest_job: with RLPROF_HARVEST_JOB=1 the job that makes manifest and report after this one;
+            `rlprof_ops.wait_for` waits for it and fills in the manifest.
     """
 
     exit_code: int
@@ -33,6 +35,7 @@ class RunSummary:
     rank: int = 0
     manifest: Manifest | None = None
     earlier: tuple[str, ...] = ()
+    harvest_job: str = ""
 
     def __repr__(self) -> str:
         """`RunSummary(exit code 0, 5 of 5 captures, /shared/me/4711-logs/report.html)`."""

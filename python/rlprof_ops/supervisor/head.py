@@ -52,6 +52,9 @@ _LATE_NODES_SECONDS = 15.0
 _LATE_SIGNAL_SECONDS = 1.0
 _STORAGE_SECONDS = 20.0  # for one call to storage or to Slurm
 _MARGIN_SECONDS = 5.0
+_CANCEL_MARGIN_SECONDS = 3.0  # as NodeDrain keeps of KillWait
+_ASK_SECONDS = 3.0
+_CLOSE_SECONDS = 2.0
 _MOST_DRAIN_SECONDS = 3600.0
 
 
@@ -72,6 +75,7 @@ class Head(Supervisor):
         self._nodes = OtherNodes(journal)
         self._driver: Driver | None = None
         self._clock_server: ClockServer | None = None
+        self._kill_at: float | None = None  # monotonic, of a job that is being cancelled
         self._visits: list[asyncio.Task[None]] = []
         self.run_record = RunRecord.of(place, settings, request, self.files.started_ns, journal.writer)
         self.control = ControlHead(place.token, self._on_message, self._visited)
@@ -107,8 +111,11 @@ class Head(Supervisor):
         closing = ClosingCommands(
             self.settings, self.journal, self.place.run.path, self.environment(), self.files
         )
-        await closing.harvest()
-        await closing.report()
+        # Else ray.sub submits a job for both, but for a start that failed: there is little to read, and a
+        # person waits.
+        if self.settings["RLPROF_HARVEST_JOB"] != "1" or cause is EndCause.STARTUP_FAILED:
+            await closing.harvest(self._closing_seconds())
+            await closing.report(self._closing_seconds())
         return code
 
     # ---- start
@@ -373,13 +380,10 @@ class Head(Supervisor):
         if (
             cause is EndCause.SIGNAL
             and self.files.cancelled_budget_s() < seconds
-            and await self.files.survived(
-                in_background(is_cancelled, self.place.job, seconds=_STORAGE_SECONDS),
-                _STORAGE_SECONDS + 1,
-                "asking Slurm",
-            )
+            and await self._is_cancelled()
         ):
-            most_s = seconds = self.files.cancelled_budget_s()
+            most_s = seconds = self.files.cancelled_budget_s() - (time.monotonic() - began)
+            self._kill_at = began + self.files.cancelled_budget_s() + _CANCEL_MARGIN_SECONDS
             self.journal.note(f"the job is being cancelled: {limit(seconds)} are left")
         if cause is EndCause.STARTUP_FAILED and not (
             self.shutdown_requested and self.shutdown_requested.done()
@@ -396,14 +400,30 @@ class Head(Supervisor):
                 grace_s = float(self.settings.number("RLPROF_DRIVER_GRACE_SECONDS"))
                 await self._driver.end(min(grace_s, budget.share("end_driver")))
         await self.control.tell(StopRay())
-        others = asyncio.create_task(self._nodes.reach((Drained,), budget.left() + _MARGIN_SECONDS))
+        # They have the same budget; their last word takes a moment.
+        margin_s = _CANCEL_MARGIN_SECONDS / 2 if self._kill_at is not None else _MARGIN_SECONDS
+        others = asyncio.create_task(self._nodes.reach((Drained,), budget.left() + margin_s))
         await self.files.finish(budget, self.stop_node)
         await others
         await self.control.close()
         self.end_background()
         await self.state.write()
         if self._clock_server is not None:
-            close = in_background(self._clock_server.close, seconds=_STORAGE_SECONDS)
-            await self.files.survived(close, _STORAGE_SECONDS + 1, "clock server")
+            close = in_background(self._clock_server.close, seconds=_CLOSE_SECONDS)
+            await self.files.survived(close, _CLOSE_SECONDS, "clock server")
         self.run_record.ended(self.journal.phases_s, time.monotonic() - began)
         self.journal.note(f"drained in {duration((time.monotonic() - began) * 1e9)}")
+
+    async def _is_cancelled(self) -> bool:
+        """Whether Slurm is ending the job, and kills it after KillWait. Where it does not answer: better too
+        short a drain than one that is cut off.
+        """
+        ask = in_background(is_cancelled, self.place.job, seconds=_ASK_SECONDS)
+        found = await self.files.survived(ask, _ASK_SECONDS, "asking Slurm")
+        return found is not False
+
+    def _closing_seconds(self) -> float:
+        """What Slurm leaves for harvest and report, once all is drained."""
+        if self._kill_at is not None:
+            return self._kill_at - time.monotonic() - _CANCEL_MARGIN_SECONDS / 2
+        return _slurm_time_left_s(os.environ) - _MARGIN_SECONDS

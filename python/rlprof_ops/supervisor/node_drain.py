@@ -27,9 +27,15 @@ from rlprof_ops.words import duration, limit
 
 _SYNC_QUICK_RESTARTS = 20
 _LEAST_SECONDS, _MARGIN_SECONDS = 4.0, 3.0  # of a drain; between its end and Slurm's SIGKILL
-_SAY_SECONDS = 2.0  # for a step to say that its own deadline came
-_KILLED_SECONDS = 2.0  # for a process that got SIGKILL; in a dead file system it may never end
+_SAY_PART, _SAY_SECONDS = 0.2, 2.0  # of a step's seconds: to say that its own deadline came
+_KILLED_SECONDS = 2.0  # for a process that got SIGKILL
+_LEAST_SYNC_SECONDS, _LEAST_CLEAR_SECONDS = 0.5, 1.0
 _Result = TypeVar("_Result")
+
+
+def _less_saying(seconds: float) -> float:
+    """What a step may take of its seconds, so that it has time to say that they are over."""
+    return seconds - min(_SAY_SECONDS, seconds * _SAY_PART)
 
 
 class Journal:
@@ -150,13 +156,12 @@ class NodeDrain:
         was copied.
         """
         with self._journal.phase("stop_ray"):
-            await self.survived(stop_ray(), budget.share("stop_ray") + _SAY_SECONDS, "stop_ray")
+            await self.survived(stop_ray(), budget.share("stop_ray"), "stop_ray")
         await self.reap(budget)
         clean = await self.last_sync(budget.share("last_sync"))
+        seconds = budget.share("node_record")
         record = await self.survived(
-            in_background(self._write_record, clean, seconds=budget.share("node_record")),
-            budget.share("node_record") + 1,
-            "node record",
+            in_background(self._write_record, clean, seconds=seconds), seconds, "node record"
         )
         place = self._place
         if record is not None and record["cleared"]:
@@ -165,8 +170,8 @@ class NodeDrain:
                     f"node {place.node}: raw captures that could not be imported are in"
                     f" nodes/{place.node}/tmp of the run folder; rlprof harvest tries them again"
                 )
-            clear = in_background(self._sequence.clear, seconds=30)
-            await self.survived(clear, 31, "clear")
+            seconds = max(_LEAST_CLEAR_SECONDS, budget.share("clear"))
+            await self.survived(in_background(self._sequence.clear, seconds=seconds), seconds, "clear")
         else:
             self._journal.say(
                 f"node {place.node}: files that could not be copied stay in {place.folder.path}; when the"
@@ -184,11 +189,14 @@ class NodeDrain:
         return (os.getpid(), os.getppid(), *self._spare, *([self.sync.pid] if self.sync else []))
 
     async def _run(self, step: Step, budget: Budget) -> steps.Phase | None:
-        """Run one step of the drain in a thread; a fault or a time-out is said and the drain goes on."""
+        """Run one step of the drain in a thread; a fault or a time-out is said and the drain goes on.
+
+        Its share holds the time in which it says that it was too short.
+        """
         seconds, most_s = budget.share(step.name), budget.most(step.name)
         with self._journal.phase(step.name):
-            call = in_background(step.run, seconds, most_s, seconds=most_s + _SAY_SECONDS)
-            return await self.survived(call, most_s + _SAY_SECONDS + 1, step.name)
+            call = in_background(step.run, _less_saying(seconds), _less_saying(most_s), seconds=most_s)
+            return await self.survived(call, most_s, step.name)
 
     async def survived(self, call: Coroutine[Any, Any, _Result], seconds: float, name: str) -> _Result | None:
         """What `call` gives; None, and a word in the log, when it fails or takes longer than `seconds`."""
@@ -210,13 +218,15 @@ class NodeDrain:
         if self._sync_watch is not None:
             self._sync_watch.cancel()
         ordered_ns, until = time.time_ns(), time.monotonic() + seconds
-        write_deadline(self._place.folder.path, seconds - _SAY_SECONDS)  # so that it can still say what stays
+        # So that it can still say what stays, and be killed within the share.
+        kill_s = min(_KILLED_SECONDS, seconds * _SAY_PART)
+        write_deadline(self._place.folder.path, _less_saying(seconds - kill_s))
         with self._journal.phase("last_sync"):
             if self.sync is not None and self.sync.returncode is None:
                 self.sync.terminate()  # its order to make the last pass
             else:
                 await self.start_sync("--last")
-            code = await self._sync_ends(seconds)
+            code = await self._sync_ends(until - time.monotonic() - kill_s, kill_s)
             died = code not in (0, EXIT_FAILED)
             if code is not None and (died or not self._passed_since(ordered_ns)):
                 why = (
@@ -226,7 +236,7 @@ class NodeDrain:
                 )
                 self._journal.say(f"node {self._place.node}: {why}; one more last pass")
                 await self.start_sync("--last")
-                code = await self._sync_ends(max(2.0, until - time.monotonic()))
+                code = await self._sync_ends(until - time.monotonic() - kill_s, kill_s)
         return code == 0
 
     def _passed_since(self, ordered_ns: int) -> bool:
@@ -234,17 +244,18 @@ class NodeDrain:
         report = read_report(self._place.folder.path)
         return report is not None and report.last and report.started_ns >= ordered_ns
 
-    async def _sync_ends(self, seconds: float) -> int | None:
+    async def _sync_ends(self, seconds: float, kill_s: float) -> int | None:
         """The exit code of the sync: 0 all copied, 1 something not. None when it had to be killed after
-        `seconds`.
+        `seconds`, whose end is waited for `kill_s`: in a dead file system it may never come.
         """
         assert self.sync is not None
+        seconds = max(_LEAST_SYNC_SECONDS, seconds)
         with contextlib.suppress(asyncio.TimeoutError):
             return await asyncio.wait_for(self.sync.wait(), seconds)
         with contextlib.suppress(ProcessLookupError):
             self.sync.kill()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.sync.wait(), _KILLED_SECONDS)
+            await asyncio.wait_for(self.sync.wait(), kill_s)
         self._journal.say(f"node {self._place.node}: the last sync was not done within {limit(seconds)}")
         return None
 

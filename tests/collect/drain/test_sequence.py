@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -62,6 +63,22 @@ def test_an_importer_that_hangs_costs_no_finished_report(node, tmp_path, monkeyp
     assert (whole, record["clean"], record["cleared"]) == (True, False, True)
     assert [each["path"] for each in record["failed"]] == ["tmp/a_first_in_name_order.qdstrm"]
     assert not node.exists()  # all of it is in the run folder, where the harvest tries again
+
+
+def test_an_importer_that_makes_progress_may_go_on_until_slurm_ends_the_job(node, tmp_path, monkeypatch):
+    spin = f"""exec {sys.executable} -c 'import sys, time
+until = time.process_time() + 5
+while time.process_time() < until: pass
+open(sys.argv[1], "w").write("NVIDIA Tegra Profiler Report [END]")' "$4" """
+    stub_nsys(tmp_path / "nsys", monkeypatch, importer=spin)
+    (node / "tmp/w_rank0_step3-4_n1_7.qdstrm").write_bytes(b"raw" * 100)
+    phase = steps.recover(node, "n1", deadline_s=1, most_s=300, say=lambda text: None)
+    assert phase.done == ("profiles/nsight/w/rank0/w_rank0_step3-4_n1_7.nsys-rep",), phase
+
+    stub_nsys(tmp_path / "other", monkeypatch, importer="exec sleep 600")
+    (node / "tmp/w_rank0_step5-6_n1_7.qdstrm").write_bytes(b"raw" * 100)
+    phase = steps.recover(node, "n1", deadline_s=1, most_s=300, say=lambda text: None)
+    assert "did not end within" in phase.failed[0][1] and phase.seconds < 60, phase
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,23 @@ def test_a_raw_capture_in_place_of_a_report_is_imported(asked, events, monkeypat
         assert (len(raws), reports) == (1, [])  # the drain imports it
 
 
+def test_the_import_of_a_window_gives_way_to_the_training(asked, events, monkeypatch, tmp_path):
+    """`nsys stop` imports beside the training, as soon as nothing more enters the report."""
+    from rlprof_ops.runtime import profiler
+
+    asked(backend="nsight", steps="3")
+    stop = 'state Launched; until [ "$(nice)" -ge 10 ]; do sleep 0.1; done; nice > "$0.nice"; report'
+    nsys = answering_nsys(tmp_path / "tools", stop=stop)
+    monkeypatch.setenv("RLPROF_NSYS", str(nsys))
+    monkeypatch.setenv("RLPROF_NSYS_SESSION", "rlprof-test")
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    with profiler.from_env(worker="policy_worker", rank=0) as prof, prof.step(3):
+        pass
+    assert len(events("closed")) == 1
+    assert int((tmp_path / "tools" / "nsys.nice").read_text()) == max(10, mine)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine, "the training keeps its own"
+
+
 PROGRAM = """
 import os, time, nvtx
 from pathlib import Path

@@ -20,23 +20,25 @@ from rlprof_ops.host.contained_dir import ContainedDir
 
 _IMPORTED = ".imported"
 _AT_ONCE = min(4, os.cpu_count() or 1)  # an import takes a core
+_FIRST_S = 2.0  # for an importer to show that it makes progress
 _LOOK_SHARE = 0.25  # of the time, to look inside reports without a name of ours
 _Unclosed = list[tuple[ProcessLog, WindowEvent]]
 
 
 def recover_tree(
-    root: Path, folder: str, *, until: float, unclosed: _Unclosed
+    root: Path, folder: str, *, until: float, unclosed: _Unclosed, hard: float = 0.0
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """Bring what nsys left in `root/folder` to `root/profiles`. Returns (recovered paths, failures), relative
     to `root`.
 
     Finished reports go first, by a rename, so that no importer that hangs can cost one of them; then raw
     captures are imported, several at once. A raw capture that was imported gets the suffix `.imported`, so
-    that a second run does nothing. `until` is in monotonic seconds.
+    that a second run does nothing. `until` is in monotonic seconds, and so is `hard`, until which an importer
+    may go on that makes progress.
     """
     try:
         with ContainedDir(root) as tree:
-            return _Recovery(tree, root, until, list(unclosed)).run(folder)
+            return _Recovery(tree, root, until, max(until, hard), list(unclosed)).run(folder)
     except OSError as error:
         return [], [(folder, reason_of(error))]
 
@@ -44,8 +46,11 @@ def recover_tree(
 class _Recovery:
     """One run over a folder; its methods may be called by several threads."""
 
-    def __init__(self, tree: ContainedDir, root: Path, until: float, unclosed: _Unclosed) -> None:
-        self._tree, self._root, self._until, self._unclosed = tree, root, until, unclosed
+    def __init__(
+        self, tree: ContainedDir, root: Path, until: float, hard: float, unclosed: _Unclosed
+    ) -> None:
+        self._tree, self._root, self._unclosed = tree, root, unclosed
+        self._until, self._hard = until, hard
         self._lock = threading.Lock()
         self._done: list[str] = []
         self._failed: list[tuple[str, str]] = []
@@ -94,10 +99,11 @@ class _Recovery:
         self._put(path, _named_place(path) or _place(path, self._window_of(path, looked_until)))
 
     def _import_one(self, path: str) -> None:
-        budget_s = self._left()
-        if budget_s <= 0:
+        most_s = self._hard - time.monotonic()
+        if most_s <= 0:
             raise ExportFailed("the deadline came before its turn")
-        report = _import(self._tree, self._root, path, budget_s)
+        budget_s = max(min(_FIRST_S, most_s), self._left())
+        report = _import(self._tree, self._root, path, budget_s, most_s)
         self._put(report, _named_place(path) or _place(path, self._window_of(report, self._until)))
         self._tree.rename(path, path + _IMPORTED)
 
@@ -178,7 +184,7 @@ def _place(path: str, window: tuple[ProcessLog, WindowEvent] | None) -> str:
     return str(names.report_folder("nsight", log.worker, log.rank) / name)
 
 
-def _import(tree: ContainedDir, root: Path, path: str, budget_s: float) -> str:
+def _import(tree: ContainedDir, root: Path, path: str, budget_s: float, most_s: float) -> str:
     importer = nsight.find_importer()
     if importer is None:
         raise ExportFailed(
@@ -191,7 +197,7 @@ def _import(tree: ContainedDir, root: Path, path: str, budget_s: float) -> str:
     link.symlink_to((root / path).resolve())
     try:
         output = run_bounded(
-            nsight.import_argv(importer, link, work / "report.nsys-rep"), budget_s, str(work)
+            nsight.import_argv(importer, link, work / "report.nsys-rep"), budget_s, str(work), most_s
         )
         if tree.stat(f"{folder}/report.nsys-rep") is None:
             raise ExportFailed(f"QdstrmImporter wrote nothing: {output.strip()[-200:]}")

@@ -8,12 +8,15 @@ import re
 import sqlite3
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.backends import nsight, nsys_process
+from rlprof_ops.host import processes
 from rlprof_ops.words import limit
 
+_NO_PROGRESS_S = 5.0  # without processor time a tool hangs
 _STEP = re.compile(r"step (\d{1,12})")
 # Tables that hold something that happened; the rest describes the machine and the export itself.
 _EVENT_TABLES = re.compile(
@@ -65,16 +68,25 @@ def look(report: Path, *, timeout_s: float = 120.0, scratch: Path | None = None)
             raise ExportFailed(f"the export cannot be read: {error}") from error
 
 
-def run_bounded(argv: list[str], timeout_s: float, tmpdir: str) -> str:
-    """Run a tool of nsys in a process group of its own, ended with its agents on timeout. Raises
-    `ExportFailed`.
+def run_bounded(argv: list[str], timeout_s: float, tmpdir: str, most_s: float = 0.0) -> str:
+    """Run a tool of nsys in a process group of its own, ended with its agents on timeout: after `timeout_s`,
+    or after `most_s` while it uses processor time. Raises `ExportFailed`.
     """
+    began = time.monotonic()
     process = nsys_process.start(argv, tmpdir)
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        nsys_process.end_group(process)
-        raise ExportFailed(f"{Path(argv[0]).name} did not end within {limit(timeout_s)}") from None
+    wait_s, ticks = timeout_s, -1
+    while True:
+        try:
+            output, _ = process.communicate(timeout=wait_s)
+            break
+        except subprocess.TimeoutExpired:
+            before, ticks = ticks, processes.cpu_ticks(process.pid)
+            left_s = most_s - (time.monotonic() - began)
+            if left_s <= 0 or ticks == before:
+                nsys_process.end_group(process)
+                waited = limit(time.monotonic() - began)
+                raise ExportFailed(f"{Path(argv[0]).name} did not end within {waited}") from None
+            wait_s = min(_NO_PROGRESS_S, left_s)
     if process.returncode != 0:
         lines = [
             line.strip()

@@ -268,7 +268,12 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def recover(
-    node_dir: str | os.PathLike[str], node: str, *, deadline_s: float = 60.0, say: Say = print
+    node_dir: str | os.PathLike[str],
+    node: str,
+    *,
+    deadline_s: float = 60.0,
+    most_s: float = 0.0,
+    say: Say = print,
 ) -> Phase:
     """Turn raw captures below `tmp/` into reports, and move reports that nsys wrote there, to the profiles
     tree.
@@ -284,6 +289,7 @@ def recover(
         Path(node_dir),
         "tmp",
         until=started + deadline_s,
+        hard=started + most_s,
         unclosed=event_logs.unclosed(event_logs.read_node(Path(node_dir) / "events")),
     )
     return _phase("recover", started, done, failed, say)

@@ -23,6 +23,7 @@ from rlprof_ops.words import limit
 _SETTLE_S = 0.2
 _LIST_TIMEOUT_S = 10.0
 _KILLED_S = 2.0
+_NICE = 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5  # between two listings, which take 20 ms each
 
 
@@ -79,6 +80,7 @@ class StoppingSession:
                 break
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._running.yield_to_training()
 
     def wait(self) -> Path:
         """Raises `CaptureError`."""
@@ -166,6 +168,12 @@ class _Command:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def yield_to_training(self) -> None:
+        """From now on it and the importer that it starts take what processor time the training leaves."""
+        with contextlib.suppress(OSError):  # it has ended
+            mine = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PGRP, self._process.pid, max(mine, _NICE))
 
     def join(self, timeout_s: float) -> None:
         """Wait without reading; nsys says far less than a pipe holds."""

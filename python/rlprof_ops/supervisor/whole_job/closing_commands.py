@@ -14,6 +14,7 @@ from rlprof_ops.job.knobs import Settings
 from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
 from rlprof_ops.words import limit
 
+_LEAST_SECONDS = 1.0  # a command needs as much to begin
 _STORAGE_SECONDS = 20.0  # for one look at the run folder
 _REPORT_NEEDS = ("msgspec", "numpy", "pyarrow", "rich", "jinja2")
 
@@ -35,24 +36,27 @@ class ClosingCommands:
         self._environment = environment
         self._files = files
 
-    async def harvest(self) -> None:
-        """Make the manifest."""
-        await self.within("harvest", "RLPROF_HARVEST_SECONDS", f"scripts/harvest.sh {self._run}")
+    async def harvest(self, left_s: float) -> None:
+        """Make the manifest, within its knob and what Slurm leaves."""
+        await self.within("harvest", "RLPROF_HARVEST_SECONDS", f"scripts/harvest.sh {self._run}", left_s)
 
-    async def report(self) -> None:
+    async def report(self, left_s: float) -> None:
         """Explain the run where this node can; anyone can make the report later, anywhere."""
         if not all(importlib.util.find_spec(name) for name in _REPORT_NEEDS):
             return
         look = in_background(_has_reports, self._run, seconds=_STORAGE_SECONDS)
         if await self._files.survived(look, _STORAGE_SECONDS + 1, "looking for reports"):
-            await self.within("report", "RLPROF_REPORT_SECONDS", f"rlprof report {self._run}")
+            await self.within("report", "RLPROF_REPORT_SECONDS", f"rlprof report {self._run}", left_s)
 
-    async def within(self, command: str, knob: str, later: str) -> None:
-        """Run one command on the run folder for at most the knob's seconds; `later` is what to run by hand
-        then.
+    async def within(self, command: str, knob: str, later: str, left_s: float) -> None:
+        """Run one command on the run folder for at most the knob's seconds, and `left_s`; `later` is what to
+        run by hand then.
         """
-        seconds = self._settings.number(knob)
-        if not seconds:
+        seconds = min(float(self._settings.number(knob)), left_s)
+        if not self._settings.number(knob):
+            return
+        if seconds < _LEAST_SECONDS:
+            self._journal.say(f"no time is left for the {command}; run {later}")
             return
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rlprof_ops", command, str(self._run)),

@@ -1,0 +1,89 @@
+"""What a person is told of the time that is left is what happens: a drain in which everything hangs ends with
+its budget, and what comes after takes no more than Slurm leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, Step
+from rlprof_ops.job.folders import RunFolder, node_folder
+from rlprof_ops.job.knobs import Settings
+from rlprof_ops.job.node_context import NodeContext
+from rlprof_ops.supervisor import node_drain
+from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
+from rlprof_ops.supervisor.whole_job.closing_commands import ClosingCommands
+
+DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> NodeContext:
+    run, folder = RunFolder(tmp_path / "run"), node_folder(tmp_path, "7", "")
+    run.create()
+    folder.create()
+    return NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
+
+
+@pytest.fixture
+def all_hangs(monkeypatch):
+    """Every step of the drain, Ray's end, the sync and the storage; all are let go in the end."""
+    released = threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        released.wait(120)
+
+    for phase in ("before_ray_stops", "after_ray_stopped"):
+        steps = list(getattr(DrainSequence(Path("/n"), Path("/r"), "n1", "7"), phase)())
+        hanging = [Step(step.name, hang) for step in steps]
+        monkeypatch.setattr(DrainSequence, phase, lambda self, *_, hanging=hanging: iter(hanging))
+    monkeypatch.setattr(DrainSequence, "write_record", hang)
+    monkeypatch.setattr(DrainSequence, "clear", hang)
+    monkeypatch.setattr(node_drain, "sync_command", lambda *_: [sys.executable, "-c", DEAF])
+    yield
+    released.set()
+
+
+@pytest.mark.timeout(120)
+def test_a_drain_in_which_everything_hangs_ends_with_its_budget(place, all_hangs):
+    drain = NodeDrain(
+        Settings.load({}),
+        place,
+        Journal(place.run.logs / "n1.log", "n1", time.time()),
+        lambda: dict(os.environ),
+        sessions=True,
+    )
+
+    async def ray_hangs() -> None:
+        await asyncio.sleep(600)
+
+    async def end() -> float:
+        await drain.start_sync()
+        began = time.monotonic()
+        budget = Budget(10)
+        await drain.close_profilers(budget)
+        await drain.finish(budget, ray_hangs)
+        return time.monotonic() - began
+
+    took_s = asyncio.run(end())
+    assert took_s < 13, f"{took_s:.1f} s of 10"  # before: 33 s
+    assert drain.sync is not None and drain.sync.returncode is not None, "the sync still runs"
+
+
+def test_after_a_drain_no_command_begins_that_slurm_would_cut_off(place, capsys):
+    settings = Settings.load({})
+    journal = Journal(place.run.logs / "head.log", "n1", time.time())
+    files = NodeDrain(settings, place, journal, lambda: dict(os.environ), sessions=False)
+    closing = ClosingCommands(settings, journal, place.run.path, os.environ, files)
+    asyncio.run(closing.harvest(left_s=0.5))
+    assert (
+        f"no time is left for the harvest; run scripts/harvest.sh {place.run.path}" in capsys.readouterr().err
+    )
+    assert not (place.run.path / "manifest.json").exists()
