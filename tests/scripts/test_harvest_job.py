@@ -85,11 +85,11 @@ def sbatch(tmp_path):
 @pytest.mark.parametrize(
     ("nodes", "knobs", "expected"),
     [
-        ("3", {}, "1"),
-        ("1", {}, "0"),
+        ("3", {"RLPROF_HARVEST_JOB": "auto"}, "1"),
+        ("1", {"RLPROF_HARVEST_JOB": "auto"}, "0"),
         ("1", {"RLPROF_HARVEST_JOB": "1"}, "1"),
         ("3", {"RLPROF_HARVEST_JOB": "0"}, "0"),
-        ("3", {"RLPROF_HARVEST_SECONDS": "0"}, "0"),
+        ("3", {"RLPROF_HARVEST_JOB": "auto", "RLPROF_HARVEST_SECONDS": "0"}, "0"),
     ],
 )
 def test_more_than_one_node_does_not_wait_for_its_harvest(sbatch, nodes, knobs, expected):
@@ -154,7 +154,7 @@ def end_of_job(sbatch: Sbatch, cause: str, **env: str) -> subprocess.CompletedPr
         SRUN=(true); RLPROF_NODES="n1 n2 n3"; job::who_harvests
         mkdir -p "$RLPROF_RUN_DIR/profiles/a/b/c/d"
         job::run"""
-    return sbatch.bash(script, **env)
+    return sbatch.bash(script, RLPROF_HARVEST_JOB="auto", **env)
 
 
 def test_a_job_that_ran_leaves_its_harvest_to_another(sbatch):

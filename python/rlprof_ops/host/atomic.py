@@ -38,13 +38,34 @@ def write(path: Path, data: str | bytes, *, mode: int = 0o666, durable: bool = F
                 os.fsync(out)
         finally:
             os.close(out)
-        os.replace(temporary, path)
+        replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
     if durable:
         _flush_folder(path.parent)
+
+
+def replace(source: str | Path, target: str | Path, **folders: int) -> None:
+    """`os.replace`, also where a file system does not rename over a file: then `target` is missing for a
+    moment. `folders`: src_dir_fd and dst_dir_fd, both or neither.
+    """
+    try:
+        os.replace(source, target, **folders)
+        return
+    except FileExistsError:
+        pass
+    there = folders.get("dst_dir_fd")
+    target = Path(target)
+    aside = target.with_name(f".{os.getpid()}-{os.urandom(4).hex()}.old")
+    os.rename(target, aside, src_dir_fd=there, dst_dir_fd=there)
+    try:
+        os.rename(source, target, **folders)
+    except BaseException:
+        os.rename(aside, target, src_dir_fd=there, dst_dir_fd=there)
+        raise
+    os.unlink(aside, dir_fd=there)
 
 
 def _flush_folder(folder: Path) -> None:

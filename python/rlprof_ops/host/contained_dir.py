@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host import atomic
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINKS = frozenset(
@@ -149,9 +150,8 @@ class ContainedDir:
                 except OSError as error:  # file systems without hard links
                     if error.errno not in _NO_LINKS:
                         raise
-                    if _exists(to_name, to_fd):
-                        raise FileExistsError(errno.EEXIST, "exists", target) from None
-            os.rename(from_name, to_name, src_dir_fd=from_fd, dst_dir_fd=to_fd)
+                _take_name(to_name, to_fd)
+            atomic.replace(from_name, to_name, src_dir_fd=from_fd, dst_dir_fd=to_fd)
 
     def unlink(self, relative: str) -> None:
         """Remove a file; nothing there is fine."""
@@ -205,12 +205,14 @@ class ContainedDir:
                 raise
 
 
-def _exists(name: str, fd: int) -> bool:
-    try:
-        os.stat(name, dir_fd=fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+def _take_name(name: str, fd: int) -> None:
+    """Raise FileExistsError when somebody has it, also where an NFS client would still say that nobody
+    does.
+    """
+    taken = os.open(
+        name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd
+    )
+    os.close(taken)
 
 
 def _walk(fd: int, prefix: str) -> Iterator[tuple[str, os.stat_result]]:

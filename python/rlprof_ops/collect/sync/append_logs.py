@@ -8,6 +8,7 @@ last pass compares with the copy itself.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import threading
@@ -139,16 +140,24 @@ class Tails:
     def _append(
         self, fd: int, target: ContainedDir, item: Item, known: _Growing, end: int, *, durable: bool
     ) -> None:
+        was_open = known.out is not None
         if known.out is None:
             known.out = target.open_write(item.target, os.O_APPEND)
         try:
             binary = item.kind is Kind.BLOCKS
             self._copy(fd, known.out, known.offset, end, durable=durable, binary=binary)
             known.offset = end
-        except BaseException:
-            known.offset = os.fstat(known.out).st_size  # right also after a write that came half way
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                known.offset = os.fstat(known.out).st_size  # right also after a write that came half way
             known.close()
-            raise
+            # An NFS server that came back, or has the file anew, knows it by its name alone.
+            if not (was_open and isinstance(error, OSError) and error.errno == errno.ESTALE):
+                raise
+            there = target.stat(item.target)
+            known.offset = min(there.st_size, end) if there is not None else known.offset
+            self._append(fd, target, item, known, end, durable=durable)
+            return
         self._keep_open(item.source, known, durable)
 
     def _keep_open(self, source: str, known: _Growing, last: bool) -> None:
