@@ -369,6 +369,7 @@ def test_wait_profilers_ends_at_its_deadline_and_says_what_grows(node, start):
     assert phase.seconds < 4
 
 
+@pytest.mark.timed
 def test_wait_profilers_returns_at_once_when_nothing_is_written(node):
     assert steps.wait_profilers(node, JOB, say=quiet).seconds < 0.5
 
