@@ -5,7 +5,8 @@ renaming over a file that is there, with names that other clients see late, with
 
 `no-links`: link is refused. `no-replace`: rename onto a file is refused. `late=S`: a name that somebody else
 has made is seen S seconds later, unless one tries to make it too, as NFS clients do. A handle of a file that
-was made stale answers nothing but ESTALE; opened by its name again it is as before.
+was made stale answers nothing but ESTALE; opened by its name again it is as before. `holds=NAME`: who asks
+for that name is never answered, nor killed before the end of the block, as by a dead NFS server.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class _Server:
         words = dict(word.partition("=")[::2] for word in how.split(",") if word)
         self._links, self._replace = "no-links" not in words, "no-replace" not in words
         self._late_s = float(words.get("late") or 0)
+        self._held = words.get("holds")
         self._root = backing
         self._order = Storage(backing)._order
         self._paths: dict[int, str] = {1: ""}
@@ -90,6 +92,9 @@ class _Server:
                 raise
             _, opcode, unique, node, *_ = _HEADER.unpack_from(request)
             if opcode in (2, 36, 42):  # forget and interrupt have no answer
+                continue
+            name = request[_HEADER.size :].rstrip(b"\0")
+            if opcode == 1 and self._held is not None and name == os.fsencode(self._held):
                 continue
             code, answer = 0, b""
             try:

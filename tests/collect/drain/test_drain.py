@@ -317,11 +317,13 @@ def test_reap_knows_a_process_that_wrote_its_title_over_its_environment_by_its_l
         [sys.executable, "-c", f"import time; log = {log}; print('up', flush=True); time.sleep(60)"],
         stdout=subprocess.PIPE,
     )
-    reader = subprocess.Popen(
-        [sys.executable, "-c", f"import time; log = open({str(node / 'logs/agent.log')!r}); time.sleep(60)"]
+    lines_until(nameless, b"up")
+    reading = (
+        f"import time; log = open({str(node / 'logs/agent.log')!r}); print('up', flush=True); time.sleep(60)"
     )
+    reader = subprocess.Popen([sys.executable, "-c", reading], stdout=subprocess.PIPE)
     try:
-        lines_until(nameless, b"up")
+        lines_until(reader, b"up")
         steps.reap(JOB, node, grace_s=10, say=quiet)
         assert nameless.wait(5) == -signal.SIGTERM
         assert (reader.poll(), agent.poll()) == (
@@ -332,7 +334,7 @@ def test_reap_knows_a_process_that_wrote_its_title_over_its_environment_by_its_l
         for process in (nameless, reader, agent):
             process.kill()
             process.wait()
-        nameless.stdout.close()
+            process.stdout.close()
 
 
 def test_reap_does_not_end_itself_or_its_parents(node):

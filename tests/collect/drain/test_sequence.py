@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.needs import need
 from tests.nsys_stand_in import answering_nsys
+from tests.strange_storage import strange
 
 from rlprof_ops.collect.drain import steps
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence
@@ -45,6 +47,24 @@ def whole_reports(node: Path) -> list[str]:
     for name in names:
         (node / "tmp" / name).write_bytes(b"report " + name.encode())
     return names
+
+
+def test_a_list_of_sessions_that_a_dead_storage_holds_is_waited_for_no_longer_than_its_time(
+    tmp_path, monkeypatch
+):
+    need("fuse")
+    mount = tmp_path / "mount"
+    nsys = answering_nsys(tmp_path / "bin", sessions=f"exec stat {mount}/dead")
+    monkeypatch.setenv("RLPROF_NSYS", str(nsys))
+    monkeypatch.setattr(steps, "_LIST_TIMEOUT_S", 1.0)
+    with strange(mount, tmp_path / "backing", "holds=dead"):
+        began = time.monotonic()
+        phase = steps.close_windows(tmp_path, JOB, gate_first_s=0, say=lambda text: None)
+        took_s = time.monotonic() - began
+
+    assert phase.done == ()
+    assert (tmp_path / "bin/nsys.calls").read_text().split() == ["sessions", "sessions"]
+    assert took_s < 12, "SIGKILL does not end such a process, so nobody may wait for it"
 
 
 def test_an_importer_that_hangs_costs_no_finished_report(node, tmp_path, monkeypatch):

@@ -134,17 +134,13 @@ def collecting(node_dir: str | os.PathLike[str], job: str) -> dict[str, str]:
         return found
     for tmpdir in dict.fromkeys((os.path.join(node_dir, "tmp"), tempfile.gettempdir())):
         try:
-            listing = subprocess.run(
-                [nsys, "sessions", "list"],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_LIST_TIMEOUT_S,
-                stdin=subprocess.DEVNULL,
-                env={**nsight.client_env(os.environ), "TMPDIR": tmpdir},
-                check=False,
-            ).stdout
-        except (subprocess.TimeoutExpired, OSError):
+            process = nsys_process.start([nsys, "sessions", "list"], tmpdir)
+        except OSError:
+            continue
+        try:
+            listing, _ = process.communicate(timeout=_LIST_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            nsys_process.end_group(process)  # which waits for no process that a dead storage holds
             continue
         for name in sessions_of(listing, job):
             found.setdefault(name, tmpdir)
