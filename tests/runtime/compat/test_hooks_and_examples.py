@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.runtime.recorders.test_nsys_session import ranges
+from tests.nsys_ranges import nvtx_ranges
 
 from rlprof_ops.request import request_from_dict
 from rlprof_ops.runtime.clock_file import ClockFile, ClockState
@@ -189,7 +189,7 @@ def test_the_torchrun_example_under_its_launcher(tmp_path):
 
     assert reports == ["trainer_rank1_step3-4"]
     (report,) = (tmp_path / "rlprof-profiles").rglob("*.nsys-rep")
-    assert ranges(report, tmp_path) == ["step 3", "step 4", "train", "train"]
+    assert nvtx_ranges(report, tmp_path, ended=True) == ["step 3", "step 4", "train", "train"]
 
 
 @pytest.mark.ray

@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
+from tests.nsys_ranges import nvtx_ranges
 from tests.nsys_stand_in import answering_nsys
-from tests.runtime.recorders.test_nsys_session import ranges
 
 
 def test_a_report_is_written_while_training_goes_on(asked, events, monkeypatch, tmp_path):
@@ -108,7 +108,7 @@ def test_what_comes_after_a_window_does_not_enter_its_report(tmp_path):
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr
-    assert [ranges(tmp_path / f"{window}.nsys-rep", tmp_path) for window in range(3)] == [
+    assert [nvtx_ranges(tmp_path / f"{window}.nsys-rep", tmp_path, ended=True) for window in range(3)] == [
         [f"in {window}"] for window in range(3)
     ]
 
