@@ -28,6 +28,7 @@ from rlprof_ops.words import duration, limit
 _SYNC_QUICK_RESTARTS = 20
 _LEAST_SECONDS, _MARGIN_SECONDS = 4.0, 3.0  # of a drain; between its end and Slurm's SIGKILL
 _SAY_PART, _SAY_SECONDS = 0.2, 2.0  # of a step's seconds: to say that its own deadline came
+_END_SECONDS = 5.0
 _KILLED_SECONDS = 2.0  # for a process that got SIGKILL
 _LEAST_SYNC_SECONDS, _LEAST_CLEAR_SECONDS = 0.5, 1.0
 _Result = TypeVar("_Result")
@@ -183,6 +184,13 @@ class NodeDrain:
         """End what is left of the job on this node, once Ray has been told to stop."""
         for step in self._sequence.after_ray_stopped(self._spared):
             await self._run(step, budget)
+
+    async def end_what_is_left(self) -> None:
+        """After the drain: end what a command that was killed has left, such as nsys's importer."""
+        end = in_background(
+            self._sequence.end_what_is_left, _END_SECONDS / 2, self._spared(), seconds=_END_SECONDS
+        )
+        await self.survived(end, _END_SECONDS, "ending what is left")
 
     def _spared(self) -> Iterable[int]:
         """Pids that the reaper leaves alone: the supervisor, its sync, and what else it has started."""

@@ -113,7 +113,7 @@ class DrainSequence:
         """
         if self._sessions:
             yield self._wait("late_profilers")
-        yield Step("reap", lambda seconds, _: self._reap(seconds, spare()))
+        yield Step("reap", lambda seconds, _: self.end_what_is_left(seconds, spare()))
         # Without a request too: what a trainer's own nsys has left must not be cleared away.
         yield self._recover("late_recover")
 
@@ -130,7 +130,8 @@ class DrainSequence:
     def _wait(self, name: str) -> Step:
         return Step(name, _timed(partial(steps.wait_profilers, self.node_dir, self.job, say=self._say)))
 
-    def _reap(self, seconds: float, spare: Iterable[int]) -> Phase:
+    def end_what_is_left(self, seconds: float, spare: Iterable[int]) -> Phase:
+        """End this job's processes on this node, but for `spare`."""
         grace_s = max(0.5, min(5.0, seconds / 2))
         return steps.reap(self.job, self.node_dir, grace_s=grace_s, exclude=spare, say=self._say)
 

@@ -68,6 +68,7 @@ class ClosingCommands:
         except asyncio.TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+            await self._files.end_what_is_left()
             self._journal.say(f"{command} not done within {limit(seconds)}; run {later}")
             return
         if code < 0:
