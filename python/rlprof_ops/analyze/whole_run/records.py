@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,8 @@ _LETTERS = {"B": "u1", "H": "<u2", "I": "<u4", "q": "<i8", "f": "<f4"}
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Table = npt.NDArray[np.void]  # rows of named fields
+Column = npt.NDArray[np.number]
 Interval = tuple[int, int]  # Unix nanoseconds
 
 
@@ -87,8 +88,8 @@ _NONE: tuple[Integers, Integers] = (np.empty(0, np.int64), np.empty(0, np.int64)
 
 def read_node(captured: Sequence[Interval], folder: Path) -> NodeRecord:
     """One node's record; `captured` are the times of which its samples are kept."""
-    told: dict[str, list[npt.NDArray[Any]]] = defaultdict(list)
-    marked: dict[tuple[str, str], list[npt.NDArray[Any]]] = defaultdict(list)
+    told: dict[str, list[Table]] = defaultdict(list)
+    marked: dict[tuple[str, str], list[Table]] = defaultdict(list)
     curves: dict[str, list[Floats]] = defaultdict(list)
     flights: list[tuple[Integers, Integers]] = []
     for block in read_folder(folder):
@@ -116,7 +117,7 @@ def read_node(captured: Sequence[Interval], folder: Path) -> NodeRecord:
     )
 
 
-def table(block: Block, kind: int) -> npt.NDArray[Any]:
+def table(block: Block, kind: int) -> Table:
     """The rows of one kind as a structured array."""
     layout, names = rows.LAYOUT[kind]
     formats = [_LETTERS[letter] for letter in layout.format.lstrip("<")]
@@ -129,8 +130,8 @@ def table(block: Block, kind: int) -> npt.NDArray[Any]:
 def _process(
     node: str,
     name: str,
-    parts: list[npt.NDArray[Any]],
-    marked: dict[tuple[str, str], list[npt.NDArray[Any]]],
+    parts: list[Table],
+    marked: dict[tuple[str, str], list[Table]],
 ) -> ProcessSteps | None:
     try:
         worker, rank, pid, leads = rows.parse_process(name)
@@ -184,8 +185,8 @@ def _keep(
     curves: dict[str, list[Floats]],
     name: str,
     block: Block,
-    tenths: npt.NDArray[Any],
-    figures: Sequence[npt.NDArray[Any]],
+    tenths: Column,
+    figures: Sequence[Column],
     captured: Sequence[Interval],
 ) -> None:
     t_ns = block.base_ns + tenths.astype(np.int64) * _TENTH_NS
