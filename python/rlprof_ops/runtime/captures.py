@@ -20,7 +20,7 @@ from rlprof_ops.runtime.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, S
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker, mirror, move_into_place, unused
-from rlprof_ops.runtime.window_waits import close_wait_s, open_wait_s
+from rlprof_ops.runtime.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.words import limit
 
 if TYPE_CHECKING:

@@ -10,12 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlprof_ops.request import ProfileRequest
-
-
-def exit_status(returncode: int) -> int:
-    """A shell's view of a return code: 128 + n for a process that signal n ended."""
-    return returncode if returncode >= 0 else 128 - returncode
-
+from rlprof_ops.supervisor.whole_job.exit_code import exit_status
 
 # What the process of the driver may be called: by itself, or as an adapter names it once it knows the
 # trainer.

@@ -15,7 +15,7 @@ from typing import Any
 from rlprof_ops import env_names
 from rlprof_ops.collect import job_state
 from rlprof_ops.collect.drain.sequence import Budget
-from rlprof_ops.errors import EXIT_FAILED, RlprofError
+from rlprof_ops.errors import RlprofError
 from rlprof_ops.host.background import in_background
 from rlprof_ops.host.clock_probe import ClockServer
 from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
@@ -43,6 +43,7 @@ from rlprof_ops.supervisor.recording import Recorded
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.supervisor.steps.state_relay import StateFile, StateTold
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
+from rlprof_ops.supervisor.whole_job import exit_code
 from rlprof_ops.supervisor.whole_job.closing_commands import ClosingCommands
 from rlprof_ops.supervisor.whole_job.other_nodes import OtherNodes
 from rlprof_ops.words import duration, limit
@@ -102,7 +103,7 @@ class Head(Supervisor):
             cause, code = await self._serve()
         except RlprofError as error:
             self.journal.say(str(error))
-            cause, code = EndCause.STARTUP_FAILED, getattr(error, "exit_code", EXIT_FAILED)
+            cause, code = exit_code.of_bad_start(error)
             self.run_record.detail = str(error)
         finally:
             if plugin is not None:
@@ -344,23 +345,22 @@ class Head(Supervisor):
         self.run_record.waits(text)
 
     def _cause(self, waiting: dict[str, asyncio.Future[Any]]) -> tuple[EndCause, int]:
-        if "driver" in waiting and waiting["driver"].done():
-            code = waiting["driver"].result()
-            self.run_record.driver_ended(code)
-            if waiting["told"].done() and code in SIGNAL_EXIT.values():
-                cause: EndCause = waiting["told"].result()
-                self.journal.say(f"told to end: {cause}; the driver ended with it")
-                return cause, SIGNAL_EXIT.get(cause, 143)
-            self.journal.say(f"the driver ended with exit code {code}")
-            return EndCause.DRIVER_EXIT, code
-        if waiting["told"].done():
-            cause = waiting["told"].result()
-            self.journal.say(f"told to end: {cause}")
-            return cause, SIGNAL_EXIT.get(cause, 143) if self._driver else 0
-        assert self.ray is not None
-        self.journal.say(f"Ray's head ended by itself; its last words:\n{self.ray.tail(5)}")
-        self.run_record.detail = "Ray's head ended by itself"
-        return EndCause.NODE_LOST, EXIT_FAILED
+        driver = waiting["driver"].result() if "driver" in waiting and waiting["driver"].done() else None
+        told = waiting["told"].result() if waiting["told"].done() else None
+        cause, code = exit_code.of_job(told, driver, self._driver is not None)
+        if driver is not None:
+            self.run_record.driver_ended(driver)
+        if cause is EndCause.DRIVER_EXIT:
+            self.journal.say(f"the driver ended with exit code {driver}")
+        elif told is not None:
+            self.journal.say(
+                f"told to end: {cause}{'; the driver ended with it' if driver is not None else ''}"
+            )
+        else:
+            assert self.ray is not None
+            self.journal.say(f"Ray's head ended by itself; its last words:\n{self.ray.tail(5)}")
+            self.run_record.detail = "Ray's head ended by itself"
+        return cause, code
 
     def settings_cwd(self) -> str:
         """The driver's folder: where sbatch was called from."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from rlprof_ops.backends import OK, nsight
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.process.event_log import log_once
-from rlprof_ops.runtime.window_waits import close_wait_s, open_wait_s
+from rlprof_ops.runtime.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.words import limit
 
 # `nsys start` (2023.4) can return before the library it has put into this process collects: the first range
