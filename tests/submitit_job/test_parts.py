@@ -4,6 +4,8 @@ capture.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import pickle
 import signal
@@ -174,6 +176,22 @@ def test_somebody_else_on_the_first_tasks_port_is_not_believed(job_number):
     finally:
         theirs.close()
         ours.close()
+
+
+def test_a_port_that_has_answered_is_free_for_the_next_job(job_number):
+    server = head_server.HeadServer({"head_ip": "10.0.0.1"}, "token", job_number, 1)
+    assert head_server.ask(["127.0.0.1"], job_number, lambda: "token") == {"head_ip": "10.0.0.1"}
+
+    async def listen() -> None:  # as the control channel does
+        (await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", server.port)).close()
+
+    def free() -> bool:
+        with contextlib.suppress(OSError):
+            asyncio.run(listen())
+            return True
+        return False
+
+    wait_until(free, 10, f"port {server.port} is in use", pause_s=0.2)
 
 
 @pytest.mark.parametrize("ask", [None, lambda: None])

@@ -64,7 +64,7 @@ class HeadServer:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    allow_reuse_address = False
+    allow_reuse_address = True  # or what it answered keeps its port from the next job for a minute
     daemon_threads = True
     request_queue_size = 1024
 
