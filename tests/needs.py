@@ -108,6 +108,12 @@ def _root() -> str:
     return "not root: a test gives files to a second user" if os.getuid() else ""
 
 
+def _memory_cgroup() -> str:
+    from tests.faults import memory
+
+    return _root() or memory.lacking()
+
+
 def _index() -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", "nvtx"],
@@ -128,6 +134,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "chromium": _chromium,
     "fuse": _fuse,
     "root": _root,
+    "memory_cgroup": _memory_cgroup,
     "strace": _strace,
     "ray": _ray,
     "torch": _torch,

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.faults.job import Job
+from tests.faults.killing import SUPERVISOR
+from tests.faults.memory import out_of_memory
 from tests.faults.trainer import HOLD
 from tests.nsys_stand_in import slow_nsys
 from tests.sandbox import Sandbox, SandboxError
@@ -119,6 +121,13 @@ def storage_hangs(job: Job) -> None:
         job.sandbox.restore()
 
 
+def supervisor_out_of_memory(job: Job) -> None:
+    """The kernel kills the supervisor of a node, whose memory control group is full, and nothing else."""
+    [process] = [each for each in job.sandbox.processes("n2") if SUPERVISOR.search(each.cmdline)]
+    out_of_memory(process.host_pid)
+    job.go()
+
+
 def with_importer(before: str, base: Path) -> dict[str, str]:
     """An nsys whose own importer runs `before` for each capture once the trainer holds."""
     nsys = slow_nsys(base / "nsys", f"[ ! -e {base}/progress.go ] || {{ {before}; }}")
@@ -170,6 +179,7 @@ class Cell:
     trainer: tuple[str, ...] = ()
     knobs: tuple[tuple[str, str], ...] = ()
     local: bool = False  # the trainer says how far it is on its node, not in the shared folder
+    umask: str = "0022"
     prepare: Callable[[Path], dict[str, str]] = lambda base: {}  # more knobs, given the folder of its files
     stays: bool = (
         False  # the node folders stay until a person brings them home with the command that the job has named
@@ -179,7 +189,17 @@ class Cell:
 LONGER = ("--steps", "45", "--seconds", "0.2")  # so that the job still runs when the storage is back
 
 CELLS = (
-    Cell("ok", "the driver ends with 0", "COMPLETED", 0, ("ok",), "^$", inject=finish, short=True),
+    Cell(
+        "ok",
+        "the driver ends with 0; submitted with a umask of 0077",
+        "COMPLETED",
+        0,
+        ("ok",),
+        "^$",
+        inject=finish,
+        umask="0077",
+        short=True,
+    ),
     Cell(
         "driver exits",
         "the driver ends with 7 in step 9",
@@ -266,6 +286,33 @@ CELLS = (
         None,
         reason="n2|time limit",
         inject=kill_supervisor,
+    ),
+    Cell(
+        "out of memory",
+        "the kernel kills a node's supervisor for want of memory",
+        "FAILED",
+        137,
+        ("ok",),
+        "^$",
+        inject=supervisor_out_of_memory,
+    ),
+    Cell(
+        "slow importer",
+        "nsys's importer hangs from the second window on; `rlprof harvest` where it does not",
+        "COMPLETED",
+        0,
+        ("ok", "recovered"),
+        "",
+        inject=finish,
+        knobs=(
+            ("RLPROF_CLOSE_WAIT_SECONDS", "3"),
+            ("RLPROF_DRAIN_SECONDS", "24"),
+            ("RLPROF_HARVEST_SECONDS", "8"),
+            ("RLPROF_REPORT_SECONDS", "0"),
+        ),
+        prepare=partial(with_importer, "sleep 600"),
+        said="raw captures that could not be imported are in",
+        seconds=60,
     ),
     Cell(
         "long report",

@@ -17,13 +17,14 @@ from tests.waits import poll
 @dataclass
 class Outcome:
     """What became of one cell's job: as Slurm says, seconds from the fault to its end, what its nodes
-    still hold.
+    still hold, and files of the run folder that others than its user may touch.
     """
 
     job: Job
     state: JobState
     seconds: float
     left: dict[str, list[str]]
+    open_to_others: list[Path]
     manifest: Manifest
 
 
@@ -44,14 +45,22 @@ def outcome(slurm: Sandbox, cell: Cell) -> Outcome:
             seconds = time.time() - injected
             if cell.stays:
                 bring_home(job)
-            return Outcome(job, state, seconds, still_there(slurm, cell), job.harvest())
+            left = still_there(slurm, cell)
+            return Outcome(job, state, seconds, left, open_to_others(job.folder), job.harvest())
     raise AssertionError("nsys lost its agent three times in a row")
+
+
+def open_to_others(folder: Path) -> list[Path]:
+    """Before a harvest of the test's own, which writes with its own umask."""
+    return [path for path in folder.rglob("*") if not path.is_symlink() and path.lstat().st_mode & 0o077]
 
 
 def start(slurm: Sandbox, cell: Cell, base: Path) -> Job:
     """Submit the cell's job."""
     knobs = dict(cell.knobs) | cell.prepare(base)
-    return submit(slurm, base, cell.fault, cell.args, cell.trainer, local=cell.local, **knobs)
+    return submit(
+        slurm, base, cell.fault, cell.args, cell.trainer, local=cell.local, umask=cell.umask, **knobs
+    )
 
 
 def bring_home(job: Job) -> None:

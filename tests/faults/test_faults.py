@@ -64,6 +64,9 @@ def test_what_had_ended_is_home_and_the_rest_is_explained(lanes, cell):
     if cell.exit_code is not None:
         assert state.exit_code == cell.exit_code, f"{state}\n{output}"
     assert cell.said in output
+    if cell.umask == "0077" and state.state == "COMPLETED":
+        assert f"umasks {[0o077] * 2}" in output  # of workers under nsys, which would make it 0
+        assert found.open_to_others == []
     assert len(first) == len(second) == 4, f"{shown}\n{output}"
     assert set(first.values()) <= {"ok", "recovered"}, f"{shown}\n{output}"
     for capture in second:

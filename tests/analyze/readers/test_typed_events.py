@@ -137,11 +137,13 @@ def test_the_cache_gives_back_every_row_of_several_groups(
     trace = torch_trace.read_torch(path)
     report = tmp_path / path.name
     report.write_bytes(path.read_bytes())
+    report.chmod(0o640)
     monkeypatch.setattr(cache, "_GROUP_ROWS", 1000)
     monkeypatch.setattr(spill, "BLOCK_ROWS", 700)
     assert cache.store(trace, report, "digest")
     again = cache.load(report, "digest")
     assert again is not None and rows(again) == rows(trace)
+    assert cache.cache_path(report).stat().st_mode & 0o777 == 0o640, "it is open to whom the report is"
 
 
 def test_a_full_disk_costs_memory_and_no_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import os
+import stat
 import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -93,7 +94,7 @@ def store(trace: Trace, report: Path, source_digest: str) -> bool:
                         pa.Table.from_arrays(columns, schema=schema), row_group_size=_GROUP_ROWS
                     )
                     release(table)
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, stat.S_IMODE(report.stat().st_mode) & 0o666)  # it holds what the report holds
         os.replace(temporary, cache_path(report))
     except OSError:
         Path(temporary).unlink(missing_ok=True)
