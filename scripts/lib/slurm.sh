@@ -114,10 +114,25 @@ slurm::srun_line() {
     SRUN+=(--kill-on-bad-exit=0)
     slurm::_split RLPROF_SRUN_ARGS
     SRUN+=(${WORDS[@]+"${WORDS[@]}"})
-    # srun would take these for wishes of its own, and our one task a node would get one GPU of them all.
+    # Our one task a node would get one GPU of them all: srun takes these for wishes of its own, and where it does not, the
+    # job's own wish for each task holds for its steps too (Slurm 22.05), unless the step asks for all GPUs of its nodes.
+    slurm::_gpus_of_all_tasks
     unset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_NTASKS_PER_GPU
     slurm::_container_arguments "${home}" "${run_folder}"
     SRUN+=(bash "${home}/scripts/node.sh")
+}
+
+# Nodes of different sizes cannot be asked for in one step, so there it is said.
+slurm::_gpus_of_all_tasks() {
+    local -r wish="${SLURM_GPUS_PER_TASK-}" here="${SLURM_GPUS_ON_NODE-}" tasks="${SLURM_NTASKS-}"
+    local -r each="${wish##*:}"
+
+    [[ ${each} =~ ^[0-9]+$ && ${here} =~ ^[0-9]+$ && ${tasks} =~ ^[0-9]+$ ]] || return 0
+    if (( each * tasks == here * SLURM_JOB_NUM_NODES )); then
+        SRUN+=("--gpus-per-node=${here}")
+    else
+        common::log "--gpus-per-task: the nodes have different numbers of GPUs, and Slurm may show Ray fewer; ask for --gpus-per-node"
+    fi
 }
 
 # Fill the array WORDS with the words of a variable, quotes and backslashes as a shell has them; nothing is expanded.

@@ -82,6 +82,16 @@ def test_wishes_for_each_task_do_not_reach_our_one_task_a_node():
     assert "SLURM_GPUS=24" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("each", "tasks", "expected"), [("1", "24", ["--gpus-per-node=8"]), ("a100:1", "20", []), ("", "24", [])]
+)
+def test_a_wish_for_each_task_is_one_for_all_gpus_of_a_node(each, tasks, expected):
+    """Where the nodes have equally many; tests/whole_job/test_kinds_of_jobs.py has what Slurm makes of it."""
+    wishes = {"SLURM_GPUS_PER_TASK": each, "SLURM_NTASKS": tasks, "SLURM_GPUS_ON_NODE": "8"}
+    words = [word for word in srun_line(**wishes) if word.startswith("--gpus")]
+    assert words == expected
+
+
 def test_a_heterogeneous_job_is_refused():
     script = f"{LIBRARIES} CONTAINER= RLPROF_CONTAINER_RUNTIME=; job::preflight"
     done = bash(["-euo", "pipefail", "-c", script], {"SLURM_HET_SIZE": "2"})
