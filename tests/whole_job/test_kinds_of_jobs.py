@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 from tests.sandbox import Sandbox
-from tests.whole_job.jobs import Job
+from tests.waits import wait_until
+from tests.whole_job.jobs import HOME, Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+GPUS = """python - <<'END'
+import time, ray
+ray.init(log_to_driver=False)
+print("GPUs", ray.cluster_resources().get("GPU", 0.0), flush=True)
+time.sleep(6)
+print("done", flush=True)
+END"""
 
 
 def test_a_heterogeneous_job_is_refused(slurm: Sandbox) -> None:
@@ -17,11 +31,33 @@ def test_a_heterogeneous_job_is_refused(slurm: Sandbox) -> None:
     assert not job.run.exists()
 
 
-def test_ray_has_the_gpus_of_all_tasks(slurm: Sandbox) -> None:
-    """`--gpus-per-task`: a step of one task a node would get one GPU of two."""
-    command = "python -c \"import ray; ray.init(); print('GPUs', ray.cluster_resources()['GPU'])\""
-    wishes = ("--ntasks-per-node=2", "--gpus-per-task=1")
-    job = Job.submit(slurm, *wishes, nodes=1, COMMAND=command, RLPROF_REPORT_SECONDS="0")
-    state = job.wait(timeout=120)
-    assert (state.state, state.exit_code) == ("COMPLETED", 0), job.say()
-    assert "GPUs 2.0" in (job.run / "logs" / "driver.log").read_text()
+def test_each_element_of_an_array_is_a_job_and_one_that_is_suspended_goes_on(slurm: Sandbox) -> None:
+    """Each asks for GPUs by task, of which a step of one task a node would get one."""
+    folder = slurm.shared / "an array"
+    folder.mkdir()
+    wishes = ["--array=0-1", "-N1", "--ntasks-per-node=2", "--gpus-per-task=1"]
+    env = {"RLPROF_VENV": sys.prefix, "COMMAND": GPUS, "RLPROF_REPORT_SECONDS": "0"}
+    slurm.sbatch([*wishes, HOME / "ray.sub"], env=env, cwd=folder)
+
+    def logs(text: str) -> list[Path]:
+        found = folder.glob("*-logs/logs/driver.log")
+        return [path for path in found if text in path.read_text(errors="replace")]
+
+    def say() -> str:
+        return "\n".join(
+            path.read_text() for path in [*folder.glob("*-logs/logs/*.log"), *folder.glob("*.out")]
+        )
+
+    wait_until(lambda: len(logs("GPUs ")) == 2, 150, say, pause_s=0.3)
+    assert len(logs("GPUs 2.0")) == 2, say()
+    run = logs("GPUs 2.0")[0].parents[1]
+    job = run.name.removesuffix("-logs")
+    slurm.run(["scontrol", "suspend", job])
+    slurm.wait(int(job), states="SUSPENDED")
+    slurm.run(["scontrol", "resume", job])
+    runs = sorted(folder.glob("*-logs"))
+    for each in runs:
+        assert slurm.wait(int(each.name.removesuffix("-logs")), timeout=120).state == "COMPLETED"
+        record = json.loads((each / "run.json").read_text())
+        assert record["end"]["cause"] == "driver_exit" and record["driver"]["exit_code"] == 0
+    assert len(runs) == len(logs("done")) == 2, "each with a run folder of its own"
