@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlprof_ops.commands.export import command
+from rlprof_ops.errors import RlprofError
 from rlprof_ops.operate.export import openmetrics
 from rlprof_ops.operate.export.follow import export
 from rlprof_ops.operate.export.steps import Steps
@@ -168,6 +169,28 @@ def test_following_ends_with_the_job(run: Path, told: list[list[ToldStep]], tmp_
     export(run, [], tmp_path / "job.prom", every_s=3.0, sleep=sleep)
     assert waited == [3.0, 3.0]
     assert (tmp_path / "job.prom").read_text().endswith("# EOF\n")
+
+
+def test_following_a_job_that_was_killed_ends(run: Path, told: list[list[ToldStep]], tmp_path: Path) -> None:
+    (run / "recorder").mkdir()
+    (run / "recorder" / "summary.json").write_text(json.dumps(summary(told)))
+    (run / "run.json").write_text(json.dumps({"job": "4711", "end": {"cause": "running"}}))
+    now = [0.0]
+    with pytest.raises(RlprofError, match=r"4711-logs: the recorder has told nothing for 600 s.*status 4711"):
+        export(
+            run,
+            [],
+            tmp_path / "job.prom",
+            every_s=100.0,
+            sleep=lambda seconds: now.append(now.pop() + seconds),
+            clock=lambda: now[0],
+        )
+    assert now == [700.0] and (tmp_path / "job.prom").exists()
+
+
+def test_a_textfile_without_a_recorder_is_an_error(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RlprofError, match=r"summary.json does not exist.*RLPROF_RECORD=0"):
+        export(run, [], tmp_path / "job.prom")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -13,9 +12,11 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import atomic
 from rlprof_ops.operate.export import openmetrics
 from rlprof_ops.operate.export.steps import RecordedStep, Steps
-from rlprof_ops.operate.recorded import read_summary
+from rlprof_ops.operate.recorded import Recorded, read_summary
+from rlprof_ops.words import limit
 
 _MOST_BYTES = 8 << 20
+_SILENT_S = 600.0
 
 
 class Sink(Protocol):
@@ -32,9 +33,15 @@ def export(
     textfile: Path | None = None,
     every_s: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """The number of steps exported. `every_s`: again and again until the job has ended."""
+    """The number of steps exported. `every_s`: again and again until the job has ended.
+
+    Raises RlprofError where there is no summary for the textfile, and when a job that is followed tells
+    nothing for ten minutes: one whose head was killed never writes that it has ended.
+    """
     steps, exported = Steps(run), 0
+    heard, heard_at = 0, clock()
     try:
         while True:
             ended = _ended(run)  # asked first, so that what came last is not missed
@@ -42,15 +49,32 @@ def export(
             for sink in sinks:
                 sink.add(found)
             exported += len(found)
-            if textfile is not None:
-                with contextlib.suppress(RlprofError):
-                    atomic.write(textfile, openmetrics.text(read_summary(run).data), mode=0o644)
+            summary = _summary(run, must=textfile is not None and (every_s is None or ended))
+            if textfile is not None and summary is not None:
+                atomic.write(textfile, openmetrics.text(summary.data), mode=0o644)
             if every_s is None or ended:
                 return exported
+            if summary is not None and summary.data["t_ns"] != heard:
+                heard, heard_at = summary.data["t_ns"], clock()
+            elif clock() - heard_at > _SILENT_S:
+                raise RlprofError(
+                    f"{run}: the recorder has told nothing for {limit(_SILENT_S)}: the job was killed, or it"
+                    f" runs with RLPROF_RECORD=0 (`rlprof status {run.name.removesuffix('-logs')}`)"
+                )
             sleep(every_s)
     finally:
         for sink in sinks:
             sink.close()
+
+
+def _summary(run: Path, must: bool) -> Recorded | None:
+    """None where there is none yet; `must`: then raise RlprofError, which says why."""
+    try:
+        return read_summary(run)
+    except RlprofError:
+        if must:
+            raise
+        return None
 
 
 def _ended(run: Path) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 from rlprof_ops.recorder.samples.gpu import BAD_THROTTLE
 
-CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _MIB = 1 << 20
 Sample = tuple[Mapping[str, str], float]
 
