@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.hung import hung
 from tests.needs import need
+from tests.strange_storage import strange
 
 from rlprof_ops.errors import UsageError
 from rlprof_ops.job.folders import RunFolder
@@ -140,11 +142,25 @@ def test_every_read_looks_whose_it_is(tmp_path, what, how):
         run.read_token()
 
 
-def test_a_batch_script_ends_although_its_storage_hangs(tmp_path):
+@contextlib.contextmanager
+def silent(folder):
+    """A folder that answers nobody; SIGKILL ends who asks."""
+    folder.mkdir()
+    with hung(folder):
+        yield folder
+
+
+@contextlib.contextmanager
+def dead(folder):
+    """The same, and SIGKILL does not."""
+    with strange(folder, folder.with_name("backing"), "holds=run"):
+        yield folder / "run"
+
+
+@pytest.mark.parametrize("storage", [silent, dead])
+def test_a_batch_script_ends_although_its_storage_hangs(tmp_path, storage):
     """A node's task has failed, and the run folder answers nobody: the allocation is not held for that."""
     need("fuse")
-    run = tmp_path / "run"
-    (run / "logs").mkdir(parents=True)
     patient = "_RLPROF_STORAGE_SECONDS=15"
     library = (LIB / "job.sh").read_text()
     assert patient in library
@@ -158,8 +174,8 @@ scontrol() {{ echo n1; }}
 SRUN=(sh -c 'echo "srun: error: n1: task 0: Exited with exit code 3" >&2; exit 3')
 job::run
 """
-    env = {"RLPROF_RUN_DIR": str(run), "RLPROF_NODES": "n1 n2", "RLPROF_NODE_ROOT": "/tmp"}
-    with hung(run):
+    with storage(tmp_path / "shared") as run:
+        env = {"RLPROF_RUN_DIR": str(run), "RLPROF_NODES": "n1 n2", "RLPROF_NODE_ROOT": "/tmp"}
         done = subprocess.run(
             ["bash", "-c", script],
             env={"PATH": os.environ["PATH"], **env},
