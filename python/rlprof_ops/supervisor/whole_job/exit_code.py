@@ -20,9 +20,9 @@ def of_job(told: EndCause | None, driver: int | None, has_driver: bool) -> tuple
         has_driver: False for a cluster that waits for people to attach; an order is its natural end.
     """
     if driver is not None:
-        # Slurm may have signalled the driver and us at once.
-        by_signal = told is not None and driver in SIGNAL_EXIT.values()
-        return (told, SIGNAL_EXIT.get(told, 143)) if told and by_signal else (EndCause.DRIVER_EXIT, driver)
+        if told is not None and driver in SIGNAL_EXIT.values():  # Slurm signalled it and us at once
+            return told, SIGNAL_EXIT.get(told, 143)
+        return EndCause.DRIVER_EXIT, driver
     if told is not None:
         return told, SIGNAL_EXIT.get(told, 143) if has_driver else 0
     return EndCause.NODE_LOST, EXIT_FAILED  # Ray's head ended by itself
