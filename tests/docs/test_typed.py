@@ -23,6 +23,8 @@ from tests.docs.typed import DOCUMENTS, HOME, lines
 from tests.needs import need
 from tests.operate.conftest import RunFolder
 from tests.operate.fake_slurm import FakeSlurm
+from tests.recorder.recorded import write_summary
+from tests.recorder.simulated import healthy
 from tests.sandbox import Sandbox
 
 PAGES = [page for page in DOCUMENTS if page.name != "tutorial.md" and lines(page.read_text())]
@@ -81,10 +83,12 @@ class Desk:
     def type(self, line: str) -> subprocess.CompletedProcess[str]:
         """One line in bash; what it exports and where it goes stay for the next."""
         session = self.root / "session"
+        for folder in ("/shared/", "/var/lib/"):
+            line = line.replace(folder, f"{self.root}{folder}")
         script = (
             f"[ ! -e {session} ] || . {session}\n{line}\ncode=$?\n"
             f"{{ export -p; printf 'cd %q\\n' \"$PWD\"; }} > {session}\nexit $code\n"
-        ).replace("/shared/", f"{self.root}/shared/")
+        )
         return subprocess.run(
             ["bash", "-c", script], cwd=self.work, env=self.env, capture_output=True, text=True,
             stdin=subprocess.DEVNULL, timeout=120, check=False,
@@ -103,6 +107,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         make_run(run.path, ranks=2, steps=(3, 4, 5, 6), seed=int(job))
         run.record(job, cause="driver_exit", exit_code=0)
         run.manifest(("policy_worker", 0, 3, 7, "missing" if name == "4711-logs" else "ok"), job=job)
+        write_summary(run.path, job, healthy(1, 5, ranks=2))
         (run.path / "logs" / "driver.log").write_text("step 1\n")
         (run.path / "logs" / "n2.log").write_text("node n2 is up\n")
         (run.path / "logs" / "n1").mkdir()
@@ -110,6 +115,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         (run.path / ".secrets" / "attach.env").write_text("RLPROF_JOB=4711\n")
         (run.path / ".secrets").chmod(0o700)
     shared.mkdir()
+    (tmp_path / "var" / "lib" / "node_exporter").mkdir(parents=True)
     (shared / "rlprof-ops").symlink_to(HOME)
     (shared / "venv").symlink_to(sys.prefix)
     (shared / "rlprof").mkdir()

@@ -195,7 +195,11 @@ def test_a_textfile_without_a_recorder_is_an_error(run: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [([], "nothing to export to"), (["--otlp", "collector:4317"], "is no address")],
+    [
+        ([], "nothing to export to"),
+        (["--otlp", "collector:4317"], "is no address"),
+        (["--openmetrics", "/no/where/job.prom"], "there is no folder /no/where"),
+    ],
 )
 def test_mistakes_are_said(run: Path, arguments: list[str], said: str) -> None:
     with pytest.raises(Exception, match=said):

@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rlprof_ops.recorder import rows
+from rlprof_ops.recorder.job_view import JobView
+from rlprof_ops.recorder.news import News
 from rlprof_ops.recorder.record_file import FOLDER, RecordFile
+from rlprof_ops.recorder.samples.host import HostSample
 from rlprof_ops.recorder.samples.step_marks import ToldStep
 
 SECOND = 1_000_000_000
@@ -47,3 +50,13 @@ def write_record(
         names = rows.Names.new()
     record = {"schema": 1, "job": "4711", "nodes": [node], "request": {"captures": []}}
     (run / "run.json").write_text(json.dumps(record))
+
+
+def write_summary(run: Path, job: str, told: Iterable[Sequence[ToldStep]]) -> None:
+    """What the head's recorder of a job on one node tells those who watch."""
+    view = JobView(job, ["n1"])
+    for steps in told:
+        host = HostSample(250, 1024, 4096, 1, 2, 3, 4, 5)
+        view.take(News("n1", steps[0].begin_ns, host, (), (), (), tuple(steps), (), {}))
+    (run / "recorder").mkdir()
+    (run / "recorder" / "summary.json").write_text(json.dumps(view.summary()))

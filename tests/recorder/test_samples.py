@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -156,6 +157,24 @@ def test_ranks_tell_their_steps_and_where_they_are(tmp_path: Path, monkeypatch: 
     assert set(steps[0].phases) == {"train", "inner"} and not windows
     assert seen.look() == ([], [])
     prof.close()
+
+
+def test_a_step_that_was_cut_is_no_step_that_took_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLPROF_RECORD", "1")
+    monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
+    prof = profiler.from_env(worker="policy_worker", rank=1, world_size=2)
+    with prof.step(1):
+        pass
+    with contextlib.suppress(RuntimeError), prof.step(2):
+        raise RuntimeError("out of memory")
+    with prof.step(3):
+        pass
+    prof.start_step(4)
+    prof.close()  # the process ends in step 4, which may have stood still for hours
+    steps, _ = StepMarks(tmp_path).look()
+    assert [step.step for step in steps] == [1, 3]
 
 
 def test_lines_of_whatever_shape_do_not_stop_the_reading(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def command(
         raise UsageError("nothing to export to: give --openmetrics FILE, --tensorboard FOLDER or --otlp URL")
     if otlp is not None and not otlp.startswith(("http://", "https://")):
         raise UsageError(f"--otlp {otlp!r} is no address; write for instance http://collector:4318")
+    if openmetrics is not None and not openmetrics.absolute().parent.is_dir():
+        raise UsageError(f"--openmetrics {openmetrics}: there is no folder {openmetrics.absolute().parent}")
     run = run_folder(job)
     sinks: list[Sink] = []
     if tensorboard is not None:

@@ -128,6 +128,8 @@ class Profiler:
 
     def abort_step(self) -> None:
         """The step failed: what is open is closed as it is and marked partial. Training may go on."""
+        if self._leader is not None:
+            self._leader.close()
         if not self._captures.any_open:
             return
         with self._work():

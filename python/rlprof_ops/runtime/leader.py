@@ -74,8 +74,9 @@ class Leader:
             if self._now is not None:
                 self._now.step(step, self._begin_ns)
 
-    def end(self, step: int) -> None:
-        """Step `step` ended: write it down, and tell it."""
+    def end(self, step: int, *, cut: bool = False) -> None:
+        """Step `step` ended: write it down, and tell it. `cut`: by an error or with the process, before its
+        work was done."""
         if self._step != step or os.getpid() != self._pid:
             return
         end_ns, phases, dropped = time.time_ns(), self._phases, self._dropped
@@ -97,12 +98,13 @@ class Leader:
             end_ns=end_ns,
             phases=[[phase.name, phase.begin_ns, phase.end_ns, phase.depth] for phase in phases],
             **({"dropped_phases": dropped} if dropped else {}),
+            **({"cut": True} if cut else {}),
         )
 
     def close(self) -> None:
         """Write down a step that was never ended."""
         if self._step is not None:
-            self.end(self._step)
+            self.end(self._step, cut=True)
 
     def phase_begins(self, name: str) -> Phase:
         """The record of a phase, which `phase_ends` completes."""

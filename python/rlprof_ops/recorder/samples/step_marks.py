@@ -102,7 +102,7 @@ class StepMarks:
         return found
 
     def look(self) -> tuple[list[ToldStep], list[WindowEvent]]:
-        """The steps that have ended, and what became of windows, since the last look."""
+        """The steps that were done, and what became of windows, since the last look."""
         steps: list[ToldStep] = []
         windows: list[WindowEvent] = []
         for folder in ("events", marks.FOLDER):
@@ -197,7 +197,7 @@ class _Lines:
             step = int(row["step"])
         except (ValueError, TypeError, KeyError, IndexError):
             return None
-        if not 0 < begin_ns <= end_ns or not 0 < step < 1 << 32:
+        if not 0 < begin_ns <= end_ns or not 0 < step < 1 << 32 or row.get("cut"):
             return None
         return ToldStep(*self._who, not self._ours, step, begin_ns, (end_ns - begin_ns) / 1e9, phases)
 
