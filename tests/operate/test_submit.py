@@ -20,7 +20,7 @@ from rlprof_ops.job.run_folder import find
 from rlprof_ops.job.run_folder import run_folder as locate
 from rlprof_ops.request import RequestError, load_request, request_from_dict
 from rlprof_ops.slurm import sbatch_options
-from rlprof_ops.submit import prepare
+from rlprof_ops.submit import sbatch_line
 
 ASKED = ["--steps", "3:5,7", "--workers", "policy_worker"]
 
@@ -106,7 +106,7 @@ def test_nothing_of_the_shell_goes_along_by_accident(fake, monkeypatch, capsys):
     assert env["NCCL_DEBUG"] == "INFO"
     assert (env["SLURM_CONF"], env["LC_ALL"]) == ("/etc/other/slurm.conf", "C.UTF-8")
     allowed = {
-        *prepare.FROM_SHELL,
+        *sbatch_line.FROM_SHELL,
         "LC_ALL",
         "HF_TOKEN",
         "NCCL_DEBUG",

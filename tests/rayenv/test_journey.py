@@ -109,4 +109,4 @@ def test_the_agent_parses_the_request_once_for_all_of_its_workers(node, monkeypa
 
     assert all(" -t nvtx " in context.py_executable for context in made)
     assert calls.counts[PARSED] == 1
-    assert calls.counts["rayenv/wrap/command.py", "wrap_context"] == 3
+    assert calls.counts["rayenv/wrap/wrap_context.py", "wrap_context"] == 3

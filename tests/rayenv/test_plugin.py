@@ -16,7 +16,7 @@ from rlprof_ops import rayenv
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.rayenv.worker_selection import Identity
-from rlprof_ops.rayenv.wrap.command import nsys_command
+from rlprof_ops.rayenv.wrap.wrap_context import nsys_command
 from rlprof_ops.request import CaptureSpec, request_from_dict
 from rlprof_ops.runtime.process.ray_children import HOOK_VARIABLE
 

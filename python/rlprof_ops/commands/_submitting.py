@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from rlprof_ops.submit.prepare import Asked, Submission, prepare
-from rlprof_ops.submit.sbatch import send
+from rlprof_ops.submit.sbatch_line import Asked, Submission, prepare
+from rlprof_ops.submit.send import send
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def command(
     from rlprof_ops.errors import RlprofError
     from rlprof_ops.job.run_folder import find
     from rlprof_ops.operate.status import look
-    from rlprof_ops.submit import prepare, resubmit
+    from rlprof_ops.submit import resubmit, sbatch_line
     from rlprof_ops.submit.missing_captures import missing_request
 
     known = find(job)
@@ -70,7 +70,7 @@ def command(
     asked, notes = resubmit.asked_again(known.run, os.environ)
     for note in notes:
         click.echo(f"note: {note}", err=True)
-    knobs, from_shell = prepare.parse_settings(settings, os.environ)
+    knobs, from_shell = sbatch_line.parse_settings(settings, os.environ)
     words = words_of(ctx)
     asked = replace(
         asked,
@@ -80,7 +80,7 @@ def command(
         retry_of=known.id,
         from_shell=(asked.from_shell - set(knobs)) | from_shell,
         overrides={},
-        command=prepare.command_line(words.command) if words.command else asked.command,
+        command=sbatch_line.command_line(words.command) if words.command else asked.command,
     )
     world = ",".join(f"{name}={ranks}" for name, ranks in manifest.world.items()) or None
     _submitting.go(asked, resubmit.home_of(known.run), _submitting.Wishes(world, dry_run, wait, as_json))

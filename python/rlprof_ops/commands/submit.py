@@ -71,15 +71,15 @@ def command(
     Example: rlprof submit -N 3 --gpus-per-node 8 --request profile.yaml --wait -- python train.py
     """
     from rlprof_ops.commands import _submitting
-    from rlprof_ops.submit import prepare
+    from rlprof_ops.submit import sbatch_line
 
-    knobs, from_shell = prepare.parse_settings(settings, os.environ)
+    knobs, from_shell = sbatch_line.parse_settings(settings, os.environ)
     given = {env_names.REQUEST: request_file, "CONTAINER": container, "MOUNTS": mounts}
     knobs |= {name: value for name, value in given.items() if value is not None}
     words = words_of(ctx)
-    asked = prepare.Asked(
+    asked = sbatch_line.Asked(
         sbatch=words.sbatch,
-        command=prepare.command_line(words.command) if words.command else None,
+        command=sbatch_line.command_line(words.command) if words.command else None,
         knobs=knobs,
         from_shell=from_shell,
         overrides=overrides,

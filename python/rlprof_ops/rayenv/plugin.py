@@ -22,8 +22,8 @@ from rlprof_ops.backends import validate
 from rlprof_ops.host import atomic
 from rlprof_ops.rayenv import KEY, PRIORITY
 from rlprof_ops.rayenv.inheritance_hook import keep_to_itself
-from rlprof_ops.rayenv.wrap.command import WrapError, wrap_context
 from rlprof_ops.rayenv.wrap.option_trial import Trials
+from rlprof_ops.rayenv.wrap.wrap_context import WrapError, wrap_context
 from rlprof_ops.runtime.trainer_request import with_request
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from rlprof_ops.job.knobs import read_knobs
 from rlprof_ops.redact import MASK, is_secret_name
 from rlprof_ops.request import ProfileRequest, request_from_dict
 from rlprof_ops.request.environ import REQUEST_VARIABLES
-from rlprof_ops.submit.prepare import Asked
-from rlprof_ops.submit.sbatch import read_record
+from rlprof_ops.submit.sbatch_line import Asked
+from rlprof_ops.submit.send import read_record
 
 _NOT_AGAIN = frozenset({*REQUEST_VARIABLES, env_names.HOME, env_names.JOB, "COMMAND"})
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from rlprof_ops.analyze.metrics.slow_ranks import slow_ranks
+from rlprof_ops.analyze.metrics.significance import slow_ranks
 from rlprof_ops.analyze.metrics.stragglers import MIN_SHARE_OF_PHASE
 
 PHASES, NODE, MEAN = 4, 8, 100.0

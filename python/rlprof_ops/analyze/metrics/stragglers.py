@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from rlprof_ops.analyze.metrics.slow_ranks import slow_ranks
+from rlprof_ops.analyze.metrics.significance import slow_ranks
 from rlprof_ops.analyze.run.merge import Rank, RankStep
 
 # What GPUs of one model differ by anyway, on average over five clusters: Sinha et al., "Not All GPUs Are

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlprof_ops.backends import mask_secrets
+from rlprof_ops.backends import mask_reports
 from rlprof_ops.collect.sync.append_logs import Tails
 from rlprof_ops.collect.sync.copy_bytes import (
     LARGE,
@@ -123,7 +123,7 @@ class Sender:
         """
         fd = self._open(source, item.source)
         try:
-            if not item.source.endswith(mask_secrets.MASKED_SUFFIXES) or not self._masked(fd, source, item):
+            if not item.source.endswith(mask_reports.MASKED_SUFFIXES) or not self._masked(fd, source, item):
                 return fd
         except OSError as error:
             os.close(fd)
@@ -144,7 +144,7 @@ class Sender:
         sent = self._journal.sent.get(item.source)
         if sent is not None and sent.same_source(before):
             return False
-        found = mask_secrets.places(fd, mask_secrets.maskable(self.secrets()), self._stop)
+        found = mask_reports.places(fd, mask_reports.maskable(self.secrets()), self._stop)
         if not found:
             return False
         folder, _, name = item.source.rpartition("/")
@@ -153,12 +153,12 @@ class Sender:
         try:
             try:
                 copy_in_kernel(fd, out, stop=self._stop)
-                mask_secrets.mask(out, found)
+                mask_reports.mask(out, found)
                 os.fsync(out)
                 os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
             finally:
                 os.close(out)
-            why = mask_secrets.why_unreadable(Path(source.root, item.source), Path(source.root, copy_name))
+            why = mask_reports.why_unreadable(Path(source.root, item.source), Path(source.root, copy_name))
             if why:
                 raise SourceError(
                     f"with its secrets taken out nsys could not read it any more ({why});"
@@ -183,7 +183,7 @@ class Sender:
         """Values that must not leave this node."""
         if time.monotonic() >= self._look_again:
             self._look_again = time.monotonic() + _SECRETS_KEPT_S
-            self._secrets |= mask_secrets.secrets_of_processes()
+            self._secrets |= mask_reports.secrets_of_processes()
         return self._secrets
 
     def _send_small(self, source: ContainedDir, target: ContainedDir, item: Item) -> int | None:

@@ -25,8 +25,8 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.knobs import python_path
 from rlprof_ops.rayenv.worker_selection import Identity
 from rlprof_ops.rayenv.wrap import rocprof
-from rlprof_ops.rayenv.wrap.command import WrapError, nsys_command, nsys_is_missing, specs_for
 from rlprof_ops.rayenv.wrap.option_trial import Trials
+from rlprof_ops.rayenv.wrap.wrap_context import WrapError, nsys_command, nsys_is_missing, specs_for
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec, ProfileRequest

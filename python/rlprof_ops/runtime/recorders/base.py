@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rlprof_ops import env_names
-from rlprof_ops.backends import OK, Where, mask_secrets, names, nsight, validate
+from rlprof_ops.backends import OK, Where, mask_reports, names, nsight, validate
 from rlprof_ops.backends import torch as torch_backend
 from rlprof_ops.backends.memory_options import has_gpu
 from rlprof_ops.redact import secret_values
@@ -125,10 +125,10 @@ def _without_secrets(report: Path) -> Iterator[Path]:
     report any more.
     """
     found: list[tuple[int, int]] = []
-    if report.name.endswith(mask_secrets.MASKED_SUFFIXES):
-        values = mask_secrets.maskable(mask_secrets.secrets_of_processes() | secret_values(os.environ))
+    if report.name.endswith(mask_reports.MASKED_SUFFIXES):
+        values = mask_reports.maskable(mask_reports.secrets_of_processes() | secret_values(os.environ))
         with open(report, "rb") as stream:
-            found = mask_secrets.places(stream.fileno(), values)
+            found = mask_reports.places(stream.fileno(), values)
     if not found:
         yield report
         return
@@ -136,7 +136,7 @@ def _without_secrets(report: Path) -> Iterator[Path]:
     try:
         shutil.copyfile(report, masked)
         with open(masked, "r+b") as stream:
-            mask_secrets.mask(stream.fileno(), found)
+            mask_reports.mask(stream.fileno(), found)
         if nsight.check(masked).state != OK:
             raise OSError(errno.EBADMSG, "with its secrets taken out it is no report any more", report.name)
         yield masked

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from tests.needs import need
 
-from rlprof_ops.backends import mask_secrets
-from rlprof_ops.backends.mask_secrets import (
+from rlprof_ops.backends import mask_reports
+from rlprof_ops.backends.mask_reports import (
     _one_by_one,
     _WordFinder,
     mask,
@@ -82,7 +82,7 @@ def test_the_only_copy_is_never_written_to(tmp_path, monkeypatch):
     whole = b"NVIDIA Tegra Profiler Report" + SECRET.encode() + b"[END]"
     report.write_bytes(whole)
     with monkeypatch.context() as patched:
-        patched.setattr(mask_secrets, "why_unreadable", lambda original, copy: "no")
+        patched.setattr(mask_reports, "why_unreadable", lambda original, copy: "no")
         result = Syncer(node, run, "n1").pass_(last=True)
     assert not result.complete and "could not read it any more (no)" in result.failed[0][1]
     assert report.read_bytes() == whole and not list(run.rglob("*.nsys-rep"))

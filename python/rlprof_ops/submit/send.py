@@ -19,7 +19,7 @@ from rlprof_ops.job.job_history import Remembered, remember
 from rlprof_ops.job.knobs import home
 from rlprof_ops.redact import is_secret_name
 from rlprof_ops.slurm import client, sbatch_options
-from rlprof_ops.submit.prepare import Asked, Submission
+from rlprof_ops.submit.sbatch_line import Asked, Submission
 
 RECORD = "submit.json"  # in .secrets of the run folder
 
