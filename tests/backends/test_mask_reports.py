@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-import sys
 from random import Random
 
 import pytest
 from tests.needs import need
+from tests.real_nsys import profile
 
 from rlprof_ops.backends import mask_reports
 from rlprof_ops.backends.mask_reports import (
@@ -142,23 +142,7 @@ def test_a_real_report_arrives_without_the_secrets_of_its_process(tmp_path, monk
     run.mkdir()
     report = node / "profiles/nsight/a.nsys-rep"
     code = "import nvtx\nwith nvtx.annotate('step 3', domain='rlprof'): pass"
-    argv = [
-        "nsys",
-        "profile",
-        "-t",
-        "nvtx",
-        "-s",
-        "none",
-        "--cpuctxsw=none",
-        "-o",
-        str(report),
-        sys.executable,
-        "-c",
-        code,
-    ]
-    subprocess.run(
-        argv, check=True, capture_output=True, timeout=120, env={**os.environ, "TMPDIR": str(tmp_path)}
-    )
+    profile(report, code, TMPDIR=str(tmp_path))
     assert SECRET.encode() in report.read_bytes()
     mirrored = mirror(report, str(tmp_path / "out"), "nsight", "w", 0)  # before the sync looks at it
     assert Syncer(node, run, "n1").pass_().complete

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.nsys_ranges import nvtx_ranges
+from tests.real_nsys import nvtx_ranges
 from tests.waits import wait_until
 
 pytestmark = [

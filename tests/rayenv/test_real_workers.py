@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.nsys_ranges import nvtx_ranges
+from tests.real_nsys import nvtx_ranges
 
 pytest.importorskip("ray")
 

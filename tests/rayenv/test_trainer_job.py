@@ -9,8 +9,8 @@ import shlex
 import sys
 
 import pytest
-from tests.nsys_ranges import nvtx_ranges
 from tests.nsys_stand_in import hanging_nsys
+from tests.real_nsys import nvtx_ranges
 from tests.whole_job.jobs import Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.nsys, pytest.mark.timeout(400)]

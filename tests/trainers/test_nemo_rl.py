@@ -17,7 +17,7 @@ import pytest
 
 from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.job.knobs import python_path
-from tests.nsys_ranges import nvtx_ranges
+from tests.real_nsys import nvtx_ranges
 from tests.trainers import environments
 from tests.trainers.local_job import LocalJob
 

@@ -14,7 +14,7 @@ import pytest
 
 from rlprof_ops.analyze.metrics.phases import canonical
 from rlprof_ops.analyze.reporting import answer_of
-from tests.nsys_ranges import nvtx_ranges
+from tests.real_nsys import nvtx_ranges
 from tests.trainers import verl_job
 from tests.whole_job.jobs import Job
 

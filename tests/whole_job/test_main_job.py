@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.nsys_ranges import nvtx_ranges
+from tests.real_nsys import nvtx_ranges
 from tests.waits import wait_until
 from tests.whole_job.jobs import ASKED, DEMO, Job
 

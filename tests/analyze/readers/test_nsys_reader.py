@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import random
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +16,7 @@ pytest.importorskip("msgspec")
 
 from tests.analyze.shared import real  # noqa: E402
 from tests.nsys_stand_in import answering_nsys  # noqa: E402
+from tests.real_nsys import profile  # noqa: E402
 
 from rlprof_ops.analyze.columns import take  # noqa: E402
 from rlprof_ops.analyze.metrics.gpu import gpu_unions  # noqa: E402
@@ -278,21 +277,7 @@ def test_a_real_capture_of_this_machine(tmp_path: Path) -> None:
         "                print(phase, time.time_ns()); time.sleep(s); print(phase, time.time_ns())\n"
     )
     out = tmp_path / "policy_worker_rank0_step3-4_n1_77.nsys-rep"
-    argv = [
-        "nsys",
-        "profile",
-        "-t",
-        "nvtx",
-        "-s",
-        "none",
-        "--cpuctxsw=none",
-        "-o",
-        str(out),
-        sys.executable,
-        "-c",
-        script,
-    ]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+    done = profile(out, script)
     truth = [
         int(line.split()[1])
         for line in done.stdout.splitlines()

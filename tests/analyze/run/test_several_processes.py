@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ pytest.importorskip("msgspec")
 from tests.analyze.nsys_exports import MS, Process, two_phases, write_export
 from tests.analyze.output.test_answer import check_sums, validate
 from tests.analyze.shared import real
+from tests.real_nsys import profile
 
 from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.analyze.run.identity import Report
@@ -144,9 +144,7 @@ def test_a_real_capture_of_two_processes(tmp_path: Path) -> None:
         "if not child: started.wait()\n"
     )
     out = tmp_path / "w_rank0_step3-3_n1_77.nsys-rep"
-    options = ["-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-o", str(out)]
-    argv = ["nsys", "profile", *options, sys.executable, str(script)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=True)
+    done = profile(out, [sys.executable, script])
     truth: dict[int, dict[str, Any]] = {}
     for line in done.stdout.splitlines():
         words = line.split()

@@ -12,6 +12,7 @@ import sys
 import time
 
 import pytest
+from tests import real_nsys
 from tests.waits import poll, wait_until
 
 from rlprof_ops.backends.nsight import find_importer
@@ -130,9 +131,7 @@ def test_a_worker_under_nsys_profile_is_ended_and_its_report_is_whole_when_that_
         "",
         "3",
     ]
-    worker = start(
-        ["nsys", "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-o", str(report), *command]
-    )
+    worker = start(real_nsys.command(report, run=command))
     assert b"done" in worker.stdout.readline()
 
     phase = steps.end_wrapped(node, JOB, deadline_s=60, say=quiet)
@@ -179,26 +178,14 @@ def test_an_open_session_window_is_closed_and_its_report_found(nsys, node, start
 @pytest.mark.nsys
 def test_raw_captures_of_a_capture_range_become_reports_named_by_their_window(nsys, node, start, tmp_path):
     session = f"rlprof-{JOB}-c"
-    argv = [
-        "nsys",
-        "profile",
+    argv = real_nsys.command(
+        tmp_path / "out",
         f"--session-new={session}",
-        "-s",
-        "none",
-        "--cpuctxsw=none",
-        "-t",
-        "nvtx",
         "--capture-range=nvtx",
         "--nvtx-capture=capture@rlprof",
         "--capture-range-end=repeat",
-        "-o",
-        str(tmp_path / "out"),
-        sys.executable,
-        "-c",
-        TRAINER,
-        "3,7",
-        "8",
-    ]
+        run=[sys.executable, "-c", TRAINER, "3,7", "8"],
+    )
     worker = start(argv, env={"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"})
     lines_until(worker, b"done")
     wait_until(lambda: len(list((node / "tmp").glob("*.qdstrm"))) >= 2)

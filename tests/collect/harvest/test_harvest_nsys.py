@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from tests.collect.runfolder import RunFolder
+from tests.real_nsys import command, profile
 from tests.waits import wait_until
 
 from rlprof_ops.backends.nsight import find_importer
@@ -34,28 +35,6 @@ while os.path.exists(os.environ["TMPDIR"] + "/done"):
 """
 
 
-def profile(output, code, tmpdir):
-    argv = [
-        "nsys",
-        "profile",
-        "-t",
-        "nvtx",
-        "-s",
-        "none",
-        "--cpuctxsw=none",
-        "--force-overwrite",
-        "true",
-        "-o",
-        str(output),
-        sys.executable,
-        "-c",
-        code,
-    ]
-    subprocess.run(
-        argv, env={**os.environ, "TMPDIR": str(tmpdir)}, check=True, capture_output=True, timeout=120
-    )
-
-
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     if shutil.which("nsys") is None:
@@ -63,29 +42,19 @@ def reports(tmp_path_factory):
             pytest.fail("nsys is not installed, and RLPROF_TESTS_REQUIRE=all asks for it")
         pytest.skip("nsys is not installed")
     folder = tmp_path_factory.mktemp("reports")
-    profile(folder / "whole.nsys-rep", WORKER, folder)
-    profile(folder / "empty.nsys-rep", "pass", folder)
+    profile(folder / "whole.nsys-rep", WORKER, TMPDIR=str(folder))
+    profile(folder / "empty.nsys-rep", "pass", TMPDIR=str(folder))
     # A finished window whose session ends without its own import leaves its raw capture in TMPDIR.
     raw = folder / "raw"
     raw.mkdir()
-    argv = [
-        "nsys",
-        "profile",
+    argv = command(
+        raw / "out",
         "--session-new=rlprof-raw-1",
-        "-t",
-        "nvtx",
-        "-s",
-        "none",
-        "--cpuctxsw=none",
         "--capture-range=nvtx",
         "--nvtx-capture=capture@rlprof",
         "--capture-range-end=repeat",
-        "-o",
-        str(raw / "out"),
-        sys.executable,
-        "-c",
-        CAPTURING,
-    ]
+        run=[sys.executable, "-c", CAPTURING],
+    )
     env = {**os.environ, "TMPDIR": str(raw), "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
     with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_until((raw / "done").exists)

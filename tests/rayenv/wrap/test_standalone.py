@@ -8,9 +8,9 @@ import sys
 import time
 
 import pytest
-from tests.nsys_ranges import nvtx_ranges
 from tests.rayenv import rocprof_stand_in
 from tests.rayenv.stand_ins import own_environment
+from tests.real_nsys import nvtx_ranges
 
 from rlprof_ops.backends import names
 from rlprof_ops.errors import RlprofError, UsageError

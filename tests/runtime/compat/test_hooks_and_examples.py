@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.nsys_ranges import nvtx_ranges
+from tests.real_nsys import nvtx_ranges
 
 from rlprof_ops.request import request_from_dict
 from rlprof_ops.runtime.clock_file import ClockFile, ClockState

@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
-from tests.nsys_ranges import nvtx_ranges
 from tests.nsys_stand_in import answering_nsys
+from tests.real_nsys import nvtx_ranges
 
 
 def test_a_report_is_written_while_training_goes_on(asked, events, monkeypatch, tmp_path):

@@ -1,0 +1,50 @@
+"""The real nsys in tests: programs run under it, and what it finds itself in their reports."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+_QUERY = (
+    "SELECT coalesce(text, (SELECT value FROM StringIds WHERE id = textId)) FROM NVTX_EVENTS"
+    " WHERE eventType IN (59, 60)"
+)
+
+
+def command(output: Path, *options: str, run: Sequence[str | Path] = ()) -> list[str]:
+    """`nsys profile` of the NVTX ranges of `run`, which needs no rights and no GPU; `options` are nsys's."""
+    plain = ["-t", "nvtx", "-s", "none", "--cpuctxsw=none"]
+    return ["nsys", "profile", *plain, *options, "-o", str(output), *map(str, run)]
+
+
+def profile(
+    output: Path, run: str | Sequence[str | Path], *options: str, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """The report of a program that ends well. `run`: a command, or the code of a Python program."""
+    words = [sys.executable, "-c", run] if isinstance(run, str) else run
+    return subprocess.run(
+        command(output, *options, run=words),
+        env={**os.environ, **env},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+
+def nvtx_ranges(report: Path, folder: Path, *, ended: bool = False) -> list[str]:
+    """The texts of all NVTX ranges of a report, sorted, as often as they occur; `ended`: only those that have
+    an end. The export is kept below `folder`.
+    """
+    target = Path(tempfile.mkdtemp(prefix="export-", dir=folder)) / f"{report.name}.sqlite"
+    argv = ["nsys", "export", "--type", "sqlite", "--output", str(target), str(report)]
+    subprocess.run(argv, check=True, capture_output=True, timeout=60)
+    with closing(sqlite3.connect(target)) as database:
+        rows = database.execute(_QUERY + (" AND end IS NOT NULL" if ended else "")).fetchall()
+    return sorted(text for (text,) in rows)
