@@ -220,9 +220,8 @@ def test_answers_survive_mixed_lines():
 
 @pytest.mark.nsys
 def test_a_real_second():
-    path = profilers.nsight.find()
-    found = profilers.trial(path)
-    assert found.state == OK, found
+    *_, found = profilers.nsys()
+    assert found.state in (OK, WARN), found  # WARN: nsys failed the first time, as it may on a busy machine
     assert "KiB" in found.said
 
 
