@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
@@ -16,6 +20,7 @@ from click.testing import CliRunner
 from rlprof_ops.commands.export import command
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.operate.export import openmetrics
+from rlprof_ops.operate.export.endpoint import MetricsServer
 from rlprof_ops.operate.export.follow import export
 from rlprof_ops.operate.export.steps import Steps
 from rlprof_ops.recorder.detect.finding import Finding
@@ -66,6 +71,50 @@ def test_openmetrics_by_prometheus_own_parser(told: list[list[ToldStep]]) -> Non
     assert found["rlprof_gpu_busy_ratio"] == [(gpu, 0.9)] and found["rlprof_gpu_throttled"] == [(gpu, 1.0)]
     assert found["rlprof_findings"] == [({"job_id": "4711", "kind": "throttle"}, 1.0)]
     assert [value for _, value in found["rlprof_engine_tokens_per_second"]] == [1234.5]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_openmetrics_by_a_port(run: Path, told: list[list[ToldStep]], address: str) -> None:
+    """As Prometheus asks for it; only who has the address gets it, and it ends with the job."""
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    exposition = pytest.importorskip("prometheus_client.openmetrics.exposition")
+    arguments = ["--openmetrics-port", "0", "--openmetrics-address", address, "--every", "0.5"]
+    command_line = [sys.executable, "-m", "rlprof_ops", "export", str(run), *arguments]
+    with subprocess.Popen(command_line, stdout=subprocess.PIPE, text=True) as serving:
+        try:
+            assert serving.stdout is not None
+            url = urlsplit(serving.stdout.readline().strip())
+            assert url.hostname == address and url.port
+
+            def get(path: str, **headers: str) -> tuple[int, str, str]:
+                connection = http.client.HTTPConnection(address, url.port, timeout=30)
+                connection.request("GET", path, headers=headers)
+                answer = connection.getresponse()
+                return answer.status, answer.headers["Content-Type"], answer.read().decode()
+
+            status, _, said = get(url.path)
+            assert status == 503 and "summary.json does not exist" in said
+            (run / "recorder").mkdir()
+            (run / "recorder" / "summary.json").write_text(json.dumps(summary(told)))
+            status, kind, text = get(url.path)
+            assert (status, kind) == (200, exposition.CONTENT_TYPE_LATEST)
+            families = {family.name: family for family in parser.text_string_to_metric_families(text)}
+            assert families["rlprof_step"].samples[0].value == 30
+            assert get("/metrics")[0] == get(f"{url.path}/")[0] == 404
+            assert get(url.path, Host="evil.example")[0] == 404
+            (run / "run.json").write_text(json.dumps({"job": "4711", "end": {"cause": "driver-exit"}}))
+            assert serving.wait(60) == 0
+        finally:
+            serving.kill()
+
+
+def test_openmetrics_for_whoever_reaches_the_port(run: Path, told: list[list[ToldStep]]) -> None:
+    (run / "recorder").mkdir()
+    (run / "recorder" / "summary.json").write_text(json.dumps(summary(told)))
+    with MetricsServer(run, 0, "0.0.0.0", token="") as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection.request("GET", "/metrics", headers={"Host": "login1"})
+        assert connection.getresponse().status == 200
 
 
 def test_openmetrics_before_the_first_step() -> None:
@@ -196,6 +245,7 @@ def test_a_textfile_without_a_recorder_is_an_error(run: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--openmetrics-port", "0", "--openmetrics-address", "192.0.2.1"], "cannot listen on 192.0.2.1"),
         ([], "nothing to export to"),
         (["--otlp", "collector:4317"], "is no address"),
         (["--openmetrics", "/no/where/job.prom"], "there is no folder /no/where"),

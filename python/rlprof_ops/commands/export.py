@@ -18,6 +18,24 @@ from rlprof_ops.commands._jobs import job_argument
     help="Write the latest figures to this textfile, for a node exporter's collector; it ends in .prom.",
 )
 @click.option(
+    "--openmetrics-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Answer Prometheus with them at this port until the job has ended; 0: one that is free.",
+)
+@click.option(
+    "--openmetrics-address",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Of this machine, where that port is.",
+)
+@click.option(
+    "--openmetrics-open",
+    is_flag=True,
+    help="At /metrics, for whoever reaches the port; else below a path that nobody can guess, printed.",
+)
+@click.option(
     "--tensorboard",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
@@ -41,6 +59,9 @@ from rlprof_ops.commands._jobs import job_argument
 def command(
     job: str,
     openmetrics: Path | None,
+    openmetrics_port: int | None,
+    openmetrics_address: str,
+    openmetrics_open: bool,
     tensorboard: Path | None,
     otlp: str | None,
     follow: bool,
@@ -50,24 +71,46 @@ def command(
 
     Example: rlprof export 4711 --tensorboard runs/4711 --follow
     """
-    from rlprof_ops.errors import UsageError
+    import contextlib
+
+    from rlprof_ops.errors import RlprofError, UsageError
     from rlprof_ops.job.run_folder import run_folder
-    from rlprof_ops.operate.export.follow import Sink, export
+    from rlprof_ops.operate.export import endpoint
+    from rlprof_ops.operate.export.follow import Sink, ended, export
     from rlprof_ops.operate.export.otlp import OtlpSpans
     from rlprof_ops.operate.export.tensorboard import TensorBoardScalars
 
-    if openmetrics is None and tensorboard is None and otlp is None:
-        raise UsageError("nothing to export to: give --openmetrics FILE, --tensorboard FOLDER or --otlp URL")
+    if openmetrics is None and openmetrics_port is None and tensorboard is None and otlp is None:
+        raise UsageError(
+            "nothing to export to: give --openmetrics FILE, --openmetrics-port PORT, --tensorboard FOLDER or"
+            " --otlp URL"
+        )
     if otlp is not None and not otlp.startswith(("http://", "https://")):
         raise UsageError(f"--otlp {otlp!r} is no address; write for instance http://collector:4318")
     if openmetrics is not None and not openmetrics.absolute().parent.is_dir():
         raise UsageError(f"--openmetrics {openmetrics}: there is no folder {openmetrics.absolute().parent}")
     run = run_folder(job)
+    server: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if openmetrics_port is not None:
+        if ended(run):
+            raise RlprofError(f"{run}: the job has ended: nobody will ask its port; give --openmetrics FILE")
+        try:
+            listening = endpoint.MetricsServer(
+                run, openmetrics_port, openmetrics_address, "" if openmetrics_open else None
+            )
+        except OSError as error:
+            raise RlprofError(
+                f"--openmetrics-port {openmetrics_port}: cannot listen on {openmetrics_address}"
+                f" ({error.strerror or error}). Give another, or 0 for one that is free."
+            ) from error
+        click.echo(f"{listening.url}{endpoint.NAME}")
+        server, follow = listening, True
     sinks: list[Sink] = []
     if tensorboard is not None:
         sinks.append(TensorBoardScalars(tensorboard))
     if otlp is not None:
         sinks.append(OtlpSpans(otlp, run.name.removesuffix("-logs")))
-    steps = export(run, sinks, openmetrics, every_s if follow else None)
+    with server:
+        steps = export(run, sinks, openmetrics, every_s if follow else None)
     if sinks:
         click.echo(f"{steps} steps exported", err=True)

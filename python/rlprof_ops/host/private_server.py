@@ -1,28 +1,41 @@
-"""An HTTP server for one person: on 127.0.0.1 only, below a path that nobody can guess.
+"""An HTTP server for one person: on 127.0.0.1 unless told otherwise, below a path that nobody can guess.
 
 A login node has many users, and each of them can connect to 127.0.0.1. So the first part of the path is a
 token, compared in constant time; nothing is a cookie, for cookies go to every port of a host. The Host header
-must name this machine's loopback, so that a web site whose name is made to point there (DNS rebinding) gets
-nothing.
+must name this machine's loopback, or the address that one gave, so that a web site whose name is made to
+point there (DNS rebinding) gets nothing.
 """
 
 from __future__ import annotations
 
 import secrets
+import socket
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_ANY = ("0.0.0.0", "::")
 
 
 class PrivateServer(ThreadingHTTPServer):
-    """Raises `OSError` where the port is taken; 0 takes a free one."""
+    """Raises `OSError` where the port is taken; 0 takes a free one. `token` "": whoever reaches it is
+    answered."""
 
     daemon_threads = True
 
-    def __init__(self, handler: type[PrivateHandler], port: int = 0) -> None:
-        self.token = secrets.token_urlsafe(24)
-        super().__init__(("127.0.0.1", port), handler)
+    def __init__(
+        self,
+        handler: type[PrivateHandler],
+        port: int = 0,
+        address: str = "127.0.0.1",
+        token: str | None = None,
+    ) -> None:
+        self.token = secrets.token_urlsafe(24) if token is None else token
+        self.address = address
+        self.hosts = _LOOPBACK | {address}
+        if ":" in address:
+            self.address_family = socket.AF_INET6
+        super().__init__((address, port), handler)
 
     @property
     def port(self) -> int:
@@ -30,7 +43,8 @@ class PrivateServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/{self.token}/"
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{self.port}/{self.token}/" if self.token else f"http://{host}:{self.port}/"
 
 
 class PrivateHandler(BaseHTTPRequestHandler):
@@ -42,9 +56,16 @@ class PrivateHandler(BaseHTTPRequestHandler):
     def asked(self) -> str | None:
         """The name after the token; None for whoever does not know it, or came by another host's name."""
         host = urlsplit("//" + (self.headers.get("Host") or "")).hostname
-        token, slash, name = urlsplit(self.path).path.lstrip("/").partition("/")
+        path = urlsplit(self.path).path.lstrip("/")
+        if not self.server.token:
+            return path if self._is_ours(host) else None
+        token, slash, name = path.partition("/")
         known = secrets.compare_digest(token.encode(), self.server.token.encode())
-        return name if known and slash and host in _LOOPBACK else None
+        return name if known and slash and self._is_ours(host) else None
+
+    def _is_ours(self, host: str | None) -> bool:
+        """Every name will do where one asked to be reached by all of this machine's."""
+        return host in self.server.hosts or self.server.address in _ANY
 
     def head(self, status: int, kind: str, **more: str) -> None:
         """Status line and headers; `more` by names with `_` for `-`, empty ones are left out."""

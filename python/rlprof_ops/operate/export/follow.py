@@ -44,15 +44,15 @@ def export(
     heard, heard_at = 0, clock()
     try:
         while True:
-            ended = _ended(run)  # asked first, so that what came last is not missed
+            over = ended(run)  # asked first, so that what came last is not missed
             found = steps.new() if sinks else []
             for sink in sinks:
                 sink.add(found)
             exported += len(found)
-            summary = _summary(run, must=textfile is not None and (every_s is None or ended))
+            summary = _summary(run, must=textfile is not None and (every_s is None or over))
             if textfile is not None and summary is not None:
                 atomic.write(textfile, openmetrics.text(summary.data), mode=0o644)
-            if every_s is None or ended:
+            if every_s is None or over:
                 return exported
             if summary is not None and summary.data["t_ns"] != heard:
                 heard, heard_at = summary.data["t_ns"], clock()
@@ -77,7 +77,7 @@ def _summary(run: Path, must: bool) -> Recorded | None:
         return None
 
 
-def _ended(run: Path) -> bool:
+def ended(run: Path) -> bool:
     """Whether the job has written down how it ended."""
     try:
         with open(run / "run.json", "rb") as file:
