@@ -18,7 +18,7 @@ from rlprof_ops.recorder.samples.engines import Engines
 from rlprof_ops.recorder.samples.gpu import GpuSamples
 from rlprof_ops.recorder.samples.host import HostSamples
 from rlprof_ops.recorder.samples.step_marks import StepMarks, phases_of
-from rlprof_ops.runtime import profiler
+from rlprof_ops.runtime import marks, profiler
 
 # As vLLM 0.11 and SGLang 0.5 print them, cut down.
 VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -108,6 +108,26 @@ def test_a_server_is_found_by_its_command_line(tmp_path: Path) -> None:
         "http://127.0.0.1:30000/metrics",
         "http://127.0.0.1:8123/metrics",
     ]
+
+
+def test_a_server_tells_its_address(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site's proxy is not asked for it, and what is no address, or of a process that has ended, is left."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
+    port = int(endpoint.split(":")[2].split("/")[0])
+    marks.tell_engine("0.0.0.0", port)
+    (told,) = (tmp_path / "marks").iterdir()
+    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    (tmp_path / "marks" / f"{ended}.engine").write_text("http://127.0.0.1:9/metrics\n")
+    (tmp_path / "marks" / "1.engine").write_text("file:///etc/passwd\n")
+    engines = Engines(urls="", node_dir=tmp_path)
+    assert engines._told() == [endpoint]
+    assert [sample.url for sample in engines.look()] == [endpoint]
+    told.unlink()
+    assert engines.look() == []
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    marks.tell_engine("::1", 8000)
+    assert Engines(urls="", node_dir=tmp_path)._told() == ["http://[::1]:8000/metrics"]
 
 
 def test_the_host_moves() -> None:

@@ -5,6 +5,7 @@ One run, and everything that is claimed of it. The oracle of times is verl's own
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 
 from rlprof_ops.analyze.metrics.phases import canonical
 from rlprof_ops.analyze.reporting import answer_of
+from rlprof_ops.recorder.record_file import read_folder
+from rlprof_ops.recorder.rows import ENGINE, LAYOUT
 from tests.real_nsys import nvtx_ranges
 from tests.trainers import verl_job
 from tests.whole_job.jobs import Job
@@ -109,3 +112,20 @@ def test_every_steps_time_is_told(events: Events, own_times: dict[tuple[int, str
     for row in (e for rows in events.values() for e in rows if e["event"] == "step"):
         told = (row["end_ns"] - row["begin_ns"]) / 1e9
         assert abs(told - own_times[row["step"], "step"]) <= max(0.02 * told, 0.02)
+
+
+def test_the_recorder_reads_the_servers_own_endpoint(job: Job):
+    """Found by itself: the server's port is free by chance. verl's own count of tokens is the oracle."""
+    log = (job.run / "logs" / "driver.log").read_text(errors="replace")
+    made = 16 * sum(float(mean) for mean in re.findall(r"response_length/mean:([\d.]+)", log))
+    [folder] = job.run.glob("nodes/*/record")
+    looks = []
+    for block in read_folder(folder):
+        names = block.names()
+        for row in LAYOUT[ENGINE][0].iter_unpack(block.sections.get(ENGINE, b"")):
+            looks.append((block.base_ns / 1e9 + row[0] / 10, names[row[1]], *row[2:]))
+    assert len({url for _, url, *_ in looks}) == 1 and re.search(r":\d+/metrics$", looks[0][1]), looks[:3]
+    assert max(running for _, _, running, *_ in looks) <= 16
+    told = sum(look[-2] * (look[0] - before[0]) for before, look in itertools.pairwise(looks))
+    print(f"{len(looks)} looks: {told:.0f} tokens of {made:.0f}")
+    assert made > 0 and abs(told - made) <= 0.1 * made, looks

@@ -12,7 +12,12 @@ from tests.whole_job.jobs import Job
 # By verl's own configuration: a step of some seconds, since ten reports are written beside the next one, each
 # by an nsys that needs a core for about a second; and more steps than the prompts are good for once. Longer
 # responses do not do it: verl asks every 2 s whether they are there.
-LONGER = ("actor_rollout_ref.actor.ppo_epochs=20", "trainer.total_epochs=1000")
+LONGER = (
+    "actor_rollout_ref.actor.ppo_epochs=20",
+    "trainer.total_epochs=1000",
+    # verl has its engines' figures off, which leaves /metrics without them.
+    "actor_rollout_ref.rollout.disable_log_stats=False",
+)
 
 
 def submit(slurm: Any, *arguments: str, steps: int) -> Job:

@@ -25,6 +25,7 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "trl.extras.profiling": ("trl", "rlprof_ops.frameworks.trl.adapter"),
     "transformers.trainer_callback": ("trl", "rlprof_ops.frameworks.trl.adapter"),
     "vllm.v1.worker.worker_base": ("vllm", "rlprof_ops.frameworks.vllm.adapter"),
+    "uvicorn.server": ("vllm", "rlprof_ops.frameworks.vllm.adapter"),
     "nemo_rl": ("nemo_rl", "rlprof_ops.frameworks.nemo_rl.adapter"),
     "nemo_rl.utils.nsys": ("nemo_rl", "rlprof_ops.frameworks.nemo_rl.adapter"),
     "nemo_rl.utils.timer": ("nemo_rl", "rlprof_ops.frameworks.nemo_rl.adapter"),

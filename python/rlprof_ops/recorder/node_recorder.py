@@ -26,7 +26,8 @@ class NodeRecorder:
         self._kept = _kept_steps(node_dir / FOLDER)
         self._file = RecordFile(node_dir / FOLDER)
         self._marks = StepMarks(node_dir)
-        self._host, self._gpus, self._engines = HostSamples(), GpuSamples(), Engines()
+        self._host, self._gpus = HostSamples(), GpuSamples()
+        self._engines = Engines(node_dir=node_dir)
         self._names = rows.Names.new()
         self._sealed = time.monotonic()
         self._looks = 0

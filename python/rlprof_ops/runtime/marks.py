@@ -18,6 +18,7 @@ from rlprof_ops.runtime.process.event_log import log_once
 
 FOLDER = "marks"
 SUFFIX = ".now"
+ENGINE_SUFFIX = ".engine"
 _FIELDS = struct.Struct(
     "<qqqiiii64s"
 )  # step, its begin, since when the phase; rank, world, pid, leads; phase
@@ -85,3 +86,22 @@ class NowFile:
         if self._map is not None:
             text = name.encode("utf-8", "replace")[:_PHASE_BYTES]
             _FIELDS.pack_into(self._map, 0, self._step, self._begin_ns, t_ns, *self._rest, text)
+
+
+def tell_engine(host: str, port: int) -> None:
+    """Leave the address of the metrics that this process serves to the recorder of its node.
+
+    Raises OSError where the node folder does not take it.
+    """
+    node_dir = os.environ.get(env_names.NODE_DIR)
+    if not node_dir:
+        return
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://[{local}]:{port}/metrics" if ":" in local else f"http://{local}:{port}/metrics"
+    path = Path(node_dir, FOLDER, f"{os.getpid()}{ENGINE_SUFFIX}")
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, f"{url}\n".encode())
+    finally:
+        os.close(descriptor)

@@ -2,10 +2,14 @@
 
 `execute_model` of each scheduler step is a range `generation`. These processes are inside the session of the
 one that started them, so a rollout server's report shows what its engine does.
+
+A server of vLLM's or SGLang's with an endpoint of metrics leaves its address for the recorder of its node,
+in whatever process it runs: verl and NeMo RL serve inside a Ray actor, on a port that is free by chance.
 """
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +17,10 @@ from rlprof_ops.frameworks.adapter import attribute, safely, wrap
 
 
 def install(name: str, module: ModuleType) -> None:
-    """Follow `vllm.v1.worker.worker_base`."""
+    """Follow `vllm.v1.worker.worker_base`, and `uvicorn.server`, by which engines serve."""
+    if name == "uvicorn.server":
+        wrap(attribute(module, "Server"), "startup", _startup)
+        return
     wrap(attribute(module, "WorkerWrapperBase"), "execute_model", _execute_model)
 
 
@@ -31,3 +38,25 @@ def _execute_model(before: Any) -> Any:
             safely("vLLM", task.__exit__, None, None, None)
 
     return execute_model
+
+
+def _startup(before: Any) -> Any:
+    async def startup(self: Any, *arguments: Any, **named: Any) -> Any:
+        found = await before(self, *arguments, **named)
+        safely("vLLM", _tell_address, self)
+        return found
+
+    return startup
+
+
+def _tell_address(server: Any) -> None:
+    """Leave the address of an engine's metrics in the node folder."""
+    from rlprof_ops.runtime import marks
+
+    if not marks.asked() or not ({"vllm", "sglang"} & sys.modules.keys()):
+        return
+    routes = getattr(server.config.app, "routes", None) or ()
+    sockets = [socket for listening in getattr(server, "servers", ()) for socket in listening.sockets]
+    if sockets and any(getattr(route, "path", "") == "/metrics" for route in routes):
+        host, port = sockets[0].getsockname()[:2]
+        marks.tell_engine(str(host), int(port))

@@ -1,6 +1,7 @@
 """The metrics endpoints of vLLM and SGLang servers of this node's job: Prometheus text, read over loopback.
 
-A server is found by its command line and the port in it, or by RLPROF_ENGINES, a list of URLs.
+A server is found by what our adapter has left in the node folder, by its command line and the port in it, or
+by RLPROF_ENGINES, a list of URLs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops import env_names
+from rlprof_ops.runtime import marks
 
 _SERVER = re.compile(r"vllm\.entrypoints|vllm\0serve|sglang\.launch_server|bin/vllm\0|sglang_router")
 _PORT = re.compile(r"\0--port(?:\0|=)(\d{2,5})(?:\0|$)")
@@ -20,6 +22,8 @@ _DEFAULT_PORT = {"vllm": 8000, "sglang": 30000}
 _SEARCH_S = 15.0
 _TIMEOUT_S = 0.5
 _MOST_BYTES = 1 << 20
+_TOLD = re.compile(r"(\d+)" + re.escape(marks.ENGINE_SUFFIX))
+_URL = re.compile(r"http://(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}/metrics")
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
 
 # What both call a figure; several series of one name (models, engines) are added, shares are not.
@@ -47,8 +51,11 @@ class EngineSample:
 class Engines:
     """The servers of this node. Looking is bounded; one that does not answer is left out."""
 
-    def __init__(self, proc: str = "/proc", urls: str | None = None) -> None:
+    def __init__(self, proc: str = "/proc", urls: str | None = None, node_dir: Path | None = None) -> None:
         self._proc = proc
+        self._told_in = node_dir / marks.FOLDER if node_dir is not None else None
+        # A proxy of the site's knows nothing of a server of this node's.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._urls = tuple((os.environ.get(env_names.ENGINES, "") if urls is None else urls).split())
         self._found: tuple[str, ...] = ()
         self._searched = -_SEARCH_S
@@ -59,7 +66,22 @@ class Engines:
         if now - self._searched >= _SEARCH_S:
             self._searched = now
             self._found = tuple(dict.fromkeys((*self._urls, *self._search())))
-        return [sample for url in self._found if (sample := self._sample(url)) is not None]
+        urls = dict.fromkeys((*self._told(), *self._found))
+        return [sample for url in urls if (sample := self._sample(url)) is not None]
+
+    def _told(self) -> list[str]:
+        """What servers that run have left."""
+        if self._told_in is None:
+            return []
+        found = []
+        try:
+            for name in sorted(os.listdir(self._told_in)):
+                told = _TOLD.fullmatch(name)
+                if told and os.path.isdir(f"{self._proc}/{told[1]}"):
+                    found.append((self._told_in / name).read_text(errors="replace").strip())
+        except OSError:
+            return []
+        return [url for url in found if _URL.fullmatch(url)]
 
     def _search(self) -> list[str]:
         found = []
@@ -78,7 +100,7 @@ class Engines:
 
     def _sample(self, url: str) -> EngineSample | None:
         try:
-            with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+            with self._opener.open(url, timeout=_TIMEOUT_S) as answer:
                 text = answer.read(_MOST_BYTES).decode("utf-8", "replace")
         except (OSError, ValueError):
             return None
