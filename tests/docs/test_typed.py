@@ -47,6 +47,7 @@ NOT_HERE = {
     r"(RLPROF_\w+=\S+ )*torchrun": "needs eight GPUs: tests/rayenv/wrap starts ranks in this way",
     r"rlprof (capture|stacks) ": "needs the supervisor of a running job: tests/operate/test_capture.py",
     r"rlprof (top|live) ": "needs the recorder of a running job: tests/recorder/test_live.py",
+    r"rlprof export \S+ --openmetrics-port": "answers while its job runs: tests/operate/test_export.py",
     r"rlprof patch-ray --python /opt/venv": "needs that environment: tests/rayenv/builtin",
     r"(rlprof patch-ray|scripts/patch_ray)": "changes the Ray of this environment: tests/rayenv/builtin",
 }
