@@ -19,6 +19,7 @@ from tests.analyze.causes.loops import usual_loop
 from tests.analyze.fake_run import make_run
 from tests.analyze.output.test_uncaptured import Marks, loop
 from tests.analyze.output.test_uncaptured import answer_for as run_of
+from tests.analyze.whole_run.generations import two_engines
 
 from rlprof_ops.analyze.output import findings
 from rlprof_ops.analyze.output.advice import advice_on
@@ -77,6 +78,11 @@ def a_long_tail(folder: Path) -> Answer:
     return build(folder, [s.report for s in summaries], summaries)
 
 
+def engines_that_wait_and_preempt(folder: Path) -> Answer:
+    two_engines(folder)
+    return answer_of(folder, jobs=1, cache=False)
+
+
 RUNS: tuple[Callable[[Path], Answer], ...] = (
     one_slow_rank,
     weights_on_their_way,
@@ -85,6 +91,7 @@ RUNS: tuple[Callable[[Path], Answer], ...] = (
     policy_alone,
     seen_in_one_step_of_four,
     reports_lost,
+    engines_that_wait_and_preempt,
 )
 
 

@@ -18,10 +18,15 @@ SECOND = 1_000_000_000
 
 
 def write_record(
-    run: Path, node: str, told: Iterable[Sequence[ToldStep]], in_flight: Mapping[int, int] | None = None
+    run: Path,
+    node: str,
+    told: Iterable[Sequence[ToldStep]],
+    in_flight: Mapping[int, int] | None = None,
+    engine: Mapping[int, tuple[float, ...]] | None = None,
 ) -> None:
     """The record of one node: these steps, GPU 0 at one look a second, and `in_flight` requests of an engine
-    by Unix second.
+    by Unix second, or all that an `engine` says: running, waiting, cache, preemptions, tokens and prompt
+    tokens a second.
     """
     folder = run / "nodes" / node / FOLDER
     folder.parent.mkdir(parents=True)
@@ -41,10 +46,11 @@ def write_record(
             t = second * 10
             found.append((rows.GPU, rows.pack(rows.GPU, t, 0, 80, 60, 0, 500, 1900, 70_000, 4, 10, 10)))
             requests = (in_flight or {}).get(base // SECOND + second)
-            if requests is not None:
-                engine = names.number("http://127.0.0.1:8000/metrics")
-                row = rows.pack(rows.ENGINE, t, engine, requests, 0, 500, 0, 1000.0, 10.0)
-                found.append((rows.ENGINE, row))
+            said = (requests, 0, 500, 0, 1000.0, 10.0) if requests is not None else None
+            said = said or (engine or {}).get(base // SECOND + second)
+            if said is not None:
+                number = names.number("http://127.0.0.1:8000/metrics")
+                found.append((rows.ENGINE, rows.pack(rows.ENGINE, t, number, *said)))
         file.add([*((rows.NAME, row) for row in names.fresh), *found])
         file.seal()
         names = rows.Names.new()

@@ -349,6 +349,24 @@ class CopyRow(TypedDict):
     gb_per_s: float | None
 
 
+class ServingRow(TypedDict):
+    """GPU work of an engine of one kind (prefill, decode, mixed, CUDA graphs) in a phase of a worker;
+    `told_by` is what tells it, and `count` counts. `batch_mean` (requests decoded a pass) and `batch` (the
+    same over the phase) where passes tell them.
+    """
+
+    worker: str
+    phase: str
+    kind: str
+    told_by: str
+    count: int
+    total_ns: int
+    share: float
+    prompt_tokens: int
+    batch_mean: float | None
+    batch: list[float]
+
+
 class CollectiveRow(TypedDict):
     """A kind of collective of a worker; `transfer_ns`: mean of a call without waiting."""
 
@@ -436,3 +454,4 @@ class Answer(_Answer, total=False):
     whole_run: WholeRun | None
     kernel_classes: list[KernelClassRow]
     copies: list[CopyRow]
+    serving: list[ServingRow]

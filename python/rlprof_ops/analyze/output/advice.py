@@ -17,6 +17,8 @@ _ADVICE = {
     " batches launch more at once; a slow loader, logging or .item() in the loop shows up there by name.",
     "unexplained": "Capture the controller too, or mark what it does between the phases with prof.range():"
     " then the report says which call it is.",
+    "preemption": "Give the cache more memory (vLLM's gpu_memory_utilization, SGLang's mem_fraction_static),"
+    " or let fewer requests run at a time (max_num_seqs, max_running_requests).",
     "skew": "Look at what that rank does before the collective (a click leads there): more data than the"
     " others, another kernel, or a slower host.",
 }
@@ -49,7 +51,7 @@ def advice_on(kind: str, phase: str = "") -> str:
     """Advice for a kind of finding and the phase that it is about; "" where nothing general is true."""
     if kind == "straggler":
         return _STRAGGLER
-    if kind == "tail":
+    if kind in ("tail", "last_requests"):
         return _TAIL
     if kind == "weight_sync":
         return _SYNC

@@ -26,6 +26,7 @@ from rlprof_ops.analyze.output.work_tables import (
     kernel_class_rows,
     memory_rows,
     name_rows,
+    serving_rows,
     shared_gpu_rows,
     step_times,
     weight_sync_rows,
@@ -80,9 +81,13 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> A
     graphs = windows(merged)
     causes = Causes(graphs, chains(merged, graphs), what_ifs(merged, graphs, slow))
     coverage = _coverage(folder, reports, read, unread)
-    findings = find(merged, spread, slow, gaps, waits, skews, len(coverage["missing"]), len(unread), causes)
     index = {rank: i for i, rank in enumerate(merged.ranks)}
     t0 = min((row.start for row in merged.steps), default=min((s.start for s in read), default=0))
+    whole = _whole_run(folder, t0, _steps(merged, t0), coverage)
+    findings = find(
+        merged, spread, slow, gaps, waits, skews, len(coverage["missing"]), len(unread), causes,
+        whole.get("rollout") if whole else None,
+    )  # fmt: skip
     phases = _phase_names(merged)
     of_rank: dict[Rank, list[Summary]] = defaultdict(list)
     for summary in read:
@@ -118,6 +123,7 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> A
         "kernels": name_rows(read, "kernels", {}),
         "kernel_classes": kernel_class_rows(read),
         "copies": copy_rows(read),
+        "serving": serving_rows(read),
         "ops": name_rows(read, "ops", step_times(merged)),
         "collectives": collective_rows(read, skews),
         "skews": [
@@ -126,7 +132,7 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> A
         ],
         "weight_sync": weight_sync_rows(merged),
         "memory": memory_rows(read, index),
-        "whole_run": _whole_run(folder, t0, _steps(merged, t0), coverage),
+        "whole_run": whole,
     }
 
 

@@ -14,13 +14,21 @@ from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
 from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, Straggler
 from rlprof_ops.analyze.metrics.waiting import Bubble, Waiting
 from rlprof_ops.analyze.output.advice import advice_on
-from rlprof_ops.analyze.output.text import duration, percent
+from rlprof_ops.analyze.output.text import counted, duration, percent
 from rlprof_ops.analyze.report_model import FindingRow
 from rlprof_ops.analyze.run.merge import Merged, Rank
+from rlprof_ops.analyze.whole_run.model import Rollout
 
 MIN_SHARE = 0.03
 UNEVEN = 1.15  # the slowest rank's time over the median one's, from which on it is a tail
-FAULTS = ("straggler", "tail", "weight_sync")  # what a change would mend; the rest may only look large
+FAULTS = (
+    "straggler",
+    "tail",
+    "weight_sync",
+    "last_requests",
+)  # what a change would mend; the rest may only look large
+MIN_LEFT = 3  # times the share of the phase that the last requests would take if they ended evenly
+MIN_PREEMPTED = 0.01  # of the requests that run at a time
 MIN_SKEW = 0.01  # of the step, as for stragglers
 
 
@@ -97,6 +105,7 @@ def find(
     missing: int,
     unread: int,
     causes: Causes | None = None,
+    rollout: Rollout | None = None,
 ) -> list[Finding]:
     """All findings worth a sentence. What is missing leads; then what a change would mend, by what that would
     save; then what takes long, which may be as it has to be, by what it costs.
@@ -107,6 +116,7 @@ def find(
         *_straggling(stragglers, causes),
         *_tails(stragglers, causes),
         *_exposed_sync(causes),
+        *_rollout(rollout),
         *_idle_workers(merged, bubbles),
         *_gpu(merged),
         *_unexplained(merged, waits),
@@ -205,6 +215,33 @@ def _exposed_sync(causes: Causes) -> list[Finding]:
     return [
         Finding("weight_sync", text, saves, change.worker, rank, "weight_sync", saves_ns=saves, step=step)
     ]
+
+
+def _rollout(rollout: Rollout | None) -> list[Finding]:
+    """What the engines say of generation: the last requests that all wait for, a cache that is too small."""
+    if rollout is None:
+        return []
+    found = []
+    for done in rollout["done"]:
+        if done["share"] not in (0.9, 0.95) or done["left"] < MIN_LEFT * (1 - done["share"]):
+            continue
+        share = done["saves_ms"] / max(rollout["step_ms"], 1e-9)
+        if share >= MIN_SHARE:
+            cost = round(1e6 * done["saves_ms"])
+            text = (
+                f"Generation waits for its last requests: when {percent(done['share'])} were done it went on"
+                f" for {duration(cost)} a step ({percent(done['left'])} of the phase, {percent(share)} of the"
+                f" step), mean of {counted(done['steps'], 'step')}."
+            )
+            found = [Finding("last_requests", text, cost, phase="generation", saves_ns=cost)]
+    if rollout["preempted"] >= max(1.0, MIN_PREEMPTED * rollout["batch_peak"]):
+        text = (
+            f"The engines' KV cache is too small: {rollout['preempted']:.0f} requests a step are preempted"
+            f" and computed again, in {rollout['steps_preempted']} of {counted(rollout['steps'], 'step')};"
+            f" at its fullest the cache is {percent(rollout['cache_peak'])} full."
+        )
+        found.append(Finding("preemption", text, 0, phase="generation"))
+    return found
 
 
 def _idle_workers(merged: Merged, bubbles: Sequence[Bubble]) -> list[Finding]:

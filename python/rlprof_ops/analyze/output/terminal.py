@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlprof_ops.analyze.output.causes import path_lines, what_if_lines
+from rlprof_ops.analyze.output.rollout import rollout_lines
 from rlprof_ops.analyze.output.text import counted, duration, percent, size, step_runs, unmarked
 from rlprof_ops.analyze.report_model import Answer
 
@@ -48,6 +49,11 @@ def show(answer: Answer, console: Console) -> None:
     if not answer["findings"]:
         console.print("No finding is large enough for a sentence.")
     _causes(answer, console)
+    rollout = rollout_lines(answer)
+    if rollout:
+        console.print("[bold]Generation[/]")
+    for line in rollout:
+        console.print(f"  {escape(line)}", highlight=False)
     if answer["phases"]:
         console.print(_phases(answer))
     if answer["gpu"]:

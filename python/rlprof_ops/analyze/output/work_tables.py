@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rlprof_ops.analyze.metrics.bandwidth import bandwidths
 from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
 from rlprof_ops.analyze.metrics.gpu_work.kernel_classes import kernel_class
+from rlprof_ops.analyze.metrics.gpu_work.serving import ServingTotal
 from rlprof_ops.analyze.metrics.intervals import Union
 from rlprof_ops.analyze.metrics.intervals import merged as joined
 from rlprof_ops.analyze.metrics.kernels import NameTotal
@@ -19,6 +20,7 @@ from rlprof_ops.analyze.report_model import (
     KernelClassRow,
     MemoryRow,
     NameRow,
+    ServingRow,
     SharedGpuRow,
     WeightSyncRow,
 )
@@ -156,6 +158,37 @@ def copy_rows(read: list[Summary]) -> list[CopyRow]:
         )
     ]
     return rows[:MAX_COLLECTIVES]
+
+
+def serving_rows(read: list[Summary]) -> list[ServingRow]:
+    """Prefill and decode over all ranks of a worker; `share` is of all GPU work launched in that phase."""
+    found: dict[tuple[str, str, str, str], list[ServingTotal]] = defaultdict(list)
+    whole: dict[tuple[str, str], int] = defaultdict(int)
+    for summary in read:
+        for row in summary.serving:
+            found[summary.report.worker, row.phase, row.kind, row.told_by].append(row)
+        for kernel in summary.kernels if summary.serving else ():
+            whole[summary.report.worker, kernel.phase] += kernel.total_ns
+    rows: list[ServingRow] = []
+    for (worker, phase, kind, told_by), parts in found.items():
+        count, total = sum(part.count for part in parts), sum(part.total_ns for part in parts)
+        curves = [part.batch for part in parts if part.batch]
+        decoding = sum(part.decoding for part in parts)
+        rows.append(
+            {
+                "worker": worker,
+                "phase": phase,
+                "kind": kind,
+                "told_by": told_by,
+                "count": count,
+                "total_ns": total,
+                "share": round(min(1.0, total / max(whole[worker, phase], 1)), 5),
+                "prompt_tokens": sum(part.prefilled for part in parts),
+                "batch_mean": round(decoding / max(count, 1), 2) if decoding else None,
+                "batch": [round(sum(points) / len(curves), 2) for points in zip(*curves, strict=True)],
+            }
+        )
+    return sorted(rows, key=lambda row: -row["total_ns"])[:MAX_COLLECTIVES]
 
 
 def collective_rows(read: list[Summary], skews: Sequence[CollectiveSkew]) -> list[CollectiveRow]:

@@ -60,6 +60,7 @@ def page_data(answer: Answer) -> dict[str, object]:
         "whole_run": answer.get("whole_run"),
         "kernel_classes": answer.get("kernel_classes", []),
         "copies": answer.get("copies", []),
+        "serving": answer.get("serving", []),
         "segments": _segments(answer),
         "steps_of": _steps_of(answer),
         "workers": worker_rows(answer),

@@ -111,6 +111,8 @@ const gantt = D.steps_of.length ? makeGantt(D, {$, el, time, color, rankName, sh
 window.rlprofGantt = gantt;
 if (gantt) { legend($("gantt-legend"), [...D.phase_names.map((p, i) => [p, color(i)]), ["in no phase", ".thin"], ...(D.critical_path.steps.length ? [["what decided the step", ".path"]] : []), ...(D.stragglers.length ? [["straggler", ".slow"]] : [])]); gantt.draw(); } else hide("gantt");
 
+showRollout(D, {$, el, time, pct, count, counted, table, ns, hide, legend, showTip, hideTip});
+
 // ---- what decided the step: the chain, what a change would bring, slack
 const chain = D.critical_path.steps.flatMap(s => s.links.map((l, i) => ({...l, step: s.step, length: s.length_ns, place: i + 1})));
 if (chain.length) {

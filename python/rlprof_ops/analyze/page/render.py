@@ -14,7 +14,7 @@ from markupsafe import Markup
 from rlprof_ops.analyze.page.data import page_data
 from rlprof_ops.analyze.report_model import Answer
 
-_SCRIPTS = ("gantt.js", "whole_run.js", "page.js")
+_SCRIPTS = ("gantt.js", "whole_run.js", "rollout.js", "page.js")
 
 
 def render(answer: Answer, timeline: Sequence[str] = (), served: bool = False) -> str:

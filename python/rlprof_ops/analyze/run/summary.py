@@ -14,6 +14,7 @@ from rlprof_ops.analyze.columns import Spans, Trace, join
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, find_collective_events
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit, host_of, sum_gpu, sum_idle
 from rlprof_ops.analyze.metrics.gpu_work.copies import CopyTotal, copy_totals
+from rlprof_ops.analyze.metrics.gpu_work.serving import ServingTotal, serving_totals
 from rlprof_ops.analyze.metrics.host import host_communication
 from rlprof_ops.analyze.metrics.intervals import Union
 from rlprof_ops.analyze.metrics.kernels import (
@@ -122,6 +123,7 @@ class Summary:
     world_rank: int = -1  # as torch.distributed counts in the world of this process; -1: untold
     told_apart: bool = False
     copies: tuple[CopyTotal, ...] = ()
+    serving: tuple[ServingTotal, ...] = ()
 
     def as_step(self, number: int) -> Summary:
         """The same, its one step without a mark numbered so."""
@@ -185,6 +187,7 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
         trace, ops=join(Spans, [])
     )  # the unions come later, and ops are no longer needed: a lower peak
     kernels, copies = top_kernels(trace, segments), copy_totals(trace, segments)
+    serving = serving_totals(trace, segments)
     release(trace.launches, trace.gpu)
     in_phase = phase_union(segments) if segments else None
     windows = [(step.start, step.end) for step in steps] + [(s.start, s.end) for s in segments]
@@ -211,6 +214,7 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
         kernels=kernels,
         ops=ops,
         copies=copies,
+        serving=serving,
         collectives=collective_totals(trace),
         memory=memory_peaks(trace, segments),
         collective_events=collective_events,

@@ -53,11 +53,43 @@ class Tail(TypedDict):
     shares: list[float]
 
 
-class WholeRun(TypedDict):
-    """`steps` to `phases` are columns, a row a step, or a group of `counts` steps. Milliseconds; `begin_ms`
-    since the run's first step.
+class Done(TypedDict):
+    """When `share` of a phase's requests was done: `left` is the share of the phase that came after,
+    `saves_ms` its length, `requests` how many were left then; means over `steps`.
     """
 
+    share: float
+    left: float
+    saves_ms: float
+    requests: float
+    steps: int
+
+
+class Rollout(TypedDict):
+    """Generation by the engines' own numbers, means over `steps`. Tokens and preempted requests are those of
+    a step; `*_at` are curves over the phase, from its begin to its end.
+    """
+
+    steps: int
+    phase_ms: float
+    step_ms: float
+    done: list[Done]
+    batch_mean: float
+    batch_peak: float
+    tokens: int
+    prompt_tokens: int
+    tokens_s: float
+    preempted: float
+    steps_preempted: int
+    cache_peak: float
+    running_at: list[float]
+    waiting_at: list[float]
+    tokens_s_at: list[float]
+    prompt_tokens_s_at: list[float]
+    cache_at: list[float]
+
+
+class _WholeRun(TypedDict):
     worker: str
     count: int
     median_ms: float
@@ -72,3 +104,11 @@ class WholeRun(TypedDict):
     heat: list[Heat]
     curves: list[Curve]
     tail: Tail | None
+
+
+class WholeRun(_WholeRun, total=False):
+    """`steps` to `phases` are columns, a row a step, or a group of `counts` steps. Milliseconds; `begin_ms`
+    since the run's first step. What follows is absent in a report of an earlier version.
+    """
+
+    rollout: Rollout | None

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlprof_ops.analyze.run.worker_pool import each
+from rlprof_ops.analyze.whole_run.looks import EngineLooks, EngineRows, none
 from rlprof_ops.recorder import rows
 from rlprof_ops.recorder.detect.ranks import WAITING
 from rlprof_ops.recorder.detect.steps import SEASONAL
@@ -52,13 +53,13 @@ class ProcessSteps:
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """One node. `in_flight`: times (Unix ns) and requests that its engines had then. `curves`: the samples
-    within the captured steps, by what they are of: columns of time (ns), and four figures.
+    """One node. `engines`: what its engines said, over the whole run. `curves`: the samples within the
+    captured steps, by what they are of: columns of time (ns), and four figures.
     """
 
     node: str
     processes: tuple[ProcessSteps, ...]
-    in_flight: tuple[Integers, Integers]
+    engines: EngineLooks
     curves: dict[str, npt.NDArray[np.float64]]
 
 
@@ -80,10 +81,7 @@ def read_all(root: Path, captured: Sequence[Interval], workers: int) -> list[Nod
 
 
 def _killed(folder: Path) -> NodeRecord:
-    return NodeRecord(folder.parent.name, (), _NONE, {})
-
-
-_NONE: tuple[Integers, Integers] = (np.empty(0, np.int64), np.empty(0, np.int64))
+    return NodeRecord(folder.parent.name, (), none(), {})
 
 
 def read_node(captured: Sequence[Interval], folder: Path) -> NodeRecord:
@@ -91,7 +89,7 @@ def read_node(captured: Sequence[Interval], folder: Path) -> NodeRecord:
     told: dict[str, list[Table]] = defaultdict(list)
     marked: dict[tuple[str, str], list[Table]] = defaultdict(list)
     curves: dict[str, list[Floats]] = defaultdict(list)
-    flights: list[tuple[Integers, Integers]] = []
+    engines = EngineRows()
     for block in read_folder(folder):
         names = block.names()
         steps = table(block, rows.STEP)
@@ -103,16 +101,13 @@ def read_node(captured: Sequence[Interval], folder: Path) -> NodeRecord:
             key = names.get(int(pair) >> 16, ""), names.get(int(pair) & 0xFFFF, "")
             marked[key].append(phases[pairs == pair])
         _add_curves(curves, block, names, captured)
-        engines = table(block, rows.ENGINE)
-        if len(engines):
-            t_ns = block.base_ns + engines["t"].astype(np.int64) * _TENTH_NS
-            flights.append((t_ns, engines["running"].astype(np.int64) + engines["waiting"]))
+        engines.add(block.base_ns, names, table(block, rows.ENGINE))
     node = folder.parent.name
     processes = [_process(node, name, parts, marked) for name, parts in sorted(told.items())]
     return NodeRecord(
         node,
         tuple(each for each in processes if each is not None),
-        _summed(flights),
+        engines.looks(),
         {name: np.concatenate(parts, axis=1) for name, parts in sorted(curves.items())},
     )
 
@@ -196,12 +191,3 @@ def _keep(
     if inside.any():
         columns = [t_ns.astype(np.float64), *(column.astype(np.float64) for column in figures)]
         curves[name].append(np.stack(columns)[:, inside])
-
-
-def _summed(flights: list[tuple[Integers, Integers]]) -> tuple[Integers, Integers]:
-    """Requests of all engines of a node, moment by moment."""
-    if not flights:
-        return _NONE
-    t_ns, requests = (np.concatenate([flight[i] for flight in flights]) for i in (0, 1))
-    moments, place = np.unique(t_ns, return_inverse=True)
-    return moments, np.bincount(place, weights=requests).astype(np.int64)

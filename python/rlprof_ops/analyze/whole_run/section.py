@@ -20,6 +20,7 @@ from rlprof_ops.analyze.whole_run.records import (
     has_records,
     read_all,
 )
+from rlprof_ops.analyze.whole_run.rollout import rollout
 from rlprof_ops.analyze.whole_run.tail import long_tail
 from rlprof_ops.recorder.detect.steps import SEASONAL
 from rlprof_ops.recorder.head_recorder import FINDINGS, FOLDER, read_rows
@@ -83,6 +84,7 @@ def from_records(
         "heat": heat,
         "curves": _curves(nodes, t0_ns),
         "tail": long_tail(driver, nodes),
+        "rollout": rollout(driver, nodes),
     }
 
 

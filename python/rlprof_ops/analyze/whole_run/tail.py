@@ -33,44 +33,54 @@ def long_tail(driver: ProcessSteps, nodes: Sequence[NodeRecord]) -> Tail | None:
 
 
 def _by_requests(driver: ProcessSteps, nodes: Sequence[NodeRecord]) -> dict[int, float]:
-    moments, requests = _together([node.in_flight for node in nodes if len(node.in_flight[0])])
-    if not len(moments):
-        return {}
-    generation = sum((own for name, own in driver.phases.items() if GENERATION.search(name)), np.zeros(1))
+    moments, requests = in_flight(nodes)
     found = {}
-    for place, step in enumerate(driver.step.tolist()):
-        if len(generation) <= place or not generation[place] or np.isnan(driver.generated_s[place]):
-            continue
-        end = driver.begin_ns[place] + int(driver.generated_s[place] * 1e9)
-        begin = end - int(generation[place] * 1e9)
+    for step, begin, end in generation_windows(driver) if len(moments) else ():
         inside = slice(*np.searchsorted(moments, (begin, end)).tolist())
-        share = tail_share(moments[inside], requests[inside], int(begin), int(end))
+        share = tail_share(moments[inside], requests[inside], begin, end)
         if share is not None:
             found[step] = share
     return found
 
 
-def tail_share(moments: Integers, requests: Integers, begin: int, end: int) -> float | None:
-    """The share of `begin` to `end` in which at most a twentieth of the most requests was left, after that
+def generation_windows(driver: ProcessSteps) -> list[tuple[int, int, int]]:
+    """(step, begin, end) of the generation of every step that had any; Unix nanoseconds."""
+    generation = sum((own for name, own in driver.phases.items() if GENERATION.search(name)), np.zeros(1))
+    found = []
+    for place, step in enumerate(driver.step.tolist()):
+        if len(generation) <= place or not generation[place] or np.isnan(driver.generated_s[place]):
+            continue
+        end = int(driver.begin_ns[place]) + int(driver.generated_s[place] * 1e9)
+        found.append((step, end - int(generation[place] * 1e9), end))
+    return found
+
+
+def tail_share(
+    moments: Integers, requests: Integers, begin: int, end: int, last_share: float = LAST
+) -> float | None:
+    """The share of `begin` to `end` in which at most `last_share` of the most requests was left, after that
     most.
     """
     if len(moments) < _LEAST_LOOKS or requests.max() < _LEAST_REQUESTS:
         return None
     peak = int(requests.argmax())
-    left = np.flatnonzero(requests[peak:] > max(1.0, LAST * requests[peak])) + peak
+    left = np.flatnonzero(requests[peak:] > max(1.0, last_share * requests[peak])) + peak
     last = moments[min(int(left[-1]) + 1, len(moments) - 1)]
     return float((end - last) / max(end - begin, 1))
 
 
-def _together(flights: Sequence[tuple[Integers, Integers]]) -> tuple[Integers, Integers]:
-    """All nodes' requests, each node's count held until its next."""
-    if not flights:
+def in_flight(nodes: Sequence[NodeRecord]) -> tuple[Integers, Integers]:
+    """Every moment at which some node's engines were looked at, and the requests that all of them had then:
+    each node's count held until its next.
+    """
+    engines = [node.engines for node in nodes if len(node.engines)]
+    if not engines:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    moments = np.unique(np.concatenate([t_ns for t_ns, _ in flights]))
+    moments = np.unique(np.concatenate([looks.t_ns for looks in engines]))
     total = np.zeros(len(moments), np.int64)
-    for t_ns, requests in flights:
-        place = np.searchsorted(t_ns, moments, side="right") - 1
-        total += np.where(place >= 0, requests[np.maximum(place, 0)], 0)
+    for looks in engines:
+        place = np.searchsorted(looks.t_ns, moments, side="right") - 1
+        total += np.where(place >= 0, looks.in_flight[np.maximum(place, 0)], 0)
     return moments, total
 
 

@@ -1,0 +1,29 @@
+"use strict";
+// What generation did inside: curves over the phase, its long tail, prefill and decode.
+function showRollout(D, ui) {
+  const {$, el, time, pct, count, counted, table, ns} = ui, R = D.whole_run && D.whole_run.rollout, HUES = ["#3b82c4", "#cc5f8f", "#e08a3c", "#59a14f", "#8e6bbf"];
+  function chart(box, title, lines) {
+    const NS = "http://www.w3.org/2000/svg", svg = document.createElementNS(NS, "svg"), legend = el("div", "legend"), n = lines[0].values.length;
+    svg.setAttribute("viewBox", "0 0 1000 120"); svg.setAttribute("preserveAspectRatio", "none"); svg.setAttribute("role", "img"); svg.setAttribute("aria-label", title); svg.classList.add("curves");
+    lines.forEach((line, i) => {
+      const top = line.top || Math.max(...line.values, 1e-9), path = document.createElementNS(NS, "polyline");
+      path.setAttribute("points", line.values.map((v, k) => `${(1000 * (k + .5) / n).toFixed(1)},${(116 - 112 * v / top).toFixed(1)}`).join(" "));
+      for (const [k, v] of Object.entries({fill: "none", stroke: HUES[i], "stroke-width": 1.8, "vector-effect": "non-scaling-stroke"})) path.setAttribute(k, v);
+      svg.append(path);
+    });
+    ui.legend(legend, lines.map((line, i) => [`${line.name} ≤ ${line.top ? pct(Math.max(...line.values)) : count(Math.round(Math.max(...line.values)))}`, HUES[i]]));
+    svg.addEventListener("mousemove", e => { const a = svg.getBoundingClientRect(), k = Math.min(n - 1, Math.max(0, Math.floor((e.clientX - a.left) / a.width * n)));
+      ui.showTip(e, [`${Math.round(100 * (k + .5) / n)} % of the phase`, ...lines.map(line => `${line.name}: ${line.top ? pct(line.values[k]) : count(Math.round(line.values[k] * 10) / 10)}`)].join("\n")); });
+    svg.addEventListener("mouseleave", ui.hideTip);
+    box.append(el("h3", "", title), legend, svg);
+  }
+  if (R) {
+    $("rollout-text").textContent = `Mean of ${counted(R.steps, "step")}: generation takes ${time(R.phase_ms * 1e6)} of a step of ${time(R.step_ms * 1e6)}; ${count(R.tokens)} tokens of ${count(R.prompt_tokens)} prompt tokens, ${count(Math.round(R.tokens_s))} tokens a second; ${Math.round(R.batch_mean)} requests at a time, ${Math.round(R.batch_peak)} at most. ${R.preempted ? `${+R.preempted.toPrecision(3)} requests a step are preempted, in ${counted(R.steps_preempted, "step")}` : "No request was preempted"}; the KV cache is ${pct(R.cache_peak)} full at most.`;
+    chart($("rollout-curves"), "Over the phase, by the engines' own numbers", [{name: "running", values: R.running_at}, {name: "waiting", values: R.waiting_at}, {name: "tokens/s", values: R.tokens_s_at}, {name: "prompt tokens/s", values: R.prompt_tokens_s_at}, {name: "KV cache", values: R.cache_at, top: 1}]);
+    table($("rollout-done"), "When the requests were done", [{name: "of the requests", num: true, value: r => r.share, text: r => pct(r.share)}, {name: "done after, of the phase", num: true, value: r => 1 - r.left, text: r => pct(1 - r.left)}, {name: "the rest takes", num: true, unit: "ns", bar: true, value: r => Math.round(r.saves_ms * 1e6), text: r => time(r.saves_ms * 1e6), title: "A step: the most that cutting there saves"}, {name: "of the step", num: true, value: r => r.saves_ms / R.step_ms, text: r => pct(r.saves_ms / R.step_ms)}, {name: "requests left", num: true, value: r => r.requests}, {name: "steps", num: true, value: r => r.steps}], R.done);
+  }
+  const told = D.serving.find(r => r.batch.length);
+  if (told) chart($("rollout-batch"), `Requests decoded at a time over ${told.phase || "the capture"} of ${told.worker}, by its passes`, [{name: "requests", values: told.batch}]);
+  table($("rollout-serving"), "Prefill and decode on the GPUs", [{name: "worker", value: r => r.worker}, {name: "phase", value: r => r.phase || "–"}, {name: "work", value: r => r.kind}, ns("time", "total_ns", {bar: true}), {name: "of the phase's GPU work", num: true, value: r => r.share, text: r => pct(r.share)}, {name: "told by", value: r => r.told_by}, {name: "count", num: true, value: r => r.count, text: r => count(r.count)}, {name: "requests decoded a pass", num: true, value: r => r.batch_mean}, {name: "prompt tokens", num: true, value: r => r.prompt_tokens || null, text: r => r.prompt_tokens ? count(r.prompt_tokens) : "–"}], D.serving);
+  if (!R && !D.serving.length) ui.hide("rollout");
+}
