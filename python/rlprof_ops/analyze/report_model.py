@@ -367,6 +367,35 @@ class ServingRow(TypedDict):
     batch: list[float]
 
 
+class MfuRow(TypedDict):
+    """The model's work in a phase: `tflops` a GPU and second, and its share of `peak_tflops`. `gpus` are
+    those of the whole job's worker.
+    """
+
+    worker: str
+    phase: str
+    flops_a_token: int
+    gpus: int
+    mean_ns: int
+    tflops: float
+    peak_tflops: float
+    share: float
+
+
+class MfuAnswer(TypedDict):
+    """`met`: parameters that one token is multiplied with; `flops_a_token` of a row are times these.
+    `untold`: why a row is missing.
+    """
+
+    parameters: int
+    met: int
+    model: str
+    tokens_per_step: int | None
+    tokens_from: str
+    rows: list[MfuRow]
+    untold: list[str]
+
+
 class CollectiveRow(TypedDict):
     """A kind of collective of a worker; `transfer_ns`: mean of a call without waiting."""
 
@@ -455,3 +484,4 @@ class Answer(_Answer, total=False):
     kernel_classes: list[KernelClassRow]
     copies: list[CopyRow]
     serving: list[ServingRow]
+    mfu: MfuAnswer | None

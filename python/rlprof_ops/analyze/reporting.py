@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from rlprof_ops.analyze.model_size.utilisation import Told
 from rlprof_ops.analyze.output.answer import build
 from rlprof_ops.analyze.report_model import Answer
 from rlprof_ops.analyze.run.engine import Results, summarise_all
@@ -25,6 +26,7 @@ def report(
     jobs: int | None = None,
     output: Path | None = None,
     cache: bool = True,
+    model: Told | None = None,
 ) -> Answer:
     """Reads a run, writes `report.json` and `report.html`, prints the summary; returns the answer.
 
@@ -33,7 +35,7 @@ def report(
     """
     from rlprof_ops.analyze.page.render import render
 
-    answer = answer_of(root, engine, jobs, cache, quiet=as_json)
+    answer = answer_of(root, engine, jobs, cache, quiet=as_json, model=model)
     folder = output or (root if root.is_dir() else root.parent)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,14 +84,19 @@ def render_again(folder: Path) -> bool:
 
 
 def answer_of(
-    root: Path, engine: str = "local", jobs: int | None = None, cache: bool = True, quiet: bool = False
+    root: Path,
+    engine: str = "local",
+    jobs: int | None = None,
+    cache: bool = True,
+    quiet: bool = False,
+    model: Told | None = None,
 ) -> Answer:
     """The answer to a run folder, with a progress bar on a terminal's standard error."""
     reports = _reports(root)
     folder = root if root.is_dir() else root.parent
     readable = sum(report.readable for report in reports)
     if quiet or not sys.stderr.isatty() or readable < 2:
-        return build(root, reports, summarise_all(folder, reports, engine, jobs, cache))
+        return build(root, reports, summarise_all(folder, reports, engine, jobs, cache), model)
     from rich.console import Console
     from rich.progress import Progress
 
@@ -99,7 +106,7 @@ def answer_of(
         def advance(done: int, _total: int, _result: Results) -> None:
             bar.update(task, completed=done)
 
-        return build(root, reports, summarise_all(folder, reports, engine, jobs, cache, advance))
+        return build(root, reports, summarise_all(folder, reports, engine, jobs, cache, advance), model)
 
 
 def _reports(root: Path) -> tuple[Report, ...]:

@@ -33,6 +33,24 @@ from rlprof_ops.commands._jobs import run_argument
     help="Folder for report.html and report.json. Default: the run folder.",
 )
 @click.option(
+    "--model-params", metavar="N", help="Parameters of the model (7e9, 7B), of which MFU is computed."
+)
+@click.option(
+    "--model-config",
+    type=click.Path(path_type=Path),
+    help="Its Hugging Face config.json instead, or the folder that holds one.",
+)
+@click.option(
+    "--tokens-per-step",
+    type=click.IntRange(min=1),
+    help="Tokens, prompts included, that a step trains on. Default: what the recorder saw of the engines.",
+)
+@click.option(
+    "--peak-tflops",
+    type=click.FloatRange(min=0, min_open=True),
+    help="What one GPU can do at most. Default: dense BF16 by its name.",
+)
+@click.option(
     "--no-cache", is_flag=True, help="Neither use nor write the Parquet columns beside the reports."
 )
 def command(
@@ -43,6 +61,10 @@ def command(
     engine: str,
     jobs: int | None,
     output: Path | None,
+    model_params: str | None,
+    model_config: Path | None,
+    tokens_per_step: int | None,
+    peak_tflops: float | None,
     no_cache: bool,
 ) -> None:
     """Explain a run: step anatomy, idle time, stragglers, kernels; as a page, as JSON and here.
@@ -52,9 +74,11 @@ def command(
 
     Example: rlprof report 4711 --open
     """
+    from rlprof_ops.analyze.model_size.utilisation import told
     from rlprof_ops.analyze.reporting import report
     from rlprof_ops.job.run_folder import folder_of
 
+    model = told(model_params, model_config, tokens_per_step, peak_tflops)
     folder = folder_of(run)
     report(
         folder,
@@ -64,6 +88,7 @@ def command(
         jobs=jobs,
         output=output,
         cache=not no_cache,
+        model=model,
     )
     if serve:
         from rlprof_ops.analyze.viewing import view

@@ -17,6 +17,7 @@ from rlprof_ops.analyze.metrics.collectives import collective_skews
 from rlprof_ops.analyze.metrics.phases import MAX_SEGMENTS, PHASE_ORDER
 from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, spreads, stragglers
 from rlprof_ops.analyze.metrics.waiting import Waiting, bubbles, waiting
+from rlprof_ops.analyze.model_size.utilisation import Told, utilisation
 from rlprof_ops.analyze.output.causes import path_json, what_if_json
 from rlprof_ops.analyze.output.findings import Causes, find
 from rlprof_ops.analyze.output.work_tables import (
@@ -60,8 +61,11 @@ SCHEMA = 1
 _AROUND_NS = 2_000_000_000  # that the curves show before and after a captured step
 
 
-def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> Answer:
-    """The answer to a run folder; the schema is `analyze/output/report.schema.json`.
+def build(
+    root: Path, reports: Sequence[Report], results: Sequence[Result], model: Told | None = None
+) -> Answer:
+    """The answer to a run folder; the schema is `analyze/output/report.schema.json`. `model`: what was told
+    of the model that is trained.
 
     Times are integer nanoseconds: `*_ns` durations, and starts relative to `t0_ns` (UTC).
     """
@@ -92,7 +96,7 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> A
     of_rank: dict[Rank, list[Summary]] = defaultdict(list)
     for summary in read:
         of_rank[rank_of(summary)].append(summary)
-    return {
+    answer: Answer = {
         "schema": SCHEMA,
         "made_by": f"rlprof-ops {__version__}",
         "made_ns": time.time_ns(),
@@ -124,6 +128,7 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> A
         "kernel_classes": kernel_class_rows(read),
         "copies": copy_rows(read),
         "serving": serving_rows(read),
+        "mfu": None,
         "ops": name_rows(read, "ops", step_times(merged)),
         "collectives": collective_rows(read, skews),
         "skews": [
@@ -134,6 +139,18 @@ def build(root: Path, reports: Sequence[Report], results: Sequence[Result]) -> A
         "memory": memory_rows(read, index),
         "whole_run": whole,
     }
+    if model is not None:
+        answer["mfu"] = utilisation(
+            model, answer["phases"], answer["ranks"], answer["gpu"], whole, _world(folder)
+        )
+    return answer
+
+
+def _world(folder: Path) -> dict[str, int]:
+    """worker -> its ranks in the whole job, as the manifest saw them."""
+    told = read_json(folder / "manifest.json").get("world")
+    counts = told.items() if isinstance(told, dict) else ()
+    return {str(worker): count for worker, count in counts if isinstance(count, int)}
 
 
 def _whole_run(folder: Path, t0: int, steps: Sequence[StepRow], coverage: Coverage) -> WholeRun | None:

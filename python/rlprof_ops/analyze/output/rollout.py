@@ -1,9 +1,9 @@
-"""What generation did inside, as lines for the terminal."""
+"""What generation did inside, and the model's work against the GPUs' peak, as lines for the terminal."""
 
 from __future__ import annotations
 
 from rlprof_ops.analyze.output.text import counted, duration, percent
-from rlprof_ops.analyze.report_model import Answer, ServingRow
+from rlprof_ops.analyze.report_model import Answer, MfuAnswer, ServingRow
 from rlprof_ops.analyze.whole_run.model import Rollout
 
 MAX_LINES = 4
@@ -43,3 +43,23 @@ def _by_trace(row: ServingRow) -> str:
         f"{row['worker']}{where}: {row['kind']} {duration(row['total_ns'])} of GPU work"
         f" ({percent(row['share'])}), by {row['count']:,} {row['told_by']}{prompt}{batch}."
     )
+
+
+def mfu_lines(mfu: MfuAnswer | None) -> list[str]:
+    """The share of the GPUs' peak in each phase, and why one is not told."""
+    if mfu is None:
+        return []
+    lines = [f"MFU not told: {reason}" for reason in mfu["untold"]]
+    if not mfu["rows"]:
+        return lines
+    head = (
+        f"MFU with N = {mfu['met'] / 1e9:,.3g} billion parameters a token meets ({mfu['model']}),"
+        f" {mfu['tokens_per_step']:,} tokens a step ({mfu['tokens_from']}):"
+    )
+    rows = [
+        f"  {row['worker']} {row['phase']}: {percent(row['share'])} of {counted(row['gpus'], 'GPU')} at"
+        f" {row['peak_tflops']:g} TFLOP/s ({row['flops_a_token']} N tokens in {duration(row['mean_ns'])}:"
+        f" {row['tflops']:.3g} TFLOP/s each)"
+        for row in mfu["rows"]
+    ]
+    return [head, *rows, *lines]

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlprof_ops.analyze.output.causes import path_lines, what_if_lines
-from rlprof_ops.analyze.output.rollout import rollout_lines
+from rlprof_ops.analyze.output.rollout import mfu_lines, rollout_lines
 from rlprof_ops.analyze.output.text import counted, duration, percent, size, step_runs, unmarked
 from rlprof_ops.analyze.report_model import Answer
 
@@ -56,6 +56,8 @@ def show(answer: Answer, console: Console) -> None:
         console.print(f"  {escape(line)}", highlight=False)
     if answer["phases"]:
         console.print(_phases(answer))
+    for line in mfu_lines(answer.get("mfu")):
+        console.print(escape(line), highlight=False)
     if answer["gpu"]:
         console.print(_gpu(answer))
     if answer["kernels"]:

@@ -61,6 +61,7 @@ def page_data(answer: Answer) -> dict[str, object]:
         "kernel_classes": answer.get("kernel_classes", []),
         "copies": answer.get("copies", []),
         "serving": answer.get("serving", []),
+        "mfu": answer.get("mfu"),
         "segments": _segments(answer),
         "steps_of": _steps_of(answer),
         "workers": worker_rows(answer),

@@ -1,0 +1,94 @@
+"""MFU of runs whose times, tokens and GPUs are known; and what is said where something is not told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("msgspec")
+
+from click.testing import CliRunner
+from tests.analyze.fake_run import PLAN, make_run
+from tests.analyze.whole_run.generations import tokens_a_step, two_engines
+
+from rlprof_ops.analyze.model_size.parameters import told_parameters
+from rlprof_ops.analyze.model_size.utilisation import Told
+from rlprof_ops.analyze.reporting import answer_of
+from rlprof_ops.commands import report
+from rlprof_ops.errors import UsageError
+
+N, TOKENS = 1_000_000_000, 4096
+
+
+def seconds(worker: str, phase: str) -> float:
+    return next(length for name, _, length in PLAN[worker] if name == phase) / 1e6
+
+
+def test_the_share_of_the_peak_is_what_was_simulated(tmp_path: Path) -> None:
+    told = Told(told_parameters("1e9"), TOKENS, None)
+    mfu = answer_of(make_run(tmp_path, ranks=4, generation_ranks=2), jobs=1, cache=False, model=told)["mfu"]
+    assert mfu is not None and mfu["untold"] == [] and mfu["tokens_per_step"] == TOKENS
+    rows = {(row["worker"], row["phase"]): row for row in mfu["rows"]}
+    assert set(rows) == {
+        ("generation_worker", "generation"), ("policy_worker", "ref_logprob"), ("policy_worker", "train")
+    }  # fmt: skip
+    for (worker, phase), row in rows.items():
+        gpus, factor = (2, 2) if worker == "generation_worker" else (4, 6 if phase == "train" else 2)
+        achieved = factor * N * TOKENS / seconds(worker, phase) / gpus / 1e12
+        assert (row["gpus"], row["flops_a_token"], row["peak_tflops"]) == (gpus, factor, 989.4)
+        assert row["tflops"] == pytest.approx(achieved, rel=1e-3)
+        assert row["share"] == pytest.approx(achieved / 989.4, abs=1e-5)
+
+
+def test_all_ranks_of_the_job_share_the_tokens(tmp_path: Path) -> None:
+    """Four of 64 ranks were captured: the step's tokens went to 64 GPUs."""
+    run = make_run(tmp_path, ranks=4)
+    (run / "manifest.json").write_text(json.dumps({"world": {"policy_worker": 64}, "captures": []}))
+    mfu = answer_of(run, jobs=1, cache=False, model=Told(told_parameters("1e9"), TOKENS, 100.0))["mfu"]
+    assert mfu is not None
+    train = next(row for row in mfu["rows"] if row["phase"] == "train")
+    assert (train["gpus"], train["peak_tflops"]) == (64, 100.0)
+    expected = 6 * N * TOKENS / seconds("policy_worker", "train") / 64 / 1e14
+    assert train["share"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_tokens_come_from_the_engines(tmp_path: Path) -> None:
+    two_engines(tmp_path)
+    mfu = answer_of(tmp_path, jobs=1, cache=False, model=Told(told_parameters("7B")))["mfu"]
+    assert mfu is not None and mfu["tokens_per_step"] == pytest.approx(tokens_a_step() + 2000, rel=0.01)
+    assert mfu["rows"] == [] and mfu["untold"] == [
+        "no phase of train, generation, logprob, ref_logprob was captured"
+    ]
+
+
+def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
+    run = str(make_run(tmp_path, ranks=2))
+
+    def said(*options: str) -> str:
+        done = CliRunner().invoke(report.command, [run, "-j", "1", "--no-cache", *options])
+        return str(done.exception) if isinstance(done.exception, UsageError) else done.output
+
+    assert "give --tokens-per-step" in said("--model-params", "7e9")
+    assert "--model-params 7e9 and --model-config" in said("--model-params", "7e9", "--model-config", "x")
+    assert "--tokens-per-step 5: MFU needs --model-params" in said("--tokens-per-step", "5")
+    assert "x: cannot be read" in said("--model-config", "x")
+    told = said("--model-params", "1e9", "--tokens-per-step", "4096")
+    assert "policy_worker train: 3" in told and "of 2 GPUs at 989.4 TFLOP/s" in told, told
+    page = (tmp_path / "report.html").read_text()
+    assert '"tokens_per_step":4096' in page
+
+
+def test_a_gpu_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    from tests.analyze.shared import kernel, mark, write_trace
+
+    events = [mark("step 3", 0, 1000), mark("train", 10, 900), kernel("k", 20, 100)]
+    write_trace(
+        tmp_path / "policy_worker_rank0_step3-3_n0_7.pt.trace.json",
+        events,
+        deviceProperties=[{"id": 0, "name": "Zeta Z9"}],
+    )
+    mfu = answer_of(tmp_path, jobs=1, cache=False, model=Told(told_parameters("7B"), 10))["mfu"]
+    assert mfu is not None and mfu["rows"] == []
+    assert mfu["untold"] == ["policy_worker: the peak of Zeta Z9 is not known here; give --peak-tflops"]
