@@ -24,6 +24,7 @@ from tests.analyze.whole_run.generations import two_engines
 from rlprof_ops.analyze.output import findings
 from rlprof_ops.analyze.output.advice import advice_on
 from rlprof_ops.analyze.output.answer import build
+from rlprof_ops.analyze.readers import cache, read_report
 from rlprof_ops.analyze.reporting import answer_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
@@ -68,6 +69,16 @@ def reports_lost(folder: Path) -> Answer:
     return answer_of(folder, jobs=1, cache=False)
 
 
+def still_training(folder: Path) -> Answer:
+    """Three reports of a job without an end, one of them only as its node has read it."""
+    make_run(folder, ranks=3)
+    (folder / "run.json").write_text(json.dumps({"schema": 1, "end": {"cause": "running"}}))
+    report = next((folder / "profiles" / "torch" / "policy_worker" / "rank2").iterdir())
+    cache.store(read_report(report), report, cache.digest(report), alone=True)
+    report.unlink()
+    return answer_of(folder, jobs=1)
+
+
 def a_long_tail(folder: Path) -> Answer:
     """Another one of four rollout ranks takes 600 µs instead of 400 in each step."""
     lengthy = usual_loop(0, rollout=4, policy=4, steps=4, noise=0.0)
@@ -92,6 +103,7 @@ RUNS: tuple[Callable[[Path], Answer], ...] = (
     seen_in_one_step_of_four,
     reports_lost,
     engines_that_wait_and_preempt,
+    still_training,
 )
 
 

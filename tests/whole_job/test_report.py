@@ -1,5 +1,5 @@
 """A job ends with its report: the anatomy agrees with the demo's own clock, the slow rank is named, Ray
-gives the same.
+gives the same, and so does a report without nsys while the job still runs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ LONG_NS = 100_000_000  # a phase that lasts this long is compared by itself, the
 SLOW = {
     ("policy_worker", 1, step, "train") for step in (3, 4, 7)
 }  # these last long on any machine, they are told to
+ALL_READ = """until [ "$(find "$RLPROF_RUN_DIR/profiles" -name '.*.columns.parquet' | wc -l)" = 6 ]; do
+sleep 0.3; done"""
 PREEMPTED_NS = 5_000_000  # on a busy machine, between a range and the demo's own clock beside it
 
 
@@ -29,7 +31,13 @@ def test_the_report_of_a_job(slurm):
     pytest.importorskip("msgspec")
     pytest.importorskip("rich")
     times = slurm.shared / "demo times.json"
-    command = f"{DEMO} --slow-rank 1 --slow-ms 1500 --json {shlex.quote(str(times))}"
+    early = slurm.shared / "while it runs"
+    # The nodes read their reports beside the training; what they made suffices, without nsys.
+    command = (
+        f"{DEMO} --slow-rank 1 --slow-ms 1500 --json {shlex.quote(str(times))}"
+        f" && timeout 180 bash -c {shlex.quote(ALL_READ)} && RLPROF_NSYS= PATH=/nowhere"
+        f' "$(command -v python)" -m rlprof_ops report "$RLPROF_RUN_DIR" -o {shlex.quote(str(early))}'
+    )
 
     # Five steps: of three, only an excess that hardly varies is beyond doubt, and on a busy machine it does.
     asked = {**ASKED, "RLPROF_STEPS": "3:5,6:9"}
@@ -45,6 +53,11 @@ def test_the_report_of_a_job(slurm):
     }
     assert named == {("policy_worker", 1, "train")}
     assert answer["coverage"]["planned"] == answer["coverage"]["arrived"] == 6
+
+    so_far = json.loads((early / "report.json").read_text())
+    assert so_far["findings"][0]["kind"] == "partial" != answer["findings"][0]["kind"]
+    assert not so_far["coverage"]["unread"]
+    agrees_with_the_demo(so_far, json.loads(times.read_text()))
 
     again = job.folder / "by ray"
     report = (

@@ -240,3 +240,17 @@ def _foreign(kind: str, suffix: str, found: dict[str, str | None]) -> ReportName
         pid=number("pid"),
         ordinal=number("ordinal"),
     )
+
+
+_COLUMNS = (".", ".columns.parquet")
+
+
+def columns_of(report: str) -> str:
+    """The name of the file beside a report that holds its columns (analyze/readers/cache.py)."""
+    return f"{_COLUMNS[0]}{report}{_COLUMNS[1]}"
+
+
+def report_of_columns(name: str) -> str:
+    """The report whose columns a file of this name holds; "" where it is no such file."""
+    held = name.startswith(_COLUMNS[0]) and name.endswith(_COLUMNS[1])
+    return name[len(_COLUMNS[0]) : -len(_COLUMNS[1])] if held else ""

@@ -25,6 +25,8 @@ from rlprof_ops.request import ProfileRequest
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
 from rlprof_ops.supervisor import capture_relay
+from rlprof_ops.supervisor.beside.distilling import Distilling
+from rlprof_ops.supervisor.beside.recording import Recording
 from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
 from rlprof_ops.supervisor.ray_process import (
@@ -35,7 +37,6 @@ from rlprof_ops.supervisor.ray_process import (
     start_argv,
     stripped,
 )
-from rlprof_ops.supervisor.recording import Recording
 from rlprof_ops.supervisor.steps import state_relay
 from rlprof_ops.supervisor.steps.state_relay import StateTold
 from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
@@ -65,6 +66,7 @@ class Supervisor:
         self.windows: Windows | None = None
         self.relay: StepRelay | None = None
         self.recording: Recording | None = None
+        self.distilling: Distilling | None = None
         self.helpers: set[int] = set()
         self._background: set[asyncio.Task[None]] = set()
         self.shutdown_requested: asyncio.Future[EndCause] | None = None  # a future needs the loop that runs
@@ -272,6 +274,13 @@ class Supervisor:
             self.recording = Recording(self.place, self.environment, self.journal.note, on_told, self.helpers)
             self.recording.start()
 
+    async def start_distilling(self) -> None:
+        """Read finished reports of this node beside the training, unless RLPROF_DISTIL_MIB is 0."""
+        memory_mib = self.settings.number("RLPROF_DISTIL_MIB")
+        if memory_mib and self._asked():
+            self.distilling = Distilling(self.place, self.environment, self.journal.note, self.helpers)
+            await self.distilling.start(memory_mib)
+
     def take_request(self, request: ProfileRequest) -> None:
         """The job goes by the trainer's own request, since it was asked for nothing itself."""
         self.request = request
@@ -300,6 +309,8 @@ class Supervisor:
         """The first half of the drain, while Ray runs: no new window, and the open ones are closed."""
         if self.on_demand is not None:
             self.on_demand.cancel()
+        if self.distilling is not None:
+            self.distilling.end()
         if self.windows is not None:
             seconds = budget.share("close_windows") / 2
             await self.files.survived(self.windows.close(), seconds, "closing windows")

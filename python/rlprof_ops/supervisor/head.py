@@ -25,6 +25,7 @@ from rlprof_ops.request import ProfileRequest
 from rlprof_ops.slurm.job_state import is_cancelled
 from rlprof_ops.supervisor import attach_file, capture_relay, ended_tasks
 from rlprof_ops.supervisor.base import GROUP_CLEANUP, Supervisor, plugin_message
+from rlprof_ops.supervisor.beside.recording import Recorded
 from rlprof_ops.supervisor.control_channel import (
     Drain,
     Drained,
@@ -39,7 +40,6 @@ from rlprof_ops.supervisor.driver import Driver, session_words
 from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher, watch_resources
 from rlprof_ops.supervisor.node_drain import Journal
 from rlprof_ops.supervisor.ray_process import no_authentication, ray_version
-from rlprof_ops.supervisor.recording import Recorded
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.supervisor.steps.state_relay import StateFile, StateTold
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
@@ -150,6 +150,7 @@ class Head(Supervisor):
                 self.on_demand = asyncio.create_task(capture_relay.watch(place.run.path, self._demanded))
             await self.serve_steps(self.control.tell, self._nodes.serving)
             self.start_recording(self._recorded)
+            await self.start_distilling()
             await self._racing_failures(self.start_ray(deadline))
             with self.journal.phase("nodes_join"):
                 await self._racing_failures(self._all_joined(asking, deadline))

@@ -19,6 +19,7 @@ from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor.base import Supervisor
+from rlprof_ops.supervisor.beside.recording import Recorded
 from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.control_channel import (
     Drain,
@@ -33,7 +34,6 @@ from rlprof_ops.supervisor.control_channel import (
     StopRay,
 )
 from rlprof_ops.supervisor.node_drain import Journal
-from rlprof_ops.supervisor.recording import Recorded
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
 
 _HEAR_SECONDS = 1.0
@@ -134,6 +134,7 @@ class Worker(Supervisor):
                 await head.tell(Recorded(told["news"]))
 
         self.start_recording(on_told)
+        await self.start_distilling()
         await self.start_ray(deadline)
         await head.tell(RayUp())
 

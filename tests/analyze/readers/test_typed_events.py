@@ -141,7 +141,7 @@ def test_the_cache_gives_back_every_row_of_several_groups(
     monkeypatch.setattr(cache, "_GROUP_ROWS", 1000)
     monkeypatch.setattr(spill, "BLOCK_ROWS", 700)
     assert cache.store(trace, report, "digest")
-    again = cache.load(report, "digest")
+    again = cache.load(report, "digest").trace
     assert again is not None and rows(again) == rows(trace)
     assert cache.cache_path(report).stat().st_mode & 0o777 == 0o640, "it is open to whom the report is"
 

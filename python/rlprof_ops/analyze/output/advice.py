@@ -11,6 +11,7 @@ from rlprof_ops.analyze.metrics.waiting import ROLLOUT, TRAINING
 _ADVICE = {
     "coverage": "`rlprof harvest` and the Coverage section say why each is missing; `rlprof retry` takes only"
     " those windows again.",
+    "partial": "`rlprof report` again reads what has come since; at its end the job makes its report itself.",
     "communication": "See Collectives for which group it is: many small messages ask for larger buckets, one"
     " slow group for its links; prefetching (FSDP) or overlapping reduction with backward hides the rest.",
     "host": "See Operators (host) for what the host does meanwhile. CUDA graphs, torch.compile or larger"

@@ -19,7 +19,7 @@ from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, spreads, straggle
 from rlprof_ops.analyze.metrics.waiting import Waiting, bubbles, waiting
 from rlprof_ops.analyze.model_size.utilisation import Told, utilisation
 from rlprof_ops.analyze.output.causes import path_json, what_if_json
-from rlprof_ops.analyze.output.findings import Causes, find
+from rlprof_ops.analyze.output.findings import Causes, find, so_far
 from rlprof_ops.analyze.output.work_tables import (
     collective_rows,
     copy_rows,
@@ -54,6 +54,7 @@ from rlprof_ops.analyze.run.run_steps import MIN_COVERED
 from rlprof_ops.analyze.run.summary import PhaseTime, Result, Summary, Unread
 from rlprof_ops.analyze.whole_run.model import WholeRun
 from rlprof_ops.analyze.whole_run.section import whole_run
+from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.version import __version__
 from rlprof_ops.words import counted
 
@@ -92,6 +93,9 @@ def build(
         merged, spread, slow, gaps, waits, skews, len(coverage["missing"]), len(unread), causes,
         whole.get("rollout") if whole else None,
     )  # fmt: skip
+    if _goes_on(folder) and results:
+        ahead = sum(report.alone for report in reports)
+        findings.insert(0, so_far(len({result.report.path for result in results}), ahead))
     phases = _phase_names(merged)
     of_rank: dict[Rank, list[Summary]] = defaultdict(list)
     for summary in read:
@@ -151,6 +155,13 @@ def _world(folder: Path) -> dict[str, int]:
     told = read_json(folder / "manifest.json").get("world")
     counts = told.items() if isinstance(told, dict) else ()
     return {str(worker): count for worker, count in counts if isinstance(count, int)}
+
+
+def _goes_on(folder: Path) -> bool:
+    """Whether the end of a job is neither recorded by itself nor found out by a harvest."""
+    end = read_json(folder / "run.json").get("end")
+    goes_on = isinstance(end, dict) and end.get("cause") == EndCause.RUNNING
+    return goes_on and not (folder / "manifest.json").exists()
 
 
 def _whole_run(folder: Path, t0: int, steps: Sequence[StepRow], coverage: Coverage) -> WholeRun | None:

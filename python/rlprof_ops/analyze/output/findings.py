@@ -136,6 +136,17 @@ def find(
     return [replace(finding, advice=advice_on(finding.kind, finding.phase)) for finding in found]
 
 
+def so_far(reports: int, ahead: int) -> Finding:
+    """What a job has left whose end is not recorded: `ahead` of its reports are here as their node read them,
+    the files themselves are on their way.
+    """
+    of = "the report that has" if reports == 1 else f"the {reports} reports that have"
+    text = f"No end of this job is recorded yet: what follows is of {of} arrived so far."
+    if ahead:
+        text += f" Of {ahead} the file itself is on its way, and its node's reading of it stands in."
+    return Finding("partial", text, 0, advice=advice_on("partial"))
+
+
 def _place(finding: Finding) -> tuple[bool, int]:
     worth = finding.cost_ns if finding.saves_ns is None else finding.saves_ns
     return finding.kind not in FAULTS, -worth

@@ -7,7 +7,7 @@ from pathlib import Path
 from rlprof_ops.analyze.columns import Trace
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 
-__all__ = ["UnreadableReport", "read_report"]
+__all__ = ["UnreadableReport", "read_file", "read_report"]
 
 
 SMALL_BYTES = 256 << 10  # a trace that is sooner read than pyarrow is imported: it is not cached
@@ -24,23 +24,49 @@ def read_report(path: Path, cache: bool = True) -> Trace:
     Raises `UnreadableReport`, which names the file, when nothing of it can be used.
     """
     try:
+        if not path.exists():
+            return _alone(path, cache)
         if path.stat().st_size == 0:
             raise UnreadableReport(path, "is empty: the profiler was killed before it wrote the report")
         if not cache or (path.stat().st_size < SMALL_BYTES and path.suffix != ".nsys-rep"):
-            return _read(path)
+            return read_file(path)
         from rlprof_ops.analyze.readers import cache as columns_cache
 
         source = columns_cache.digest(path)
-        trace = columns_cache.load(path, source)
-        if trace is None:
-            trace = _read(path)
-            columns_cache.store(trace, path, source)
+        found = columns_cache.load(path, source)
+        if found.trace is not None:
+            return found.trace
+        try:
+            trace = read_file(path)
+        except UnreadableReport as error:
+            raise UnreadableReport(path, error.reason + _unused(path, found.why_not)) from error
+        columns_cache.store(trace, path, source)
         return trace
     except OSError as error:
         raise UnreadableReport(path, error.strerror or str(error)) from error
 
 
-def _read(path: Path) -> Trace:
+def _alone(path: Path, cache: bool) -> Trace:
+    """What a node read out of a report that is not here."""
+    from rlprof_ops.analyze.readers import cache as columns_cache
+
+    if not cache:
+        raise UnreadableReport(path, "is not here, and its columns are not to be used (--no-cache)")
+    found = columns_cache.load(path, None)
+    if found.trace is None:
+        raise UnreadableReport(path, "is not here" + _unused(path, found.why_not))
+    return found.trace
+
+
+def _unused(path: Path, why: str) -> str:
+    return f"; .{path.name}.columns.parquet beside it is not used: {why}" if why else ""
+
+
+def read_file(path: Path, export_s: float | None = None) -> Trace:
+    """Columns of one report, from itself; `export_s`: the most that nsys may take to export it.
+
+    Raises `UnreadableReport`, OSError.
+    """
     with open(path, "rb") as file:
         magic = file.read(16)
     if magic == b"SQLite format 3\0":
@@ -55,7 +81,7 @@ def _read(path: Path) -> Trace:
         from rlprof_ops.analyze.readers.nsys_export import exported
         from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite
 
-        with exported(path) as export:
+        with exported(path, export_s) as export:
             return read_nsys_sqlite(export, path)
     from rlprof_ops.analyze.readers.torch_trace import read_torch
 

@@ -1,7 +1,8 @@
 """Keeps the columns of a report as Parquet beside it, so that a second look costs a fraction of the first.
 
 One file, row groups of at most `_GROUP_ROWS` rows of one table; the rest of the trace and the digest of its
-source are in the schema's metadata.
+source are in the schema's metadata. A node writes the same file beside the training (`analyze/distil`), so
+that nobody has to read the report itself again; what comes from there is checked like any foreign file.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import json
 import os
 import stat
 import tempfile
-from dataclasses import asdict, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from rlprof_ops.analyze.columns import (
     DTYPES,
+    MEMSET,
     Collective,
     GpuSpans,
     Launches,
@@ -27,10 +30,12 @@ from rlprof_ops.analyze.columns import (
     Origin,
     Spans,
     Trace,
+    Track,
 )
 from rlprof_ops.analyze.readers.spill import Parts, release
+from rlprof_ops.backends import names
 
-VERSION = 4  # of the columns and of what the readers put in them; a cache of another version is not read
+VERSION = 5  # of the columns and of what the readers put in them; a cache of another version is not read
 _GROUP_ROWS = 1 << 18
 Table = TypeVar("Table", Spans, Launches, GpuSpans, MemorySamples)
 _KEY = b"rlprof_ops.columns"
@@ -38,10 +43,41 @@ _TABLES: dict[str, type[Spans | MemorySamples]] = {
     "ranges": Spans, "ops": Spans, "launches": Launches, "gpu": GpuSpans, "memory": MemorySamples,
 }  # fmt: skip
 _COLUMNS = tuple(dict.fromkeys(f.name for table in _TABLES.values() for f in fields(table)))
+_LATEST = 1 << 62  # ns; a later time is none
+
+
+class _Rest(msgspec.Struct, forbid_unknown_fields=True):
+    """What is no column. `alone`: made where the report was, so that it stands for a report which has not
+    arrived.
+    """
+
+    version: int
+    digest: str
+    alone: bool
+    origin: Origin
+    names: tuple[str, ...]
+    tracks: tuple[Track, ...]
+    collectives: tuple[Collective, ...]
+    events: int
+    damaged: int
+    truncated: str
+    rows: dict[str, int]
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the file beside a report gives: its trace, or why that file is not used ("": there is none)."""
+
+    trace: Trace | None
+    why_not: str = ""
 
 
 def cache_path(report: Path) -> Path:
-    return report.with_name(f".{report.name}.columns.parquet")
+    return report.with_name(names.columns_of(report.name))
 
 
 def digest(report: Path) -> str:
@@ -53,19 +89,21 @@ def digest(report: Path) -> str:
     return summed.hexdigest()
 
 
-def store(trace: Trace, report: Path, source_digest: str) -> bool:
-    """Writes the cache of `report`; False when the folder cannot be written to, which is no error."""
+def store(trace: Trace, report: Path, source_digest: str, *, alone: bool = False) -> bool:
+    """Writes the columns of `report` beside it; False when the folder cannot be written to, which is no
+    error. `alone`: they may be used where the report is not.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rest = {
-        "version": VERSION, "digest": source_digest, "origin": asdict(trace.origin), "names": trace.names,
-        "tracks": trace.tracks, "collectives": [asdict(c) for c in trace.collectives], "events": trace.events,
-        "damaged": trace.damaged, "truncated": trace.truncated,
-        "rows": {name: len(getattr(trace, name)) for name in _TABLES},
-    }  # fmt: skip
+    rest = _Rest(
+        version=VERSION, digest=source_digest, alone=alone, origin=trace.origin, names=trace.names,
+        tracks=trace.tracks, collectives=trace.collectives, events=trace.events, damaged=trace.damaged,
+        truncated=trace.truncated, rows={name: len(getattr(trace, name)) for name in _TABLES},
+    )  # fmt: skip
     schema = pa.schema(
-        [(c, pa.from_numpy_dtype(DTYPES[c])) for c in _COLUMNS], {_KEY: json.dumps(rest).encode()}
+        [(c, pa.from_numpy_dtype(DTYPES[c])) for c in _COLUMNS],
+        {_KEY: json.dumps(msgspec.to_builtins(rest)).encode()},
     )
     try:
         descriptor, temporary = tempfile.mkstemp(dir=report.parent, prefix=".rlprof-", suffix=".tmp")
@@ -102,43 +140,100 @@ def store(trace: Trace, report: Path, source_digest: str) -> bool:
     return True
 
 
-def load(report: Path, source_digest: str) -> Trace | None:
-    """The trace of `report` from its cache; None when there is none that fits it."""
+def load(report: Path, source_digest: str | None) -> Found:
+    """The trace of `report` from the file beside it, if that is of this version and of the report with this
+    digest; None: the report is not here, and only a file that was made to stand alone will do.
+    """
     path = cache_path(report)
-    if not path.is_file():
-        return None
+    if path.is_symlink() or not path.is_file():
+        return Found(None)
+    import pyarrow as pa
+
+    try:
+        return _load(path, source_digest)
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        MemoryError,
+        RecursionError,
+        pa.ArrowException,
+    ) as error:
+        said = next(iter(str(error).splitlines()), "") or type(error).__name__
+        return Found(None, f"it is damaged ({said[:200]})")
+
+
+def stands_alone(columns: Path) -> bool:
+    """Whether a file of columns whose report is not here counts: made for that, or a wreck to be told of."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path)
-        rest = json.loads(file.schema_arrow.metadata[_KEY])
-        if rest["version"] != VERSION or rest["digest"] != source_digest:
-            return None
-        groups = itertools.count()
+        told = json.loads((pq.read_schema(columns).metadata or {})[_KEY])
+        return bool(told.get("alone"))
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, pa.ArrowException):
+        return True
 
-        def table(name: str, kind: type[Table]) -> Table:
-            """The next table of the file; they stand in it in the order of `_TABLES`."""
-            wanted, rows = [f.name for f in fields(kind)], int(rest["rows"][name])
-            if rows == 0:
-                return kind(**{c: np.empty(0, DTYPES[c]) for c in wanted})
-            parts = Parts()
-            for _ in range(0, rows, _GROUP_ROWS):
-                read = file.read_row_group(next(groups), columns=wanted)
-                parts.append({c: read.column(c).to_numpy() for c in wanted})
-            found = parts.table(kind)
-            if len(found) != rows:
-                raise ValueError(f"{name} has {len(found)} rows of {rows}")
-            return found
 
-        gpus = tuple((pid, device, uuid) for pid, device, uuid in rest["origin"]["gpus"])
-        origin = Origin(**(rest["origin"] | {"devices": tuple(rest["origin"]["devices"]), "gpus": gpus}))
-        return Trace(
-            origin=origin, names=tuple(rest["names"]), tracks=tuple((p, t) for p, t in rest["tracks"]),
-            collectives=tuple(Collective(**c) for c in rest["collectives"]), events=rest["events"],
-            damaged=rest["damaged"], truncated=rest["truncated"],
-            ranges=table("ranges", Spans), ops=table("ops", Spans), launches=table("launches", Launches),
-            gpu=table("gpu", GpuSpans), memory=table("memory", MemorySamples),
-        )  # fmt: skip
-    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException):
-        return None  # a damaged cache is as good as none
+def _load(path: Path, source_digest: str | None) -> Found:
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(path)
+    told = json.loads((file.schema_arrow.metadata or {})[_KEY])
+    version = msgspec.convert(told, _Version).version
+    if version != VERSION:
+        return Found(None, f"it is of version {version}, this reads version {VERSION}")
+    rest = msgspec.convert(told, _Rest)
+    if source_digest is None and not rest.alone:
+        return Found(None, "it was made to speed up reading a report that is not here")
+    if source_digest is not None and rest.digest != source_digest:
+        return Found(None, "it is of another report: the SHA-256 differs")
+    groups = itertools.count()
+
+    def table(name: str, kind: type[Table]) -> Table:
+        """The next table of the file; they stand in it in the order of `_TABLES`."""
+        wanted, rows = [f.name for f in fields(kind)], rest.rows[name]
+        if rows == 0:
+            return kind(**{c: np.empty(0, DTYPES[c]) for c in wanted})
+        parts = Parts()
+        for _ in range(0, rows, _GROUP_ROWS):
+            number = next(groups)
+            if number >= file.num_row_groups or file.metadata.row_group(number).num_rows > _GROUP_ROWS:
+                raise ValueError(f"{name} has not the rows that it tells")
+            read = file.read_row_group(number, columns=wanted)
+            parts.append({c: read.column(c).to_numpy() for c in wanted})
+        found = parts.table(kind)
+        if len(found) != rows:
+            raise ValueError(f"{name} has {len(found)} rows of {rows}")
+        return found
+
+    trace = Trace(
+        origin=rest.origin, names=rest.names, tracks=rest.tracks, collectives=rest.collectives,
+        events=rest.events, damaged=rest.damaged, truncated=rest.truncated,
+        ranges=table("ranges", Spans), ops=table("ops", Spans), launches=table("launches", Launches),
+        gpu=table("gpu", GpuSpans), memory=table("memory", MemorySamples),
+    )  # fmt: skip
+    _check(trace)
+    return Found(trace)
+
+
+def _check(trace: Trace) -> None:
+    """Raises ValueError where a column points to what is not there, as no reader leaves it."""
+    codes = {"name": len(trace.names), "track": len(trace.tracks), "collective": len(trace.collectives)}
+    for table in _TABLES:
+        part = getattr(trace, table)
+        for column in (f.name for f in fields(part)):
+            values = getattr(part, column)
+            if not len(values):
+                continue
+            least, most = int(values.min()), int(values.max())
+            if column in codes:
+                fits = least >= -1 and most < codes[column]
+            elif column in ("start", "time", "duration"):
+                fits = least >= (0 if column == "duration" else -_LATEST) and most <= _LATEST
+            else:
+                fits = column != "kind" or most <= MEMSET
+            if not fits:
+                raise ValueError(f"{table} has a {column} from {least} to {most}")
+        release(part)

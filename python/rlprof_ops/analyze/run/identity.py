@@ -42,6 +42,7 @@ class Report:
     size_bytes: int
     modified_ns: int = 0
     clock: tuple[tuple[int, int, int], ...] = ()  # the job's steps in it: number, begin, end (Unix ns)
+    alone: bool = False  # only its columns are here, as its node read them
 
     @property
     def readable(self) -> bool:
@@ -53,8 +54,8 @@ class Report:
 
     @property
     def is_trace(self) -> bool:
-        """Whether it has times to draw; a memory report has none."""
-        return self.readable and not self.path.endswith(_MEMORY)
+        """Whether it is here and has times to draw; a memory report has none."""
+        return self.readable and not self.alone and not self.path.endswith(_MEMORY)
 
 
 def find_reports(root: Path) -> tuple[Report, ...]:
@@ -126,10 +127,23 @@ def _walk(base: Path) -> Iterator[Path]:
         )
         for name in sorted(files):
             path = Path(folder, name)
+            report = names.report_of_columns(name)
+            if report.endswith(TRACE_SUFFIXES) and report not in files and _stands_alone(path):
+                yield path.with_name(report)
+                continue
             if name.startswith((".", "timeline.")) or path.is_symlink():
                 continue
             if name.endswith((*TRACE_SUFFIXES, *_LISTED_ONLY)) or _is_bare_trace(path, files):
                 yield path
+
+
+def _stands_alone(columns: Path) -> bool:
+    """Whether what a node read out of a report that is not here stands for it."""
+    if columns.is_symlink() or not columns.is_file():
+        return False
+    from rlprof_ops.analyze.readers.cache import stands_alone
+
+    return stands_alone(columns)
 
 
 def _is_bare_trace(path: Path, beside: list[str]) -> bool:
@@ -171,6 +185,8 @@ def _describe(root: Path, path: Path) -> Report:
         told = replace(told, worker=told_by(relative.with_name("trace.json")).worker)
     if not named.kind:
         named = replace(named, rank=told.rank, start=told.start, stop=told.stop)
+    alone = not path.exists()
+    found = (path.with_name(names.columns_of(path.name)) if alone else path).stat()
     return Report(
         path=str(relative),
         backend=backend,
@@ -181,8 +197,9 @@ def _describe(root: Path, path: Path) -> Report:
         start=named.start,
         stop=named.stop,
         phase=named.phase,
-        size_bytes=path.stat().st_size,
-        modified_ns=path.stat().st_mtime_ns,
+        size_bytes=found.st_size,
+        modified_ns=found.st_mtime_ns,
+        alone=alone,
     )
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from rlprof_ops.backends import names
 from rlprof_ops.host.contained_dir import safe_component
 
 # Files that a profiler writes in place and that only count when nobody writes them any more (Ray's own nsight
@@ -70,7 +71,14 @@ def goes_home(path: str) -> bool:
     get.
     """
     folder, _, relative = path.partition("/")
-    return folder == _PROFILES.source and kind_of(_PROFILES, relative) is not None
+    return (
+        folder == _PROFILES.source and kind_of(_PROFILES, relative) is not None and not are_columns(relative)
+    )
+
+
+def are_columns(path: str) -> bool:
+    """Whether a file holds the columns of the report beside it, which can always be made again."""
+    return bool(names.report_of_columns(path.rsplit("/", 1)[-1]))
 
 
 def is_report_like(path: str) -> bool:
@@ -114,6 +122,8 @@ def kind_of(route: Route, relative: str) -> Kind | None:
     if route.source == "tmp":
         return Kind.STABLE if is_report_like(relative) else None
     if route.kind is Kind.FINISHED:
+        if are_columns(name):
+            return Kind.FINISHED
         return None if name.startswith(".") or name.endswith((".tmp", ".part")) else Kind.FINISHED
     if route.kind is Kind.BLOCKS:  # the rows since the last block count when no block will be made of them
         return Kind.BLOCKS if name == "record.bin" else Kind.FINAL

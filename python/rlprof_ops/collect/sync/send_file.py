@@ -22,7 +22,7 @@ from rlprof_ops.collect.sync.copy_bytes import (
     copy_in_kernel,
     digest_of,
 )
-from rlprof_ops.collect.sync.routes import GROWS, Item, Kind
+from rlprof_ops.collect.sync.routes import GROWS, Item, Kind, are_columns
 from rlprof_ops.collect.sync.sent_log import Journal, Sent
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.redact import secret_values
@@ -291,7 +291,9 @@ class Sender:
             target.rename(temporary, place, replace=replace)
             return place
         except FileExistsError:
-            if self._holds(target, place, copied()):
+            # Columns that are there already were made by whoever has read the report there, or are of another
+            # node's report: their reader compares the digest.
+            if are_columns(place) or self._holds(target, place, copied()):
                 target.unlink(temporary)
                 return None
         folder, _, name = place.rpartition("/")
