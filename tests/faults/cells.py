@@ -121,6 +121,14 @@ def storage_hangs(job: Job) -> None:
         job.sandbox.restore()
 
 
+def storage_hangs_to_the_end(job: Job) -> None:
+    """The same until the job has ended, so that nobody ever gets an answer."""
+    job.sandbox.hang()
+    job.go()
+    job.sandbox.wait(job.id, timeout=300)
+    job.sandbox.restore()
+
+
 def supervisor_out_of_memory(job: Job) -> None:
     """The kernel kills the supervisor of a node, whose memory control group is full, and nothing else."""
     [process] = [each for each in job.sandbox.processes("n2") if SUPERVISOR.search(each.cmdline)]
@@ -393,6 +401,23 @@ CELLS = (
         local=True,
         trainer=LONGER,
         knobs=(("RLPROF_OUTPUT_DIR", "{base}/out"),),
+    ),
+    Cell(
+        "storage hangs to the end",
+        "no call to the run folder, or to output_dir, returns from the second window until the job has ended",
+        "COMPLETED",
+        0,
+        ("ok",),
+        "^$",
+        inject=storage_hangs_to_the_end,
+        local=True,
+        knobs=(
+            ("RLPROF_OUTPUT_DIR", "{base}/out"),
+            ("RLPROF_CLOSE_WAIT_SECONDS", "5"),
+            ("RLPROF_DRAIN_SECONDS", "12"),
+        ),
+        stays=True,
+        seconds=120,
     ),
     Cell(
         "agents killed",

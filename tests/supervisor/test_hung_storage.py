@@ -25,6 +25,8 @@ from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
 from rlprof_ops.supervisor.run_record import RunRecord
+from rlprof_ops.supervisor.whole_job import closing_commands
+from rlprof_ops.supervisor.whole_job.closing_commands import ClosingCommands
 
 
 @pytest.fixture
@@ -34,6 +36,18 @@ def place(tmp_path: Path) -> NodeContext:
     run.create()
     folder.create()
     return NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
+
+
+def test_nothing_reads_the_run_folder_of_a_storage_that_hangs(place, monkeypatch, capsys):
+    """Not even SIGKILL may end who does."""
+    monkeypatch.setattr(closing_commands, "_LOOK_SECONDS", 1.0)
+    settings, journal = Settings.load({}), journal_of(place)
+    files = NodeDrain(settings, place, journal, lambda: dict(os.environ), sessions=False)
+    closing = ClosingCommands(settings, journal, place.run.path, os.environ, files)
+    assert asyncio.run(closing.storage_answers())
+    with hung(place.run.path):
+        assert not asyncio.run(closing.storage_answers())
+    assert f"when it does, run scripts/harvest.sh {place.run.path}" in capsys.readouterr().err
 
 
 async def no_ray() -> None:

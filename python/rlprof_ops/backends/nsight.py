@@ -83,9 +83,8 @@ def find(env: Mapping[str, str] | None = None) -> str | None:
     """
     env = os.environ if env is None else env
     chosen = env.get(env_names.NSYS)
-    if chosen:
-        return shutil.which(chosen)
-    return shutil.which("nsys", path=env.get("PATH"))
+    found = shutil.which(chosen) if chosen else shutil.which("nsys", path=env.get("PATH"))
+    return found and os.path.abspath(found)  # it runs in another folder
 
 
 # Columns: id, time, state, launch, name (nsys 2023.4).

@@ -6,10 +6,19 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Mapping
 
 from rlprof_ops.backends import nsight
 
 _KILLED_S = 2.0
+
+
+def folder_of(env: Mapping[str, str]) -> str:
+    """Where a command of nsys runs. It looks for files of its own in the folder it is started in, and the
+    trainer's may lie on storage that does not answer: then nobody ends the command, and it ends no window.
+    """
+    folder = env.get("TMPDIR") or "/tmp"
+    return folder if os.path.isdir(folder) else "/"
 
 
 def start(argv: list[str], tmpdir: str) -> subprocess.Popen[str]:
@@ -19,14 +28,16 @@ def start(argv: list[str], tmpdir: str) -> subprocess.Popen[str]:
     Raises:
         OSError: there is no such program.
     """
+    env = {**nsight.client_env(os.environ), "TMPDIR": tmpdir}
     return subprocess.Popen(
         argv,
+        cwd=folder_of(env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**nsight.client_env(os.environ), "TMPDIR": tmpdir},
+        env=env,
         start_new_session=True,
     )
 

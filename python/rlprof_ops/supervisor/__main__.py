@@ -92,6 +92,7 @@ def main() -> int:
     """
     try:
         supervisor = make_supervisor(os.environ)
+        leave_storage()
         try:
             return asyncio.run(supervisor.run())
         finally:
@@ -101,6 +102,16 @@ def main() -> int:
         print(f"rlprof: {error}", file=sys.stderr, flush=True)
         end_step(os.environ)
         return error.exit_code
+
+
+def leave_storage() -> None:
+    """Go where every look at the own folder, as each import takes one, is answered: the job may have been
+    submitted from storage that hangs later. Ray and the driver begin where they always did.
+    """
+    here = os.getcwd()
+    if sys.path[0] == here and not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]
+    os.chdir("/")
 
 
 def end_step(env: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any
 
 from rlprof_ops import env_names
@@ -61,6 +62,7 @@ class Supervisor:
         self, settings: Settings, request: ProfileRequest, place: NodeContext, journal: Journal
     ) -> None:
         self.settings, self.request, self.place, self.journal = settings, request, place, journal
+        self.cwd = Path.cwd()  # of what is the user's own: Ray, and with it the workers, and SETUP_COMMAND
         self.ray: RayProcess | None = None
         self.on_demand: asyncio.Task[None] | None = None
         self.windows: Windows | None = None
@@ -140,7 +142,12 @@ class Supervisor:
             return
         with self.journal.phase("setup_command"), open(self.place.folder.logs / "setup.log", "ab") as log:
             process = await asyncio.create_subprocess_exec(
-                "bash", "-s", env=self.environment(), stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log
+                *("bash", "-s"),
+                env=self.environment(),
+                cwd=self.cwd,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
             )
             await process.communicate(command.encode())
         if process.returncode:
@@ -193,7 +200,7 @@ class Supervisor:
 
     async def _try_to_start(self, argv: list[str], deadline: float) -> RayProcess:
         self.ray = await RayProcess.start(
-            argv, stripped(self.environment()), self.place.folder.logs / "ray_start.log"
+            argv, stripped(self.environment()), self.place.folder.logs / "ray_start.log", self.cwd
         )
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(

@@ -114,7 +114,8 @@ class Head(Supervisor):
         )
         # Else ray.sub submits a job for both, but for a start that failed: there is little to read, and a
         # person waits.
-        if self.settings["RLPROF_HARVEST_JOB"] != "1" or cause is EndCause.STARTUP_FAILED:
+        in_place = self.settings["RLPROF_HARVEST_JOB"] != "1" or cause is EndCause.STARTUP_FAILED
+        if in_place and await closing.storage_answers():
             await closing.harvest(self._closing_seconds())
             await closing.report(self._closing_seconds())
         return code
@@ -365,7 +366,7 @@ class Head(Supervisor):
 
     def settings_cwd(self) -> str:
         """The driver's folder: where sbatch was called from."""
-        return os.environ.get("SLURM_SUBMIT_DIR") or os.getcwd()
+        return os.environ.get("SLURM_SUBMIT_DIR") or str(self.cwd)
 
     # ---- the end
     # -----------------------------------------------------------------------------------------------

@@ -181,10 +181,11 @@ class RayProcess:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, argv: list[str], env: Mapping[str, str], log: Path) -> RayProcess:
+    async def start(cls, argv: list[str], env: Mapping[str, str], log: Path, cwd: Path) -> RayProcess:
         process = await asyncio.create_subprocess_exec(
             *argv,
             env=dict(env),
+            cwd=cwd,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -13,6 +13,9 @@ import time
 
 import pytest
 from tests import real_nsys
+from tests.hung import hung
+from tests.needs import need
+from tests.nsys_stand_in import hanging_nsys
 from tests.waits import poll, wait_until
 
 from rlprof_ops.backends.nsight import find_importer
@@ -142,7 +145,9 @@ def test_a_worker_under_nsys_profile_is_ended_and_its_report_is_whole_when_that_
 
 
 @pytest.mark.nsys
-def test_an_open_session_window_is_closed_and_its_report_found(nsys, node, start):
+def test_an_open_session_window_is_closed_and_its_report_found(nsys, node, start, tmp_path, monkeypatch):
+    """Also by who was started on storage that hangs, and once an `nsys stop` has hung."""
+    need("fuse")
     session = f"rlprof-{JOB}-w"
     launch = ["nsys", "launch", f"--session-new={session}", "-t", "nvtx"]
     output = str(node / "tmp/policy_worker_rank0_step3-4_n1_7.nsys-rep")
@@ -163,7 +168,17 @@ def test_an_open_session_window_is_closed_and_its_report_found(nsys, node, start
     assert steps.collecting(node, "other") == {}
     lines_until(worker, b"done")
 
-    closed = steps.close_windows(node, JOB, gate_first_s=0, say=quiet)
+    with monkeypatch.context() as patch:
+        patch.setenv("RLPROF_NSYS", str(hanging_nsys(tmp_path, "stop*")))
+        stuck = steps.close_windows(node, JOB, deadline_s=2, most_s=60, gate_first_s=0, say=quiet)
+    assert len(stuck.failed) == 1
+    assert stuck.seconds < 25, "the agent of the session waits too, and that is no progress"
+
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    with hung(home):
+        closed = steps.close_windows(node, JOB, gate_first_s=0, say=quiet)
     waited = steps.wait_profilers(node, JOB, say=quiet)
     recovered = steps.recover(node, "n1", say=quiet)
 

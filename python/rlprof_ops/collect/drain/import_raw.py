@@ -192,6 +192,7 @@ def _import(tree: ContainedDir, root: Path, path: str, budget_s: float, most_s: 
         )
     folder = f".recover/{time.time_ns()}-{os.urandom(4).hex()}"
     tree.write_atomic(f"{folder}/import.log", b"")
+    root = Path(os.path.abspath(root))  # the importer runs in another folder
     work = root / folder
     link = work / "raw.qdstrm"  # a name of ours: a hostile one could be read as an option
     link.symlink_to((root / path).resolve())

@@ -20,6 +20,8 @@ from typing import Any
 
 from rlprof_ops.backends import names, nsight, nsys_process
 from rlprof_ops.collect import event_logs
+from rlprof_ops.collect.drain.import_raw import recover_tree
+from rlprof_ops.collect.drain.node_record import build_node_record
 from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir
@@ -29,6 +31,8 @@ Say = Callable[[str], None]
 _LIST_TIMEOUT_S = 15.0
 _LOOK_EVERY_S = 1.0  # for progress
 _NO_PROGRESS_S = 5.0  # without any, a profiler hangs
+_AGENT, _AGENT_IDLES = "--start-agent", 0.2  # of a core: one that works takes more
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SETTLE_S = 1.0  # a raw capture that has not grown for this long, with no profiler left, is final
 
 
@@ -49,7 +53,8 @@ class Phase:
 class Patience:
     """When to stop waiting for profilers: after `deadline_s`, or after `most_s` while they make progress.
 
-    Progress is processor time of this job's profilers, or a report or raw capture below `tmp/` that grows.
+    Progress is a report or raw capture below `tmp/` that grows, and processor time of this job's profilers.
+    An agent of nsys that waits takes 2.5 % of a core, and whoever lists sessions gets nothing done.
     """
 
     def __init__(
@@ -57,24 +62,34 @@ class Patience:
     ) -> None:
         self._node_dir, self._job = node_dir, job
         self._soft, self._hard = started + deadline_s, started + most_s
-        self._seen: object = None
+        self._sizes: dict[str, int] = {}
+        self._ticks: dict[tuple[int, int], int] = {}
         self._looked_at = self._moved_at = started
+        self._gets_on(0.0)
 
     def is_over(self) -> bool:
         now = time.monotonic()
         if now - self._looked_at >= _LOOK_EVERY_S:
+            if self._gets_on(now - self._looked_at):
+                self._moved_at = now
             self._looked_at = now
-            seen = self._progress()
-            if seen != self._seen:
-                self._seen, self._moved_at = seen, now
         if now < self._soft:
             return False
         return now >= self._hard or now - self._moved_at >= _NO_PROGRESS_S
 
-    def _progress(self) -> object:
-        profilers = [one for one in processes.of_job(self._job, self._node_dir) if processes.is_profiler(one)]
-        ticks = sum(processes.cpu_ticks(one.pid) for one in profilers)
-        return ticks, _sizes(Path(self._node_dir) / "tmp")
+    def _gets_on(self, seconds: float) -> bool:
+        """Whether something has moved since the last look, `seconds` ago."""
+        sizes_before, self._sizes = self._sizes, _sizes(Path(self._node_dir) / "tmp")
+        ticks_before, self._ticks = self._ticks, {}
+        moved = self._sizes != sizes_before
+        for one in processes.of_job(self._job, self._node_dir):
+            if not processes.is_profiler(one) or "sessions" in one.argv[1:2]:
+                continue
+            key = (one.pid, one.started)
+            self._ticks[key] = ticks = processes.cpu_ticks(one.pid)
+            idle = _AGENT_IDLES * seconds * _TICKS_PER_S if _AGENT in one.argv[1:2] else 0.0
+            moved = moved or ticks - ticks_before.get(key, 0) > idle
+        return moved
 
 
 def session_prefix(job: str) -> str:
@@ -278,8 +293,6 @@ def recover(
     name under `profiles/nsight/unknown/`. `done` are paths relative to the node folder. What does not import
     stays where it is.
     """
-    from rlprof_ops.collect.drain.import_raw import recover_tree
-
     started = time.monotonic()
     done, failed = recover_tree(
         Path(node_dir),
@@ -330,8 +343,6 @@ def write_node_record(
     node folder's `keep/` has it first, from where salvage.py takes it when the run folder fails, which is
     raised, or hangs.
     """
-    from rlprof_ops.collect.drain.node_record import build_node_record
-
     record = build_node_record(Path(node_dir), node, facts, recovered=recovered, failed=failed)
     data = (json.dumps(record, indent=1) + "\n").encode()
     with ContainedDir(node_dir) as home:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlprof_ops.backends import OK, nsight
+from rlprof_ops.backends import OK, nsight, nsys_process
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.process.event_log import log_once
 from rlprof_ops.runtime.window_timeouts import close_wait_s, open_wait_s
@@ -40,6 +40,7 @@ class NsysSessionRecorder:
         self._target: Path | None = None
 
     def open(self, target: Path) -> None:
+        target = Path(os.path.abspath(target))  # nsys runs in another folder
         _nsys(nsight.start_argv(self._session, target, self._spec), open_wait_s(), self._env)
         self._target = target
         time.sleep(_SETTLE_S)
@@ -147,12 +148,14 @@ class _Command:
     def __init__(self, argv: list[str], env: Mapping[str, str] | None = None) -> None:
         tool = os.path.basename(argv[0])
         self._what = "QdstrmImporter" if tool == "QdstrmImporter" else f"`nsys {argv[1]}`"
+        client = nsight.client_env(os.environ if env is None else env)
         try:
             # Its own session: the signal that ends the training must not end the command that saves the
             # report.
             self._process = subprocess.Popen(
                 argv,
-                env=nsight.client_env(os.environ if env is None else env),
+                env=client,
+                cwd=nsys_process.folder_of(client),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -15,7 +15,8 @@ from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
 from rlprof_ops.words import limit
 
 _LEAST_SECONDS = 1.0  # a command needs as much to begin
-_STORAGE_SECONDS = 20.0  # for one look at the run folder
+_STORAGE_SECONDS = 20.0  # for one look into the run folder
+_LOOK_SECONDS = 10.0  # for one look at it
 _REPORT_NEEDS = ("msgspec", "numpy", "pyarrow", "rich", "jinja2")
 
 
@@ -35,6 +36,17 @@ class ClosingCommands:
         self._run = run
         self._environment = environment
         self._files = files
+
+    async def storage_answers(self) -> bool:
+        """Whether there is any use in reading the run folder: what hangs there cannot even be killed."""
+        look = in_background(self._run.exists, seconds=_LOOK_SECONDS)
+        answer = await self._files.survived(look, _LOOK_SECONDS + 1, f"looking at {self._run}")
+        if answer is None:
+            self._journal.say(
+                "the storage does not answer: no harvest and no report; when it does, run"
+                f" scripts/harvest.sh {self._run}"
+            )
+        return answer is not None
 
     async def harvest(self, left_s: float) -> None:
         """Make the manifest, within its knob and what Slurm leaves."""
