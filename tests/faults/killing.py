@@ -114,13 +114,16 @@ def _kill_while_it_lives(
 
 
 def kill_supervisor(slurm: Sandbox, name: str, seed: int) -> Killed:
-    """Run a job, and kill the supervisor of one of its nodes at a random step."""
+    """Run a job, kill what asks Ray for its nodes while the cluster starts, and the supervisor of one of the
+    nodes at a random step, the last of `kills`.
+    """
     rng = random.Random(f"supervisor {seed}")  # seeds in a row give choices alike
     node, at = rng.choice(("n1", "n2")), rng.randint(4, STEPS - 3)
     for attempt in range(3):
         slurm.heal()
         job = submit(slurm, slurm.shared / f"{name}-{attempt}", trainer=TRAINER, steps=WINDOWS)
         job.go()
+        kills = _kill_probes(job, rng)
         try:
             job.wait_step(at)
         except AgentLost:
@@ -132,8 +135,22 @@ def kill_supervisor(slurm: Sandbox, name: str, seed: int) -> Killed:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.host_pid, signal.SIGKILL)
         state = slurm.wait(job.id, timeout=400)
-        return Killed(job, state, [(f"supervisor of {node}", step)], job.harvest())
+        return Killed(job, state, [*kills, (f"supervisor of {node}", step)], job.harvest())
     raise AgentLost
+
+
+def _kill_probes(job: Job, rng: random.Random, most: int = 2) -> list[tuple[str, int]]:
+    """Until the trainer's first step; the one for readiness is started again each time."""
+    kills: list[tuple[str, int]] = []
+    while job.step() < 1 and len(kills) < most and job.sandbox.job(job.id).state in RUNS[:3]:
+        time.sleep(rng.uniform(0.1, 1.5))
+        for process in job.sandbox.processes("n1"):
+            if kind_of(process) in ("readiness probe", "resource probe"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.host_pid, signal.SIGKILL)
+                    kills.append((str(kind_of(process)), 0))
+                break
+    return kills
 
 
 def lost(found: Killed, over: int) -> list[str]:

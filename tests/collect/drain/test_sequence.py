@@ -138,7 +138,7 @@ def test_what_is_no_report_does_not(node, tmp_path, place):
 
 
 def test_a_stop_that_makes_progress_may_take_longer_than_its_share(node, tmp_path, monkeypatch):
-    grow = f"for i in 1 2 3 4 5 6; do head -c 1000 /dev/zero >> {node}/tmp/r.qdstrm; sleep 1; done"
+    grow = f"for i in 1 2 3 4 5 6; do head -c 1000000 /dev/zero >> {node}/tmp/r.qdstrm; sleep 1; done"
     stub_nsys(tmp_path / "nsys", monkeypatch, stop=grow, importer="exit 1")
     phase = steps.close_windows(node, JOB, deadline_s=2, most_s=60, gate_first_s=0, say=lambda text: None)
     assert (phase.done, phase.failed) == ((f"rlprof-{JOB}-w",), ())
