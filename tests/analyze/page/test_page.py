@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -27,6 +28,8 @@ from tests.analyze.fake_run import make_run  # noqa: E402
 from tests.analyze.simulated import simulated_answer  # noqa: E402
 
 from rlprof_ops.analyze import page as page_module  # noqa: E402
+from rlprof_ops.analyze.output.diff import Change, compare  # noqa: E402
+from rlprof_ops.analyze.page import compare as compare_page  # noqa: E402
 from rlprof_ops.analyze.page.compare import render_comparison  # noqa: E402
 from rlprof_ops.analyze.page.render import render  # noqa: E402
 from rlprof_ops.analyze.reporting import report  # noqa: E402
@@ -339,6 +342,27 @@ def test_two_runs_side_by_side(browser: Any, tmp_path: Path) -> None:
         wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert browser.execute_script(wide) <= 1
     nothing_wrong(browser)
+    (link,) = browser.find_elements(By.CSS_SELECTOR, "a.csv")
+    link.click()  # the page stays, and nothing is refused by its policy
+    nothing_wrong(browser)
+    assert browser.current_url == path.as_uri()
+    assert link.get_attribute("download") == "rlprof-diff-phases.csv"
+    kind, _, text = unquote(link.get_attribute("href")).partition(",")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    shown = compare(before, after).phases
+    assert kind.startswith("data:text/csv") and len(rows) == len(shown) > 3
+    assert [(row["worker/phase"], row["before (ns)"]) for row in rows] == [
+        (change.what, str(change.before_ns)) for change in shown
+    ]
+
+
+def test_a_name_in_a_csv_is_no_formula() -> None:
+    changes = [Change("=HYPERLINK(1)", 1, None, None, False), Change("a,b", 100, 200, 0, True)]
+    rows = list(csv.reader(io.StringIO(unquote(compare_page._csv(changes)).partition(",")[2])))
+    assert rows[1:] == [
+        ["'=HYPERLINK(1)", "1", "", "", "", "gone"],
+        ["a,b", "100", "200", "1.0", "0", "slower"],
+    ]
 
 
 def test_kinds_of_idle_time_differ_without_their_colour(browser: Any, page: Path) -> None:
