@@ -110,3 +110,49 @@ def two_phases(
         for i in range(kernels)
     ]
     return Process(pid, tuple(ranges), tuple(work), gpus or {})
+
+
+# as nsys 2025 names them on an H100, but for what is not kept
+METRICS = (
+    "SMs Active [Throughput %]",
+    "Tensor Active [Throughput %]",
+    "DRAM Read Bandwidth [Throughput %]",
+    "NVLink RX Requests Protocol Data [Throughput %]",
+    "NVLink RX Requests User Data [Throughput %]",
+    "NVLink RX Responses User Data [Throughput %]",
+    "PCIe RX Throughput [Throughput %]",
+    "PCIe Read Requests to BAR1 [Requests]",
+    "Compute Warps in Flight [Avg]",
+    "GPC Clock Frequency [MHz]",
+)
+
+
+def add_metrics(path: Path, samples: dict[int, list[tuple[int, dict[str, int]]]]) -> Path:
+    """Puts GPU metrics into an export: GPU (its id in TARGET_INFO_GPU) -> (time, metric -> value), as nsys
+    2024 and later have them.
+    """
+    c = sqlite3.connect(path)
+    c.executescript(
+        """
+        create table GPU_METRICS(rawTimestamp INTEGER, timestamp INTEGER, typeId INTEGER NOT NULL,
+            metricId INTEGER NOT NULL, value INTEGER NOT NULL);
+        create table TARGET_INFO_GPU_METRICS(typeId INTEGER NOT NULL, sourceId INTEGER,
+            typeName TEXT, metricId INTEGER NOT NULL, metricName TEXT NOT NULL);
+        """
+    )
+    for gpu, rows in samples.items():
+        type_id = 0x40001200 | gpu
+        for number, name in enumerate(METRICS):
+            named = (type_id, 7, "GPU Metrics [gh100]", number, name)
+            c.execute("insert into TARGET_INFO_GPU_METRICS values(?,?,?,?,?)", named)
+        c.executemany(
+            "insert into GPU_METRICS values(?,?,?,?,?)",
+            [
+                (time, time, type_id, METRICS.index(name), value)
+                for time, values in rows
+                for name, value in values.items()
+            ],
+        )
+    c.commit()
+    c.close()
+    return path

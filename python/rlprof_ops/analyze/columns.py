@@ -73,6 +73,27 @@ class MemorySamples:
 
 
 @dataclass(frozen=True)
+class MetricSamples:
+    """What a GPU's own counters said: `share` of a peak, which holds for the time since the sample before, in
+    order of GPU, metric and time. `gpu` codes into `Origin.metered`, `metric` into what
+    `readers.nsys_metrics` keeps.
+    """
+
+    time: Ints
+    gpu: Codes
+    metric: Codes
+    share: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    @staticmethod
+    def none() -> MetricSamples:
+        codes = np.empty(0, np.int32)
+        return MetricSamples(np.empty(0, np.int64), codes, codes, np.empty(0, np.float64))
+
+
+@dataclass(frozen=True)
 class Collective:
     """What a communication kernel says of itself; sizes in bytes of the whole message, -1 where unknown."""
 
@@ -101,6 +122,7 @@ class Origin:
     window_end: int = 0
     devices: tuple[str, ...] = ()
     gpus: tuple[tuple[int, int, str], ...] = ()  # (pid, device as that process counts, UUID)
+    metered: tuple[str, ...] = ()  # UUIDs, or names, of the GPUs whose counters were sampled
     processes: int = 1  # that the report holds and that are an identity of their own
     details: dict[str, str] = field(default_factory=dict)
 
@@ -123,6 +145,7 @@ class Trace:
     gpu: GpuSpans
     memory: MemorySamples
     collectives: tuple[Collective, ...] = ()
+    metrics: MetricSamples = field(default_factory=MetricSamples.none)
     events: int = 0
     damaged: int = 0
     truncated: str = ""
@@ -142,6 +165,7 @@ class Trace:
             self.launches.start,
             self.gpu.start,
             self.memory.time,
+            self.metrics.time,
         ):
             times += offset_ns
         return replace(self, origin=origin)
@@ -164,6 +188,9 @@ DTYPES: dict[str, type[np.generic]] = {
     "device": np.int32,
     "stream": np.int32,
     "collective": np.int32,
+    "gpu": np.int32,
+    "metric": np.int32,
+    "share": np.float64,
 }
 
 

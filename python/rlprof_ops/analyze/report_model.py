@@ -367,6 +367,20 @@ class ServingRow(TypedDict):
     batch: list[float]
 
 
+class CounterRow(TypedDict):
+    """The mean of one of the GPUs' own counters over a phase of a worker ("": its steps), or while kernels of
+    one class ran (`phase` "" then); a share of its peak. `sampled_ns`: time of all GPUs that it is a mean of.
+    """
+
+    worker: str
+    phase: str
+    kernel_class: str
+    metric: str
+    share: float
+    gpus: int
+    sampled_ns: int
+
+
 class MfuRow(TypedDict):
     """The model's work in a phase: `tflops` a GPU and second, and its share of `peak_tflops`. `gpus` are
     those of the whole job's worker.
@@ -485,3 +499,4 @@ class Answer(_Answer, total=False):
     copies: list[CopyRow]
     serving: list[ServingRow]
     mfu: MfuAnswer | None
+    counters: list[CounterRow]

@@ -16,7 +16,16 @@ from rlprof_ops.errors import UsageError
 SCHEMA = json.loads((files("rlprof_ops.analyze.output") / "report.schema.json").read_text())
 # What a report.json of an earlier version lacks: it can be read all the same.
 NEWER = {
-    "report": {"critical_path", "what_if", "whole_run", "kernel_classes", "copies", "serving", "mfu"},
+    "report": {
+        "critical_path",
+        "what_if",
+        "whole_run",
+        "kernel_classes",
+        "copies",
+        "serving",
+        "mfu",
+        "counters",
+    },
     "report.whole_run": {"rollout"},
     "report.critical_path": {"untold"},
     "report.findings[]": {"saves_ns", "step", "link"},

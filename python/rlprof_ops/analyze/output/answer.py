@@ -19,6 +19,7 @@ from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, spreads, straggle
 from rlprof_ops.analyze.metrics.waiting import Waiting, bubbles, waiting
 from rlprof_ops.analyze.model_size.utilisation import Told, utilisation
 from rlprof_ops.analyze.output.causes import path_json, what_if_json
+from rlprof_ops.analyze.output.counters import counter_rows
 from rlprof_ops.analyze.output.findings import Causes, find, so_far
 from rlprof_ops.analyze.output.work_tables import (
     collective_rows,
@@ -133,6 +134,7 @@ def build(
         "copies": copy_rows(read),
         "serving": serving_rows(read),
         "mfu": None,
+        "counters": counter_rows(merged),
         "ops": name_rows(read, "ops", step_times(merged)),
         "collectives": collective_rows(read, skews),
         "skews": [

@@ -62,6 +62,7 @@ def page_data(answer: Answer) -> dict[str, object]:
         "copies": answer.get("copies", []),
         "serving": answer.get("serving", []),
         "mfu": answer.get("mfu"),
+        "counters": answer.get("counters", []),
         "segments": _segments(answer),
         "steps_of": _steps_of(answer),
         "workers": worker_rows(answer),

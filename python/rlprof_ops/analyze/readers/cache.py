@@ -27,20 +27,23 @@ from rlprof_ops.analyze.columns import (
     GpuSpans,
     Launches,
     MemorySamples,
+    MetricSamples,
     Origin,
     Spans,
     Trace,
     Track,
 )
+from rlprof_ops.analyze.readers.nsys_metrics import KEPT
 from rlprof_ops.analyze.readers.spill import Parts, release
 from rlprof_ops.backends import names
 
-VERSION = 5  # of the columns and of what the readers put in them; a cache of another version is not read
+VERSION = 6  # of the columns and of what the readers put in them; a cache of another version is not read
 _GROUP_ROWS = 1 << 18
-Table = TypeVar("Table", Spans, Launches, GpuSpans, MemorySamples)
+Table = TypeVar("Table", Spans, Launches, GpuSpans, MemorySamples, MetricSamples)
 _KEY = b"rlprof_ops.columns"
-_TABLES: dict[str, type[Spans | MemorySamples]] = {
+_TABLES: dict[str, type[Spans | MemorySamples | MetricSamples]] = {
     "ranges": Spans, "ops": Spans, "launches": Launches, "gpu": GpuSpans, "memory": MemorySamples,
+    "metrics": MetricSamples,
 }  # fmt: skip
 _COLUMNS = tuple(dict.fromkeys(f.name for table in _TABLES.values() for f in fields(table)))
 _LATEST = 1 << 62  # ns; a later time is none
@@ -213,6 +216,7 @@ def _load(path: Path, source_digest: str | None) -> Found:
         events=rest.events, damaged=rest.damaged, truncated=rest.truncated,
         ranges=table("ranges", Spans), ops=table("ops", Spans), launches=table("launches", Launches),
         gpu=table("gpu", GpuSpans), memory=table("memory", MemorySamples),
+        metrics=table("metrics", MetricSamples),
     )  # fmt: skip
     _check(trace)
     return Found(trace)
@@ -221,7 +225,12 @@ def _load(path: Path, source_digest: str | None) -> Found:
 def _check(trace: Trace) -> None:
     """Raises ValueError where a column points to what is not there, as no reader leaves it."""
     codes = {"name": len(trace.names), "track": len(trace.tracks), "collective": len(trace.collectives)}
+    share = trace.metrics.share
+    if not bool(((share >= 0) & (share <= 1)).all()):
+        raise ValueError("metrics has a share that is none")
     for table in _TABLES:
+        if table == "metrics":
+            codes |= {"gpu": len(trace.origin.metered), "metric": len(KEPT)}
         part = getattr(trace, table)
         for column in (f.name for f in fields(part)):
             values = getattr(part, column)

@@ -29,6 +29,7 @@ from rlprof_ops.analyze.columns import (
     Track,
 )  # fmt: skip
 from rlprof_ops.analyze.names import shortened
+from rlprof_ops.analyze.readers.nsys_metrics import read_metrics
 from rlprof_ops.analyze.readers.nsys_tables import Columns, Export
 from rlprof_ops.analyze.readers.nvtx.nccl import with_nccl
 from rlprof_ops.analyze.readers.nvtx.ranges import coded, nvtx, threads
@@ -78,9 +79,10 @@ def _read(export: Export) -> Trace:
     launches = _launches(export, strings, names, tracks)
     ranges, ops = nvtx(export, strings, names, tracks)
     memory = _memory(export, tracks)
+    metrics, metered = read_metrics(export)
     collectives = with_nccl(export, strings, names.values(), tracks, gpu, launches)
     trace = Trace(
-        origin=Origin(kind="nsys"),
+        origin=Origin(kind="nsys", metered=metered),
         names=tuple(shortened(name) for name in names.values()),
         collectives=collectives,
         tracks=tracks.values(),
@@ -89,6 +91,7 @@ def _read(export: Export) -> Trace:
         launches=launches,
         gpu=gpu,
         memory=memory,
+        metrics=metrics,
         events=len(gpu) + len(launches) + len(ranges) + len(ops) + len(memory),
         truncated="; ".join(export.damage),
     )

@@ -14,6 +14,13 @@ from rlprof_ops.analyze.columns import Spans, Trace, join
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, find_collective_events
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit, host_of, sum_gpu, sum_idle
 from rlprof_ops.analyze.metrics.gpu_work.copies import CopyTotal, copy_totals
+from rlprof_ops.analyze.metrics.gpu_work.counters import (
+    ClassCounter,
+    CounterSeries,
+    class_counters,
+    counter_series,
+    fewer,
+)
 from rlprof_ops.analyze.metrics.gpu_work.serving import ServingTotal, serving_totals
 from rlprof_ops.analyze.metrics.host import host_communication
 from rlprof_ops.analyze.metrics.intervals import Union
@@ -124,6 +131,8 @@ class Summary:
     told_apart: bool = False
     copies: tuple[CopyTotal, ...] = ()
     serving: tuple[ServingTotal, ...] = ()
+    counters: tuple[CounterSeries, ...] = ()  # of every GPU that the report sampled
+    class_counters: tuple[ClassCounter, ...] = ()
 
     def as_step(self, number: int) -> Summary:
         """The same, its one step without a mark numbered so."""
@@ -188,6 +197,7 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
     )  # the unions come later, and ops are no longer needed: a lower peak
     kernels, copies = top_kernels(trace, segments), copy_totals(trace, segments)
     serving = serving_totals(trace, segments)
+    counters = counter_series(trace)
     release(trace.launches, trace.gpu)
     in_phase = phase_union(segments) if segments else None
     windows = [(step.start, step.end) for step in steps] + [(s.start, s.end) for s in segments]
@@ -215,6 +225,8 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
         ops=ops,
         copies=copies,
         serving=serving,
+        counters=fewer(counters),
+        class_counters=class_counters(trace, counters),
         collectives=collective_totals(trace),
         memory=memory_peaks(trace, segments),
         collective_events=collective_events,
