@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlprof_ops import env_names
 from rlprof_ops.backends.base import OK, TRUNCATED, Backend, Check, check_not_empty
+from rlprof_ops.backends.nsight_options import GPU_METRICS, validate
 from rlprof_ops.backends.nsight_options import LAUNCH_OPTIONS as LAUNCH_OPTIONS
 from rlprof_ops.backends.nsight_options import NVTX_DOMAIN as NVTX_DOMAIN
 from rlprof_ops.backends.nsight_options import NVTX_RANGE as NVTX_RANGE
@@ -25,7 +26,6 @@ from rlprof_ops.backends.nsight_options import profile_words as profile_words
 from rlprof_ops.backends.nsight_options import render_flag as render_flag
 from rlprof_ops.backends.nsight_options import render_option as render_option
 from rlprof_ops.backends.nsight_options import split_options as split_options
-from rlprof_ops.backends.nsight_options import validate
 
 SUFFIX = ".nsys-rep"
 RAW_SUFFIX = ".qdstrm"
@@ -34,15 +34,20 @@ RAW_SUFFIX = ".qdstrm"
 STOP_TIMEOUT_S = 600.0
 
 
-def start_argv(session: str, output: str | os.PathLike[str], spec: NsightSpec | None) -> list[str]:
-    """`nsys start …`: opens a window that will be written to `output`."""
+def start_argv(
+    session: str, output: str | os.PathLike[str], spec: NsightSpec | None, gpu_metrics: bool = True
+) -> list[str]:
+    """`nsys start …`: opens a window that will be written to `output`. Without `gpu_metrics` it samples none,
+    whatever the request says.
+    """
+    words = split_options(spec).start
     return [
         find() or "nsys",
         "start",
         f"--session={session}",
         "-o",
         os.fspath(output),
-        *split_options(spec).start,
+        *(word for word in words if gpu_metrics or not word.startswith(GPU_METRICS)),
     ]
 
 

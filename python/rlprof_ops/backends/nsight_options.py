@@ -108,6 +108,11 @@ OURS = frozenset(
 )
 
 
+GPU_METRICS = "--gpu-metrics-"  # how its options begin
+# What one session of a node takes of all its GPUs; with `cuda-visible` each takes its own, and `none` is off.
+_ALONE = ("cuda-visible", "none")
+
+
 class NsightSpec(Protocol):
     """The part of a `CaptureSpec` that nsys cares about."""
 
@@ -125,6 +130,16 @@ class SplitOptions:
     launch: tuple[str, ...]
     start: tuple[str, ...]
     left_out: tuple[str, ...]
+
+
+def samples_the_node(spec: NsightSpec) -> bool:
+    """Whether a session asks for GPU metrics that only one of a node can have."""
+    asked = [
+        str(spec.options[name])
+        for name in ("gpu-metrics-device", "gpu-metrics-devices")
+        if name in spec.options
+    ]
+    return any(value not in _ALONE for value in asked)
 
 
 def render_option(name: str, value: str) -> list[str]:

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlprof_ops.backends import OK, nsight, nsys_process
+from rlprof_ops.backends.nsight_options import samples_the_node
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.runtime.process.node_turn import NodeTurn
 from rlprof_ops.runtime.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.words import limit
 
@@ -23,6 +25,7 @@ from rlprof_ops.words import limit
 _SETTLE_S = 0.2
 _LIST_TIMEOUT_S = 10.0
 _KILLED_S = 2.0
+GPU_METRICS_TURN = "gpu-metrics"
 _NICE = 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5  # between two listings, which take 20 ms each
 
@@ -38,10 +41,21 @@ class NsysSessionRecorder:
         self._spec = spec
         self._env = env
         self._target: Path | None = None
+        self._metrics: NodeTurn | None = None
 
     def open(self, target: Path) -> None:
         target = Path(os.path.abspath(target))  # nsys runs in another folder
-        _nsys(nsight.start_argv(self._session, target, self._spec), open_wait_s(), self._env)
+        alone = samples_the_node(self._spec)
+        self._metrics = NodeTurn.taken(GPU_METRICS_TURN) if alone else None
+        mine = self._metrics is not None or not alone
+        if not mine:
+            log_once("GPU metrics of this node are in another rank's report: one session samples all GPUs")
+        try:
+            argv = nsight.start_argv(self._session, target, self._spec, gpu_metrics=mine)
+            _nsys(argv, open_wait_s(), self._env)
+        except BaseException:
+            self._give_back()
+            raise
         self._target = target
         time.sleep(_SETTLE_S)
 
@@ -52,7 +66,15 @@ class NsysSessionRecorder:
         target, self._target = self._target, None
         if target is None:
             raise CaptureError("the nsys window was not open")
-        return StoppingSession(self._session, target, self._env)
+        try:
+            return StoppingSession(self._session, target, self._env)
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        turn, self._metrics = self._metrics, None
+        if turn is not None:
+            turn.give_back()
 
 
 class StoppingSession:
