@@ -79,7 +79,9 @@ harvest::main() {
     local home python folder="" status=0 report=1
     local -a rlprof=()
     home="$(harvest::_home)"
-    [[ -d "${home}/python/rlprof_ops" ]] || harvest::err "rlprof-ops is not in ${home}; set RLPROF_HOME to its checkout"
+    [[ -d "${home}/python/rlprof_ops" && -r "${home}/scripts/lib/harvest_job.sh" ]] || harvest::err "rlprof-ops is not in ${home}; set RLPROF_HOME to its checkout"
+    # shellcheck source=scripts/lib/harvest_job.sh
+    source "${home}/scripts/lib/harvest_job.sh"
     trap harvest::_note_end EXIT
     umask "$(printf '%04o' "$(( 8#$(umask) | 8#027 ))")"
     case "${RLPROF_CONTAINER_RUNTIME:-${CONTAINER:-}}" in
@@ -99,7 +101,7 @@ harvest::main() {
     if (( report )) && [[ "${RLPROF_REPORT_SECONDS:-120}" != 0 ]]; then
         folder="${folder:-$(harvest::_folder "${python}" "$1")}"
         # A report that cannot be made takes nothing from the harvest: its exit code is the one that counts.
-        if [[ -n "${folder}" ]] && compgen -G "${folder}/profiles/*/*/*/*" >/dev/null; then
+        if [[ -n "${folder}" ]] && harvest_job::has_something "${folder}"; then
             timeout "${RLPROF_REPORT_SECONDS:-120}" "${rlprof[@]}" report "${folder}" >&2 || true
         fi
     fi

@@ -70,3 +70,11 @@ harvest_job::_variables() {
         variables+=("${name}=${!name}")
     done < <(compgen -e)
 }
+
+# Whether there is what a report explains: captures, or steps that the recorder has seen.
+harvest_job::has_something() {
+    local -r run_folder="$1"
+
+    compgen -G "${run_folder}/profiles/*/*/*/*" > /dev/null \
+        || grep -qs '"history":{"steps":\[\[' "${run_folder}/recorder/summary.json"
+}

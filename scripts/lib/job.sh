@@ -245,7 +245,7 @@ job::harvest_here() {
     if (( RLPROF_HARVEST_SECONDS )); then
         job::_again "${node}" "${RLPROF_HARVEST_SECONDS}" rlprof_ops harvest "${RLPROF_RUN_DIR}" || true
     fi
-    if (( RLPROF_REPORT_SECONDS )) && [[ ${RLPROF_HARVEST_JOB} == 1 ]] && compgen -G "${RLPROF_RUN_DIR}/profiles/*/*/*/*" > /dev/null; then
+    if (( RLPROF_REPORT_SECONDS )) && [[ ${RLPROF_HARVEST_JOB} == 1 ]] && harvest_job::has_something "${RLPROF_RUN_DIR}"; then
         job::_again "${node}" "${RLPROF_REPORT_SECONDS}" rlprof_ops report "${RLPROF_RUN_DIR}" || true
     fi
 }

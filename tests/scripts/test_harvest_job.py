@@ -11,6 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.recorder.simulated import BEGIN_NS, healthy
+
+from rlprof_ops.recorder.head_recorder import HeadRecorder
+from rlprof_ops.recorder.news import News
+from rlprof_ops.request import ProfileRequest
+from rlprof_ops.supervisor.whole_job import closing_commands
 
 HOME = Path(__file__).parents[2]
 SBATCH = """#!{python}
@@ -178,3 +184,27 @@ def test_where_sbatch_refuses_the_job_harvests_itself_and_says_so(sbatch):
     ran = [line.split("rlprof_ops ")[-1].split()[0] for line in done.stdout.splitlines()]
     assert ran == ["harvest", "report"], done.stdout + done.stderr
     assert not (sbatch.run / "harvest_job.json").exists()
+
+
+def test_a_report_is_made_where_the_recorder_has_seen_steps(tmp_path: Path) -> None:
+    """The shell and the supervisor look for the same, in the recorder's own summary."""
+    sbatch = Sbatch(tmp_path)
+    run, summary = sbatch.run, sbatch.run / "recorder" / "summary.json"
+    summary.parent.mkdir()
+
+    def both() -> tuple[bool, bool]:
+        asked = sbatch.bash(LIBRARIES + 'harvest_job::has_something "$RLPROF_RUN_DIR"')
+        assert not asked.stderr, asked.stderr
+        return asked.returncode == 0, closing_commands._has_something(run)
+
+    assert both() == (False, False)
+    for steps, there in ((0, False), (3, True)):
+        head = HeadRecorder(run, "4711", ["n1"], ProfileRequest(), lambda told: None)
+        for told in healthy(1, steps, ranks=2):
+            head.take(News("n1", BEGIN_NS, None, (), (), (), tuple(told), (), {}))
+        head.close(10)
+        assert summary.stat().st_size and both() == (there, there), summary.read_text()
+    summary.unlink()
+    (run / "profiles" / "torch" / "w" / "rank0").mkdir(parents=True)
+    (run / "profiles" / "torch" / "w" / "rank0" / "x.pt.trace.json").touch()
+    assert both() == (True, True)

@@ -16,9 +16,11 @@ pytestmark = [pytest.mark.slurm, pytest.mark.ray, pytest.mark.timeout(300)]
 
 GPUS = """python - <<'END'
 import time, ray
+from rlprof_ops.runtime import profiler
 ray.init(log_to_driver=False)
 print("GPUs", ray.cluster_resources().get("GPU", 0.0), flush=True)
-time.sleep(6)
+with profiler.from_env(worker="controller", rank=0).step(1):
+    time.sleep(6)
 print("done", flush=True)
 END"""
 
@@ -36,7 +38,7 @@ def test_each_element_of_an_array_is_a_job_and_one_that_is_suspended_goes_on(slu
     folder = slurm.shared / "an array"
     folder.mkdir()
     wishes = ["--array=0-1", "-N1", "--ntasks-per-node=2", "--gpus-per-task=1"]
-    env = {"RLPROF_VENV": sys.prefix, "COMMAND": GPUS, "RLPROF_REPORT_SECONDS": "0"}
+    env = {"RLPROF_VENV": sys.prefix, "COMMAND": GPUS}
     slurm.sbatch([*wishes, HOME / "ray.sub"], env=env, cwd=folder)
 
     def logs(text: str) -> list[Path]:
@@ -60,4 +62,8 @@ def test_each_element_of_an_array_is_a_job_and_one_that_is_suspended_goes_on(slu
         assert slurm.wait(int(each.name.removesuffix("-logs")), timeout=120).state == "COMPLETED"
         record = json.loads((each / "run.json").read_text())
         assert record["end"]["cause"] == "driver_exit" and record["driver"]["exit_code"] == 0
+        # Nothing was asked for: its page shows the whole run alone.
+        answer = json.loads((each / "report.json").read_text())
+        assert not answer["coverage"]["planned"] and len(answer["whole_run"]["steps"]) == 1, answer
+        assert (each / "report.html").is_file()
     assert len(runs) == len(logs("done")) == 2, "each with a run folder of its own"

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from rlprof_ops.host.background import in_background
 from rlprof_ops.job.knobs import Settings
+from rlprof_ops.recorder.head_recorder import SUMMARY
 from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
 from rlprof_ops.words import limit
 
 _LEAST_SECONDS = 1.0  # a command needs as much to begin
 _STORAGE_SECONDS = 20.0  # for one look into the run folder
 _LOOK_SECONDS = 10.0  # for one look at it
+_MOST_BYTES = 64 << 20  # of a summary
 _REPORT_NEEDS = ("msgspec", "numpy", "pyarrow", "rich", "jinja2")
 
 
@@ -56,7 +59,7 @@ class ClosingCommands:
         """Explain the run where this node can; anyone can make the report later, anywhere."""
         if not all(importlib.util.find_spec(name) for name in _REPORT_NEEDS):
             return
-        look = in_background(_has_reports, self._run, seconds=_STORAGE_SECONDS)
+        look = in_background(_has_something, self._run, seconds=_STORAGE_SECONDS)
         if await self._files.survived(look, _STORAGE_SECONDS + 1, "looking for reports"):
             await self.within("report", "RLPROF_REPORT_SECONDS", f"rlprof report {self._run}", left_s)
 
@@ -87,5 +90,14 @@ class ClosingCommands:
             self._journal.say(f"{command} ended with {code}; run {later}")
 
 
-def _has_reports(run: Path) -> bool:
-    return any((run / "profiles").glob("*/*/*/*"))
+def _has_something(run: Path) -> bool:
+    """Whether there are reports of captures, or steps that the recorder has seen. harvest.sh looks for the
+    same.
+    """
+    if any((run / "profiles").glob("*/*/*/*")):
+        return True
+    try:
+        with open(run / "recorder" / SUMMARY, "rb") as file:
+            return bool(json.loads(file.read(_MOST_BYTES))["history"]["steps"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
