@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from rlprof_ops.version import __version__
 
+TYPE_CHECKING = False  # as checkers read it: typing itself is most of what a process pays for this package
 if TYPE_CHECKING:
+    from typing import Any
+
     from rlprof_ops.submitit_job.follow_up import HarvestRun, ReportRun, wait_for
     from rlprof_ops.submitit_job.ray_job import RayJob
     from rlprof_ops.submitit_job.run_summary import RunSummary

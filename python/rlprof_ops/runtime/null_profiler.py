@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar, overload
-
+TYPE_CHECKING = False  # see rlprof_ops/__init__.py
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar, overload
+
     from rlprof_ops.runtime.ranges.range_times import RangeTimes
 
-Function = TypeVar("Function")
+    Function = TypeVar("Function")
 
 
 class NullContext:
@@ -52,10 +53,13 @@ class NullProfiler:
     def range(self, name: str) -> NullContext:
         return NULL_CONTEXT
 
-    @overload
-    def annotate(self, name: str | None = None) -> Callable[[Function], Function]: ...
-    @overload
-    def annotate(self, name: Function) -> Function: ...
+    if TYPE_CHECKING:
+
+        @overload
+        def annotate(self, name: str | None = None) -> Callable[[Function], Function]: ...
+        @overload
+        def annotate(self, name: Function) -> Function: ...
+
     def annotate(self, name: object = None) -> object:
         return name if callable(name) else _unchanged
 
