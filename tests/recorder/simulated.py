@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rlprof_ops.recorder.samples.step_marks import Phase, ToldStep
+from rlprof_ops.recorder.samples.step_marks import ToldStep
+from rlprof_ops.runtime.ranges.phase_times import Phase
 
 PHASES = {"generation": 6.0, "reward": 0.4, "logprob": 1.0, "train": 2.5, "weight_sync": 0.3}
 BEGIN_NS = 1_760_000_000_000_000_000

@@ -16,8 +16,9 @@ from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.news import News, read
 from rlprof_ops.recorder.samples.gpu import GpuSample
 from rlprof_ops.recorder.samples.host import HostSample
-from rlprof_ops.recorder.samples.step_marks import Phase, ToldStep
+from rlprof_ops.recorder.samples.step_marks import ToldStep
 from rlprof_ops.runtime.marks import Now
+from rlprof_ops.runtime.ranges.phase_times import Phase
 from tests.recorder.simulated import BEGIN_NS, PHASES, healthy
 
 NODES, RANKS = 512, 8

@@ -17,8 +17,9 @@ import pytest
 from rlprof_ops.recorder.samples.engines import Engines
 from rlprof_ops.recorder.samples.gpu import GpuSamples
 from rlprof_ops.recorder.samples.host import HostSamples
-from rlprof_ops.recorder.samples.step_marks import StepMarks, phases_of
+from rlprof_ops.recorder.samples.step_marks import StepMarks
 from rlprof_ops.runtime import marks, profiler
+from rlprof_ops.runtime.ranges.phase_times import phases_of
 
 # As vLLM 0.11 and SGLang 0.5 print them, cut down.
 VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.

@@ -1,5 +1,10 @@
 """The process that leads a job's steps: what it writes down of each."""
 
+import sys
+from types import SimpleNamespace
+
+import pytest
+
 from rlprof_ops.runtime.leader import Leader
 from rlprof_ops.runtime.process.event_log import EventLog
 
@@ -25,6 +30,40 @@ def test_phases_of_an_inner_loop_are_counted_and_said_once(tmp_path, asked, even
     said = capsys.readouterr().err
     assert said.count("step 1 had 1003 phases: its first 1000 are written down") == 1
     assert "step 2" not in said
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_the_trainers_own_trackers_get_steps_where_they_are_asked_for(
+    tmp_path, monkeypatch, asked, capsys, asked_for
+):
+    """One fails at each step, one has no run: training and the other one go on."""
+    asked()
+    monkeypatch.setenv("RLPROF_TRACKERS", str(int(asked_for)))
+
+    def fails(*_, **__):
+        raise RuntimeError("no server")
+
+    sent = []
+    run = SimpleNamespace(log=lambda row, commit: sent.append((row, commit)))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=run))
+    monkeypatch.setitem(
+        sys.modules, "mlflow", SimpleNamespace(active_run=lambda: object(), log_metrics=fails)
+    )
+    leader = Leader(EventLog(tmp_path / "node/events/driver.jsonl"), None)
+    lead_step(leader, 1, 2)
+    lead_step(leader, 2, 0)
+    leader.begin(3)
+    leader.close()  # cut: no step that took so long
+    follower = Leader(EventLog(tmp_path / "node/events/rank1.jsonl"), None, leads=False)
+    lead_step(follower, 1, 1)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=None))
+    lead_step(leader, 4, 0)
+
+    keys = [set(row) for row, commit in sent if commit is False]
+    figures = {"rlprof/step", "rlprof/step_s"}
+    assert keys == ([figures | {"rlprof/phase/micro_batch_s"}, figures] if asked_for else [])
+    said = capsys.readouterr().err
+    assert said.count("mlflow takes no step times: RuntimeError: no server") == int(asked_for)
 
 
 def test_a_phase_is_written_with_its_times_and_depth(tmp_path, asked, events):

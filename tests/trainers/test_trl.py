@@ -8,8 +8,10 @@ duration that TRL measures (`ProfilingContext`, perf_counter).
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,7 +56,45 @@ captures:
   - {backend: torch, workers: ["trainer"], steps: "2:4"}
   - {backend: memory, workers: ["trainer"], steps: "2:4", options: {host: true}}
 """
+# Run in TRL's environment: what the run left in its trackers, by their own parsers.
+TRACKED = """
+import glob, json, struct, sys
+import mlflow
+from wandb.proto.wandb_internal_pb2 import Record
+
+def records(data):  # a log of LevelDB's: blocks of 32 KiB, records in parts
+    place, whole = 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        _, size, part = struct.unpack_from("<IHB", data, place)
+        whole, place = whole + data[place + 7 : place + 7 + size], place + 7 + size
+        if part in (1, 4):
+            yield Record.FromString(whole)
+            whole = b""
+
+[log] = glob.glob("wandb/offline-run-*/*.wandb")
+rows = [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for record in records(open(log, "rb").read()) if record.HasField("history")]
+client = mlflow.MlflowClient()
+[run] = [run for each in client.search_experiments() for run in client.search_runs(each.experiment_id)]
+metrics = {name: [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
+           for name in run.data.metrics}
+print(json.dumps({"rows": rows, "metrics": metrics}))
+"""
 TIMED = {"transformers.generate": "generation", "_calculate_rewards": "reward"}
+
+
+def trackers(folder: Path) -> dict[str, str]:
+    """What a user sets for W&B and MLflow without a server."""
+    return {
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(folder),
+        "MLFLOW_TRACKING_URI": f"file:{folder / 'mlruns'}",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    }
 
 
 def command(folder: Path, steps: int = 4) -> str:
@@ -63,7 +103,9 @@ def command(folder: Path, steps: int = 4) -> str:
         pytest.skip(why)
     (folder / "oracle").mkdir(exist_ok=True)
     (folder / "oracle" / "sitecustomize.py").write_text(ORACLE)
-    run = runs.trainer_run("trl", work=folder, steps=steps)
+    run = runs.trainer_run(
+        "trl", work=folder, steps=steps, env=trackers(folder), overrides=['report_to=["wandb", "mlflow"]']
+    )
     return f"export PYTHONPATH=${{PYTHONPATH-}}:{shlex.quote(str(folder / 'oracle'))}\n{run.shell()}"
 
 
@@ -98,7 +140,13 @@ def job(slurm_sandbox: Any) -> Job:
     folder = slurm.shared / "trl"
     folder.mkdir(exist_ok=True)
     (folder / "profile.yaml").write_text(REQUEST)
-    made = Job.submit(slurm, nodes=1, COMMAND=command(folder), RLPROF_REQUEST=str(folder / "profile.yaml"))
+    made = Job.submit(
+        slurm,
+        nodes=1,
+        COMMAND=command(folder),
+        RLPROF_REQUEST=str(folder / "profile.yaml"),
+        RLPROF_TRACKERS="1",
+    )
     assert made.wait(500).exit_code == 0, made.output
     return made
 
@@ -134,6 +182,38 @@ def test_reports_are_final_while_training_goes_on(job: Job):
     ended = next(event["t_ns"] for event in events if event["event"] == "ended")
     closed = [event["t_ns"] for event in events if event["event"] == "closed"]
     assert len(closed) == 3 and all(moment < ended for moment in closed)
+
+
+def test_the_trainers_own_trackers_have_the_steps_too(job: Job, slurm_sandbox: Any):
+    folder = slurm_sandbox.shared / "trl"
+    python = environments.ensure("trl").python
+    done = subprocess.run(
+        [python, "-P", "-c", TRACKED],
+        cwd=folder,
+        env={**os.environ, **trackers(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    own = runs.step_times("trl", (job.run / "logs" / "driver.log").read_text())
+    rows = [row for row in told["rows"] if "rlprof/step" in row]
+    # In the trainer's own rows, of which there are not more.
+    assert [(row["_step"], row["rlprof/step"], row["train/global_step"]) for row in rows] == [
+        (step - 1, step, step) for step in (1, 2, 3, 4)
+    ], told["rows"]
+    for seconds in ([row["rlprof/step_s"] for row in rows], [s for _, s in told["metrics"]["rlprof/step_s"]]):
+        # Around the steps as the script's own callback times them.
+        assert all(0 <= ours - its < 0.5 for ours, its in zip(seconds, own.values(), strict=True)), (
+            seconds,
+            own,
+        )
+    assert [step for step, _ in told["metrics"]["rlprof/step_s"]] == [1, 2, 3, 4]
+    for phase in ("generation", "reward", "train"):
+        values = [value for _, value in told["metrics"][f"rlprof/phase/{phase}_s"]]
+        assert values == pytest.approx([row[f"rlprof/phase/{phase}_s"] for row in rows])
 
 
 def test_srun_wrap_needs_nothing_else(slurm: Any):

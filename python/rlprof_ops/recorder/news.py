@@ -10,8 +10,9 @@ from typing import Any
 from rlprof_ops.recorder.samples.engines import EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample
 from rlprof_ops.recorder.samples.host import HostSample
-from rlprof_ops.recorder.samples.step_marks import Phase, ToldStep, WindowEvent
+from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowEvent
 from rlprof_ops.runtime.marks import Now
+from rlprof_ops.runtime.ranges.phase_times import Phase
 
 MOST_STEPS = 400  # of one line; the others come with the next
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.marks import NowFile
+from rlprof_ops.runtime.process import trackers
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
 
 # A step with more phases than this is written down with its first ones; a phase in an inner loop is a
@@ -42,6 +43,7 @@ class Leader:
         self._link = link
         self._now = now
         self.leads = leads
+        self._tracked = leads and trackers.asked()
         self._pid = os.getpid()
         self._step: int | None = None
         self._begin_ns = 0
@@ -100,6 +102,9 @@ class Leader:
             **({"dropped_phases": dropped} if dropped else {}),
             **({"cut": True} if cut else {}),
         )
+        if self._tracked and not cut:
+            rows = [(phase.name, phase.begin_ns, phase.end_ns, phase.depth) for phase in phases]
+            trackers.tell(step, self._begin_ns, end_ns, rows)
 
     def close(self) -> None:
         """Write down a step that was never ended."""

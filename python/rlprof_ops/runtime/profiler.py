@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar, overload
 
 from rlprof_ops import env_names
 from rlprof_ops.runtime.null_profiler import NullProfiler
 
+TYPE_CHECKING = False  # see rlprof_ops/__init__.py
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import TypeVar, overload
+
     from rlprof_ops.request import ProfileRequest
     from rlprof_ops.runtime.active_profiler import Profiler
     from rlprof_ops.runtime.marks import NowFile
     from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 
-Function = TypeVar("Function")
+    Function = TypeVar("Function")
 
 # Any of these set: somebody may have asked for something, and the request is worth parsing.
 _ASKING = (
@@ -34,7 +36,7 @@ _ASKING = (
 # What a job's driver is called until an adapter knows better (supervisor/driver.py).
 _DRIVERS = ("driver", "controller", "trainer", "TaskRunner", "task_runner")
 # Any of these: there is work for a profiler although no capture is planned.
-_LISTENING = (env_names.METRICS, env_names.ON_DEMAND, env_names.RECORD)
+_LISTENING = (env_names.METRICS, env_names.ON_DEMAND, env_names.RECORD, env_names.TRACKERS)
 
 
 def _concerned() -> bool:
@@ -110,12 +112,14 @@ def _made(
 ) -> Profiler | NullProfiler:
     from rlprof_ops.runtime import marks
     from rlprof_ops.runtime.on_demand import watcher
+    from rlprof_ops.runtime.process import trackers
     from rlprof_ops.runtime.process.worker_identity import find_identity
     from rlprof_ops.runtime.ranges import range_times
 
     with_metrics = range_times.asked()
     on_demand = watcher.asked(os.environ)
-    if not request and not with_metrics and not on_demand and not marks.asked():
+    listening = with_metrics or on_demand or marks.asked() or trackers.asked()
+    if not request and not listening:
         return NullProfiler()
     place = find_identity(worker, rank, world_size, os.environ)
     from rlprof_ops.runtime.active_profiler import Profiler
@@ -207,10 +211,14 @@ def current() -> Profiler | NullProfiler:
     return _CURRENT.profiler
 
 
-@overload
-def annotate(name: str | None = None) -> Callable[[Function], Function]: ...
-@overload
-def annotate(name: Function) -> Function: ...
+if TYPE_CHECKING:
+
+    @overload
+    def annotate(name: str | None = None) -> Callable[[Function], Function]: ...
+    @overload
+    def annotate(name: Function) -> Function: ...
+
+
 def annotate(name: object = None) -> object:
     """`@profiler.annotate("train")` on a function or method, before any profiler exists: the one of
     `from_env` will record it.

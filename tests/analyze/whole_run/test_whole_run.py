@@ -22,7 +22,8 @@ from rlprof_ops.analyze.reporting import load_answer, report  # noqa: E402
 from rlprof_ops.analyze.whole_run.section import MOST_STEPS, whole_run  # noqa: E402
 from rlprof_ops.analyze.whole_run.tail import tail_share  # noqa: E402
 from rlprof_ops.commands import diff  # noqa: E402
-from rlprof_ops.recorder.samples.step_marks import Phase, ToldStep  # noqa: E402
+from rlprof_ops.recorder.samples.step_marks import ToldStep  # noqa: E402
+from rlprof_ops.runtime.ranges.phase_times import Phase  # noqa: E402
 
 
 def section(run: Path, **more: Any) -> dict[str, Any]:

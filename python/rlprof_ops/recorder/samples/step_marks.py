@@ -8,29 +8,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlprof_ops.runtime import marks
 from rlprof_ops.runtime.marks import Now
+from rlprof_ops.runtime.ranges.phase_times import Phase, phases_of
 
 _STEP, _REGISTERED = b'"event": "step"', b'"event": "registered"'
 _WINDOW = (b'"event": "opened"', b'"event": "closed"', b'"event": "failed"')
 _MOST_READ = 1 << 20  # of one file at one look
 _ROTATE_BYTES = 4 << 20
-_MOST_NAMES = 64  # phases of one step that are told apart
-
-
-@dataclass(frozen=True)
-class Phase:
-    """All ranges of one name in a step. `own_s` is without the ranges inside them."""
-
-    count: int
-    begin_s: float
-    seconds: float
-    own_s: float
 
 
 @dataclass(frozen=True)
@@ -58,29 +48,6 @@ class WindowEvent:
     backend: str
     start: int
     asked_by: str
-
-
-def phases_of(rows: Iterable[Any], begin_ns: int) -> dict[str, Phase]:
-    """What `(name, begin, end, depth)` sum up to, by name. Rows come in the order in which they ended."""
-    spans = sorted(
-        ((row[1], -row[2], str(row[0])) for row in rows if row[2] > row[1]), key=lambda row: row[:2]
-    )
-    own: list[int] = []
-    open_at: list[int] = []
-    for place, (begin, minus_end, _) in enumerate(spans):
-        while open_at and -spans[open_at[-1]][1] <= begin:
-            open_at.pop()
-        own.append(-minus_end - begin)
-        if open_at:
-            own[open_at[-1]] -= min(-minus_end, -spans[open_at[-1]][1]) - begin
-        open_at.append(place)
-    found: dict[str, list[float]] = {}
-    for (begin, minus_end, name), alone in zip(spans, own, strict=True):
-        total = found.setdefault(name, [0, (begin - begin_ns) / 1e9, 0.0, 0.0])
-        total[0] += 1
-        total[2] += (-minus_end - begin) / 1e9
-        total[3] += alone / 1e9
-    return {name: Phase(int(total[0]), *total[1:]) for name, total in list(found.items())[:_MOST_NAMES]}
 
 
 class StepMarks:
