@@ -126,6 +126,11 @@ def test_a_server_tells_its_address(endpoint: str, tmp_path: Path, monkeypatch: 
     assert [sample.url for sample in engines.look()] == [endpoint]
     told.unlink()
     assert engines.look() == []
+    engines._found = (endpoint.replace("127.0.0.1", "localhost"),)  # by its command line
+    assert [sample.url for sample in engines.look()] == [endpoint.replace("127.0.0.1", "localhost")]
+    marks.tell_engine("0.0.0.0", port)
+    assert [sample.url for sample in engines.look()] == [endpoint]
+    told.unlink()
     monkeypatch.setattr("os.getpid", lambda: 1)
     marks.tell_engine("::1", 8000)
     assert Engines(urls="", node_dir=tmp_path)._told() == ["http://[::1]:8000/metrics"]

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rlprof_ops import env_names
 from rlprof_ops.runtime import marks
@@ -66,7 +67,11 @@ class Engines:
         if now - self._searched >= _SEARCH_S:
             self._searched = now
             self._found = tuple(dict.fromkeys((*self._urls, *self._search())))
-        urls = dict.fromkeys((*self._told(), *self._found))
+        told = self._told()
+        ports = {urlsplit(url).port for url in told}
+        # What told its address need not be found by its command line too, under another name of this machine.
+        found = (url for url in self._found if url in self._urls or urlsplit(url).port not in ports)
+        urls = dict.fromkeys((*told, *found))
         return [sample for url in urls if (sample := self._sample(url)) is not None]
 
     def _told(self) -> list[str]:
