@@ -140,6 +140,8 @@ job::container() {
             || common::fail 2 "RLPROF_OUTPUT_DIR=${output}: cannot be made on $(hostname). Give a folder on storage that all nodes share."
     fi
     if [[ ${RLPROF_NSYS} == /* && -x ${RLPROF_NSYS} ]]; then
+        # shellcheck disable=SC2034 # slurm.sh mounts each link on its way
+        _RLPROF_NSYS_GIVEN="${RLPROF_NSYS}"
         RLPROF_NSYS="$(readlink -f -- "${RLPROF_NSYS}")"
     fi
 }
@@ -312,8 +314,11 @@ job::_bounded() {
 job::_listen_to_srun() {
     local line words="" node
     local -r ended='^srun: error: ([^ :]+): tasks? [0-9,-]+: (.*)$'
+    local -r unlaunched='^srun: error: task ([0-9]+) (launch failed: .*)$'
+    local -a nodes=()
 
     trap '' TERM USR2
+    read -ra nodes <<< "${RLPROF_NODES}"
     while IFS= read -r line || [[ -n ${line} ]]; do
         printf '%s\n' "${line}" >&2
         if [[ ${line} =~ ^(slurmstepd|FATAL|enroot|\[ERROR\]|rlprof): ]]; then
@@ -322,6 +327,9 @@ job::_listen_to_srun() {
             for node in $(scontrol show hostnames "${BASH_REMATCH[1]}"); do
                 job::_task_ended "${node}" "${BASH_REMATCH[2]}" "${words}"
             done
+        elif [[ ${line} =~ ${unlaunched} ]]; then
+            # There is one task a node, so its number is the node's.
+            job::_task_ended "${nodes[BASH_REMATCH[1]]-${BASH_REMATCH[1]}}" "${BASH_REMATCH[2]}" "${words}"
         fi
     done
 }
@@ -357,6 +365,11 @@ job::run() {
     done
     wait "${listener}" 2> /dev/null || true
     if job::_storage_answers; then
+        # srun ends with 0 where no task could be launched at all.
+        if (( code == 0 )) && [[ ! -e ${RLPROF_RUN_DIR}/run.json ]]; then
+            common::log "no node began: srun said why above"
+            code=1
+        fi
         job::order_harvest
         job::salvage "${code}"
         [[ -n ${harvest_ordered} || -z ${harvest_here} ]] || job::harvest_here

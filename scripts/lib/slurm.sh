@@ -215,7 +215,7 @@ slurm::_depth() {
 # for reports, uv's cache; a virtual environment of the host with the Python it was made from; an nsys of the host.
 slurm::_our_folders() {
     local -r home="$1" run_folder="$2"
-    local path link
+    local path
 
     {
         printf '%s\n' "${RLPROF_NODE_ROOT}" "${home}" "${run_folder}" "${SLURM_SUBMIT_DIR}" "${UV_CACHE_DIR_OVERRIDE}"
@@ -223,19 +223,14 @@ slurm::_our_folders() {
         [[ -z ${RLPROF_OUTPUT_DIR} ]] || slurm::absolute "${RLPROF_OUTPUT_DIR}"
         if [[ -n ${RLPROF_VENV} && -x ${RLPROF_VENV}/bin/python ]]; then
             printf '%s\n' "${RLPROF_VENV}"
-            # Each link on the way: an installer's name for the newest of a version may be a link of its own.
-            link="${RLPROF_VENV}/bin/python"
-            while [[ -L ${link} ]]; do
-                path="$(readlink -- "${link}")"
-                [[ ${path} == /* ]] || path="$(dirname -- "${link}")/${path}"
-                link="${path}"
-                [[ ${link} == "${RLPROF_VENV}"/* ]] || slurm::_prefix "${link}"
-            done
-            slurm::_prefix "$(readlink -f -- "${link}")"
+            slurm::_installs "${RLPROF_VENV}/bin/python" "${RLPROF_VENV}"
         fi
         if [[ ${RLPROF_NSYS} == /* && -x ${RLPROF_NSYS} ]]; then
-            slurm::_prefix "${RLPROF_NSYS}"
-            slurm::_prefix "$(readlink -f -- "${RLPROF_NSYS}")"
+            slurm::_installs "${_RLPROF_NSYS_GIVEN:-${RLPROF_NSYS}}"
+            # Packages that part target and host put a link beside the one to the other.
+            for path in "$(slurm::_prefix "$(readlink -f -- "${RLPROF_NSYS}")")"/host-linux-*; do
+                [[ ! -L ${path} ]] || readlink -f -- "${path}"
+            done
         fi
     } | while IFS= read -r path; do
         path="${path%/}"
@@ -245,6 +240,22 @@ slurm::_our_folders() {
             *) printf '%s\n' "${path}" ;;
         esac
     done
+}
+
+# The install of a program, and that of each link on the way to it: an installer's name for the newest of a version may be
+# a link of its own. Links below the second folder are left out.
+slurm::_installs() {
+    local -r but_below="${2-}"
+    local link="$1" path
+
+    while true; do
+        [[ -n ${but_below} && ${link} == "${but_below}"/* ]] || slurm::_prefix "${link}"
+        [[ -L ${link} ]] || break
+        path="$(readlink -- "${link}")"
+        [[ ${path} == /* ]] || path="$(realpath -sm -- "$(dirname -- "${link}")/${path}")"
+        link="${path}"
+    done
+    slurm::_prefix "$(readlink -f -- "$1")"
 }
 
 # The folder of an install that has PREFIX/bin/program or PREFIX/target-linux-x64/program.

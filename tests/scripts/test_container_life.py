@@ -138,6 +138,21 @@ def test_a_head_whose_container_does_not_start_ends_the_step(nodes):
     assert (nodes.hosts / "scancel.log").read_text() == "--signal=TERM 7.0\n"
 
 
+def test_a_task_that_cannot_be_launched_is_no_success(nodes):
+    (nodes.hosts / "n2.enroot/unlaunched").touch()
+    (nodes.run / "run.json").touch()  # the head's, which goes on
+    assert nodes.job().returncode == 0, "srun says 0, as the real one does"
+    assert (
+        (nodes.run / "control/ended_n2").read_text().startswith("launch failed: Plugin initialization failed")
+    )
+
+    (nodes.run / "run.json").unlink()
+    (nodes.hosts / "n1.enroot/unlaunched").touch()
+    done = nodes.job()
+    assert done.returncode == 1
+    assert "no node began: srun said why above" in done.stderr
+
+
 def test_a_mount_that_is_missing_is_told_in_pyxis_words(nodes):
     done = nodes.job(MOUNTS=f"{nodes.hosts}:{nodes.hosts},/no/such:/data,{PYXIS}:{PYXIS}")
     assert done.returncode == 1

@@ -198,6 +198,11 @@ def test_what_a_job_needs_of_the_host_is_mounted(tmp_path):
         program.parent.mkdir(parents=True)
         program.write_text("#!/bin/sh\n")
         program.chmod(0o755)
+    link = tmp_path / "tools/bin/nsys"
+    (tmp_path / "parted/host-linux-x64").mkdir(parents=True)
+    (tmp_path / "nsight/2025.1/host-linux-x64").symlink_to("../../parted/host-linux-x64")
+    link.parent.mkdir(parents=True)
+    link.symlink_to("../../nsight/2025.1/target-linux-x64/nsys")
     (tmp_path / "pythons/cpython-3.11").symlink_to("cpython-3.11.9")
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
@@ -207,7 +212,7 @@ def test_what_a_job_needs_of_the_host_is_mounted(tmp_path):
     line = srun_line(
         CONTAINER="img",
         RLPROF_VENV=str(venv),
-        RLPROF_NSYS=str(nsys),
+        RLPROF_NSYS=str(link),
         RLPROF_REQUEST="asked/profile.yaml",
         RLPROF_OUTPUT_DIR="/reports",
         RLPROF_NODE_ROOT="/raid/nodes",
@@ -220,6 +225,7 @@ def test_what_a_job_needs_of_the_host_is_mounted(tmp_path):
     ours = ["/raid/nodes", str(HOME), "/shared/7-logs", "/shared/my project", "/shared/my project/asked"]
     ours += ["/cache/uv", str(venv), str(tmp_path / "pythons/cpython-3.11"), str(tmp_path / "nsight/2025.1")]
     ours += [str(tmp_path / "pythons/cpython-3.11.9")]
+    ours += [str(tmp_path / "tools"), str(tmp_path / "parted/host-linux-x64")]
     assert sorted(listed.split(",")) == sorted(["/elsewhere:/reports", *(f"{path}:{path}" for path in ours)])
     depths = [mount.split(":")[1].count("/") for mount in listed.split(",")]
     assert depths == sorted(depths), "a mount hides what was mounted below it before"

@@ -1,6 +1,7 @@
 """Harvest with real nsys reports: whole, empty, cut, and a raw capture that the node could not import."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from tests.waits import wait_until
 from rlprof_ops.backends.nsight import find_importer
 from rlprof_ops.collect.drain.nsys_contents import look
 from rlprof_ops.collect.harvest.harvest import harvest
+from rlprof_ops.collect.harvest.manifest_table import render
 
 pytestmark = pytest.mark.nsys
 REQUEST = {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "3:5, 7, 9"}]}
@@ -86,7 +88,7 @@ def test_each_report_is_judged_by_its_contents(reports, tmp_path):
     assert manifest.captures[2].reason.startswith("nsys cannot read it: ")
 
 
-def test_a_raw_capture_is_recovered_after_the_job(reports, tmp_path):
+def test_a_raw_capture_is_recovered_after_the_job(reports, tmp_path, monkeypatch):
     [raw] = (reports / "raw").glob("*.qdstrm")
     job = RunFolder(
         tmp_path / "4711-logs",
@@ -97,13 +99,31 @@ def test_a_raw_capture_is_recovered_after_the_job(reports, tmp_path):
     job.worker(
         "policy_worker", 0, pid=pid, windows=[("opened", "nsight", 7, 8, None)], last_step=8, ended=False
     )
-    manifest = harvest(job.write())
+    job.file("nodes/n1/tmp/nsys-report-2.qdstrm", b"half of a capture" * 100)
+    with monkeypatch.context() as image:  # into which nsys is mounted, but not what its importer needs
+        image.setenv("RLPROF_NSYS", str(without_libraries(tmp_path / "image")))
+        said = render(harvest(job.write()))
+    assert "note: raw capture 'nodes/n1/tmp/nsys-report-1.qdstrm' and 1 more could not be recovered:" in said
+    assert re.search(r"QdstrmImporter lacks lib\S+ here; `rlprof harvest` on the login node", said), said
+
+    manifest = harvest(job.root)
     [capture] = manifest.captures
     assert (capture.state, capture.report) == (
         "recovered",
         f"profiles/nsight/policy_worker/rank0/policy_worker_rank0_step7-7_n1_{pid}.nsys-rep",
     )
     assert harvest(job.root) == manifest
+
+
+def without_libraries(folder):
+    """An nsys whose importer is the real one, alone: the loader finds nothing of what it needs."""
+    for program, real in (
+        ("target-linux-x64/nsys", shutil.which("nsys")),
+        ("host-linux-x64/QdstrmImporter", find_importer()),
+    ):
+        (folder / program).parent.mkdir(parents=True)
+        shutil.copy(real, folder / program)
+    return folder / "target-linux-x64/nsys"
 
 
 def raw_pid(raw, tmp_path):

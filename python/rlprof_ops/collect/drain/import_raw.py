@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,8 @@ _IMPORTED = ".imported"
 _AT_ONCE = min(4, os.cpu_count() or 1)  # an import takes a core
 _FIRST_S = 2.0  # for an importer to show that it makes progress
 _LOOK_SHARE = 0.25  # of the time, to look inside reports without a name of ours
+_LACKING = re.compile(r"error while loading shared libraries: ([^:\s]+)")
+_ELSEWHERE = "`rlprof harvest` on the login node, or wherever nsys can import, makes the report in seconds"
 _Unclosed = list[tuple[ProcessLog, WindowEvent]]
 
 
@@ -187,9 +190,7 @@ def _place(path: str, window: tuple[ProcessLog, WindowEvent] | None) -> str:
 def _import(tree: ContainedDir, root: Path, path: str, budget_s: float, most_s: float) -> str:
     importer = nsight.find_importer()
     if importer is None:
-        raise ExportFailed(
-            "QdstrmImporter is not installed here; run `rlprof harvest` where Nsight Systems is"
-        )
+        raise ExportFailed(f"QdstrmImporter is not beside the nsys in use here; {_ELSEWHERE}")
     folder = f".recover/{time.time_ns()}-{os.urandom(4).hex()}"
     tree.write_atomic(f"{folder}/import.log", b"")
     root = Path(os.path.abspath(root))  # the importer runs in another folder
@@ -197,9 +198,14 @@ def _import(tree: ContainedDir, root: Path, path: str, budget_s: float, most_s: 
     link = work / "raw.qdstrm"  # a name of ours: a hostile one could be read as an option
     link.symlink_to((root / path).resolve())
     try:
-        output = run_bounded(
-            nsight.import_argv(importer, link, work / "report.nsys-rep"), budget_s, str(work), most_s
-        )
+        argv = nsight.import_argv(importer, link, work / "report.nsys-rep")
+        try:
+            output = run_bounded(argv, budget_s, str(work), most_s)
+        except ExportFailed as error:
+            lacking = _LACKING.search(str(error))
+            if lacking is None:
+                raise
+            raise ExportFailed(f"QdstrmImporter lacks {lacking[1]} here; {_ELSEWHERE}") from None
         if tree.stat(f"{folder}/report.nsys-rep") is None:
             raise ExportFailed(f"QdstrmImporter wrote nothing: {output.strip()[-200:]}")
         moved = f".recover/{work.name}.nsys-rep"

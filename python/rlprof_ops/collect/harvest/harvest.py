@@ -88,6 +88,7 @@ def _recover(run: ContainedDir, observed: Observed) -> list[str]:
     from rlprof_ops.collect.drain.import_raw import recover_tree
 
     notes: list[str] = []
+    failures: list[tuple[str, str]] = []
     until = time.monotonic() + _RECOVER_BUDGET_S
     for node in sorted({log.node for log in observed.logs} | set(observed.records) | set(observed.nodes)):
         if "/" in node or node in ("", ".", "..") or run.stat(f"nodes/{node}/tmp") is None:
@@ -100,7 +101,13 @@ def _recover(run: ContainedDir, observed: Observed) -> list[str]:
             run.write_atomic(
                 f".harvest/recovered/{path.rsplit('/', 1)[-1]}", path.encode("utf-8", "surrogateescape")
             )
-        notes += [f"raw capture {path!r} could not be recovered: {reason}" for path, reason in failed]
+        failures += failed
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for path, reason in failures:
+        by_reason[reason].append(path)
+    for reason, paths in by_reason.items():
+        which = f"raw capture {paths[0]!r}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+        notes.append(f"{which} could not be recovered: {reason}")
     return notes
 
 

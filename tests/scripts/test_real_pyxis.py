@@ -1,0 +1,108 @@
+"""The life of a job's containers with the real pyxis and enroot, for machines that have both. Opt-in:
+
+    RLPROF_TESTS_PYXIS=/images/train.sqsh .venv/bin/python -m pytest tests/scripts/test_real_pyxis.py
+
+as root, with enroot on PATH, on a sandbox of two nodes. RLPROF_TESTS_PYXIS_PLUGIN says where spank_pyxis.so is, if not
+where its `make install` puts it. The image needs bash and the system libraries of the Python that runs this (its venv is
+mounted). The nodes have one file system, so enroot.conf has to give each its own folders, in which every user may write:
+`ENROOT_DATA_PATH /var/lib/enroot/$(hostname)/data`, and so on for ENROOT_RUNTIME_PATH, ENROOT_CACHE_PATH and
+ENROOT_TEMP_PATH. Not below a bind mount: `enroot list` then tells no processes, and nothing joins a container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.sandbox import Sandbox
+from tests.sandbox.api import TEST_USER
+from tests.waits import wait_until
+from tests.whole_job.jobs import DEMO, HOME, Job
+
+IMAGE = os.environ.get("RLPROF_TESTS_PYXIS", "")
+PLUGIN = os.environ.get("RLPROF_TESTS_PYXIS_PLUGIN", "/usr/local/lib/slurm/spank_pyxis.so")
+TRAINED = {"RLPROF_STEPS": "3:5,400", "RLPROF_WORKERS": "*", "RLPROF_OPTIONS": '{"t": "nvtx"}'}
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.nsys,
+    pytest.mark.ray,
+    pytest.mark.torch,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not IMAGE, reason="RLPROF_TESTS_PYXIS names no image for the real pyxis"),
+]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Sandbox]:
+    """Not healed between tests: pyxis makes its folder in /tmp when slurmd starts, and never again."""
+    assert Path(PLUGIN).is_file(), f"RLPROF_TESTS_PYXIS_PLUGIN={PLUGIN}: no such file"
+    with tempfile.TemporaryDirectory(prefix="rlprof-pyxis-", dir="/var/lib") as folder:  # nodes have own /tmp
+        Path(folder).chmod(0o755)
+        conf = Path(folder, "plugstack.conf")
+        conf.write_text(f"required {PLUGIN} runtime_path=/tmp/pyxis\n")
+        with Sandbox.up(nodes=2, kill_wait=10, extra_conf=f"PlugStackConfig={conf}") as sandbox:
+            yield sandbox
+
+
+def submit(nodes: Sandbox, **knobs: str) -> Job:
+    """As an ordinary user: root may not join the user namespace that enroot makes."""
+    known = {"CONTAINER": IMAGE, "RLPROF_NSYS": shutil.which("nsys") or "", "RAY_LOG_SYNC_FREQUENCY": "0"}
+    return Job.submit(nodes, nodes=2, user=TEST_USER, **(known | {"RLPROF_REPORT_SECONDS": "0"} | knobs))
+
+
+def containers(nodes: Sandbox) -> list[str]:
+    listed = [nodes.exec(node, ["enroot", "list"], user=TEST_USER).stdout.split() for node in nodes.nodes]
+    return sorted(name for names in listed for name in names)
+
+
+def on_disk(nodes: Sandbox, node: str, job: Job) -> list[Path]:
+    """The reports that a node holds, below its folder of the job."""
+    folder = nodes.tmp(node) / f"rlprof-{pwd.getpwnam(TEST_USER).pw_uid}-{job.id}"
+    return [path.relative_to(folder) for path in folder.glob("profiles/nsight/*/*/*.nsys-rep")]
+
+
+def kill_all(nodes: Sandbox, node: str) -> None:
+    """Every process of the job on a node at once, as `proctrack/cgroup` ends a step."""
+    ours = pwd.getpwnam(TEST_USER).pw_uid
+    for process in nodes.processes(node):
+        if process.user == ours:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.host_pid, signal.SIGKILL)
+
+
+def test_attach_and_a_node_that_is_killed(nodes: Sandbox) -> None:
+    job = submit(nodes, COMMAND=f"{DEMO} --steps 500 --step-seconds 1", **TRAINED)
+    wait_until(lambda: on_disk(nodes, "n2", job), 240, lambda: job.say(), pause_s=0.5)
+    assert containers(nodes) == [f"pyxis_rlprof-{job.id}"] * 2
+
+    line = ["bash", HOME / "scripts" / "attach.sh", str(job.id), "n2"]
+    env = {
+        "BASE_LOG_DIR": str(job.folder),
+        "COMMAND": 'hostname; ls "$RLPROF_NODE_DIR"; cat /etc/hostname; ray --version',
+    }
+    said = nodes.run(line, env=env, timeout=90, user=TEST_USER).stdout
+    assert said.startswith("n2\n") and "profiles" in said, said
+
+    finished = on_disk(nodes, "n2", job)
+    kill_all(nodes, "n2")
+    job.wait(timeout=200)
+    assert finished
+    assert [path for path in finished if not (job.run / path).is_file()] == [], job.say()
+    states = {capture.state for capture in job.manifest.captures if "step3-4" in capture.id}
+    assert states == {"ok"}, job.say()
+    assert containers(nodes) == []
+    assert [path for path in nodes.files_in_tmp("n2") if path.name != "pyxis"] == []
+
+
+def test_a_mount_that_is_missing_ends_the_job_with_the_words_of_pyxis(nodes: Sandbox) -> None:
+    job = submit(nodes, MOUNTS="/no/such:/data", COMMAND="true")
+    state = job.wait(timeout=120)
+    assert state.state == "FAILED" and "/no/such" in job.output, job.output
+    assert containers(nodes) == []
