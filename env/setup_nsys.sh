@@ -41,51 +41,6 @@ nsys::present() {
     return 1
 }
 
-# Prints "URIS|SIGNED_BY" of the machine's own entry for the suite CODENAME with the component main.
-nsys::own_source() {
-    local -r codename="$1"
-    local file
-
-    for file in /etc/apt/sources.list.d/*.sources; do
-        [ -r "${file}" ] || continue
-        awk -v want="${codename}" '
-            function flush() {
-                if (!off && uris && (" " suites " ") ~ (" " want " ") && (" " components " ") ~ / main /) { print uris "|" signed; found = 1; exit }
-                uris = suites = components = signed = ""; off = 0
-            }
-            /^[[:space:]]*$/ { flush(); next }
-            /^#/ { next }
-            { key = tolower($1); value = $0; sub(/^[^:]*:[[:space:]]*/, "", value) }
-            key == "uris:" { uris = value }
-            key == "suites:" { suites = value }
-            key == "components:" { components = value }
-            key == "signed-by:" { signed = value }
-            key == "enabled:" { off = (tolower(value) == "no") }
-            END { if (!found) flush() }' "${file}"
-    done | head -n 1 | grep . && return 0
-
-    for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
-        [ -r "${file}" ] || continue
-        awk -v want="${codename}" '
-            $1 != "deb" { next }
-            {
-                signed = ""; i = 2
-                if ($i ~ /^\[/) { while (1) { o = $i; gsub(/[][]/, "", o); if (o ~ /^signed-by=/) signed = substr(o, 11); if ($i ~ /\]$/ || i == NF) break; i++ } i++ }
-                uri = $i; suite = $(i + 1); rest = " "
-                for (j = i + 2; j <= NF; j++) rest = rest $j " "
-                if (suite == want && rest ~ / main /) { print uri "|" signed; exit }
-            }' "${file}"
-    done | head -n 1 | grep .
-}
-
-nsys::_stanza() {
-    local -r uris="$1" suite="$2" component="$3" signed_by="$4"
-
-    printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: %s\n' "${uris}" "${suite}" "${component}"
-    [ -z "${signed_by}" ] || printf 'Signed-By: %s\n' "${signed_by}"
-    printf '\n'
-}
-
 # Downloads the packages into the folder DEBS, with lists and caches of their own.
 nsys::download() {
     local -r debs="$1"
@@ -93,12 +48,12 @@ nsys::download() {
     local -a apt
 
     codename=$(common::os_release VERSION_CODENAME)
-    source=$(nsys::own_source "${codename}") \
+    source=$(common::own_source "${codename}") \
         || common::err "no apt source for '${codename} main' in /etc/apt: nothing to derive '${SUITE} non-free' from. Add Debian's source, or put NVIDIA's own nsys (2023.4 or newer) on PATH."
     mkdir -p "${WORK}/lists/partial" "${WORK}/cache/archives/partial" "${debs}"
     {
-        nsys::_stanza "${source%%|*}" "${SUITE}" non-free "${source#*|}"
-        nsys::_stanza "${source%%|*}" "${codename}" main "${source#*|}"
+        common::source_stanza "${source%%|*}" "${SUITE}" non-free "${source#*|}"
+        common::source_stanza "${source%%|*}" "${codename}" main "${source#*|}"
     } > "${WORK}/nsys.sources"
     apt=(-q -o "Dir::Etc::sourcelist=${WORK}/nsys.sources" -o Dir::Etc::sourceparts=/dev/null
         -o "Dir::State::Lists=${WORK}/lists" -o "Dir::Cache=${WORK}/cache" -o APT::Sandbox::User=root

@@ -142,6 +142,7 @@ class Starting:
                     name,
                     str(spec.dir),
                     f"{spec.shm_mb}m",
+                    spec.slurm,
                     *visible,
                     "--",
                     *spec.opened,

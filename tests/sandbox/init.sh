@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # PID 1 of a box: makes it look like a machine of its own, starts its daemons when told to, and reaps orphans.
-# usage: init.sh login|node NAME SANDBOX_DIR SHM_SIZE [VISIBLE_DIR]... -- [OPENED_DIR]...
+# usage: init.sh login|node NAME SANDBOX_DIR SHM_SIZE SLURM_DIR [VISIBLE_DIR]... -- [OPENED_DIR]...
 set -euo pipefail
 
-readonly role="$1" name="$2" dir="$3" shm_size="$4"
-shift 4
+readonly role="$1" name="$2" dir="$3" shm_size="$4" slurm="$5"
+shift 5
 visible=()
 while [ "$1" != -- ]; do
     visible+=("$1")
@@ -58,6 +58,16 @@ init::open_closed() {
     done
 }
 
+# Another Slurm in the place of this machine's: its programs, and the plug-ins that they look for there.
+init::other_slurm() {
+    local place
+
+    [ -n "${slurm}" ] || return 0
+    for place in /usr/bin/s* /usr/sbin/slurm*-wlm /usr/lib/*/slurm-wlm; do
+        [ ! -e "${slurm}${place}" ] || mount --bind "${slurm}${place}" "${place}"
+    done
+}
+
 init::login_daemons() {
     local -r munge="${dir}/munge"
 
@@ -76,6 +86,7 @@ mount --bind "${dir}/etc" /etc/slurm
 mount --bind "${dir}/hosts/${name}" /etc/hosts
 [ ! -e /etc/resolv.conf ] || mount --bind "${dir}/resolv.conf" /etc/resolv.conf
 init::open_closed
+init::other_slurm
 [ "${role}" = login ] || init::private_tmp
 ip link set lo up
 cd /

@@ -29,6 +29,7 @@ DESCRIPTIONS = {
     "slurmd_timeout": "SlurmdTimeout: seconds until a silent node is DOWN",
     "resolve": "host names a node resolves: none, self (as on clusters with odd DNS) or all",
     "extra_conf": "more lines for slurm.conf",
+    "slurm": "folder of another Slurm, as env/setup_newer_slurm.sh makes it; empty: this machine's own",
 }
 
 
@@ -51,6 +52,7 @@ class Spec:
     slurmd_timeout: int = 10
     resolve: str = "self"
     extra_conf: str = ""
+    slurm: str = ""
     visible: tuple[str, ...] = ()
     """Host folders below /tmp that every node still sees although its /tmp is its own."""
     opened: tuple[str, ...] = ()

@@ -2,11 +2,12 @@
 
     RLPROF_TESTS_PYXIS=/images/train.sqsh .venv/bin/python -m pytest tests/scripts/test_real_pyxis.py
 
-as root, with enroot on PATH, on a sandbox of two nodes. RLPROF_TESTS_PYXIS_PLUGIN says where spank_pyxis.so is, if not
-where its `make install` puts it. The image needs bash and the system libraries of the Python that runs this (its venv is
-mounted). The nodes have one file system, so enroot.conf has to give each its own folders, in which every user may write:
-`ENROOT_DATA_PATH /var/lib/enroot/$(hostname)/data`, and so on for ENROOT_RUNTIME_PATH, ENROOT_CACHE_PATH and
-ENROOT_TEMP_PATH. Not below a bind mount: `enroot list` then tells no processes, and nothing joins a container.
+as root, with enroot on PATH, on a sandbox of two nodes. RLPROF_TESTS_PYXIS_PLUGIN says where spank_pyxis.so
+is, if not where its `make install` puts it. The image needs bash, libpfm4 for nsys, and the system libraries
+of the Python that runs this (its venv is mounted). The nodes have one file system, so enroot.conf has to give
+each its own folders, in which every user may write: `ENROOT_DATA_PATH /var/lib/enroot/$(hostname)/data`, and
+so on for ENROOT_RUNTIME_PATH, ENROOT_CACHE_PATH and ENROOT_TEMP_PATH. Not below a bind mount: `enroot list`
+then tells no processes, and nothing joins a container.
 """
 
 from __future__ import annotations
@@ -48,7 +49,13 @@ def nodes() -> Iterator[Sandbox]:
         conf = Path(folder, "plugstack.conf")
         conf.write_text(f"required {PLUGIN} runtime_path=/tmp/pyxis\n")
         with Sandbox.up(nodes=2, kill_wait=10, extra_conf=f"PlugStackConfig={conf}") as sandbox:
-            yield sandbox
+            assert containers(sandbox) == [], "a container of another run would be taken for this one's"
+            try:
+                yield sandbox
+            finally:
+                for node in sandbox.nodes:
+                    for name in containers(sandbox, node):
+                        sandbox.exec(node, ["enroot", "remove", "--force", name], user=TEST_USER)
 
 
 def submit(nodes: Sandbox, **knobs: str) -> Job:
@@ -57,8 +64,10 @@ def submit(nodes: Sandbox, **knobs: str) -> Job:
     return Job.submit(nodes, nodes=2, user=TEST_USER, **(known | {"RLPROF_REPORT_SECONDS": "0"} | knobs))
 
 
-def containers(nodes: Sandbox) -> list[str]:
-    listed = [nodes.exec(node, ["enroot", "list"], user=TEST_USER).stdout.split() for node in nodes.nodes]
+def containers(nodes: Sandbox, *which: str) -> list[str]:
+    listed = [
+        nodes.exec(node, ["enroot", "list"], user=TEST_USER).stdout.split() for node in which or nodes.nodes
+    ]
     return sorted(name for names in listed for name in names)
 
 
