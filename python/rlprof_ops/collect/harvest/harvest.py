@@ -103,7 +103,7 @@ def _recover(run: ContainedDir, observed: Observed) -> list[str]:
             )
         failures += failed
     by_reason: dict[str, list[str]] = defaultdict(list)
-    for path, reason in failures:
+    for path, reason in sorted(failures):
         by_reason[reason].append(path)
     for reason, paths in by_reason.items():
         which = f"raw capture {paths[0]!r}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
