@@ -381,6 +381,16 @@ class CounterRow(TypedDict):
     sampled_ns: int
 
 
+class KernelSpans(TypedDict):
+    """The longest kernels and copies of every rank, at most `a_report` of a report; `spans` are [rank, index
+    into `names`, start_ns, duration_ns].
+    """
+
+    a_report: int
+    names: list[str]
+    spans: list[list[int]]
+
+
 class MfuRow(TypedDict):
     """The model's work in a phase: `tflops` a GPU and second, and its share of `peak_tflops`. `gpus` are
     those of the whole job's worker.
@@ -500,3 +510,4 @@ class Answer(_Answer, total=False):
     serving: list[ServingRow]
     mfu: MfuAnswer | None
     counters: list[CounterRow]
+    kernel_spans: KernelSpans

@@ -25,6 +25,7 @@ NEWER = {
         "serving",
         "mfu",
         "counters",
+        "kernel_spans",
     },
     "report.whole_run": {"rollout"},
     "report.critical_path": {"untold"},

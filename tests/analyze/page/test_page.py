@@ -365,6 +365,27 @@ def test_a_name_in_a_csv_is_no_formula() -> None:
     ]
 
 
+def test_a_kernel_is_zoomed_to(browser: Any, page: Path) -> None:
+    """A click on its name leads to its longest call, which the pointer then names."""
+    opened(browser, page)
+    spans = json.loads(page.with_name("report.json").read_text())["kernel_spans"]
+    name = "ncclDevKernel_AllReduce_Sum_bf16"
+    longest = max(s[3] for s in spans["spans"] if spans["names"][s[1]] == name)
+    button = browser.find_element(By.XPATH, f"//*[@id='kernels-table']//button[.='{name}']")
+    browser.execute_script("arguments[0].click()", button)
+    begin, end = gantt_view(browser)
+    assert (end - begin) * 1000 == pytest.approx(5 * longest, rel=0.01)
+    assert "worker=policy_worker" in browser.current_url
+    canvas = browser.find_element(By.ID, "gantt-canvas")
+    row = int(browser.execute_script("return rlprofGantt.rowOf()"))
+    height = canvas.size["height"]
+    x = 190 + (canvas.size["width"] - 198) / 2 - canvas.size["width"] / 2
+    ActionChains(browser).move_to_element_with_offset(canvas, int(x), int(row + 10 - height / 2)).perform()
+    tip = browser.find_element(By.ID, "tip").text
+    assert tip.startswith(f"{name}: {duration(longest)}"), tip
+    nothing_wrong(browser)
+
+
 def test_kinds_of_idle_time_differ_without_their_colour(browser: Any, page: Path) -> None:
     opened(browser, page)
     for theme in ("light", "dark"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+import numpy as np
+
 from rlprof_ops.analyze.metrics.bandwidth import bandwidths
 from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
 from rlprof_ops.analyze.metrics.gpu_work.kernel_classes import kernel_class
@@ -18,6 +20,7 @@ from rlprof_ops.analyze.report_model import (
     CopyRow,
     GpuRow,
     KernelClassRow,
+    KernelSpans,
     MemoryRow,
     NameRow,
     ServingRow,
@@ -30,6 +33,8 @@ from rlprof_ops.analyze.run.summary import DeviceTimes, Summary
 
 MAX_KERNELS = 300
 MAX_COLLECTIVES = 200
+MAX_SPANS = 24_000  # kernels that the chart can be zoomed to: 0.7 MB of the page
+MIN_SPANS = 16  # of a report, however many there are
 
 
 def gpu_rows(read: list[Summary], index: dict[Rank, int], t0: int) -> list[GpuRow]:
@@ -158,6 +163,23 @@ def copy_rows(read: list[Summary]) -> list[CopyRow]:
         )
     ]
     return rows[:MAX_COLLECTIVES]
+
+
+def kernel_spans(merged: Merged, index: dict[Rank, int], t0: int) -> KernelSpans:
+    """The longest of every report, as many as fit into `MAX_SPANS` of all."""
+    with_work = [summary for summary in merged.summaries if len(summary.longest)]
+    most = max(MIN_SPANS, MAX_SPANS // max(len(with_work), 1))
+    names: dict[str, int] = {}
+    spans: list[list[int]] = []
+    for summary in with_work:
+        clock, rank = merged.clocks.of(summary.host), index[rank_of(summary)]
+        found = summary.longest
+        codes = [names.setdefault(shortened(name, 160), len(names)) for name in found.names]
+        chosen = np.sort(np.argsort(-found.duration, kind="stable")[:most])
+        starts = (clock.all_aligned(found.start[chosen]) - t0).tolist()
+        rows = zip(found.name[chosen].tolist(), starts, found.duration[chosen].tolist(), strict=True)
+        spans += [[rank, codes[name], start, duration] for name, start, duration in rows]
+    return {"a_report": most, "names": list(names), "spans": spans}
 
 
 def serving_rows(read: list[Summary]) -> list[ServingRow]:

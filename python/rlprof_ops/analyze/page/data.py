@@ -62,6 +62,7 @@ def page_data(answer: Answer) -> dict[str, object]:
         "copies": answer.get("copies", []),
         "serving": answer.get("serving", []),
         "mfu": answer.get("mfu"),
+        "kernel_spans": answer.get("kernel_spans", {"a_report": 0, "names": [], "spans": []}),
         "counters": answer.get("counters", []),
         "segments": _segments(answer),
         "steps_of": _steps_of(answer),

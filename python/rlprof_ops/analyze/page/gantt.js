@@ -13,6 +13,7 @@ function makeGantt(D, ui) {
   const segments = group(D.segments, s => s[0]), steps = group(D.steps_of, s => s[0]);
   const slow = group(D.stragglers, s => s.rank);
   const path = group(D.critical_path.steps.flatMap(c => c.stretches.map(([r, a, n]) => [r, c.step, a / 1000, n / 1000])), s => s[0]);
+  const longest = group(D.kernel_spans.spans, k => k[0]), KERNEL_PX = 3; // drawn from that width on
   let view = [0, 1], rows = [], height = 18, selected = null;
 
   const inStep = s => stepSelect.value === "" || s === +stepSelect.value;
@@ -113,6 +114,11 @@ function makeGantt(D, ui) {
         g.fillStyle = color(s[2]); g.fillRect(a, y + gap, w, height - 2 * gap);
         if (mine.includes(D.phase_names[s[2]])) { g.strokeStyle = c.ink; g.lineWidth = 2; g.strokeRect(a + 1, y + gap + .5, Math.max(w - 2, 1), height - 2 * gap - 1); }
       }
+      if (height >= 11) { // the longest kernels of the rank, where there is room for them
+        g.fillStyle = c.ink; g.globalAlpha = .62;
+        for (const k of longest.get(i) || []) { const a = x(k[2] / 1000), w = k[3] / 1000 * scale; if (w >= KERNEL_PX && a < width && a + w > left) g.fillRect(a, y + height * .52, w - 1, height * .3); }
+        g.globalAlpha = 1;
+      }
       g.fillStyle = c.ink;
       for (const s of path.get(i) || []) if (inStep(s[1])) { const tall = Math.max(2, height * .2); g.fillRect(x(s[2]), y + height - tall, Math.max(s[3] * scale, 1), tall); }
       g.restore();
@@ -133,11 +139,26 @@ function makeGantt(D, ui) {
     const r = D.ranks[hit.rank], named = (slow.get(hit.rank) || []).map(s => `\nstraggler in ${s.phase}: ${time(s.excess_ns)} a step`).join("");
     const where = `${r.worker} ${r.rank}${r.host ? " on " + r.host : ""}`;
     if (!hit.inside) return where + named;
+    const kernel = height >= 11 ? kernelAt(hit) : undefined;
+    if (kernel) return `${D.kernel_spans.names[kernel[1]]}: ${time(kernel[3])}\n${where}, one of the ${D.kernel_spans.a_report} longest kernels of its report`;
     const slack = (view[1] - view[0]) / 1000, near = s => hit.t >= s[3] - slack && hit.t <= s[3] + s[4] + slack;
     const seg = (segments.get(hit.rank) || []).filter(s => inStep(s[1])).find(near);
     const step = (steps.get(hit.rank) || []).find(s => inStep(s[1]) && hit.t >= s[2] && hit.t <= s[2] + s[3]);
     if (seg) return `${step && step[4] ? "mostly " : ""}${D.phase_names[seg[2]]}: ${time(seg[4] * 1000)}\n${where}, step ${D.step_names[seg[1]]}${named}`;
     return step ? `in no phase\n${where}, step ${D.step_names[step[1]]} of ${time(step[3] * 1000)}` : where;
+  }
+
+  function kernelAt(hit) {
+    const scale = scaled(box.clientWidth);
+    return (longest.get(hit.rank) || []).find(k => k[3] / 1000 * scale >= KERNEL_PX && hit.t >= k[2] / 1000 && hit.t <= (k[2] + k[3]) / 1000);
+  }
+  /** Zooms to the longest piece of work of that name on some rank of a worker; says whether there is one. */
+  function toKernel(worker, name) {
+    let best = null;
+    for (const k of D.kernel_spans.spans) if (D.kernel_spans.names[k[1]] === name && D.ranks[k[0]].worker === worker && (!best || k[3] > best[3])) best = k;
+    if (!best) return false;
+    stepSelect.value = ""; reveal(best[0]); show((best[2] - 2 * best[3]) / 1000, (best[2] + 3 * best[3]) / 1000);
+    return true;
   }
 
   // ---- zoom and move; never far outside of what there is
@@ -222,5 +243,5 @@ function makeGantt(D, ui) {
   $("gantt-out").addEventListener("click", () => zoom(1.6));
   $("gantt-all").addEventListener("click", () => { reset(); draw(); });
   reset();
-  return {draw, reveal, follow, firstOf: worker => order.find(i => D.ranks[i].worker === worker), view: () => view};
+  return {draw, reveal, follow, toKernel, firstOf: worker => order.find(i => D.ranks[i].worker === worker), view: () => view, rowOf: () => rows.indexOf(selected) * height};
 }

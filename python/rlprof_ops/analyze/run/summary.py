@@ -5,7 +5,7 @@ elsewhere.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from rlprof_ops.analyze.metrics.gpu_work.counters import (
     counter_series,
     fewer,
 )
+from rlprof_ops.analyze.metrics.gpu_work.longest import LongKernels, longest_kernels, no_kernels
 from rlprof_ops.analyze.metrics.gpu_work.serving import ServingTotal, serving_totals
 from rlprof_ops.analyze.metrics.host import host_communication
 from rlprof_ops.analyze.metrics.intervals import Union
@@ -133,6 +134,7 @@ class Summary:
     serving: tuple[ServingTotal, ...] = ()
     counters: tuple[CounterSeries, ...] = ()  # of every GPU that the report sampled
     class_counters: tuple[ClassCounter, ...] = ()
+    longest: LongKernels = field(default_factory=no_kernels)
 
     def as_step(self, number: int) -> Summary:
         """The same, its one step without a mark numbered so."""
@@ -225,6 +227,7 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
         ops=ops,
         copies=copies,
         serving=serving,
+        longest=longest_kernels(trace, windows[: len(steps)]),
         counters=fewer(counters),
         class_counters=class_counters(trace, counters),
         collectives=collective_totals(trace),
