@@ -14,6 +14,7 @@ from rlprof_ops.redact import (
     redact_log,
     redact_text,
     secret_values,
+    spans,
 )
 from tests.secret_forms import INNOCENT, ODD, SECRETS
 
@@ -125,6 +126,19 @@ def test_a_log_keeps_its_length(form, secret):
     shown = redact_log(data)
     assert secret.encode() not in shown and len(shown) == len(data)
     assert shown.startswith(b"first line\n") and shown.endswith("\nlast é line\n".encode())
+
+
+def test_a_line_of_a_log_is_masked_as_a_text_is():
+    """What a log looks for in a line goes by words that stand in it; a text is looked through for all."""
+    for form, _ in SECRETS:
+        for other in (*(one for one, _ in SECRETS[:24]), *INNOCENT[:8]):
+            line = f"{form} | {other}".replace("@@@@@@", ODD * 2).replace("@@", ODD)
+            if "-----BEGIN" in line:
+                continue  # of many lines
+            expected = line
+            for start, end in spans(line):
+                expected = expected[:start] + "*" * (end - start) + expected[end:]
+            assert redact_log(f"{line}\n".encode()).decode() == f"{expected}\n"
 
 
 def test_innocent_lines_of_a_log_are_untouched():

@@ -55,67 +55,80 @@ _COUNTED = _words("""
     loss think begin end start per vocab added extra trainable packed padding first last next
 """)
 
-# Shapes of values, each with what comes before it where that is what tells (group `keep`).
+# Shapes of values, each after words, in small letters, of which one stands in every line that holds it; with
+# what comes before the value where that is what tells (group `keep`).
 _SHAPES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"\bhf_[A-Za-z0-9]{8,}",
-        r"\b(?:api_org_)[A-Za-z]{20,}",
-        r"\bgh[pousr]_[A-Za-z0-9]{20,}",
-        r"\bgithub_pat_[A-Za-z0-9_]{20,}",
-        r"\bglpat-[A-Za-z0-9_-]{16,}",
-        r"\bsk-(?:ant-|proj-|or-|svcacct-)?[A-Za-z0-9_-]{16,}",
-        r"\b(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{10,}",
-        r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b",
-        r"\bAIza[A-Za-z0-9_-]{30,}",
-        r"\bya29\.[A-Za-z0-9_-]{20,}",
-        r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",
-        r"\bxapp-\d-[A-Za-z0-9-]{10,}",
-        r"\bnvapi-[A-Za-z0-9_-]{16,}",
-        r"\bnpm_[A-Za-z0-9]{30,}",
-        r"\bpypi-[A-Za-z0-9_-]{16,}",
-        r"\bdop_v1_[a-f0-9]{32,}",
-        r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
-        r"\blsv2_[a-z]{2}_[A-Za-z0-9_]{16,}",
-        r"\br8_[A-Za-z0-9]{30,}",
-        r"\bgsk_[A-Za-z0-9]{20,}",
-        r"\bwandb_v\d_[A-Za-z0-9_]{16,}",
-        r"\bey[JI][A-Za-z0-9_-]{8,}\.ey[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
-        r"https://hooks\.slack\.com/(?:services|workflows)/[A-Za-z0-9/_+-]+",
-        r"https://[a-z0-9.-]*webhook\.office\.com/[^\s'\"]+",
-        r"https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/[^\s'\"]+",
-        r"https://open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/[^\s'\"]+",
-        r"(?P<keep>https://oapi\.dingtalk\.com/robot/send\?access_token=)[^\s'\"&]+",
-        r"(?P<keep>\b(?:Bearer|Basic|Token)\s+)(?=[A-Za-z0-9._~+/-]*\d)[A-Za-z0-9._~+/-]{8,}=*",
-        r"(?P<keep>(?i:authorization)[\"']?\s*[:=]\s*[\"']?(?:(?i:bearer|basic|token|negotiate)\s+)?)"
-        r"(?!(?:bearer|basic|token|negotiate)\b)[^\s'\",;}]{4,}",
-        r"(?P<keep>\b(?:wandb|swanlab|clearml|comet|neptune)\s+login\s+(?:--?[a-z-]+(?:=\S+)?\s+)*)[A-Za-z0-9_-]{16,}",
-        r"(?P<keep>\b(?:huggingface-cli|hf)\s+(?:auth\s+)?login\s+--token[ =])\S+",
-        r"(?P<keep>\bsshpass\s+-p\s*)(?:'[^']*'|\"[^\"]*\"|\S+)",
-        r"(?P<keep>\b(?:mysql|mysqldump|mariadb)\b[^\n|;&]{0,300}?\s-p)(?=[^\s-])\S+",
-        r"(?P<keep>\bcurl\b[^\n|;&]{0,300}?\s(?:-u|--user)[ =]?[^\s:'\"]+:)[^\s'\"]+",
-        r"(?P<keep>\bdocker\s+login\b[^\n|;&]{0,300}?\s-p[ =]?)\S+",
-        r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----|[\s\S]*)",
-        r"(?P<keep>[?&](?:sig|X-Amz-Signature|X-Amz-Security-Token|access_token|api_key|apikey|key|token)=)"
-        r"[A-Za-z0-9%._~+/-]{8,}=*",
+    (tuple(words.split()), re.compile(pattern))
+    for words, pattern in (
+        ("hf_", r"\bhf_[A-Za-z0-9]{8,}"),
+        ("api_org_", r"\b(?:api_org_)[A-Za-z]{20,}"),
+        ("ghp_ gho_ ghu_ ghs_ ghr_", r"\bgh[pousr]_[A-Za-z0-9]{20,}"),
+        ("github_pat_", r"\bgithub_pat_[A-Za-z0-9_]{20,}"),
+        ("glpat-", r"\bglpat-[A-Za-z0-9_-]{16,}"),
+        ("sk-", r"\bsk-(?:ant-|proj-|or-|svcacct-)?[A-Za-z0-9_-]{16,}"),
+        ("k_live k_test", r"\b(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{10,}"),
+        ("akia asia abia acca", r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b"),
+        ("aiza", r"\bAIza[A-Za-z0-9_-]{30,}"),
+        ("ya29.", r"\bya29\.[A-Za-z0-9_-]{20,}"),
+        ("xox", r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}"),
+        ("xapp-", r"\bxapp-\d-[A-Za-z0-9-]{10,}"),
+        ("nvapi-", r"\bnvapi-[A-Za-z0-9_-]{16,}"),
+        ("npm_", r"\bnpm_[A-Za-z0-9]{30,}"),
+        ("pypi-", r"\bpypi-[A-Za-z0-9_-]{16,}"),
+        ("dop_v1_", r"\bdop_v1_[a-f0-9]{32,}"),
+        ("sg.", r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
+        ("lsv2_", r"\blsv2_[a-z]{2}_[A-Za-z0-9_]{16,}"),
+        ("r8_", r"\br8_[A-Za-z0-9]{30,}"),
+        ("gsk_", r"\bgsk_[A-Za-z0-9]{20,}"),
+        ("wandb_v", r"\bwandb_v\d_[A-Za-z0-9_]{16,}"),
+        ("eyj eyi", r"\bey[JI][A-Za-z0-9_-]{8,}\.ey[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
+        ("hooks.slack", r"https://hooks\.slack\.com/(?:services|workflows)/[A-Za-z0-9/_+-]+"),
+        ("webhook", r"https://[a-z0-9.-]*webhook\.office\.com/[^\s'\"]+"),
+        ("webhook", r"https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/[^\s'\"]+"),
+        ("open.feishu open.lark", r"https://open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/[^\s'\"]+"),
+        ("dingtalk", r"(?P<keep>https://oapi\.dingtalk\.com/robot/send\?access_token=)[^\s'\"&]+"),
+        (
+            "bearer basic token",
+            r"(?P<keep>\b(?:Bearer|Basic|Token)\s+)(?=[A-Za-z0-9._~+/-]*\d)[A-Za-z0-9._~+/-]{8,}=*",
+        ),
+        (
+            "auth",
+            r"(?P<keep>(?i:authorization)[\"']?\s*[:=]\s*[\"']?(?:(?i:bearer|basic|token|negotiate)\s+)?)"
+            r"(?!(?:bearer|basic|token|negotiate)\b)[^\s'\",;}]{4,}",
+        ),
+        (
+            "login",
+            r"(?P<keep>\b(?:wandb|swanlab|clearml|comet|neptune)\s+login\s+(?:--?[a-z-]+(?:=\S+)?\s+)*)[A-Za-z0-9_-]{16,}",
+        ),
+        ("login", r"(?P<keep>\b(?:huggingface-cli|hf)\s+(?:auth\s+)?login\s+--token[ =])\S+"),
+        ("pass", r"(?P<keep>\bsshpass\s+-p\s*)(?:'[^']*'|\"[^\"]*\"|\S+)"),
+        ("mysql mariadb", r"(?P<keep>\b(?:mysql|mysqldump|mariadb)\b[^\n|;&]{0,300}?\s-p)(?=[^\s-])\S+"),
+        ("curl", r"(?P<keep>\bcurl\b[^\n|;&]{0,300}?\s(?:-u|--user)[ =]?[^\s:'\"]+:)[^\s'\"]+"),
+        ("docker", r"(?P<keep>\bdocker\s+login\b[^\n|;&]{0,300}?\s-p[ =]?)\S+"),
+        (
+            "-----begin",
+            r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----|[\s\S]*)",
+        ),
+        (
+            "sig= x-amz key token",
+            r"(?P<keep>[?&](?:sig|X-Amz-Signature|X-Amz-Security-Token|access_token|api_key|apikey|key|token)=)"
+            r"[A-Za-z0-9%._~+/-]{8,}=*",
+        ),
     )
 )
 _LOGIN = re.compile(r"(?P<keep>\b[a-z][a-z0-9+.-]*://)[^/\s'\"@<>]+(?=@[A-Za-z0-9\[])", re.IGNORECASE)
 # One shell word: quoted and bare pieces without a space between, such as 'a'"b"c.
-# What stands in every line that holds a secret, in small letters: by its shape, by its name.
-_SHAPE_HINTS = (
-    *_words("""
-        hf_ api_org_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- sk- sk_live sk_test rk_live rk_test pk_live
-        pk_test akia asia abia acca aiza ya29. xox xapp- nvapi- npm_ pypi- dop_v1_ sg. lsv2_ r8_ gsk_ wandb_v
-        eyj eyi hooks.slack webhook open.feishu open.lark dingtalk bearer authorization login sshpass mysql
-        mariadb         curl docker -----begin sig= x-amz access_token= api_key= apikey= key= token=
-    """),
-    *("basic ", "token "),
-)
+_SHAPES_OF: dict[str, list[re.Pattern[str]]] = {}
+for _words_of_it, _shape in _SHAPES:
+    for _hint in _words_of_it:
+        _SHAPES_OF.setdefault(_hint, []).append(_shape)
+# What stands in every line that holds a secret by its name.
 _NAME_HINTS = (
     *("token", "secret", "pass", "pwd", "cred", "pat", "jwt", "webhook", "cookie", "bearer", "auth"),
-    *("key", "dsn", "url", "uri", "proxy", "conn", "netrc", "://"),
+    *("key", "dsn", "url", "uri", "proxy", "conn", "netrc"),
 )
+_LOGIN_HINT = "://"
+_HINTS = tuple(dict.fromkeys((*_SHAPES_OF, *_NAME_HINTS, _LOGIN_HINT)))
 _QUOTED = r"'[^'\n]*'|\"(?:\\.|[^\"\\\n])*\"|\$'[^'\n]*'"
 _VALUE = re.compile(rf"(?:{_QUOTED}|\\[\"'][^\"'\\\n]*\\[\"']|[^\s;&|'\"\\,)}}\]]+|\\.)+")
 # A name and what leads to its value; what follows a harmless name is looked at as a name itself.
@@ -157,7 +170,7 @@ def holds_secret(name: str, value: str) -> bool:
         return bool(_LOGIN.search(value)) or (is_secret_name(name) and "://" not in value)
     if is_secret_name(name):
         return not _is_plain(value)
-    return any(shape.fullmatch(value.strip()) for shape in _SHAPES)
+    return any(shape.fullmatch(value.strip()) for _, shape in _SHAPES)
 
 
 def secret_values(env: Mapping[str, str]) -> frozenset[str]:
@@ -182,37 +195,38 @@ def redact_log(data: bytes, values: Collection[str] = ()) -> bytes:
     """Whole lines of a log, secrets as asterisks of the same length, so that offsets in it stay."""
     text = data.decode("latin-1")
     low = text.lower() if data.isascii() else data.lower().decode("latin-1")  # of the same length
-    hints = {*_places(low, (*_SHAPE_HINTS, *_NAME_HINTS)), *_places(text, values)}
+    hints = sorted([*_places(low, _HINTS), *((at, "") for at, _ in _places(text, values))])
     parts: list[str] = []
-    done = 0
-    for hint in sorted(hints):
-        if hint < done:
-            continue
+    done = index = 0
+    while index < len(hints):
         # A private key has many lines; any other secret stands in one.
-        start, end = max(done, text.rfind("\n", 0, hint) + 1), text.find("\n", hint)
+        hint = hints[index][0]
+        start, end = max(done, text.rfind("\n", done, hint) + 1), text.find("\n", hint)
         key = low.find("-----begin", start, end if end >= 0 else len(low))
         if key >= 0:
             close = low.find("-----end", key)
             end = text.find("\n", close) if close >= 0 else -1
         end = len(text) if end < 0 else end
+        words = set()
+        while index < len(hints) and hints[index][0] < end:
+            words.add(hints[index][1])
+            index += 1
         line = text[start:end]
-        full = _is_shaped(low[start:end]) or any(value in line for value in values)
-        found = spans(line, values) if full else _merged([*_logins(line), *_named_values(line)])
+        shapes = {id(shape): shape for word in words for shape in _SHAPES_OF.get(word, ())}
+        known = values if "" in words or key >= 0 else ()
+        by_name = not words.isdisjoint(_NAME_HINTS)
+        found = _spans(line, known, shapes.values(), logins=_LOGIN_HINT in words, names=by_name)
         parts += [text[done:start], _replaced(line, found, lambda size: "*" * size)]
         done = end
     return "".join([*parts, text[done:]]).encode("latin-1")
 
 
-def _is_shaped(low: str) -> bool:
-    return any(hint in low for hint in _SHAPE_HINTS)
-
-
-def _places(text: str, words: Iterable[str]) -> Iterator[int]:
-    """The first place of each word in each line that has it."""
+def _places(text: str, words: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The first place of each word in each line that has it, with the word."""
     for word in words:
         at = text.find(word)
         while at >= 0:
-            yield at
+            yield at, word
             line = text.find("\n", at)
             at = text.find(word, line) if line >= 0 else -1
 
@@ -228,15 +242,26 @@ def _replaced(text: str, found: list[tuple[int, int]], mask: Callable[[int], str
 
 def spans(text: str, values: Collection[str] = ()) -> list[tuple[int, int]]:
     """Where in `text` secrets stand, in order and without overlap: `values`, known shapes, secret names."""
+    return _spans(text, values, (shape for _, shape in _SHAPES), logins=True, names=True)
+
+
+def _spans(
+    text: str, values: Collection[str], shapes: Iterable[re.Pattern[str]], *, logins: bool, names: bool
+) -> list[tuple[int, int]]:
+    """The same of some shapes; logins and secret names where they are asked for."""
     found: list[tuple[int, int]] = []
     for value in values:
         at = text.find(value)
         while at >= 0:
             found.append((at, at + len(value)))
             at = text.find(value, at + len(value))
-    for shape in _SHAPES:
+    for shape in shapes:
         found += [_after_keep(match) for match in shape.finditer(text)]
-    return _merged([*found, *_logins(text), *_named_values(text)])
+    if logins:
+        found += _logins(text)
+    if names:
+        found += _named_values(text)
+    return _merged(found)
 
 
 def _logins(text: str) -> list[tuple[int, int]]:
