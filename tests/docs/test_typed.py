@@ -133,6 +133,11 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         "global_profiler: {tool: nsys, steps: [1, 2]}\n"
         "actor_rollout_ref: {actor: {profiler: {enable: true}}}\n"
     )
+    (work / "Qwen3-8B").mkdir()
+    (work / "Qwen3-8B" / "config.json").write_text(
+        '{"model_type": "qwen3", "hidden_size": 4096, "vocab_size": 151936, "num_hidden_layers": 36,'
+        ' "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288}'
+    )
     for name in ("train.py", "train_grpo.py"):
         (work / name).write_text("print('trained')\n")
     kept = {name: os.environ[name] for name in ("LANG", "TMPDIR", "USER") if name in os.environ}

@@ -12,7 +12,6 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rlprof_ops.errors import UsageError
 
@@ -34,7 +33,7 @@ class ModelSize:
 
 
 def told_parameters(text: str) -> ModelSize:
-    """Of `--model-params`: "7e9", "7B", "500M" or "7241732096"."""
+    """Of `--model-params`: "7e9", "7B", "500M" or "7241732096". Raises UsageError for anything else."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE]\+?\d+)?)\s*([kKmMbBtT])?\s*", text)
     count = float(found[1]) * _SCALES.get((found[2] or "").lower(), 1.0) if found else 0.0
     if not _LEAST <= count <= _MOST:
@@ -45,7 +44,9 @@ def told_parameters(text: str) -> ModelSize:
 
 
 def read_config(path: Path) -> ModelSize:
-    """Of `--model-config`: a `config.json`, or the folder that holds one."""
+    """Of `--model-config`: a `config.json`, or the folder that holds one. Raises UsageError where it cannot
+    be read or counted.
+    """
     file = path / "config.json" if path.is_dir() else path
     try:
         with open(file, "rb") as opened:
@@ -62,7 +63,7 @@ def read_config(path: Path) -> ModelSize:
 class _Config:
     """Whole numbers of a configuration, each with what stands where it is absent."""
 
-    def __init__(self, said: dict[str, Any], where: str) -> None:
+    def __init__(self, said: dict[str, object], where: str) -> None:
         self.said, self.where = said, where
 
     def number(self, key: str, default: int | None = None, least: int = 1) -> int:
@@ -80,7 +81,7 @@ class _Config:
         return int(value)
 
 
-def count_parameters(said: dict[str, Any], where: str = "config.json") -> ModelSize:
+def count_parameters(said: dict[str, object], where: str = "config.json") -> ModelSize:
     """Raises `UsageError` for a family that is not known here, and for what is missing or wrong."""
     family = said.get("model_type")
     if family not in FAMILIES:
@@ -133,9 +134,9 @@ def _mlp(config: _Config, family: str, hidden: int, layer: int) -> tuple[int, in
     else:
         experts = config.number("num_experts", least=0)
         width = config.number("moe_intermediate_size")
-        only_dense = config.said.get("mlp_only_layers") or []
+        only_dense = config.said.get("mlp_only_layers")
         sparse = (layer + 1) % config.number("decoder_sparse_step", 1) == 0
-        if not experts or not sparse or layer in only_dense:
+        if not experts or not sparse or (isinstance(only_dense, list) and layer in only_dense):
             return dense, dense
     chosen = min(config.number("num_experts_per_tok"), experts)
     router, one = hidden * experts, 3 * hidden * width
