@@ -83,7 +83,8 @@ def other_users_ray(slurm):
 def test_every_window_comes_home(slurm, other_users_ray, tmp_path):
     strangers = other_users_ray()
 
-    job = Job.submit(slurm, COMMAND=DEMO, RAY_LOG_SYNC_FREQUENCY="2", RLPROF_HARVEST_JOB="auto", **ASKED)
+    colourful = f"printf '\\033[33mcoloured by the driver\\033[0m\\n'; {DEMO}"
+    job = Job.submit(slurm, COMMAND=colourful, RAY_LOG_SYNC_FREQUENCY="2", RLPROF_HARVEST_JOB="auto", **ASKED)
     state = job.wait()
 
     assert (state.state, state.exit_code) == ("COMPLETED", 0), job.say()
@@ -113,12 +114,24 @@ def check_layout(job: Job) -> None:
     for node in job.sandbox.nodes:
         assert (job.run / "nodes" / f"{node}.json").is_file()
         assert list((job.run / "ray" / node).glob("session_*/logs/raylet.out")), node
+    check_colours(job)
     assert (job.run / ".secrets").stat().st_mode & 0o777 == 0o700
     assert (job.run / ".secrets" / "ray_token").stat().st_mode & 0o777 == 0o600
     token = (job.run / ".secrets" / "ray_token").read_text()
     for file in job.run.rglob("*"):
         if file.is_file() and ".secrets" not in file.parts:
             assert token.encode() not in file.read_bytes(), f"the token stands in {file}"
+
+
+def check_colours(job: Job) -> None:
+    """What we write to files is plain; the driver's own colours, and Ray's in its output, are left alone."""
+    for path in (job.folder / f"slurm-{job.id}.out", *(job.run / "logs").glob("*.log")):
+        if path.name != "driver.log":
+            assert "\x1b" not in path.read_text(errors="replace"), path
+    said = (job.run / "logs/driver.log").read_text(errors="replace")
+    assert "\x1b[33mcoloured by the driver\x1b[0m" in said
+    ours = [line.partition("[rlprof")[2] for line in said.splitlines() if "[rlprof" in line]
+    assert [line for line in ours if "\x1b" in line] == []
 
 
 def check_contents(job: Job, folder: Path) -> None:
