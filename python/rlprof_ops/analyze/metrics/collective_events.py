@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlprof_ops.analyze.columns import Collective, Ints, Trace, codes_where
+from rlprof_ops.analyze.columns import Collective, Ints, Trace, codes_where, distinct
 from rlprof_ops.analyze.metrics.gpu import communicates
 from rlprof_ops.analyze.metrics.host import meets
 from rlprof_ops.analyze.readers.spill import release, rows_named
@@ -62,7 +62,7 @@ def _kernels(trace: Trace) -> list[CollectiveEvents]:
     rows = rows_named(gpu, codes_where(trace.names, communicates))
     rows = rows[gpu.collective[rows] >= 0]
     found: dict[tuple[str, str, str, int], list[int]] = {}
-    for code in np.unique(gpu.collective[rows]).tolist():
+    for code in distinct(gpu.collective[rows]).tolist():
         said = trace.collectives[code]
         if said.group_size != 1 and not any(word in said.op.lower() for word in _POINT_TO_POINT):
             communicator = _communicator(said, trace.origin.world_size)
@@ -110,7 +110,7 @@ def _host(trace: Trace) -> list[CollectiveEvents]:
         rows = rows_named(table, chosen)
         if len(rows):
             collective_events = []
-            for code in np.unique(table.name[rows]).tolist():
+            for code in distinct(table.name[rows]).tolist():
                 mine = rows[table.name[rows] == code]
                 mine = mine[np.argsort(table.start[mine], kind="stable")]
                 none = np.full(len(mine), -1, np.int64)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rlprof_ops.analyze.columns import NO_VALUE, Codes, Ints, Trace, codes_where
+from rlprof_ops.analyze.columns import NO_VALUE, Codes, Ints, Trace, codes_where, distinct
 from rlprof_ops.analyze.metrics.gpu import LaunchIndex, communicates
 from rlprof_ops.analyze.metrics.phases import Segment
 from rlprof_ops.analyze.readers.spill import release, rows_named
@@ -64,7 +64,9 @@ def totals(
         part = slice(first, first + _ROWS)
         phase, phases = phase_codes(moments(part), segments)
         tables.append(_summed(phase.astype(np.int64) * len(names) + name[part], duration[part]))
-    keys, inverse = np.unique(np.concatenate([table[0] for table in tables]), return_inverse=True)
+    summed = np.concatenate([table[0] for table in tables])
+    keys = distinct(summed)
+    inverse = np.searchsorted(keys, summed)
     count, total, longest = (np.zeros(len(keys), np.int64) for _ in range(3))
     np.add.at(count, inverse, np.concatenate([table[1] for table in tables]))
     np.add.at(total, inverse, np.concatenate([table[2] for table in tables]))
@@ -179,7 +181,7 @@ def collective_totals(trace: Trace) -> tuple[CollectiveTotal, ...]:
     grouped: dict[tuple[str, str, int, str], list[int]] = {}
     sizes: dict[tuple[str, str, int, str], dict[int, tuple[int, int]]] = {}
     pairs = gpu.collective[rows].astype(np.int64) * len(trace.names) + gpu.name[rows]
-    for pair in np.unique(pairs).tolist():
+    for pair in distinct(pairs).tolist():
         mine = rows[pairs == pair]
         code, kernel = int(gpu.collective[mine[0]]), trace.names[int(gpu.name[mine[0]])]
         said = trace.collectives[code] if code >= 0 else None

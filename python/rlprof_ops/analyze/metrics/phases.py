@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rlprof_ops.analyze.columns import Spans, Trace
+from rlprof_ops.analyze.columns import Spans, Trace, distinct
 from rlprof_ops.analyze.metrics.intervals import Union, union
 from rlprof_ops.analyze.phase_names import PHASE_ORDER as PHASE_ORDER
 from rlprof_ops.analyze.phase_names import canonical as canonical
@@ -68,7 +68,7 @@ def find_steps(
     """
     if trace.origin.kind == "memory":
         return ()  # samples of memory tell nothing of steps
-    labels = {code: trace.names[code] for code in np.unique(trace.ranges.name).tolist()}
+    labels = {code: trace.names[code] for code in distinct(trace.ranges.name).tolist()}
     for pattern in (_OUR_STEP, _OTHER_STEP):
         numbers = {
             code: int(match.group(1))
@@ -149,7 +149,7 @@ def find_phases(trace: Trace, steps: tuple[Step, ...]) -> tuple[Segment, ...]:
         return ()
     named: dict[int, str] = {}
     others: dict[int, str] = {}
-    for code in np.unique(ranges.name).tolist():
+    for code in distinct(ranges.name).tolist():
         name = trace.names[code].strip()
         is_step = _OUR_STEP.fullmatch(name) or _OTHER_STEP.fullmatch(name) or name == "step"
         if name and not is_step and not _WITHIN.search(name):

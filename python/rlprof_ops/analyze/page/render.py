@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
+from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
@@ -14,6 +14,7 @@ from markupsafe import Markup
 from rlprof_ops.analyze.page.data import page_data
 from rlprof_ops.analyze.report_model import Answer
 
+_HERE = Path(__file__).parent
 _SCRIPTS = ("gantt.js", "whole_run.js", "rollout.js", "page.js")
 
 
@@ -22,15 +23,14 @@ def render(answer: Answer, timeline: Sequence[str] = (), served: bool = False) -
     as text. `timeline`: names of the timeline's files that lie beside the page. `served`: by `ReportServer`,
     which hands them to Perfetto.
     """
-    here = files(__package__)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
-    template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
+    template = environment.from_string((_HERE / "page.html.j2").read_text(encoding="utf-8"))
     return template.render(
         title=_title(answer["run"]),
-        style=Markup((here / "page.css").read_text(encoding="utf-8")),
-        script=Markup("".join((here / name).read_text(encoding="utf-8") for name in _SCRIPTS)),
+        style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
+        script=Markup("".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)),
         data=Markup(embedded(page_data(answer) | {"timeline": list(timeline), "served": served})),
     )
 
@@ -39,15 +39,14 @@ def handover(
     run: Mapping[str, object], timelines: Sequence[dict[str, str]], perfetto: str, nonce: str
 ) -> str:
     """The page that hands a timeline's files to Perfetto; its one script carries `nonce`."""
-    here = files(__package__)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string((here / "handover.html.j2").read_text(encoding="utf-8")).render(
+    return environment.from_string((_HERE / "handover.html.j2").read_text(encoding="utf-8")).render(
         title=_title(run),
         run=str(run.get("job") or run.get("path") or ""),
         files=timelines,
         perfetto=perfetto,
         nonce=nonce,
-        style=Markup((here / "page.css").read_text(encoding="utf-8")),
+        style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
     )
 
 

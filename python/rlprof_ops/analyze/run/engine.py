@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -11,7 +10,6 @@ from types import ModuleType
 
 from rlprof_ops.analyze.run.identity import Report
 from rlprof_ops.analyze.run.summary import Result, Unread, summarise_file
-from rlprof_ops.analyze.run.worker_pool import each
 from rlprof_ops.errors import RlprofError
 
 Results = tuple[Result, ...]  # of one report: one a process in it
@@ -52,6 +50,8 @@ def _local(root: Path, reports: list[Report], workers: int | None, cache: bool) 
     if count <= 1:
         yield from (summarise_file(root, report, cache) for report in reports)
         return
+    from rlprof_ops.analyze.run.worker_pool import each
+
     read = partial(_summarise, summarise_file, root, cache)
     yield from each(read, _largest_first(reports), count, _killed)
 
@@ -65,6 +65,8 @@ def _killed(report: Report) -> Results:
 
 
 def _ray(root: Path, reports: list[Report], workers: int | None, cache: bool) -> Iterator[Results]:
+    import logging
+
     try:
         import ray
     except ImportError as error:

@@ -8,9 +8,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
-from rlprof_ops.analyze.columns import Spans, Trace, join
+from rlprof_ops.analyze.columns import Spans, Trace, distinct, join
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, find_collective_events
 from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit, host_of, sum_gpu, sum_idle
 from rlprof_ops.analyze.metrics.gpu_work.copies import CopyTotal, copy_totals
@@ -241,7 +239,7 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
 def _gpus(trace: Trace, in_phase: Union | None, windows: list[tuple[int, int]]) -> list[GpuWindows]:
     if len(trace.gpu) == 0:
         return []
-    devices = np.unique(trace.gpu.device).tolist()
+    devices = distinct(trace.gpu.device).tolist()
     host = host_of(trace, in_phase)
     return [gpu_windows(trace, int(device), host, windows) for device in devices]
 

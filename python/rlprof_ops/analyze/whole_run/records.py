@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rlprof_ops.analyze.run.worker_pool import each
 from rlprof_ops.analyze.whole_run.looks import EngineLooks, EngineRows, none
 from rlprof_ops.recorder import rows
 from rlprof_ops.recorder.detect.ranks import WAITING
@@ -76,6 +75,8 @@ def read_all(root: Path, captured: Sequence[Interval], workers: int) -> list[Nod
     if len(folders) <= _FEW_NODES or workers <= 1:
         found: Iterable[NodeRecord] = map(read, folders)
     else:
+        from rlprof_ops.analyze.run.worker_pool import each
+
         found = each(read, folders, min(workers, len(folders)), _killed)
     return sorted(found, key=lambda record: record.node)
 

@@ -23,7 +23,6 @@ from rlprof_ops.analyze.whole_run.records import (
 from rlprof_ops.analyze.whole_run.rollout import rollout
 from rlprof_ops.analyze.whole_run.tail import long_tail
 from rlprof_ops.recorder.detect.steps import SEASONAL
-from rlprof_ops.recorder.head_recorder import FINDINGS, FOLDER, read_rows
 
 MOST_STEPS = 2400  # drawn one by one; longer runs in as many groups
 MOST_MARKS = 400
@@ -161,6 +160,9 @@ def _seasons(driver: ProcessSteps) -> list[Mark]:
 
 
 def _findings(root: Path) -> list[Mark]:
+    # Imported only where a job was recorded: it brings asyncio and urllib with it.
+    from rlprof_ops.recorder.head_recorder import FINDINGS, FOLDER, read_rows
+
     rows = read_rows(root / FOLDER / FINDINGS, ("text", "step"))
     return [
         Mark(kind="finding", step=int(row["step"]), text=str(row["text"]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlprof_ops.analyze.columns import MEMCPY, Trace
+from rlprof_ops.analyze.columns import MEMCPY, Trace, distinct
 from rlprof_ops.analyze.metrics.gpu import copies
 from rlprof_ops.analyze.metrics.kernels import launch_moments, phase_codes
 from rlprof_ops.analyze.metrics.phases import Segment
@@ -47,12 +47,13 @@ def copy_totals(trace: Trace, segments: tuple[Segment, ...]) -> tuple[CopyTotal,
     if len(rows) == 0:
         return ()
     phases, labels = phase_codes(launch_moments(trace)(rows), segments)
-    used = np.unique(gpu.name[rows])
+    used = distinct(gpu.name[rows])
     directions = sorted({direction(trace.names[code]) for code in used.tolist()})
-    of_name = {code: directions.index(direction(trace.names[code])) for code in used.tolist()}
-    kinds = np.array([of_name[code] for code in gpu.name[rows].tolist()], np.int64)
+    of_name = np.zeros(len(trace.names), np.int64)
+    of_name[used] = [directions.index(direction(trace.names[code])) for code in used.tolist()]
+    kinds = of_name[gpu.name[rows]]
     found = []
-    for key in np.unique(phases.astype(np.int64) * len(directions) + kinds).tolist():
+    for key in distinct(phases.astype(np.int64) * len(directions) + kinds).tolist():
         phase, kind = divmod(key, len(directions))
         mine = rows[(phases == phase) & (kinds == kind)]
         duration, size = gpu.duration[mine], gpu.size_bytes[mine]

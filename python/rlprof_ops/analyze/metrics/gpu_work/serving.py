@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlprof_ops.analyze.columns import MEMCPY, Ints, Trace, codes_where
+from rlprof_ops.analyze.columns import MEMCPY, Ints, Trace, codes_where, distinct
 from rlprof_ops.analyze.metrics.gpu import LaunchIndex
 from rlprof_ops.analyze.metrics.intervals import union
 from rlprof_ops.analyze.metrics.kernels import launch_moments, phase_codes
@@ -96,9 +96,7 @@ def serving_totals(trace: Trace, segments: tuple[Segment, ...]) -> tuple[Serving
 
 def _passes(trace: Trace) -> list[tuple[int, int, Pass]]:
     """(start, end, what it says) of every pass, the outer one of two that name the same."""
-    known = {
-        code: said for code in np.unique(trace.ranges.name).tolist() if (said := told(trace.names[code]))
-    }
+    known = {code: said for code in distinct(trace.ranges.name).tolist() if (said := told(trace.names[code]))}
     if not known:
         return []
     rows = np.flatnonzero(np.isin(trace.ranges.name, list(known)))
@@ -220,7 +218,7 @@ def _totals(
         return []
     codes, phases = phase_codes(launch_moments(trace)(rows), segments)
     found = []
-    for code in np.unique(codes).tolist():
+    for code in distinct(codes).tolist():
         part = rows[codes == code]
         found.append(ServingTotal(phases[code], kind, told_by, counted(part), _ran(trace, part)))
     return found
