@@ -8,12 +8,14 @@ before it. nsys before 2024 exports these samples as generic events, which are n
 from __future__ import annotations
 
 import re
-import sqlite3
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlprof_ops.analyze.columns import Ints, MetricSamples
-from rlprof_ops.analyze.readers.nsys_tables import Export
+
+if TYPE_CHECKING:
+    from rlprof_ops.analyze.readers.nsys_tables import Export
 
 # What is kept, and the names that nsys has for it (several sets of metrics, several generations of GPUs).
 # Directions of one link stay apart: their shares are of each direction's own peak.
@@ -72,6 +74,8 @@ def _wanted(export: Export) -> dict[tuple[int, int], int]:
     """(typeId, metricId) -> place in `KEPT`. Of metrics that are kept as one, a link's are all taken, of the
     others the first.
     """
+    import sqlite3  # late: every report has the names above, few have samples
+
     table = "TARGET_INFO_GPU_METRICS"
     if table not in export.tables:
         return {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rlprof_ops.analyze.columns import KERNEL, Ints, Trace
+from rlprof_ops.analyze.columns import KERNEL, Ints, Trace, distinct
 from rlprof_ops.analyze.metrics.gpu_work.kernel_classes import kernel_class
 from rlprof_ops.analyze.readers.nsys_metrics import KEPT
 
@@ -58,8 +58,8 @@ def counter_series(trace: Trace) -> tuple[CounterSeries, ...]:
     """Every GPU's metrics, in full."""
     samples = trace.metrics
     found = []
-    for gpu in np.unique(samples.gpu).tolist():
-        for metric in np.unique(samples.metric[samples.gpu == gpu]).tolist():
+    for gpu in distinct(samples.gpu).tolist():
+        for metric in distinct(samples.metric[samples.gpu == gpu]).tolist():
             mine = (samples.gpu == gpu) & (samples.metric == metric)
             found.append(
                 _series(trace.origin.metered[gpu], KEPT[metric][0], samples.time[mine], samples.share[mine])
@@ -92,7 +92,7 @@ def class_counters(trace: Trace, series: tuple[CounterSeries, ...]) -> tuple[Cla
     """What the counters said while kernels of each kind ran, on the GPUs that this process used."""
     device_of = {uuid: device for pid, device, uuid in trace.origin.gpus if pid == trace.origin.pid}
     kinds: dict[str, list[int]] = defaultdict(list)
-    for code in np.unique(trace.gpu.name).tolist() if series else ():
+    for code in distinct(trace.gpu.name).tolist() if series else ():
         kinds[kernel_class(trace.names[code])].append(code)
     found = []
     for one in series:

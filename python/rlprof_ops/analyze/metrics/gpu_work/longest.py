@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlprof_ops.analyze.columns import Codes, Ints, Trace
+from rlprof_ops.analyze.columns import Codes, Ints, Trace, distinct
 
 MOST = 200  # of a step
 
@@ -39,9 +39,10 @@ def longest_kernels(trace: Trace, windows: Sequence[tuple[int, int]]) -> LongKer
         inside = trace.gpu.duration[first:last]
         most = np.argpartition(-inside, MOST - 1)[:MOST] if len(inside) > MOST else np.arange(len(inside))
         parts.append(first + most)
-    rows = np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+    rows = distinct(np.concatenate(parts)) if parts else np.empty(0, np.int64)
     if not len(rows):
         return no_kernels()
-    used, name = np.unique(trace.gpu.name[rows], return_inverse=True)
+    used = distinct(trace.gpu.name[rows])
+    name = np.searchsorted(used, trace.gpu.name[rows])
     names = tuple(trace.names[code] for code in used.tolist())
     return LongKernels(names, name.astype(np.int32), start[rows].copy(), trace.gpu.duration[rows].copy())
