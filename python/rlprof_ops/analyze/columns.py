@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -172,7 +172,7 @@ class Trace:
 
 
 T = TypeVar("T")
-Integer = TypeVar("Integer", bound=np.integer[Any])
+Integer = TypeVar("Integer", np.int32, np.int64, np.uint8)
 Value = TypeVar("Value", bound=Hashable)
 
 DTYPES: dict[str, type[np.generic]] = {

@@ -14,23 +14,32 @@ import os
 import sys
 import threading
 import time
+from typing import Any
 
 from rlprof_ops import env_names
 
 _PAUSE_SECONDS = 0.1
 
 
-def _alive_by_gcs_client(address: str) -> list[str]:
-    from ray._raylet import GcsClient  # the fast way: no driver is registered for it
+class _GcsClient:
+    """Ray's inner client, the fast way: no driver is registered for it. It knows one cluster by its id and
+    never takes up with the next one at the same address, which a second try of `ray start` makes: so it goes
+    when it fails.
+    """
 
-    global _CLIENT
-    if _CLIENT is None:
-        _CLIENT = GcsClient(address=address)
-    nodes = _CLIENT.get_all_node_info().values()
-    return sorted(node.node_manager_address for node in nodes if node.state == 0)
+    def __init__(self) -> None:
+        self._client: Any = None
 
+    def alive(self, address: str) -> list[str]:
+        from ray._raylet import GcsClient
 
-_CLIENT = None
+        try:
+            self._client = self._client or GcsClient(address=address)
+            nodes = self._client.get_all_node_info().values()
+        except Exception:
+            self._client = None
+            raise
+        return sorted(node.node_manager_address for node in nodes if node.state == 0)
 
 
 def _alive_by_driver(address: str) -> list[str]:
@@ -42,7 +51,7 @@ def _alive_by_driver(address: str) -> list[str]:
 
 
 def _watch(address: str) -> None:
-    ask = _alive_by_gcs_client
+    ask = _GcsClient().alive
     last = None
     while True:
         try:
