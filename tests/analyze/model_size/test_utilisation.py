@@ -68,7 +68,8 @@ def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
 
     def said(*options: str) -> str:
         done = CliRunner().invoke(report.command, [run, "-j", "1", "--no-cache", *options])
-        return str(done.exception) if isinstance(done.exception, UsageError) else done.output
+        output = str(done.exception) if isinstance(done.exception, UsageError) else done.output
+        return " ".join(output.split())  # a terminal's lines end where it is full
 
     assert "give --tokens-per-step" in said("--model-params", "7e9")
     assert "--model-params 7e9 and --model-config" in said("--model-params", "7e9", "--model-config", "x")
