@@ -42,6 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
     workers.register(config)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what a person runs who has the part, and says so."""
+    markers = {item: item.get_closest_marker("by_hand") for item in items}
+    left_out = [item for item, marker in markers.items() if marker and not os.environ.get(marker.args[0])]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     needs.need(*(marker.name for marker in item.iter_markers() if marker.name in needs.PARTS))
 

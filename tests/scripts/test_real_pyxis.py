@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.torch,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not IMAGE, reason="RLPROF_TESTS_PYXIS names no image for the real pyxis"),
+    pytest.mark.by_hand("RLPROF_TESTS_PYXIS"),
 ]
 
 

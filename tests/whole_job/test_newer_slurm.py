@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.torch,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not SLURM, reason="RLPROF_TESTS_SLURM names no folder of env/setup_newer_slurm.sh"),
+    pytest.mark.by_hand("RLPROF_TESTS_SLURM"),
 ]
 
 
