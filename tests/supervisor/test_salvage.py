@@ -205,3 +205,17 @@ def test_a_signal_to_the_step_alone_is_no_cancelled_job(tmp_path, monkeypatch, s
     assert shutil.which("scontrol") == str(tool)
     assert job_state.is_cancelled("7.r2") is cancelled
     assert not job_state.is_cancelled("local-9")
+
+
+@pytest.mark.parametrize(
+    ("driver_signal", "ended_ns", "cause"),
+    [(9, None, "signal"), (9, 5, "driver_exit"), (None, None, "driver_exit"), (15, None, "driver_exit")],
+    ids=["killed together", "the driver alone", "an end of its own", "a signal of its own"],
+)
+def test_a_step_that_was_killed_is_the_cause_also_where_its_driver_went_first(
+    tmp_path, driver_signal, ended_ns, cause
+):
+    record = {"driver": {"signal": driver_signal}, "end": {"cause": "driver_exit", "detail": ""}}
+    (tmp_path / "run.json").write_text(json.dumps(record | ({"ended_ns": ended_ns} if ended_ns else {})))
+    salvage.finish_run_record(tmp_path, "137")
+    assert json.loads((tmp_path / "run.json").read_text())["end"]["cause"] == cause

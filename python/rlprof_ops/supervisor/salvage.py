@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import stat
 import sys
 import time
@@ -147,11 +148,16 @@ def _put_kept(folder: Path, run: Path, node: str, facts: dict[str, Any]) -> None
 
 
 def finish_run_record(run: Path, code: str) -> None:
-    """Write into run.json that the job is over, where the head's supervisor could not."""
+    """Write into run.json that the job is over, where the head's supervisor could not.
+
+    Slurm kills the processes of a step one after the other: a supervisor that saw its driver killed, and was
+    killed itself before its drain was over, took the first for the cause.
+    """
     with ContainedDir(run) as tree:
         try:
             data: dict[str, Any] = json.loads(tree.read("run.json"))
-            if data["end"]["cause"] != EndCause.RUNNING:
+            killed_too = data["driver"]["signal"] == signal.SIGKILL and not data.get("ended_ns")
+            if data["end"]["cause"] != EndCause.RUNNING and not killed_too:
                 return
             data["end"] |= {
                 "cause": str(EndCause.SIGNAL),
