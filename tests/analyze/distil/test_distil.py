@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from rlprof_ops.analyze.columns import Trace
 from rlprof_ops.analyze.distil import __main__ as distil
 from rlprof_ops.analyze.readers import UnreadableReport, cache, read_report
 from rlprof_ops.analyze.run.identity import find_reports
+from rlprof_ops.collect.drain.node_record import build_node_record
 from rlprof_ops.collect.sync.routes import goes_home
 from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.host import processes
@@ -225,7 +227,29 @@ def test_the_drain_waits_for_nothing(node: Node, hanging_nsys: Path) -> None:
     assert process.wait(30) == 0
     assert time.monotonic() - before < 10
     wait_until(lambda: not started(), 20, node.log)
-    assert not (node.path / "distil").exists()
+    assert not (node.path / ".distil").exists()
+
+
+def test_what_a_killed_reading_leaves_is_no_report_that_came_nowhere(node: Node, hanging_nsys: Path) -> None:
+    """As when Slurm kills all processes of a node: its folder is cleared once the report itself is home."""
+    report = node.place("nsight/w/rank0/w_rank0_step3-3_n1_7.nsys-rep")
+    report.write_bytes(b"x" * 1000)
+    process = node.start(RLPROF_NSYS=str(hanging_nsys))
+    started = lambda: [p for p in everyone(node) if "611" in p.argv]  # noqa: E731
+    wait_until(lambda: len(started()) >= 2, 60, node.log)
+    left = next(path for path in node.path.rglob(report.name) if path != report)
+    reading = [
+        p.pid for p in everyone(node) if p.pid != process.pid and "rlprof_ops.analyze.distil" in p.argv
+    ]
+    for pid in (process.pid, *reading):
+        os.kill(pid, signal.SIGKILL)
+    process.wait(30)
+    for one in started():
+        os.kill(one.pid, signal.SIGKILL)
+    assert left.exists()
+    node.sync()
+    assert node.home(report).is_file()
+    assert build_node_record(node.path, "n1", {"clean": True})["cleared"] is True
 
 
 def everyone(node: Node) -> list[processes.Process]:

@@ -39,7 +39,7 @@ _LEAST_BYTES = 256 << 10  # a smaller trace is read as fast as its columns are
 _ROOM = 12  # times a report's size that must be free on the node: an export is several times its report
 _LEAST_FREE_BYTES = 1 << 30
 _TRIES = 2
-_WORK = "distil"
+_WORK = ".distil"  # below a dot nothing counts as a report that has to come home
 
 
 Key = tuple[str, int, int, int]  # path, size, mtime and inode of a report
