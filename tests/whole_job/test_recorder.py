@@ -115,6 +115,6 @@ def test_a_job_that_becomes_slow_and_then_stands_still(slurm: Sandbox, tmp_path:
     wrong = {who: told for who, told in steps.items() if told != list(range(1, HANG_AT))}
     assert not wrong, "\n".join(f"{who}: {told}" for who, told in wrong.items())
 
-    named = sorted(path.name for path in job.run.glob("profiles/torch/policy_worker/*/*"))
+    named = sorted(path.name for path in job.run.glob("profiles/torch/policy_worker/*/[!.]*"))
     assert len(named) == 3 and all("_when-slow-rank_" in name for name in named), named
     assert any(name.startswith("policy_worker_rank1_") for name in named)
