@@ -59,7 +59,8 @@ attach::main() {
     folder="$(attach::run_folder "$1")"
     job="$(attach::_of_job "${folder}" RLPROF_JOB)"
     job="${job%%.*}"
-    mapfile -t nodes < <(scontrol show hostnames "$(squeue -h -j "${job}" -o %N)")
+    # Slurm takes the number of an array's last element for all its elements.
+    mapfile -t nodes < <(scontrol show hostnames "$(squeue -h -j "${job}" -o '%A %N' | sed -n "s/^${job} //p")")
     (( ${#nodes[@]} > 0 )) || common::fail 1 "job ${job} is not running."
     if [[ ${node} =~ ^[0-9]+$ ]]; then
         (( node < ${#nodes[@]} )) || common::fail 2 "node ${node}: the job has nodes 0 to $(( ${#nodes[@]} - 1 )): ${nodes[*]}."

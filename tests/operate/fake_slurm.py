@@ -33,7 +33,7 @@ elif name == "scontrol":
         sys.exit("slurm_load_jobs error: Invalid job id specified")
     print(shown.read_text())
 elif name == "squeue" and "-j" in sys.argv:
-    print("n[1-2]")
+    print(sys.argv[sys.argv.index("-j") + 1], "n[1-2]")
 elif name == "squeue":
     queue = here / "queue"
     print(queue.read_text() if queue.exists() else "", end="")

@@ -329,7 +329,8 @@ class Sandbox:
 
     def job(self, job: int) -> JobState:
         """What `scontrol show job` says now."""
-        text = self.run(["scontrol", "-o", "show", "job", str(job)], timeout=20).stdout
+        shown = self.run(["scontrol", "-o", "show", "job", str(job)], timeout=20).stdout
+        text = next(line for line in shown.splitlines() if line.startswith(f"JobId={job} "))
         words = dict(word.split("=", 1) for word in text.split() if "=" in word)
         code, _, number = words["ExitCode"].partition(":")
         return JobState(

@@ -215,7 +215,10 @@ def test_a_signal_to_the_step_alone_is_no_cancelled_job(tmp_path, monkeypatch, s
 def test_a_step_that_was_killed_is_the_cause_also_where_its_driver_went_first(
     tmp_path, driver_signal, ended_ns, cause
 ):
-    record = {"driver": {"signal": driver_signal}, "end": {"cause": "driver_exit", "detail": ""}}
+    driver = {"signal": driver_signal, "ended_ns": time.time_ns() - 7_000_000_000}
+    record = {"driver": driver, "end": {"cause": "driver_exit", "detail": ""}}
     (tmp_path / "run.json").write_text(json.dumps(record | ({"ended_ns": ended_ns} if ended_ns else {})))
     salvage.finish_run_record(tmp_path, "137")
-    assert json.loads((tmp_path / "run.json").read_text())["end"]["cause"] == cause
+    end = json.loads((tmp_path / "run.json").read_text())["end"]
+    assert end["cause"] == cause
+    assert ("its driver got SIGKILL 7 s before" in end["detail"]) == (cause == "signal"), end

@@ -106,7 +106,8 @@ def test_a_job_that_becomes_slow_and_then_stands_still(slurm: Sandbox, tmp_path:
         kill(job, node, "rlprof_ops.supervisor")
     job.wait()
     said = status(job)
-    assert f"stands still for {HANG_S}" in said and f"at step {HANG_AT}" in said, said
+    assert hang["text"] in said and f"at step {HANG_AT}" in said, said
+    assert "was killed, exit code" in said and "told to end" not in said, said
     assert str(next(path.parent for path in stacks())) in said, said
     log = (job.run / "logs" / "head.log").read_text() + job.output
     assert log.count("the recorder ended with -9; starting it again") >= 1, log

@@ -22,5 +22,7 @@ class EndCause(str, enum.Enum):
         return self.value
 
 
+# Where `end.detail` begins with it, nobody told the job to end: its supervisors were killed.
+STEP_KILLED = "the step that held the cluster was killed"
 # 128 + SIGTERM and 128 + SIGUSR2, as a shell says it.
 SIGNAL_EXIT = {EndCause.SIGNAL: 143, EndCause.TIME_LIMIT: 140}

@@ -36,7 +36,7 @@ def stop(
         say(f"job {job.id} has ended already ({known.state})")
         return "ended"
     if known.waiting:
-        client.cancel(job.number)
+        client.cancel(known)
         say(f"job {job.id} was waiting in Slurm's queue and is cancelled")
         return "cancelled"
     if client.signal_step(job.number, "TERM"):
@@ -48,7 +48,7 @@ def stop(
             return "drained"
         say(f"job {job.id} has not ended within {limit(patience_s)}")
     say(f"job {job.id}: cancelled")
-    client.cancel(job.number)
+    client.cancel(known)
     if _wait(job.number, _KILL_S, sleep, clock) is None:
         raise RlprofError(
             f"job {job.id} still runs {limit(_KILL_S)} after scancel; ask the cluster's operator"

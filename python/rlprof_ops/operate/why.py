@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlprof_ops.job.end_cause import EndCause
+from rlprof_ops.job.end_cause import STEP_KILLED, EndCause
 from rlprof_ops.job.run_folder import Job
 from rlprof_ops.operate.status import View
 from rlprof_ops.recorder.detect.finding import HANG
@@ -49,7 +49,7 @@ def _lines(job: Job, view: View) -> Iterator[str]:
         yield from _last(view.detail.splitlines(), _MOST_LINES)
     if view.cause == EndCause.TIME_LIMIT:
         yield f"it ran into its time limit ({view.time_limit or 'of Slurm'})"
-    elif view.cause == EndCause.SIGNAL:
+    elif view.cause == EndCause.SIGNAL and not view.detail.startswith(STEP_KILLED):
         yield "it was told to end (scancel, rlprof stop, or preempted)"
     if view.cause == EndCause.DRIVER_EXIT or (view.waiting and job.run is not None):
         yield from _of_driver(job)

@@ -63,6 +63,14 @@ class SlurmJob:
     comment: str = ""
     exit_code: int | None = None
     restarts: int = 0
+    element: str = ""
+
+    @property
+    def alone(self) -> str:
+        """The id by which Slurm's commands mean this job alone: `1_1` for an element of an array, since they
+        take the number of its last element for the whole array.
+        """
+        return self.element or self.id
 
     @property
     def ended(self) -> bool:
@@ -139,7 +147,7 @@ def look_up(job: str) -> tuple[SlurmJob | None, str]:
         if "nvalid job id" in said or not said:
             return None, f"Slurm does not know job {number}"
         return None, f"Slurm does not answer here ({said.splitlines()[-1]})"
-    return parse_shown(done.stdout), f"Slurm's answer on job {number} was not understood"
+    return parse_shown(record_of(done.stdout, number)), f"Slurm's answer on job {number} was not understood"
 
 
 def record_run_folder(job: str, folder: Path) -> None:
@@ -149,14 +157,30 @@ def record_run_folder(job: str, folder: Path) -> None:
     known = show(job)
     kept = _RECORDED.sub("", known.comment) if known else ""
     with contextlib.suppress(RlprofError):
-        run(["scontrol", "update", f"JobId={job}", f"Comment={f'{kept}; ' if kept else ''}{MARK}{folder}"])
+        run(
+            [
+                *("scontrol", "update", f"JobId={known.alone if known else job}"),
+                f"Comment={f'{kept}; ' if kept else ''}{MARK}{folder}",
+            ]
+        )
+
+
+def record_of(shown: str, number: str) -> str:
+    """The record of job `number` in what `scontrol show job` printed, with `-o` or without: asked for the
+    job that an array's number names, it prints all elements. The first one where none has the number.
+    """
+    records = re.split(r"\n\s*(?=JobId=\d+ )", shown.strip())
+    return next((record for record in records if record.startswith(f"JobId={number} ")), records[0])
 
 
 def parse_shown(text: str) -> SlurmJob | None:
-    """The first job that `scontrol show job` printed. Names and paths may hold spaces and equals signs."""
+    """The job of a record that `scontrol show job` printed. Names and paths may hold spaces and equals
+    signs.
+    """
     lines = [line.strip() for line in text.strip().split("\n")]
     first = re.match(
-        r"JobId=(?P<id>\S+)(?: ArrayJobId=\S+)?(?: ArrayTaskId=\S+)?(?: HetJobId=\S+)?(?: HetJobOffset=\S+)?"
+        r"JobId=(?P<id>\S+)(?: ArrayJobId=(?P<array>\d+))?(?: ArrayTaskId=(?P<task>\S+))?"
+        r"(?: HetJobId=\S+)?(?: HetJobOffset=\S+)?"
         r" JobName=(?P<name>.*)",
         lines[0],
     )
@@ -191,6 +215,8 @@ def parse_shown(text: str) -> SlurmJob | None:
         comment=_known(fields.get("Comment", "")),
         exit_code=_exit_code(fields.get("ExitCode", ""), state),
         restarts=_number(fields.get("Restarts", "")),
+        # Those that wait have one record: `0-3%2`.
+        element=f"{first['array']}_{first['task']}" if (first["task"] or "").isdigit() else "",
     )
 
 
@@ -250,8 +276,8 @@ def signal_step(job: str, signal: str) -> bool:
     return run(["scancel", f"--signal={signal}", f"{job}.0"]).returncode == 0
 
 
-def cancel(job: str) -> None:
+def cancel(job: SlurmJob) -> None:
     """Raises RlprofError with scancel's own words."""
-    done = run(["scancel", job])
+    done = run(["scancel", job.alone])
     if done.returncode:
-        raise RlprofError(f"scancel {job} failed: {done.stderr.strip()}")
+        raise RlprofError(f"scancel {job.alone} failed: {done.stderr.strip()}")

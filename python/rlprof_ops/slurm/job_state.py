@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import subprocess
 
-from rlprof_ops.slurm.client import ENDED
+from rlprof_ops.slurm.client import ENDED, record_of
 
 _TIMEOUT_S = 10.0
 _SLURM_JOB = re.compile(r"(\d+)(?:\.r(\d+))?")
@@ -20,9 +20,12 @@ def is_cancelled(job: str) -> bool:
     A signal to a step alone (`scancel --signal=TERM 4711.0`) looks the same to a process, but has no such
     limit.
     """
-    done = _show(job, _TIMEOUT_S / 2)
+    match, done = _SLURM_JOB.fullmatch(job), _show(job, _TIMEOUT_S / 2)
     states = ("COMPLETING", "CANCELLED", "PREEMPTED")
-    return done is not None and any(f"JobState={state} " in done.stdout for state in states)
+    if match is None or done is None:
+        return False
+    record = record_of(done.stdout, match[1])
+    return any(f"JobState={state} " in record for state in states)
 
 
 def ended_as(job: str) -> str | None:
@@ -34,7 +37,7 @@ def ended_as(job: str) -> str | None:
     match, done = _SLURM_JOB.fullmatch(job), _show(job, _TIMEOUT_S)
     if match is None or done is None:
         return None
-    return read_state(done.stdout, done.returncode, done.stderr, int(match[2] or 0))
+    return read_state(record_of(done.stdout, match[1]), done.returncode, done.stderr, int(match[2] or 0))
 
 
 def _show(job: str, timeout_s: float) -> subprocess.CompletedProcess[str] | None:

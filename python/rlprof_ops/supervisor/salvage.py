@@ -28,7 +28,7 @@ from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, log_to_output, r
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job import folders
-from rlprof_ops.job.end_cause import EndCause
+from rlprof_ops.job.end_cause import STEP_KILLED, EndCause
 from rlprof_ops.job.knobs import Settings, import_path
 
 if TYPE_CHECKING:
@@ -159,10 +159,11 @@ def finish_run_record(run: Path, code: str) -> None:
             killed_too = data["driver"]["signal"] == signal.SIGKILL and not data.get("ended_ns")
             if data["end"]["cause"] != EndCause.RUNNING and not killed_too:
                 return
-            data["end"] |= {
-                "cause": str(EndCause.SIGNAL),
-                "detail": f"the step that held the cluster was killed, exit code {code}",
-            }
+            detail = f"{STEP_KILLED}, exit code {code}"
+            if killed_too:
+                before_s = (time.time_ns() - data["driver"]["ended_ns"]) / 1e9
+                detail += f"; its driver got SIGKILL {before_s:.0f} s before this was written"
+            data["end"] |= {"cause": str(EndCause.SIGNAL), "detail": detail}
             data["ended_ns"] = time.time_ns()
             tree.write_atomic("run.json", (json.dumps(data, indent=1) + "\n").encode())
         except (ValueError, KeyError, TypeError, FileNotFoundError):

@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     # Slurm gives the notice of a time limit to every process of a step.
-    for number in (signal.SIGUSR2, signal.SIGHUP):
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
         while os.getppid() == parent:

@@ -46,7 +46,7 @@ class ClosingCommands:
         answer = await self._files.survived(look, _LOOK_SECONDS + 1, f"looking at {self._run}")
         if answer is None:
             self._journal.say(
-                "the storage does not answer: no harvest and no report; when it does, run"
+                f"the storage of {self._run} does not answer: no harvest and no report; when it does, run"
                 f" scripts/harvest.sh {self._run}"
             )
         return answer is not None

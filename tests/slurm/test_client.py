@@ -1,0 +1,72 @@
+"""What Slurm's commands say, read as they print it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.sandbox import Sandbox
+from tests.waits import wait_until
+
+from rlprof_ops.slurm import client
+from rlprof_ops.slurm.job_state import read_state
+
+ELEMENTS = (  # as 22.05 prints them of an array of two, shortened
+    "JobId=1 ArrayJobId=1 ArrayTaskId=1 JobName=a job UserId=root(0)\n"
+    "   JobState=CANCELLED Reason=None Dependency=(null)\n   Requeue=1 Restarts=0 ExitCode=0:15\n"
+    "   Command=/opt/ray.sub JobId=2 of it\n",
+    "JobId=2 ArrayJobId=1 ArrayTaskId=0 JobName=a job UserId=root(0)\n"
+    "   JobState=RUNNING Reason=None Dependency=(null)\n   Requeue=1 Restarts=0 ExitCode=0:0\n",
+)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("lines", ["\n\n", "-o"])
+def test_the_number_of_an_array_means_the_job_of_that_number(order: tuple[int, int], lines: str) -> None:
+    shown = [ELEMENTS[at] for at in order]
+    text = (
+        "\n".join(" ".join(each.split()) for each in shown) + "\n"
+        if lines == "-o"
+        else "\n".join(shown) + "\n"
+    )
+    assert read_state(client.record_of(text, "1"), 0, "", 0) == "CANCELLED"
+    assert read_state(client.record_of(text, "2"), 0, "", 0) == ""
+    if lines != "-o":
+        job = client.parse_shown(client.record_of(text, "1"))
+        assert job is not None and (job.id, job.alone, job.state) == ("1", "1_1", "CANCELLED")
+
+
+def test_an_array_that_waits_is_one_job() -> None:
+    text = ELEMENTS[0].replace("ArrayTaskId=1", "ArrayTaskId=0-3%2").replace("CANCELLED", "PENDING")
+    job = client.parse_shown(text)
+    assert job is not None and job.alone == "1"
+
+
+ASK = """
+import sys
+from rlprof_ops.slurm import client, job_state
+number = sys.argv[1]
+if sys.argv[2:] == ["cancel"]:
+    client.cancel(client.show(number))
+known = client.show(number)
+print(known and known.state, job_state.is_cancelled(number), repr(job_state.ended_as(number)))
+"""
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(120)
+def test_one_element_of_an_array_is_ended_and_the_other_goes_on(slurm: Sandbox) -> None:
+    script = slurm.shared / "sleep.sh"
+    script.write_text("#!/bin/sh\nexec sleep 100\n")
+    first = slurm.sbatch(["--array=0-1", "-N1", script], cwd=slurm.shared)
+
+    def ask(number: int, *words: str) -> str:
+        argv = [sys.executable, "-c", ASK, str(number), *words]
+        return slurm.run(argv, env={"PYTHONPATH": str(Path(client.__file__).parents[2])}).stdout.strip()
+
+    running = "RUNNING False ''"
+    wait_until(lambda: {ask(first), ask(first + 1)} == {running}, 60, lambda: ask(first))
+    ask(first, "cancel")
+    wait_until(lambda: ask(first) == "CANCELLED True 'CANCELLED'", 60, lambda: ask(first))
+    assert ask(first + 1) == running
