@@ -111,26 +111,30 @@ def answer(run: Path, *options: str, **env: str) -> dict[str, Any]:
     return {key: value for key, value in told.items() if key not in ("made_ns",)}
 
 
-@pytest.mark.nsys
-def test_the_answer_is_the_same_without_nsys_and_without_the_reports(node: Node, tmp_path: Path) -> None:
+def captured(node: Node) -> Path:
+    """A real report that holds `SECRET`, as nsys keeps the environment."""
     pytest.importorskip("nvtx")
-    nsys = node.place("nsight/policy_worker/rank0/policy_worker_rank0_step3-4_n1_77.nsys-rep")
-    argv = ["nsys", "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-o", str(nsys)]
-    secret = {"API_TOKEN": SECRET}
+    report = node.place("nsight/policy_worker/rank0/policy_worker_rank0_step3-4_n1_77.nsys-rep")
+    argv = ["nsys", "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-o", str(report)]
     subprocess.run(
         [*argv, sys.executable, "-c", CAPTURED],
         check=True,
         capture_output=True,
         timeout=120,
-        env=os.environ | secret,
+        env=os.environ | {"API_TOKEN": SECRET},
     )
-    torch = node.trace()
-    assert SECRET.encode() in nsys.read_bytes(), "nsys keeps the environment, which the sync masks"
+    assert SECRET.encode() in report.read_bytes()
+    return report
+
+
+@pytest.mark.nsys
+def test_the_answer_is_the_same_without_nsys_and_without_the_reports(node: Node, tmp_path: Path) -> None:
+    nsys, torch = captured(node), node.trace()
     # First the sync: which secrets it finds in other processes of this machine may change at any moment.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("API_TOKEN", SECRET)
         node.sync()
-    node.distil(nsys, torch, **secret)
+    node.distil(nsys, torch, API_TOKEN=SECRET)
     node.sync()
     assert SECRET.encode() not in node.home(nsys).read_bytes()
 
@@ -147,6 +151,27 @@ def test_the_answer_is_the_same_without_nsys_and_without_the_reports(node: Node,
     ]
     assert early["anatomy"] == truth["anatomy"] and early["kernels"] == truth["kernels"]
     assert not any(report.is_trace for report in find_reports(node.run)), "no timeline without the file"
+
+
+@pytest.mark.nsys
+def test_a_secret_that_is_known_later_has_the_report_read_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = captured(node)
+    node.start()  # it knows of no secret
+    wait_until(lambda: cache.cache_path(report).is_file(), 120, node.log)
+    with monkeypatch.context() as patch:
+        patch.setenv("API_TOKEN", SECRET)
+        node.sync()
+    home = node.home(report)
+    assert SECRET.encode() not in home.read_bytes()
+    fits = lambda: cache.load(report, cache.digest(home)).trace is not None  # noqa: E731
+    wait_until(fits, 120, node.log)
+    time.sleep(2 * distil.LOOK_S + 1)
+    assert node.log().count(report.name) == 2, "read again, once"
+    node.sync()
+    assert cache.load(home, cache.digest(home)).trace is not None
+    assert SECRET.encode() not in cache.cache_path(home).read_bytes()
 
 
 def test_a_report_that_was_exchanged_is_read_itself(node: Node) -> None:

@@ -18,13 +18,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from rlprof_ops.analyze.distil import one
 from rlprof_ops.backends import mask_reports, names, nsight
 from rlprof_ops.collect import event_logs
-from rlprof_ops.collect.sync.sent_log import Journal
+from rlprof_ops.collect.sync.sent_log import Journal, Sent
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName
 from rlprof_ops.redact import secret_values
@@ -54,6 +55,7 @@ class Distiller:
         self._secrets = secret_values(os.environ)
         self._running: BaseProcess | None = None
         self._work = node_dir / _WORK
+        self._made: dict[str, str] = {}  # path -> SHA-256 of what was read, until the sync has sent the same
 
     def look(self) -> bool:
         """Distil the next report, if there is one and no window is open on this node; whether it did."""
@@ -74,17 +76,31 @@ class Distiller:
         return True
 
     def _todo(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Reports without columns beside them, the smallest first."""
+        """Reports without columns beside them, the smallest first; and those that the sync has sent
+        otherwise than they were read, since it knew of more secrets.
+        """
         with ContainedDir(self.node_dir) as tree:
             files = dict(tree.files("profiles"))
+        otherwise = self._sent_otherwise()
         for path, found in sorted(files.items(), key=lambda item: item[1].st_size):
             folder, _, name = path.rpartition("/")
             if (
                 _is_worth_it(name, found.st_size)
-                and f"{folder}/{names.columns_of(name)}" not in files
+                and (path in otherwise or f"{folder}/{names.columns_of(name)}" not in files)
                 and self._tries.get(_key(path, found), 0) < _TRIES
             ):
                 yield path, found
+
+    def _sent_otherwise(self) -> set[str]:
+        sent = self._sent() if self._made else {}
+        arrived = {path: sent[path].sha256 for path in self._made if path in sent}
+        otherwise = {path for path, digest in arrived.items() if digest and digest != self._made[path]}
+        for path in arrived.keys() - otherwise:
+            del self._made[path]
+        return otherwise
+
+    def _sent(self) -> dict[str, Sent]:
+        return Journal(self.node_dir / "sync" / "state.jsonl", read_only=True).sent
 
     def _capturing(self) -> bool:
         """Whether a process of this node has a window open now, which this work would show up in."""
@@ -98,16 +114,22 @@ class Distiller:
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir(mode=0o700)
         self._secrets |= mask_reports.secrets_of_processes()
-        sent = Journal(self.node_dir / "sync" / "state.jsonl", read_only=True).sent.get(path)
+        sent = self._sent().get(path)
         as_sent = sent is not None and sent.same_source(found)  # which means without secrets
         secrets = frozenset() if as_sent else mask_reports.maskable(self._secrets)
-        arguments = (self.node_dir, path, self._work, secrets, self._memory_mib, most_file_bytes)
         # fork: the secrets are in no command line, and what is imported is so in the child alone
-        process = multiprocessing.get_context("fork").Process(target=_in_child, args=arguments)
+        forking = multiprocessing.get_context("fork")
+        said, say = forking.Pipe(duplex=False)
+        arguments = (self.node_dir, path, self._work, secrets, self._memory_mib, most_file_bytes, say)
+        process = forking.Process(target=_in_child, args=arguments)
         process.start()
         self._running = process
         process.join()
         self._running = None
+        if said.poll():
+            self._made[path] = str(said.recv())
+        said.close()
+        say.close()
         shutil.rmtree(self._work, ignore_errors=True)
         return process.exitcode
 
@@ -135,11 +157,17 @@ def _is_worth_it(name: str, size_bytes: int) -> bool:
 
 
 def _in_child(
-    node_dir: Path, path: str, work: Path, secrets: frozenset[bytes], memory_mib: int, most_file_bytes: int
+    node_dir: Path,
+    path: str,
+    work: Path,
+    secrets: frozenset[bytes],
+    memory_mib: int,
+    most_file_bytes: int,
+    say: Connection,
 ) -> None:
     one.hold_back(memory_mib, most_file_bytes)
     try:
-        one.distil(node_dir, path, work, secrets)
+        say.send(one.distil(node_dir, path, work, secrets))
     except (RlprofError, OSError, UnsafeName, ValueError, LookupError, ArithmeticError, MemoryError) as error:
         LOG.info(f"{path!r} is not distilled: {error or type(error).__name__}")
         sys.exit(1)

@@ -262,13 +262,22 @@ class Sender:
                 before.st_mtime_ns,
             ) or size != before.st_size:
                 raise SourceError("it changed while it was copied; the next pass tries again")
-            same = sent is not None and sent.inode == before.st_ino
+            same = sent is not None and (
+                sent.inode == before.st_ino or self._are_our_columns(target, item, sent)
+            )
             # A file that was written on is the same report; another file under its name is another one.
             place = sent.target if sent is not None and same else item.target
             return self._put(target, temporary, place, copied, replace=same)
         except BaseException:
             target.unlink(temporary)
             raise
+
+    def _are_our_columns(self, target: ContainedDir, item: Item, sent: Sent) -> bool:
+        """Whether these are columns, and what lies there are those that were sent before: of a report that
+        was read again.
+        """
+        known = Copied(sent.size_bytes, sent.sha256 or "")
+        return are_columns(item.source) and self._holds(target, sent.target, known)
 
     def sent(self, item: Item, put: str | None, before: os.stat_result, copied: Copied) -> int | None:
         """Note that the file arrived as `put` (None: it was there already); the bytes that went over."""
