@@ -19,6 +19,7 @@ from tests.analyze.causes.loops import usual_loop
 from tests.analyze.fake_run import make_run
 from tests.analyze.output.test_uncaptured import Marks, loop
 from tests.analyze.output.test_uncaptured import answer_for as run_of
+from tests.analyze.pipelines import write_pipeline
 from tests.analyze.whole_run.generations import two_engines
 
 from rlprof_ops.analyze.output import findings
@@ -89,6 +90,11 @@ def a_long_tail(folder: Path) -> Answer:
     return build(folder, [s.report for s in summaries], summaries)
 
 
+def a_pipeline_with_one_heavy_stage(folder: Path) -> Answer:
+    write_pipeline(folder, [100.0, 100.0, 150.0, 100.0], 8)
+    return answer_of(folder, jobs=1, cache=False)
+
+
 def engines_that_wait_and_preempt(folder: Path) -> Answer:
     two_engines(folder)
     return answer_of(folder, jobs=1, cache=False)
@@ -103,6 +109,7 @@ RUNS: tuple[Callable[[Path], Answer], ...] = (
     seen_in_one_step_of_four,
     reports_lost,
     engines_that_wait_and_preempt,
+    a_pipeline_with_one_heavy_stage,
     still_training,
 )
 

@@ -420,6 +420,23 @@ class MfuAnswer(TypedDict):
     untold: list[str]
 
 
+class PipelineRow(TypedDict):
+    """A stage of a pipeline-parallel model in one phase: means of a step on a rank. `share`: what of the
+    phase is waiting for another stage, or idle.
+    """
+
+    worker: str
+    phase: str
+    stage: int | None
+    stages: int
+    ranks: int
+    window_ns: int
+    compute_ns: int
+    waiting_ns: int
+    idle_ns: int
+    share: float
+
+
 class CollectiveRow(TypedDict):
     """A kind of collective of a worker; `transfer_ns`: mean of a call without waiting."""
 
@@ -508,6 +525,7 @@ class Answer(_Answer, total=False):
     kernel_classes: list[KernelClassRow]
     copies: list[CopyRow]
     serving: list[ServingRow]
+    pipeline: list[PipelineRow]
     mfu: MfuAnswer | None
     counters: list[CounterRow]
     kernel_spans: KernelSpans

@@ -26,6 +26,7 @@ NEWER = {
         "mfu",
         "counters",
         "kernel_spans",
+        "pipeline",
     },
     "report.whole_run": {"rollout"},
     "report.critical_path": {"untold"},

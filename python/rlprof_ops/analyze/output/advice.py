@@ -14,6 +14,8 @@ _ADVICE = {
     "partial": "`rlprof report` again reads what has come since; at its end the job makes its report itself.",
     "communication": "See Collectives for which group it is: many small messages ask for larger buckets, one"
     " slow group for its links; prefetching (FSDP) or overlapping reduction with backward hides the rest.",
+    "pipeline": "More microbatches a step or an interleaved schedule (virtual stages) make bubbles smaller;"
+    " where one stage computes longer than the others, move layers away from it.",
     "host": "See Operators (host) for what the host does meanwhile. CUDA graphs, torch.compile or larger"
     " batches launch more at once; a slow loader, logging or .item() in the loop shows up there by name.",
     "unexplained": "Capture the controller too, or mark what it does between the phases with prof.range():"

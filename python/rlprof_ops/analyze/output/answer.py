@@ -29,6 +29,7 @@ from rlprof_ops.analyze.output.work_tables import (
     kernel_spans,
     memory_rows,
     name_rows,
+    pipeline_rows,
     serving_rows,
     shared_gpu_rows,
     step_times,
@@ -91,9 +92,10 @@ def build(
     index = {rank: i for i, rank in enumerate(merged.ranks)}
     t0 = min((row.start for row in merged.steps), default=min((s.start for s in read), default=0))
     whole = _whole_run(folder, t0, _steps(merged, t0), coverage)
+    pipes = pipeline_rows(read)
     findings = find(
         merged, spread, slow, gaps, waits, skews, len(coverage["missing"]), len(unread), causes,
-        whole.get("rollout") if whole else None,
+        whole.get("rollout") if whole else None, pipes,
     )  # fmt: skip
     if _goes_on(folder) and results:
         ahead = sum(report.alone for report in reports)
@@ -134,6 +136,7 @@ def build(
         "kernel_classes": kernel_class_rows(read),
         "copies": copy_rows(read),
         "serving": serving_rows(read),
+        "pipeline": pipes,
         "mfu": None,
         "kernel_spans": kernel_spans(merged, index, t0),
         "counters": counter_rows(merged),

@@ -15,7 +15,7 @@ from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, Straggler
 from rlprof_ops.analyze.metrics.waiting import Bubble, Waiting
 from rlprof_ops.analyze.output.advice import advice_on
 from rlprof_ops.analyze.output.text import counted, duration, percent
-from rlprof_ops.analyze.report_model import FindingRow
+from rlprof_ops.analyze.report_model import FindingRow, PipelineRow
 from rlprof_ops.analyze.run.merge import Merged, Rank
 from rlprof_ops.analyze.whole_run.model import Rollout
 
@@ -106,6 +106,7 @@ def find(
     unread: int,
     causes: Causes | None = None,
     rollout: Rollout | None = None,
+    pipeline: Sequence[PipelineRow] = (),
 ) -> list[Finding]:
     """All findings worth a sentence. What is missing leads; then what a change would mend, by what that would
     save; then what takes long, which may be as it has to be, by what it costs.
@@ -118,6 +119,7 @@ def find(
         *_exposed_sync(causes),
         *_rollout(rollout),
         *_idle_workers(merged, bubbles),
+        *_pipelines(pipeline, merged),
         *_gpu(merged),
         *_unexplained(merged, waits),
         *_skewed(skews, merged),
@@ -278,6 +280,32 @@ def _idle_workers(merged: Merged, bubbles: Sequence[Bubble]) -> list[Finding]:
                 f" {phase}{where}."
             )
             found.append(Finding("bubble", text, round(mean), worker, phase=phase))
+    return found
+
+
+def _pipelines(rows: Sequence[PipelineRow], merged: Merged) -> list[Finding]:
+    """Phases whose stages wait for each other, and the stage that computes longest where they are uneven."""
+    found = []
+    for worker, phase in sorted({(row["worker"], row["phase"]) for row in rows}):
+        stages = [row for row in rows if (row["worker"], row["phase"]) == (worker, phase)]
+        ranks = sum(row["ranks"] for row in stages)
+        lost = sum((row["waiting_ns"] + row["idle_ns"]) * row["ranks"] for row in stages) / ranks
+        share = lost * ranks / max(sum(row["window_ns"] * row["ranks"] for row in stages), 1)
+        mine = [row.duration_ns / (row.count or 1) for row in merged.steps if row.rank.worker == worker]
+        if not mine or lost < MIN_SHARE * sum(mine) / len(mine):
+            continue
+        text = (
+            f"{worker}'s GPUs stand in pipeline bubbles for {percent(share)} of {phase}: {duration(lost)} a"
+            f" step, mean of {counted(ranks, 'rank')} of {counted(stages[0]['stages'], 'stage')}."
+        )
+        usual = median(row["compute_ns"] for row in stages)
+        longest = max(stages, key=lambda row: row["compute_ns"])
+        if len(stages) > 1 and longest["compute_ns"] >= UNEVEN * usual > 0:
+            text += (
+                f" Stage {longest['stage']} computes {longest['compute_ns'] / usual:.2f} times as long as the"
+                " median one, and the others wait for it."
+            )
+        found.append(Finding("pipeline", text, round(lost), worker, phase=phase))
     return found
 
 

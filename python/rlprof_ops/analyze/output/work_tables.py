@@ -10,6 +10,7 @@ import numpy as np
 from rlprof_ops.analyze.metrics.bandwidth import bandwidths
 from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
 from rlprof_ops.analyze.metrics.gpu_work.kernel_classes import kernel_class
+from rlprof_ops.analyze.metrics.gpu_work.pipeline import UNTOLD, PipelineTime
 from rlprof_ops.analyze.metrics.gpu_work.serving import ServingTotal
 from rlprof_ops.analyze.metrics.intervals import Union
 from rlprof_ops.analyze.metrics.intervals import merged as joined
@@ -23,6 +24,7 @@ from rlprof_ops.analyze.report_model import (
     KernelSpans,
     MemoryRow,
     NameRow,
+    PipelineRow,
     ServingRow,
     SharedGpuRow,
     WeightSyncRow,
@@ -211,6 +213,40 @@ def serving_rows(read: list[Summary]) -> list[ServingRow]:
             }
         )
     return sorted(rows, key=lambda row: -row["total_ns"])[:MAX_COLLECTIVES]
+
+
+def pipeline_rows(read: list[Summary]) -> list[PipelineRow]:
+    """The stages of pipelines over all ranks of a worker, in their order."""
+    found: dict[tuple[str, str, int], list[PipelineTime]] = defaultdict(list)
+    ranks: dict[tuple[str, str, int], set[Rank]] = defaultdict(set)
+    for summary in read:
+        for part in summary.pipeline:
+            key = (summary.report.worker, part.phase, part.stage)
+            found[key].append(part)
+            ranks[key].add(rank_of(summary))
+    rows: list[PipelineRow] = []
+    for key, parts in sorted(found.items()):
+        worker, phase, stage = key
+        steps = sum(part.steps for part in parts)
+        window, compute, waiting, idle = (
+            sum(getattr(part, name) for part in parts)
+            for name in ("window_ns", "compute_ns", "waiting_ns", "idle_ns")
+        )
+        rows.append(
+            {
+                "worker": worker,
+                "phase": phase,
+                "stage": None if stage == UNTOLD else stage,
+                "stages": max(part.stages for part in parts),
+                "ranks": len(ranks[key]),
+                "window_ns": window // steps,
+                "compute_ns": compute // steps,
+                "waiting_ns": waiting // steps,
+                "idle_ns": idle // steps,
+                "share": round((waiting + idle) / max(window, 1), 5),
+            }
+        )
+    return rows[:MAX_COLLECTIVES]
 
 
 def collective_rows(read: list[Summary], skews: Sequence[CollectiveSkew]) -> list[CollectiveRow]:

@@ -60,6 +60,7 @@ def page_data(answer: Answer) -> dict[str, object]:
         "whole_run": answer.get("whole_run"),
         "kernel_classes": answer.get("kernel_classes", []),
         "copies": answer.get("copies", []),
+        "pipeline": answer.get("pipeline", []),
         "serving": answer.get("serving", []),
         "mfu": answer.get("mfu"),
         "kernel_spans": answer.get("kernel_spans", {"a_report": 0, "names": [], "spans": []}),

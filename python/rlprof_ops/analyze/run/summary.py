@@ -20,6 +20,7 @@ from rlprof_ops.analyze.metrics.gpu_work.counters import (
     fewer,
 )
 from rlprof_ops.analyze.metrics.gpu_work.longest import LongKernels, longest_kernels, no_kernels
+from rlprof_ops.analyze.metrics.gpu_work.pipeline import PipelineTime, pipeline_times
 from rlprof_ops.analyze.metrics.gpu_work.serving import ServingTotal, serving_totals
 from rlprof_ops.analyze.metrics.host import host_communication
 from rlprof_ops.analyze.metrics.intervals import Union
@@ -130,6 +131,7 @@ class Summary:
     told_apart: bool = False
     copies: tuple[CopyTotal, ...] = ()
     serving: tuple[ServingTotal, ...] = ()
+    pipeline: tuple[PipelineTime, ...] = ()
     counters: tuple[CounterSeries, ...] = ()  # of every GPU that the report sampled
     class_counters: tuple[ClassCounter, ...] = ()
     longest: LongKernels = field(default_factory=no_kernels)
@@ -225,6 +227,7 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
         ops=ops,
         copies=copies,
         serving=serving,
+        pipeline=pipeline_times(trace, segments),
         longest=longest_kernels(trace, windows[: len(steps)]),
         counters=fewer(counters),
         class_counters=class_counters(trace, counters),

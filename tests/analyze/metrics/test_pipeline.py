@@ -1,0 +1,74 @@
+"""Pipeline bubbles, against schedules whose bubbles are known in closed form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("msgspec")
+
+from tests.analyze.output.test_answer import check_sums, validate
+from tests.analyze.pipelines import GROUP, write_pipeline
+
+from rlprof_ops.analyze.metrics.gpu_work.pipeline import is_pipeline
+from rlprof_ops.analyze.reporting import answer_of
+
+Answer = dict[str, Any]
+
+
+def read(folder: Path) -> Answer:
+    answer = answer_of(folder, jobs=1, cache=False)
+    validate(answer)
+    check_sums(answer)
+    return answer
+
+
+@pytest.mark.parametrize("stages", [2, 4, 7])
+@pytest.mark.parametrize("microbatches", [1, 3, 8, 16])
+def test_even_stages_have_the_bubble_that_the_schedule_gives(
+    tmp_path: Path, stages: int, microbatches: int
+) -> None:
+    """(p - 1)/(m + p - 1), whatever the order of forwards and backwards (Narayanan et al., 2021)."""
+    whole = write_pipeline(tmp_path, [100.0] * stages, microbatches)
+    rows = read(tmp_path)["pipeline"]
+    assert [row["stage"] for row in rows] == list(range(stages))
+    for row in rows:
+        assert (row["phase"], row["stages"], row["ranks"]) == ("train", stages, 1)
+        assert row["share"] == pytest.approx((stages - 1) / (microbatches + stages - 1), abs=1e-4)
+        assert row["window_ns"] == pytest.approx(1000 * whole, abs=2)
+        assert row["compute_ns"] == pytest.approx(300_000 * microbatches, abs=2)
+        assert row["waiting_ns"] + row["idle_ns"] + row["compute_ns"] == row["window_ns"]
+
+
+def test_uneven_stages_are_named_with_what_they_cost(tmp_path: Path) -> None:
+    whole = write_pipeline(tmp_path, [100.0, 100.0, 150.0, 100.0], 8, data_parallel=2)
+    answer = read(tmp_path)
+    rows = answer["pipeline"]
+    assert [(row["stage"], row["ranks"]) for row in rows] == [(0, 2), (1, 2), (2, 2), (3, 2)]
+    for row, computes in zip(rows, (100, 100, 150, 100), strict=True):
+        assert row["share"] == pytest.approx(1 - 3 * 8 * computes / whole, abs=1e-4)
+    (finding,) = (found for found in answer["findings"] if found["kind"] == "pipeline")
+    lost = whole - 3 * 8 * (100 + 100 + 150 + 100) / 4
+    assert finding["cost_ns"] == pytest.approx(1000 * lost, rel=1e-3)
+    assert "Stage 2 computes 1.50 times as long as the median one" in finding["text"]
+    assert "8 ranks of 4 stages" in finding["text"] and "microbatches" in finding["advice"]
+
+
+def test_other_groups_make_no_pipeline(tmp_path: Path) -> None:
+    write_pipeline(tmp_path, [100.0, 100.0], 4, group="DATA_PARALLEL_GROUP")
+    answer = read(tmp_path)
+    assert answer["pipeline"] == [] and all(found["kind"] != "pipeline" for found in answer["findings"])
+
+
+@pytest.mark.parametrize("group", [GROUP, "mesh_pp", "pp", "pp:0", "PP_GROUP", "dp_pp_0"])
+def test_the_names_of_pipelines(group: str) -> None:
+    assert is_pipeline(group)
+
+
+@pytest.mark.parametrize(
+    "group", ["", "default_pg", "app", "mesh_dp", "ppo_group", "tp", "supply", "undefined"]
+)
+def test_what_is_no_name_of_one(group: str) -> None:
+    assert not is_pipeline(group)
