@@ -221,4 +221,4 @@ def test_a_step_that_was_killed_is_the_cause_also_where_its_driver_went_first(
     salvage.finish_run_record(tmp_path, "137")
     end = json.loads((tmp_path / "run.json").read_text())["end"]
     assert end["cause"] == cause
-    assert ("its driver got SIGKILL 7 s before" in end["detail"]) == (cause == "signal"), end
+    assert ("its driver got SIGKILL 7." in end["detail"]) == (cause == "signal"), end

@@ -30,6 +30,7 @@ from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job import folders
 from rlprof_ops.job.end_cause import STEP_KILLED, EndCause
 from rlprof_ops.job.knobs import Settings, import_path
+from rlprof_ops.words import duration
 
 if TYPE_CHECKING:
     from rlprof_ops.job.node_context import NodeContext
@@ -161,8 +162,8 @@ def finish_run_record(run: Path, code: str) -> None:
                 return
             detail = f"{STEP_KILLED}, exit code {code}"
             if killed_too:
-                before_s = (time.time_ns() - data["driver"]["ended_ns"]) / 1e9
-                detail += f"; its driver got SIGKILL {before_s:.0f} s before this was written"
+                before = duration(time.time_ns() - data["driver"]["ended_ns"])
+                detail += f"; its driver got SIGKILL {before} before this was written"
             data["end"] |= {"cause": str(EndCause.SIGNAL), "detail": detail}
             data["ended_ns"] = time.time_ns()
             tree.write_atomic("run.json", (json.dumps(data, indent=1) + "\n").encode())
