@@ -41,8 +41,12 @@ def test_a_config_is_read_from_its_file_and_folder(tmp_path: Path) -> None:
     [
         ({"model_type": "qwen4"}, "model_type 'qwen4' cannot be counted; known are llama, mistral"),
         ({"model_type": None}, "model_type None cannot be counted"),
-        ({"hidden_size": "4096"}, "hidden_size is '4096', expected a whole number from 1 on"),
+        ({"hidden_size": "4096"}, "hidden_size is '4096', expected a whole number from 1 to"),
         ({"num_hidden_layers": None}, "num_hidden_layers is None"),
+        (
+            {"num_hidden_layers": 10**12},
+            "num_hidden_layers is 1000000000000, expected a whole number from 1 to",
+        ),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
     ],
@@ -57,7 +61,7 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path, change: dict[str, Any
 def test_files_that_are_no_config_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_config(tmp_path / "none.json")
-    for text, said in (("{", "is no JSON"), ("[1]", "is no JSON object")):
+    for text, said in (("{", "is no JSON"), ("[1]", "is no JSON object"), ("[" * 99_999, "is no JSON")):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(UsageError, match=said):
             read_config(tmp_path)

@@ -7,18 +7,19 @@ is routed to, the shared one and the router.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.words import closest
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 _SCALES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _MOST_BYTES = 1 << 22
 _LEAST, _MOST = 1e3, 1e14  # parameters
+_MOST_LAYERS = 100_000
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def read_config(path: Path) -> ModelSize:
             config = json.loads(opened.read(_MOST_BYTES))
     except OSError as error:
         raise UsageError(f"--model-config {file}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--model-config {file}: is no JSON ({error})") from error
     if not isinstance(config, dict):
         raise UsageError(f"--model-config {file}: is no JSON object")
@@ -66,12 +67,14 @@ class _Config:
     def __init__(self, said: dict[str, object], where: str) -> None:
         self.said, self.where = said, where
 
-    def number(self, key: str, default: int | None = None, least: int = 1) -> int:
+    def number(self, key: str, default: int | None = None, least: int = 1, most: int = 1 << 32) -> int:
         value = self.said.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UsageError(f"{self.where}: {key} is {value!r}, expected a whole number from {least} on")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise UsageError(
+                f"{self.where}: {key} is {value!r}, expected a whole number from {least} to {most:,}"
+            )
         return value
 
     def flag(self, key: str, default: bool) -> int:
@@ -85,8 +88,8 @@ def count_parameters(said: dict[str, object], where: str = "config.json") -> Mod
     """Raises `UsageError` for a family that is not known here, and for what is missing or wrong."""
     family = said.get("model_type")
     if family not in FAMILIES:
-        near = difflib.get_close_matches(str(family), FAMILIES, 1)
-        hint = f"; the nearest is {near[0]}" if near else ""
+        near = closest(str(family), FAMILIES)
+        hint = f"; the nearest is {near}" if near else ""
         raise UsageError(
             f"{where}: model_type {family!r} cannot be counted; known are {', '.join(FAMILIES)}{hint}."
             " Tell the number of parameters that a token meets with --model-params."
@@ -95,7 +98,7 @@ def count_parameters(said: dict[str, object], where: str = "config.json") -> Mod
         where += " (quantised: counted as the model that it stands for)"
     config = _Config(said, where)
     hidden, vocabulary = config.number("hidden_size"), config.number("vocab_size")
-    layers = config.number("num_hidden_layers")
+    layers = config.number("num_hidden_layers", most=_MOST_LAYERS)
     attention = _attention(config, family, hidden)
     total = met = hidden + layers * (attention + 2 * hidden)  # the last norm; two norms a layer
     for layer in range(layers):
