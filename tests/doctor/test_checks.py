@@ -252,11 +252,22 @@ def test_an_nvtx_that_nsys_records_nothing_of_is_found(tmp_path, monkeypatch, ne
     assert "nvtx>=0.2.10,<0.2.12" in found.fix
 
 
+SESSIONS = "ps axww -o args | grep session-new"
+
+
 def test_a_profiler_that_writes_nothing(tmp_path):
-    sessions = "ps ax -o args | grep session-new"
-    fake = answering_nsys(tmp_path, launch="read x", sessions=sessions, start="exit 0", stop="exit 0")
+    fake = answering_nsys(tmp_path, launch="read x", sessions=SESSIONS, start="exit 0", stop="exit 0")
     found = profilers.trial(str(fake))
     assert found.state == FAIL and found.fix
+    assert "a 1 s window gave no report: nsys stop ended well and wrote none" in found.said
+
+
+def test_an_agent_that_outlives_its_trial_is_ended(tmp_path):
+    launch = 'setsid bash -c "sleep 619; :" > /dev/null 2>&1 & echo "$!" > "$0.agent"; read x'
+    fake = answering_nsys(tmp_path, launch=launch, sessions=SESSIONS, start="exit 3")
+    profilers.trial(str(fake))
+    agent = int(Path(f"{fake}.agent").read_text())
+    assert not Path(f"/proc/{agent}").exists()
 
 
 def test_problems_come_first_in_colour_and_alone():

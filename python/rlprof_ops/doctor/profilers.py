@@ -16,6 +16,7 @@ from pathlib import Path
 from rlprof_ops import env_names
 from rlprof_ops.backends import nsight, rocprof_sys
 from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
+from rlprof_ops.host import processes
 from rlprof_ops.words import duration, limit, size
 
 _HANGS = "2022."
@@ -117,6 +118,8 @@ def trial(path: str) -> Finding:
         began = time.monotonic()
         problem = _window(path, session, report, env)
         took = time.monotonic() - began
+        if not problem and not report.exists():
+            problem = "nsys stop ended well and wrote none"
         found = nsight.check(report) if not problem else None
         if found is None or found.state != "ok":
             why = problem or (f"the report is {found.state}: {found.reason}" if found else "")
@@ -139,6 +142,8 @@ def trial(path: str) -> Finding:
         output([path, "shutdown", "--kill=sigkill", f"--session={session}"], seconds=20, env=env)
         launched.kill()
         launched.wait(timeout=10)
+        # nsys' agent is a session of its own, and stays where the shutdown has failed.
+        processes.end(processes.started_with(f"TMPDIR={folder}"), grace_s=2)
         shutil.rmtree(folder, ignore_errors=True)
 
 

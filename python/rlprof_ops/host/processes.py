@@ -48,6 +48,16 @@ def of_job(
     ]
 
 
+def started_with(entry: str) -> list[Process]:
+    """This user's processes whose start environment has `entry`, `TMPDIR=/tmp/x`; never the caller nor its
+    parents.
+    """
+    spare, wanted = _ancestors(), os.fsencode(entry)
+    return [
+        process for process in _mine() if process.pid not in spare and wanted in _environment(process.pid)
+    ]
+
+
 def _is_ours(pid: int, wanted: set[bytes], below: str) -> bool:
     told = {entry for entry in _environment(pid) if entry.startswith((_JOB, _NODE_DIR))}
     return told <= wanted and (

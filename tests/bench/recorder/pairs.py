@@ -122,9 +122,8 @@ def demo(work: Path, steps: int, env: dict[str, str]) -> dict[int, float]:
     argv = [sys.executable, "-u", "-m", "rlprof_ops.demo", "--address", "local", "--steps", str(steps)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RLPROF_", "RAY_"))}
     text = output(argv, work, {**kept, **env, "RAY_AUTH_MODE": "disabled"})
-    return {
-        int(step): float(seconds) for step, seconds in re.findall(r"^step +(\d+) .*?([\d.]+) s$", text, re.M)
-    }
+    told = re.findall(r"^step +(\d+) .*?([\d.]+) (ms|s)$", text, re.M)
+    return {int(step): float(length) / (1000 if unit == "ms" else 1) for step, length, unit in told}
 
 
 def trl(work: Path, steps: int, env: dict[str, str]) -> dict[int, float]:
