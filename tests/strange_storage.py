@@ -41,7 +41,9 @@ class Storage:
 
     def make_stale(self, path: str) -> None:
         """From the next call on, handles of `path` that are open answer ESTALE."""
-        self._order.write_text(path)
+        whole = self._order.with_name(f"{self._order.name}.tmp")
+        whole.write_text(path)
+        whole.replace(self._order)  # a half written one would be of the mount itself
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from tests.needs import need
 from tests.strange_storage import Storage, strange
 
 from rlprof_ops.collect.drain.steps import write_node_record
-from rlprof_ops.collect.sync.__main__ import last_pass
 from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.host import atomic
 
@@ -42,10 +41,7 @@ class Node:
             stream.write(data)
 
     def last_pass(self) -> None:
-        """As a drain has it made: once more where the storage failed, here because the kernel finds a handle
-        on the mount's own folder stale now and then.
-        """
-        report = last_pass(self.syncer, 60)
+        report = self.syncer.pass_(last=True)
         assert report.complete, (report, self.said)
 
 
