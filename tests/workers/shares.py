@@ -1,10 +1,9 @@
 """Which tests may run beside which, when pytest has several workers (`-n`).
 
-What uses the machine (a Slurm sandbox, a Ray cluster, nsys) is one share: one worker takes it as a whole,
-test after test in the order of a run without workers. It begins first, being the longest. Beside it the
-environments of real trainers are built, and then these trainers run, each in a sandbox of that worker. A
-mark `share(name)` overrules what is here. Every other file is a share of its own, so that what a module's
-fixture makes is made once.
+What uses the machine (a Slurm sandbox, a Ray cluster, nsys, a real trainer) is one share: one worker takes
+it as a whole, test after test in the order of a run without workers. It begins first, being the longest;
+the environments of real trainers are built beside it. A mark `share(name)` overrules what is here.
+Every other file is a share of its own, so that what a module's fixture makes is made once.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ import pytest
 
 MACHINE = "machine"
 ENVIRONMENTS = "environments"
-TRAINERS = "trainers"
-_FIRST = (MACHINE, ENVIRONMENTS, TRAINERS)
-_MACHINE_MARKS = {"slurm", "ray", "nsys", "lane", "timed"}
+_FIRST = (MACHINE, ENVIRONMENTS)
+_MACHINE_MARKS = {"slurm", "ray", "nsys", "lane", "trainers", "timed"}
 _MACHINE_FIXTURES = {"slurm", "slurm_sandbox", "lanes"}
 _MADE_ONCE = {"wheel": "wheel", "chromium": "browser"}
 """Name of a fixture or a mark -> the share of all tests that have it, in whatever file they are."""
@@ -25,8 +23,6 @@ _MADE_ONCE = {"wheel": "wheel", "chromium": "browser"}
 
 def named(marks: Collection[str], fixtures: Collection[str]) -> str:
     """The named share of a test; empty when it goes with its file."""
-    if TRAINERS in marks:
-        return TRAINERS
     if _MACHINE_MARKS & set(marks) or _MACHINE_FIXTURES & set(fixtures):
         return MACHINE
     return next((name for word, name in _MADE_ONCE.items() if word in marks or word in fixtures), "")

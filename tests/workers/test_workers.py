@@ -158,7 +158,6 @@ def test_what_is_required_and_missing_fails_the_run_and_a_failure_is_told_with_i
         (["parametrize"], ["tmp_path"], ""),
         (["torch"], [], ""),
         (["torch", "ray"], [], "machine"),
-        (["trainers", "slurm", "ray"], ["slurm"], "trainers"),
         ([], ["slurm_sandbox"], "machine"),
         (["lane", "long"], ["lanes"], "machine"),
         (["chromium"], ["wheel"], "wheel"),
