@@ -251,6 +251,18 @@ def test_without_nsys_the_message_says_what_to_do(tmp_path: Path, monkeypatch: p
     assert len(read_report(report, cache=False).gpu) == 2
 
 
+def test_an_export_that_fails_once_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = tmp_path / "truth"
+    export(truth)
+    once = 'test -e "$0.failed" || { touch "$0.failed"; kill -SEGV $$; }'
+    fake = answering_nsys(tmp_path, export=f'[ "$2" = --help ] && exit; {once}; cp {truth} "$7"')
+    monkeypatch.setenv("RLPROF_NSYS", str(fake))
+    report = tmp_path / "r.nsys-rep"
+    report.write_bytes(b"x" * 100)
+    assert len(read_report(report, cache=False).gpu) == 2
+    assert Path(f"{fake}.failed").exists()
+
+
 def test_an_export_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlprof_ops.analyze.readers import nsys_export
 
