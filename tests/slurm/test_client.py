@@ -37,10 +37,13 @@ def test_the_number_of_an_array_means_the_job_of_that_number(order: tuple[int, i
         assert job is not None and (job.id, job.alone, job.state) == ("1", "1_1", "CANCELLED")
 
 
-def test_an_array_that_waits_is_one_job() -> None:
-    text = ELEMENTS[0].replace("ArrayTaskId=1", "ArrayTaskId=0-3%2").replace("CANCELLED", "PENDING")
+@pytest.mark.parametrize(
+    ("tasks", "alone"), [("0-3%2", "1_[0-3]"), ("2,5-9", "1_[2,5-9]"), ("0,2,4,...", "1"), ("7", "1_7")]
+)
+def test_elements_that_wait_are_one_job(tasks: str, alone: str) -> None:
+    text = ELEMENTS[0].replace("ArrayTaskId=1", f"ArrayTaskId={tasks}").replace("CANCELLED", "PENDING")
     job = client.parse_shown(text)
-    assert job is not None and job.alone == "1"
+    assert job is not None and job.alone == alone
 
 
 ASK = """
@@ -70,3 +73,18 @@ def test_one_element_of_an_array_is_ended_and_the_other_goes_on(slurm: Sandbox) 
     ask(first, "cancel")
     wait_until(lambda: ask(first) == "CANCELLED True 'CANCELLED'", 60, lambda: ask(first))
     assert ask(first + 1) == running
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(120)
+def test_elements_that_wait_are_cancelled_and_those_that_run_go_on(slurm: Sandbox) -> None:
+    script = slurm.shared / "sleep.sh"
+    script.write_text("#!/bin/sh\nexec sleep 100\n")
+    first = slurm.sbatch(["--array=0-5%1", "-N1", script], cwd=slurm.shared)
+    states = lambda: slurm.run(["squeue", "-h", "-r", "-o", "%K %T"]).stdout.split()  # noqa: E731
+    waiting = [word for number in range(1, 6) for word in (str(number), "PENDING")]
+    wait_until(lambda: sorted(states()) == sorted([*waiting, "0", "RUNNING"]), 60, lambda: str(states()))
+    program = ASK.partition("known =")[0]
+    argv = [sys.executable, "-c", program, str(first), "cancel"]
+    slurm.run(argv, env={"PYTHONPATH": str(Path(client.__file__).parents[2])})
+    wait_until(lambda: states() == ["0", "RUNNING"], 60, lambda: str(states()))

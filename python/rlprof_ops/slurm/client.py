@@ -68,7 +68,7 @@ class SlurmJob:
     @property
     def alone(self) -> str:
         """The id by which Slurm's commands mean this job alone: `1_1` for an element of an array, since they
-        take the number of its last element for the whole array.
+        take the number of its last element for the whole array; `1_[2-9]` for those that wait.
         """
         return self.element or self.id
 
@@ -180,7 +180,7 @@ def parse_shown(text: str) -> SlurmJob | None:
     lines = [line.strip() for line in text.strip().split("\n")]
     first = re.match(
         r"JobId=(?P<id>\S+)(?: ArrayJobId=(?P<array>\d+))?(?: ArrayTaskId=(?P<task>\S+))?"
-        r"(?: HetJobId=\S+)?(?: HetJobOffset=\S+)?"
+        r"(?: ArrayTaskThrottle=\S+)?(?: HetJobId=\S+)?(?: HetJobOffset=\S+)?"
         r" JobName=(?P<name>.*)",
         lines[0],
     )
@@ -215,9 +215,18 @@ def parse_shown(text: str) -> SlurmJob | None:
         comment=_known(fields.get("Comment", "")),
         exit_code=_exit_code(fields.get("ExitCode", ""), state),
         restarts=_number(fields.get("Restarts", "")),
-        # Those that wait have one record: `0-3%2`.
-        element=f"{first['array']}_{first['task']}" if (first["task"] or "").isdigit() else "",
+        element=_element(first["array"], first["task"]),
     )
+
+
+def _element(array: str | None, task: str | None) -> str:
+    """`1_1`. Elements that wait have one record, `0-3%2`: they are `1_[0-3]`, and empty where the list is cut
+    short.
+    """
+    numbers = (task or "").partition("%")[0]
+    if not array or not re.fullmatch(r"[\d,:-]+", numbers):
+        return ""
+    return f"{array}_{numbers}" if numbers.isdigit() else f"{array}_[{numbers}]"
 
 
 def _exit_code(text: str, state: str) -> int | None:
