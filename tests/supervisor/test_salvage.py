@@ -222,3 +222,11 @@ def test_a_step_that_was_killed_is_the_cause_also_where_its_driver_went_first(
     end = json.loads((tmp_path / "run.json").read_text())["end"]
     assert end["cause"] == cause
     assert ("its driver got SIGKILL 7." in end["detail"]) == (cause == "signal"), end
+
+
+def test_a_killed_driver_whose_end_nobody_timed_hides_no_killed_step(tmp_path):
+    record = {"driver": {"signal": 9, "ended_ns": None}, "end": {"cause": "driver_exit", "detail": ""}}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    salvage.finish_run_record(tmp_path, "137")
+    end = json.loads((tmp_path / "run.json").read_text())["end"]
+    assert end == {"cause": "signal", "detail": "the step that held the cluster was killed, exit code 137"}

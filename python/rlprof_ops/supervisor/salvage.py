@@ -161,8 +161,9 @@ def finish_run_record(run: Path, code: str) -> None:
             if data["end"]["cause"] != EndCause.RUNNING and not killed_too:
                 return
             detail = f"{STEP_KILLED}, exit code {code}"
-            if killed_too:
-                before = duration(time.time_ns() - data["driver"]["ended_ns"])
+            driver_ended_ns = data["driver"].get("ended_ns")
+            if killed_too and isinstance(driver_ended_ns, int):
+                before = duration(time.time_ns() - driver_ended_ns)
                 detail += f"; its driver got SIGKILL {before} before this was written"
             data["end"] |= {"cause": str(EndCause.SIGNAL), "detail": detail}
             data["ended_ns"] = time.time_ns()
