@@ -25,6 +25,7 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 from tests.analyze.fake_run import make_run  # noqa: E402
+from tests.analyze.pipelines import write_pipeline  # noqa: E402
 from tests.analyze.simulated import simulated_answer  # noqa: E402
 
 from rlprof_ops.analyze import page as page_module  # noqa: E402
@@ -133,6 +134,16 @@ def test_findings_and_straggler_are_on_the_page(browser: Any, page: Path) -> Non
     assert "Mended, a step is " in slow.text
     slow.find_element(By.TAG_NAME, "button").click()
     assert "step=" in browser.current_url and "rank=1&worker=policy_worker" in browser.current_url
+    nothing_wrong(browser)
+
+
+def test_the_stages_of_a_pipeline_are_on_the_page(browser: Any, tmp_path: Path) -> None:
+    write_pipeline(tmp_path, [100.0, 100.0, 150.0, 100.0], 8)
+    report(tmp_path, jobs=1, cache=False)
+    opened(browser, tmp_path / "report.html")
+    assert column(browser, "pipeline-table", 3) == ["0", "1", "2", "3"]
+    bubbles = [float(text.split()[0]) for text in column(browser, "pipeline-table", 9)]
+    assert min(bubbles) == bubbles[2] and max(bubbles) > 40
     nothing_wrong(browser)
 
 
