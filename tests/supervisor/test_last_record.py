@@ -46,7 +46,7 @@ class Ending:
 @pytest.fixture
 def ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ending:
     found = Ending(tmp_path)
-    monkeypatch.setattr(supervisor_main, "make_supervisor", lambda env: found)
+    monkeypatch.setattr(supervisor_main, "make_supervisor", lambda env, reins: found)
     return found
 
 

@@ -103,6 +103,12 @@ def cpu_ticks(pid: int) -> int:
         return 0
 
 
+def start_time(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot; None when it is gone."""
+    stat = _stat(pid)
+    return stat[1] if stat else None
+
+
 def parent(pid: int) -> int | None:
     """The parent's pid; None when the process is gone."""
     stat = _stat(pid)

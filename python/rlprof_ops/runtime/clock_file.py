@@ -29,13 +29,15 @@ class ClockState:
 class ClockFile:
     """One side of the mapping; whoever has the file open for writing is the supervisor."""
 
-    def __init__(self, node_dir: str | os.PathLike[str], write: bool = False) -> None:
-        """Raises OSError when the file is not there (reader) or cannot be made (writer)."""
+    def __init__(self, node_dir: str | os.PathLike[str], write: bool = False, keep: bool = False) -> None:
+        """`keep`: the writer goes on from what stands there. Raises OSError when the file is not there
+        (reader) or cannot be made (writer).
+        """
         path = Path(node_dir, NAME)
         flags = (os.O_RDWR | os.O_CREAT) if write else os.O_RDONLY
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            if write:
+            if write and not (keep and os.fstat(descriptor).st_size == _FIELDS.size):
                 os.write(descriptor, _FIELDS.pack(0, 0, 0, 0))
             access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
             self._map = mmap.mmap(descriptor, _FIELDS.size, access=access)

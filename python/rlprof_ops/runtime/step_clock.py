@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rlprof_ops.request import ProfileRequest
 
 _LINE = 1 << 16
+_AGAIN_S = 1.0
 
 
 @contextlib.contextmanager
@@ -40,24 +41,44 @@ def short_path(folder: str | os.PathLike[str], name: str) -> Iterator[str]:
 
 
 class Link:
-    """The socket to the node's supervisor. A link that breaks is said once and used no more."""
+    """The socket to the node's supervisor. A link that breaks is said once; every message tries whether
+    another supervisor has taken the place of one that was killed.
+    """
 
     def __init__(self, node_dir: str) -> None:
         """Raises OSError when nobody listens."""
-        self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(open_wait_s())
+        self._node_dir = node_dir
         self._rest = b""
         self._pid = os.getpid()
-        with short_path(node_dir, SOCKET) as path:
-            self._socket.connect(path)
+        self._socket: socket.socket | None = self._connected(open_wait_s())
+
+    def _connected(self, seconds: float) -> socket.socket:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        link.settimeout(seconds)
+        try:
+            with short_path(self._node_dir, SOCKET) as path:
+                link.connect(path)
+        except OSError:
+            link.close()
+            raise
+        return link
 
     def send(self, message: Mapping[str, object]) -> None:
-        if self._socket is None or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        try:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError as error:
-            self._break(error)
+        line = json.dumps(message).encode() + b"\n"
+        for _ in range(2):  # that a link is broken shows when it is used
+            try:
+                if self._socket is None:
+                    self._socket = self._connected(_AGAIN_S)
+                    self._rest = b""
+                self._socket.sendall(line)
+                return
+            except OSError as error:
+                broken = self._socket is not None
+                self._break(error)
+                if not broken:
+                    return
 
     def wait(self, key: str, value: object, seconds: float) -> dict[str, object] | None:
         """The first answer whose `key` is `value`; None when it does not come in time."""
@@ -89,8 +110,10 @@ class Link:
             self._rest += chunk
 
     def _break(self, error: OSError) -> None:
+        if self._socket is not None:
+            self._socket.close()
         self._socket = None
-        log_once(f"the node's supervisor hears no more steps: {error.strerror or error}")
+        log_once(f"the node's supervisor does not hear the steps: {error.strerror or error}", key="no link")
 
 
 def _object(line: bytes) -> dict[str, object]:

@@ -24,6 +24,8 @@ from rlprof_ops.request import load_request
 from rlprof_ops.supervisor.head import Head
 from rlprof_ops.supervisor.node_drain import Journal
 from rlprof_ops.supervisor.ray_process import gpu_count
+from rlprof_ops.supervisor.takeover.keeper import Keeper
+from rlprof_ops.supervisor.takeover.reins import Reins
 from rlprof_ops.supervisor.worker import Worker
 
 _FLUSH_SECONDS = 10.0
@@ -60,7 +62,7 @@ def find_node_context(env: Mapping[str, str], settings: Settings) -> NodeContext
     )
 
 
-def make_supervisor(env: Mapping[str, str]) -> Head | Worker:
+def make_supervisor(env: Mapping[str, str], reins: Reins) -> Head | Worker:
     """Check everything that can be checked before a process is started.
 
     Raises:
@@ -83,15 +85,15 @@ def make_supervisor(env: Mapping[str, str]) -> Head | Worker:
         float(env.get(env_names.BEGAN, time.time())),
         place.folder.logs / "supervisor.log",
     )
-    return (Head if place.is_head else Worker)(settings, request, place, journal)
+    return (Head if place.is_head else Worker)(settings, request, place, journal, reins)
 
 
-def main() -> int:
+def main(reins: Reins = Reins()) -> int:  # noqa: B008, which is frozen
     """The exit code of this node's task: on the head the job's own, elsewhere 0 unless the node never got
     up.
     """
     try:
-        supervisor = make_supervisor(os.environ)
+        supervisor = make_supervisor(os.environ, reins)
         leave_storage()
         try:
             return asyncio.run(supervisor.run())
@@ -126,7 +128,4 @@ def end_step(env: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # no thread that hangs in a call to storage may keep the node's step from ending
+    sys.exit(Keeper().keep(main))

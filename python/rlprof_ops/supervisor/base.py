@@ -22,7 +22,8 @@ from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.knobs import Settings, home, python_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.rayenv import check_import, environment
-from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request import ProfileRequest, request_from_json
+from rlprof_ops.runtime import trainer_request
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
 from rlprof_ops.supervisor import capture_relay
@@ -42,11 +43,14 @@ from rlprof_ops.supervisor.steps import state_relay
 from rlprof_ops.supervisor.steps.state_relay import StateTold
 from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
 from rlprof_ops.supervisor.steps.windows import Windows
+from rlprof_ops.supervisor.takeover.handover import Adopted, Handover, end_helpers
+from rlprof_ops.supervisor.takeover.reins import Inherited, Reins
 from rlprof_ops.words import limit
 
 _PLUGIN_SECONDS = 30.0
 _REAP_SECONDS = 60.0  # between two tries to start Ray
 _RAY_STOP_SECONDS = 10.0
+_HELPERS_SECONDS = 20.0
 
 
 def plugin_message(node: str, reason: str) -> str:
@@ -59,9 +63,15 @@ class Supervisor:
     """
 
     def __init__(
-        self, settings: Settings, request: ProfileRequest, place: NodeContext, journal: Journal
+        self,
+        settings: Settings,
+        request: ProfileRequest,
+        place: NodeContext,
+        journal: Journal,
+        reins: Reins = Reins(),  # noqa: B008, which is frozen
     ) -> None:
         self.settings, self.request, self.place, self.journal = settings, request, place, journal
+        self.reins = reins
         self.cwd = Path.cwd()  # of what is the user's own: Ray, and with it the workers, and SETUP_COMMAND
         self.ray: RayProcess | None = None
         self.on_demand: asyncio.Task[None] | None = None
@@ -71,6 +81,7 @@ class Supervisor:
         self.distilling: Distilling | None = None
         self.helpers: set[int] = set()
         self._background: set[asyncio.Task[None]] = set()
+        self._telling: asyncio.Task[None] | None = None
         self.shutdown_requested: asyncio.Future[EndCause] | None = None  # a future needs the loop that runs
         self.files = NodeDrain(
             settings, place, journal, self.environment, sessions=self._asked(), spare=self.helpers
@@ -235,21 +246,67 @@ class Supervisor:
             " node under ray/."
         )
 
+    # ---- one supervisor after another
+    # -----------------------------------------------------------------------------------------------
+
+    def hand_over(self, left: Handover) -> None:
+        """Leave what another supervisor needs, should this one be killed, and let the keeper know."""
+        try:
+            left.leave(self.place.folder.path)
+        except OSError as error:
+            self.journal.say(f"node {self.place.node}: no supervisor can take over from this one: {error}")
+            return
+        self.reins.serves()
+
+    async def find_what_is_left(self, inherited: Inherited) -> Handover:
+        """What the supervisor before has left here. Raises RlprofError where that is nothing."""
+        place = self.place
+        left = Handover.find(place.folder.path)
+        self.journal.say(
+            f"node {place.node}: the supervisor {inherited.how} while the job ran; this one goes on in its"
+            " place"
+        )
+        if left.ray is None:
+            raise RlprofError(f"node {place.node}: its Ray was never up")
+        self.files.started_ns = left.started_ns or self.files.started_ns
+        self.journal.phases_s |= left.phases_s
+        self.background(inherited.listen())
+        asked = trainer_request.with_request({env_names.NODE_DIR: str(place.folder.path)})
+        if not self.request and env_names.REQUEST_JSON in asked:
+            told = asked[env_names.REQUEST_JSON]
+            self.take_request(request_from_json(told, "the trainer's configuration"))
+        self.ray = RayProcess(
+            Adopted(left.ray, inherited), self.place.folder.logs / "ray_start.log", begin=None
+        )
+        return left
+
+    async def end_old_helpers(self) -> None:
+        """Those of a supervisor before, where there was one."""
+        if self.reins.inherited is None:
+            return
+        place = self.place
+        ended = in_background(end_helpers, place.job, place.folder.path, seconds=_HELPERS_SECONDS)
+        await self.files.survived(ended, _HELPERS_SECONDS, "ending the helpers of the supervisor before")
+
     # ---- while the job runs
     # --------------------------------------------------------------------------------------------------------
 
-    def background(self, work: Coroutine[Any, Any, None]) -> None:
+    def background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` beside everything else until `end_background`."""
-        self._background.add(asyncio.create_task(work))
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
 
     def end_background(self) -> None:
-        for task in self._background:
+        for task in list(self._background):
             task.cancel()
-        self._background.clear()
 
     def tell_state(self, send: Callable[[StateTold], Awaitable[None]]) -> None:
-        """Tell the head how this node's processes stand."""
-        self.background(state_relay.tell(self.place.folder.path / "events", send))
+        """Tell the head how this node's processes stand; all of it again where the head is a new one."""
+        if self._telling is not None:
+            self._telling.cancel()
+        self._telling = self.background(state_relay.tell(self.place.folder.path / "events", send))
 
     def _asked(self) -> bool:
         """Whether there can be sessions of ours."""
@@ -269,7 +326,7 @@ class Supervisor:
             place.folder.path, place.node, self.windows, tell, self.journal.note, self.take_request
         )
         try:
-            await relay.listen(others)
+            await relay.listen(others, resumed=self.reins.inherited is not None)
         except OSError as error:
             self.journal.say(f"node {place.node}: no step clock: {error}")
             return

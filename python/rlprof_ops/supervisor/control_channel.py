@@ -36,11 +36,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Joined(Message):
-    """A node has proved that it belongs to the job."""
+    """A node has proved that it belongs to the job. `again`: it, or a head, goes on after a supervisor that
+    was killed; it hears steps once it has told that Ray is up. `before`: how the node's last one ended.
+    """
 
     node: str
     ip: str
     pid: int = 0
+    again: bool = False
+    before: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.supervisor.takeover.handover import Adopted
 from rlprof_ops.supervisor.whole_job.exit_code import exit_status
 
 # What the process of the driver may be called: by itself, or as an adapter names it once it knows the
@@ -28,7 +29,7 @@ def session_words(request: ProfileRequest, python: str) -> list[str]:
 class Driver:
     """COMMAND as a process group of its own."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | Adopted) -> None:
         self.process = process
 
     @classmethod

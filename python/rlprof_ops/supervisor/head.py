@@ -30,9 +30,11 @@ from rlprof_ops.supervisor.control_channel import (
     Drain,
     Drained,
     Failed,
+    Joined,
     Lost,
     Message,
     ProfilersDone,
+    RayUp,
     StopRay,
 )
 from rlprof_ops.supervisor.control_channel import Head as ControlHead
@@ -43,6 +45,8 @@ from rlprof_ops.supervisor.ray_process import no_authentication, ray_version
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.supervisor.steps.state_relay import StateFile, StateTold
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
+from rlprof_ops.supervisor.takeover.handover import REJOIN_SECONDS, Adopted, Handover, place_of
+from rlprof_ops.supervisor.takeover.reins import Inherited, Reins
 from rlprof_ops.supervisor.whole_job import exit_code
 from rlprof_ops.supervisor.whole_job.closing_commands import ClosingCommands
 from rlprof_ops.supervisor.whole_job.other_nodes import OtherNodes
@@ -70,14 +74,20 @@ class Head(Supervisor):
     """The first node of the job."""
 
     def __init__(
-        self, settings: Settings, request: ProfileRequest, place: NodeContext, journal: Journal
+        self,
+        settings: Settings,
+        request: ProfileRequest,
+        place: NodeContext,
+        journal: Journal,
+        reins: Reins = Reins(),  # noqa: B008, which is frozen
     ) -> None:
-        super().__init__(settings, request, place, journal)
+        super().__init__(settings, request, place, journal, reins)
         self._nodes = OtherNodes(journal)
         self._driver: Driver | None = None
         self._clock_server: ClockServer | None = None
         self._kill_at: float | None = None  # monotonic, of a job that is being cancelled
         self._visits: list[asyncio.Task[None]] = []
+        self._orders: list[Message] = []  # to all nodes, and to those that join again
         self.run_record = RunRecord.of(place, settings, request, self.files.started_ns, journal.writer)
         self.control = ControlHead(place.token, self._on_message, self._visited)
         self.state = StateFile(
@@ -91,14 +101,16 @@ class Head(Supervisor):
     async def run(self) -> int:
         """The job's exit code: the driver's, or what ended the job before the driver did."""
         self.listen_to_signals()
-        self.run_record.save()
+        inherited = self.reins.inherited
+        if inherited is None:
+            self.run_record.save()
         told = (f"{name}={os.environ[name]}" for name in _OF_COLLECTIVES if os.environ.get(name))
         self.journal.note(
             f"nodes reach the head at {self.place.head_ip}; {', '.join(told) or 'NCCL chooses'}"
         )
         plugin: asyncio.Task[None] | None = None
         try:
-            await self._start()
+            await (self._start() if inherited is None else self._take_over(inherited))
             plugin = asyncio.create_task(self.watch_plugin())
             cause, code = await self._serve()
         except RlprofError as error:
@@ -127,14 +139,7 @@ class Head(Supervisor):
         place = self.place
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.settings.number("RLPROF_READY_SECONDS")
-        try:
-            await self.control.listen(place.ip, place.control_port)
-            self._clock_server = ClockServer(place.ip, place.token.encode(), place.control_port)
-        except OSError as error:
-            raise RlprofError(
-                f"RLPROF_CONTROL_PORT: node {place.node} cannot listen on {place.ip}:{place.control_port}:"
-                f" {error}"
-            ) from error
+        await self._listen()
         self._check_authentication()
         self._say_what_is_off()
         await self.run_setup()
@@ -144,20 +149,72 @@ class Head(Supervisor):
         )
         await asking.start()
         try:
-            await self.files.start_sync()
-            self.tell_state(self._hear_state)
-            self.background(self.state.keep())
-            if self.settings[env_names.ON_DEMAND] != "0":
-                self.on_demand = asyncio.create_task(capture_relay.watch(place.run.path, self._demanded))
-            await self.serve_steps(self.control.tell, self._nodes.serving)
-            self.start_recording(self._recorded)
-            await self.start_distilling()
+            await self._begin_beside()
             await self._racing_failures(self.start_ray(deadline))
             with self.journal.phase("nodes_join"):
                 await self._racing_failures(self._all_joined(asking, deadline))
         finally:
             ended.cancel()
             await asking.stop()
+
+    async def _listen(self) -> None:
+        """Be there for the other nodes. Raises RlprofError where the port is taken."""
+        place = self.place
+        try:
+            await self.control.listen(place.ip, place.control_port)
+            self._clock_server = ClockServer(place.ip, place.token.encode(), place.control_port)
+        except OSError as error:
+            raise RlprofError(
+                f"RLPROF_CONTROL_PORT: node {place.node} cannot listen on {place.ip}:{place.control_port}:"
+                f" {error}"
+            ) from error
+
+    async def _begin_beside(self) -> None:
+        """Everything that goes on beside Ray and the driver; the steps first, which may be going on."""
+        await self.serve_steps(self.control.tell, self._nodes.serving)
+        await self.end_old_helpers()
+        await self.files.start_sync()
+        self.tell_state(self._hear_state)
+        self.background(self.state.keep())
+        if self.settings[env_names.ON_DEMAND] != "0":
+            self.on_demand = asyncio.create_task(capture_relay.watch(self.place.run.path, self._demanded))
+        self.start_recording(self._recorded)
+        await self.start_distilling()
+
+    async def _take_over(self, inherited: Inherited) -> None:
+        """Go on with Ray and the driver of a supervisor that was killed; the other nodes join again."""
+        recalled = in_background(self.run_record.recall, seconds=_STORAGE_SECONDS)
+        await self.files.survived(recalled, _STORAGE_SECONDS + 1, "the job's record so far")
+        left = await self.find_what_is_left(inherited)
+        await self._listen()
+        await self._begin_beside()
+        self.state.up(left.nodes_up or 0)
+        if left.driver is not None:
+            self._driver = Driver(Adopted(left.driver, inherited))
+        self.run_record.taken_over(self.place.node, inherited.how)
+        self.background(self._miss(left.nodes))
+
+    async def _miss(self, nodes: tuple[str, ...]) -> None:
+        """Say which of `nodes` have not come back to this supervisor."""
+        await asyncio.sleep(REJOIN_SECONDS)
+        for node in nodes:
+            if not self._nodes.have_said(node, Joined, RayUp):
+                self.journal.say(f"node {node} is lost: it did not join the new supervisor of the head")
+                self.run_record.lost(node)
+
+    def _leave_handover(self) -> None:
+        assert self.ray is not None
+        driver = self._driver.process.pid if self._driver is not None else 0
+        self.hand_over(
+            Handover(
+                place_of(self.ray.process.pid),
+                place_of(driver) if driver else None,
+                self.files.started_ns,
+                tuple(self._nodes.serving()),
+                self.state.nodes_up,
+                self.journal.phases_s,
+            )
+        )
 
     def _task_ended(self, node: str, how: str) -> None:
         """A task of another node has ended while the cluster starts: its own message, if there is one, says
@@ -287,9 +344,24 @@ class Head(Supervisor):
             self.state.hear(node, message)
             return
         self._nodes.hear(node, message)
+        if isinstance(message, Joined):
+            self._joined(node, message)
         if isinstance(message, Lost) and self._nodes.have_said(node, Lost) and self._driver is not None:
             self.journal.say(f"node {node} is lost: its supervisor's link broke")
             self.run_record.lost(node)
+
+    def _joined(self, node: str, message: Joined) -> None:
+        if message.before:
+            self.run_record.taken_over(node, message.before)
+        if node in self.run_record.lost_nodes:
+            self.journal.say(f"node {node} is back: its supervisor has joined again")
+            self.run_record.back(node)
+        for order in self._orders:  # who has heard it already takes it as said
+            self._visits.append(asyncio.create_task(self.control.tell(order)))
+
+    async def _order(self, message: Message) -> None:
+        self._orders.append(message)
+        await self.control.tell(message)
 
     # ---- the driver
     # --------------------------------------------------------------------------------------------
@@ -308,7 +380,9 @@ class Head(Supervisor):
             "told": asyncio.shield(self.shutdown_requested),
             "ray": asyncio.ensure_future(self.ray.gone.wait()),
         }
-        if command:
+        if self._driver is not None:  # of the supervisor before
+            waiting["driver"] = asyncio.ensure_future(self._driver.wait())
+        elif command:
             cwd = Path(self.settings_cwd())
             log = place.folder.live / "driver.log"
             adapters = self.settings.flag(env_names.ADAPTERS)
@@ -325,6 +399,7 @@ class Head(Supervisor):
             waiting["driver"] = asyncio.ensure_future(self._driver.wait())
         else:
             self.journal.say(f"no COMMAND: the cluster waits. Attach with: {attach_file.command_line(place)}")
+        self._leave_handover()
         address = f"{place.head_ip}:{place.gcs_port}"
         resources = asyncio.create_task(
             watch_resources(address, self.environment(), self.helpers, self._note_waiting)
@@ -375,6 +450,7 @@ class Head(Supervisor):
         """The ordered end on all nodes: windows and profilers everywhere, then the driver, then Ray, then
         the last sync.
         """
+        self.reins.ends()
         self.run_record.ending(cause)
         began = time.monotonic()
         seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
@@ -393,7 +469,7 @@ class Head(Supervisor):
             # a node that joins later would wait for us in vain
             await self._nodes.join(len(self.place.nodes) - 1, _LATE_NODES_SECONDS)
         budget = Budget(seconds, most_s)
-        await self.control.tell(Drain(seconds, str(cause), most_s))
+        await self._order(Drain(seconds, str(cause), most_s))
         await self.close_profilers(budget)
         with self.journal.phase("other_nodes"):
             await self._nodes.reach((ProfilersDone, Drained), budget.most("other_nodes"))
@@ -401,7 +477,7 @@ class Head(Supervisor):
             with self.journal.phase("end_driver"):
                 grace_s = float(self.settings.number("RLPROF_DRIVER_GRACE_SECONDS"))
                 await self._driver.end(min(grace_s, budget.share("end_driver")))
-        await self.control.tell(StopRay())
+        await self._order(StopRay())
         # They have the same budget; their last word takes a moment.
         margin_s = _CANCEL_MARGIN_SECONDS / 2 if self._kill_at is not None else _MARGIN_SECONDS
         others = asyncio.create_task(self._nodes.reach((Drained,), budget.left() + margin_s))

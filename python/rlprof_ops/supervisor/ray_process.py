@@ -17,12 +17,14 @@ from rlprof_ops import env_names
 from rlprof_ops.host.gpus import visible_gpus
 from rlprof_ops.host.ports import free_port, usual_port
 from rlprof_ops.job.knobs import Settings
+from rlprof_ops.supervisor.takeover.handover import Adopted
 
 # MPI libraries inside the workers take these for an order to join Slurm's MPI world (NeMo RL ray.sub, verl's
 # TensorRT-LLM scripts strip them for the same reason). The driver keeps them.
 _STRIPPED = re.compile(r"^(SLURM|PMI|PMIX|MPI|OMPI)_")
 _UP = b"Ray runtime started"
 _BLOCK = 1 << 16
+_LOOK_S = 0.1
 _DASHBOARD_PORT, _CLIENT_PORT = 8265, 10001  # Ray's own, which trainers' guides have in their commands
 _FIRST_WITH_TOKEN = (2, 52)
 
@@ -170,43 +172,59 @@ def stripped(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class RayProcess:
-    """`ray start --block` as a child in a session of its own, with its output in a file."""
+    """`ray start --block` in a session of its own, with its output in a file: it does not miss us."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | Adopted, log: Path, begin: int | None) -> None:
+        """`begin`: where its output begins in `log`; None for a Ray that is up already."""
         self.process = process
         self.log = log
         self.up = asyncio.Event()
         self.gone = asyncio.Event()
         self.settled = asyncio.Event()  # up or gone, whichever came first
-        self._reading = asyncio.create_task(self._read())
+        self._watching = asyncio.create_task(self._watch(begin))
 
     @classmethod
     async def start(cls, argv: list[str], env: Mapping[str, str], log: Path, cwd: Path) -> RayProcess:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            env=dict(env),
-            cwd=cwd,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        return cls(process, log)
+        with open(log, "ab") as output:
+            begin = output.tell()
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=dict(env),
+                cwd=cwd,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return cls(process, log, begin)
 
-    async def _read(self) -> None:
-        assert self.process.stdout is not None
-        with open(self.log, "ab", buffering=0) as file:
-            end = b""
-            # By blocks: a line may be longer than a reader of lines takes.
-            while chunk := await self.process.stdout.read(_BLOCK):
-                file.write(chunk)
-                end = (end + chunk)[-len(chunk) - len(_UP) :]
-                if _UP in end:
-                    self.up.set()
-                    self.settled.set()
-        await self.process.wait()
+    async def _watch(self, begin: int | None) -> None:
+        ended = asyncio.ensure_future(self.process.wait())
+        if begin is None:
+            self.up.set()
+            self.settled.set()
+        else:
+            await self._read_until_up(begin, ended)
+        await ended
         self.gone.set()
         self.settled.set()
+
+    async def _read_until_up(self, begin: int, ended: asyncio.Future[int]) -> None:
+        with open(self.log, "rb") as file:
+            file.seek(begin)
+            end = b""
+            while True:
+                last = ended.done()
+                # By blocks: a line may be longer than a reader of lines takes.
+                while chunk := file.read(_BLOCK):
+                    end = (end + chunk)[-len(chunk) - len(_UP) :]
+                    if _UP in end:
+                        self.up.set()
+                        self.settled.set()
+                        return
+                if last:
+                    return
+                await asyncio.wait({ended}, timeout=_LOOK_S)
 
     def tail(self, lines: int = 12) -> str:
         """The last lines of Ray's own output, for a message that says why it did not start."""

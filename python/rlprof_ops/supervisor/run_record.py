@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlprof_ops.host import atomic
+from rlprof_ops.host import atomic, foreign
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.redact import redact_text
@@ -64,6 +64,26 @@ class RunRecord:
             "end": {"cause": str(EndCause.RUNNING), "detail": "", "phases_s": {}},
         }
         return cls(place, data, writer)
+
+    def recall(self) -> None:
+        """Go on with the record that the supervisor before has kept. Raises OSError, ValueError."""
+        kept = self.place.folder.keep / "run.json"
+        found = foreign.read(kept if kept.exists() else self.place.run.run_json)
+        if not isinstance(found, dict) or found.get("job") != self.place.job:
+            raise ValueError(f"{self.place.run.run_json} is not this job's record")
+        self.data |= found
+        self.lost_nodes |= set(self.data["end"].get("lost_nodes", ()))
+
+    def taken_over(self, node: str, how: str) -> None:
+        """A node's supervisor is another one from now on; `how` the one before ended."""
+        self.data.setdefault("takeovers", []).append({"node": node, "t_ns": time.time_ns(), "how": how})
+        self.save()
+
+    def back(self, node: str) -> None:
+        """A node that was lost has joined again."""
+        self.lost_nodes.discard(node)
+        self.data["end"]["lost_nodes"] = sorted(self.lost_nodes)
+        self.save()
 
     def take_request(self, request: ProfileRequest) -> None:
         """What the job is asked for since its trainer has told its own configuration."""

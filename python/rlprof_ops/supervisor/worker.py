@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Coroutine
 from typing import Any
 
 from rlprof_ops.collect.drain import steps
@@ -35,6 +36,8 @@ from rlprof_ops.supervisor.control_channel import (
 )
 from rlprof_ops.supervisor.node_drain import Journal
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
+from rlprof_ops.supervisor.takeover.handover import REJOIN_SECONDS, Handover, place_of
+from rlprof_ops.supervisor.takeover.reins import Inherited, Reins
 
 _HEAR_SECONDS = 1.0
 _PROBE_SECONDS = 15.0
@@ -44,9 +47,16 @@ class Worker(Supervisor):
     """One node beside the head."""
 
     def __init__(
-        self, settings: Settings, request: ProfileRequest, place: NodeContext, journal: Journal
+        self,
+        settings: Settings,
+        request: ProfileRequest,
+        place: NodeContext,
+        journal: Journal,
+        reins: Reins = Reins(),  # noqa: B008, which is frozen
     ) -> None:
-        super().__init__(settings, request, place, journal)
+        super().__init__(settings, request, place, journal, reins)
+        self._head: Node | None = None
+        self._serves = self._ends = False
         self._may_stop = asyncio.Event()
         self._demands: list[asyncio.Task[None]] = []
         self._drain_ordered: asyncio.Future[Drain] | None = None  # a future needs the loop that runs
@@ -61,29 +71,46 @@ class Worker(Supervisor):
         self.listen_to_signals()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.settings.number("RLPROF_READY_SECONDS")
-        setup = asyncio.create_task(self.run_setup())
-        head = await self._join(deadline)
+        inherited = self.reins.inherited
+        if inherited is None:
+            setup = asyncio.create_task(self.run_setup())
+            self._head = await self._join(deadline)
+            starting = self._start(setup, deadline)
+        else:
+            starting = self._take_over(inherited)
         try:
-            return await self._serve(head, setup, deadline)
+            return await self._serve(starting)
         except RlprofError as error:
             self.journal.note(str(error))
-            await head.tell(Failed(str(error)))
+            await self._tell(Failed(str(error)))
             seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
             await self.files.finish(Budget(seconds), self.stop_node)
             return 0
         finally:
-            head.close()
+            if self._head is not None:
+                self._head.close()
+
+    async def _tell(self, message: Message) -> None:
+        """Send to the head; nothing happens while the link is broken."""
+        if self._head is not None:
+            await self._head.tell(message)
+
+    async def _link(self, deadline: float) -> Node:
+        """A new link to the head. Raises TimeoutError."""
+        place = self.place
+        inherited = self.reins.inherited
+        again = self._serves or inherited is not None
+        before = inherited.how if inherited is not None and self._head is None else ""
+        hello = Joined(place.node, place.ip, os.getpid(), again, before)
+        return await Node.join(place.head_ip, place.control_port, place.token, hello, deadline)
 
     async def _join(self, deadline: float) -> Node:
-        """The link to the head. Raises RlprofError when the head does not answer, or an order to end comes
-        first.
+        """The first link to the head. Raises RlprofError when the head does not answer, or an order to end
+        comes first.
         """
         place = self.place
         assert self.shutdown_requested is not None
-        hello = Joined(place.node, place.ip, os.getpid())
-        joining = asyncio.create_task(
-            Node.join(place.head_ip, place.control_port, place.token, hello, deadline)
-        )
+        joining = asyncio.create_task(self._link(deadline))
         either: set[asyncio.Future[Any]] = {joining, self.shutdown_requested}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         try:
@@ -97,19 +124,28 @@ class Worker(Supervisor):
             steps.clear(place.folder.path, say=self.journal.note)
             raise RlprofError(f"node {place.node}: {error}") from error
 
-    async def _serve(self, head: Node, setup: asyncio.Task[None], deadline: float) -> int:
+    async def _serve(self, start: Coroutine[Any, Any, None]) -> int:
         """Everything between joining and the last message. An order to end is heard from the first moment
         on.
         """
         self._drain_ordered = asyncio.get_running_loop().create_future()
-        self._listening = asyncio.create_task(head.listen(self._on_message))
+        self._listening = asyncio.create_task(self._stay_linked())
         probing = asyncio.create_task(self._probe_clock("start"))
-        starting = asyncio.create_task(self._start(head, setup, deadline))
+        starting = asyncio.create_task(start)
         cause = await self._first_of(starting)
         plugin = asyncio.create_task(self.watch_plugin())
         if cause is None:
             starting.result()
             assert self.ray is not None
+            self._serves = True
+            self.hand_over(
+                Handover(
+                    place_of(self.ray.process.pid),
+                    None,
+                    self.files.started_ns,
+                    phases_s=self.journal.phases_s,
+                )
+            )
             ray_gone = asyncio.create_task(self.ray.gone.wait())
             cause = await self._first_of(ray_gone) or EndCause.RAY_GONE
         starting.cancel()
@@ -119,24 +155,62 @@ class Worker(Supervisor):
                 f"node {self.place.node}: Ray ended here by itself; its last words:\n{self.ray.tail(5)}"
             )
         await probing
-        await self._end(head, cause)
+        await self._end(cause)
         return 0
 
-    async def _start(self, head: Node, setup: asyncio.Task[None], deadline: float) -> None:
+    async def _stay_linked(self) -> None:
+        """Hear the head, over another link where one breaks while the job runs: the head's supervisor may
+        have been killed, and another one be in its place. Returns when the head is gone.
+        """
+        while True:
+            if self._head is not None:
+                await self._head.listen(self._on_message)
+            elif self.reins.inherited is None:
+                return
+            if self._ends or not (self._serves or self.reins.inherited):
+                return
+            if self._head is not None:
+                self.journal.note("the link to the head broke: joining again")
+                self._head.close()
+            try:
+                self._head = await self._link(asyncio.get_running_loop().time() + REJOIN_SECONDS)
+            except TimeoutError as error:
+                self.journal.say(f"node {self.place.node}: {error}")
+                return
+            if self._serves:
+                if self.windows is not None:
+                    self.windows.gap()
+                await self._tell(RayUp())
+                self.tell_state(self._tell)
+
+    async def _start(self, setup: asyncio.Task[None], deadline: float) -> None:
         await setup
         await self._wait_for_gcs(deadline)
+        await self._begin_beside()
+        await self.start_ray(deadline)
+        await self._tell(RayUp())
+
+    async def _begin_beside(self) -> None:
+        """Everything that goes on beside Ray; the steps first, which may be going on."""
+        await self.serve_steps(self._tell)
+        if self._serves:
+            await self._tell(RayUp())
+        await self.end_old_helpers()
         await self.files.start_sync()
-        self.tell_state(head.tell)
-        await self.serve_steps(head.tell)
+        self.tell_state(self._tell)
 
         async def on_told(told: dict[str, Any]) -> None:
             if isinstance(told.get("news"), str):
-                await head.tell(Recorded(told["news"]))
+                await self._tell(Recorded(told["news"]))
 
         self.start_recording(on_told)
         await self.start_distilling()
-        await self.start_ray(deadline)
-        await head.tell(RayUp())
+
+    async def _take_over(self, inherited: Inherited) -> None:
+        """Go on with the Ray of a supervisor that was killed."""
+        await self.find_what_is_left(inherited)
+        self._serves = True
+        await self._begin_beside()
 
     def _on_message(self, message: Message) -> None:
         assert self._drain_ordered is not None
@@ -163,9 +237,11 @@ class Worker(Supervisor):
             return self.shutdown_requested.result()
         return None if work.done() else EndCause.HEAD_GONE
 
-    async def _end(self, head: Node, cause: EndCause) -> None:
+    async def _end(self, cause: EndCause) -> None:
         assert self._drain_ordered is not None
-        await head.tell(Ending(str(cause)))
+        self._ends = True
+        self.reins.ends()
+        await self._tell(Ending(str(cause)))
         seconds = float(self.settings.number("RLPROF_DRAIN_SECONDS"))
         if cause is EndCause.SIGNAL:  # the head gets it too, and finds out how much time there is
             await asyncio.wait({self._drain_ordered}, timeout=_HEAR_SECONDS)
@@ -177,14 +253,14 @@ class Worker(Supervisor):
         self.journal.note(f"ending: {cause}")
         budget = Budget(seconds, most_s)
         await self.close_profilers(budget)
-        await head.tell(ProfilersDone(self.journal.phases_s))
+        await self._tell(ProfilersDone(self.journal.phases_s))
         if cause is EndCause.ORDERED:  # the others' windows must be closed too before any Ray goes
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._may_stop.wait(), budget.most("other_nodes"))
         await self._probe_clock("end")
         await self.files.finish(budget, self.stop_node)
         self.end_background()
-        await head.tell(Drained(self.journal.phases_s))
+        await self._tell(Drained(self.journal.phases_s))
 
     async def _probe_clock(self, moment: str) -> None:
         """How far this node's clock is from the head's, for the one timeline; a head that does not answer

@@ -1,12 +1,13 @@
 """What the flight recorder costs a run: the demo and TRL with the recorder on and off, by turns.
 
-    python tests/bench/recorder/pairs.py [--pairs 10] [--steps 20] [demo] [trl]
+    python tests/bench/recorder/pairs.py [--pairs 10] [--steps N] [demo] [trl]
 
 "On" is `RLPROF_RECORD=1` in every process and a real recorder beside them, as on a node of a job; "off" has
 the same adapters and no recorder. Seconds of a step are the run's own, the first left out, and a run counts
 by their median. The ratio is the median over the pairs; the same of two runs without a recorder, one after
 the other, says how far a ratio can be trusted on this machine. On a busy one it cannot to 0.5 %, so what the
-recorder process has used of a core, and of memory, is told too, and `run.py` has the price of a step.
+recorder process has used of a core, and of memory, is told too; `run.py` has the price of a step, and
+`turns.py` the ratio within one run.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tests.trainers import runs  # noqa: E402
 from rlprof_ops.job.knobs import python_path  # noqa: E402
 
 TIMEOUT_S = 900
+_STEPS = {"demo": 20, "trl": 300}  # a step of the demo is half a second, one of TRL's 40 ms
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -51,7 +53,7 @@ def main() -> int:
     )
     arguments.add_argument("programs", nargs="*", metavar="PROGRAM")
     arguments.add_argument("--pairs", type=int, default=10)
-    arguments.add_argument("--steps", type=int, default=20)
+    arguments.add_argument("--steps", type=int, help="of a run; else 20 of the demo, 300 of TRL")
     options = arguments.parse_args()
     if unknown := set(options.programs) - {"demo", "trl"}:
         arguments.error(f"no {', '.join(sorted(unknown))}; there are demo, trl")
@@ -59,7 +61,7 @@ def main() -> int:
         sides: tuple[list[Run], list[Run]] = ([], [])
         for pair in range(options.pairs):
             for on in (False, True) if pair % 2 else (True, False):
-                sides[on].append(run(name, options.steps, on))
+                sides[on].append(run(name, options.steps or _STEPS[name], on))
             off, on_ = sides[False][-1], sides[True][-1]
             print(f"{name} off {off.step_s:.4f} s  on {on_.step_s:.4f} s a step", flush=True)
         ratios = [on.step_s / off.step_s for off, on in zip(*sides, strict=True)]
@@ -79,13 +81,7 @@ def run(name: str, steps: int, on: bool) -> Run:
     with tempfile.TemporaryDirectory() as work:
         node_dir = Path(work) / "node"
         (node_dir / "events").mkdir(parents=True)
-        env = {
-            "PYTHONPATH": python_path(None),
-            "RLPROF_ON_DEMAND": "1",
-            "RLPROF_NODE_DIR": str(node_dir),
-            "RLPROF_NODE": "n1",
-            "RLPROF_RECORD": str(int(on)),
-        }
+        env = environment(node_dir, on)
         with recorder(Path(work), node_dir, env) if on else contextlib.nullcontext([]) as cost:
             times = PROGRAMS[name](Path(work), steps, env)
     if sorted(times) != list(range(1, steps + 1)):
@@ -93,8 +89,25 @@ def run(name: str, steps: int, on: bool) -> Run:
     return Run(statistics.median(times[number] for number in range(2, steps + 1)), *cost)
 
 
+def environment(node_dir: Path, on: bool) -> dict[str, str]:
+    """Of a process of a job, as far as the recorder needs it."""
+    return {
+        "PYTHONPATH": python_path(None),
+        "RLPROF_ON_DEMAND": "1",
+        "RLPROF_NODE_DIR": str(node_dir),
+        "RLPROF_NODE": "n1",
+        "RLPROF_RECORD": str(int(on)),
+    }
+
+
+class Cost(list[float]):
+    """Of a recorder that has ended: its share of a core, and MiB."""
+
+    pid = 0
+
+
 @contextlib.contextmanager
-def recorder(work: Path, node_dir: Path, env: dict[str, str]) -> Iterator[list[float]]:
+def recorder(work: Path, node_dir: Path, env: dict[str, str]) -> Iterator[Cost]:
     """A node's recorder, the head's; afterwards its share of a core and its MiB."""
     run_dir = work / "1-logs"
     run_dir.mkdir()
@@ -103,7 +116,8 @@ def recorder(work: Path, node_dir: Path, env: dict[str, str]) -> Iterator[list[f
     process = subprocess.Popen(
         argv, env={**os.environ, **env}, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
-    cost: list[float] = []
+    cost = Cost()
+    cost.pid = process.pid
     began = time.monotonic()
     try:
         yield cost

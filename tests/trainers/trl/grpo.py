@@ -22,7 +22,7 @@ class StepTimes(TrainerCallback):
         self.began = time.monotonic()
 
     def on_step_end(self, args, state, control, **_):  # type: ignore[no-untyped-def]
-        print(f"step {state.global_step} took {time.monotonic() - self.began:.3f} s", flush=True)
+        print(f"step {state.global_step} took {time.monotonic() - self.began:.6f} s", flush=True)
 
 
 def main() -> None:

@@ -92,14 +92,14 @@ def read(path: Path) -> Session | None:
         return None
 
 
-def read_all(node_dir: str | os.PathLike[str]) -> list[Session]:
-    """Every session of a node whose process lives."""
+def read_all(node_dir: str | os.PathLike[str], *, ended: bool = False) -> list[Session]:
+    """Every session of a node whose process lives; with `ended` those of others too."""
     try:
         paths = sorted(Path(node_dir, FOLDER).glob("*.json"))
     except OSError:
         return []
     found = [session for session in map(read, paths) if session is not None]
-    return [session for session in found if session.lives]
+    return [session for session in found if ended or session.lives]
 
 
 def is_owner(env: Mapping[str, str]) -> bool:

@@ -59,6 +59,10 @@ class NsysSessionRecorder:
         self._target = target
         time.sleep(_SETTLE_S)
 
+    def adopt(self, target: Path) -> None:
+        """Take a window for open that somebody before has opened, who is gone."""
+        self._target = target
+
     def entered(self, step: int) -> None:
         pass
 

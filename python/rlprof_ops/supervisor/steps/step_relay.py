@@ -108,17 +108,23 @@ class StepRelay:
         """The step begun last; 0 before the first."""
         return self._state.step
 
-    async def listen(self, others: Callable[[], Iterable[str]] | None = None) -> None:
+    async def listen(
+        self, others: Callable[[], Iterable[str]] | None = None, *, resumed: bool = False
+    ) -> None:
         """Take steps from processes of this node. `others`, on the head alone: the nodes whose windows
-        count."""
+        count. `resumed`: the clock goes on where a supervisor before this one has left it.
+        """
         self._others = others
-        self._file = ClockFile(self._node_dir, write=True)
+        self._file = ClockFile(self._node_dir, write=True, keep=resumed)
+        self._state = self._file.read()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._node_dir / SOCKET)
         with short_path(self._node_dir, SOCKET) as path:
             listener.bind(path)
         self._server = await asyncio.start_unix_server(self._serve, sock=listener)
+        if resumed:
+            await self._windows.resume(self._state.step, self._state.running)
         self._do(self._in_order())
 
     def demand(self, demand: CaptureRequest) -> None:

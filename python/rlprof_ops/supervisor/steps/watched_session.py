@@ -26,6 +26,8 @@ class OpenWindow:
     seen: list[int] = field(default_factory=list)
     asked_by: str | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+    adopted: bool = False  # opened by a supervisor that was killed since
+    late: bool = False  # opened after its step had begun, by one that took over
 
 
 class WatchedSession:
@@ -34,15 +36,31 @@ class WatchedSession:
     def __init__(self, session: Session, node_dir: Path, specs: tuple[CaptureSpec, ...]) -> None:
         self.session = session
         self.specs = specs
-        stem = names.process_name(session.worker, session.rank, session.host, session.pid)
-        # The process may have an event file of its own, for captures that it takes itself.
-        self.events = EventLog(node_dir / "events" / f"{stem}.session.jsonl")
-        self.steps = StepFile(node_dir / "events" / f"{stem}.session.step")
+        events = events_path(node_dir, session)
+        self.events = EventLog(events)
+        self.steps = StepFile(events.with_suffix(".step"))
         self.open: OpenWindow | None = None
         self.asked = 0  # windows that its trainer opened itself
         self.taken: set[tuple[int, int]] = set()
         self.closing: asyncio.Task[None] | None = None
         self.events.registered(session, ("nsight",), on_demand=False, wrapped=True, gate="supervisor")
+
+    def take(self, begun: frozenset[tuple[int, int | None]]) -> None:
+        """Windows that a supervisor before has begun already, by their steps."""
+        for start, stop in begun:
+            for number, spec in enumerate(self.specs):
+                if window_at(spec, start) == Window(start, stop):
+                    self.taken.add((number, start))
+
+    def spec_of(self, window: Window) -> CaptureSpec | None:
+        """What asks for `window`."""
+        return next((spec for spec in self.specs if window_at(spec, window.start) == window), None)
+
+
+def events_path(node_dir: Path, session: Session) -> Path:
+    """The events of a session. Its process may have a file of its own, for captures that it takes itself."""
+    stem = names.process_name(session.worker, session.rank, session.host, session.pid)
+    return node_dir / "events" / f"{stem}.session.jsonl"
 
 
 def holds(window: Window, step: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,8 @@ from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
 from rlprof_ops.runtime.process.session_file import Session
 from rlprof_ops.runtime.recorders.base import move_into_place, unused
-from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder, StoppingSession
+from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
+from rlprof_ops.supervisor.steps import left_open
 from rlprof_ops.supervisor.steps.watched_session import (
     OpenWindow,
     WatchedSession,
@@ -32,6 +34,9 @@ from rlprof_ops.supervisor.steps.watched_session import (
 )
 
 DRIVER = "driver"  # what COMMAND is called before an adapter knows better (supervisor/driver.py)
+TRAINER = "trainer"  # who asks for the windows of a trainer's own profiler calls
+_MISSED = "no supervisor heard its steps: this node's or the head's was killed, and another one took over"
+_STOP_BEFORE_S, _LOOK_S = 120.0, 0.2  # for the `nsys stop` of a supervisor that was killed
 _AT_ONCE = 16  # nsys commands beside each other; each is a short process of its own
 _PHASES = (
     "windows of single phases are opened inside the process: they need our runtime there, or capture ranges"
@@ -51,6 +56,7 @@ class Windows:
         self._step = 0
         self._closed = False
         self._wanted: list[CaptureRequest] = []
+        self._gap_since = 0  # the step after which some may not have been heard
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="rlprof-nsys")
 
     def take(self, request: ProfileRequest) -> bool:
@@ -66,16 +72,77 @@ class Windows:
             watched.open is not None for watched in self._watched.values()
         )
 
+    async def resume(self, step: int, running: bool) -> None:
+        """Go on with the windows of a supervisor that was killed in step `step`; `running`: it has not ended.
+
+        What was open stays open as long as its window lasts; what should be is opened.
+        """
+        self._step = step
+        await self._look()
+        for session in await asyncio.to_thread(session_file.read_all, self._node_dir, ended=True):
+            if session.name not in self._watched and left_open.has_events(self._node_dir, session):
+                self._watched[session.name] = WatchedSession(session, self._node_dir, ())
+        for watched in self._watched.values():
+            left = await asyncio.to_thread(left_open.read, watched.events.path)
+            watched.take(left.begun)
+            watched.asked = left.asked
+            watched.steps.store(step)
+            if left.window is not None:
+                self._adopt(watched, left.window)
+        if running:
+            await self.begin(step)
+            for watched in self._watched.values():
+                if watched.open is not None and not watched.open.adopted:
+                    watched.open.late = True
+        else:
+            self.end(step)
+        self.gap()
+
+    def _adopt(self, watched: WatchedSession, left: left_open.LeftOpen) -> None:
+        session, window = watched.session, Window(left.start, left.stop)
+        spec = watched.spec_of(window) or CaptureSpec(workers=(session.worker,))
+        recorder = NsysSessionRecorder(session.name, spec, {**os.environ, "TMPDIR": session.tmpdir})
+        target = self._node_dir / "tmp" / left.report
+        recorder.adopt(target)
+        stop = self._step + 1 if window.stop is None else min(window.stop, self._step + 1)
+        seen = list(range(window.start, stop))
+        watched.open = OpenWindow(spec, window, recorder, target, seen, left.asked_by, adopted=True)
+        watched.open.ready.set()
+        # Who counted the seconds of a capture on demand is gone.
+        over = left.asked_by != TRAINER if window.stop is None else window.stop <= self._step
+        if over:
+            self._close(watched, partial=False)
+
+    def gap(self) -> None:
+        """No step may have been heard since the last one, until the next that is."""
+        self._gap_since = self._step
+
+    def _after_gap(self, step: int) -> None:
+        """What was open was so all the time; windows that came and went meanwhile are told of."""
+        last, self._gap_since = self._gap_since, 0
+        for watched in self._watched.values() if last else ():
+            if watched.open is not None:
+                through = watched.open.window.stop or step
+                watched.open.seen += range(last + 1, min(step, through))
+            for missed in range(last + 1, step):
+                for number, spec in enumerate(watched.specs):
+                    window = window_at(spec, missed)
+                    if window is None or holds(window, step) or (number, window.start) in watched.taken:
+                        continue
+                    watched.taken.add((number, window.start))
+                    self._failed(watched, spec, window, _MISSED)
+
     async def begin(self, step: int) -> None:
         """Step `step` begins: close what it is not in, open what it is in. Returns when all of that is
         open."""
         first, self._step = self._step == 0, step
         if self._closed:
             return
+        self._after_gap(step)
         for watched in self._watched.values():
             watched.steps.store(step)
             if watched.open is not None and not holds(watched.open.window, step):
-                self._close(watched, partial=True)
+                self._close(watched, partial=not _whole(watched.open))
         wanted, self._wanted = self._wanted, []
         if not first and not wanted and not self.concerned(step):
             return
@@ -88,11 +155,11 @@ class Windows:
 
     def end(self, step: int) -> None:
         """Step `step` ended: close the windows of which it is the last step, beside the training."""
+        self._after_gap(step + 1)
         for watched in self._watched.values():
             current = watched.open
             if current is not None and current.window.stop == step + 1:
-                whole = len(set(current.seen)) == current.window.stop - current.window.start
-                self._close(watched, partial=not whole)
+                self._close(watched, partial=not _whole(current))
 
     async def _look(self) -> None:
         """Find sessions that are new, or whose process has told who it is meanwhile."""
@@ -174,8 +241,8 @@ class Windows:
             last = max(current.seen, default=self._step)
             current.window = Window(current.window.start, max(last, current.window.start) + 1)
         try:
-            stopping = await self._in_thread(current.recorder.close)
-            size_bytes, final = await self._in_thread(self._deliver, watched.session, current, stopping)
+            finished = await self._in_thread(_stopped, current)
+            size_bytes, final = await self._in_thread(self._deliver, watched.session, current, finished)
         except Exception as error:
             self._failed(watched, current.spec, current.window, reason_of(error), current.asked_by)
             return
@@ -185,16 +252,15 @@ class Windows:
             report=final.name,
             path=os.path.relpath(final, self._node_dir),
             size_bytes=size_bytes,
-            partial=partial,
+            partial=partial or current.late,
             seen=sorted(set(current.seen)),
         )
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    def _deliver(self, session: Session, current: OpenWindow, stopping: StoppingSession) -> tuple[int, Path]:
-        """Wait for the report, check it, and put it where it belongs."""
-        finished = stopping.wait()
+    def _deliver(self, session: Session, current: OpenWindow, finished: Path) -> tuple[int, Path]:
+        """Check the report, and put it where it belongs."""
         found = nsight.check(finished)
         if found.state != "ok":
             raise CaptureError(f"the report is {found.state}: {found.reason} ({finished})")
@@ -234,7 +300,7 @@ class Windows:
     # ---- windows that somebody else asks for
 
     async def ask(
-        self, name: str, what: str, asked_by: str = "trainer", spec: CaptureSpec | None = None
+        self, name: str, what: str, asked_by: str = TRAINER, spec: CaptureSpec | None = None
     ) -> bool:
         """Start or stop a window of one session now: the trainer's own profiler calls, `rlprof capture`."""
         watched = self._watched.get(name)
@@ -304,6 +370,25 @@ class Windows:
         for watched in self._watched.values():
             watched.events.write("ended", last_step=self._step or None)
         self._threads.shutdown(wait=False)
+
+
+def _whole(current: OpenWindow) -> bool:
+    """Whether it was open in each of its steps."""
+    window = current.window
+    return window.stop is not None and len(set(current.seen)) == window.stop - window.start
+
+
+def _stopped(current: OpenWindow) -> Path:
+    """The report, once nsys has written it. Raises CaptureError."""
+    try:
+        return current.recorder.close().wait()
+    except CaptureError:
+        until = time.monotonic() + _STOP_BEFORE_S
+        while current.adopted and time.monotonic() < until:
+            if nsight.check(current.target).state == "ok":  # the one before had begun to stop it
+                return current.target
+            time.sleep(_LOOK_S)
+        raise
 
 
 def _ours(request: ProfileRequest | None) -> tuple[CaptureSpec, ...]:

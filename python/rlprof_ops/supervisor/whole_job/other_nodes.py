@@ -61,7 +61,7 @@ class OtherNodes:
 
     def serving(self) -> list[str]:
         """The nodes that take part."""
-        return [node for node, state in self._states.items() if state.has_said(Joined, RayUp)]
+        return [node for node, state in self._states.items() if _serves(state.latest)]
 
     def failure(self) -> str:
         """Why a node could not start; "" where all could."""
@@ -98,6 +98,10 @@ class OtherNodes:
                 late = " or ".join(sorted(map(words, kinds)))
                 self._journal.say(f"not {late} within {limit(seconds)}: {', '.join(sorted(behind))}")
                 return
+
+
+def _serves(latest: Message) -> bool:
+    return isinstance(latest, RayUp) or (isinstance(latest, Joined) and not latest.again)
 
 
 def words(kind: type[Message]) -> str:
