@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from tests.faults.job import Job
-from tests.faults.killing import SUPERVISOR
 from tests.faults.memory import out_of_memory
 from tests.faults.trainer import HOLD
 from tests.nsys_stand_in import slow_nsys
 from tests.sandbox import Sandbox, SandboxError
+from tests.supervisors import supervisor_of
 from tests.waits import wait_until
 
 
@@ -50,8 +52,8 @@ def kill_head_node(job: Job) -> None:
 
 
 def kill_supervisor(job: Job) -> None:
-    """The drain of the other node is interrupted: its supervisor is killed right after the job was told to
-    end.
+    """The drain of the other node is interrupted: its supervisor and what keeps it are killed right after the
+    job was told to end.
     """
     job.sandbox.run(["scancel", "--signal=USR2", "--batch", str(job.id)])
     if not job.stand_in:  # which has none
@@ -130,10 +132,12 @@ def storage_hangs_to_the_end(job: Job) -> None:
 
 
 def supervisor_out_of_memory(job: Job) -> None:
-    """The kernel kills the supervisor of a node, whose memory control group is full, and nothing else."""
+    """The kernel kills the supervisor of a node, whose memory control group is full, and nothing else; the
+    head's gets SIGKILL a moment later.
+    """
     if not job.stand_in:  # which has none
-        [process] = [each for each in job.sandbox.processes("n2") if SUPERVISOR.search(each.cmdline)]
-        out_of_memory(process.host_pid)
+        out_of_memory(supervisor_of(job.sandbox, "n2").host_pid)
+        os.kill(supervisor_of(job.sandbox, "n1").host_pid, signal.SIGKILL)
     job.go()
 
 
@@ -290,7 +294,7 @@ CELLS = (
     ),
     Cell(
         "drain interrupted",
-        "a node's supervisor gets SIGKILL while it drains",
+        "a node's supervisor and its keeper get SIGKILL while it drains",
         "FAILED",
         None,
         reason="n2|time limit",
@@ -298,12 +302,13 @@ CELLS = (
     ),
     Cell(
         "out of memory",
-        "the kernel kills a node's supervisor for want of memory",
-        "FAILED",
-        137,
+        "the kernel kills a node's supervisor for want of memory, and the head's gets SIGKILL",
+        "COMPLETED",
+        0,
         ("ok",),
         "^$",
         inject=supervisor_out_of_memory,
+        said="another one took over",
     ),
     Cell(
         "slow importer",

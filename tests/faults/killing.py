@@ -17,14 +17,16 @@ from rlprof_ops.host.contained_dir import ContainedDir
 from tests.faults.job import AgentLost, Job, submit
 from tests.sandbox import JobState, Sandbox
 from tests.sandbox.box import Process
+from tests.supervisors import KEEPER
 
 STEPS = 45
 WINDOWS = "2:4, 9:11, 16:18, 23:25, 30:32, 37:39"
 STARTS = (2, 9, 16, 23, 30, 37)
 TRAINER = ("--steps", str(STEPS), "--seconds", "0.4")
-# Kind of helper -> pattern of its command line. Not the batch script, Ray, the trainer, or the supervisor,
-# whose end is the job's.
+# Kind of helper -> pattern of its command line. Not the batch script, Ray, the trainer, or the keeper of a
+# supervisor, whose ends are the job's.
 KINDS = {
+    "supervisor": r"-m rlprof_ops\.supervisor( |$)",
     "readiness probe": r"rlprof_ops\.supervisor\.gcs\.gcs_probe",
     "resource probe": r"rlprof_ops\.supervisor\.gcs\.resource_probe",
     "recorder": r"rlprof_ops\.recorder",
@@ -37,8 +39,8 @@ KINDS = {
     "harvest": r"rlprof_ops harvest",
     "report": r"rlprof_ops report",
 }
-_LIVES_LONG = ("resource probe", "recorder", "sync", "nsys agent")
-SUPERVISOR = re.compile(r"-m rlprof_ops\.supervisor( |$)")
+_SUPERVISORS = 2  # in one job
+_LIVES_LONG = ("supervisor", "resource probe", "recorder", "sync", "nsys agent")
 RUNS = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 
 
@@ -53,6 +55,8 @@ class Killed:
 
 
 def kind_of(process: Process) -> str | None:
+    if process.name == KEEPER:
+        return None
     return next((kind for kind, words in KINDS.items() if re.search(words, process.cmdline)), None)
 
 
@@ -93,6 +97,8 @@ def _kill_while_it_lives(
             after = {"nsys stop", "importer"} if step < STEPS // 2 else {"nsys stop"}
             later = {
                 "nsys start": not after <= met,
+                # One that dies again and again is waited for ever longer.
+                "supervisor": not 1 <= step < STEPS - 4 or done["supervisor"] >= _SUPERVISORS,
                 "nsys agent": not after | {"nsys start"} <= met and step < STEPS - 8,
             }
             found = [
@@ -110,46 +116,6 @@ def _kill_while_it_lives(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.host_pid, signal.SIGKILL)
                 kills.append((kind, step))
-    return kills
-
-
-def kill_supervisor(slurm: Sandbox, name: str, seed: int) -> Killed:
-    """Run a job, kill what asks Ray for its nodes while the cluster starts, and the supervisor of one of the
-    nodes at a random step, the last of `kills`.
-    """
-    rng = random.Random(f"supervisor {seed}")  # seeds in a row give choices alike
-    node, at = rng.choice(("n1", "n2")), rng.randint(4, STEPS - 3)
-    for attempt in range(3):
-        slurm.heal()
-        job = submit(slurm, slurm.shared / f"{name}-{attempt}", trainer=TRAINER, steps=WINDOWS)
-        job.go()
-        kills = _kill_probes(job, rng)
-        try:
-            job.wait_step(at)
-        except AgentLost:
-            continue
-        time.sleep(rng.uniform(0, 0.4))
-        step = job.step()
-        for process in slurm.processes(node):
-            if SUPERVISOR.search(process.cmdline):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.host_pid, signal.SIGKILL)
-        state = slurm.wait(job.id, timeout=400)
-        return Killed(job, state, [*kills, (f"supervisor of {node}", step)], job.harvest())
-    raise AgentLost
-
-
-def _kill_probes(job: Job, rng: random.Random, most: int = 2) -> list[tuple[str, int]]:
-    """Until the trainer's first step; the one for readiness is started again each time."""
-    kills: list[tuple[str, int]] = []
-    while job.step() < 1 and len(kills) < most and job.sandbox.job(job.id).state in RUNS[:3]:
-        time.sleep(rng.uniform(0.1, 1.5))
-        for process in job.sandbox.processes("n1"):
-            if kind_of(process) in ("readiness probe", "resource probe"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.host_pid, signal.SIGKILL)
-                    kills.append((str(kind_of(process)), 0))
-                break
     return kills
 
 

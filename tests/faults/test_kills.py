@@ -42,6 +42,7 @@ def test_killing_helpers_at_random_moments_costs_training_nothing(lanes):
         errors="replace"
     )  # `output` is its end only
     for kind, said in (
+        ("supervisor", "another one takes over"),
         ("sync", "sync ended with -9 while the job runs"),
         ("harvest", "harvest ended with -9"),
         ("readiness probe", "the process that asks"),

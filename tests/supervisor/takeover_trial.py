@@ -1,14 +1,13 @@
 """What tests/supervisor/test_keeper.py runs as a node's task: takeover_trial.py FOLDER KIND.
 
-The "supervisor" starts a child of its own, hands over, and waits for the file `end`; one that inherits
-waits for that child instead and writes down its exit code.
+The "supervisor" has a child started that waits for the file `end`, and hands over; one in its place waits
+for that child too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,30 +24,34 @@ CHILD = (
 
 def supervise(reins: Reins) -> int:
     (FOLDER / f"pid{len(list(FOLDER.glob('pid*')))}").write_text(str(os.getpid()))
-    if reins.inherited is not None:
-        return asyncio.run(inherit(reins))
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(FOLDER / "end")], start_new_session=True)
+    return asyncio.run(inherit(reins) if reins.before else begin(reins))
+
+
+async def begin(reins: Reins) -> int:
+    argv = [sys.executable, "-c", CHILD, str(FOLDER / "end")]
+    place = place_of(await reins.start(argv, os.environ, FOLDER, FOLDER / "log"))
+    assert place is not None
     if KIND != "before":
-        Handover(place_of(child.pid), driver=place_of(child.pid)).leave(FOLDER)
+        Handover(place, driver=place).leave(FOLDER)
         reins.serves()
     if KIND == "ending":
         reins.ends()
     (FOLDER / "ready").touch()
-    code = child.wait()
+    code = await Adopted(place, reins).wait()
     reins.ends()
     return code
 
 
 async def inherit(reins: Reins) -> int:
-    assert reins.inherited is not None
     left = Handover.find(FOLDER)
     assert left.driver is not None
     if KIND == "late":
         time.sleep(1)  # the child ends while nobody listens
-    reins.serves()
-    (FOLDER / "inherited").write_text(reins.inherited.how)
-    return await Adopted(left.driver, reins.inherited).wait() + 10
+    (FOLDER / "inherited").write_text(reins.before)
+    code = await Adopted(left.driver, reins).wait()
+    reins.ends()
+    return code + 10
 
 
 if __name__ == "__main__":
-    sys.exit(Keeper().keep(supervise))
+    sys.exit(Keeper(most_quick=2).keep(supervise))

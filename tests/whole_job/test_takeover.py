@@ -106,6 +106,8 @@ def test_a_job_whose_supervisors_are_killed_one_after_the_other(slurm: Sandbox, 
     how = "was killed by signal 9"
     assert [(each["node"], each["how"]) for each in told["takeovers"]] == [("n1", how), ("n2", how)], told
 
+    notes = [note for note in job.manifest.notes if "another one took over" in note]
+    assert [note[:8] for note in notes] == ["node n1:", "node n2:"] and how in notes[0], notes
     captures = job.manifest.captures
     states = [(each.worker, each.rank, each.start, each.state, each.reason) for each in captures]
     assert {each.state for each in captures} == {"ok"} and len(captures) == 2 * len(WINDOWS), states

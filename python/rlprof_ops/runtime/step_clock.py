@@ -63,6 +63,11 @@ class Link:
             raise
         return link
 
+    @property
+    def holds(self) -> bool:
+        """Whether somebody hears; else it has been said."""
+        return self._socket is not None
+
     def send(self, message: Mapping[str, object]) -> None:
         if os.getpid() != self._pid:
             return
@@ -145,7 +150,7 @@ class Lead:
 
     def opened(self, step: int) -> None:
         """Wait until every node has opened the windows of `step`, for at most the knob's seconds."""
-        if self._link.wait("go", step, open_wait_s()) is None:
+        if self._link.wait("go", step, open_wait_s()) is None and self._link.holds:
             log_once(
                 f"not every window was open {limit(open_wait_s())} after step {step} began"
                 " (RLPROF_OPEN_WAIT_SECONDS); training goes on"

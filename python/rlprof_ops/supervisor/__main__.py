@@ -62,7 +62,7 @@ def find_node_context(env: Mapping[str, str], settings: Settings) -> NodeContext
     )
 
 
-def make_supervisor(env: Mapping[str, str], reins: Reins) -> Head | Worker:
+def make_supervisor(env: Mapping[str, str], reins: Reins | None) -> Head | Worker:
     """Check everything that can be checked before a process is started.
 
     Raises:
@@ -88,7 +88,7 @@ def make_supervisor(env: Mapping[str, str], reins: Reins) -> Head | Worker:
     return (Head if place.is_head else Worker)(settings, request, place, journal, reins)
 
 
-def main(reins: Reins = Reins()) -> int:  # noqa: B008, which is frozen
+def main(reins: Reins | None = None) -> int:
     """The exit code of this node's task: on the head the job's own, elsewhere 0 unless the node never got
     up.
     """

@@ -44,7 +44,7 @@ from rlprof_ops.supervisor.steps.state_relay import StateTold
 from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
 from rlprof_ops.supervisor.steps.windows import Windows
 from rlprof_ops.supervisor.takeover.handover import Adopted, Handover, end_helpers
-from rlprof_ops.supervisor.takeover.reins import Inherited, Reins
+from rlprof_ops.supervisor.takeover.reins import Reins
 from rlprof_ops.words import limit
 
 _PLUGIN_SECONDS = 30.0
@@ -68,10 +68,10 @@ class Supervisor:
         request: ProfileRequest,
         place: NodeContext,
         journal: Journal,
-        reins: Reins = Reins(),  # noqa: B008, which is frozen
+        reins: Reins | None = None,
     ) -> None:
         self.settings, self.request, self.place, self.journal = settings, request, place, journal
-        self.reins = reins
+        self.reins = reins or Reins()
         self.cwd = Path.cwd()  # of what is the user's own: Ray, and with it the workers, and SETUP_COMMAND
         self.ray: RayProcess | None = None
         self.on_demand: asyncio.Task[None] | None = None
@@ -258,31 +258,30 @@ class Supervisor:
             return
         self.reins.serves()
 
-    async def find_what_is_left(self, inherited: Inherited) -> Handover:
+    async def find_what_is_left(self) -> Handover:
         """What the supervisor before has left here. Raises RlprofError where that is nothing."""
         place = self.place
         left = Handover.find(place.folder.path)
         self.journal.say(
-            f"node {place.node}: the supervisor {inherited.how} while the job ran; this one goes on in its"
-            " place"
+            f"node {place.node}: the supervisor {self.reins.before} while the job ran; this one goes on in"
+            " its place"
         )
         if left.ray is None:
             raise RlprofError(f"node {place.node}: its Ray was never up")
         self.files.started_ns = left.started_ns or self.files.started_ns
         self.journal.phases_s |= left.phases_s
-        self.background(inherited.listen())
         asked = trainer_request.with_request({env_names.NODE_DIR: str(place.folder.path)})
         if not self.request and env_names.REQUEST_JSON in asked:
             told = asked[env_names.REQUEST_JSON]
             self.take_request(request_from_json(told, "the trainer's configuration"))
         self.ray = RayProcess(
-            Adopted(left.ray, inherited), self.place.folder.logs / "ray_start.log", begin=None
+            Adopted(left.ray, self.reins), self.place.folder.logs / "ray_start.log", begin=None
         )
         return left
 
     async def end_old_helpers(self) -> None:
         """Those of a supervisor before, where there was one."""
-        if self.reins.inherited is None:
+        if not self.reins.before:
             return
         place = self.place
         ended = in_background(end_helpers, place.job, place.folder.path, seconds=_HELPERS_SECONDS)
@@ -326,7 +325,7 @@ class Supervisor:
             place.folder.path, place.node, self.windows, tell, self.journal.note, self.take_request
         )
         try:
-            await relay.listen(others, resumed=self.reins.inherited is not None)
+            await relay.listen(others, resumed=bool(self.reins.before))
         except OSError as error:
             self.journal.say(f"node {place.node}: no step clock: {error}")
             return

@@ -9,8 +9,10 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlprof_ops.host import processes
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor.takeover.handover import Adopted
+from rlprof_ops.supervisor.takeover.reins import Reins
 from rlprof_ops.supervisor.whole_job.exit_code import exit_status
 
 # What the process of the driver may be called: by itself, or as an adapter names it once it knows the
@@ -41,9 +43,10 @@ class Driver:
         env: Mapping[str, str],
         cwd: Path,
         wrap: Sequence[str] = (),
+        reins: Reins | None = None,
     ) -> Driver:
         """Run `command`, an arbitrary piece of bash, from a file of mode 0600; `wrap` are words before
-        `bash`.
+        `bash`. The keeper starts it, where there is one: it then outlives us, and its exit code with it.
 
         In a file it is quoted by nobody, and a secret written into it does not show in the list of processes.
         """
@@ -52,11 +55,13 @@ class Driver:
             os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
         ) as file:
             file.write(command + "\n")
+        argv = [*wrap, "bash", str(script)]
+        if reins is not None and reins.link is not None:
+            pid = await reins.start(argv, env, cwd, log)
+            return cls(Adopted((pid, processes.start_time(pid) or 0), reins))
         with open(log, "ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *wrap,
-                "bash",
-                str(script),
+                *argv,
                 env=dict(env),
                 cwd=cwd,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -46,7 +46,7 @@ from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.supervisor.steps.state_relay import StateFile, StateTold
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
 from rlprof_ops.supervisor.takeover.handover import REJOIN_SECONDS, Adopted, Handover, place_of
-from rlprof_ops.supervisor.takeover.reins import Inherited, Reins
+from rlprof_ops.supervisor.takeover.reins import Reins
 from rlprof_ops.supervisor.whole_job import exit_code
 from rlprof_ops.supervisor.whole_job.closing_commands import ClosingCommands
 from rlprof_ops.supervisor.whole_job.other_nodes import OtherNodes
@@ -79,7 +79,7 @@ class Head(Supervisor):
         request: ProfileRequest,
         place: NodeContext,
         journal: Journal,
-        reins: Reins = Reins(),  # noqa: B008, which is frozen
+        reins: Reins | None = None,
     ) -> None:
         super().__init__(settings, request, place, journal, reins)
         self._nodes = OtherNodes(journal)
@@ -101,8 +101,8 @@ class Head(Supervisor):
     async def run(self) -> int:
         """The job's exit code: the driver's, or what ended the job before the driver did."""
         self.listen_to_signals()
-        inherited = self.reins.inherited
-        if inherited is None:
+        before = self.reins.before
+        if not before:
             self.run_record.save()
         told = (f"{name}={os.environ[name]}" for name in _OF_COLLECTIVES if os.environ.get(name))
         self.journal.note(
@@ -110,7 +110,7 @@ class Head(Supervisor):
         )
         plugin: asyncio.Task[None] | None = None
         try:
-            await (self._start() if inherited is None else self._take_over(inherited))
+            await (self._take_over() if before else self._start())
             plugin = asyncio.create_task(self.watch_plugin())
             cause, code = await self._serve()
         except RlprofError as error:
@@ -181,17 +181,17 @@ class Head(Supervisor):
         self.start_recording(self._recorded)
         await self.start_distilling()
 
-    async def _take_over(self, inherited: Inherited) -> None:
+    async def _take_over(self) -> None:
         """Go on with Ray and the driver of a supervisor that was killed; the other nodes join again."""
         recalled = in_background(self.run_record.recall, seconds=_STORAGE_SECONDS)
         await self.files.survived(recalled, _STORAGE_SECONDS + 1, "the job's record so far")
-        left = await self.find_what_is_left(inherited)
+        left = await self.find_what_is_left()
         await self._listen()
         await self._begin_beside()
         self.state.up(left.nodes_up or 0)
         if left.driver is not None:
-            self._driver = Driver(Adopted(left.driver, inherited))
-        self.run_record.taken_over(self.place.node, inherited.how)
+            self._driver = Driver(Adopted(left.driver, self.reins))
+        self.run_record.taken_over(self.place.node, self.reins.before)
         self.background(self._miss(left.nodes))
 
     async def _miss(self, nodes: tuple[str, ...]) -> None:
@@ -393,6 +393,7 @@ class Head(Supervisor):
                 self.environment() | {env_names.LEADS: "1"},
                 cwd,
                 session_words(self.request, sys.executable) if adapters else (),
+                self.reins,
             )
             self.run_record.driver_started()
             self.journal.say(f"the driver runs; its output: {place.run.logs / log.name}")

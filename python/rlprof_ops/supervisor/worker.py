@@ -37,7 +37,7 @@ from rlprof_ops.supervisor.control_channel import (
 from rlprof_ops.supervisor.node_drain import Journal
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
 from rlprof_ops.supervisor.takeover.handover import REJOIN_SECONDS, Handover, place_of
-from rlprof_ops.supervisor.takeover.reins import Inherited, Reins
+from rlprof_ops.supervisor.takeover.reins import Reins
 
 _HEAR_SECONDS = 1.0
 _PROBE_SECONDS = 15.0
@@ -52,7 +52,7 @@ class Worker(Supervisor):
         request: ProfileRequest,
         place: NodeContext,
         journal: Journal,
-        reins: Reins = Reins(),  # noqa: B008, which is frozen
+        reins: Reins | None = None,
     ) -> None:
         super().__init__(settings, request, place, journal, reins)
         self._head: Node | None = None
@@ -71,13 +71,12 @@ class Worker(Supervisor):
         self.listen_to_signals()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.settings.number("RLPROF_READY_SECONDS")
-        inherited = self.reins.inherited
-        if inherited is None:
+        if not self.reins.before:
             setup = asyncio.create_task(self.run_setup())
             self._head = await self._join(deadline)
             starting = self._start(setup, deadline)
         else:
-            starting = self._take_over(inherited)
+            starting = self._take_over()
         try:
             return await self._serve(starting)
         except RlprofError as error:
@@ -98,9 +97,8 @@ class Worker(Supervisor):
     async def _link(self, deadline: float) -> Node:
         """A new link to the head. Raises TimeoutError."""
         place = self.place
-        inherited = self.reins.inherited
-        again = self._serves or inherited is not None
-        before = inherited.how if inherited is not None and self._head is None else ""
+        again = self._serves or bool(self.reins.before)
+        before = self.reins.before if self._head is None else ""
         hello = Joined(place.node, place.ip, os.getpid(), again, before)
         return await Node.join(place.head_ip, place.control_port, place.token, hello, deadline)
 
@@ -165,9 +163,9 @@ class Worker(Supervisor):
         while True:
             if self._head is not None:
                 await self._head.listen(self._on_message)
-            elif self.reins.inherited is None:
+            elif not self.reins.before:
                 return
-            if self._ends or not (self._serves or self.reins.inherited):
+            if self._ends or not (self._serves or self.reins.before):
                 return
             if self._head is not None:
                 self.journal.note("the link to the head broke: joining again")
@@ -206,9 +204,9 @@ class Worker(Supervisor):
         self.start_recording(on_told)
         await self.start_distilling()
 
-    async def _take_over(self, inherited: Inherited) -> None:
+    async def _take_over(self) -> None:
         """Go on with the Ray of a supervisor that was killed."""
-        await self.find_what_is_left(inherited)
+        await self.find_what_is_left()
         self._serves = True
         await self._begin_beside()
 

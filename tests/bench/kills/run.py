@@ -1,5 +1,5 @@
-"""How many finished windows are lost when our helpers get SIGKILL at random moments: each of them twenty
-times, and the supervisor of a node, which ends its job, twenty times too.
+"""How many finished windows are lost when our processes get SIGKILL at random moments: each of them, the
+supervisors too, twenty times.
 
 Rerun, as root with Slurm and nsys: python tests/bench/kills/run.py [--each 20] [--seed 1] [--lanes 2]
 Real jobs on the sandbox, two nodes, six windows each of nsight and torch on two workers, two jobs at a time.
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT)]
 
 from tests.faults.job import AgentLost  # noqa: E402
-from tests.faults.killing import KINDS, STEPS, Killed, kill_helpers, kill_supervisor, lost  # noqa: E402
+from tests.faults.killing import KINDS, STEPS, Killed, kill_helpers, lost  # noqa: E402
 from tests.sandbox import Sandbox  # noqa: E402
 
 _MOST_OF_A_KIND = 4  # in one job, of those that live for a moment
@@ -33,15 +33,13 @@ class Tally:
 
     def __init__(self, each: int) -> None:
         self.each = each
-        self.wanted: tuple[str, ...] = tuple(KINDS)
         self.killed: Counter[str] = Counter()
-        self.supervisors = 0
         self.jobs = self.windows = 0
         self.lost: list[str] = []
         self.lock = threading.Lock()
 
     def enough(self) -> frozenset[str]:
-        return frozenset(kind for kind in KINDS if kind not in self.wanted or self.killed[kind] >= self.each)
+        return frozenset(kind for kind in KINDS if self.killed[kind] >= self.each)
 
     def take(self, name: str, found: Killed, over: int) -> None:
         with self.lock:
@@ -55,7 +53,7 @@ class Tally:
             ]
             self.lost += [f"{name}: no reason for {each}" for each in unexplained]
             says = f"{found.state.state} {found.state.exit_code}"
-            if not any(kind.startswith("supervisor") for kind, _ in found.kills) and says != "COMPLETED 0":
+            if says != "COMPLETED 0":
                 self.lost.append(f"{name}: training did not go on: {says}; killed: {found.kills}")
             kinds = dict(Counter(kind for kind, _ in found.kills))
             print(f"{name}: {says}, {len(gone)} lost; killed {kinds}", file=sys.stderr, flush=True)
@@ -66,17 +64,11 @@ def lane(tally: Tally, numbers: Iterator[int], seed: int, until: float) -> None:
         while time.monotonic() < until:
             with tally.lock:
                 number, enough = next(numbers), tally.enough()
-                supervisor = tally.supervisors < tally.each and (number % 2 == 1 or len(enough) == len(KINDS))
-                tally.supervisors += supervisor
-            if not supervisor and len(enough) == len(KINDS):
+            if len(enough) == len(KINDS):
                 return
             try:
-                if supervisor:
-                    found = kill_supervisor(sandbox, f"supervisor-{number}", seed + number)
-                    tally.take(f"supervisor {number}", found, found.kills[-1][1])
-                else:
-                    found = kill_helpers(sandbox, f"helpers-{number}", seed + number, enough, _MOST_OF_A_KIND)
-                    tally.take(f"helpers {number}", found, STEPS)
+                found = kill_helpers(sandbox, f"helpers-{number}", seed + number, enough, _MOST_OF_A_KIND)
+                tally.take(f"helpers {number}", found, STEPS)
             except AgentLost:
                 print(f"job {number}: nsys lost its agent three times", file=sys.stderr)
 
@@ -89,11 +81,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=60, help="no job begins after these")
-    parser.add_argument("--supervisors", action="store_true", help="these, and the probes of a start, alone")
     asked = parser.parse_args()
     tally, numbers = Tally(asked.each), itertools.count()
-    if asked.supervisors:
-        tally.wanted = ()
     until = time.monotonic() + 60 * asked.minutes
     with ThreadPoolExecutor(asked.lanes) as pool:
         for done in [pool.submit(lane, tally, numbers, asked.seed, until) for _ in range(asked.lanes)]:
@@ -103,7 +92,7 @@ def main() -> int:
     print(f"{tally.jobs} jobs, {tally.windows} windows home, {len(tally.lost)} lost")
     for line in tally.lost:
         print(f"LOST {line}")
-    return 1 if tally.lost or any(tally.killed[kind] < asked.each for kind in tally.wanted) else 0
+    return 1 if tally.lost or any(tally.killed[kind] < asked.each for kind in KINDS) else 0
 
 
 if __name__ == "__main__":

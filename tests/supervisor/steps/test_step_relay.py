@@ -25,6 +25,7 @@ class SlowWindows:
         self.seconds = seconds
         self.begun: list[int] = []
         self.ended: list[int] = []
+        self.resumed: list[tuple[int, bool]] = []
 
     async def begin(self, step: int) -> None:
         await asyncio.sleep(self.seconds)
@@ -36,6 +37,9 @@ class SlowWindows:
     def take(self, request: ProfileRequest) -> bool:
         self.asked = request
         return True
+
+    async def resume(self, step: int, running: bool) -> None:
+        self.resumed.append((step, running))
 
 
 REQUEST = ProfileRequest((CaptureSpec(workers=("*",), steps=Steps.of([Window(3, 5)])),))
@@ -172,3 +176,47 @@ def test_what_a_job_was_asked_for_counts_more_than_the_trainers_own_request(tmp_
 def test_no_supervisor_no_lead(tmp_path: Path):
     assert step_clock.lead(str(tmp_path), REQUEST) is None
     assert step_clock.lead(None, REQUEST) is None
+
+
+def test_the_driver_finds_a_supervisor_that_has_taken_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    async def scene() -> None:
+        cluster = Cluster(tmp_path, 0)
+        await cluster.start()
+        folder = cluster.folders["n1"]
+        lead = await asyncio.to_thread(step_clock.lead, str(folder), REQUEST)
+        assert lead is not None
+
+        def one(step: int) -> float:
+            began = time.monotonic()
+            if lead.begin(step):
+                lead.opened(step)
+            lead.end(step)
+            return time.monotonic() - began
+
+        for step in (1, 2):
+            await asyncio.to_thread(one, step)
+        await asyncio.sleep(0.3)
+        await cluster.stop()  # both ends, as when the head's supervisor is killed
+        assert await asyncio.to_thread(one, 3) < 5  # a window begins with it, and nobody is there to open it
+        assert await asyncio.to_thread(one, 4) < 5
+        assert ClockFile(folder).read().step == 2
+
+        again = SlowWindows(0)
+        said: list[str] = []
+
+        async def nobody(message: object) -> None:
+            pass
+
+        relay = StepRelay(folder, "n1", again, nobody, said.append)  # type: ignore[arg-type]
+        await relay.listen(list, resumed=True)
+        assert again.resumed == [(2, False)]
+        for step in (5, 6):
+            await asyncio.to_thread(one, step)
+        await asyncio.sleep(0.3)
+        assert again.begun == [5, 6] and again.ended == [5, 6] and not said
+        assert ClockFile(folder).read().step == 6
+        relay.close()
+
+    asyncio.run(scene())
+    said = capfd.readouterr().err
+    assert said.count("does not hear the steps") == 1 and "not every window" not in said

@@ -169,3 +169,63 @@ def test_a_worker_that_is_killed_in_its_window_leaves_what_was_recorded(
     [log] = read_node(node_dir / "events")
     assert [event.event for event in log.windows] == ["opened", "closed"], log
     assert nsight.check(node_dir / log.windows[1].path).state == "ok"
+
+
+TWICE = ProfileRequest(
+    (CaptureSpec(workers=("roll*",), steps=Steps.of([Window(2, 4), Window(6, 7), Window(9, 10)])),)
+)
+
+
+@pytest.mark.nsys
+@pytest.mark.parametrize("stopping", [False, True], ids=["open", "being closed"])
+def test_a_window_of_a_supervisor_that_was_killed_is_gone_on_with(
+    node_dir: Path, rollout: subprocess.Popen[bytes], stopping: bool
+):
+    async def first() -> None:
+        windows = Windows(node_dir, TWICE, print)
+        for step in (1, 2):
+            await windows.begin(step)
+        if stopping:  # as a supervisor that is killed while its `nsys stop` writes
+            [session] = session_file.read_all(node_dir)
+            env = {**os.environ, "TMPDIR": session.tmpdir}
+            subprocess.Popen(nsight.stop_argv(session.name), env=env, start_new_session=True)
+
+    async def second() -> None:
+        said: list[str] = []
+        windows = Windows(node_dir, TWICE, said.append)
+        await windows.resume(2, running=True)
+        await asyncio.sleep(0.3)
+        for step in (8, 9):  # of steps 3 to 7 nobody heard
+            await windows.begin(step)
+            await asyncio.sleep(0.3)
+            windows.end(step)
+        await windows.close()
+        assert len(said) == 1 and "no supervisor heard its steps" in said[0], said
+
+    asyncio.run(first())
+    asyncio.run(second())
+    [log] = read_node(node_dir / "events")
+    found = {(event.start, event.event): event for event in log.windows}
+    assert set(found) == {(2, "opened"), (2, "closed"), (6, "failed"), (9, "opened"), (9, "closed")}
+    for start in (2, 9):
+        closed = found[start, "closed"]
+        assert not closed.partial and nsight.check(node_dir / closed.path).state == "ok"
+    if not stopping:
+        assert "execute_model" in names_of(node_dir / found[2, "closed"].path)
+    assert "took over" in found[6, "failed"].reason
+
+
+@pytest.mark.nsys
+def test_one_that_should_be_open_is_opened_late_and_says_so(node_dir: Path, rollout: subprocess.Popen[bytes]):
+    async def steps() -> None:
+        windows = Windows(node_dir, REQUEST, print)
+        await windows.resume(2, running=True)
+        await asyncio.sleep(0.3)
+        windows.end(2)
+        await windows.begin(3)
+        windows.end(3)
+        await windows.close()
+
+    asyncio.run(steps())
+    [log] = read_node(node_dir / "events")
+    assert [(event.event, event.partial) for event in log.windows] == [("opened", False), ("closed", True)]

@@ -136,6 +136,7 @@ def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
             else:
                 records[record.node] = record
     notes += [f"not seen of the trainer: {text}" for text in told.not_seen]
+    notes += _takeovers(data)
     logs = logs if of_head else _with_steps(run, logs)
     request = _request(data, notes)
     never_begun = _never_begun(told, logs)
@@ -163,6 +164,16 @@ def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
     if of_head or not observed.running:
         return observed
     return _without_a_head(observed, _text(data.get("head")))
+
+
+def _takeovers(data: dict[str, Any]) -> list[str]:
+    """What is said of supervisors that were killed while the job ran."""
+    found = [each for each in _list(data.get("takeovers")) if isinstance(each, dict)]
+    return [
+        f"node {_text(each.get('node'))}: its supervisor {_text(each.get('how'))} while the job ran, and"
+        " another one took over"
+        for each in found
+    ]
 
 
 def _with_steps(run: ContainedDir, logs: list[ProcessLog]) -> list[ProcessLog]:

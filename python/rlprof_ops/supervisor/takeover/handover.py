@@ -15,7 +15,7 @@ from typing import Any
 
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host import atomic, foreign, processes
-from rlprof_ops.supervisor.takeover.reins import Inherited
+from rlprof_ops.supervisor.takeover.reins import Reins
 
 NAME = "handover.json"
 REJOIN_SECONDS = 30.0  # in which a node finds the head's new supervisor
@@ -84,13 +84,15 @@ def _is_helper(process: processes.Process) -> bool:
 
 
 class Adopted:
-    """A process that the supervisor before has started, with the face of `asyncio.subprocess.Process`."""
+    """A process that is not this one's child, with the face of `asyncio.subprocess.Process`: of the
+    supervisor before, or started by the keeper.
+    """
 
-    def __init__(self, place: tuple[int, int], inherited: Inherited) -> None:
+    def __init__(self, place: tuple[int, int], reins: Reins) -> None:
         self.pid, started = place
         self.returncode: int | None = None
         self._process = processes.Process(self.pid, started, "", ())
-        self._inherited = inherited
+        self._reins = reins
         self._ended = asyncio.ensure_future(self._watch())
 
     async def wait(self) -> int:
@@ -117,7 +119,7 @@ class Adopted:
                 os.close(handle)
         while self._process.alive():
             await asyncio.sleep(_ALIVE_S)
-        code = await self._inherited.exit_code(self.pid)
+        code = await self._reins.exit_code(self.pid)
         self.returncode = EXIT_FAILED if code is None else code
         return self.returncode
 

@@ -2,9 +2,12 @@
 that is killed while the job runs.
 
 Slurm ends what is left of a task that is gone, so the task has to be a process that nothing happens to: it
-waits, hands on the signals it gets, and takes in what loses its parent (PR_SET_CHILD_SUBREAPER, man 2 prctl).
-So Ray and the driver outlive the supervisor that started them, and the driver's exit code is known to the
-next one. That is forked from here too, with everything imported: storage that hangs does not keep it.
+waits, hands on the signals it gets, and starts the driver where it is asked to, whose exit code it then knows
+whatever becomes of the supervisor. The next one is forked from here as the first was, with everything
+imported: storage that hangs does not keep it.
+
+It takes in no other orphan (PR_SET_CHILD_SUBREAPER): the agents of nsys leave their parents behind, and
+below the task a signal of Slurm's to all of the step would reach them.
 """
 
 from __future__ import annotations
@@ -12,116 +15,160 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import json
 import os
+import select
 import signal
+import socket
+import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
-from rlprof_ops.supervisor.takeover.reins import SERVES, Inherited, Reins
+from rlprof_ops.supervisor.takeover.reins import Reins
 
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+NAME, NAME_OF_CHILD = b"rlprof-keeper", b"rlprof-superv"  # as ps and top show them
+_PR_SET_NAME = 15  # linux/prctl.h
 _HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-_PAUSE_S = 0.5
-_MOST_DEATHS, _WITHIN_S = 3, 60.0
-_MOST_EXITS = 4096  # of orphans whose exit codes are known to the next supervisor
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before another one; doubled where they die one after the other
+_QUICK_S, _MOST_QUICK = 10.0, 10  # so soon after its start, and so often in a row: it is no use
+_BLOCK = 1 << 16
 
 
 class Keeper:
     """One node's task."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_quick: int = _MOST_QUICK) -> None:
+        self._most_quick = most_quick
         self._child = 0
         self._told = 0  # the signal that orders the end
         self._exits: dict[int, int] = {}
-        self._tell = -1
-        self._deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
+        self._link: socket.socket | None = None
+        self._rest = b""
+        self._serves = False
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._woken, wakes = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(wakes, False)
+        self._wakes = wakes
 
     def keep(self, run: Callable[[Reins], int]) -> int:
         """Run the supervisor to the end of the job, once more where it is killed before. `run` is called in a
         child, which ends with its value. The exit code of the last one; does not return where that was
         killed by a signal, which ends this process too.
         """
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME)
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for number in _HANDED_ON:
             signal.signal(number, self._hand_on)
-        inherited: Inherited | None = None
+        how, quick = "", 0
         while True:
-            code, serves = self._run_one(run, inherited)
-            if not serves or self._told or not self._may_go_on():
+            began = time.monotonic()
+            code = self._run_one(run, how)
+            quick = quick + 1 if how and time.monotonic() - began < _QUICK_S else 0
+            if not self._serves or self._told or quick >= self._most_quick:
                 return code if code >= 0 else _die_of(-code)
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             sys.stderr.write(f"[rlprof] the supervisor {how} while the job runs: another one takes over\n")
             sys.stderr.flush()
-            time.sleep(_PAUSE_S)
+            time.sleep(min(_PAUSE_S * 2**quick, _LONGEST_PAUSE_S))
             if self._told:
                 return code if code >= 0 else _die_of(-code)
-            self._reap()
-            inherited = Inherited(how, dict(self._exits), -1)
 
-    def _run_one(self, run: Callable[[Reins], int], inherited: Inherited | None) -> tuple[int, bool]:
-        """The exit code of one supervisor, negative for a signal; whether the job ran when it ended."""
-        state, says = os.pipe()
-        exits, self._tell = os.pipe() if inherited is not None else (-1, -1)
+    def _run_one(self, run: Callable[[Reins], int], how: str) -> int:
+        """The exit code of one supervisor, negative for a signal. `how` the one before ended; "" for none."""
+        self._reap()
+        ours, theirs = socket.socketpair()
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)
         gc.freeze()  # what both have in common stays in common
         self._child = os.fork()
         if not self._child:
-            for end in (state, self._tell):
-                if end >= 0:
-                    os.close(end)
-            if inherited is not None:
-                inherited = Inherited(inherited.how, inherited.exits, exits)
-            _be(run, Reins(says, inherited))
+            ours.close()
+            _be(run, Reins(theirs, how, dict(self._exits)))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDED_ON)
-        os.close(says)
-        if exits >= 0:
-            os.close(exits)
-            os.set_blocking(self._tell, False)
+        theirs.close()
+        self._link, self._rest = ours, b""
+        self._serves = bool(how)  # what it takes over can be taken over from it
         try:
-            code = self._wait()
-            said = b""
-            while chunk := _read(state):
-                said += chunk
+            return self._wait()
         finally:
-            os.close(state)
-            if self._tell >= 0:
-                os.close(self._tell)
-            self._child, self._tell = 0, -1
-        return code, said.endswith(SERVES)
+            self._hear()
+            ours.close()
+            self._child, self._link = 0, None
 
     def _wait(self) -> int:
-        """Until the supervisor has ended; whoever else ends meanwhile is taken in."""
-        while True:
-            pid, status = os.waitpid(-1, 0)
-            code = os.waitstatus_to_exitcode(status)
-            if pid == self._child:
-                return code
-            self._note(pid, code)
+        """Until the supervisor has ended; meanwhile do what it asks."""
+        assert self._link is not None
+        both: list[int] = [self._woken, self._link.fileno()]
+        while (code := self._reap()) is None:
+            select.select(both, [], [], 60)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._woken, _BLOCK)
+            if not self._hear():  # it has closed its end: it is ending
+                select.select([self._woken], [], [], 0.05)
+        return code
 
-    def _reap(self) -> None:
+    def _reap(self) -> int | None:
+        """Take note of who has ended; the supervisor's own exit code, once it has one."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
-                    return
-                self._note(pid, os.waitstatus_to_exitcode(status))
+                    return None
+                code = os.waitstatus_to_exitcode(status)
+                if pid == self._child:
+                    return code
+                self._exits[pid] = code
+                self._tell({"ended": pid, "code": code})
+        return None
 
-    def _note(self, pid: int, code: int) -> None:
-        self._exits.pop(pid, None)
-        self._exits[pid] = code
-        while len(self._exits) > _MOST_EXITS:
-            del self._exits[next(iter(self._exits))]
-        if self._tell >= 0:
-            with contextlib.suppress(OSError):  # it is gone, or does not listen
-                os.write(self._tell, f"{pid} {code}\n".encode())
+    def _hear(self) -> bool:
+        """Do what the supervisor asks; False when it asks nothing any more."""
+        assert self._link is not None
+        while True:
+            try:
+                block = self._link.recv(_BLOCK, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not block:
+                return False
+            *lines, self._rest = (self._rest + block).split(b"\n")
+            for line in lines:
+                self._do(json.loads(line))
 
-    def _may_go_on(self) -> bool:
-        """Whether the supervisors do not die one after the other."""
-        self._deaths.append(time.monotonic())
-        return len(self._deaths) < _MOST_DEATHS or self._deaths[-1] - self._deaths[0] > _WITHIN_S
+    def _do(self, asked: dict[str, Any]) -> None:
+        if "serves" in asked:
+            self._serves = bool(asked["serves"])
+        elif "start" in asked:
+            try:
+                with open(asked["log"], "ab") as output:
+                    process = subprocess.Popen(
+                        asked["start"],
+                        env=asked["env"],
+                        cwd=asked["cwd"],
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                        restore_signals=True,
+                    )
+            except (OSError, ValueError) as error:
+                self._tell({"failed": str(error)})
+                return
+            self._started.append(process)
+            self._tell({"started": process.pid})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        if self._link is not None:
+            with contextlib.suppress(
+                OSError
+            ):  # it is gone, and the next one inherits what it would have heard
+                self._link.sendall(json.dumps(message).encode() + b"\n")
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
         self._told = number
@@ -136,7 +183,9 @@ def _be(run: Callable[[Reins], int], reins: Reins) -> None:
     """
     code = 1
     try:
-        for number in _HANDED_ON:
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME_OF_CHILD)
+        signal.set_wakeup_fd(-1)
+        for number in (*_HANDED_ON, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDED_ON)
         code = run(reins)
@@ -157,10 +206,3 @@ def _die_of(number: int) -> int:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     return 128 + number
-
-
-def _read(state: int) -> bytes:
-    with contextlib.suppress(BlockingIOError):
-        os.set_blocking(state, False)
-        return os.read(state, 4096)
-    return b""

@@ -1,75 +1,85 @@
-"""What a supervisor and the keeper tell each other: when the job may be taken over, and what the one before
-has left.
+"""What a supervisor and its keeper tell each other, in JSON lines over a socket pair: when the job may be
+taken over, what to start, who has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import json
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-SERVES, _ENDS = b"s", b"e"
-_SECONDS = 5.0  # from a process's end until the keeper has told of it
-_LOOK_S = 0.05
+_START_SECONDS = 30.0
+_END_SECONDS = 5.0  # from a process's end until the keeper has told of it
+_LOOK_S = 0.02
 _BLOCK = 1 << 16
 
 
 @dataclass
-class Inherited:
-    """`how` the supervisor before ended; `exits`: exit codes by pid, negative for a signal, of processes that
-    lost their parent; `more`: a pipe that tells those that follow, -1 for none.
+class Reins:
+    """A supervisor's side. `link` None: there is no keeper, and nobody takes over. `before`: how the
+    supervisor ended in whose place this one is; "" for the first. `exits`: exit codes by pid, negative for a
+    signal, of what the keeper has started.
     """
 
-    how: str
+    link: socket.socket | None = None
+    before: str = ""
     exits: dict[int, int] = field(default_factory=dict)
-    more: int = -1
+    _answers: list[dict[str, object]] = field(default_factory=list)
     _rest: bytes = b""
+
+    def serves(self) -> None:
+        """From now on another supervisor can go on where this one is killed."""
+        self._say({"serves": True})
+
+    def ends(self) -> None:
+        """The job is being ended: what follows cannot be taken over."""
+        self._say({"serves": False})
+
+    async def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path) -> int:
+        """The pid of a process that the keeper has started in a session of its own, its output at the end of
+        `log`. Raises OSError.
+        """
+        self._say({"start": list(argv), "env": dict(env), "cwd": str(cwd), "log": str(log)})
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _START_SECONDS
+        while loop.time() < until:
+            self._hear()
+            if self._answers:
+                answer = self._answers.pop(0)
+                if isinstance(pid := answer.get("started"), int):
+                    return pid
+                raise OSError(str(answer.get("failed")))
+            await asyncio.sleep(_LOOK_S)
+        raise OSError("the supervisor's keeper does not answer")
 
     async def exit_code(self, pid: int) -> int | None:
         """Of a process that has ended; None where nobody knows it."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + _SECONDS
+        until = loop.time() + _END_SECONDS
         while pid not in self.exits and loop.time() < until:
             self._hear()
             if pid not in self.exits:
                 await asyncio.sleep(_LOOK_S)
         return self.exits.get(pid)
 
-    async def listen(self) -> None:
-        """Until cancelled: take what the keeper tells, so that it always finds room."""
-        while True:
-            self._hear()
-            await asyncio.sleep(1)
-
     def _hear(self) -> None:
-        if self.more < 0:
+        if self.link is None:
             return
-        os.set_blocking(self.more, False)
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self.more, _BLOCK):
-                *lines, self._rest = (self._rest + chunk).split(b"\n")
+        with contextlib.suppress(OSError):
+            while block := self.link.recv(_BLOCK, socket.MSG_DONTWAIT):
+                *lines, self._rest = (self._rest + block).split(b"\n")
                 for line in lines:
-                    pid, _, code = line.partition(b" ")
-                    self.exits[int(pid)] = int(code)
+                    told = json.loads(line)
+                    if "ended" in told:
+                        self.exits[int(told["ended"])] = int(told["code"])
+                    else:
+                        self._answers.append(told)
 
-
-@dataclass(frozen=True)
-class Reins:
-    """A supervisor's side. Without a keeper (`says` -1) nobody takes over and nothing is inherited."""
-
-    says: int = -1
-    inherited: Inherited | None = None
-
-    def serves(self) -> None:
-        """From now on another supervisor can go on where this one is killed."""
-        self._say(SERVES)
-
-    def ends(self) -> None:
-        """The job is being ended: what follows cannot be taken over."""
-        self._say(_ENDS)
-
-    def _say(self, word: bytes) -> None:
-        if self.says >= 0:
-            with contextlib.suppress(OSError):
-                os.write(self.says, word)
+    def _say(self, message: dict[str, object]) -> None:
+        if self.link is not None:
+            with contextlib.suppress(OSError):  # the keeper is gone, and with it the node's task
+                self.link.sendall(json.dumps(message).encode() + b"\n")
