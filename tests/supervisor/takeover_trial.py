@@ -30,7 +30,6 @@ def supervise(reins: Reins) -> int:
 async def begin(reins: Reins) -> int:
     argv = [sys.executable, "-c", CHILD, str(FOLDER / "end")]
     place = place_of(await reins.start(argv, os.environ, FOLDER, FOLDER / "log"))
-    assert place is not None
     if KIND != "before":
         Handover(place, driver=place).leave(FOLDER)
         reins.serves()

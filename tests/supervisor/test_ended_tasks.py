@@ -52,17 +52,17 @@ def head(tmp_path: Path, **knobs: str) -> Head:
 def test_it_ends_the_start_unless_the_node_has_said_more_itself_or_may_be_missing(tmp_path):
     one = head(tmp_path)
     one._task_ended("somebody", "Killed")
-    one._raise_start_failures()
+    one.joining.raise_failures()
     one._on_message("n2", Failed("node n2: SETUP_COMMAND ended with exit code 9"))
     one._task_ended("n2", "Exited with exit code 1")
     with pytest.raises(RlprofError, match=r"^node n2: SETUP_COMMAND ended with exit code 9$"):
-        one._raise_start_failures()
+        one.joining.raise_failures()
 
     other = head(tmp_path / "other")
     other._task_ended("n3", "Exited with exit code 1\n  pyxis: no such image")
     with pytest.raises(RlprofError, match="node n3: its task ended before the cluster was up: Exited with"):
-        other._raise_start_failures()
+        other.joining.raise_failures()
 
     spare = head(tmp_path / "spare", RLPROF_MIN_NODES="2")
     spare._task_ended("n3", "Exited with exit code 1")
-    spare._raise_start_failures()
+    spare.joining.raise_failures()

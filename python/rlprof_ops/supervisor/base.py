@@ -35,6 +35,7 @@ from rlprof_ops.supervisor.ray_process import (
     RayNode,
     RayProcess,
     cpu_count,
+    plugin_message,
     port_knobs,
     start_argv,
     stripped,
@@ -51,10 +52,6 @@ _PLUGIN_SECONDS = 30.0
 _REAP_SECONDS = 60.0  # between two tries to start Ray
 _RAY_STOP_SECONDS = 10.0
 _HELPERS_SECONDS = 20.0
-
-
-def plugin_message(node: str, reason: str) -> str:
-    return f"node {node}: Ray under {sys.executable} cannot load the rlprof plugin: {reason}"
 
 
 class Supervisor:

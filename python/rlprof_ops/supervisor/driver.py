@@ -9,9 +9,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlprof_ops.host import processes
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.supervisor.takeover.handover import Adopted
+from rlprof_ops.supervisor.takeover.handover import Adopted, place_of
 from rlprof_ops.supervisor.takeover.reins import Reins
 from rlprof_ops.supervisor.whole_job.exit_code import exit_status
 
@@ -58,7 +57,7 @@ class Driver:
         argv = [*wrap, "bash", str(script)]
         if reins is not None and reins.link is not None:
             pid = await reins.start(argv, env, cwd, log)
-            return cls(Adopted((pid, processes.start_time(pid) or 0), reins))
+            return cls(Adopted(place_of(pid), reins))
         with open(log, "ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *argv,

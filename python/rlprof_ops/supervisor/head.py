@@ -24,7 +24,7 @@ from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.slurm.job_state import is_cancelled
 from rlprof_ops.supervisor import attach_file, capture_relay, ended_tasks
-from rlprof_ops.supervisor.base import GROUP_CLEANUP, Supervisor, plugin_message
+from rlprof_ops.supervisor.base import GROUP_CLEANUP, Supervisor
 from rlprof_ops.supervisor.beside.recording import Recorded
 from rlprof_ops.supervisor.control_channel import (
     Drain,
@@ -49,6 +49,7 @@ from rlprof_ops.supervisor.takeover.handover import REJOIN_SECONDS, Adopted, Han
 from rlprof_ops.supervisor.takeover.reins import Reins
 from rlprof_ops.supervisor.whole_job import exit_code
 from rlprof_ops.supervisor.whole_job.closing_commands import ClosingCommands
+from rlprof_ops.supervisor.whole_job.joining import Joining
 from rlprof_ops.supervisor.whole_job.other_nodes import OtherNodes
 from rlprof_ops.words import duration, limit
 
@@ -83,6 +84,7 @@ class Head(Supervisor):
     ) -> None:
         super().__init__(settings, request, place, journal, reins)
         self._nodes = OtherNodes(journal)
+        self.joining = Joining(place, settings, journal, self._nodes)
         self._driver: Driver | None = None
         self._clock_server: ClockServer | None = None
         self._kill_at: float | None = None  # monotonic, of a job that is being cancelled
@@ -139,6 +141,7 @@ class Head(Supervisor):
         place = self.place
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.settings.number("RLPROF_READY_SECONDS")
+        assert self.shutdown_requested is not None
         await self._listen()
         self._check_authentication()
         self._say_what_is_off()
@@ -150,9 +153,10 @@ class Head(Supervisor):
         await asking.start()
         try:
             await self._begin_beside()
-            await self._racing_failures(self.start_ray(deadline))
+            await self.joining.race(self.start_ray(deadline), self.shutdown_requested)
             with self.journal.phase("nodes_join"):
-                await self._racing_failures(self._all_joined(asking, deadline))
+                joined = self.joining.all_joined(asking, deadline, self.state.up)
+                await self.joining.race(joined, self.shutdown_requested)
         finally:
             ended.cancel()
             await asking.stop()
@@ -204,11 +208,10 @@ class Head(Supervisor):
 
     def _leave_handover(self) -> None:
         assert self.ray is not None
-        driver = self._driver.process.pid if self._driver is not None else 0
         self.hand_over(
             Handover(
                 place_of(self.ray.process.pid),
-                place_of(driver) if driver else None,
+                place_of(self._driver.process.pid) if self._driver is not None else None,
                 self.files.started_ns,
                 tuple(self._nodes.serving()),
                 self.state.nodes_up,
@@ -241,68 +244,6 @@ class Head(Supervisor):
                 f"{GROUP_CLEANUP}={wanted} is off in this job: Ray would kill nsys with its worker, while"
                 " nsys writes the worker's report"
             )
-
-    async def _racing_failures(self, work: Any) -> None:
-        """Wait for `work`; a node that reports a failed start, or an order to end, ends the wait with an
-        RlprofError.
-        """
-        assert self.shutdown_requested is not None
-        task = asyncio.ensure_future(work)
-        try:
-            while not task.done():
-                self._nodes.changed.clear()
-                self._raise_start_failures()
-                changed = asyncio.ensure_future(self._nodes.changed.wait())
-                await asyncio.wait(
-                    {task, changed, asyncio.shield(self.shutdown_requested)},
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                changed.cancel()
-                if self.shutdown_requested.done() and not task.done():
-                    raise RlprofError(
-                        f"told to end ({self.shutdown_requested.result()}) before the cluster was up"
-                    )
-            await task
-        finally:
-            task.cancel()
-
-    def _raise_start_failures(self) -> None:
-        if self.settings.number("RLPROF_MIN_NODES"):
-            return
-        reason = self._nodes.failure()
-        if reason:
-            raise RlprofError(reason)
-
-    async def _all_joined(self, asking: GcsWatcher, deadline: float) -> None:
-        """Wait until enough nodes are alive. Raises RlprofError naming those that are missing, or the
-        plugin's fault.
-        """
-        wanted = self.settings.number("RLPROF_MIN_NODES") or len(self.place.nodes)
-        alive: list[str] = []
-        while len(alive) < wanted:
-            try:
-                problem, answer = await asking.answers(deadline)
-            except asyncio.TimeoutError:
-                raise RlprofError(self._missing_nodes(alive, wanted)) from None
-            if problem is not None:
-                raise RlprofError(plugin_message(self.place.node, problem))
-            alive = answer or []
-            self.journal.note(f"{len(alive)} of {len(self.place.nodes)} nodes are up")
-            self.state.up(len(alive))
-        self.journal.say(f"{len(alive)} of {len(self.place.nodes)} nodes are up")
-
-    def _missing_nodes(self, alive: list[str], wanted: int) -> str:
-        by_ip = self._nodes.by_ip() | {self.place.ip: self.place.node}
-        up = {by_ip.get(ip) for ip in alive}
-        missing = [node for node in self.place.nodes if node not in up]
-        silent = self._nodes.unheard([node for node in missing if node != self.place.node])
-        text = (
-            f"after {self.settings['RLPROF_READY_SECONDS']} s (RLPROF_READY_SECONDS) {len(alive)} of {wanted}"
-            f" nodes are up; missing: {', '.join(missing)}."
-        )
-        if silent:
-            text += f" Never heard of: {', '.join(silent)} (see logs/<node>.log in the run folder)."
-        return text
 
     async def _demanded(self, asked: capture_relay.CaptureAsked) -> None:
         """Something is asked while the job runs: every node hears it, this one too."""

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,6 +165,10 @@ def no_authentication(version: str) -> str:
         f"Ray {version} runs without authentication (it came with 2.52): whoever reaches its ports runs code"
         " as you"
     )
+
+
+def plugin_message(node: str, reason: str) -> str:
+    return f"node {node}: Ray under {sys.executable} cannot load the rlprof plugin: {reason}"
 
 
 def stripped(env: Mapping[str, str]) -> dict[str, str]:

@@ -63,10 +63,9 @@ class Handover:
 _PLACES = ("ray", "driver")
 
 
-def place_of(pid: int) -> tuple[int, int] | None:
-    """A running process as `Handover` names it."""
-    started = processes.start_time(pid)
-    return None if started is None else (pid, started)
+def place_of(pid: int) -> tuple[int, int]:
+    """A process as `Handover` names it; its start is 0 where it has ended, which is no process's."""
+    return pid, processes.start_time(pid) or 0
 
 
 def end_helpers(job: str, node_dir: Path) -> int:
