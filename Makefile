@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHELL_FILES := ray.sub .ci/run $(wildcard scripts/*.sh scripts/lib/*.sh env/*.sh tests/sandbox/*.sh \
 	python/rlprof_ops/rayenv/wrap/*.sh)
+SCANNER := python/rlprof_ops/analyze/readers/scan/_trace_scan.c
 PYTEST_ARGS ?=
 # One worker takes what uses the machine, test after test; the others take the rest. 1: no workers.
 RLPROF_TESTS_JOBS ?= 2
@@ -54,11 +55,11 @@ bench: $(VENV)/.test  ## The measured comparisons of tests/bench, both sides in 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); env/setup_test_machine.sh python && $(PYTHON) -m venv $(VENV); }
 
-$(VENV)/.demo: pyproject.toml env/constraints.txt | $(VENV)/bin/pip
+$(VENV)/.demo: pyproject.toml setup.py $(SCANNER) env/constraints.txt | $(VENV)/bin/pip
 	$(BIN)/pip install --quiet --constraint env/constraints.txt --editable '.[ray,torch,analyze]'
 	@touch $@
 
-$(VENV)/.test: pyproject.toml env/constraints.txt | $(VENV)/bin/pip
+$(VENV)/.test: pyproject.toml setup.py $(SCANNER) env/constraints.txt | $(VENV)/bin/pip
 	$(BIN)/pip install --quiet --constraint env/constraints.txt --editable '.[all,test]'
 	@touch $@ $(VENV)/.demo
 

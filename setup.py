@@ -1,5 +1,5 @@
 """Puts ray.sub, scripts/ and env/ into the wheel as rlprof_ops/job_files, where
-`rlprof_ops.job.knobs.home` looks for them.
+`rlprof_ops.job.knobs.home` looks for them, and compiles the scanner of traces where there is a compiler.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
@@ -56,4 +56,18 @@ class BuildWithJob(build_py):
         return {self._job() / name: HERE / name for name in job_files()}
 
 
-setup(cmdclass={"build_py": BuildWithJob})
+# Without a compiler or Python's headers the package is whole without it: see rlprof_ops.analyze.readers.scan.
+SCANNER = Extension(
+    "rlprof_ops.analyze.readers.scan._trace_scan",
+    ["python/rlprof_ops/analyze/readers/scan/_trace_scan.c"],
+    define_macros=[("Py_LIMITED_API", "0x030A0000")],
+    extra_compile_args=["-std=c11", "-O3"],
+    py_limited_api=True,
+    optional=True,
+)
+
+setup(
+    cmdclass={"build_py": BuildWithJob},
+    ext_modules=[SCANNER],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},  # one wheel for every Python from 3.10 on
+)

@@ -53,6 +53,13 @@ def _torch() -> str:
     return _module("torch")
 
 
+def _scanner() -> str:
+    from rlprof_ops.analyze.readers.scan import batches
+
+    why = batches.unused()
+    return f"{why}; install gcc and pip install --editable . again" if why else ""
+
+
 def _slurm() -> str:
     path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
     absent = [program for program in SLURM_PROGRAMS if not shutil.which(program, path=path)]
@@ -138,6 +145,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "strace": _strace,
     "ray": _ray,
     "torch": _torch,
+    "scanner": _scanner,
     "index": _index,
     "upstream": _upstream,
 }

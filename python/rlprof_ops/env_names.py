@@ -52,6 +52,7 @@ ROCPROF_SYS = "RLPROF_ROCPROF_SYS"
 CHECK_TIMEOUT_S = "RLPROF_CHECK_TIMEOUT_S"
 ENGINES = "RLPROF_ENGINES"
 NVML = "RLPROF_NVML"
+SCANNER = "RLPROF_SCANNER"
 
 # NeMo RL's own request, by backend (its docs/nsys-profiling.md and the torch profiler's page).
 NRL_STEP_RANGE = {"nsight": "NRL_NSYS_PROFILE_STEP_RANGE", "torch": "NRL_TORCH_PROFILE_STEP_RANGE"}

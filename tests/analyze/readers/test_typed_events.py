@@ -22,6 +22,12 @@ from rlprof_ops.analyze.readers import chrome_events, inflate, torch_columns, to
 from rlprof_ops.analyze.readers.decimal_time import exact_nanoseconds  # noqa: E402
 
 
+@pytest.fixture(autouse=True)
+def _no_scanner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the batches that are read by type: test_scanner.py is on it."""
+    monkeypatch.setenv("RLPROF_SCANNER", "0")
+
+
 def rows(trace: Trace) -> dict[str, list[tuple[Any, ...]]]:
     """Every table as a list of rows, codes replaced by what they stand for; in order of start, for batches
     may differ.

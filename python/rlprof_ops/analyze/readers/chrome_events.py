@@ -17,6 +17,7 @@ import msgspec
 
 from rlprof_ops.analyze.readers.inflate import Inflated
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
+from rlprof_ops.analyze.readers.scan.batches import Scanned, new_scanner
 from rlprof_ops.analyze.readers.typed_events import CollectiveArgs, Typed
 from rlprof_ops.analyze.readers.typed_events import decoder as typed_decoder
 
@@ -64,7 +65,7 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-Decoded = TypeVar("Decoded", bound="Event | Typed | dict[str, object]")
+Decoded = TypeVar("Decoded", bound="Event | Typed | Scanned | dict[str, object]")
 _EVENTS = (msgspec.json.Decoder(list[Event]), msgspec.json.Decoder(Event))
 _DICTS = (msgspec.json.Decoder(list[dict[str, object]]), msgspec.json.Decoder(dict[str, object]))
 _header = msgspec.json.Decoder(dict[str, object])
@@ -75,7 +76,8 @@ class ChromeEvents(Generic[Decoded]):
     file.
 
     `whole`: events are dicts with everything in them instead. `typed`: batches that hold nothing unusual come
-    as lists of the structs of `typed_events`, the others as `Event`. Raises `UnreadableReport` when the
+    as one `Scanned` in a list, where the scanner is there, or as the structs of `typed_events`, the others as
+    `Event`. Raises `UnreadableReport` when the
     stream holds no event array at all.
     """
 
@@ -84,13 +86,16 @@ class ChromeEvents(Generic[Decoded]):
     @overload
     def __init__(self: ChromeEvents[dict[str, object]], path: Path, *, whole: Literal[True]) -> None: ...
     @overload
-    def __init__(self: ChromeEvents[Event | Typed], path: Path, *, typed: Literal[True]) -> None: ...
+    def __init__(
+        self: ChromeEvents[Event | Typed | Scanned], path: Path, *, typed: Literal[True]
+    ) -> None: ...
     def __init__(self, path: Path, *, whole: bool = False, typed: bool = False) -> None:
         self.path = path
         self._batch, self._single = cast(
             "tuple[msgspec.json.Decoder[list[Decoded]], msgspec.json.Decoder[Decoded]]",
             _DICTS if whole else _EVENTS,
         )
+        self._scanner = new_scanner() if typed else None
         self._typed = typed
         self._refused = 0
         self._allowed = _EFFORT_BYTES
@@ -173,7 +178,7 @@ class ChromeEvents(Generic[Decoded]):
         cuts = [match.start() + 1 for match in pattern.finditer(text, tail_start)]
         for cut in reversed(cuts[-_TRIES:]):
             try:
-                events = self._decode_batch(b"".join((b"[", memoryview(text)[:cut], b"]")), last)
+                events = self._scan(text, cut, last) or self._decode(text, cut, last)
             except _DAMAGE:
                 continue
             self._allowed += 2 * cut
@@ -186,6 +191,16 @@ class ChromeEvents(Generic[Decoded]):
         if text.strip() in (b"", b"]") or text.lstrip()[:1] == b"]":
             return [], b"", text.lstrip()[1:] if text.strip() else None
         return None
+
+    def _scan(self, text: bytes, cut: int, last: bool) -> list[Decoded] | None:
+        scanned = self._scanner.scan(text, cut) if self._scanner and not last else None
+        return None if scanned is None else cast("list[Decoded]", [scanned])
+
+    def _decode(self, text: bytes, cut: int, last: bool) -> list[Decoded]:
+        events = self._decode_batch(b"".join((b"[", memoryview(text)[:cut], b"]")), last)
+        if self._scanner and not last:
+            self._scanner.in_vain()
+        return events
 
     def _decode_batch(self, text: bytes, last: bool) -> list[Decoded]:
         if self._typed and not last:
@@ -272,7 +287,7 @@ class ChromeEvents(Generic[Decoded]):
         return event if (event.get("ph") if isinstance(event, dict) else getattr(event, "ph", "")) else None
 
 
-def are_events(batch: Sequence[Event | Typed]) -> TypeGuard[list[Event]]:
+def are_events(batch: Sequence[Event | Typed | Scanned]) -> TypeGuard[list[Event]]:
     """Whether a batch came as events that take everything: all of it did then."""
     return bool(batch) and isinstance(batch[0], Event)
 

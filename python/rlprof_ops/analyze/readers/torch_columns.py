@@ -21,13 +21,17 @@ from rlprof_ops.analyze.columns import (
     Part,
 )
 from rlprof_ops.analyze.readers import typed_events
-from rlprof_ops.analyze.readers.chrome_events import Args, Event
+from rlprof_ops.analyze.readers.chrome_events import Event
 from rlprof_ops.analyze.readers.decimal_time import INVALID, exact_nanoseconds, nanoseconds
+from rlprof_ops.analyze.readers.scan import batches
 from rlprof_ops.analyze.readers.spill import Parts
 
 _GPU_KINDS = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
 _TYPED_GPU_KINDS: dict[type, int] = {
     typed_events.Kernel: KERNEL, typed_events.Memcpy: MEMCPY, typed_events.Memset: MEMSET,
+}  # fmt: skip
+_SCANNED_GPU_KINDS = {
+    batches.GPU_KERNEL: KERNEL, batches.GPU_MEMCPY: MEMCPY, batches.GPU_MEMSET: MEMSET,
 }  # fmt: skip
 _ELEMENT_BYTES = {
     "float": 4,
@@ -57,6 +61,25 @@ INT64 = 1 << 63
 Value = TypeVar("Value", bound=Hashable)
 
 
+class Recoding:
+    """The codes of this file's tables by those of the scanner, which numbers what it has seen itself."""
+
+    def __init__(self) -> None:
+        self.names: Codes = np.empty(0, np.int32)
+        self.tracks: Codes = np.empty(0, np.int32)
+        self.collectives: Codes = np.full(1, NO_VALUE, np.int32)  # its last is that of -1: there is none
+        self.pids: list[str] = []  # of the tracks
+
+    def add(self, names: list[int], tracks: list[int], collectives: list[int]) -> None:
+        """What the next codes of the scanner stand for."""
+        if names:
+            self.names = np.append(self.names, np.array(names, np.int32))
+        if tracks:
+            self.tracks = np.append(self.tracks, np.array(tracks, np.int32))
+        if collectives:
+            self.collectives = np.insert(self.collectives, -1, np.array(collectives, np.int32))
+
+
 class Columns:
     """What the batches of one file are collected in."""
 
@@ -74,6 +97,46 @@ class Columns:
         self.pids: dict[str, int] = {}
         self.span: tuple[int, int] | None = None
         self.said: dict[tuple[object, ...], int] = {}
+        self._scanned = Recoding()
+
+    def add_scanned(self, batch: batches.Scanned) -> None:
+        """Takes a batch that the compiled scanner read."""
+        codes = self._scanned
+        self.events += batch.events
+        codes.add(
+            [self.names.one(name) for name in batch.names],
+            [self.tracks.one(track) for track in batch.tracks],
+            [self._collective(said) for said in batch.collectives],
+        )
+        codes.pids += [str(pid) for pid, _ in batch.tracks]
+        for kind, start, duration, name, track, correlation, device, stream, size, collective in batch.parts:
+            part: Part = {
+                "start": np.frombuffer(start, np.int64),
+                "duration": np.frombuffer(duration, np.int64),
+                "name": codes.names[np.frombuffer(name, np.int32)],
+            }
+            if kind in _SCANNED_GPU_KINDS:
+                count = len(part["start"])
+                part["kind"] = np.full(count, _SCANNED_GPU_KINDS[kind], np.uint8)
+                part["device"] = np.frombuffer(device, np.int32)
+                part["stream"] = np.frombuffer(stream, np.int32)
+                part["correlation"] = np.frombuffer(correlation, np.int64)
+                part["size_bytes"] = np.frombuffer(size, np.int64)
+                part["collective"] = codes.collectives[np.frombuffer(collective, np.int32)]
+                part["track"] = np.full(count, NO_VALUE, np.int32)
+                self.gpu.append(part)
+                continue
+            tracks = np.frombuffer(track, np.int32)
+            part["track"] = codes.tracks[tracks]
+            if kind == batches.OP:
+                pid = codes.pids[int(tracks[0])]
+                self.pids[pid] = self.pids.get(pid, 0) + len(tracks)
+                self.ops.append(part)
+            elif kind == batches.RANGE:
+                self.ranges.append(part)
+            else:
+                part["correlation"] = np.frombuffer(correlation, np.int64)
+                self.launches.append(part)
 
     def add_typed(self, batch: Sequence[typed_events.Typed]) -> bool:
         """Takes a batch of `typed_events`; False, and nothing taken, where the text of its times is
@@ -230,7 +293,7 @@ class Columns:
         part["track"] = np.full(len(events), NO_VALUE, np.int32)
         self.gpu.append(part)
 
-    def _collective(self, args: Args | typed_events.GpuArgs) -> int:
+    def _collective(self, args: typed_events.CollectiveArgs) -> int:
         """The code of a kernel's collective. Many kernels say the same, so what they say is looked up as
         it stands.
         """
@@ -253,7 +316,7 @@ class Columns:
             code = self.said[says] = self._new_collective(args)
         return code
 
-    def _new_collective(self, args: Args | typed_events.GpuArgs) -> int:
+    def _new_collective(self, args: typed_events.CollectiveArgs) -> int:
         width = _ELEMENT_BYTES.get(str(args.dtype).lower(), 0)
         return self.collectives.one(
             Collective(

@@ -23,6 +23,7 @@ from rlprof_ops.analyze.columns import (
 from rlprof_ops.analyze.names import shortened
 from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event, are_events
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
+from rlprof_ops.analyze.readers.scan.batches import Scanned
 from rlprof_ops.analyze.readers.spill import in_order, release
 from rlprof_ops.analyze.readers.torch_columns import INT64, Columns, members, text, whole
 from rlprof_ops.analyze.readers.typed_events import Typed
@@ -49,6 +50,9 @@ def read_torch(path: Path) -> Trace:
     gc.disable()
     try:
         for batch in stream:
+            if isinstance(batch[0], Scanned):
+                columns.add_scanned(batch[0])
+                continue
             if not are_events(batch) and not columns.add_typed(cast("list[Typed]", batch)):
                 batch = stream.untyped()
             if are_events(batch):
@@ -67,7 +71,7 @@ def read_torch(path: Path) -> Trace:
     return _assemble(stream, columns)
 
 
-def _assemble(stream: ChromeEvents[Event | Typed], columns: Columns) -> Trace:
+def _assemble(stream: ChromeEvents[Event | Typed | Scanned], columns: Columns) -> Trace:
     trace = Trace(
         origin=_origin(stream, columns),
         names=tuple(shortened(text(name)) for name in columns.names.values()),
@@ -120,7 +124,7 @@ def _gpus(told: object, pid: int) -> tuple[tuple[int, int, str], ...]:
     )
 
 
-def _base_ns(stream: ChromeEvents[Event | Typed]) -> int:
+def _base_ns(stream: ChromeEvents[Event | Typed | Scanned]) -> int:
     base = stream.header.get("baseTimeNanoseconds")
     if not isinstance(base, int):
         found = _BASE.search(stream.header_text)
@@ -128,7 +132,7 @@ def _base_ns(stream: ChromeEvents[Event | Typed]) -> int:
     return base if 0 <= base < INT64 // 4 else 0
 
 
-def _origin(stream: ChromeEvents[Event | Typed], columns: Columns) -> Origin:
+def _origin(stream: ChromeEvents[Event | Typed | Scanned], columns: Columns) -> Origin:
     header = stream.header
     shared = header.get("distributedInfo")
     shared = shared if isinstance(shared, dict) else {}
