@@ -83,7 +83,9 @@ def cli(ctx: click.Context, version: bool, as_json: bool) -> None:
 
 
 def _versions() -> str:
-    """Versions of everything that a profiled job rests on, null where it is not installed."""
+    """Versions of everything that a profiled job rests on, null where it is not installed, and whether traces
+    are read with the compiled scanner.
+    """
     import json
     import platform
     from importlib import metadata
@@ -94,9 +96,16 @@ def _versions() -> str:
         except metadata.PackageNotFoundError:
             return None
 
+    def scanner() -> str | None:
+        try:
+            from rlprof_ops.analyze.readers.scan.batches import unused
+        except ImportError:  # of what the extra `analyze` brings
+            return None
+        return unused() or "used"
+
     packages = ("ray", "nvtx", "torch", "submitit", "pyarrow", "click", "rich")
     found = {"rlprof": __version__, "python": platform.python_version(), "platform": platform.platform()}
-    return json.dumps({**found, **{name: of(name) for name in packages}})
+    return json.dumps({**found, **{name: of(name) for name in packages}, "scanner": scanner()})
 
 
 def main(argv: list[str] | None = None) -> Any:

@@ -634,7 +634,7 @@ def test_help_version_and_completion(capsys):
     assert run("-v") == 0
     assert capsys.readouterr().out.startswith("rlprof, version ")
     assert run("--version", "--json") == 0
-    assert {"rlprof", "python", "ray", "nvtx"} <= set(json.loads(capsys.readouterr().out))
+    assert {"rlprof", "python", "ray", "nvtx", "scanner"} <= set(json.loads(capsys.readouterr().out))
     for shell in ("bash", "zsh", "fish"):
         assert run("completion", shell) == 0
         assert "_RLPROF_COMPLETE" in capsys.readouterr().out

@@ -28,6 +28,7 @@ from tests.needs import need  # noqa: E402
 from rlprof_ops.analyze.columns import Trace  # noqa: E402
 from rlprof_ops.analyze.readers import inflate, torch_trace  # noqa: E402
 from rlprof_ops.analyze.readers.scan import batches  # noqa: E402
+from rlprof_ops.cli import _versions  # noqa: E402
 
 SOURCE = Path(batches.__file__).with_name("_trace_scan.c")
 
@@ -421,6 +422,9 @@ def test_a_variable_turns_it_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(inflate, "PIECE_BYTES", 512)
     assert len(torch_trace.read_torch(write_trace(tmp_path / "t.json", small(40))).gpu) == 40
     assert not taken and batches.unused() == "RLPROF_SCANNER is 0"
+    assert json.loads(_versions())["scanner"] == "RLPROF_SCANNER is 0"
+    monkeypatch.delenv("RLPROF_SCANNER")
+    assert json.loads(_versions())["scanner"] == "used"
 
 
 @pytest.mark.parametrize("more", [[], ["-DTRACE_SCAN_PORTABLE"]], ids=["sse2", "portable"])

@@ -82,12 +82,12 @@ class Cost:
         return f"{self.wall_s:7.2f} s wall {self.cpu_s:7.2f} s CPU {self.peak_gib:6.2f} GiB"
 
 
-def run(argv: Sequence[str], runs: int = 1) -> Cost:
+def run(argv: Sequence[str], runs: int = 1, **variables: str) -> Cost:
     """The best of `runs` by wall time."""
     best: Cost | None = None
     for _ in range(runs):
         begun = time.monotonic()
-        environment = os.environ | {"PYTHONPATH": str(REPO / "python")}
+        environment = os.environ | {"PYTHONPATH": str(REPO / "python")} | variables
         process = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
         wall = time.monotonic() - begun
@@ -140,6 +140,11 @@ def bench_torch(args: argparse.Namespace, folder: Path) -> None:
     )
     ours = run([sys.executable, "-c", OURS, str(trace)], args.runs)
     show("ours", ours)
+    show(
+        "ours, without the scanner",
+        run([sys.executable, "-c", OURS, str(trace)], args.runs, RLPROF_SCANNER="0"),
+        ours,
+    )
     if args.hta:
         show("HTA 0.5.0, parse alone", run([args.hta, "-c", HTA, str(trace), "parse"]), ours)
         show(

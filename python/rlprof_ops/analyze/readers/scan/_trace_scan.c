@@ -195,8 +195,20 @@ static Outcome entry_of(Table *table, const uint8_t *text, size_t length, uint32
 
 static void skip_space(Text *in)
 {
-    while (in->at < in->end && (*in->at == ' ' || *in->at == '\n' || *in->at == '\t' || *in->at == '\r'))
-        in->at++;
+    const uint8_t *at = in->at;
+    while (at < in->end && *at <= ' ') {
+        if (*at != ' ' && *at != '\n' && *at != '\t' && *at != '\r')
+            break;
+#ifdef HAS_SSE2
+        if (*at == '\n' && in->end - at > 16) { /* what is indented */
+            __m128i text = _mm_loadu_si128((const __m128i *)(at + 1));
+            unsigned others = ~(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(text, _mm_set1_epi8(' ')));
+            at += __builtin_ctz(others | 1u << 16);
+        }
+#endif
+        at++;
+    }
+    in->at = at;
 }
 
 static bool take(Text *in, uint8_t wanted)
@@ -208,14 +220,16 @@ static bool take(Text *in, uint8_t wanted)
 }
 
 /* The next character that is no space, 0 at the end. */
-static uint8_t next(Text *in)
+static inline uint8_t next(Text *in)
 {
+    if (in->at < in->end && *in->at > ' ')
+        return *in->at;
     skip_space(in);
     return in->at < in->end ? *in->at : 0;
 }
 
 /* From here to the next character of a string that is a quote, an escape, a control or no ASCII. */
-static const uint8_t *plain_until(const uint8_t *at, const uint8_t *end)
+static inline const uint8_t *plain_until(const uint8_t *at, const uint8_t *end)
 {
 #ifdef HAS_SSE2
     const __m128i quote = _mm_set1_epi8('"'), escape = _mm_set1_epi8('\\'), space = _mm_set1_epi8(' ');
@@ -279,12 +293,10 @@ static size_t escape_length(const uint8_t *at, const uint8_t *end)
     return value >= 0xD800 && value <= 0xDFFF ? 0 : 6;
 }
 
-/* What is between the quotes of the string that begins here, as it stands. */
-static bool take_string(Text *in, Span *span, bool *escaped)
+/* As `take_string`, whatever is in it; `at` is where its first odd character may be. */
+static bool take_odd_string(Text *in, const uint8_t *at, Span *span, bool *escaped)
 {
-    if (!take(in, '"'))
-        return false;
-    const uint8_t *begin = in->at, *at = begin;
+    const uint8_t *begin = in->at;
     *escaped = false;
     for (;;) {
         size_t length;
@@ -304,6 +316,20 @@ static bool take_string(Text *in, Span *span, bool *escaped)
         at += length;
     }
     *span = (Span){begin, (size_t)(at - begin)};
+    in->at = at + 1;
+    return true;
+}
+
+/* What is between the quotes of the string that begins here, as it stands. */
+static inline bool take_string(Text *in, Span *span, bool *escaped)
+{
+    if (!take(in, '"'))
+        return false;
+    const uint8_t *at = plain_until(in->at, in->end);
+    if (at >= in->end || *at != '"')
+        return take_odd_string(in, at, span, escaped);
+    *escaped = false;
+    *span = (Span){in->at, (size_t)(at - in->at)};
     in->at = at + 1;
     return true;
 }
