@@ -23,6 +23,8 @@ from rlprof_ops.analyze.readers.typed_events import decoder
 
 Tables = dict[str, Any]
 GPU = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2}
+TOLD = ["dtype", "In msg nelems", "Out msg nelems", "Group size", "Process Group Name", "Seq"]
+TOLD += ["Process Group Description"]
 LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
 
 
@@ -75,7 +77,7 @@ def nanoseconds(microseconds: Decimal) -> int:
 
 def by_json(text: bytes) -> Counter[tuple[Any, ...]] | None:
     """Every row that the columns of a sound batch should have, what codes stand for in their place; None
-    where a collective's name is no text.
+    where a collective is told in no way that is known.
     """
     rows: Counter[tuple[Any, ...]] = Counter()
     for event in json.loads(b"[" + text + b"]", parse_float=Decimal, parse_int=Decimal):
@@ -92,7 +94,9 @@ def by_json(text: bytes) -> Counter[tuple[Any, ...]] | None:
         size = -1 if category == "kernel" else args.get("bytes", -1)
         place = [code if -1 <= code < 1 << 31 else -1 for code in place]
         op = args.get("Collective name")
-        if not isinstance(op, (str, type(None))):
+        if not isinstance(op, (str, type(None))) or any(
+            isinstance(args.get(key), (list, dict)) for key in TOLD
+        ):
             return None
         rows[(category, *span, *place, args.get("correlation", -1), size, op)] += 1
     return rows
