@@ -141,6 +141,7 @@ TAKES = [
     '{"args": null, "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}',
     KERNEL % "",
     KERNEL % '"device": -5, "stream": 99999999999, "correlation": -7, "bytes": 3',
+    (KERNEL % '"bytes": 3').replace('"ts": 1', '"ts": 1682725898236845'),
     KERNEL % '"Collective name": "all", "Seq": 3, "Group size": "8", "Process Group Ranks": [ 0, 1 ]',
     KERNEL % '"Collective name": null, "dtype": {"a": [1e5, -0.5E-3, true, false, null]}',
     CALL % '"device": "no number here", "bytes": []',

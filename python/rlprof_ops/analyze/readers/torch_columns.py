@@ -284,7 +284,10 @@ class Columns:
             [a.stream if a and a.stream is not None else e.tid for a, e in zip(args, events, strict=True)]
         )
         part["correlation"] = _ints([a.correlation if a else NO_VALUE for a in args])
-        part["size_bytes"] = _ints([a.bytes if a and a.bytes is not None else NO_VALUE for a in args])
+        copied = category != "kernel"  # what a kernel calls its bytes is no size of a copy
+        part["size_bytes"] = _ints(
+            [a.bytes if copied and a and a.bytes is not None else NO_VALUE for a in args]
+        )
         part["collective"] = np.fromiter(
             (NO_VALUE if a is None or a.collective is None else self._collective(a) for a in args),
             np.int32,
