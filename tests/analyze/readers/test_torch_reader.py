@@ -236,3 +236,14 @@ def test_a_pid_that_is_no_number_or_text_costs_its_event_nothing(tmp_path: Path)
     trace = read_torch(write_trace(tmp_path / "odd.pt.trace.json", events))
     assert ("['a', 'b', 'c']", "{'thread': 1}") in trace.tracks
     assert len(trace.ops) == 11
+
+
+@pytest.mark.parametrize("bad", [5, 39])
+def test_a_wrong_type_costs_its_event_where_times_are_read_from_their_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int
+) -> None:
+    monkeypatch.setattr(inflate, "PIECE_BYTES", 2048)
+    events = [x("cpu_op", "aten::add", 1_682_725_898_926_684 + i, 1.0) for i in range(60)]
+    events[bad]["ph"] = 5
+    trace = read_torch(write_trace(tmp_path / "t.json", events))
+    assert (len(trace.ops), trace.damaged) == (59, 1)

@@ -77,8 +77,7 @@ class ChromeEvents(Generic[Decoded]):
 
     `whole`: events are dicts with everything in them instead. `typed`: batches that hold nothing unusual come
     as one `Scanned` in a list, where the scanner is there, or as the structs of `typed_events`, the others as
-    `Event`. Raises `UnreadableReport` when the
-    stream holds no event array at all.
+    `Event`. Raises `UnreadableReport` when the stream holds no event array at all.
     """
 
     @overload
@@ -216,10 +215,13 @@ class ChromeEvents(Generic[Decoded]):
 
     def untyped(self) -> list[Decoded]:
         """The batch that was just given out, decoded with types that take everything and keep the text of
-        times.
+        times; what not even they take is counted as damaged.
         """
         self._refuse()
-        events: list[Decoded] = self._batch.decode(self._text)
+        try:
+            events: list[Decoded] = self._batch.decode(self._text)
+        except _DAMAGE:
+            events = self._salvage(self._text[1:-1], last=True)[0]
         return events
 
     def _refuse(self) -> None:
