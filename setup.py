@@ -57,9 +57,11 @@ class BuildWithJob(build_py):
 
 
 # Without a compiler or Python's headers the package is whole without it: see rlprof_ops.analyze.readers.scan.
+_SOURCES = "python/rlprof_ops/analyze/readers/scan"
 SCANNER = Extension(
     "rlprof_ops.analyze.readers.scan._trace_scan",
-    ["python/rlprof_ops/analyze/readers/scan/_trace_scan.c"],
+    [f"{_SOURCES}/_trace_scan.c"],
+    depends=[f"{_SOURCES}/{name}.h" for name in ("json_text", "text_table", "trace_events")],
     define_macros=[("Py_LIMITED_API", "0x030A0000")],
     extra_compile_args=["-std=c11", "-O3"],
     py_limited_api=True,

@@ -50,29 +50,32 @@ def run(*argv: str | Path, cwd: Path | None = None, **env: str) -> subprocess.Co
     return done
 
 
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from an unpacked sdist by the installed setuptools: no network."""
+def build_wheel(folder: Path, **env: str) -> Path:
+    """The wheel, built in `folder` from an unpacked sdist by the installed setuptools: no network."""
     pytest.importorskip("setuptools")
-    folder = tmp_path_factory.mktemp("build")
     source = folder / "checkout"
     source.mkdir()
     for part in PARTS:
         if (HOME / part).is_dir():
-            ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
             shutil.copytree(HOME / part, source / part, symlinks=True, ignore=ignore)
         else:
             shutil.copy(HOME / part, source / part)
     build = "from setuptools import build_meta as b; b.build_{}('{}')"
-    run(sys.executable, "-c", build.format("sdist", folder), cwd=source)
+    run(sys.executable, "-c", build.format("sdist", folder), cwd=source, **env)
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(folder)
-    run(
-        sys.executable, "-c", build.format("wheel", folder), cwd=folder / archive.name.removesuffix(".tar.gz")
-    )
+    unpacked = folder / archive.name.removesuffix(".tar.gz")
+    run(sys.executable, "-c", build.format("wheel", folder), cwd=unpacked, **env)
     [built] = folder.glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as this machine builds it."""
+    return build_wheel(tmp_path_factory.mktemp("build"))
 
 
 @pytest.fixture(scope="session")

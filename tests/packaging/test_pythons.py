@@ -7,7 +7,9 @@ import zipfile
 
 import pytest
 
+from tests.needs import need
 from tests.packaging.conftest import HOME, link_needed, run
+from tests.packaging.test_wheel import SCANNER
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 TESTS = (
@@ -46,6 +48,26 @@ def test_compiles_and_imports(version, wheel, other_python, tmp_path):
     run(python, "-W", "error", "-m", "compileall", "-q", tmp_path / "packages" / "rlprof_ops")
     done = run(python, "-c", IMPORT_ALL, tmp_path / "packages", PYTHONPATH=str(tmp_path / "packages"))
     assert set(done.stdout.split()) <= FOREIGN
+
+
+LOAD = """
+import importlib.machinery, importlib.util, sys
+loader = importlib.machinery.ExtensionFileLoader("_trace_scan", sys.argv[1])
+module = importlib.util.module_from_spec(importlib.util.spec_from_loader("_trace_scan", loader))
+loader.exec_module(module)
+text = b'{"cat": "cpu_op", "name": "a", "ts": 1.5, "dur": 2}'
+events, parts, names, tracks, collectives = module.Scanner().scan(text, len(text))
+print(events, int.from_bytes(parts[0][1], sys.byteorder), names)
+assert module.Scanner().scan(text, 5) is None
+"""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_one_compiled_scanner_serves_all(version, wheel, other_python, tmp_path):
+    need("scanner")
+    with zipfile.ZipFile(wheel) as archive:
+        scanner = archive.extract(SCANNER, tmp_path)
+    assert run(other_python(version), "-c", LOAD, scanner).stdout == "1 1500 b'[\"a\"]'\n"
 
 
 @pytest.mark.timeout(400)

@@ -10,8 +10,10 @@ import zipfile
 from pathlib import Path
 
 from rlprof_ops.version import __version__
-from tests.packaging.conftest import HOME, run
+from tests.needs import need
+from tests.packaging.conftest import HOME, build_wheel, run
 
+SCANNER = "rlprof_ops/analyze/readers/scan/_trace_scan.abi3.so"
 NOT_IN_A_JOB = {"constraints.txt", "setup_test_machine.sh", "site.env"}
 
 
@@ -31,6 +33,15 @@ def test_the_wheel_holds_the_job(wheel):
     assert "rlprof_ops/rayenv/wrap/nsys.sh" in modes
     package = {str(Path(name).relative_to("python")) for name in tracked("python")}
     assert {name for name in package if "egg-info" not in name} <= names
+
+
+def test_without_a_compiler_the_scanner_alone_is_missing(wheel, tmp_path):
+    need("scanner")
+    without = build_wheel(tmp_path, CC="/bin/false")
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(without) as lacking:
+        assert set(whole.namelist()) - set(lacking.namelist()) == {SCANNER}
+        assert set(lacking.namelist()) <= set(whole.namelist())
+    assert "-cp310-abi3-" in wheel.name
 
 
 def test_the_command_line_in_an_empty_environment(installed):
