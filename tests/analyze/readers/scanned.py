@@ -35,10 +35,11 @@ def tables(columns: Columns) -> Tables:
         "collectives": columns.collectives.values(), "events": columns.events,
         "damaged": columns.damaged, "pids": columns.pids, "span": columns.span,
     }  # fmt: skip
-    for table in ("ranges", "ops", "launches", "gpu"):
+    for table in ("ranges", "ops", "launches", "gpu", "memory"):
         found[table] = [
             {column: values.tolist() for column, values in part.items()}
             for part in getattr(columns, table)._pending
+            if len(next(iter(part.values())))
         ]
     return found
 
@@ -55,13 +56,15 @@ def by_scanner(*texts: bytes) -> Tables | None:
     return tables(columns)
 
 
-def by_python(*texts: bytes) -> Tables | None:
-    """The same from the reader in Python; None where it finds that a text is no list of whole events."""
+def by_python(*texts: bytes, typed: bool = True) -> Tables | None:
+    """The same from the reader in Python; None where it finds that a text is no list of whole events. `typed`:
+    with types that pass over what is not needed, where they take a batch, as the file's last is never read.
+    """
     columns = Columns()
     for text in texts:
         try:
             try:
-                taken = columns.add_typed(decoder.decode(b"[" + text + b"]"))
+                taken = typed and columns.add_typed(decoder.decode(b"[" + text + b"]"))
             except msgspec.ValidationError:
                 taken = False
             if not taken:
@@ -81,7 +84,14 @@ def by_json(text: bytes) -> Counter[tuple[Any, ...]] | None:
     """
     rows: Counter[tuple[Any, ...]] = Counter()
     for event in json.loads(b"[" + text + b"]", parse_float=Decimal, parse_int=Decimal):
-        category = event["cat"]
+        category = event.get("cat")
+        args = event.get("args") or {}
+        if (category, event.get("name")) == ("cpu_instant_event", "[memory]") and "Total Allocated" in args:
+            host = args.get("Device Type") == 0
+            device = -1 if host else args.get("Device Id", -1)
+            device = device if -1 <= device < 1 << 31 else -1
+            told = args["Total Allocated"], args.get("Total Reserved", -1)
+            rows[("memory", nanoseconds(event["ts"]), device, *told)] += 1
         if category not in (*GPU, *LAUNCHES, "cpu_op", "user_annotation"):
             continue
         span = (event["name"], nanoseconds(event["ts"]), max(nanoseconds(event["dur"]), 0))
@@ -114,6 +124,11 @@ def rows_of(found: Tables) -> Counter[tuple[Any, ...]]:
                 part["start"], part["duration"], part["name"], part["track"], told, strict=True
             ):
                 rows[(table == "launches", names[name], start, duration, tracks[track], correlation)] += 1
+    for part in found["memory"]:
+        told = zip(
+            *(part[key] for key in ("time", "device", "allocated_bytes", "reserved_bytes")), strict=True
+        )
+        rows.update(("memory", *row) for row in told)
     for part in found["gpu"]:
         columns = (
             "kind",
@@ -137,7 +152,7 @@ def check_batch(text: bytes) -> bool:
     scanned = by_scanner(text)
     if scanned is None:
         return False
-    assert scanned == by_python(text), text
+    assert scanned == by_python(text) == by_python(text, typed=False), text
     told = by_json(text)
     assert told is None or rows_of(scanned) == told, text
     return True

@@ -177,7 +177,7 @@ class ChromeEvents(Generic[Decoded]):
         cuts = [match.start() + 1 for match in pattern.finditer(text, tail_start)]
         for cut in reversed(cuts[-_TRIES:]):
             try:
-                events = self._scan(text, cut, last) or self._decode(text, cut, last)
+                events = self._scan(text, cut) or self._decode(text, cut, last)
             except _DAMAGE:
                 continue
             self._allowed += 2 * cut
@@ -191,13 +191,13 @@ class ChromeEvents(Generic[Decoded]):
             return [], b"", text.lstrip()[1:] if text.strip() else None
         return None
 
-    def _scan(self, text: bytes, cut: int, last: bool) -> list[Decoded] | None:
-        scanned = self._scanner.scan(text, cut) if self._scanner and not last else None
+    def _scan(self, text: bytes, cut: int) -> list[Decoded] | None:
+        scanned = self._scanner.scan(text, cut) if self._scanner else None
         return None if scanned is None else cast("list[Decoded]", [scanned])
 
     def _decode(self, text: bytes, cut: int, last: bool) -> list[Decoded]:
         events = self._decode_batch(b"".join((b"[", memoryview(text)[:cut], b"]")), last)
-        if self._scanner and not last:
+        if self._scanner:
             self._scanner.in_vain()
         return events
 

@@ -110,6 +110,21 @@ class Columns:
         )
         codes.pids += [str(pid) for pid, _ in batch.tracks]
         for kind, start, duration, name, track, correlation, device, stream, size, collective in batch.parts:
+            if kind == batches.WINDOW:
+                begins, lasts = np.frombuffer(start, np.int64), np.frombuffer(duration, np.int64)
+                self.span = int(begins.min()), int((begins + lasts).max())
+                continue
+            if kind == batches.MEMORY:
+                self.memory.append(
+                    {
+                        "time": np.frombuffer(start, np.int64),
+                        "track": np.full(len(start) // 8, NO_VALUE, np.int32),
+                        "device": np.frombuffer(device, np.int32),
+                        "allocated_bytes": np.frombuffer(correlation, np.int64),
+                        "reserved_bytes": np.frombuffer(size, np.int64),
+                    }
+                )
+                continue
             part: Part = {
                 "start": np.frombuffer(start, np.int64),
                 "duration": np.frombuffer(duration, np.int64),

@@ -88,26 +88,45 @@ static Outcome collective_of(Scanner *self, const Arguments *told, uint32_t *ent
     return entry_of(&self->collectives, self->scratch, used, entry);
 }
 
-static Outcome add_row(Scanner *self, const Event *event)
+/* The columns of work on a GPU. */
+static Outcome fill_gpu_row(Scanner *self, const Event *event, Row *row)
 {
     const Arguments *told = &event->arguments;
+    int64_t device = number_of(told, DEVICE, 0), stream = number_of(told, STREAM, 0);
+    if (!(told->seen & 1u << DEVICE) && !integer_of(event->pid, &device))
+        return REFUSED;
+    if (!(told->seen & 1u << STREAM) && !integer_of(event->tid, &stream))
+        return REFUSED;
+    row->device = code_of(device);
+    row->stream = code_of(stream);
+    row->size = event->kind == KERNEL ? -1 : number_of(told, BYTES, -1);
+    return collective_of(self, told, &row->collective);
+}
+
+/* A sample of the allocator: what is allocated stands as correlation, what is reserved as size. */
+static void fill_memory_row(const Arguments *told, Row *row)
+{
+    bool on_host = number_of(told, MEMORY_TYPE, -1) == 0;
+    row->device = on_host ? -1 : code_of(number_of(told, MEMORY_DEVICE, -1));
+    row->correlation = number_of(told, ALLOCATED, -1);
+    row->size = number_of(told, RESERVED, -1);
+}
+
+static Outcome add_row(Scanner *self, const Event *event)
+{
     Rows *rows = &self->rows[event->kind];
-    Row row = {.start = event->start, .duration = event->duration < 0 ? 0 : event->duration, .track = NO_ENTRY,
-               .correlation = told->correlation, .size = -1, .collective = NO_ENTRY};
-    Outcome outcome = entry_of(&self->names, event->name.text, event->name.length, &row.name);
-    if (outcome == TAKEN && on_gpu(event->kind)) {
-        int64_t device = told->device, stream = told->stream;
-        if (!(told->seen & 1u << DEVICE) && !integer_of(event->pid, &device))
-            return REFUSED;
-        if (!(told->seen & 1u << STREAM) && !integer_of(event->tid, &stream))
-            return REFUSED;
-        row.device = code_of(device);
-        row.stream = code_of(stream);
-        row.size = event->kind == KERNEL ? -1 : told->bytes;
-        outcome = collective_of(self, told, &row.collective);
-    } else if (outcome == TAKEN) {
+    Row row = {.start = event->start, .duration = event->duration < 0 ? 0 : event->duration, .name = NO_ENTRY,
+               .track = NO_ENTRY, .correlation = number_of(&event->arguments, CORRELATION, -1), .size = -1,
+               .collective = NO_ENTRY};
+    Outcome outcome = TAKEN;
+    if (event->kind == MEMORY)
+        fill_memory_row(&event->arguments, &row);
+    else if (event->kind != WINDOW)
+        outcome = entry_of(&self->names, event->name.text, event->name.length, &row.name);
+    if (outcome == TAKEN && on_gpu(event->kind))
+        outcome = fill_gpu_row(self, event, &row);
+    else if (outcome == TAKEN && event->kind <= HIP_RUNTIME)
         outcome = track_of(self, event, &row.track);
-    }
     if (outcome != TAKEN)
         return outcome;
     if (rows->count == rows->room) {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlprof_ops.analyze.readers.scan._trace_scan import Part, Scanner
 
 OP, RANGE, CUDA_RUNTIME, CUDA_DRIVER, HIP_RUNTIME, GPU_KERNEL, GPU_MEMCPY, GPU_MEMSET = range(8)
-LAUNCHES = (CUDA_RUNTIME, CUDA_DRIVER, HIP_RUNTIME)
+MEMORY, WINDOW = 8, 9  # samples of the allocator, and the time that was profiled
 _REFUSALS = 8  # batches that may be refused beyond those that were taken, before the file is read in Python
 
 

@@ -6,8 +6,10 @@
 #define MAX_ID 120 /* characters of a pid or tid, quotes included */
 #define COLLECTIVE_FIELDS 9
 
-/* The categories that become rows, in the order of `scanned.KINDS`, then those that are passed over. */
-typedef enum { OP, RANGE, CUDA_RUNTIME, CUDA_DRIVER, HIP_RUNTIME, KERNEL, MEMCPY, MEMSET, KINDS, SKIPPED, UNKNOWN } Kind;
+/* What becomes rows, in the order of `batches.OP` and those after it, then what is passed over. */
+typedef enum {
+    OP, RANGE, CUDA_RUNTIME, CUDA_DRIVER, HIP_RUNTIME, KERNEL, MEMCPY, MEMSET, MEMORY, WINDOW, KINDS, SKIPPED, UNKNOWN
+} Kind;
 
 #define IS(span, word) ((span).length == sizeof(word) - 1 && !memcmp((span).text, word, sizeof(word) - 1))
 
@@ -15,6 +17,7 @@ static Kind kind_of(Span category)
 {
     switch (category.length) {
     case 4: return IS(category, "ac2g") ? SKIPPED : UNKNOWN;
+    case 5: return IS(category, "Trace") ? WINDOW : UNKNOWN;
     case 6: return IS(category, "cpu_op") ? OP : IS(category, "kernel") ? KERNEL
                  : IS(category, "fwdbwd") ? SKIPPED : UNKNOWN;
     case 8: return IS(category, "overhead") ? SKIPPED : UNKNOWN;
@@ -25,6 +28,7 @@ static Kind kind_of(Span category)
     case 12: return IS(category, "cuda_runtime") ? CUDA_RUNTIME : UNKNOWN;
     case 15: return IS(category, "user_annotation") ? RANGE : IS(category, "python_function") ? SKIPPED : UNKNOWN;
     case 16: return IS(category, "async_cpu_to_gpu") ? SKIPPED : UNKNOWN;
+    case 17: return IS(category, "cpu_instant_event") ? MEMORY : UNKNOWN;
     case 19: return IS(category, "gpu_user_annotation") || IS(category, "cuda_profiler_range") ? SKIPPED : UNKNOWN;
     default: return UNKNOWN;
     }
@@ -32,12 +36,20 @@ static Kind kind_of(Span category)
 
 static bool on_gpu(Kind kind) { return kind == KERNEL || kind == MEMCPY || kind == MEMSET; }
 static bool is_launch(Kind kind) { return kind == CUDA_RUNTIME || kind == CUDA_DRIVER || kind == HIP_RUNTIME; }
+static bool reads_args(Kind kind) { return on_gpu(kind) || is_launch(kind) || kind == MEMORY; }
 
-enum { DEVICE = COLLECTIVE_FIELDS, STREAM, CORRELATION, BYTES, OTHER };
+/* Arguments that are numbers; those below are a collective's, by their place in `typed_events.CollectiveArgs`. */
+enum {
+    DEVICE = COLLECTIVE_FIELDS, STREAM, CORRELATION, BYTES, ALLOCATED, RESERVED, MEMORY_DEVICE, MEMORY_TYPE, OTHER
+};
 
-/* Which argument a key names: a field of `typed_events.CollectiveArgs` by its place there, or one above. */
-static int argument_of(Span key)
+static int argument_of(Span key, Kind kind)
 {
+    if (is_launch(kind))
+        return IS(key, "correlation") ? CORRELATION : OTHER;
+    if (kind == MEMORY)
+        return IS(key, "Total Allocated") ? ALLOCATED : IS(key, "Total Reserved") ? RESERVED
+             : IS(key, "Device Id") ? MEMORY_DEVICE : IS(key, "Device Type") ? MEMORY_TYPE : OTHER;
     switch (key.length) {
     case 3: return IS(key, "Seq") ? 8 : OTHER;
     case 5: return IS(key, "dtype") ? 1 : IS(key, "bytes") ? BYTES : OTHER;
@@ -55,12 +67,17 @@ static int argument_of(Span key)
 }
 
 typedef struct {
-    unsigned seen; /* a bit an argument; what was not seen is not said, and a default as a number */
-    int64_t device, stream, correlation, bytes;
+    unsigned seen; /* a bit an argument; the others are not set */
     Span said[COLLECTIVE_FIELDS];
+    int64_t numbers[OTHER - DEVICE];
 } Arguments;
 
-/* The arguments of a launch or of work on a GPU: an object. */
+static int64_t number_of(const Arguments *told, int argument, int64_t instead)
+{
+    return told->seen & 1u << argument ? told->numbers[argument - DEVICE] : instead;
+}
+
+/* The arguments that are read of an event of this kind: an object. */
 static bool take_arguments(Text *in, Kind kind, Arguments *found)
 {
     if (!take(in, '{'))
@@ -76,21 +93,15 @@ static bool take_arguments(Text *in, Kind kind, Arguments *found)
             return false;
         in->at++;
         skip_space(in);
-        int argument = argument_of(key);
-        if (is_launch(kind) && argument != CORRELATION)
-            argument = OTHER;
+        int argument = argument_of(key, kind);
         if (argument != OTHER) {
             if (found->seen & 1u << argument)
                 return false;
             found->seen |= 1u << argument;
         }
         const uint8_t *begin = in->at;
-        bool good = argument == DEVICE        ? take_integer(in, &found->device)
-                    : argument == STREAM      ? take_integer(in, &found->stream)
-                    : argument == CORRELATION ? take_integer(in, &found->correlation)
-                    : argument == BYTES       ? take_integer(in, &found->bytes)
-                                              : skip_value(in);
-        if (!good)
+        if (argument >= DEVICE && argument < OTHER ? !take_integer(in, &found->numbers[argument - DEVICE])
+                                                   : !skip_value(in))
             return false;
         if (argument < COLLECTIVE_FIELDS)
             found->said[argument] = (Span){begin, (size_t)(in->at - begin)};
@@ -172,7 +183,7 @@ static bool take_field(Text *in, unsigned field, Event *event)
         odd = first != '{';
         if (first != '{' && first != 'n') /* what the untyped reader takes */
             return false;
-        if (!odd && (on_gpu(event->kind) || is_launch(event->kind)))
+        if (!odd && reads_args(event->kind))
             return take_arguments(in, event->kind, &event->arguments);
         event->args = event->kind == UNKNOWN ? begin : NULL;
         good = skip_value(in);
@@ -185,15 +196,44 @@ static bool take_field(Text *in, unsigned field, Event *event)
     return good;
 }
 
-/* One event, whose kind is never UNKNOWN then; what becomes a row has all that a row needs. */
+/* Whether an event that becomes a row has all that the row needs; one that becomes none is SKIPPED then. */
+static bool is_whole(const Text *in, Event *event)
+{
+    unsigned needed = NAME | TS | DUR, checked = ~0u;
+    if (event->kind == SKIPPED)
+        return true;
+    if (event->kind == MEMORY) {
+        bool named = event->seen & NAME && !(event->odd & NAME);
+        if (named && memchr(event->name.text, '\\', event->name.length))
+            return false;
+        if (!named || !IS(event->name, "\"[memory]\"") || !(event->seen & ARGS) || event->odd & ARGS) {
+            event->kind = SKIPPED;
+            return true;
+        }
+        needed = checked = TS;
+    } else if (event->kind == WINDOW) {
+        needed = checked = TS | DUR;
+    } else if (!reads_args(event->kind)) {
+        checked = ~(unsigned)ARGS;
+    }
+    if ((event->seen & needed) != needed || event->odd & checked)
+        return false;
+    Text again = {event->args, in->at};
+    if (event->args && reads_args(event->kind) && !take_arguments(&again, event->kind, &event->arguments))
+        return false;
+    if (event->kind == MEMORY && !(event->arguments.seen & 1u << ALLOCATED))
+        event->kind = SKIPPED;
+    return true;
+}
+
+/* One event, whose kind is never UNKNOWN then. */
 static bool take_event(Text *in, Event *event)
 {
     event->kind = UNKNOWN;
     event->seen = event->odd = event->arguments.seen = 0;
+    event->start = event->duration = 0;
     event->pid = event->tid = (Span){NULL, 0};
     event->args = NULL;
-    event->arguments.device = event->arguments.stream = 0;
-    event->arguments.correlation = event->arguments.bytes = -1;
     if (!take(in, '{'))
         return false;
     for (uint8_t follows = ','; follows == ',';) {
@@ -214,15 +254,9 @@ static bool take_event(Text *in, Event *event)
             return false;
         in->at++;
     }
-    if (event->kind == SKIPPED)
-        return true;
-    if (event->kind == UNKNOWN || (event->seen & (NAME | TS | DUR)) != (NAME | TS | DUR))
-        return false;
-    bool reads_args = on_gpu(event->kind) || is_launch(event->kind);
-    if (event->odd & (reads_args ? ~0u : ~(unsigned)ARGS))
-        return false;
-    Text again = {event->args, in->at};
-    return !event->args || !reads_args || take_arguments(&again, event->kind, &event->arguments);
+    if (event->kind == UNKNOWN)
+        event->kind = SKIPPED; /* metadata have no category */
+    return is_whole(in, event);
 }
 
 #endif
