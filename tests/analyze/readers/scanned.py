@@ -57,8 +57,8 @@ def by_scanner(*texts: bytes) -> Tables | None:
 
 
 def by_python(*texts: bytes, typed: bool = True) -> Tables | None:
-    """The same from the reader in Python; None where it finds that a text is no list of whole events. `typed`:
-    with types that pass over what is not needed, where they take a batch, as the file's last is never read.
+    """The same from the reader in Python; None where it finds that a text is no list of whole events.
+    `typed`: with types that pass over what is not needed, where they take a batch.
     """
     columns = Columns()
     for text in texts:
