@@ -112,7 +112,7 @@ def test_a_damaged_file_has_the_same_outcome(
     whole, path = tiny(), tmp_path / "t.json"
     path.write_bytes(whole)
     assert isinstance(torch_trace.read_torch(path), Trace) and sum(taken) >= 2
-    for at in range(len(whole)):
+    for at in range(0, len(whole), 3 if damage == "replaced" else 1):
         if damage == "cut":
             text = whole[:at]
         else:
@@ -392,7 +392,7 @@ def events(draw: st.DrawFn) -> str:
     return as_object([(f'"{key}"', value) for key, value in draw(st.permutations(members))], space)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(st.lists(events(), min_size=1, max_size=6).map(", ".join))
 def test_what_it_takes_is_what_the_others_read(text: str) -> None:
     note("taken" if check_batch(text.encode("utf-8", "surrogatepass")) else "refused")

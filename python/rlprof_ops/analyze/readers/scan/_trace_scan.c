@@ -1,9 +1,9 @@
 /* Scans a batch of a torch trace's events straight to columns, or refuses it whole.
  *
- * What is accepted is narrower than JSON and than `typed_events`: whenever a batch is accepted, its columns are
- * those that the reader in Python gives, and the text was exactly a list of whole events. Everything unusual
- * (an escape in a key, a number that no int64 of nanoseconds holds, a key that comes twice, a category that
- * `typed_events` does not know, text that is no UTF-8) is refused, and the caller reads the batch in Python.
+ * What is accepted is narrower than JSON: whenever a batch is accepted, its columns are those that the reader in
+ * Python gives, by type and without, and the text was exactly a list of whole events. Everything unusual (an
+ * escape in a key, a number that no int64 of nanoseconds holds, a key that comes twice, an unknown category, text
+ * that is no UTF-8) is refused, and the caller reads the batch in Python.
  *
  * The text is hostile: every read is checked against its end, nesting is a counter and not recursion, every
  * length is bounded by the text's, which is bounded by MAX_TEXT.
@@ -39,8 +39,10 @@ typedef struct {
 /* What is told of a process or thread by a number: its integer; false where it is anything else. */
 static bool integer_of(Span span, int64_t *value)
 {
+    if (!span.length)
+        return false;
     Text in = {span.text, span.text + span.length};
-    return span.length && take_integer(&in, value) && in.at == in.end;
+    return take_integer(&in, value) && in.at == in.end;
 }
 
 /* As `torch_columns._codes`: what fits, else -1. */
