@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -74,6 +75,8 @@ def command(
 
     Example: rlprof report 4711 --open
     """
+    # Nothing here multiplies matrices, and numpy would start a thread a CPU for it in each process.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from rlprof_ops.analyze.model_size.utilisation import told
     from rlprof_ops.analyze.reporting import report
     from rlprof_ops.job.run_folder import folder_of

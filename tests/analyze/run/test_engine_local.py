@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -87,3 +89,17 @@ def test_workers_end_when_nobody_takes_the_rest() -> None:
     _, pid = next(results)
     results.close()  # type: ignore[attr-defined]
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_report_starts_no_threads_for_matrices(tmp_path: Path) -> None:
+    """numpy would start one a CPU, in every process, and they wait for work at full speed."""
+    write_trace(tmp_path / "rank0.pt.trace.json", [mark("step 3", 0, 1000), kernel("gemm", 20, 100.0)])
+    code = (
+        "import os, sys; from rlprof_ops.commands.report import command\n"
+        "command.main([sys.argv[1], '--no-cache', '--json', '-j', '1'], standalone_mode=False)\n"
+        "print(len(os.listdir('/proc/self/task')), file=sys.stderr)"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(argv, env=kept, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.split()[-1] == "1"
