@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs what the tests need beyond Python: Slurm for the sandbox, nsys, Chromium, linters. Nothing is fetched but by apt.
+# Installs what the tests need beyond Python: Slurm for the sandbox, nsys, Chromium, linters, a C compiler for the scanner of
+# traces. Nothing is fetched but by apt.
 #
-# usage: env/setup_test_machine.sh [--check] [slurm] [nsys] [chromium] [lint] [python]
+# usage: env/setup_test_machine.sh [--check] [slurm] [nsys] [chromium] [lint] [compiler] [python]
 #
 # Without a part: all of them but `python`, which is what `python3 -m venv` needs. --check changes nothing and prints a line a part,
 #     slurm ok
@@ -13,7 +14,7 @@ set -euo pipefail
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 readonly HERE
-readonly DEFAULT_PARTS="slurm nsys chromium lint"
+readonly DEFAULT_PARTS="slurm nsys chromium lint compiler"
 readonly PARTS="${DEFAULT_PARTS} python"
 # The second, unprivileged person of the sandbox's tests.
 readonly TEST_USER="rlprof-test"
@@ -28,6 +29,7 @@ setup::packages() {
         slurm) echo "slurm-wlm munge iproute2 rsync util-linux procps strace" ;;
         chromium) echo "chromium chromium-driver" ;;
         lint) echo "shellcheck" ;;
+        compiler) echo "gcc libc6-dev python3-dev" ;;
         python) echo "python3 python3-venv" ;;
     esac
 }
@@ -37,6 +39,7 @@ setup::programs() {
         slurm) echo "slurmctld slurmd sbatch srun scontrol munged mungekey ip unshare nsenter rsync strace" ;;
         chromium) echo "chromium chromedriver" ;;
         lint) echo "shellcheck" ;;
+        compiler) echo "gcc" ;;
         python) echo "python3" ;;
     esac
 }
@@ -56,6 +59,9 @@ setup::lacking() {
     done
     if [ "${part}" = slurm ] && ! id "${TEST_USER}" > /dev/null 2>&1; then
         lacking+=("user ${TEST_USER}")
+    fi
+    if [ "${part}" = compiler ] && ! "${PYTHON:-python3}" -c 'import os, sysconfig; os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2> /dev/null; then
+        lacking+=("Python.h")
     fi
     if [ "${part}" = python ] && ! python3 -c 'import ensurepip, venv' 2> /dev/null; then
         lacking+=("python3-venv")

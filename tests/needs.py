@@ -57,7 +57,11 @@ def _scanner() -> str:
     from rlprof_ops.analyze.readers.scan import batches
 
     why = batches.unused()
-    return f"{why}; install gcc and pip install --editable . again" if why else ""
+    return (
+        f"{why}; run env/setup_test_machine.sh compiler as root and pip install --editable . again"
+        if why
+        else ""
+    )
 
 
 def _slurm() -> str:
