@@ -40,6 +40,8 @@ def make_run(
             host = f"n{rank % hosts}"
             rng = random.Random(f"{seed} {worker} {rank}")
             events = _rank(worker, rank, steps, kernels, slow_rank, rng)
+            for event in events:  # Kineto writes microseconds with three digits
+                event["ts"], event["dur"] = round(event["ts"], 3), round(event["dur"], 3)
             name = f"{worker}_rank{rank}_step{steps[0]}-{steps[-1]}_{host}_{1000 + rank}.pt.trace.json.gz"
             base = BASE_NS + (offsets_ns or {}).get(host, 0)
             write_trace(

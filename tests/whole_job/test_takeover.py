@@ -52,13 +52,13 @@ workers = [
 ]
 pids = ray.get([worker.work.remote(0) for worker in workers])
 prof = profiler.from_env(worker="controller", rank=0, world_size=1)
-slowest = 0.0
+lengths = []
 for step in range(1, steps + 1):
     began = time.monotonic()
     with prof.step(step):
         assert ray.get([worker.work.remote(step) for worker in workers]) == pids
-    slowest = max(slowest, time.monotonic() - began)
-    progress.write_text(f"{step} {slowest}")
+    lengths.append(time.monotonic() - began)
+    progress.write_text(" ".join(map(str, [step, *lengths])))
 prof.close()
 sys.exit(code)
 """
@@ -98,8 +98,9 @@ def test_a_job_whose_supervisors_are_killed_one_after_the_other(slurm: Sandbox, 
     state = job.wait()
 
     assert (state.state, state.exit_code) == ("FAILED", CODE), job.say()
-    _, slowest = progress.read_text().split()
-    assert float(slowest) < 15, "a step waited for a supervisor"
+    lengths = dict(enumerate(map(float, progress.read_text().split()[1:]), start=1))
+    changes = {1, *(step for window in WINDOWS for step in window)}  # which wait for nsys, as they should
+    assert all(lengths[step] < 10 for step in lengths if step not in changes), lengths
     told = job.record
     assert told["driver"]["exit_code"] == CODE and told["end"]["cause"] == "driver_exit", told
     assert not told["end"]["lost_nodes"], told

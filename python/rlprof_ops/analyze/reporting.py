@@ -48,7 +48,8 @@ def report(
             f"{folder}: cannot write the report ({error.strerror}). Give another folder with --output."
         ) from error
     if as_json:
-        sys.stdout.write(json.dumps(answer, indent=1, ensure_ascii=False) + "\n")
+        # Indented by msgspec, which takes a tenth of the time of `json.dumps(indent=…)`: that is Python.
+        sys.stdout.write(msgspec.json.format(json.dumps(answer, ensure_ascii=False), indent=1) + "\n")
     else:
         from rlprof_ops.analyze.output.terminal import show, standard_output
 
