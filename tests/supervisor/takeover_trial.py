@@ -47,6 +47,7 @@ async def inherit(reins: Reins) -> int:
     if KIND == "late":
         time.sleep(1)  # the child ends while nobody listens
     (FOLDER / "inherited").write_text(reins.before)
+    (FOLDER / "told").write_text(str(reins.told))
     code = await Adopted(left.driver, reins).wait()
     reins.ends()
     return code + 10

@@ -108,3 +108,14 @@ def test_a_signal_goes_to_the_supervisor_and_is_no_reason_to_begin_again(start, 
     assert task.code() == -number, "it has no handler here, so it dies of it, and its task as it did"
     assert time.monotonic() - began < 30
     assert len(list(task.folder.glob("pid*"))) == 1
+
+
+def test_a_signal_that_comes_while_there_is_no_supervisor_is_for_the_next_one(start):
+    task = start("plain")
+    os.kill(task.supervisor(), signal.SIGKILL)
+    assert task.process.stderr is not None and "takes over" in task.process.stderr.readline()
+    task.process.send_signal(signal.SIGUSR2)
+    task.wait_for("told")
+    assert (task.folder / "told").read_text() == str(int(signal.SIGUSR2))
+    os.kill(task.supervisor(1), signal.SIGKILL)  # nobody follows one that was told to end
+    assert task.code() == -signal.SIGKILL

@@ -137,6 +137,8 @@ class Supervisor:
             (signal.SIGUSR2, EndCause.TIME_LIMIT),
         ):
             loop.add_signal_handler(number, self.tell_to_end, cause)
+            if number == self.reins.told:
+                self.tell_to_end(cause)
 
     def tell_to_end(self, cause: EndCause) -> None:
         assert self.shutdown_requested is not None

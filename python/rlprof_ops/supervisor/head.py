@@ -89,6 +89,7 @@ class Head(Supervisor):
         self._clock_server: ClockServer | None = None
         self._kill_at: float | None = None  # monotonic, of a job that is being cancelled
         self._visits: list[asyncio.Task[None]] = []
+        self._had: tuple[str, ...] = ()  # nodes that served under a supervisor before
         self._orders: list[Message] = []  # to all nodes, and to those that join again
         self.run_record = RunRecord.of(place, settings, request, self.files.started_ns, journal.writer)
         self.control = ControlHead(place.token, self._on_message, self._visited)
@@ -117,7 +118,7 @@ class Head(Supervisor):
             cause, code = await self._serve()
         except RlprofError as error:
             self.journal.say(str(error))
-            cause, code = exit_code.of_bad_start(error)
+            cause, code = exit_code.of_bad_takeover() if before else exit_code.of_bad_start(error)
             self.run_record.detail = str(error)
         finally:
             if plugin is not None:
@@ -190,6 +191,7 @@ class Head(Supervisor):
         recalled = in_background(self.run_record.recall, seconds=_STORAGE_SECONDS)
         await self.files.survived(recalled, _STORAGE_SECONDS + 1, "the job's record so far")
         left = await self.find_what_is_left()
+        self._had = left.nodes
         await self._listen()
         await self._begin_beside()
         self.state.up(left.nodes_up or 0)
@@ -213,7 +215,7 @@ class Head(Supervisor):
                 place_of(self.ray.process.pid),
                 place_of(self._driver.process.pid) if self._driver is not None else None,
                 self.files.started_ns,
-                tuple(self._nodes.serving()),
+                tuple(sorted({*self._had, *self._nodes.serving()})),
                 self.state.nodes_up,
                 self.journal.phases_s,
             )

@@ -191,7 +191,8 @@ class Worker(Supervisor):
     async def _begin_beside(self) -> None:
         """Everything that goes on beside Ray; the steps first, which may be going on."""
         await self.serve_steps(self._tell)
-        if self._serves:
+        if self.reins.before:  # from here on the driver may wait for this node's windows
+            self._serves = True
             await self._tell(RayUp())
         await self.end_old_helpers()
         await self.files.start_sync()
@@ -207,7 +208,6 @@ class Worker(Supervisor):
     async def _take_over(self) -> None:
         """Go on with the Ray of a supervisor that was killed."""
         await self.find_what_is_left()
-        self._serves = True
         await self._begin_beside()
 
     def _on_message(self, message: Message) -> None:

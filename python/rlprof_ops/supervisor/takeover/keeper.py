@@ -74,9 +74,15 @@ class Keeper:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             sys.stderr.write(f"[rlprof] the supervisor {how} while the job runs: another one takes over\n")
             sys.stderr.flush()
-            time.sleep(min(_PAUSE_S * 2**quick, _LONGEST_PAUSE_S))
-            if self._told:
-                return code if code >= 0 else _die_of(-code)
+            self._pause(min(_PAUSE_S * 2**quick, _LONGEST_PAUSE_S))
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, but no longer once the job is told to end: that is for the next supervisor to do."""
+        until = time.monotonic() + seconds
+        while not self._told and (left := until - time.monotonic()) > 0:
+            select.select([self._woken], [], [], left)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._woken, _BLOCK)
 
     def _run_one(self, run: Callable[[Reins], int], how: str) -> int:
         """The exit code of one supervisor, negative for a signal. `how` the one before ended; "" for none."""
@@ -87,7 +93,7 @@ class Keeper:
         self._child = os.fork()
         if not self._child:
             ours.close()
-            _be(run, Reins(theirs, how, dict(self._exits)))
+            _be(run, Reins(theirs, how, dict(self._exits), self._told))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDED_ON)
         theirs.close()
         self._link, self._rest = ours, b""

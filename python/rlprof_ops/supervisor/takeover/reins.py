@@ -22,12 +22,14 @@ _BLOCK = 1 << 16
 class Reins:
     """A supervisor's side. `link` None: there is no keeper, and nobody takes over. `before`: how the
     supervisor ended in whose place this one is; "" for the first. `exits`: exit codes by pid, negative for a
-    signal, of what the keeper has started.
+    signal, of what the keeper has started. `told`: the signal that came while there was no supervisor, 0 for
+    none.
     """
 
     link: socket.socket | None = None
     before: str = ""
     exits: dict[int, int] = field(default_factory=dict)
+    told: int = 0
     _answers: list[dict[str, object]] = field(default_factory=list)
     _rest: bytes = b""
 

@@ -28,6 +28,11 @@ def of_job(told: EndCause | None, driver: int | None, has_driver: bool) -> tuple
     return EndCause.NODE_LOST, EXIT_FAILED  # Ray's head ended by itself
 
 
+def of_bad_takeover() -> tuple[EndCause, int]:
+    """The same where a supervisor could not go on in the place of one that was killed."""
+    return EndCause.NODE_LOST, EXIT_FAILED
+
+
 def of_bad_start(error: RlprofError) -> tuple[EndCause, int]:
     """The same for a job whose cluster did not come up."""
     return EndCause.STARTUP_FAILED, getattr(error, "exit_code", EXIT_FAILED)
