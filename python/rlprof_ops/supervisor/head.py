@@ -192,12 +192,12 @@ class Head(Supervisor):
         await self.files.survived(recalled, _STORAGE_SECONDS + 1, "the job's record so far")
         left = await self.find_what_is_left()
         self._had = left.nodes
-        await self._listen()
-        await self._begin_beside()
-        self.state.up(left.nodes_up or 0)
         if left.driver is not None:
             self._driver = Driver(Adopted(left.driver, self.reins))
         self.run_record.taken_over(self.place.node, self.reins.before)
+        await self._listen()
+        await self._begin_beside()
+        self.state.up(left.nodes_up or 0)
         self.background(self._miss(left.nodes))
 
     async def _miss(self, nodes: tuple[str, ...]) -> None:

@@ -21,7 +21,7 @@ NAME = "handover.json"
 REJOIN_SECONDS = 30.0  # in which a node finds the head's new supervisor
 _HELPERS = ("rlprof_ops.collect.sync", "rlprof_ops.recorder", "rlprof_ops.analyze.distil")
 _PROBES = "rlprof_ops.supervisor.gcs."
-_HELPER_SECONDS = 5.0
+_HELPER_SECONDS = 2.0  # enough for the recorder to keep what it has; a sync loses nothing by a kill
 _ALIVE_S = 1.0  # between two looks where the kernel has no pidfd
 
 
