@@ -168,7 +168,9 @@ def check_harvest(job: Job) -> None:
 def test_a_driver_that_fails_after_the_first_window(slurm):
     """And its Slurm wants no job for the harvest: then this one makes manifest and report."""
     knobs = {"RLPROF_HARVEST_JOB": "auto", "RLPROF_HARVEST_ARGS": "--partition=moon"}
-    job = Job.submit(slurm, COMMAND=f"{DEMO} --fail-at-step 6 --exit-code 7", **knobs, **ASKED)
+    job = Job.submit(
+        slurm, COMMAND=f"{DEMO} --step-seconds 1.5 --fail-at-step 6 --exit-code 7", **knobs, **ASKED
+    )
     state = job.wait()
 
     assert (state.state, state.exit_code) == ("FAILED", 7), job.say()

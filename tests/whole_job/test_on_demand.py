@@ -12,6 +12,9 @@ from tests.real_nsys import nvtx_ranges
 from tests.waits import wait_until
 from tests.whole_job.jobs import Job
 
+from rlprof_ops.collect import job_state
+from rlprof_ops.host.contained_dir import ContainedDir
+
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.nsys,
@@ -41,9 +44,18 @@ def test_windows_of_a_job_in_which_nothing_was_planned(slurm, tmp_path):
         RAY_LOG_SYNC_FREQUENCY="2",
         RLPROF_ON_DEMAND="nsight",
     )
-    wanted = ("nodes/*/events/policy_worker_rank1_*.jsonl", "nodes/*/events/generation*.jsonl")
+    wanted = {("policy_worker", 1), ("generation_worker", 0)}
+
+    def known() -> bool:
+        """Whether the head has heard of the workers, which is what the command goes by."""
+        if not job.run.exists():
+            return False
+        with ContainedDir(job.run) as run:
+            state = job_state.read(run)
+        return state is not None and wanted <= {(each.worker, each.rank) for each in state.workers}
+
     wait_until(
-        lambda: all(list(job.run.glob(pattern)) for pattern in wanted),
+        known,
         150,
         job.say,
         pause_s=0.2,
