@@ -265,17 +265,13 @@ class Supervisor:
             f"node {place.node}: the supervisor {self.reins.before} while the job ran; this one goes on in"
             " its place"
         )
-        if left.ray is None:
-            raise RlprofError(f"node {place.node}: its Ray was never up")
         self.files.started_ns = left.started_ns or self.files.started_ns
         self.journal.phases_s |= left.phases_s
         asked = trainer_request.with_request({env_names.NODE_DIR: str(place.folder.path)})
         if not self.request and env_names.REQUEST_JSON in asked:
             told = asked[env_names.REQUEST_JSON]
             self.take_request(request_from_json(told, "the trainer's configuration"))
-        self.ray = RayProcess(
-            Adopted(left.ray, self.reins), self.place.folder.logs / "ray_start.log", begin=None
-        )
+        self.ray = RayProcess(Adopted(left.ray, self.reins), place.folder.logs / "ray_start.log", begin=None)
         return left
 
     async def end_old_helpers(self) -> None:

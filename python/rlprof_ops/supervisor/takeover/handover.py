@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,11 @@ _ALIVE_S = 1.0  # between two looks where the kernel has no pidfd
 
 @dataclass(frozen=True)
 class Handover:
-    """`ray` and `driver`: (pid, start time in clock ticks since boot) of the processes; None for none.
+    """`ray` and `driver`: (pid, start time in clock ticks since boot) of the processes; None: no driver.
     `nodes`: the other nodes that serve. `nodes_up`: what Ray has counted. `phases_s`: what the start took.
     """
 
-    ray: tuple[int, int] | None
+    ray: tuple[int, int]
     driver: tuple[int, int] | None = None
     started_ns: int = 0
     nodes: tuple[str, ...] = ()
@@ -47,10 +48,9 @@ class Handover:
         """Raises RlprofError where nothing is left that can be taken over."""
         try:
             values: dict[str, Any] = foreign.read(node_dir / NAME)
-            ray, driver = (values[name] and (int(values[name][0]), int(values[name][1])) for name in _PLACES)
             return cls(
-                ray,
-                driver,
+                _place(values["ray"]),
+                _place(values["driver"]) if values["driver"] else None,
                 int(values["started_ns"]),
                 tuple(map(str, values["nodes"])),
                 values["nodes_up"],
@@ -60,7 +60,8 @@ class Handover:
             raise RlprofError(f"{node_dir / NAME}: nothing is there to take over: {error}") from error
 
 
-_PLACES = ("ray", "driver")
+def _place(told: Sequence[Any]) -> tuple[int, int]:
+    return int(told[0]), int(told[1])
 
 
 def place_of(pid: int) -> tuple[int, int]:

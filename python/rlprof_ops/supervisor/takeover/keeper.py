@@ -27,7 +27,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from rlprof_ops.supervisor.takeover.reins import Reins
+from rlprof_ops.supervisor.takeover.reins import Lines, Reins
 
 NAME, NAME_OF_CHILD = b"rlprof-keeper", b"rlprof-superv"  # as ps and top show them
 _PR_SET_NAME = 15  # linux/prctl.h
@@ -46,7 +46,7 @@ class Keeper:
         self._told = 0  # the signal that orders the end
         self._exits: dict[int, int] = {}
         self._link: socket.socket | None = None
-        self._rest = b""
+        self._lines = Lines()
         self._serves = False
         self._started: list[subprocess.Popen[bytes]] = []
         self._woken, wakes = os.pipe()
@@ -96,7 +96,7 @@ class Keeper:
             _be(run, Reins(theirs, how, dict(self._exits), self._told))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDED_ON)
         theirs.close()
-        self._link, self._rest = ours, b""
+        self._link, self._lines = ours, Lines()
         self._serves = bool(how)  # what it takes over can be taken over from it
         try:
             return self._wait()
@@ -134,18 +134,9 @@ class Keeper:
     def _hear(self) -> bool:
         """Do what the supervisor asks; False when it asks nothing any more."""
         assert self._link is not None
-        while True:
-            try:
-                block = self._link.recv(_BLOCK, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not block:
-                return False
-            *lines, self._rest = (self._rest + block).split(b"\n")
-            for line in lines:
-                self._do(json.loads(line))
+        for asked in self._lines.read(self._link):
+            self._do(asked)
+        return self._lines.open
 
     def _do(self, asked: dict[str, Any]) -> None:
         if "serves" in asked:
@@ -170,11 +161,10 @@ class Keeper:
             self._tell({"started": process.pid})
 
     def _tell(self, message: dict[str, Any]) -> None:
-        if self._link is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # it is gone, and the next one inherits what it would have heard
-                self._link.sendall(json.dumps(message).encode() + b"\n")
+        if self._link is None:
+            return
+        with contextlib.suppress(OSError):  # it is gone; the next one inherits what is known
+            self._link.sendall(json.dumps(message).encode() + b"\n")
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
         self._told = number

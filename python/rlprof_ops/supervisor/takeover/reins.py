@@ -8,14 +8,36 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _START_SECONDS = 30.0
 _END_SECONDS = 5.0  # from a process's end until the keeper has told of it
 _LOOK_S = 0.02
 _BLOCK = 1 << 16
+
+
+@dataclass
+class Lines:
+    """What has come over one end of the pair. `open`: whether more may come."""
+
+    open: bool = True
+    _rest: bytes = b""
+
+    def read(self, link: socket.socket) -> Iterator[dict[str, Any]]:
+        """The messages that are there, without waiting for one."""
+        while self.open:
+            try:
+                block = link.recv(_BLOCK, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                block = b""
+            self.open = bool(block)
+            *lines, self._rest = (self._rest + block).split(b"\n")
+            yield from map(json.loads, lines)
 
 
 @dataclass
@@ -31,7 +53,7 @@ class Reins:
     exits: dict[int, int] = field(default_factory=dict)
     told: int = 0
     _answers: list[dict[str, object]] = field(default_factory=list)
-    _rest: bytes = b""
+    _lines: Lines = field(default_factory=Lines)
 
     def serves(self) -> None:
         """From now on another supervisor can go on where this one is killed."""
@@ -71,15 +93,11 @@ class Reins:
     def _hear(self) -> None:
         if self.link is None:
             return
-        with contextlib.suppress(OSError):
-            while block := self.link.recv(_BLOCK, socket.MSG_DONTWAIT):
-                *lines, self._rest = (self._rest + block).split(b"\n")
-                for line in lines:
-                    told = json.loads(line)
-                    if "ended" in told:
-                        self.exits[int(told["ended"])] = int(told["code"])
-                    else:
-                        self._answers.append(told)
+        for told in self._lines.read(self.link):
+            if "ended" in told:
+                self.exits[int(told["ended"])] = int(told["code"])
+            else:
+                self._answers.append(told)
 
     def _say(self, message: dict[str, object]) -> None:
         if self.link is not None:

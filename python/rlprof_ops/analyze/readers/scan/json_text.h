@@ -264,10 +264,9 @@ static bool skip_value(Text *in)
     }
 }
 
-/* An integer of at most MAX_DIGITS digits. */
-static bool take_integer(Text *in, int64_t *value)
+/* The digits of a number before its point: at most MAX_DIGITS, and no zero in front of others. */
+static bool take_digits(Text *in, int64_t *value)
 {
-    bool negative = take(in, '-');
     const uint8_t *begin = in->at;
     int64_t sum = 0;
     for (; is_digit(in); in->at++) {
@@ -275,7 +274,26 @@ static bool take_integer(Text *in, int64_t *value)
             return false;
         sum = sum * 10 + (*in->at - '0');
     }
-    if (in->at == begin || (*begin == '0' && in->at - begin > 1))
+    *value = sum;
+    return in->at != begin && !(*begin == '0' && in->at - begin > 1);
+}
+
+/* A key of an object, and the colon behind it. */
+static bool take_key(Text *in, Span *key)
+{
+    bool escaped;
+    if (next(in) != '"' || !take_string(in, key, &escaped) || escaped || next(in) != ':')
+        return false;
+    in->at++;
+    return true;
+}
+
+/* An integer of at most MAX_DIGITS digits. */
+static bool take_integer(Text *in, int64_t *value)
+{
+    bool negative = take(in, '-');
+    int64_t sum;
+    if (!take_digits(in, &sum))
         return false;
     if (in->at < in->end && (*in->at == '.' || (*in->at | 32) == 'e'))
         return false;
@@ -288,14 +306,8 @@ static bool take_integer(Text *in, int64_t *value)
 static bool take_time(Text *in, int64_t *nanoseconds)
 {
     bool negative = take(in, '-');
-    const uint8_t *begin = in->at;
-    int64_t sum = 0;
-    for (; is_digit(in); in->at++) {
-        if (in->at - begin == MAX_DIGITS)
-            return false;
-        sum = sum * 10 + (*in->at - '0');
-    }
-    if (in->at == begin || (*begin == '0' && in->at - begin > 1) || sum > MAX_MICROSECONDS)
+    int64_t sum;
+    if (!take_digits(in, &sum) || sum > MAX_MICROSECONDS)
         return false;
     int decimals = 0, zeros = 0, nines = 0;
     if (take(in, '.')) {

@@ -88,10 +88,8 @@ static bool take_arguments(Text *in, Kind kind, Arguments *found)
     }
     for (;;) {
         Span key;
-        bool escaped;
-        if (next(in) != '"' || !take_string(in, &key, &escaped) || escaped || next(in) != ':')
+        if (!take_key(in, &key))
             return false;
-        in->at++;
         skip_space(in);
         int argument = argument_of(key, kind);
         if (argument != OTHER) {
@@ -238,10 +236,8 @@ static bool take_event(Text *in, Event *event)
         return false;
     for (uint8_t follows = ','; follows == ',';) {
         Span key;
-        bool escaped;
-        if (next(in) != '"' || !take_string(in, &key, &escaped) || escaped || next(in) != ':')
+        if (!take_key(in, &key))
             return false;
-        in->at++;
         skip_space(in);
         unsigned field = field_of(key);
         if (event->seen & field)
