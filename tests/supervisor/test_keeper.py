@@ -91,6 +91,7 @@ def test_the_successor_may_be_killed_too_but_not_for_ever(start):
             task.wait_for("inherited")
     assert task.code() == -signal.SIGKILL  # two in a row that took over and died at once, of two allowed
     assert len(list(task.folder.glob("pid*"))) == 3
+    assert task.process.stderr is not None and "number 2 in a row" in task.process.stderr.read()
 
 
 @pytest.mark.parametrize("kind", ["before", "ending"])

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlprof_ops import env_names
 from rlprof_ops.job.folders import NodeFolder, RunFolder
+
+
+def node_name(env: Mapping[str, str]) -> str:
+    """This node as Slurm calls it, else as whoever started the job or the machine itself does."""
+    return env.get("SLURMD_NODENAME") or env.get(env_names.NODE) or os.uname().nodename
 
 
 @dataclass(frozen=True)

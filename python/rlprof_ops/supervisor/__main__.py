@@ -19,7 +19,7 @@ from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.host.ports import address_towards
 from rlprof_ops.job import folders
 from rlprof_ops.job.knobs import Settings
-from rlprof_ops.job.node_context import NodeContext
+from rlprof_ops.job.node_context import NodeContext, node_name
 from rlprof_ops.request import load_request
 from rlprof_ops.supervisor.head import Head
 from rlprof_ops.supervisor.node_drain import Journal
@@ -36,7 +36,7 @@ def find_node_context(env: Mapping[str, str], settings: Settings) -> NodeContext
     visible.
     """
     job = env.get(env_names.JOB) or folders.job_name(env)
-    node = env.get("SLURMD_NODENAME") or env.get(env_names.NODE) or os.uname().nodename
+    node = node_name(env)
     run = folders.RunFolder(Path(env[env_names.RUN_DIR]))
     try:
         token = run.read_token()

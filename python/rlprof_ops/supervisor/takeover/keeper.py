@@ -27,7 +27,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from rlprof_ops.job.node_context import node_name
 from rlprof_ops.supervisor.takeover.reins import Lines, Reins
+from rlprof_ops.words import limit
 
 NAME, NAME_OF_CHILD = b"rlprof-keeper", b"rlprof-superv"  # as ps and top show them
 _PR_SET_NAME = 15  # linux/prctl.h
@@ -42,6 +44,7 @@ class Keeper:
 
     def __init__(self, most_quick: int = _MOST_QUICK) -> None:
         self._most_quick = most_quick
+        self._node = node_name(os.environ)
         self._child = 0
         self._told = 0  # the signal that orders the end
         self._exits: dict[int, int] = {}
@@ -69,11 +72,17 @@ class Keeper:
             began = time.monotonic()
             code = self._run_one(run, how)
             quick = quick + 1 if how and time.monotonic() - began < _QUICK_S else 0
-            if not self._serves or self._told or quick >= self._most_quick:
+            if not self._serves or self._told:
                 return code if code >= 0 else _die_of(-code)
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            sys.stderr.write(f"[rlprof] the supervisor {how} while the job runs: another one takes over\n")
-            sys.stderr.flush()
+            if quick >= self._most_quick:
+                _say(
+                    f"node {self._node}: the supervisor {how}, number {quick} in a row within"
+                    f" {limit(_QUICK_S)} of its start: the node's task ends. Reasons stand in logs/ of the run"
+                    f" folder ({self._node}.log, of the head head.log)"
+                )
+                return code if code >= 0 else _die_of(-code)
+            _say(f"node {self._node}: the supervisor {how} while the job runs: another one takes over")
             self._pause(min(_PAUSE_S * 2**quick, _LONGEST_PAUSE_S))
 
     def _pause(self, seconds: float) -> None:
@@ -194,6 +203,12 @@ def _be(run: Callable[[Reins], int], reins: Reins) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"[rlprof] {text}\n")
+        sys.stderr.flush()
 
 
 def _die_of(number: int) -> int:
