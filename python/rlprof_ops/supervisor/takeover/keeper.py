@@ -78,8 +78,8 @@ class Keeper:
             if quick >= self._most_quick:
                 _say(
                     f"node {self._node}: the supervisor {how}, number {quick} in a row within"
-                    f" {limit(_QUICK_S)} of its start: the node's task ends. Reasons stand in logs/ of the run"
-                    f" folder ({self._node}.log, of the head head.log)"
+                    f" {limit(_QUICK_S)} of its start: the node's task ends. Reasons stand in logs/ of the"
+                    f" run folder ({self._node}.log, of the head head.log)"
                 )
                 return code if code >= 0 else _die_of(-code)
             _say(f"node {self._node}: the supervisor {how} while the job runs: another one takes over")
