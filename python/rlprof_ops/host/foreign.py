@@ -37,7 +37,12 @@ def open_plain(path: _Path, flags: int = 0) -> BinaryIO:
 
 def read_bytes(path: _Path, most_bytes: int = MOST_BYTES) -> bytes:
     """The content of a plain file. Raises OSError; ValueError for more than `most_bytes`."""
-    with open_plain(path) as file:
+    return bounded(open_plain(path), most_bytes)
+
+
+def bounded(opened: BinaryIO, most_bytes: int = MOST_BYTES) -> bytes:
+    """The same of an open one, which is closed: a gigabyte is not read to find that it is too much."""
+    with opened as file:
         size = os.fstat(file.fileno()).st_size
         raw = b"" if size > most_bytes else file.read(most_bytes + 1)
     if size > most_bytes or len(raw) > most_bytes:
