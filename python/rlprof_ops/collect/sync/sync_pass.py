@@ -17,6 +17,7 @@ from rlprof_ops.collect.sync.send_file import Sender, SourceError, reason_of
 from rlprof_ops.collect.sync.sent_log import Journal
 from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName, safe_component
+from rlprof_ops.job.folders import pinned_run
 
 # What says that the storage, not the file, is in trouble.
 _TARGET_ERRORS = frozenset(
@@ -99,6 +100,7 @@ class Syncer:
         log: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.node_dir, self.run_dir = Path(node_dir), Path(run_dir)
+        self._run = pinned_run(self.run_dir, self.node_dir)
         self.node = safe_component(node, "node name")
         self.parallel = max(1, parallel)
         self.journal = Journal(self.node_dir / "sync" / "state.jsonl")
@@ -158,7 +160,7 @@ class Syncer:
     def _open_target(self) -> ContainedDir:
         # The folder itself is made by the job's start. Making it here would write to the mount point of a
         # lost file system.
-        return ContainedDir(self.run_dir)
+        return self._run.open()
 
     def _check_identity(self, target: ContainedDir, last: bool) -> None:
         found = os.fstat(target.fd)
