@@ -215,15 +215,16 @@ class PinnedDir:
     """A folder whose name others may give to another folder, because they may rename in the one above.
 
     The first `open` records its inode in the file `record`, for this and later processes; from then on only
-    that folder is opened, and only while it belongs to this user. `say` gets one line when another folder
-    appears under the name, and one when the right one is back. Safe to share between threads.
+    that folder is opened, and only while it belongs to this user. Who removes the file takes the folder that
+    is there now. `say` gets one line when another folder appears under the name, and one when the right one
+    is back. Safe to share between threads.
     """
 
     def __init__(self, path: str | os.PathLike[str], record: Path) -> None:
         self.path, self._record = Path(path), record
         self.say: Callable[[str], None] = lambda line: None
-        self._inode: int | None = None
-        self._replaced = False
+        self.inode: int | None = None
+        self._replaced = self._recorded = False
 
     def open(self) -> ContainedDir:
         """The folder, held open. Raises OSError when it cannot be opened, `ReplacedFolder` when it is another
@@ -251,17 +252,21 @@ class PinnedDir:
                 f"{self.path} has been replaced: it belongs to user {found.st_uid}, not to {os.getuid()};"
                 f" {advice}"
             )
-        if self._inode is None:
+        if self.inode is None:
             with contextlib.suppress(OSError, ValueError):
-                self._inode = int(self._record.read_text(encoding="ascii"))
-        if self._inode is None:
-            self._inode = found.st_ino
+                self.inode = int(self._record.read_text(encoding="ascii"))
+                self._recorded = True
+        elif self.inode != found.st_ino and self._recorded and self._record.parent.is_dir():
+            self.inode = self.inode if self._record.exists() else None
+        if self.inode is None:
+            self.inode = found.st_ino
             with contextlib.suppress(OSError):  # this process knows it; the next one checks the owner
                 atomic.write(self._record, f"{found.st_ino}\n", mode=0o600)
-        if found.st_ino != self._inode:
+                self._recorded = True
+        if found.st_ino != self.inode:
             return (
                 f"{self.path} has been replaced: its inode is {found.st_ino}, that of the job's own is"
-                f" {self._inode} ({self._record}); {advice}"
+                f" {self.inode}; {advice}. If it is meant, remove {self._record}"
             )
         return ""
 

@@ -110,7 +110,7 @@ class Syncer:
         self._deadline: float | None = None
         self._candidates: dict[str, tuple[int, int]] = {}
         self._quiet_folders: dict[str, tuple[int, int]] = {}
-        self._target_identity: tuple[int, int] | None = None
+        self._inode: int | None = None  # of the run folder that knows what was sent
 
     # -- the pass
     # ------------------------------------------------------------------------------------------------
@@ -163,17 +163,15 @@ class Syncer:
         return self._run.open()
 
     def _check_identity(self, target: ContainedDir, last: bool) -> None:
-        found = os.fstat(target.fd)
-        identity = (found.st_dev, found.st_ino)
-        if self._target_identity is None:
+        if self._inode is None:
             self.sender.sweep(target)
-        elif identity != self._target_identity:
+        elif self._run.inode != self._inode:
             self._log(f"{self.run_dir} is another folder than before: everything is compared again")
             self.sender.forget()
             self._quiet_folders.clear()
         if last:
             self._quiet_folders.clear()
-        self._target_identity = identity
+        self._inode = self._run.inode
 
     def _stopped(self) -> bool:
         return self._stop() or (self._deadline is not None and time.monotonic() > self._deadline)
