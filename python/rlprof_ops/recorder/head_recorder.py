@@ -13,6 +13,7 @@ from typing import Any
 
 from rlprof_ops.host import foreign
 from rlprof_ops.host.background import BackgroundWriter
+from rlprof_ops.host.contained_dir import PinnedDir
 from rlprof_ops.recorder.detect.finding import HANG, Finding
 from rlprof_ops.recorder.detect.trigger import StepFact, Trigger
 from rlprof_ops.recorder.job_view import JobView
@@ -34,7 +35,7 @@ class HeadRecorder:
 
     def __init__(
         self,
-        run_dir: Path,
+        run: PinnedDir,
         job: str,
         nodes: Sequence[str],
         request: ProfileRequest,
@@ -45,12 +46,13 @@ class HeadRecorder:
         self._triggers = [Trigger(number, spec, spec.when) for number, spec in waiting if spec.when]
         hang_s = min((t.when.hang_s for t in self._triggers if t.when.hang_s), default=None)
         self.view = JobView(job, nodes, hang_s)
-        self._run_dir, self._folder, self._tell = run_dir, run_dir / FOLDER, tell
-        self._writer = BackgroundWriter()
+        self._run_dir, self._folder, self._tell = run.path, run.path / FOLDER, tell
+        self._writer = BackgroundWriter(run)
         self._next = 0.0
         self._busy = False
         try:
-            self._folder.mkdir(mode=0o750, exist_ok=True)
+            with run.open() as folder, folder.folder((FOLDER,), create=True):
+                pass
         except OSError as error:
             tell({"problem": f"{self._folder}: {error.strerror or error}"})
         # What ended before a recorder that was killed was started again: that one has judged it.
