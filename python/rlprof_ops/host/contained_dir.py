@@ -30,8 +30,12 @@ class UnsafeName(RlprofError):
 
 def safe_parts(relative: str) -> tuple[str, ...]:
     """The components of a relative path; raises `UnsafeName` for absolute paths, `..`, NUL and empty
-    components.
+    components; FileNotFoundError for what no file system can name.
     """
+    try:
+        os.fsencode(relative)
+    except UnicodeEncodeError:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), ascii(relative)) from None
     parts = tuple(relative.split("/"))
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise UnsafeName(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops.host import foreign
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.host.contained_dir import PinnedDir
 from rlprof_ops.recorder.detect.finding import HANG, Finding
@@ -138,15 +139,5 @@ def _findings_before(path: Path) -> list[Finding]:
 
 def read_rows(path: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
     """The lines that have these keys; those that are none of ours are left out."""
-    try:
-        with open(path, "rb") as file:
-            lines = file.read(_MOST_TOLD_BYTES).split(b"\n")
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        with contextlib.suppress(ValueError, TypeError):
-            row = json.loads(line)
-            if all(key in row for key in keys):
-                found.append(row)
-    return found
+    found = foreign.read_rows(path, _MOST_TOLD_BYTES)
+    return [row for row in found if all(key in row for key in keys)]

@@ -22,9 +22,9 @@ from rlprof_ops.backends import names, nsight, nsys_process
 from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.drain.import_raw import recover_tree
 from rlprof_ops.collect.drain.node_record import build_node_record
-from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.host.foreign import reason_of
 from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.words import duration, limit
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rlprof_ops.collect.sync.append_logs import end_of_lines, is_sent_form, whole_lines
 from rlprof_ops.collect.sync.copy_bytes import write_all
-from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.host.foreign import reason_of
 from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.redact import redact_log
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from rlprof_ops.collect.sync import send_batch
 from rlprof_ops.collect.sync.copy_bytes import Limiter, Stopped
 from rlprof_ops.collect.sync.routes import SESSION, Item, Kind, Route, kind_of, routes_of
-from rlprof_ops.collect.sync.send_file import Sender, SourceError, reason_of
+from rlprof_ops.collect.sync.send_file import Sender, SourceError
 from rlprof_ops.collect.sync.sent_log import Journal
 from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName, safe_component
+from rlprof_ops.host.foreign import reason_of
 from rlprof_ops.job.folders import pinned_run
 
 # What says that the storage, not the file, is in trouble.

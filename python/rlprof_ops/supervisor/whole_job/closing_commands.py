@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlprof_ops.host import foreign
 from rlprof_ops.host.background import in_background
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.recorder.head_recorder import SUMMARY
@@ -103,8 +103,5 @@ def _has_something(run: Path) -> bool:
     """
     if any((run / "profiles").glob("*/*/*/*")):
         return True
-    try:
-        with open(run / "recorder" / SUMMARY, "rb") as file:
-            return bool(json.loads(file.read(_MOST_BYTES))["history"]["steps"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+    summary = foreign.read_object(run / "recorder" / SUMMARY, _MOST_BYTES)
+    return bool(foreign.an_object(summary.get("history")).get("steps"))
