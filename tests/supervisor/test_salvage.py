@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from rlprof_ops import env_names
 from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.collect.harvest.run_state import observe
 from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, record_pass
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import EndCause
-from rlprof_ops.job.folders import RunFolder, node_folder, pinned_run
+from rlprof_ops.job.folders import RunFolder, job_mark, node_folder, pinned_run
 from rlprof_ops.job.knobs import Settings, import_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
@@ -34,7 +35,8 @@ from rlprof_ops.supervisor.run_record import RunRecord
 
 @pytest.fixture
 def place(tmp_path: Path) -> NodeContext:
-    run, folder = RunFolder(tmp_path / "it's the run"), node_folder(tmp_path, "7", "")
+    run = RunFolder(tmp_path / "it's the run")
+    folder = node_folder(tmp_path, "7", job_mark({env_names.RUN_DIR: str(run.path)}))
     run.create()
     folder.create()
     return NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
