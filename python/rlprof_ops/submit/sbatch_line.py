@@ -154,8 +154,10 @@ def prepare(asked: Asked, env: Mapping[str, str], cwd: Path) -> Submission:
     request = asked.request or _request(asked, explicit, settings)
     notes += request.notes
     if asked.framework and not settings["RLPROF_TRAINER"]:
-        explicit["RLPROF_TRAINER"] = trainer_file(asked.framework, request)
-        settings = Settings.load(explicit)
+        name = trainer_file(asked.framework, request)
+        if Path(home(), "env", f"trainer_{name}.env").is_file():  # a trainer of a wheel has none
+            explicit["RLPROF_TRAINER"] = name
+            settings = Settings.load(explicit)
     command = asked.command if asked.command is not None else settings["COMMAND"]
     if asked.framework:
         command, remarks = in_trainers_words(asked.framework, request, command)
@@ -249,9 +251,9 @@ def trainer_file(framework: str, request: ProfileRequest) -> str:
     """
     if framework != "nemo_rl":
         return framework.partition("-")[0]
-    from rlprof_ops import frameworks
+    from rlprof_ops import trainers
 
-    megatron = "\nexport LD_LIBRARY_PATH=" in frameworks.get(framework).render(request, "env").text
+    megatron = "\nexport LD_LIBRARY_PATH=" in trainers.get(framework).render(request, "env").text
     return "nemo_rl_megatron" if megatron else framework
 
 
@@ -266,13 +268,13 @@ def in_trainers_words(framework: str, request: ProfileRequest, command: str) -> 
 
     Gives the line and remarks: what the trainer cannot do, what to know. Raises UsageError without a command.
     """
-    from rlprof_ops import frameworks
+    from rlprof_ops import trainers
 
     if not command:
         raise UsageError(
             f"--framework {framework} adds the trainer's settings to its command; give it after `--`"
         )
-    dialect = frameworks.get(framework)
+    dialect = trainers.get(framework)
     fmt = "env" if "env" in dialect.formats else "hydra"
     remarks = [f"{dialect.title} cannot do this: {loss}" for loss in dialect.render(request, fmt).losses]
     rendered = dialect.render(_in_run_folder(framework, request), fmt)
