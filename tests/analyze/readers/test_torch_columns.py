@@ -1,12 +1,10 @@
-"""Events read by type give the same columns as events read as they come, to the nanosecond."""
+"""Columns of a torch trace: times from their text, what a cache gives back, what a full disk costs."""
 
 from __future__ import annotations
 
 import json
-import random
 import resource
 import signal
-from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,10 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
-from tests.analyze.shared import TORCH_FILES, real  # noqa: E402
+from tests.analyze.shared import real  # noqa: E402
 
 from rlprof_ops.analyze.columns import Trace  # noqa: E402
-from rlprof_ops.analyze.readers import chrome_events, inflate, torch_columns, torch_trace, typed_events  # noqa: E402
-from rlprof_ops.analyze.readers.decimal_time import exact_nanoseconds  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def _no_scanner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would take the batches that are read by type: test_scanner.py is on it."""
-    monkeypatch.setenv("RLPROF_SCANNER", "0")
+from rlprof_ops.analyze.readers import inflate, torch_trace  # noqa: E402
 
 
 def rows(trace: Trace) -> dict[str, list[tuple[Any, ...]]]:
@@ -47,52 +38,6 @@ def rows(trace: Trace) -> dict[str, list[tuple[Any, ...]]]:
             columns.append([repr(trace.collectives[code]) if code >= 0 else "" for code in table.collective])
         found[name] = sorted(zip(*columns, strict=True), key=repr)
     return found
-
-
-@pytest.mark.parametrize("name", TORCH_FILES)
-def test_real_traces_read_both_ways_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = real(f"torch/{name}.json.gz")
-    monkeypatch.setattr(inflate, "PIECE_BYTES", 1 << 17)
-    typed = torch_trace.read_torch(path)
-    monkeypatch.setattr(chrome_events, "_REFUSALS", 0)
-    monkeypatch.setattr(
-        chrome_events.ChromeEvents, "_decode_batch", lambda self, text, last: self._batch.decode(text)
-    )
-    plain = torch_trace.read_torch(path)
-    assert (typed.events, typed.damaged, typed.truncated, typed.origin) == (
-        plain.events,
-        plain.damaged,
-        plain.truncated,
-        plain.origin,
-    )
-    assert rows(typed) == rows(plain)
-
-
-def test_most_of_a_trace_is_read_by_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = []
-    add = torch_columns.Columns.add_typed
-    monkeypatch.setattr(
-        torch_columns.Columns, "add_typed", lambda self, batch: taken.append(len(batch)) or add(self, batch)
-    )  # type: ignore[func-returns-value]
-    monkeypatch.setattr(inflate, "PIECE_BYTES", 1 << 17)
-    trace = torch_trace.read_torch(real("torch/nccl_training_part.json.gz"))
-    assert sum(taken) > 0.8 * trace.events
-
-
-@pytest.mark.parametrize("base", [0, 1 << 20, 4_363_826_308_000, (1 << 43) - 5000])
-def test_floats_give_the_nanosecond_that_was_written(base: int) -> None:
-    rng = random.Random(3)
-    texts = [f"{base + rng.randrange(4000)}.{rng.randrange(1000):03d}" for _ in range(20_000)]
-    exact = exact_nanoseconds([float(text) for text in texts])
-    assert exact is not None
-    assert exact.tolist() == [int((Decimal(text) * 1000).to_integral_value(ROUND_HALF_UP)) for text in texts]
-
-
-@pytest.mark.parametrize(
-    "values", [[1.0, 1.00049], [float(1 << 43)], [1.7e15], [float("inf")], [float("nan")], [12.3456]]
-)
-def test_floats_that_only_the_text_can_tell_are_refused(values: list[float]) -> None:
-    assert exact_nanoseconds(values) is None
 
 
 def test_a_batch_whose_times_are_too_fine_is_read_from_its_text(
@@ -117,21 +62,6 @@ def test_a_batch_whose_times_are_too_fine_is_read_from_its_text(
     trace = torch_trace.read_torch(path)
     assert trace.gpu.start.tolist() == [(1_700_000_000_000_000 + i) * 1000 for i in range(200)]
     assert set(trace.gpu.duration.tolist()) == {1}
-
-
-def test_types_name_every_category_of_the_columns() -> None:
-    known = {
-        kind.__struct_config__.tag
-        for kind in (
-            typed_events.Op,
-            typed_events.Range,
-            typed_events.Kernel,
-            typed_events.Memcpy,
-            typed_events.Memset,
-        )
-    }
-    assert known == {"cpu_op", "user_annotation", *torch_columns._GPU_KINDS}
-    assert not known & set(typed_events.SKIPPED)
 
 
 def test_the_cache_gives_back_every_row_of_several_groups(
