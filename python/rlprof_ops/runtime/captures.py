@@ -246,6 +246,7 @@ class Captures:
             self._not_opened(capture, window, reason)
         else:
             capture.target = None
+            capture.gate.drop()
         capture.gate.retry(window)
 
     def _report_name(self, capture: Capture, window: OpenWindow, suffix: str) -> str:

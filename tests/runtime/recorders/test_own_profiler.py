@@ -33,6 +33,7 @@ class Case(NamedTuple):
 CUT = {"closed": "yielded to a torch.profiler of the program's own, which began in thread"}
 YIELDED = {"failed": "yielded to a torch.profiler of the program's own, which thread"}
 LATE = {**YIELDED, "closed": "it begins at step 3: until then yielded to a torch.profiler"}
+LATER = {**YIELDED, "closed": "it begins at step 4: until then yielded to a torch.profiler"}
 LOST = {"failed": "so its trace is lost: set `all_threads: true`"}
 ONE_THREAD = {"all_threads": "false"}
 SCHEDULED = {"schedule_wait": "0", "schedule_active": "1"}
@@ -51,6 +52,8 @@ CASES = [
         Case("os tr next tb tp op", where, (2,), CUT),
         # theirs has ended: the next step of our window is taken
         Case("ts os tp next next op", where, (2 if where == "server" else 3,), LATE),
+        # and where it ends only steps later
+        Case("ts os next tp next op", where, (2 if where == "server" else 4,), LATER),
         # twice in one window
         Case("os ts tp next ts tp op", where, (2, 2), CUT),
         # ours has a schedule
