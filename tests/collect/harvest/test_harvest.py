@@ -245,6 +245,16 @@ def test_a_window_that_was_cut_short_is_truncated(job):
     assert (state, reason) == ("truncated", "the window (steps 3 to 4) was cut short (last step seen: 3)")
 
 
+def test_a_worker_that_says_why_it_cut_a_window_short_is_heard(tmp_path):
+    request = {"captures": [{"backend": "torch", "workers": ["policy_worker"], "steps": "3:5"}]}
+    job = RunFolder(tmp_path / "4711-logs", request, nodes=("n1",))
+    job.report("torch", "policy_worker", 0, 3, 5)
+    told = {"partial": True, "reason": "yielded to another"}
+    job.worker("policy_worker", 0, windows=[("closed", "torch", 3, 5, None, told)], last_step=8)
+    state, reason = reasons(run(job.write()))["torch/policy_worker/rank0/step3-4"]
+    assert (state, reason) == ("truncated", "the window (steps 3 to 4) was cut short: yielded to another")
+
+
 def test_a_report_that_nobody_said_was_closed_is_not_taken_for_the_whole_window(job):
     job.report("nsight", "policy_worker", 0, 3, 5)
     job.report("nsight", "policy_worker", 1, 3, 5, pid=101)

@@ -248,6 +248,8 @@ def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
     all_told = not observed.running and (report.node or report.host) in observed.records
     unsaid = report.recovered or (report.kind == "rlprof" and report.mapped_by == "name" and all_told)
     if report.partial or (unsaid and 0 < reached < stop - 1):
+        if report.partial and report.warning and report.backend != "nsight":  # nsys's are of the file
+            return f"the window ({label}) was cut short: {report.warning}"
         seen = f" (last step seen: {reached})" if reached else ""
         return f"the window ({label}) was cut short{seen}" + (
             "" if observed.running else ended_because(observed, ": ")
