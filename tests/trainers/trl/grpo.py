@@ -25,7 +25,7 @@ class StepTimes(TrainerCallback):
         print(f"step {state.global_step} took {time.monotonic() - self.began:.6f} s", flush=True)
 
 
-def main() -> None:
+def main(*callbacks: TrainerCallback) -> None:
     model, steps, *pairs = sys.argv[1:]
     extra = {key: json.loads(value) for key, value in (pair.split("=", 1) for pair in pairs)}
     torch.set_num_threads(1)
@@ -52,7 +52,7 @@ def main() -> None:
         args=GRPOConfig(**{**settings, **extra}),
         train_dataset=prompts,
         processing_class=AutoTokenizer.from_pretrained(model),
-        callbacks=[StepTimes()],
+        callbacks=[StepTimes(), *callbacks],
     ).train()
 
 
