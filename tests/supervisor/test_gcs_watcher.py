@@ -58,7 +58,7 @@ def test_one_that_keeps_dying_is_given_up():
 
 @contextlib.asynccontextmanager
 async def real_ray(node: RayNode, env: dict[str, str], log: Path) -> AsyncIterator[None]:
-    ray = await RayProcess.start(start_argv(Settings.load({}), node, sys.executable), env, log, log.parent)
+    ray = RayProcess.start(start_argv(Settings.load({}), node, sys.executable), env, log, log.parent)
     try:
         await asyncio.wait_for(ray.settled.wait(), 120)
         assert ray.up.is_set(), ray.tail()

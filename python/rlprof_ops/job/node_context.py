@@ -31,3 +31,8 @@ class NodeContext:
     folder: NodeFolder
     gpus: int
     token: str
+
+    @property
+    def index(self) -> int:
+        """This node's number among the nodes of the job, the head's 0."""
+        return self.nodes.index(self.node) if self.node in self.nodes else 0
