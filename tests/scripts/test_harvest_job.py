@@ -157,7 +157,7 @@ def end_of_job(sbatch: Sbatch, cause: str, **env: str) -> subprocess.CompletedPr
         srun() { printf 'srun %s\\n' "$*"; }
         timeout() { shift; shift; "$@"; }
         job::salvage() { :; }; job::remove_containers() { :; }; job::_listen_to_srun() { cat > /dev/null; }
-        SRUN=(true); RLPROF_NODES="n1 n2 n3"; job::who_harvests
+        SRUN=(true); TASK_LINE=(srun); RLPROF_NODES="n1 n2 n3"; job::who_harvests
         mkdir -p "$RLPROF_RUN_DIR/profiles/a/b/c/d"
         job::run"""
     return sbatch.bash(script, RLPROF_HARVEST_JOB="auto", **env)
