@@ -1,5 +1,5 @@
 """A job of one node on this machine with everything real but Ray, whose processes are stand-ins: the keeper,
-its supervisor, sync, drain, manifest. `python one_node.py` is that node's task.
+its supervisor, sync, drain, manifest.
 """
 
 from __future__ import annotations
@@ -22,27 +22,16 @@ from rlprof_ops.job.knobs import import_path
 from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env
 
 ROOT = Path(__file__).resolve().parents[2]
-RAY_STAND_IN = ROOT / "tests/bench/scale/python.sh"
-# Takes a window of step 2 as a worker does, says that it is done, and goes on until it is ended: with CODE where
-# it is asked to end.
-DRIVER = """
-import gzip, json, os, pathlib, signal, sys, time
-from rlprof_ops.backends import names
-from rlprof_ops.request import Window
-from rlprof_ops.runtime.process.event_log import EventLog
+WITHOUT_RAY = Path(__file__).with_name("without_ray.sh")
+# Goes on until it is ended: with CODE where it is asked to end.
+DRIVER = f"""
+import pathlib, signal, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from tests.supervisor.trained import train
 base, code = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 if code:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
-node, node_dir, window = os.environ["RLPROF_NODE"], pathlib.Path(os.environ["RLPROF_NODE_DIR"]), Window(2, 3)
-events = EventLog(node_dir / "events" / f"{names.process_name('w', 0, node, os.getpid())}.jsonl")
-events.write("registered", worker="w", rank=0, world_size=1, pid=os.getpid(), host=node, backends=["torch"])
-name = names.report_name("w", 0, window, None, node, os.getpid(), ".pt.trace.json.gz")
-path = names.report_folder("torch", "w", 0) / name
-steps = {"backend": "torch", "steps": [2, 3], "phase": None}
-events.write("opened", **steps, report=name)
-(node_dir / path).parent.mkdir(parents=True)
-(node_dir / path).write_bytes(gzip.compress(json.dumps({"traceEvents": [{"ph": "X", "ts": 1, "dur": 1}]}).encode()))
-events.write("closed", **steps, path=str(path))
+train(0)
 (base / "trained").touch()
 while not (base / "go").exists():
     time.sleep(0.02)
@@ -81,14 +70,14 @@ class OneNode:
             "RLPROF_REPORT_SECONDS": "0",
             "RAY_LOG_SYNC_FREQUENCY": "1",
             "GPUS_PER_NODE": "0",
-            "PYTHONPATH": f"{import_path()}:{ROOT}",
+            "PYTHONPATH": import_path(),
             "SCALE_ALIVE": str(base / "alive"),
             "SCALE_PYTHON": sys.executable,
             **knobs,
         }
         with open(base / "output", "wb") as output:
             process = subprocess.Popen(
-                [sys.executable, __file__],
+                [WITHOUT_RAY, "-m", "rlprof_ops.supervisor"],
                 env=env,
                 cwd=base,
                 stdout=output,
@@ -153,13 +142,6 @@ def children(pid: int) -> list[int]:
 def _runs_this(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return state != "Z" and __file__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return state != "Z" and b"rlprof_ops.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-if __name__ == "__main__":
-    sys.executable = str(RAY_STAND_IN)
-    from rlprof_ops.supervisor import task
-
-    sys.exit(task.main())

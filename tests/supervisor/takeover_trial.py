@@ -1,6 +1,6 @@
 """What tests/supervisor/test_keeper.py runs as a node's task: takeover_trial.py FOLDER KIND.
 
-The "supervisor" has a driver started that waits for the file `end`; one in its place waits for that driver too.
+The "supervisor" has a driver started that waits for the file `end`; one in its place waits for it too.
 """
 
 from __future__ import annotations

@@ -197,34 +197,38 @@ class NodeStop:
         was copied.
         """
         node, place = self.node, self.node.place
-        if node.state.drained:
-            return
-        with node.journal.phase("stop_ray"):
-            await self.survived(self._stop_ray(), budget.share("stop_ray"), "stop_ray")
-        for step in self._sequence.after_ray_stopped(self._spared):
-            await self._run(step, budget)
-        clean = await node.files.last_sync(budget.share("last_sync"))
-        seconds = budget.share("node_record")
-        record = await self.survived(
-            in_background(self._write_record, clean, seconds=seconds), seconds, "node record"
-        )
-        if record is not None and record["cleared"]:
-            if not record["clean"]:
+        if not node.state.drained:
+            with node.journal.phase("stop_ray"):
+                await self.survived(self._stop_ray(), budget.share("stop_ray"), "stop_ray")
+            for step in self._sequence.after_ray_stopped(self._spared):
+                await self._run(step, budget)
+            clean = await node.files.last_sync(budget.share("last_sync"))
+            if not await self._record(clean, budget):
                 node.journal.say(
-                    f"node {place.node}: raw captures that could not be imported are in"
-                    f" nodes/{place.node}/tmp of the run folder; rlprof harvest tries them again"
+                    f"node {place.node}: files that could not be copied stay in {place.folder.path}; when the"
+                    f" storage takes them again, on node {place.node}:"
+                    f" {salvage.command_line(place, node.settings['RLPROF_NODE_ROOT'])}"
                 )
-            node.state.drained = True  # what it was told from is about to go
+                return
+            node.state.drained = True  # what the record tells of is about to go
             node.state.save()
-            seconds = max(_LEAST_CLEAR_SECONDS, budget.share("clear"))
-            clear = in_background(self._sequence.clear, (FOLDER,), seconds=seconds)
-            await self.survived(clear, seconds, "clear")
-        else:
-            node.journal.say(
-                f"node {place.node}: files that could not be copied stay in {place.folder.path}; when the"
-                f" storage takes them again, on node {place.node}:"
-                f" {salvage.command_line(place, node.settings['RLPROF_NODE_ROOT'])}"
+        seconds = max(_LEAST_CLEAR_SECONDS, budget.share("clear"))
+        clear = in_background(self._sequence.clear, (FOLDER,), seconds=seconds)
+        await self.survived(clear, seconds, "clear")
+
+    async def _record(self, clean: bool, budget: Budget) -> bool:
+        """Write the node's record; whether the node folder may go."""
+        place, seconds = self.node.place, budget.share("node_record")
+        write = in_background(self._write_record, clean, seconds=seconds)
+        record = await self.survived(write, seconds, "node record")
+        if record is None or not record["cleared"]:
+            return False
+        if not record["clean"]:
+            self.node.journal.say(
+                f"node {place.node}: raw captures that could not be imported are in"
+                f" nodes/{place.node}/tmp of the run folder; rlprof harvest tries them again"
             )
+        return True
 
     async def _stop_ray(self) -> None:
         """The recorder keeps its last rows, then this node's Ray goes."""
