@@ -9,7 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rlprof_ops.job.folders import NodeFolder, RunFolder
+from rlprof_ops import env_names
+from rlprof_ops.job.folders import RunFolder, job_mark, node_folder
 from rlprof_ops.job.knobs import Settings, import_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
@@ -21,7 +22,8 @@ from rlprof_ops.supervisor.node_state import NodeState
 def place_of(base: Path, *nodes: str, run: Path | None = None, number: int = 0) -> NodeContext:
     """Node `number` of `nodes`, n1 alone without any; its folders are made."""
     nodes = nodes or ("n1",)
-    folder, run_folder = NodeFolder(base / f"rlprof-{os.getuid()}-7"), RunFolder(run or base / "run")
+    run_folder = RunFolder(run or base / "run")
+    folder = node_folder(base, "7", job_mark({env_names.RUN_DIR: str(run_folder.path)}))
     run_folder.create()
     folder.create()
     return NodeContext(

@@ -54,7 +54,7 @@ class OneNode:
         for folder in ("alive", "nodes"):
             (base / folder).mkdir(parents=True)
         (base / "driver.py").write_text(DRIVER)
-        job = f"one{os.getpid()}-{time.monotonic_ns()}"
+        job = f"local-{os.getpid()}-{time.monotonic_ns() % 1_000_000}"
         run = RunFolder(base / f"{job}-logs")
         run.create()
         run.write_token()

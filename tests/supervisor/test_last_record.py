@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.supervisor.nodes import place_of
 
 from rlprof_ops.collect.drain import steps
-from rlprof_ops.host import atomic, background
+from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
@@ -56,12 +57,14 @@ def supervise(place: NodeContext) -> int:
 
 
 def test_it_goes_when_a_slow_storage_has_taken_the_record(place, monkeypatch):
-    def slow(path: Path, data: bytes) -> None:
+    real = BackgroundWriter._error_of
+
+    def slow(self: BackgroundWriter, write: Any, path: Path, data: bytes) -> OSError | None:
         if path.name == "run.json":
             time.sleep(0.5)
-        atomic.write(path, data)
+        return real(self, write, path, data)
 
-    monkeypatch.setattr(background, "_error_of", slow)
+    monkeypatch.setattr(BackgroundWriter, "_error_of", slow)
 
     assert supervise(place) == 0
 
@@ -71,7 +74,8 @@ def test_it_goes_when_a_slow_storage_has_taken_the_record(place, monkeypatch):
 
 
 def test_it_stays_with_the_record_that_the_storage_did_not_take(place, monkeypatch):
-    monkeypatch.setattr(background, "_error_of", lambda path, data: OSError(28, "No space left on device"))
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(BackgroundWriter, "_error_of", lambda *_: full)
 
     assert supervise(place) == 0
 

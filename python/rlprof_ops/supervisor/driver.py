@@ -46,8 +46,8 @@ class Driver:
         state: NodeState,
         wrap: Sequence[str] = (),
     ) -> Driver:
-        """Have `command`, an arbitrary piece of bash, run from a file of mode 0600; `wrap` are words before `bash`.
-        Raises RlprofError where it does not start.
+        """Have `command`, an arbitrary piece of bash, run from a file of mode 0600; `wrap` are words before
+        `bash`. Raises RlprofError where it does not start.
 
         In a file it is quoted by nobody, and a secret written into it does not show in the list of processes.
         """

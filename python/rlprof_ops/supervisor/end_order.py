@@ -1,4 +1,6 @@
-"""The order to end the job, as the supervisor of a node gets it: a signal, or what stands in the node's state."""
+"""The order to end the job, as the supervisor of a node gets it: a signal, or what stands in the node's
+state.
+"""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def why_start_ends(error: RlprofError) -> tuple[EndCause, int]:
 
 
 class Head:
-    """The first node of the job. What it does begins with what its node's state tells: of a supervisor before, or
-    nothing.
+    """The first node of the job. What it does begins with what its node's state tells: of a supervisor
+    before, or nothing.
     """
 
     def __init__(self, node: Node) -> None:
@@ -180,7 +180,9 @@ class Head:
             self.on_demand = asyncio.create_task(capture_relay.watch(node.place.run.path, self._capture))
 
     async def _resume_steps(self) -> None:
-        """Hear the driver's steps, and the nodes of a supervisor before: they come back to this one, or are lost."""
+        """Hear the driver's steps, and the nodes of a supervisor before: they come back to this one, or are
+        lost.
+        """
         node, nodes = self.node, self.node.state.nodes
         if nodes:
             self.others.expect(nodes)

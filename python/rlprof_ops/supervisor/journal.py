@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlprof_ops.host.background import BackgroundWriter
+from rlprof_ops.host.contained_dir import PinnedDir
 from rlprof_ops.words import duration
 
 
@@ -20,8 +21,17 @@ class Journal:
     folder, and, for what a person waits for, to the job's own output.
     """
 
-    def __init__(self, path: Path, node: str, began: float, local: Path | None = None) -> None:
-        self.writer = BackgroundWriter()
+    def __init__(
+        self,
+        path: Path,
+        node: str,
+        began: float,
+        local: Path | None = None,
+        run: PinnedDir | None = None,
+    ) -> None:
+        if run is not None:
+            run.say = self.say
+        self.writer = BackgroundWriter(run)
         self.phases_s: dict[str, float] = {}
         self._path, self._local = path, local
         self._node = node

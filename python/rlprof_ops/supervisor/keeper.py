@@ -1,10 +1,11 @@
-"""The process that Slurm knows as a node's task. It runs the supervisor as its child, and another one where that
-dies before the node's part of the job is done.
+"""The process that Slurm knows as a node's task. It runs the supervisor as its child, and another one where
+that dies before the node's part of the job is done.
 
-Slurm ends what is left of a task that is gone, so the task has to be a process that nothing happens to: it waits,
-keeps an order to end and hands it on, and starts the driver, whose exit code it then knows whatever becomes of the
-supervisor. The next one is forked from here as the first was, with everything imported: storage that hangs does
-not keep it. Signals are blocked in all of them but where they are waited for, so none meets its default.
+Slurm ends what is left of a task that is gone, so the task has to be a process that nothing happens to: it
+waits, keeps an order to end and hands it on, and starts the driver, whose exit code it then knows whatever
+becomes of the supervisor. The next one is forked from here as the first was, with everything imported:
+storage that hangs does not keep it. Signals are blocked in all of them but where they are waited for, so none
+meets its default.
 
 It takes in no other orphan (PR_SET_CHILD_SUBREAPER): the agents of nsys leave their parents behind, and
 below the task a signal of Slurm's to all of the step would reach them.
@@ -53,8 +54,8 @@ class Keeper:
         self._told_to_end = False
 
     def keep(self, supervise: Callable[[str], int]) -> int:
-        """Run supervisors until one has ended by itself: its exit code. `supervise` is called in a child with how the
-        one before it ended, "" for the first.
+        """Run supervisors until one has ended by itself: its exit code. `supervise` is called in a child with
+        how the one before it ended, "" for the first.
 
         Where they die one after the other the task ends as the last one did.
         """

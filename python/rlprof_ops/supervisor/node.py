@@ -54,8 +54,8 @@ _PLUGIN_SECONDS, _LOOK_S = 30.0, 0.25
 class Node:
     """One node of a job, as its supervisor has it.
 
-    `before`: how the supervisor ended in whose place this one is; "" for the first. `cwd`: of what is the user's
-    own: Ray, and with it the workers, and SETUP_COMMAND.
+    `before`: how the supervisor ended in whose place this one is; "" for the first. `cwd`: of what is the
+    user's own: Ray, and with it the workers, and SETUP_COMMAND.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class Node:
     # ---- start
 
     async def end_what_was_before(self) -> None:
-        """End what a supervisor before ran beside the training, which goes on without it anyway: two syncs or two
-        recorders of a node would write the same files. All of the job, where Ray was not even begun.
+        """End what a supervisor before ran beside the training, which goes on without it anyway: two syncs or
+        two recorders of a node would write the same files. All of the job, where Ray was not even begun.
         """
         if not self.before or self._begun:
             return
@@ -215,8 +215,8 @@ class Node:
             self.recording.start()
 
     async def serve_steps(self, tell: Tell, others: Callable[[], Iterable[str]] | None = None) -> None:
-        """Take the job's steps from the driver, and open this node's windows at them. `tell` sends to the head, or,
-        with `others`, from the head to those.
+        """Take the job's steps from the driver, and open this node's windows at them. `tell` sends to the
+        head, or, with `others`, from the head to those.
         """
         place = self.place
         if not self.settings.flag(env_names.ADAPTERS) or not self.may_profile() or self.state.drained:

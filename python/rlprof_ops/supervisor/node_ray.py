@@ -34,8 +34,8 @@ _REAP_SECONDS = 5.0  # between two tries to start Ray
 
 
 class NodeRay:
-    """This node's Ray. `environment` and `cwd` are what it starts with, `helpers` pids that a start which failed leaves
-    alone.
+    """This node's Ray. `environment` and `cwd` are what it starts with, `helpers` pids that a start which
+    failed leaves alone.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""What a supervisor needs to know of its node, in files of the node folder: each supervisor starts from them, so
-that none is missed.
+"""What a supervisor needs to know of its node, in files of the node folder: each supervisor starts from them,
+so that none is missed.
 
-The node's own disk holds them: no start and no order to end waits for shared storage. The keeper makes the folder
-for the first supervisor, empty, and removes it when the last one has ended.
+The node's own disk holds them: no start and no order to end waits for shared storage. The keeper makes the
+folder for the first supervisor, empty, and removes it when the last one has ended.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _NODE, _ORDER, _DRIVER, _DRIVER_REQUEST, _RUN = (
 
 @dataclass(frozen=True)
 class RayState:
-    """Ray on this node: pid and start time (clock ticks since boot) of `ray start`, where its output begins in its
-    log, and whether it came up.
+    """Ray on this node: pid and start time (clock ticks since boot) of `ray start`, where its output begins
+    in its log, and whether it came up.
     """
 
     pid: int
@@ -53,8 +53,9 @@ class End:
 class NodeState:
     """One node's state; `save` after each change.
 
-    `keeper`: its pid. `request`: the job's, as JSON. `serving`: the cluster is up, on the head; elsewhere Ray is. `nodes`: the other
-    nodes that serve. `nodes_up`: what Ray has counted. `drained`: only harvest and report are left.
+    `keeper`: its pid. `request`: the job's, as JSON. `serving`: the cluster is up, on the head; elsewhere Ray
+    is. `nodes`: the other nodes that serve. `nodes_up`: what Ray has counted. `drained`: only harvest and
+    report are left.
     """
 
     folder: Path
@@ -134,8 +135,8 @@ class NodeState:
         return None if (self.folder / _DRIVER).exists() else _read(self.folder / _DRIVER_REQUEST)
 
     def write_driver(self, **values: Any) -> None:
-        """`pid` and `started` of the driver, with `code` (negative for a signal) once it has ended, or `failed`: why
-        there is none. Raises OSError.
+        """`pid` and `started` of the driver, with `code` (negative for a signal) once it has ended, or
+        `failed`: why there is none. Raises OSError.
         """
         atomic.write(self.folder / _DRIVER, json.dumps(values))
         (self.folder / _DRIVER_REQUEST).unlink(missing_ok=True)  # its environment may hold secrets

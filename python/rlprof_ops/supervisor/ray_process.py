@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops import env_names
+from rlprof_ops.host import foreign
 from rlprof_ops.host.gpus import visible_gpus
 from rlprof_ops.host.ports import free_port, usual_port
 from rlprof_ops.job.knobs import Settings
@@ -176,7 +177,9 @@ def stripped(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class RayProcess:
-    """`ray start --block` with its output in a file: it does not miss us. `settled` is set once it is up or gone."""
+    """`ray start --block` with its output in a file: it does not miss us. `settled` is set once it is up or
+    gone.
+    """
 
     def __init__(self, process: NodeProcess, log: Path, begin: int | None) -> None:
         """`begin`: where its output begins in `log`; None for a Ray that is up already."""
@@ -214,9 +217,7 @@ class RayProcess:
 
     def tail(self, lines: int = 12) -> str:
         """The last lines of Ray's own output, for a message that says why it did not start."""
-        with contextlib.suppress(OSError):
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-        return ""
+        return "\n".join(foreign.tail(self.log).splitlines()[-lines:])
 
     async def stop(self, timeout_s: float) -> None:
         """SIGTERM to our own `ray start`, which ends its children; SIGKILL to its process group after

@@ -123,8 +123,9 @@ class RunRecord:
         self.save()
 
     def save(self) -> None:
-        """Onto the node at once, for a supervisor that follows; into the run folder by the writer's thread, which a
-        storage that hangs may keep. The node folder keeps the record until the run folder has it, see salvage.py.
+        """Onto the node at once, for a supervisor that follows; into the run folder by the writer's thread,
+        which a storage that hangs may keep. The node folder keeps the record until the run folder has it,
+        see salvage.py.
         """
         path, kept = self.place.run.run_json, self.place.folder.keep / "run.json"
         data = (json.dumps(self.data, indent=1) + "\n").encode()

@@ -9,6 +9,7 @@ job's output has the command.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -27,7 +28,7 @@ from rlprof_ops.collect.drain.sequence import Budget, DrainSequence
 from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, log_to_output, record_pass
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.background import BackgroundWriter
-from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.host.contained_dir import ContainedDir, PinnedDir
 from rlprof_ops.job import folders
 from rlprof_ops.job.end_cause import STEP_KILLED, EndCause
 from rlprof_ops.job.knobs import Settings, import_path
@@ -48,6 +49,7 @@ def command_line(place: NodeContext, root: str) -> str:
     env = {
         env_names.JOB: place.job,
         env_names.RUN_DIR: str(place.run.path),
+        env_names.BEGAN: os.environ.get(env_names.BEGAN, ""),
         "SLURMD_NODENAME": place.node,
         "RLPROF_NODE_ROOT": root,
         "PYTHONPATH": import_path(),
@@ -111,7 +113,7 @@ def _came_home_before(folder: Path, run: Path, node: str, reason: str) -> bool:
     """Without the node's folder all depends on its record. One that is missing is written, with the reason,
     where the driver had begun: what is missing of the node is missing for this.
     """
-    with ContainedDir(run) as tree:
+    with folders.pinned_run(run, folder).open() as tree:
         try:
             return json.loads(tree.read(f"nodes/{node}.json")).get("cleared") is True
         except FileNotFoundError:
@@ -140,7 +142,7 @@ def _put_kept(folder: Path, run: Path, node: str, facts: dict[str, Any]) -> None
     """Take what the supervisor could not write into the run folder: the end of the job, and into `facts`
     what it knew of the node.
     """
-    with ContainedDir(folder) as home, ContainedDir(run) as tree:
+    with ContainedDir(folder) as home, folders.pinned_run(run, folder).open() as tree:
         try:
             tree.write_atomic("run.json", home.read("keep/run.json"))
         except FileNotFoundError:
@@ -152,13 +154,13 @@ def _put_kept(folder: Path, run: Path, node: str, facts: dict[str, Any]) -> None
             pass
 
 
-def finish_run_record(run: Path, code: str) -> None:
+def finish_run_record(run: PinnedDir, code: str) -> None:
     """Write into run.json that the job is over, where the head's supervisor could not.
 
     Slurm kills the processes of a step one after the other: a supervisor that saw its driver killed, and was
     killed itself before its drain was over, took the first for the cause.
     """
-    with ContainedDir(run) as tree:
+    with run.open() as tree:
         try:
             data: dict[str, Any] = json.loads(tree.read("run.json"))
             killed_too = data["driver"]["signal"] == signal.SIGKILL and not data.get("ended_ns")
@@ -177,12 +179,15 @@ def finish_run_record(run: Path, code: str) -> None:
 
 
 def record_bad_start(env: Mapping[str, str], settings: Settings, run: Path) -> None:
-    """Write run.json where the head never began, with what srun said of its task; harvest makes a manifest of it."""
+    """Write run.json where the head never began, with what srun said of its task; harvest makes a manifest of
+    it.
+    """
     nodes = tuple(env[env_names.NODES].split())
+    root = Path(settings["RLPROF_NODE_ROOT"])
+    folder = folders.node_folder(root, env[env_names.JOB], folders.job_mark(env))
     place = NodeContext(
-        env[env_names.JOB], nodes[0], "", "", 0, 0, True, nodes, folders.RunFolder(run),
-        folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), env[env_names.JOB], ""), 0, "",
-    )  # fmt: skip
+        env[env_names.JOB], nodes[0], "", "", 0, 0, True, nodes, folders.RunFolder(run), folder, 0, ""
+    )
     state = NodeState(place.folder.path / FOLDER, started_ns=time.time_ns())
     record = RunRecord.of(place, settings, load_request(env=env), state, BackgroundWriter())
     told = f"control/ended_{nodes[0].replace('/', '_')}"
@@ -207,9 +212,12 @@ def main(env: Mapping[str, str], never_began: bool = False) -> int:
         return 0
     job, run = env[env_names.JOB], Path(env[env_names.RUN_DIR])
     node = env.get("SLURMD_NODENAME") or os.uname().nodename
-    folder = folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, "").path
+    folder = folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, folders.job_mark(env)).path
+    own = folders.pinned_run(run, folder)
+    with contextlib.suppress(OSError):  # what is wrong is said when something is written
+        own.open().close()
     whole = salvage(folder, run, node, job, seconds=float(settings.number("RLPROF_DRAIN_SECONDS")))
-    finish_run_record(run, env.get(env_names.STEP_CODE, "?"))
+    finish_run_record(own, env.get(env_names.STEP_CODE, "?"))
     return 0 if whole else EXIT_FAILED
 
 

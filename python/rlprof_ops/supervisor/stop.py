@@ -1,6 +1,6 @@
-"""The end of a job, from top to bottom: the head stops all nodes, each node stops itself, and what the storage takes is
-explained. Each step is bounded, said, and survived where it fails; where the supervisor dies, the next one begins it
-again.
+"""The end of a job, from top to bottom: the head stops all nodes, each node stops itself, and what the
+storage takes is explained. Each step is bounded, said, and survived where it fails; where the supervisor
+dies, the next one begins it again.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import json
 import os
 import sys
 import time
@@ -19,7 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rlprof_ops import env_names
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, Step
 from rlprof_ops.collect.drain.steps import Phase
+from rlprof_ops.host import foreign
 from rlprof_ops.host.background import in_background
+from rlprof_ops.job import folders
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.recorder.head_recorder import SUMMARY
@@ -54,8 +55,8 @@ _Result = TypeVar("_Result")
 
 
 async def stop_job(head: Head, end: End) -> None:
-    """The ordered end on all nodes: windows and profilers everywhere, then the driver, then Ray, then the last sync;
-    then manifest and report.
+    """The ordered end on all nodes: windows and profilers everywhere, then the driver, then Ray, then the
+    last sync; then manifest and report.
     """
     node, stop = head.node, NodeStop(head.node)
     kill_at = await _drain_job(head, end, stop)
@@ -163,8 +164,8 @@ async def stop_worker(worker: Worker, end: End) -> None:
 
 
 class NodeStop:
-    """The end of one node, in two halves: everything that Ray has to live for, and the rest. Nothing is left to do where
-    a supervisor before has come to the node's record.
+    """The end of one node, in two halves: everything that Ray has to live for, and the rest. Nothing is left
+    to do where a supervisor before has come to the node's record.
     """
 
     def __init__(self, node: Node) -> None:
@@ -213,7 +214,7 @@ class NodeStop:
             node.state.drained = True  # what the record tells of is about to go
             node.state.save()
         seconds = max(_LEAST_CLEAR_SECONDS, budget.share("clear"))
-        clear = in_background(self._sequence.clear, (FOLDER,), seconds=seconds)
+        clear = in_background(self._sequence.clear, (FOLDER, *folders.MARKS), seconds=seconds)
         await self.survived(clear, seconds, "clear")
 
     async def _record(self, clean: bool, budget: Budget) -> bool:
@@ -303,18 +304,25 @@ class ClosingCommands:
     def __init__(self, stop: NodeStop, environment: Mapping[str, str]) -> None:
         self._stop, self._environment = stop, environment
         self._settings, self._journal = stop.node.settings, stop.node.journal
-        self._run = stop.node.place.run.path
+        self._run, self._pinned = stop.node.place.run.path, stop.node.place.pinned_run()
 
     async def storage_answers(self) -> bool:
-        """Whether there is any use in reading the run folder: what hangs there cannot even be killed."""
-        look = in_background(self._run.exists, seconds=_LOOK_SECONDS)
+        """Whether there is any use in reading the run folder: what hangs there cannot even be killed, and in
+        another folder under its name nothing is ours.
+        """
+        look = in_background(self._look, seconds=_LOOK_SECONDS)
         answer = await self._stop.survived(look, _LOOK_SECONDS + 1, f"looking at {self._run}")
         if answer is None:
             self._journal.say(
-                f"the storage of {self._run} does not answer: no harvest and no report; when it does, run"
+                f"{self._run} cannot be used: no harvest and no report; when it can, run"
                 f" scripts/harvest.sh {self._run}"
             )
         return answer is not None
+
+    def _look(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):  # which the commands themselves will say
+            self._pinned.open().close()
+        return True
 
     async def harvest(self, left_s: float) -> None:
         """Make the manifest, within its knob and what Slurm leaves."""
@@ -361,8 +369,5 @@ def _has_something(run: Path) -> bool:
     """
     if any((run / "profiles").glob("*/*/*/*")):
         return True
-    try:
-        with open(run / "recorder" / SUMMARY, "rb") as file:
-            return bool(json.loads(file.read(_MOST_BYTES))["history"]["steps"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+    summary = foreign.read_object(run / "recorder" / SUMMARY, _MOST_BYTES)
+    return bool(foreign.an_object(summary.get("history")).get("steps"))

@@ -1,5 +1,5 @@
-"""One node's task: everything that can be checked before a process is started, then the keeper, and below it the
-supervisor.
+"""One node's task: everything that can be checked before a process is started, then the keeper, and below it
+the supervisor.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def main() -> int:
 
 
 def supervise(settings: Settings, place: NodeContext, cwd: Path, before: str) -> int:
-    """In the keeper's child, from start to end: the node's exit code. `before`: how the supervisor ended in whose place
-    this one is, "" for the first.
+    """In the keeper's child, from start to end: the node's exit code. `before`: how the supervisor ended in
+    whose place this one is, "" for the first.
     """
     try:
         return asyncio.run(_supervise(settings, place, cwd, before))
@@ -93,6 +93,7 @@ async def _supervise(settings: Settings, place: NodeContext, cwd: Path, before: 
         place.node,
         float(os.environ.get(env_names.BEGAN, time.time())),
         place.folder.logs / "supervisor.log",
+        place.pinned_run(),
     )
     journal.phases_s = state.phases_s
     state.started_ns = state.started_ns or time.time_ns()
@@ -107,7 +108,8 @@ async def _supervise(settings: Settings, place: NodeContext, cwd: Path, before: 
 async def _what_is_asked(state: NodeState, place: NodeContext, order: EndOrder) -> tuple[str, ProfileRequest]:
     """The job's token and request: from the node's state, for the first supervisor from shared storage.
 
-    Raises UsageError for what a job cannot run with, ToldToEnd when that order comes before the storage answers.
+    Raises UsageError for what a job cannot run with, ToldToEnd when that order comes before the storage
+    answers.
     """
     if not state.token:
         look = asyncio.ensure_future(in_background(_read_what_is_asked, place, seconds=_STORAGE_SECONDS))
@@ -125,7 +127,9 @@ async def _what_is_asked(state: NodeState, place: NodeContext, order: EndOrder) 
 
 def _read_what_is_asked(place: NodeContext) -> tuple[str, str]:
     try:
-        return place.run.read_token(), load_request(env=os.environ).to_json()
+        token, request = place.run.read_token(), load_request(env=os.environ).to_json()
+        place.pinned_run().open().close()  # from now on it is known which folder is this job's own
+        return token, request
     except OSError as error:
         raise UsageError(
             f"node {place.node}: the job's token {place.run.token} cannot be read ({error.strerror}):"
@@ -147,7 +151,7 @@ def find_node_context(env: Mapping[str, str], settings: Settings) -> NodeContext
         is_head=env.get("SLURM_NODEID", "0") == "0",
         nodes=tuple(env[env_names.NODES].split()),
         run=folders.RunFolder(Path(env[env_names.RUN_DIR])),
-        folder=folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, ""),
+        folder=folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, folders.job_mark(env)),
         gpus=gpu_count(settings, env),
         token="",
     )
@@ -164,8 +168,8 @@ def leave_storage() -> None:
 
 
 def _refuse(error: RlprofError) -> int:
-    """Say why this node does not begin, and tell the other nodes to end in order, where Slurm's commands are at hand;
-    see node::end_step in scripts/node.sh.
+    """Say why this node does not begin, and tell the other nodes to end in order, where Slurm's commands are
+    at hand; see node::end_step in scripts/node.sh.
     """
     print(f"rlprof: {error}", file=sys.stderr, flush=True)
     env, scancel = os.environ, shutil.which("scancel")

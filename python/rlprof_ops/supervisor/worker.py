@@ -123,8 +123,8 @@ class Worker:
             ) from error
 
     async def _stay_linked(self) -> None:
-        """Receive what the head says, over another link where one breaks: the head's supervisor may have been killed,
-        and another one be in its place. Returns when the head is gone.
+        """Receive what the head says, over another link where one breaks: the head's supervisor may have been
+        killed, and another one be in its place. Returns when the head is gone.
         """
         node = self.node
         while True:
@@ -159,7 +159,9 @@ class Worker:
     # ---- start
 
     async def _serve(self, linked: asyncio.Task[None], deadline: float) -> EndCause:
-        """Everything until the node's end, and why that came. An order to end is heard from the first moment on."""
+        """Everything until the node's end, and why that came. An order to end is heard from the first moment
+        on.
+        """
         node = self.node
         starting = asyncio.create_task(self._start(deadline))
         cause = await self._first_of(starting, linked)
