@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -71,7 +72,7 @@ class NodeFiles:
         """Start a sync that ended before the end again, and say so; it goes on where it was."""
         for number in itertools.count():
             code = await sync.wait()
-            if code in (0, EXIT_FAILED):  # somebody told it to end, most likely Slurm, and us as well
+            if code in (0, EXIT_FAILED, -signal.SIGTERM):  # Slurm told it to end, and most likely us as well
                 await asyncio.sleep(_LATE_ORDER_SECONDS)
             self._journal.say(
                 f"node {self._place.node}: sync ended with {code} while the job runs; starting it again"
