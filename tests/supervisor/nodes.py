@@ -14,9 +14,9 @@ from rlprof_ops.job.folders import RunFolder, job_mark, node_folder
 from rlprof_ops.job.knobs import Settings, import_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.supervisor.journal import Journal
-from rlprof_ops.supervisor.node import Node
-from rlprof_ops.supervisor.node_state import NodeState
+from rlprof_ops.supervisor.node.journal import Journal
+from rlprof_ops.supervisor.node.node import Node
+from rlprof_ops.supervisor.node.node_state import NodeState
 
 
 def place_of(base: Path, *nodes: str, run: Path | None = None, number: int = 0) -> NodeContext:

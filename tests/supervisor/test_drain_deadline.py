@@ -16,7 +16,7 @@ from tests.supervisor.nodes import node_of, place_of
 
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, Step
 from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.supervisor import node_files
+from rlprof_ops.supervisor.node import node_files
 from rlprof_ops.supervisor.stop import ClosingCommands, NodeStop
 
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"

@@ -20,7 +20,7 @@ from tests.needs import need
 from rlprof_ops.host.ports import free_port
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher
-from rlprof_ops.supervisor.ray_process import RayNode, RayProcess, start_argv
+from rlprof_ops.supervisor.node.ray_process import RayNode, RayProcess, start_argv
 
 # The first line tells why the plugin does not load; an answer of the GCS would take Ray half a minute, since
 # there is none.

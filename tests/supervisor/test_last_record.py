@@ -16,8 +16,8 @@ from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.supervisor import task
-from rlprof_ops.supervisor.node import Node
-from rlprof_ops.supervisor.node_state import FOLDER, NodeState
+from rlprof_ops.supervisor.node.node import Node
+from rlprof_ops.supervisor.node.node_state import FOLDER, NodeState
 from rlprof_ops.supervisor.run_record import RunRecord
 
 

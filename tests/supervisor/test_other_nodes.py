@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlprof_ops.supervisor.cluster.other_nodes import OtherNodes
 from rlprof_ops.supervisor.control_channel import Drained, Failed, Joined, Lost, ProfilersDone, RayUp
-from rlprof_ops.supervisor.journal import Journal
+from rlprof_ops.supervisor.node.journal import Journal
 
 
 def nodes(tmp_path: Path) -> OtherNodes:

@@ -15,7 +15,7 @@ import pytest
 from rlprof_ops.errors import UsageError
 from rlprof_ops.host.ports import check_free, listening
 from rlprof_ops.job.knobs import Settings
-from rlprof_ops.supervisor.ray_process import (
+from rlprof_ops.supervisor.node.ray_process import (
     _UP,
     RayNode,
     RayProcess,

@@ -29,7 +29,7 @@ from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.slurm import job_state
 from rlprof_ops.supervisor import salvage, stop
-from rlprof_ops.supervisor.node_state import NodeState
+from rlprof_ops.supervisor.node.node_state import NodeState
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.supervisor.stop import NodeStop
 

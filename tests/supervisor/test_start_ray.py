@@ -13,9 +13,10 @@ from tests.supervisor.nodes import node_of, place_of
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.request import CaptureSpec, ProfileRequest, request_from_dict
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
-from rlprof_ops.supervisor import head, node_ray
+from rlprof_ops.supervisor import head
 from rlprof_ops.supervisor.head import Head
-from rlprof_ops.supervisor.node import Node
+from rlprof_ops.supervisor.node import node_ray
+from rlprof_ops.supervisor.node.node import Node
 
 # Stands for `ray start`: fails until a file counts enough tries, then says what Ray says and stays.
 RAY = """

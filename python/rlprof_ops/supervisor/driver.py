@@ -12,8 +12,8 @@ from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.job.end_cause import exit_status
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.supervisor.keeper import START_DRIVER
-from rlprof_ops.supervisor.node_process import NodeProcess
-from rlprof_ops.supervisor.node_state import NodeState
+from rlprof_ops.supervisor.node.node_process import NodeProcess
+from rlprof_ops.supervisor.node.node_state import NodeState
 
 # What the process of the driver may be called: by itself, or as an adapter names it once it knows the
 # trainer.
@@ -30,7 +30,7 @@ def session_words(request: ProfileRequest, python: str) -> list[str]:
 
 
 class Driver:
-    """COMMAND as a process group of its own, the keeper's child: it outlives us, and its exit code with it."""
+    """COMMAND as a process group of its own, the keeper's child: it outlives us, as does its exit code."""
 
     def __init__(self, process: NodeProcess, state: NodeState) -> None:
         self.process, self._state = process, state

@@ -9,7 +9,7 @@ import signal
 
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
-from rlprof_ops.supervisor.node_state import NodeState
+from rlprof_ops.supervisor.node.node_state import NodeState
 
 # SIGTERM: the job ends now. SIGUSR2: its time runs out. The first one decides the cause.
 CAUSES = {

@@ -27,9 +27,9 @@ from rlprof_ops.supervisor.driver import Driver, session_words
 from rlprof_ops.supervisor.end_order import ToldToEnd
 from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher, watch_resources
 from rlprof_ops.supervisor.helpers.recording import Recorded
-from rlprof_ops.supervisor.node import GROUP_CLEANUP, Node
-from rlprof_ops.supervisor.node_state import End
-from rlprof_ops.supervisor.ray_process import RayProcess, no_authentication, ray_version
+from rlprof_ops.supervisor.node.node import GROUP_CLEANUP, Node
+from rlprof_ops.supervisor.node.node_state import End
+from rlprof_ops.supervisor.node.ray_process import RayProcess, no_authentication, ray_version
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.supervisor.steps.state_relay import StateFile, StateTold
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS

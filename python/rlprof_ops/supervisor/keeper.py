@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 from rlprof_ops.host import processes
 from rlprof_ops.supervisor.end_order import CAUSES
-from rlprof_ops.supervisor.node_state import NodeState
+from rlprof_ops.supervisor.node.node_state import NodeState
 from rlprof_ops.words import limit
 
 NAME, NAME_OF_CHILD = b"rlprof-keeper", b"rlprof-superv"  # as ps and top show them

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlprof_ops.job.knobs import Settings
     from rlprof_ops.job.node_context import NodeContext
     from rlprof_ops.request import ProfileRequest
-    from rlprof_ops.supervisor.node_state import NodeState
+    from rlprof_ops.supervisor.node.node_state import NodeState
 
 
 @dataclass

@@ -35,7 +35,7 @@ from rlprof_ops.job.knobs import Settings, import_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.redact import redact_text
 from rlprof_ops.request import load_request
-from rlprof_ops.supervisor.node_state import FOLDER, NodeState
+from rlprof_ops.supervisor.node.node_state import FOLDER, NodeState
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.words import duration
 

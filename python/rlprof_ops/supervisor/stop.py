@@ -27,9 +27,9 @@ from rlprof_ops.recorder.head_recorder import SUMMARY
 from rlprof_ops.slurm.job_state import is_cancelled
 from rlprof_ops.supervisor import salvage
 from rlprof_ops.supervisor.control_channel import Drain, Drained, Ending, ProfilersDone, StopRay
-from rlprof_ops.supervisor.node import Node
-from rlprof_ops.supervisor.node_files import less_saying
-from rlprof_ops.supervisor.node_state import FOLDER, End
+from rlprof_ops.supervisor.node.node import Node
+from rlprof_ops.supervisor.node.node_files import less_saying
+from rlprof_ops.supervisor.node.node_state import FOLDER, End
 from rlprof_ops.words import duration, limit
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def cancelled_seconds(settings: Settings, env: Mapping[str, str] = os.environ) -
 
 
 async def stop_worker(worker: Worker, end: End) -> None:
-    """The end of one node, at the head's order or because its own end has come; the head hears how far it is."""
+    """The end of one node, at the head's order or of its own accord; the head hears how far it is."""
     node, stop = worker.node, NodeStop(worker.node)
     await worker.tell(Ending(str(end.cause)))
     seconds, most_s = float(node.settings.number("RLPROF_DRAIN_SECONDS")), None

@@ -28,11 +28,11 @@ from rlprof_ops.job.node_context import NodeContext, node_name
 from rlprof_ops.request import ProfileRequest, load_request, request_from_json
 from rlprof_ops.supervisor.end_order import EndOrder, ToldToEnd
 from rlprof_ops.supervisor.head import Head
-from rlprof_ops.supervisor.journal import Journal
 from rlprof_ops.supervisor.keeper import SIGNALS, Keeper
-from rlprof_ops.supervisor.node import Node
-from rlprof_ops.supervisor.node_state import NodeState
-from rlprof_ops.supervisor.ray_process import gpu_count
+from rlprof_ops.supervisor.node.journal import Journal
+from rlprof_ops.supervisor.node.node import Node
+from rlprof_ops.supervisor.node.node_state import NodeState
+from rlprof_ops.supervisor.node.ray_process import gpu_count
 from rlprof_ops.supervisor.worker import Worker
 
 _FLUSH_SECONDS = 10.0
@@ -45,18 +45,11 @@ def main() -> int:
     up.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    env = os.environ
     try:
-        settings = Settings.load(env)
-        place = find_node_context(env, settings)
+        settings = Settings.load(os.environ)
+        place = find_node_context(os.environ, settings)
         os.environ.pop("RAY_AUTH_TOKEN", None)
-        try:
-            place.folder.create()
-            state = NodeState.make(place.folder.path)
-        except OSError as error:
-            raise UsageError(
-                f"node {place.node}: RLPROF_NODE_ROOT={settings['RLPROF_NODE_ROOT']!r}: {error}"
-            ) from error
+        state = _make_state(settings, place)
     except RlprofError as error:
         return _refuse(error)
     cwd = Path.cwd()
@@ -70,6 +63,17 @@ def main() -> int:
     finally:
         state.remove()
         place.folder.let_go()
+
+
+def _make_state(settings: Settings, place: NodeContext) -> NodeState:
+    """The node folder with the state of a start. Raises UsageError."""
+    try:
+        place.folder.create()
+        return NodeState.make(place.folder.path)
+    except OSError as error:
+        raise UsageError(
+            f"node {place.node}: RLPROF_NODE_ROOT={settings['RLPROF_NODE_ROOT']!r}: {error}"
+        ) from error
 
 
 def supervise(settings: Settings, place: NodeContext, cwd: Path, before: str) -> int:

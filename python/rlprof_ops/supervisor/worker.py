@@ -31,9 +31,9 @@ from rlprof_ops.supervisor.control_channel import (
 from rlprof_ops.supervisor.end_order import ToldToEnd
 from rlprof_ops.supervisor.head import REJOIN_SECONDS
 from rlprof_ops.supervisor.helpers.recording import Recorded
-from rlprof_ops.supervisor.node import Node
-from rlprof_ops.supervisor.node_state import End
-from rlprof_ops.supervisor.ray_process import RayProcess
+from rlprof_ops.supervisor.node.node import Node
+from rlprof_ops.supervisor.node.node_state import End
+from rlprof_ops.supervisor.node.ray_process import RayProcess
 from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
 
 _PROBE_SECONDS = 15.0

@@ -37,7 +37,7 @@ from rlprof_ops.request import Window  # noqa: E402
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile  # noqa: E402
 from rlprof_ops.supervisor import stop, task  # noqa: E402
 from rlprof_ops.supervisor.control_channel import Message  # noqa: E402
-from rlprof_ops.supervisor.node import Node  # noqa: E402
+from rlprof_ops.supervisor.node.node import Node  # noqa: E402
 from rlprof_ops.supervisor.steps.step_relay import StepBegan, StepEnded  # noqa: E402
 from rlprof_ops.supervisor.stop import NodeStop  # noqa: E402
 

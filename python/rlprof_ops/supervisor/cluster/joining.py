@@ -12,8 +12,8 @@ from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.supervisor.cluster.other_nodes import OtherNodes
 from rlprof_ops.supervisor.end_order import EndOrder, ToldToEnd
 from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher
-from rlprof_ops.supervisor.journal import Journal
-from rlprof_ops.supervisor.ray_process import plugin_message
+from rlprof_ops.supervisor.node.journal import Journal
+from rlprof_ops.supervisor.node.ray_process import plugin_message
 
 _Result = TypeVar("_Result")
 
@@ -25,8 +25,8 @@ class Joining:
         self._place, self._settings, self._journal, self._nodes = place, settings, journal, nodes
 
     async def race(self, work: Awaitable[_Result], order: EndOrder) -> _Result:
-        """What `work` gives; a node that reports a failed start, or an order to end, ends the wait with an
-        RlprofError.
+        """What `work` gives. Raises RlprofError when a node reports a failed start, ToldToEnd when an order
+        to end comes first.
         """
         task = asyncio.ensure_future(work)
         try:

@@ -17,7 +17,7 @@ from rlprof_ops.supervisor.control_channel import (
     ProfilersDone,
     RayUp,
 )
-from rlprof_ops.supervisor.journal import Journal
+from rlprof_ops.supervisor.node.journal import Journal
 from rlprof_ops.words import limit
 
 _OF_A_STATE = (Joined, RayUp, Failed, Ending, ProfilersDone, Drained, Lost)
@@ -46,11 +46,13 @@ class OtherNodes:
         return len(self._states)
 
     def receive(self, node: str, message: Message) -> None:
-        """Take a node's message. A link that breaks after the node's end says nothing new."""
+        """Take a node's message. What comes after a failure, or a link that breaks after the node's end, says
+        nothing new.
+        """
         known = self._states.get(node)
-        if known is not None and not isinstance(message, Joined):
-            if known.has_said(Failed) or (isinstance(message, Lost) and known.has_said(Drained)):
-                return
+        final = (Failed, Drained) if isinstance(message, Lost) else (Failed,)
+        if known is not None and known.has_said(*final) and not isinstance(message, Joined):
+            return
         if isinstance(message, _OF_A_STATE):
             ip = message.ip if isinstance(message, Joined) else known.ip if known else ""
             self._states[node] = LatestWord(message, ip)

@@ -22,10 +22,10 @@ from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.end_order import EndOrder
 from rlprof_ops.supervisor.helpers.distilling import Distilling
 from rlprof_ops.supervisor.helpers.recording import Recording
-from rlprof_ops.supervisor.journal import Journal
-from rlprof_ops.supervisor.node_files import NodeFiles
-from rlprof_ops.supervisor.node_ray import NodeRay
-from rlprof_ops.supervisor.node_state import NodeState
+from rlprof_ops.supervisor.node.journal import Journal
+from rlprof_ops.supervisor.node.node_files import NodeFiles
+from rlprof_ops.supervisor.node.node_ray import NodeRay
+from rlprof_ops.supervisor.node.node_state import NodeState
 from rlprof_ops.supervisor.steps import state_relay
 from rlprof_ops.supervisor.steps.state_relay import StateTold
 from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell

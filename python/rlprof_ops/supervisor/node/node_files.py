@@ -14,7 +14,7 @@ from rlprof_ops.collect.sync.__main__ import read_report, sync_command, write_de
 from rlprof_ops.errors import EXIT_FAILED
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.supervisor.journal import Journal
+from rlprof_ops.supervisor.node.journal import Journal
 from rlprof_ops.words import limit
 
 _QUICK_RESTARTS = 20

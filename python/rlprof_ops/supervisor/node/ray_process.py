@@ -18,7 +18,7 @@ from rlprof_ops.host import foreign
 from rlprof_ops.host.gpus import visible_gpus
 from rlprof_ops.host.ports import free_port, usual_port
 from rlprof_ops.job.knobs import Settings
-from rlprof_ops.supervisor.node_process import NodeProcess
+from rlprof_ops.supervisor.node.node_process import NodeProcess
 
 # MPI libraries inside the workers take these for an order to join Slurm's MPI world (NeMo RL ray.sub, verl's
 # TensorRT-LLM scripts strip them for the same reason). The driver keeps them.

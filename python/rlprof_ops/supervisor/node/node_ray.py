@@ -16,10 +16,10 @@ from rlprof_ops.host.background import in_background
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.rayenv import check_import
-from rlprof_ops.supervisor.journal import Journal
-from rlprof_ops.supervisor.node_process import NodeProcess
-from rlprof_ops.supervisor.node_state import NodeState, RayState
-from rlprof_ops.supervisor.ray_process import (
+from rlprof_ops.supervisor.node.journal import Journal
+from rlprof_ops.supervisor.node.node_process import NodeProcess
+from rlprof_ops.supervisor.node.node_state import NodeState, RayState
+from rlprof_ops.supervisor.node.ray_process import (
     RayNode,
     RayProcess,
     cpu_count,
