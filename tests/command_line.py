@@ -49,7 +49,7 @@ def run_command(words: tuple[str, ...], here: Path, deadline_s: int = DEADLINE_S
         finally:
             os.chdir(before)
     out.flush()
-    return Ended(code, out.buffer.getvalue().decode() + err.getvalue())
+    return Ended(code, out.buffer.getvalue().decode(errors="replace") + err.getvalue())
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ PACKAGE = Path(__file__).parents[1] / "python" / "rlprof_ops"
 FLOORS = (
     ("errors", "version", "redact", "words", "env_names", "host", "slurm"),
     ("request", "backends"),
-    ("job", "frameworks", "runtime"),
+    ("job", "runtime"),
+    ("trainers",),
     ("collect", "rayenv", "recorder"),
     ("analyze", "submit", "supervisor"),
     ("operate", "submitit_job", "demo"),

@@ -40,7 +40,7 @@ def test_nothing_reads_the_run_folder_of_a_storage_that_hangs(place, monkeypatch
     assert asyncio.run(closing.storage_answers())
     with hung(place.run.path):
         assert not asyncio.run(closing.storage_answers())
-    assert f"when it can, run scripts/harvest.sh {place.run.path}" in capsys.readouterr().err
+    assert f"when it does, run scripts/harvest.sh {place.run.path}" in capsys.readouterr().err
 
 
 def test_a_drain_goes_on_and_its_event_loop_never_waits(place):

@@ -122,7 +122,7 @@ from types import SimpleNamespace
 from rlinf.scheduler import Cluster
 from rlinf.scheduler.hardware.accelerators.nvidia_gpu import NsightConfig
 from rlinf.scheduler.worker.worker_group import WorkerGroupFunc
-from rlprof_ops.frameworks.rlinf.import_config import request_of
+from rlprof_ops.trainers.rlinf.import_config import request_of
 from rlinf.utils.distributed import ScopedTimer
 
 options = {"t": "nvtx", "o": "/x"}

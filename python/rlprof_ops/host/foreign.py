@@ -41,7 +41,10 @@ def read_bytes(path: _Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def bounded(opened: BinaryIO, most_bytes: int = MOST_BYTES) -> bytes:
-    """The same of an open one, which is closed: a gigabyte is not read to find that it is too much. Raises OSError; ValueError for more than `most_bytes`."""
+    """The same of an open one, which is closed: a gigabyte is not read to find that it is too much.
+
+    Raises OSError; ValueError for more than `most_bytes`.
+    """
     with opened as file:
         size = os.fstat(file.fileno()).st_size
         raw = b"" if size > most_bytes else file.read(most_bytes + 1)

@@ -11,20 +11,18 @@ from typing import Any
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.job.end_cause import exit_status
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.runtime.process.worker_identity import DRIVERS
 from rlprof_ops.supervisor.keeper import START_DRIVER
 from rlprof_ops.supervisor.node.node_process import NodeProcess
 from rlprof_ops.supervisor.node.node_state import NodeState
 
-# What the process of the driver may be called: by itself, or as an adapter names it once it knows the
-# trainer.
-NAMES = ("driver", "controller", "trainer", "TaskRunner", "task_runner")
 _START_SECONDS, _CODE_SECONDS, _LOOK_S = 30.0, 5.0, 0.02
 
 
 def session_words(request: ProfileRequest, python: str) -> list[str]:
     """What runs COMMAND in an nsys session, where the request selects the driver under any of its names."""
     specs = [spec for spec in request.captures if spec.backend == "nsight" and spec] if request else []
-    named = (name for name in NAMES if any(spec.matches(name, 0) for spec in specs))
+    named = (name for name in DRIVERS if any(spec.matches(name, 0) for spec in specs))
     name = next(named, None)
     return [] if name is None else [python, "-m", "rlprof_ops", "wrap", "--worker", name, "--rank", "0", "--"]
 

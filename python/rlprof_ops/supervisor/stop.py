@@ -314,7 +314,7 @@ class ClosingCommands:
         answer = await self._stop.survived(look, _LOOK_SECONDS + 1, f"looking at {self._run}")
         if answer is None:
             self._journal.say(
-                f"{self._run} cannot be used: no harvest and no report; when it can, run"
+                f"{self._run} does not answer as this job's own: no harvest and no report; when it does, run"
                 f" scripts/harvest.sh {self._run}"
             )
         return answer is not None

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, NoReturn
 
-from rlprof_ops import env_names
+from rlprof_ops import env_names, trainers
 from rlprof_ops.backends import nsight, rocprof_sys, validate
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.knobs import python_path
@@ -65,6 +65,7 @@ def wrapped_command(
     full = dict(env)
     if env.get(env_names.ADAPTERS, "1") != "0":
         full["PYTHONPATH"] = python_path(env.get("PYTHONPATH"))
+        full.update(trainers.environment())
     identity = Identity(worker or TRAINER, rank)
     specs = specs_for(request, worker or TRAINER, rank, env)
     if worker or specs:

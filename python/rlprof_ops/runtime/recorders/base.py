@@ -17,7 +17,7 @@ from rlprof_ops import env_names
 from rlprof_ops.backends import OK, Where, mask_reports, names, nsight, validate
 from rlprof_ops.backends import torch as torch_backend
 from rlprof_ops.backends.memory_options import has_gpu
-from rlprof_ops.redact import secret_values
+from rlprof_ops.redact import own_secrets
 from rlprof_ops.runtime.recorders.memory import memory_recorder
 from rlprof_ops.runtime.recorders.nsys_range import NsysRangeRecorder
 from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
@@ -126,7 +126,7 @@ def _without_secrets(report: Path) -> Iterator[Path]:
     """
     found: list[tuple[int, int]] = []
     if report.name.endswith(mask_reports.MASKED_SUFFIXES):
-        values = mask_reports.maskable(mask_reports.secrets_of_processes() | secret_values(os.environ))
+        values = mask_reports.maskable(mask_reports.secrets_of_processes() | own_secrets())
         with open(report, "rb") as stream:
             found = mask_reports.places(stream.fileno(), values)
     if not found:
