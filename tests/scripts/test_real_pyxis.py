@@ -126,7 +126,7 @@ def agree(job: Job) -> None:
     page = job.run / "report.json"
     if page.exists():
         coverage = json.loads(page.read_text())["coverage"]
-        said = {row["id"]: row["state"] for row in coverage["missing"]}
+        said = {row["capture"]: row["state"] for row in coverage["missing"]}
         there = {name for name, state in planned.items() if state in ("ok", "recovered", "truncated")}
         assert not there & {name for name, state in said.items() if state == "missing"}, job.say()
 
