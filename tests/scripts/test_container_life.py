@@ -119,7 +119,7 @@ def test_a_job_that_ends_well_leaves_no_container_and_needs_no_salvage(nodes):
     assert done.returncode == 0, done.stderr
     assert nodes.containers() == ["n1.enroot/pyxis_somebody"]
     assert len(nodes.lines()) == 2, "the job, and one step that removes containers on all nodes"
-    assert "--container" not in nodes.lines()[1]
+    assert ["--container-image" in line for line in sorted(nodes.lines(), key=len)].count(False) == 1
 
 
 def test_a_job_that_is_cancelled_leaves_no_container(nodes):
