@@ -247,7 +247,6 @@ class Head:
         """None without a COMMAND: the cluster waits for people."""
         node, place = self.node, self.node.place
         if not (command := node.settings["COMMAND"]):
-            node.journal.say(f"no COMMAND: the cluster waits. Attach with: {attach_file.command_line(place)}")
             return None
         log = place.folder.live / "driver.log"
         adapters = node.settings.flag(env_names.ADAPTERS)
@@ -265,12 +264,16 @@ class Head:
         return driver
 
     async def _write_attach_file(self) -> None:
+        """Write what `attach.sh` reads, and only then say that one can attach."""
         node = self.node
         write = in_background(attach_file.write, node.place, node.environment(), seconds=_STORAGE_SECONDS)
         try:
             await write
         except (OSError, TimeoutError) as error:
             node.journal.say(f"no attach file: {error}")
+        if not node.settings["COMMAND"]:
+            line = attach_file.command_line(node.place)
+            node.journal.say(f"no COMMAND: the cluster waits. Attach with: {line}")
 
     def _save_nodes(self) -> None:
         state = self.node.state
