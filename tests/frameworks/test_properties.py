@@ -20,7 +20,7 @@ from tests.frameworks.strategies import EXPRESSIBLE
 from tests.request.strategies import requests, texts
 
 from rlprof_ops import frameworks
-from rlprof_ops.backends.nsight_presets import LONG
+from rlprof_ops.backends.nsight.presets import LONG
 from rlprof_ops.frameworks import hydra
 from rlprof_ops.frameworks.base import Framework
 from rlprof_ops.frameworks.trainer_file import UnknownWorld

@@ -53,10 +53,11 @@ def command(
     Example: rlprof plan profile.yaml --world policy_worker=8,generation_worker=4 --steps-total 100
     """
     from rlprof_ops import frameworks
-    from rlprof_ops.backends import Where, check_request
+    from rlprof_ops.backends import Where
     from rlprof_ops.errors import UsageError
     from rlprof_ops.frameworks.world import parse_world, world_of_trainer
     from rlprof_ops.request import load_request
+    from rlprof_ops.request.check import check_request
     from rlprof_ops.request.planning import plan
 
     if from_env and file:

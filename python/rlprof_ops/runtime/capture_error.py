@@ -1,7 +1,3 @@
-"""The one way in which taking a capture fails."""
+"""`CaptureError` under its old place."""
 
-from __future__ import annotations
-
-
-class CaptureError(Exception):
-    """A capture could not be taken; the text is the reason that the manifest will show."""
+from rlprof_ops.backends.contract import CaptureError as CaptureError

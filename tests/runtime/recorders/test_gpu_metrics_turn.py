@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 from tests.nsys_stand_in import answering_nsys
 
-from rlprof_ops.backends import nsight
-from rlprof_ops.backends.nsight_options import samples_the_node
+from rlprof_ops.backends.nsight import nsys_cli
+from rlprof_ops.backends.nsight.node_turn import NodeTurn
+from rlprof_ops.backends.nsight.options import samples_the_node
 from rlprof_ops.runtime.capture_error import CaptureError
-from rlprof_ops.runtime.process.node_turn import NodeTurn
 from rlprof_ops.runtime.recorders.nsys_session import GPU_METRICS_TURN, NsysSessionRecorder
 
 ALL = {"gpu-metrics-devices": "all", "gpu-metrics-frequency": "1000"}
@@ -97,7 +97,7 @@ def test_a_window_that_does_not_open_gives_them_back(
 def test_a_rank_that_is_killed_leaves_its_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
     program = (
-        "import sys, time\nfrom rlprof_ops.runtime.process.node_turn import NodeTurn\n"
+        "import sys, time\nfrom rlprof_ops.backends.nsight.node_turn import NodeTurn\n"
         "turn = NodeTurn.taken('gpu-metrics')\nprint(turn is not None, flush=True)\ntime.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -124,6 +124,6 @@ def test_where_no_file_tells_it_is_everybodys_turn(monkeypatch: pytest.MonkeyPat
 
 def test_the_words_of_nsys_start() -> None:
     spec = SimpleNamespace(options=ALL | {"sample": "cpu"}, flags=())
-    with_them, without = (nsight.start_argv("s", "/o", spec, gpu_metrics=mine) for mine in (True, False))
+    with_them, without = (nsys_cli.start_argv("s", "/o", spec, gpu_metrics=mine) for mine in (True, False))
     assert set(with_them) - set(without) == {"--gpu-metrics-devices=all", "--gpu-metrics-frequency=1000"}
     assert "--sample=cpu" in without

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlprof_ops.backends import torch as torch_backend
+from rlprof_ops.backends.torch import trace_check as torch_backend
 from rlprof_ops.runtime.recorders.base import choose_taker
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlprof_ops.backends.torch_options import TorchOptions, parse
+from rlprof_ops.backends.torch.options import TorchOptions, parse
 from rlprof_ops.runtime import profiler
 
 pytestmark = pytest.mark.torch

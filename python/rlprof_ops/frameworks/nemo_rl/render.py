@@ -7,7 +7,7 @@ import shlex
 from fnmatch import fnmatchcase
 
 from rlprof_ops import env_names
-from rlprof_ops.backends.nsight_presets import resolve
+from rlprof_ops.backends.nsight.presets import resolve
 from rlprof_ops.frameworks.base import Remarks, Rendered, Worker, common_losses, select, usable
 from rlprof_ops.frameworks.nemo_rl.names import (
     LD_LIBRARY_PATH,

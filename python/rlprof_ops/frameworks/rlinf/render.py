@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlprof_ops.backends import nsight_presets
+from rlprof_ops.backends.nsight import presets as nsight_presets
 from rlprof_ops.frameworks import hydra
 from rlprof_ops.frameworks.base import Remarks, Rendered, common_losses, select, usable
 from rlprof_ops.frameworks.hydra import Setting

@@ -170,7 +170,7 @@ class PyTorchProfiler:
     def _make_profile(self, action: str) -> TorchProfile:
         import torch
 
-        from rlprof_ops.backends.torch_options import TorchOptions
+        from rlprof_ops.backends.torch.options import TorchOptions
         from rlprof_ops.runtime.recorders.torch import make_profile
 
         config = self.config

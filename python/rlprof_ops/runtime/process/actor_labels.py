@@ -222,10 +222,10 @@ def own_variables(variables: Mapping[str, str], env: Mapping[str, str]) -> dict[
 
     What a trainer sets for its actors to another value than this process has stays.
     """
-    from rlprof_ops.backends import nsight
+    from rlprof_ops.backends.nsight import nsys_cli
 
     handed_on = {name: value for name, value in variables.items() if env.get(name) == value}
-    clean = nsight.client_env({name: value for name, value in handed_on.items() if name not in _MINE})
+    clean = nsys_cli.client_env({name: value for name, value in handed_on.items() if name not in _MINE})
     return {
         name: clean.get(name, value)
         for name, value in variables.items()

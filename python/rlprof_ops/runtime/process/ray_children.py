@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# As Ray stores them: `nsight` and `rocprof_sys` begin with an underscore.
+# As Ray stores its own: `nsight` and `rocprof_sys` begin with an underscore.
 NOT_MINE: Mapping[str, object] = {"rlprof": {}, "_nsight": None, "_rocprof_sys": None}
 # Ray calls what this names in every new worker (ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR).
 HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"

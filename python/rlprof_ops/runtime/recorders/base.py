@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rlprof_ops import env_names
-from rlprof_ops.backends import OK, Where, mask_reports, names, nsight, validate
-from rlprof_ops.backends import torch as torch_backend
-from rlprof_ops.backends.memory_options import has_gpu
+from rlprof_ops.backends import OK, Where, names, validate
+from rlprof_ops.backends.nsight import mask_reports, nsys_cli
+from rlprof_ops.backends.torch import trace_check as torch_backend
+from rlprof_ops.host.gpus import has_gpu
 from rlprof_ops.redact import secret_values
 from rlprof_ops.runtime.recorders.memory import memory_recorder
 from rlprof_ops.runtime.recorders.nsys_range import NsysRangeRecorder
@@ -59,7 +60,7 @@ NOT_WRAPPED = (
 
 def choose_taker(spec: CaptureSpec, all_specs: Sequence[CaptureSpec]) -> tuple[WindowRecorder | None, str]:
     """Who takes `spec` in this process, or None and the reason why nobody can."""
-    refused = validate(spec, Where(gpu=has_gpu() if spec.backend == "memory" else None)).errors
+    refused = validate(spec, Where(gpu=has_gpu())).errors
     if refused:
         return None, "; ".join(refused)
     if spec.backend == "nsight":
@@ -85,7 +86,7 @@ def choose_taker(spec: CaptureSpec, all_specs: Sequence[CaptureSpec]) -> tuple[W
 
 def _second_cupti_user(specs: Sequence[CaptureSpec]) -> str:
     """CUPTI serves one profiler a process; nsys, injected at start, was first."""
-    other = next((spec for spec in specs if spec.backend == "nsight" and nsight.traces_cuda(spec)), None)
+    other = next((spec for spec in specs if spec.backend == "nsight" and nsys_cli.traces_cuda(spec)), None)
     if other is None or not os.environ.get(env_names.NSYS_SESSION) or not torch_backend.has_cuda_activity():
         return ""
     return (
@@ -137,7 +138,7 @@ def _without_secrets(report: Path) -> Iterator[Path]:
         shutil.copyfile(report, masked)
         with open(masked, "r+b") as stream:
             mask_reports.mask(stream.fileno(), found)
-        if nsight.check(masked).state != OK:
+        if nsys_cli.check(masked).state != OK:
             raise OSError(errno.EBADMSG, "with its secrets taken out it is no report any more", report.name)
         yield masked
     finally:

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from rlprof_ops.backends import memory
-from rlprof_ops.backends.memory_options import NEEDS_CUDA, MemoryOptions, parse
+from rlprof_ops.backends.memory import options as memory
+from rlprof_ops.backends.memory.options import NEEDS_CUDA, MemoryOptions, parse
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.process.event_log import log_once
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from rlprof_ops.backends import nsight
+from rlprof_ops.backends.nsight import nsys_cli
+from rlprof_ops.backends.nsight import options as nsys_options
 from rlprof_ops.runtime.capture_error import CaptureError
 
 
@@ -19,7 +20,7 @@ class NsysRangeRecorder:
     `open` and `close` raise `CaptureError`.
     """
 
-    suffix = nsight.SUFFIX
+    suffix = nsys_cli.SUFFIX
     late = True
 
     def __init__(self, opened_by: str) -> None:
@@ -34,7 +35,7 @@ class NsysRangeRecorder:
                 import nvtx
             except ImportError as error:
                 raise CaptureError(f"nvtx cannot be imported, which opens the window: {error}") from None
-            self._range = nvtx.start_range(nsight.NVTX_RANGE, domain=nsight.NVTX_DOMAIN)
+            self._range = nvtx.start_range(nsys_options.NVTX_RANGE, domain=nsys_options.NVTX_DOMAIN)
 
     def entered(self, step: int) -> None:
         return None

@@ -12,12 +12,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlprof_ops.backends import OK, nsight, nsys_process
-from rlprof_ops.backends.nsight_options import samples_the_node
+from rlprof_ops.backends import OK
+from rlprof_ops.backends.contract import Options
+from rlprof_ops.backends.nsight import nsys_cli, nsys_process
+from rlprof_ops.backends.nsight.node_turn import NodeTurn
+from rlprof_ops.backends.nsight.options import samples_the_node
+from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.process.event_log import log_once
-from rlprof_ops.runtime.process.node_turn import NodeTurn
-from rlprof_ops.runtime.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.words import limit
 
 # `nsys start` (2023.4) can return before the library it has put into this process collects: the first range
@@ -33,9 +35,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5  # between two listings, which take
 class NsysSessionRecorder:
     """One window after another of one session. `open` and `close` raise `CaptureError`."""
 
-    suffix = nsight.SUFFIX
+    suffix = nsys_cli.SUFFIX
 
-    def __init__(self, session: str, spec: nsight.NsightSpec, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, session: str, spec: Options, env: Mapping[str, str] | None = None) -> None:
         """`env`: for the nsys commands, where they are not those of the session's own process."""
         self._session = session
         self._spec = spec
@@ -51,7 +53,7 @@ class NsysSessionRecorder:
         if not mine:
             log_once("GPU metrics of this node are in another rank's report: one session samples all GPUs")
         try:
-            argv = nsight.start_argv(self._session, target, self._spec, gpu_metrics=mine)
+            argv = nsys_cli.start_argv(self._session, target, self._spec, gpu_metrics=mine)
             _nsys(argv, open_wait_s(), self._env)
         except BaseException:
             self._give_back()
@@ -93,7 +95,7 @@ class StoppingSession:
         self._session = session
         self._target = target
         self._env = env
-        self._running = _Command(nsight.stop_argv(session), env)
+        self._running = _Command(nsys_cli.stop_argv(session), env)
         self.note = ""  # what the manifest says of the report
         began, pause_s, most_s = time.monotonic(), _FIRST_PAUSE_S, close_wait_s()
         until = began + most_s
@@ -113,18 +115,18 @@ class StoppingSession:
         """Raises `CaptureError`."""
         target = self._target
         try:
-            stdout = self._running.finish(nsight.STOP_TIMEOUT_S)
+            stdout = self._running.finish(nsys_cli.STOP_TIMEOUT_S)
         except CaptureError:
             # The node's drain may have closed the session before us: then the report is there.
-            if nsight.check(target).state == OK:
+            if nsys_cli.check(target).state == OK:
                 return target
             raise
         if target.is_file():
             return target
-        elsewhere = nsight.generated_path(stdout)
+        elsewhere = nsys_cli.generated_path(stdout)
         if elsewhere and os.path.isfile(elsewhere):
             return Path(elsewhere)
-        raw = nsight.generated_path(stdout, nsight.RAW_SUFFIX)
+        raw = nsys_cli.generated_path(stdout, nsys_cli.RAW_SUFFIX)
         if raw and os.path.isfile(raw):
             return self._imported(Path(raw))
         raise CaptureError(
@@ -135,13 +137,15 @@ class StoppingSession:
         """nsys's own import failed, which leaves the raw capture: once more. What fails again is the
         drain's to recover.
         """
-        importer = nsight.find_importer()
+        importer = nsys_cli.find_importer()
         if importer is None:
             raise CaptureError(
                 f"`nsys stop` left a raw capture, {raw.name}, and QdstrmImporter is not installed beside nsys"
             )
         try:
-            _Command(nsight.import_argv(importer, raw, self._target), self._env).finish(nsight.STOP_TIMEOUT_S)
+            _Command(nsys_cli.import_argv(importer, raw, self._target), self._env).finish(
+                nsys_cli.STOP_TIMEOUT_S
+            )
         except CaptureError:
             self._target.unlink(
                 missing_ok=True
@@ -158,14 +162,16 @@ class StoppingSession:
         """Whether more may still enter the report: yes, until nsys says otherwise or has ended."""
         left_s = max(0.05, until - time.monotonic())
         try:
-            states = nsight.session_states(_nsys(nsight.list_argv(), min(_LIST_TIMEOUT_S, left_s), self._env))
+            states = nsys_cli.session_states(
+                _nsys(nsys_cli.list_argv(), min(_LIST_TIMEOUT_S, left_s), self._env)
+            )
             state = states.get(self._session)
         except CaptureError:
             state = None
         if state is None:  # no listing, or one that we cannot read: asking more often tells nothing
             self._running.join(max(0.0, until - time.monotonic()))
             return self._running.alive
-        return state in nsight.COLLECTING
+        return state in nsys_cli.COLLECTING
 
 
 class _Command:
@@ -174,7 +180,7 @@ class _Command:
     def __init__(self, argv: list[str], env: Mapping[str, str] | None = None) -> None:
         tool = os.path.basename(argv[0])
         self._what = "QdstrmImporter" if tool == "QdstrmImporter" else f"`nsys {argv[1]}`"
-        client = nsight.client_env(os.environ if env is None else env)
+        client = nsys_cli.client_env(os.environ if env is None else env)
         try:
             # Its own session: the signal that ends the training must not end the command that saves the
             # report.

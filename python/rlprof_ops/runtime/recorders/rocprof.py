@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rlprof_ops.backends import rocprof_sys
+from rlprof_ops.backends.rocprof_sys import front_end
 from rlprof_ops.runtime.capture_error import CaptureError
 
 
@@ -21,7 +21,7 @@ class RocprofRecorder:
     `open` and `close` raise `CaptureError`.
     """
 
-    suffix = rocprof_sys.SUFFIX
+    suffix = front_end.SUFFIX
     late = True
 
     def open(self, target: Path) -> None:

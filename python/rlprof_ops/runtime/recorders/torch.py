@@ -13,8 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
-from rlprof_ops.backends import torch as torch_backend
-from rlprof_ops.backends.torch_options import TorchOptions, parse
+from rlprof_ops.backends.torch import options as torch_backend
+from rlprof_ops.backends.torch.options import TorchOptions, parse
+from rlprof_ops.backends.torch.trace_check import GPUS_KEY
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.words import size
 
@@ -158,7 +159,7 @@ def make_profile(
     made: TorchProfile = torch.profiler.profile(**arguments)
     uuids = _uuids(torch)
     if uuids and hasattr(made, "preset_metadata_json"):  # torch 2.3 has it
-        made.preset_metadata_json(torch_backend.GPUS_KEY, json.dumps(uuids))
+        made.preset_metadata_json(GPUS_KEY, json.dumps(uuids))
     return made
 
 

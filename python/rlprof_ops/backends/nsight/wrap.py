@@ -1,25 +1,32 @@
-"""The command line that runs a program under nsys, for a shell or as words; `nsys.sh` tries it again."""
+"""The command line that starts a process under nsys, for a shell or as words; `nsys.sh` tries it again."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from rlprof_ops import env_names
-from rlprof_ops.backends import names, nsight
-from rlprof_ops.rayenv.worker_selection import Identity
-from rlprof_ops.rayenv.wrap.option_trial import TIMEOUT_S, timeout_s
-from rlprof_ops.rayenv.wrap.rank_slots import RANK
-
-if TYPE_CHECKING:
-    from rlprof_ops.request import CaptureSpec
+from rlprof_ops.backends import names
+from rlprof_ops.backends.contract import Options, Spec
+from rlprof_ops.backends.nsight import nsys_cli, nsys_trial
+from rlprof_ops.backends.nsight.options import NAME, capture_range, profile_words, split_options
+from rlprof_ops.backends.nsight.rank_slots import RANK
+from rlprof_ops.backends.option_trial import TIMEOUT_S, Trials, timeout_s
+from rlprof_ops.backends.wrapping import CannotWrap, Command, Identity
 
 SCRIPT = Path(__file__).with_name("nsys.sh")
+
+
+class Session(Options, Protocol):
+    """What a session is launched by."""
+
+    @property
+    def on_error(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,51 @@ class NsysCommand:
         """
         return " ".join([self.settings(), *map(shlex.quote, self.words()), py_executable])
 
+    def apply(self, context: Any) -> None:
+        context.py_executable = self.shell(context.py_executable)
 
-def session_command(identity: Identity, spec: CaptureSpec, env: Mapping[str, str], nsys: str) -> NsysCommand:
+    def command(self, argv: Sequence[str], env: Mapping[str, str]) -> Command:
+        return Command((*self.words(), *argv), {**env, **self.variables})
+
+
+class NsightWrap:
+    """A session, or a capture range where the request names one (the protocol is `wrapping.Wrap`)."""
+
+    def make(
+        self, identity: Identity, spec: Spec, env: Mapping[str, str], own: Mapping[str, str]
+    ) -> NsysCommand:
+        nsys = nsys_cli.find(env)
+        if nsys is None:
+            raise CannotWrap(_nsys_is_missing(identity, env))
+        return nsys_command(identity, spec, env, nsys)
+
+    async def reason_against(
+        self, identity: Identity, spec: Spec, context: Any, trials: Trials, env: Mapping[str, str]
+    ) -> str | None:
+        return await nsys_trial.reason_against(spec, trials, env)
+
+
+WRAP = NsightWrap()
+
+
+def _nsys_is_missing(identity: Identity, env: Mapping[str, str]) -> str:
+    """One message for a node without nsys: who needs it, and what to do."""
+    node = env.get(env_names.NODE) or socket.gethostname()
+    return (
+        f"no nsys on node {node} for worker {identity.worker!r} rank {identity.rank}:"
+        f" {nsys_cli.why_missing(env)}. Install"
+        " nsight-systems-cli there (or in the container), set RLPROF_NSYS to it, or set `on_error: continue`"
+        " in the request to train unprofiled"
+    )
+
+
+def nsys_command(identity: Identity, spec: Spec, env: Mapping[str, str], nsys: str) -> NsysCommand:
+    """The command of one worker: with a capture range where the request names one, else a session."""
+    make = range_command if capture_range(spec) else session_command
+    return make(identity, spec, env, nsys)
+
+
+def session_command(identity: Identity, spec: Session, env: Mapping[str, str], nsys: str) -> NsysCommand:
     """`nsys launch`: the process idles in a session of its own until a window is opened.
 
     Raises `UsageError` for options that contradict each other.
@@ -68,7 +118,7 @@ def session_command(identity: Identity, spec: CaptureSpec, env: Mapping[str, str
     return NsysCommand(
         "launch",
         nsys,
-        nsight.split_options(spec).launch,
+        split_options(spec).launch,
         job_tmpdir(env),
         spec.on_error,
         session_prefix(identity.worker or names.NAMELESS, identity.rank, env),
@@ -81,24 +131,24 @@ def session_prefix(worker: str, rank: int | None, env: Mapping[str, str]) -> str
     return f"rlprof-{names.safe(env.get(env_names.JOB) or 'local')}-{names.safe_worker(worker)}-r{rank or 0}-"
 
 
-def range_command(identity: Identity, spec: CaptureSpec, env: Mapping[str, str], nsys: str) -> NsysCommand:
+def range_command(identity: Identity, spec: Spec, env: Mapping[str, str], nsys: str) -> NsysCommand:
     """`nsys profile --capture-range=…`: the report comes when the process ends, one for each window.
 
     The name has the steps when there is one window; nsys numbers the reports of several. The folder of the
     report exists afterwards. Raises `UsageError` for options that contradict each other.
     """
-    opened_by = nsight.capture_range(spec) or "none"
+    opened_by = capture_range(spec) or "none"
     windows = spec.windows()
     counted = None if spec.each == "phase" or any(window.stop is None for window in windows) else len(windows)
     folder = Path(env.get(env_names.RUN_DIR) or "rlprof-profiles").absolute() / names.report_folder(
-        "nsight", identity.worker or "", identity.rank
+        NAME, identity.worker or "", identity.rank
     )
     output = report_output(None, identity, windows[0] if counted == 1 else None, env, folder)
     os.makedirs(os.path.dirname(output), mode=0o700, exist_ok=True)
     variables = {env_names.NSYS_RANGE: opened_by, **job_tmpdir(env)}
     if opened_by == "nvtx":
         variables["NSYS_NVTX_PROFILER_REGISTER_ONLY"] = "0"  # else only registered strings open a range
-    options = (*nsight.profile_words(spec, counted), "-o", output)
+    options = (*profile_words(spec, counted), "-o", output)
     return NsysCommand("profile", nsys, options, variables, spec.on_error, patience_s=patience_s(env))
 
 
@@ -120,7 +170,11 @@ def report_output(
         stem, rank = stem.replace("_rank0_", f"_rank{RANK}_", 1), f"rank{RANK}"
     if env.get(env_names.NODE_DIR):
         folder = Path(
-            env[env_names.NODE_DIR], "inplace", "nsight", names.safe_worker(worker or names.NAMELESS), rank
+            env[env_names.NODE_DIR],
+            "inplace",
+            NAME,
+            names.safe_worker(worker or names.NAMELESS),
+            rank,
         )
     else:
         folder = session_folder

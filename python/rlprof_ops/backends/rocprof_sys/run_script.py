@@ -1,7 +1,7 @@
 """Runs a Python script for `rlprof wrap` under rocprof-sys and notes its exit code, which rocprof-sys would
 hide.
 
-As a program: rocprof_script.py EXIT_CODE_FILE (SCRIPT | -m MODULE) ARGUMENTS…
+As a program: run_script.py EXIT_CODE_FILE (SCRIPT | -m MODULE) ARGUMENTS…
 """
 
 from __future__ import annotations

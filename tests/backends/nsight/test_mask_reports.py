@@ -8,8 +8,8 @@ import pytest
 from tests.needs import need
 from tests.real_nsys import profile
 
-from rlprof_ops.backends import mask_reports
-from rlprof_ops.backends.mask_reports import (
+from rlprof_ops.backends.nsight import mask_reports
+from rlprof_ops.backends.nsight.mask_reports import (
     _one_by_one,
     _WordFinder,
     mask,

@@ -1,6 +1,4 @@
-"""torch.profiler traces: their file names and whether one is whole. (Absolute imports keep `import torch`
-the real one.)
-"""
+"""torch.profiler traces: whether one is whole."""
 
 from __future__ import annotations
 
@@ -9,21 +7,8 @@ import os
 import zlib
 from pathlib import Path
 
-from rlprof_ops.backends import torch_options
-from rlprof_ops.backends.base import (
-    EMPTY,
-    OK,
-    TRUNCATED,
-    Asked,
-    Backend,
-    Check,
-    Verdict,
-    Where,
-    check_not_empty,
-)
+from rlprof_ops.backends.contract import EMPTY, OK, TRUNCATED, Check, check_not_empty
 
-SUFFIX = ".pt.trace.json.gz"
-PLAIN_SUFFIX = ".pt.trace.json"
 GPUS_KEY = "rlprof_gpus"  # in the header of a trace: {device as the process counts: UUID}
 
 _CHUNK_BYTES = 1 << 20
@@ -75,20 +60,3 @@ def has_cuda_activity() -> bool:
     import torch
 
     return bool(torch.cuda.is_available())
-
-
-def validate(spec: Asked, where: Where) -> Verdict:
-    """Wrong options, and words of trainers that have no effect in our own profiler."""
-    try:
-        torch_options.parse(spec.options, spec.flags)
-    except ValueError as error:
-        return Verdict((str(error),))
-    if where.trainer:
-        return Verdict()
-    others = [name for name in (*spec.options, *spec.flags) if torch_options.is_trainers_own(name)]
-    return Verdict(
-        warnings=tuple(f"option {name!r} has no effect: only the trainer reads it" for name in others)
-    )
-
-
-BACKEND = Backend("torch", (SUFFIX, PLAIN_SUFFIX), check, validate)

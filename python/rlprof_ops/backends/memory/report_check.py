@@ -1,15 +1,12 @@
-"""Memory snapshots: CUDA allocation history (`.pickle`) and host memory (`.host-memory.json.gz`)."""
+"""Whether a memory report is whole: CUDA's allocation history (`.pickle`), or the host's memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rlprof_ops.backends import memory_options
-from rlprof_ops.backends.base import OK, TRUNCATED, Asked, Backend, Check, Verdict, Where, check_not_empty
+from rlprof_ops.backends.contract import OK, TRUNCATED, Check, check_not_empty
 from rlprof_ops.host import foreign
 
-SUFFIX = ".pickle"
-HOST_SUFFIX = ".host-memory.json.gz"
 _MOST_BYTES = 256 << 20  # of a host memory report: a sample is a few bytes
 
 
@@ -40,17 +37,3 @@ def _check_host(path: Path) -> Check:
     except (OSError, EOFError, zlib.error, ValueError) as error:
         return Check(TRUNCATED, f"the host memory report is cut or damaged ({error})")
     return Check(OK, details={"size_bytes": path.stat().st_size})
-
-
-def validate(spec: Asked, where: Where) -> Verdict:
-    """Wrong options, and CUDA memory on machines that are known to have no GPU."""
-    try:
-        options = memory_options.parse(spec.options, spec.flags)
-    except ValueError as error:
-        return Verdict((str(error),))
-    if spec.is_on and where.gpu is False and not options.host:
-        return Verdict((memory_options.NEEDS_CUDA,))
-    return Verdict()
-
-
-BACKEND = Backend("memory", (SUFFIX, HOST_SUFFIX), check, validate)

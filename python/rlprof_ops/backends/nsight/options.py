@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from rlprof_ops.backends.base import Asked, Verdict, Where
-from rlprof_ops.backends.nsight_presets import LONG, resolve
+from rlprof_ops.backends.contract import Asked, Options, Verdict, Where
+from rlprof_ops.backends.nsight.presets import LONG, resolve
 from rlprof_ops.errors import UsageError
+from rlprof_ops.host.gpus import has_nvidia_driver
 from rlprof_ops.words import did_you_mean
+
+NAME, SUFFIX, RAW_SUFFIX = "nsight", ".nsys-rep", ".qdstrm"
 
 # Which command of a session takes which option: the `--help` of nsys 2023.4.4 (long and short spellings).
 LAUNCH_OPTIONS = frozenset(
@@ -113,16 +113,6 @@ GPU_METRICS = "--gpu-metrics-"  # how its options begin
 _ALONE = ("cuda-visible", "none")
 
 
-class NsightSpec(Protocol):
-    """The part of a `CaptureSpec` that nsys cares about."""
-
-    @property
-    def options(self) -> Mapping[str, str]: ...
-
-    @property
-    def flags(self) -> Sequence[str]: ...
-
-
 @dataclass(frozen=True)
 class SplitOptions:
     """One nsys line dealt to the two commands of a session; `left_out` names what a session cannot have."""
@@ -132,7 +122,7 @@ class SplitOptions:
     left_out: tuple[str, ...]
 
 
-def samples_the_node(spec: NsightSpec) -> bool:
+def samples_the_node(spec: Options) -> bool:
     """Whether a session asks for GPU metrics that only one of a node can have."""
     asked = [
         str(spec.options[name])
@@ -154,12 +144,7 @@ def render_flag(name: str) -> str:
     return f"-{name}" if len(name) == 1 else f"--{name}"
 
 
-def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA driver, told without loading CUDA."""
-    return os.path.exists("/dev/nvidiactl") or os.path.isdir("/proc/driver/nvidia/gpus")
-
-
-def split_options(spec: NsightSpec | None) -> SplitOptions:
+def split_options(spec: Options | None) -> SplitOptions:
     """Deal the options and flags of `spec` to `nsys launch` and `nsys start`, with defaults for what it
     leaves open.
 
@@ -173,7 +158,7 @@ def split_options(spec: NsightSpec | None) -> SplitOptions:
     start: list[str] = []
     left_out: list[str] = []
     if "trace" not in named:
-        launch += ["-t", "cuda,nvtx" if has_gpu() else "nvtx"]
+        launch += ["-t", "cuda,nvtx" if has_nvidia_driver() else "nvtx"]
     # CPU sampling and context switches need rights that containers lack, and make nsys slow to start and
     # stop.
     for name in ("sample", "cpuctxsw"):
@@ -200,7 +185,7 @@ _RANGES = {"cudaprofilerapi": "cudaProfilerApi", "nvtx": "nvtx", "none": "none"}
 NVTX_RANGE, NVTX_DOMAIN = "capture", "rlprof-window"
 
 
-def capture_range(spec: NsightSpec) -> str | None:
+def capture_range(spec: Options) -> str | None:
     """What opens windows when the request asks for `nsys profile` instead of a session; None for a session.
 
     Raises `UsageError` for a word that nsys has not, or that only a person can give (hotkey).
@@ -216,7 +201,7 @@ def capture_range(spec: NsightSpec) -> str | None:
     return _RANGES[word.lower()]
 
 
-def profile_words(spec: NsightSpec, windows: int | None) -> list[str]:
+def profile_words(spec: Options, windows: int | None) -> list[str]:
     """The options of `nsys profile` for `windows` windows of one process (None: not known), but for its
     output.
 
@@ -228,7 +213,7 @@ def profile_words(spec: NsightSpec, windows: int | None) -> list[str]:
         name: value for name, value in resolve(spec.options, tuple(spec.flags)).items() if name not in OURS
     }
     named = {LONG.get(name, name) for name in [*options, *spec.flags]}
-    words = [] if "trace" in named else ["-t", "cuda,nvtx" if has_gpu() else "nvtx"]
+    words = [] if "trace" in named else ["-t", "cuda,nvtx" if has_nvidia_driver() else "nvtx"]
     words += [f"--{name}=none" for name in ("sample", "cpuctxsw") if name not in named]
     if opened_by in ("cudaProfilerApi", "nvtx"):
         end = "repeat" if windows is None else "stop" if windows == 1 else f"repeat:{windows}"

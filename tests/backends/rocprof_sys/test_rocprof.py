@@ -13,11 +13,13 @@ import pytest
 pytest.importorskip("ray")
 
 from ray.exceptions import RuntimeEnvSetupError
-from tests.rayenv import rocprof_stand_in
+from tests.backends.rocprof_sys import rocprof_stand_in
 from tests.rayenv.stand_ins import Context
 from tests.rayenv.stock import pristine
 
-from rlprof_ops.backends import names, rocprof_sys
+from rlprof_ops.backends import names
+from rlprof_ops.backends.rocprof_sys import BACKEND, front_end
+from rlprof_ops.backends.rocprof_sys.wrap import PLUGIN
 from rlprof_ops.rayenv.builtin import repair
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.request import request_from_dict
@@ -62,7 +64,7 @@ def stock(node):
     copy = type(
         "RocProfSysPlugin", (ray_module.RocProfSysPlugin,), dict(ray_module.RocProfSysPlugin.__dict__)
     )
-    repair._repair_rocprof(copy)
+    repair.replace_methods(copy, BACKEND, PLUGIN)
     return copy(str(node / "session" / "runtime_resources"))
 
 
@@ -195,17 +197,17 @@ def test_another_python_than_it_was_built_for_is_said(monkeypatch, tmp_path):
     script = rocprof_stand_in.install(tmp_path, version=(3, 6))
     monkeypatch.setenv("RLPROF_ROCPROF_SYS", str(script))
 
-    with pytest.raises(rocprof_sys.FrontEndError, match=r"is built for Python 3\.6, but workers run 3\.\d+"):
-        rocprof_sys.find()
+    with pytest.raises(front_end.FrontEndError, match=r"is built for Python 3\.6, but workers run 3\.\d+"):
+        front_end.find()
 
 
 def test_a_missing_front_end_is_said(monkeypatch):
     monkeypatch.setenv("RLPROF_ROCPROF_SYS", "/nowhere/rocprof-sys-python")
 
     with pytest.raises(
-        rocprof_sys.FrontEndError, match="RLPROF_ROCPROF_SYS='/nowhere/rocprof-sys-python' is no program"
+        front_end.FrontEndError, match="RLPROF_ROCPROF_SYS='/nowhere/rocprof-sys-python' is no program"
     ):
-        rocprof_sys.find()
+        front_end.find()
 
 
 def test_the_requests_worker_records_its_window_alone_and_is_named_by_it(node, monkeypatch, tmp_path):
@@ -267,7 +269,7 @@ def test_an_unselected_worker_is_left_alone(node, monkeypatch):
     ],
 )
 def test_options_are_rendered_as_the_front_end_takes_them(options, flags, words):
-    assert rocprof_sys.render(options, flags) == words
+    assert front_end.render({**dict.fromkeys(flags), **options}) == words
 
 
 def test_the_stand_in_ends_with_0_whatever_the_script_does(node, tmp_path):

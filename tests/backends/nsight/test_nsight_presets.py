@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlprof_ops.backends import nsight
-from rlprof_ops.backends.nsight_presets import PRESETS, resolve
+from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.nsight.presets import PRESETS, resolve
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -22,7 +22,7 @@ def test_a_flag_counts_as_said():
 
 
 def test_a_preset_is_dealt_to_both_commands_of_a_session():
-    split = nsight.split_options(SimpleNamespace(options={"preset": "rlinf"}, flags=()))
+    split = nsys_options.split_options(SimpleNamespace(options={"preset": "rlinf"}, flags=()))
 
     assert split.launch == (
         "--trace=cuda,cudnn,cublas,nvtx,osrt",

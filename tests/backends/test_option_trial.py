@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from rlprof_ops.rayenv.wrap.option_trial import Trials
+from rlprof_ops.backends.option_trial import Trials
 
 SCRIPT = 'echo x >> "$1"; [ "$(wc -l < "$1")" -ge "$2" ] || { echo "$3"; exit 1; }'
 

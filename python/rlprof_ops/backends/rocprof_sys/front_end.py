@@ -14,15 +14,16 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops import env_names
-from rlprof_ops.backends.base import OK, Asked, Backend, Check, Verdict, Where, check_not_empty
+from rlprof_ops.backends.contract import Asked, Verdict, Where
+from rlprof_ops.backends.wrapping import CannotWrap
 from rlprof_ops.words import did_you_mean
 
-SUFFIX = ".proto"
+NAME, SUFFIX = "rocprof_sys", ".proto"
 FRONT_END = "rocprof-sys-python"
 # Options that take several values, each a word of its own (argparse nargs="+" or "*").
 _SEVERAL = frozenset(
@@ -41,7 +42,7 @@ class FrontEnd:
     package_folder: str
 
 
-class FrontEndError(Exception):
+class FrontEndError(CannotWrap):
     """rocprof-sys cannot start a worker on this node; the text says why."""
 
 
@@ -74,13 +75,11 @@ def find(env: Mapping[str, str] | None = None, version: tuple[int, int] = sys.ve
     raise FrontEndError(f"{script} is built for Python {versions}, but workers run {version[0]}.{version[1]}")
 
 
-def render(options: Mapping[str, str | None], flags: Iterable[str]) -> list[str]:
+def render(options: Mapping[str, str | None]) -> list[str]:
     """The front end's words: `F`, `true` -> `-F true`; `trace-c`, `true` -> `--trace-c=true`; `label`,
-    `args line` -> three words.
+    `args line` -> three words; None is a flag.
     """
     words: list[str] = []
-    for name in flags:
-        words.append(_dashed(name))
     for name, value in options.items():
         if value is None or value == "":
             words.append(_dashed(name))
@@ -114,11 +113,6 @@ def variables(folder: str, stem: str, user: Mapping[str, str], windowed: bool = 
     if windowed:
         derived["ROCPROFSYS_INIT_ENABLED"] = "false"
     return {**derived, **user}
-
-
-def check(path: Path) -> Check:
-    """A Perfetto file is a stream of packets without an end mark: only "has bytes" can be told cheaply."""
-    return check_not_empty(path) or Check(OK, details={"size_bytes": path.stat().st_size})
 
 
 # Every option of the front end (its `--help`); it takes no abbreviation and ends with 2 on any other word.
@@ -161,6 +155,3 @@ def validate(spec: Asked, where: Where) -> Verdict:
     for name in unknown:
         found.append(f"{FRONT_END} has no option {name!r}.{did_you_mean(name, sorted(OPTIONS))}")
     return Verdict(warnings=tuple(found))
-
-
-BACKEND = Backend("rocprof_sys", (SUFFIX,), check, validate)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 
-from rlprof_ops.backends import nsight
+from rlprof_ops.backends.nsight import nsys_cli
 
 _KILLED_S = 2.0
 
@@ -28,7 +28,7 @@ def start(argv: list[str], tmpdir: str) -> subprocess.Popen[str]:
     Raises:
         OSError: there is no such program.
     """
-    env = {**nsight.client_env(os.environ), "TMPDIR": tmpdir}
+    env = {**nsys_cli.client_env(os.environ), "TMPDIR": tmpdir}
     return subprocess.Popen(
         argv,
         cwd=folder_of(env),

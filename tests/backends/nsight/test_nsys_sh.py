@@ -12,7 +12,7 @@ from tests.nsys_stand_in import FakeNsys
 from tests.rayenv.stand_ins import own_environment
 from tests.waits import wait_until
 
-from rlprof_ops.rayenv.wrap.nsys_command import SCRIPT, NsysCommand
+from rlprof_ops.backends.nsight.wrap import SCRIPT, NsysCommand
 
 SAY = (
     "import os, sys; get = os.environ.get; os.umask(mask := os.umask(0));"
@@ -208,5 +208,5 @@ def test_what_nsys_put_into_tmp_goes_with_the_program_also_when_it_is_told_to_en
 def test_the_script_is_checked_and_shipped():
     """shellcheck and the wheel's package data go by these places."""
     folder = SCRIPT.parents[4]
-    assert "python/rlprof_ops/rayenv/wrap/*.sh" in (folder / "Makefile").read_text()
+    assert "python/rlprof_ops/backends/nsight/*.sh" in (folder / "Makefile").read_text()
     assert '"*.sh"' in (folder / "pyproject.toml").read_text()

@@ -7,27 +7,26 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlprof_ops import env_names
-from rlprof_ops.backends import names, nsight
-from rlprof_ops.rayenv.worker_selection import Identity, Selection, identify, select
-from rlprof_ops.rayenv.wrap.nsys_command import (
+from rlprof_ops.backends import names
+from rlprof_ops.backends.contract import Spec
+from rlprof_ops.backends.nsight import nsys_cli, nsys_trial
+from rlprof_ops.backends.nsight.options import OURS, render_flag, render_option
+from rlprof_ops.backends.nsight.rank_slots import RANK, numbered
+from rlprof_ops.backends.nsight.wrap import (
     NsysCommand,
     job_tmpdir,
     patience_s,
     report_output,
     session_command,
 )
-from rlprof_ops.rayenv.wrap.rank_slots import RANK, numbered
-from rlprof_ops.request import CaptureSpec
-from rlprof_ops.runtime.clock_file import SOCKET
-
-if TYPE_CHECKING:
-    from rlprof_ops.request import CaptureSpec, ProfileRequest
+from rlprof_ops.backends.option_trial import Trials, trial_env
+from rlprof_ops.backends.wrapping import CannotWrap, Given, Identity, clean_options
 
 # Ray's own meaning of "default" (ray/_private/runtime_env/nsight.py, NSIGHT_DEFAULT_CONFIG), without its
 # output name.
@@ -72,13 +71,22 @@ class Wrap:
 
 
 @dataclass(frozen=True)
+class SessionOptions:
+    """What is left of a trainer's options for a session in their place."""
+
+    options: Mapping[str, str]
+    flags: Sequence[str]
+    on_error: str = "continue"
+
+
+@dataclass(frozen=True)
 class SessionWrap:
     """One worker in a session instead, where its trainer would open windows by cudaProfilerStart: the node's
     supervisor opens and closes them when the trainer calls, and each report is final while training goes on.
     """
 
     identity: Identity
-    spec: CaptureSpec
+    spec: SessionOptions
     nsys: str
 
     def apply(self, context: Any) -> None:
@@ -88,71 +96,71 @@ class SessionWrap:
         context.py_executable = command.shell(context.py_executable or shlex.quote(sys.executable))
 
 
-def session_spec(
-    options: Mapping[str, str | None], identity: Identity, env: Mapping[str, str]
-) -> CaptureSpec | None:
+def session_options(
+    options: Mapping[str, str | None], identity: Identity, supervised: bool
+) -> SessionOptions | None:
     """The session that takes the place of a capture range opened by cudaProfilerStart; None where it cannot:
     another range, an engine's inner worker, or no supervisor on this node that opens windows.
     """
     opened_by = str(options.get("c") or options.get("capture-range") or "").lower()
-    listening = os.path.exists(os.path.join(env.get(env_names.NODE_DIR, ""), SOCKET))
-    if opened_by != "cudaprofilerapi" or identity.base is not None or not listening:
+    if opened_by != "cudaprofilerapi" or identity.base is not None or not supervised:
         return None
-    kept = {name: value for name, value in options.items() if name not in nsight.OURS}
-    return CaptureSpec(
-        workers=(identity.worker or names.NAMELESS,),
-        options={name: value for name, value in kept.items() if value is not None},
-        flags=tuple(name for name, value in kept.items() if value is None),
+    kept = {name: value for name, value in options.items() if name not in OURS}
+    return SessionOptions(
+        {name: value for name, value in kept.items() if value is not None},
+        tuple(name for name, value in kept.items() if value is None),
     )
 
 
-class ConfigError(ValueError):
-    """The runtime env's `nsight` value makes no nsys command."""
+class NsightPlugin:
+    """The protocol is `wrapping.RayPlugin`."""
 
+    key = "_nsight"
+    stock = "ray._private.runtime_env.nsight:NsightPlugin"
+    known_names = (
+        "nsight NSIGHT_DEFAULT_CONFIG _check_nsight_script _nsight_dir parse_nsight_config nsight_cmd"
+    )
 
-def clean_options(config: Any) -> dict[str, str | None]:
-    """Options by name without dashes; None is a bare flag.
+    def given(self, config: Any) -> Given:
+        return Given(dict(_DEFAULT) if config == "default" else clean_options(config, "nsight"), {})
 
-    Trainers add quotes for the shell that Ray's stock plugin runs the words through; they mean what is
-    inside. Raises `ConfigError` for a value of another kind and for an option given twice.
-    """
-    if config == "default":
-        return dict(_DEFAULT)
-    if not isinstance(config, Mapping):
-        raise ConfigError(
-            f'the runtime env\'s "nsight" is {config!r}: expected "default" or a mapping of nsys options'
+    async def prepare(
+        self,
+        given: Given,
+        identity: Identity,
+        spec: Spec | None,
+        context: Any,
+        trials: Trials,
+        env: Mapping[str, str],
+        folder: Path,
+        supervised: bool,
+    ) -> Wrap | SessionWrap:
+        nsys = nsys_cli.find()
+        if nsys is None:
+            why = nsys_cli.why_missing(env)
+            raise CannotWrap(f"no nsys: {why} (set RLPROF_NSYS, or install nsight-systems-cli)")
+        session = session_options(given.options, identity, supervised)
+        if session is not None:
+            reason = await nsys_trial.reason_against(session, trials, env)
+            if reason is not None:
+                raise CannotWrap(reason)
+            return SessionWrap(identity, session, nsys)
+        wrap = make_wrap(given.options, identity, spec, env, folder, nsys)
+        reason = await trials.reason_against(
+            (nsys, *wrap.options), wrap.trial(), nsys_cli.client_env(trial_env())
         )
-    options: dict[str, str | None] = {}
-    for key, value in config.items():
-        name = str(key).lstrip("-")
-        name = "o" if name == "output" else name
-        if not name or name in options:
-            raise ConfigError(f"the nsys option {key!r} is {'given twice' if name else 'empty'}")
-        options[name] = None if value is None or value == "" else _unquoted(_text(value))
-    return options
+        if reason is not None:
+            raise CannotWrap(f"`nsys profile {' '.join(wrap.options)}` does not work: {reason}")
+        return wrap
 
 
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _unquoted(value: str) -> str:
-    if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"" and value[0] not in value[1:-1]:
-        return value[1:-1]
-    return value
-
-
-def selection_of(
-    runtime_env: Mapping[str, Any], options: Mapping[str, str | None], request: ProfileRequest | None
-) -> tuple[Identity, Selection]:
-    identity = identify(runtime_env, options)
-    return identity, select(identity, request, "nsight")
+PLUGIN = NsightPlugin()
 
 
 def make_wrap(
     options: Mapping[str, str | None],
     identity: Identity,
-    spec: CaptureSpec | None,
+    spec: Spec | None,
     env: Mapping[str, str],
     session_folder: Path,
     nsys: str,
@@ -163,7 +171,7 @@ def make_wrap(
     rest = {name: value for name, value in options.items() if name != "o"}
     words: list[str] = []
     for name, value in rest.items():
-        words += [nsight.render_flag(name)] if value is None else nsight.render_option(name, value)
+        words += [render_flag(name)] if value is None else render_option(name, value)
     output = report_output(options.get("o"), identity, _window(identity, spec, rest), env, session_folder)
     if RANK not in os.path.dirname(output):
         os.makedirs(os.path.dirname(output), mode=0o700, exist_ok=True)
@@ -173,12 +181,12 @@ def make_wrap(
         tuple(words),
         output,
         job_tmpdir(env),
-        spec.ranks if spec else None,
+        tuple(spec.ranks) if spec and spec.ranks is not None else None,
         spec.on_error if spec else "fail",  # going on without what a trainer asked for would be a surprise
     )
 
 
-def _window(identity: Identity, spec: CaptureSpec | None, options: Mapping[str, str | None]) -> Any | None:
+def _window(identity: Identity, spec: Spec | None, options: Mapping[str, str | None]) -> Any | None:
     """The steps to name the report by: of the trainer's own name, or of a request's only window when there
     is a range.
     """

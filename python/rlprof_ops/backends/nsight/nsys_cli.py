@@ -1,6 +1,4 @@
-"""nsys: how a session is launched, started and stopped, which option belongs to which command, and a whole
-report.
-"""
+"""The command `nsys`: how a session is started and stopped, what it says, and whether a report is whole."""
 
 from __future__ import annotations
 
@@ -11,31 +9,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rlprof_ops import env_names
-from rlprof_ops.backends.base import OK, TRUNCATED, Backend, Check, check_not_empty
-from rlprof_ops.backends.nsight_options import GPU_METRICS, validate
-from rlprof_ops.backends.nsight_options import LAUNCH_OPTIONS as LAUNCH_OPTIONS
-from rlprof_ops.backends.nsight_options import NVTX_DOMAIN as NVTX_DOMAIN
-from rlprof_ops.backends.nsight_options import NVTX_RANGE as NVTX_RANGE
-from rlprof_ops.backends.nsight_options import OURS as OURS
-from rlprof_ops.backends.nsight_options import START_OPTIONS as START_OPTIONS
-from rlprof_ops.backends.nsight_options import NsightSpec as NsightSpec
-from rlprof_ops.backends.nsight_options import SplitOptions as SplitOptions
-from rlprof_ops.backends.nsight_options import capture_range as capture_range
-from rlprof_ops.backends.nsight_options import has_gpu as has_gpu
-from rlprof_ops.backends.nsight_options import profile_words as profile_words
-from rlprof_ops.backends.nsight_options import render_flag as render_flag
-from rlprof_ops.backends.nsight_options import render_option as render_option
-from rlprof_ops.backends.nsight_options import split_options as split_options
-
-SUFFIX = ".nsys-rep"
-RAW_SUFFIX = ".qdstrm"
+from rlprof_ops.backends.contract import OK, TRUNCATED, Check, Options, check_not_empty
+from rlprof_ops.backends.nsight.options import GPU_METRICS, split_options
+from rlprof_ops.backends.nsight.options import RAW_SUFFIX as RAW_SUFFIX
+from rlprof_ops.backends.nsight.options import SUFFIX as SUFFIX
 
 # `nsys stop` takes 0.7 s for a small window; one of gigabytes takes minutes to write.
 STOP_TIMEOUT_S = 600.0
 
 
 def start_argv(
-    session: str, output: str | os.PathLike[str], spec: NsightSpec | None, gpu_metrics: bool = True
+    session: str, output: str | os.PathLike[str], spec: Options | None, gpu_metrics: bool = True
 ) -> list[str]:
     """`nsys start …`: opens a window that will be written to `output`. Without `gpu_metrics` it samples none,
     whatever the request says.
@@ -70,7 +54,7 @@ def session_states(listing: str) -> dict[str, str]:
     }
 
 
-def traces_cuda(spec: NsightSpec) -> bool:
+def traces_cuda(spec: Options) -> bool:
     """Whether this capture uses CUPTI, which a process can give to one profiler only."""
     launch = split_options(spec).launch
     for token, following in zip(launch, [*launch[1:], ""], strict=True):
@@ -189,6 +173,3 @@ def check(path: Path) -> Check:
     if tail != _TRAILER:
         return Check(TRUNCATED, "does not end like an nsys report: it was cut while written", details)
     return Check(OK, details=details)
-
-
-BACKEND = Backend("nsight", (SUFFIX, RAW_SUFFIX), check, validate)

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from tests.rayenv import rocprof_stand_in
+from tests.backends.rocprof_sys import rocprof_stand_in
 
 pytestmark = pytest.mark.ray
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
-from rlprof_ops.backends import nsight, nsys_process
+from rlprof_ops.backends.nsight import nsys_cli, nsys_process
 from rlprof_ops.redact import secret_values
 from rlprof_ops.words import limit
 
@@ -92,9 +92,9 @@ def why_unreadable(original: Path, masked: Path) -> str:
 
     The frame of both is compared, and where nsys is installed it looks inside the copy.
     """
-    if nsight.check(masked).state != nsight.check(original).state:
-        return nsight.check(masked).reason
-    if masked.name.endswith(nsight.RAW_SUFFIX) or nsight.find() is None:
+    if nsys_cli.check(masked).state != nsys_cli.check(original).state:
+        return nsys_cli.check(masked).reason
+    if masked.name.endswith(nsys_cli.RAW_SUFFIX) or nsys_cli.find() is None:
         return ""
     why = _export_fails(masked)
     return why if why and not _export_fails(original) else ""
@@ -104,7 +104,7 @@ def _export_fails(report: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="rlprof-masked-") as folder:
         name = Path(folder) / "report.nsys-rep"
         name.symlink_to(report.resolve())
-        argv = [nsight.find() or "nsys", "export", "--type=info", "--force-overwrite=true"]
+        argv = [nsys_cli.find() or "nsys", "export", "--type=info", "--force-overwrite=true"]
         argv += [f"--output={folder}/info", str(name)]
         process = nsys_process.start(argv, folder)
         try:

@@ -8,13 +8,11 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from rlprof_ops.backends import nsight
-from rlprof_ops.rayenv.wrap.option_trial import Trials, trial_env
-
-if TYPE_CHECKING:
-    from rlprof_ops.request import CaptureSpec
+from rlprof_ops.backends.contract import Options
+from rlprof_ops.backends.nsight import nsys_cli
+from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.option_trial import Trials, trial_env
 
 # launch, start and shutdown, as a worker and its step gate would; a session of its own for each, as nothing
 # runs in them.
@@ -26,21 +24,21 @@ _SCRIPT = (
 _numbers = itertools.count()
 
 
-async def reason_against(spec: CaptureSpec, trials: Trials, env: Mapping[str, str]) -> str | None:
+async def reason_against(spec: Options, trials: Trials, env: Mapping[str, str]) -> str | None:
     """Why a session with the options of `spec` cannot be had on this node; None when it can, or when there
     is no nsys to ask.
     """
-    nsys = nsight.find(env)
+    nsys = nsys_cli.find(env)
     if nsys is None:
         return None
-    if nsight.capture_range(spec):
-        words = nsight.profile_words(spec, None)
+    if nsys_options.capture_range(spec):
+        words = nsys_options.profile_words(spec, None)
         command = [nsys, "profile", *words, "-o", "{folder}/report", sys.executable, "-c", ""]
         return _said(
             words,
-            await trials.reason_against((nsys, "profile", *words), command, nsight.client_env(trial_env())),
+            await trials.reason_against((nsys, "profile", *words), command, nsys_cli.client_env(trial_env())),
         )
-    split = nsight.split_options(spec)
+    split = nsys_options.split_options(spec)
     session = f"rlprof-trial-{os.getpid()}-{next(_numbers)}"
     command = [
         "bash",
@@ -54,7 +52,7 @@ async def reason_against(spec: CaptureSpec, trials: Trials, env: Mapping[str, st
         *split.start,
     ]
     reason = await trials.reason_against(
-        (nsys, *split.launch, "", *split.start), command, nsight.client_env(trial_env())
+        (nsys, *split.launch, "", *split.start), command, nsys_cli.client_env(trial_env())
     )
     return _said([*split.launch, *split.start], reason)
 

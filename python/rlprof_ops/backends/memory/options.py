@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlprof_ops.backends.contract import Asked, Verdict, Where
 from rlprof_ops.words import did_you_mean
 
+SUFFIX, HOST_SUFFIX = ".pickle", ".host-memory.json.gz"
 # `stack_depth` is verl's word; torch has no such setting, so it is read and has no effect.
 ALLOWED = ("host", "tracemalloc", "interval_ms", "max_entries", "context", "stacks", "stack_depth")
 _ALSO = {"trace_alloc_max_entries": "max_entries"}
@@ -77,6 +78,12 @@ def _number(name: str, value: str) -> int:
     return int(value)
 
 
-def has_gpu() -> bool:
-    """Whether an NVIDIA or AMD driver is here, told without loading torch."""
-    return os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")
+def validate(spec: Asked, where: Where) -> Verdict:
+    """Wrong options, and CUDA memory on machines that are known to have no GPU."""
+    try:
+        options = parse(spec.options, spec.flags)
+    except ValueError as error:
+        return Verdict((str(error),))
+    if spec.is_on and where.gpu is False and not options.host:
+        return Verdict((NEEDS_CUDA,))
+    return Verdict()

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from rlprof_ops.backends.nsight.rank_slots import RANK, numbered
 from rlprof_ops.rayenv.worker_selection import INNER_WORKER, Identity, identify
-from rlprof_ops.rayenv.wrap.rank_slots import RANK, numbered
 
 SAY = (
     'import os, sys; print(os.environ["RLPROF_RANK"], sys.argv[1:], os.environ.get("WRAPPED"), flush=True);'

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlprof_ops.backends.contract import Asked, Verdict, Where
 from rlprof_ops.words import did_you_mean
 
+SUFFIX, PLAIN_SUFFIX = ".pt.trace.json.gz", ".pt.trace.json"
 SWITCHES = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
 ACTIVITIES = ("cpu", "cuda")
 _COUNTS = ("wait", "warmup", "active", "repeat")
@@ -139,3 +141,17 @@ def _activities(value: str) -> tuple[str, ...]:
     if wrong or not names:
         raise ValueError(f"torch option activities is {value!r}: allowed are cpu and cuda")
     return names
+
+
+def validate(spec: Asked, where: Where) -> Verdict:
+    """Wrong options, and words of trainers that have no effect in our own profiler."""
+    try:
+        parse(spec.options, spec.flags)
+    except ValueError as error:
+        return Verdict((str(error),))
+    if where.trainer:
+        return Verdict()
+    others = [name for name in (*spec.options, *spec.flags) if is_trainers_own(name)]
+    return Verdict(
+        warnings=tuple(f"option {name!r} has no effect: only the trainer reads it" for name in others)
+    )
