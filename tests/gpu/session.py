@@ -17,9 +17,9 @@ from typing import Any
 
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.backends.nsight.options import split_options
+from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
 from rlprof_ops.job.knobs import import_path
 from rlprof_ops.request.model import CaptureSpec
-from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
 
 WORKER = Path(__file__).with_name("worker.py")
 DEADLINE_S = 300.0

@@ -6,6 +6,7 @@ The oracle of times is what RLinf logs of its own timers.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.job.knobs import python_path
 from rlprof_ops.request import load_request, request_from_json
+from tests.backends.rocprof_sys import rocprof_stand_in
 from tests.real_nsys import nvtx_ranges
 from tests.trainers import environments
 from tests.trainers.local_job import LocalJob
@@ -113,6 +115,31 @@ def test_rlinfs_own_block_becomes_sessions_of_the_job(its_own: LocalJob, tmp_pat
     assert not (its_own.run / "profiles" / "nsight" / "RolloutGroup").exists()
     assert not list(its_own.run.parent.rglob("rlinf_profile_*"))
     assert [row["step"] for row in answer_of(its_own.run, quiet=True)["steps"]] == [2]
+
+
+@pytest.fixture(scope="module")
+def its_own_amd(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
+    """With a stand-in for rocprof-sys: no AMD GPU is needed to start a worker under it."""
+    folder = tmp_path_factory.mktemp("rlinf") / "its own amd"
+    python = subprocess.run(
+        [str(environments.ensure("rlinf").python), "-c", "import sys; print(*sys.version_info[:2])"],
+        capture_output=True, text=True, check=True, timeout=60,
+    ).stdout.split()  # fmt: skip
+    script = rocprof_stand_in.install(folder.parent / "opt rocm", (int(python[0]), int(python[1])))
+    block = ("backend=rocprof_sys", "worker_groups=[ActorGroup,EnvGroup]", "steps=[1]", "args.F=true")
+    path = f"{script.parent}{os.pathsep}{os.environ['PATH']}"
+    return LocalJob.take("rlinf", folder, 4, RUN_S, [f"profiling.{key}" for key in block], PATH=path)
+
+
+def test_rlinfs_own_block_for_amd_starts_its_workers_and_records_its_steps(its_own_amd: LocalJob):
+    """RLinf's own wrap gives rocprof-sys the interpreter as if it were a script, and starts no worker."""
+    wanted = {f"rocprof_sys/{group}/rank0/step2-2": "ok" for group in ("ActorGroup", "EnvGroup")}
+    assert its_own_amd.states() == wanted, its_own_amd.output[-5000:]
+    for group in ("ActorGroup", "EnvGroup"):
+        [trace] = (its_own_amd.run / "profiles" / "rocprof_sys" / group / "rank0").glob("*_step2-2_*.proto")
+        found = json.loads(trace.read_text())
+        assert len(found["sections"]) == 1 and found["options"]["full_filepath"] is True
+    assert not list(its_own_amd.run.parent.rglob("rlinf_profile_*"))
 
 
 # ---- RLinf's modules without a Ray

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 GROUP = "rlprof_ops.backends"
 DEFAULT = "nsight"  # of a capture that names none
+OF_TIMELINES = "torch"  # of a Chrome trace under a name that tells nothing
 ANYWHERE = Where()
 
 __all__ = [
@@ -36,9 +37,11 @@ __all__ = [
     "Where",
     "builtin",
     "every",
+    "from_outside",
     "get",
     "is_known",
     "names_allowed",
+    "of_demand",
     "of_report",
     "validate",
     "wraps",
@@ -99,14 +102,32 @@ def wraps(name: str) -> bool:
     return is_known(name) and bool(get(name).wrap)
 
 
+def of_demand(name: str) -> str:
+    """The backend that takes a capture on demand in this process; "auto" is the one that it was started
+    under, else one that needs no start.
+    """
+    if name != "auto":
+        return name
+    return next(each.name for each in sorted(every(), key=lambda each: not each.wrap) if each.answers_here())
+
+
+def from_outside(name: str) -> bool:
+    """Whether a supervisor opens windows of this backend, in processes that know no step."""
+    return is_known(name) and get(name).windows_from_outside
+
+
 def every() -> tuple[Backend, ...]:
     """The backends that rlprof-ops brings."""
     return tuple(map(get, builtin()))
 
 
 def of_report(name: str) -> Backend | None:
-    """The backend that writes files of this name, told by how it ends; the longest ending counts."""
-    fits = [(len(end), each) for each in every() for end in each.suffixes if name.endswith(end)]
+    """The backend that writes files of this name or whose reports they are made of, told by how it ends; the
+    longest ending counts.
+    """
+    fits = [
+        (len(end), each) for each in every() for end in each.suffixes + each.derived if name.endswith(end)
+    ]
     return max(fits, key=lambda fit: fit[0])[1] if fits else None
 
 

@@ -7,10 +7,13 @@ it: a training container has the standard library and PyYAML alone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
+
+from rlprof_ops import env_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,6 +130,10 @@ class Backend:
         summary: one line for the table of backends in the documentation.
         ranges: how phases get into its reports: "nvtx", "record_function", or "" for not at all.
         bytes_per_rank_step: of a report, a rule of thumb for the estimate of disk space.
+        on_demand: whether `rlprof capture` may ask for it in a running process.
+        timed_options: what it has to have where it is started and stopped beside the training thread.
+        ray_key: of Ray's own plugin of this profiler in a runtime env, as Ray stores it; "" without one.
+        derived: how files end that its tool makes of its reports.
         windows_from_outside: a supervisor opens its windows too, in a process that knows no step.
         wrap: `module:object` of the `Wrap` that a process is started with; "" where it needs none.
         ray_plugin: `module:object` of the `RayPlugin` that stands for Ray's own plugin; "" without one.
@@ -141,6 +148,10 @@ class Backend:
     summary: str = ""
     ranges: str = ""
     bytes_per_rank_step: int = 100 << 20
+    on_demand: bool = True
+    timed_options: Mapping[str, str] = {}
+    ray_key: str = ""
+    derived: tuple[str, ...] = ()
     windows_from_outside: bool = False
     wrap: str = ""
     ray_plugin: str = ""
@@ -155,11 +166,29 @@ class Backend:
         """The one verdict on a capture."""
         return Verdict()
 
+    def answers_here(self) -> bool:
+        """Whether a capture on demand that names no backend may be taken with this one in this process."""
+        return False
+
+    def holds_cupti(self, spec: Options) -> str:
+        """Why no other profiler of this process can record CUDA beside this capture: CUPTI serves one of a
+        process. "" where it leaves CUPTI to others.
+        """
+        return ""
+
     def recorder(self, spec: Spec, beside: Sequence[Spec]) -> tuple[WindowRecorder | None, str]:
         """Who takes `spec` in this process, or None and the reason why nobody can. `beside`: all captures of
         the process, which may exclude each other.
         """
         return None, f"the backend {self.name!r} cannot be taken inside a training process"
+
+
+def not_wrapped(by: str) -> str:
+    """Why a process that had to be started by a profiler is not: what its start said, else where to look."""
+    return os.environ.get(env_names.NOT_WRAPPED) or (
+        f"this process was not started by {by}: the runtime-env plugin was not loaded on this node, or the"
+        " actor was created without profiler.runtime_env(...) in its runtime_env"
+    )
 
 
 def load(reference: str) -> Any:

@@ -96,12 +96,10 @@ class RayPlugin(Protocol):
     """What takes the place of Ray's own runtime-env plugin of a profiler, once that is repaired.
 
     Attributes:
-        key: of the runtime env, as Ray stores it.
         stock: `module:class` of Ray's plugin.
         known_names: all that the methods which are replaced may touch beside what every plugin does.
     """
 
-    key: str
     stock: str
     known_names: str
 

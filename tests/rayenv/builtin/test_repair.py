@@ -297,7 +297,7 @@ def test_the_installed_rays_plugins_are_known():
         "from ray._private.runtime_env.nsight import NsightPlugin as N\n"
         "from ray._private.runtime_env.rocprof_sys import RocProfSysPlugin as R\n"
         "ours = [backends.contract.ray_plugin_of(backends.get(n)) for n in ('nsight', 'rocprof_sys')]\n"
-        "print(*map(repair.why_unknown, (N, R), ours))\n"
+        "print(*map(repair.why_unknown, (N, R), ('_nsight', '_rocprof_sys'), ours))\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -338,7 +338,7 @@ def test_a_plugin_that_does_more_is_left_alone_with_a_message(caplog, monkeypatc
     ],
 )
 def test_other_shapes_are_left_alone(other):
-    assert repair.why_unknown(other, PLUGIN)
+    assert repair.why_unknown(other, BACKEND.ray_key, PLUGIN)
 
 
 def test_install_twice_repairs_once(monkeypatch):
@@ -352,7 +352,7 @@ def test_install_twice_repairs_once(monkeypatch):
         },
     )
     monkeypatch.setattr(ray._private.runtime_env.nsight, "NsightPlugin", copy)
-    assert repair.why_unknown(copy, PLUGIN) is None
+    assert repair.why_unknown(copy, BACKEND.ray_key, PLUGIN) is None
     repair.install(LOG)
     once = copy.create
 

@@ -84,7 +84,7 @@ def test_the_import_of_a_window_gives_way_to_the_training(asked, events, monkeyp
 PROGRAM = """
 import os, time, nvtx
 from pathlib import Path
-from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
+from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
 from types import SimpleNamespace
 taker = NsysSessionRecorder(os.environ["SESSION"], SimpleNamespace(options={}, flags=()))
 for window in range(3):

@@ -115,7 +115,6 @@ def session_options(
 class NsightPlugin:
     """The protocol is `wrapping.RayPlugin`."""
 
-    key = "_nsight"
     stock = "ray._private.runtime_env.nsight:NsightPlugin"
     known_names = (
         "nsight NSIGHT_DEFAULT_CONFIG _check_nsight_script _nsight_dir parse_nsight_config nsight_cmd"

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from rlprof_ops.backends.contract import Asked, Backend, Verdict, Where
+from collections.abc import Sequence
+
+from rlprof_ops.backends.contract import (
+    Asked,
+    Backend,
+    Spec,
+    Verdict,
+    Where,
+    WindowRecorder,
+    not_wrapped,
+)
 from rlprof_ops.backends.rocprof_sys.front_end import NAME, SUFFIX
 from rlprof_ops.backends.rocprof_sys.front_end import validate as _validate
 
@@ -14,11 +24,21 @@ class RocprofSys(Backend):
     suffixes = (SUFFIX,)
     summary = "AMD's rocprof-sys: HIP, roctx ranges and the host, one trace for all windows of a process"
     ranges = "nvtx"
+    derived = (".pftrace",)
+    on_demand = False  # its trace comes when the process ends
+    ray_key = "_rocprof_sys"
     wrap = "rlprof_ops.backends.rocprof_sys.wrap:WRAP"
     ray_plugin = "rlprof_ops.backends.rocprof_sys.wrap:PLUGIN"
 
     def validate(self, spec: Asked, where: Where) -> Verdict:
         return _validate(spec, where)
+
+    def recorder(self, spec: Spec, beside: Sequence[Spec]) -> tuple[WindowRecorder | None, str]:
+        from rlprof_ops.backends.rocprof_sys.recorder import RocprofRecorder, is_wrapped
+
+        if is_wrapped():
+            return RocprofRecorder(), ""
+        return None, not_wrapped("`rocprofsys` (the module rocprofsys is not loaded)")
 
 
 BACKEND = RocprofSys()

@@ -98,7 +98,6 @@ WRAP = RocprofSysWrap()
 class RocprofSysPlugin:
     """The protocol is `wrapping.RayPlugin`. The whole life of a worker is recorded, as its trainer wants."""
 
-    key = "_rocprof_sys"
     stock = "ray._private.runtime_env.rocprof_sys:RocProfSysPlugin"
     known_names = (
         "rocprof_sys ROCPROFSYS_DEFAULT_CONFIG _check_rocprof_sys_script _rocprof_sys_dir"
@@ -108,9 +107,9 @@ class RocprofSysPlugin:
     def given(self, config: Any) -> Given:
         if config != "default" and not isinstance(config, Mapping):
             expected = 'expected "default" or {"env": …, "args": …}'
-            raise ConfigError(f'the runtime env\'s "{self.key}" is {config!r}: {expected}')
+            raise ConfigError(f'the runtime env\'s "_rocprof_sys" is {config!r}: {expected}')
         found = {"args": {"F": "true"}} if config == "default" else dict(config)
-        return Given(clean_options(found.get("args") or {}, self.key), found.get("env") or {})
+        return Given(clean_options(found.get("args") or {}, "_rocprof_sys"), found.get("env") or {})
 
     async def prepare(
         self,

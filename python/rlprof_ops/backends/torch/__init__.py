@@ -18,6 +18,10 @@ class Torch(Backend):
     ranges = "record_function"
     # 150 MiB a rank (slime #1879); the others are in the same range for a step of some seconds.
     bytes_per_rank_step = 150 << 20
+    timed_options = {"all_threads": "true"}  # noqa: RUF012
+
+    def answers_here(self) -> bool:
+        return True
 
     def check(self, path: Path) -> Check:
         from rlprof_ops.backends.torch.trace_check import check

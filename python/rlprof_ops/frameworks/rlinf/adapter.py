@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops import env_names
+from rlprof_ops import backends, env_names
 from rlprof_ops.frameworks.adapter import UnknownShape, attribute, expect, leader, safely, wrap
 from rlprof_ops.frameworks.tasks import as_task
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_rule
@@ -107,9 +107,13 @@ def install(name: str, module: ModuleType) -> None:
         owner = attribute(module, "Cluster")
         if not isinstance(vars(owner).get("modify_profile_context"), classmethod):
             raise UnknownShape("Cluster has no class method modify_profile_context")
-        wrap(owner, "modify_profile_context", _profile_context)
-        if not isinstance(vars(owner)["modify_profile_context"], classmethod):
-            owner.modify_profile_context = classmethod(owner.modify_profile_context)
+        for method, ours in (
+            ("modify_profile_context", _profile_context),
+            ("get_profiling_env_vars_for_worker", _profile_variables),
+        ):
+            wrap(owner, method, ours)
+            if not isinstance(vars(owner)[method], classmethod):
+                setattr(owner, method, classmethod(vars(owner)[method]))
 
 
 def role_of(actor: NewActor) -> tuple[str, int | None] | None:
@@ -161,7 +165,7 @@ def _group_function(before: Any) -> Any:
 
 
 def _profile_context(before: Any) -> Any:
-    """RLinf's own `nsys profile` gives way to a session: of the job's request where that selects the worker,
+    """RLinf's own wrap gives way to ours: of the job's request where that selects the worker,
     else, in a job that was asked for nothing, of RLinf's. What is left of it writes into the run folder."""
     theirs = before.__func__
 
@@ -172,13 +176,25 @@ def _profile_context(before: Any) -> Any:
         config, worker = given.get("profiling_cfg"), str(given["worker_name"])
         if config is not None:
             safely("RLinf", _ask, config)
-        if config is not None and safely("RLinf", _has_session, worker):
+        if config is not None and safely("RLinf", _is_wrapped, worker):
             return given["python_interpreter_path"]
         if config is not None:
             given["profiling_cfg"] = safely("RLinf", _into_run_folder, config, worker) or config
         return theirs(**given)
 
     return modify_profile_context
+
+
+def _profile_variables(before: Any) -> Any:
+    """Where RLinf's own wrap would write: nothing of it for a worker that ours starts."""
+    theirs = before.__func__
+
+    def get_profiling_env_vars_for_worker(cls: Any, worker_name: str, profiling_cfg: Any) -> Any:
+        if profiling_cfg is not None and safely("RLinf", _is_wrapped, str(worker_name)):
+            return {}
+        return theirs(cls, worker_name=worker_name, profiling_cfg=profiling_cfg)
+
+    return get_profiling_env_vars_for_worker
 
 
 def _bind(function: Any, cls: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +209,7 @@ def _bind(function: Any, cls: Any, arguments: tuple[Any, ...], named: dict[str, 
 
 def _ask(config: Any) -> None:
     """Make `cluster.profiling` the request of a job that has none."""
-    if _RUNNER.asked or os.environ.get(env_names.REQUEST_JSON) or config.backend != "nsight":
+    if _RUNNER.asked or os.environ.get(env_names.REQUEST_JSON) or not backends.wraps(config.backend):
         return
     _RUNNER.asked = True
     from rlprof_ops.frameworks.rlinf.import_config import request_of
@@ -206,8 +222,8 @@ def _ask(config: Any) -> None:
         actor_labels.forget_request()
 
 
-def _has_session(worker: str) -> bool:
-    """Whether the request selects `<group>:<rank>` for nsight: our plugin wraps it then."""
+def _is_wrapped(worker: str) -> bool:
+    """Whether the request selects `<group>:<rank>` for a profiler that has to start it: our plugin does."""
     text = os.environ.get(env_names.REQUEST_JSON)
     if not text:
         return False
@@ -215,7 +231,7 @@ def _has_session(worker: str) -> bool:
 
     group, _, rank = worker.partition(":")
     specs = request_from_json(text).for_worker(group, int(rank.partition(":")[0] or 0))
-    return any(spec.backend == "nsight" for spec in specs)
+    return any(backends.wraps(spec.backend) for spec in specs)
 
 
 def _into_run_folder(config: Any, worker: str) -> Any:
@@ -229,7 +245,7 @@ def _into_run_folder(config: Any, worker: str) -> Any:
 
     group, _, rank = worker.partition(":")
     changed = copy.copy(config)
-    backend = str(getattr(config, "BACKEND_TYPE", "nsight"))
+    backend = str(getattr(config, "BACKEND_TYPE", backends.DEFAULT))
     changed.output_dir = os.path.join(
         run, names.report_folder(backend, group, int(rank.partition(":")[0] or 0))
     )

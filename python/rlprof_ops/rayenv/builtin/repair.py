@@ -46,21 +46,21 @@ def install(logger: logging.Logger) -> None:
         try:
             plugin = load(ours.stock)
         except ImportError as error:
-            logger.info("rlprof: Ray has no %s plugin to repair (%s)", ours.key, error)
+            logger.info("rlprof: Ray has no %s plugin to repair (%s)", backend.ray_key, error)
             continue
         if plugin.__dict__.get(_REPAIRED):
             continue
-        unknown = why_unknown(plugin, ours)
+        unknown = why_unknown(plugin, backend.ray_key, ours)
         if unknown:
-            logger.warning("rlprof: Ray's %s plugin is left as it is: %s", ours.key, unknown)
+            logger.warning("rlprof: Ray's %s plugin is left as it is: %s", backend.ray_key, unknown)
             continue
         replace_methods(plugin, backend, ours)
         setattr(plugin, _REPAIRED, True)
 
 
-def why_unknown(plugin: Any, ours: RayPlugin) -> str | None:
+def why_unknown(plugin: Any, key: str, ours: RayPlugin) -> str | None:
     """Why a stock plugin class is not one we may repair; None when it is."""
-    if getattr(plugin, "name", None) != ours.key:
+    if getattr(plugin, "name", None) != key:
         return f"its name is {getattr(plugin, 'name', None)!r}"
     known = f"{_CREATE_NAMES} {_MODIFY_NAMES} {ours.known_names}".split()
     for method, parameters in (("create", _CREATE), ("modify_context", _MODIFY)):
@@ -91,7 +91,7 @@ def replace_methods(plugin: Any, backend: Backend, ours: RayPlugin) -> None:
         self: Any, uri: str | None, runtime_env: Any, context: Any, logger: logging.Logger
     ) -> int:
         try:
-            folder = getattr(self, f"{ours.key}_dir")
+            folder = getattr(self, f"{backend.ray_key}_dir")
             wrap = await _prepare(backend, ours, runtime_env, context, logger, trials, folder)
         except (CannotProfile, ConfigError) as error:
             raise RuntimeEnvSetupError(f"rlprof: {error}") from None
@@ -123,7 +123,7 @@ async def _prepare(
     trials: Trials,
     folder: Path,
 ) -> Wrapped | None:
-    config = runtime_env.get(ours.key)
+    config = runtime_env.get(backend.ray_key)
     if not config:
         return None
     given = ours.given(config)

@@ -53,6 +53,8 @@ def wrap_context(
             raise WrapError(str(error)) from None
         context.env_vars[env_names.NOT_WRAPPED] = str(error)  # the worker's runtime writes `failed` events
         return ""
+    if not backend.windows_from_outside and text:  # its process opens them: it has to know them too
+        context.env_vars.setdefault(env_names.REQUEST_JSON, text)
     return backend.title
 
 

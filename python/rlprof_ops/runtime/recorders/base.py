@@ -11,51 +11,19 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from rlprof_ops import env_names
-from rlprof_ops.backends import OK, Where, names, validate
+from rlprof_ops.backends import OK, Where, get, is_known, names, validate
+from rlprof_ops.backends.contract import WindowRecorder as WindowRecorder
 from rlprof_ops.backends.nsight import mask_reports, nsys_cli
 from rlprof_ops.backends.torch import trace_check as torch_backend
 from rlprof_ops.host.gpus import has_gpu
 from rlprof_ops.redact import secret_values
 from rlprof_ops.runtime.recorders.memory import memory_recorder
-from rlprof_ops.runtime.recorders.nsys_range import NsysRangeRecorder
-from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
-from rlprof_ops.runtime.recorders.rocprof import RocprofRecorder, is_wrapped
 from rlprof_ops.runtime.recorders.torch import TorchRecorder
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
-
-
-class Stopping(Protocol):
-    """A recording that has ended and whose report is still being written, beside the training."""
-
-    def wait(self) -> Path:
-        """The finished file. Raises `CaptureError`. Called once, in whatever thread."""
-
-
-class WindowRecorder(Protocol):
-    """One backend in this process. `open` and `close` raise `CaptureError`."""
-
-    suffix: str
-
-    def open(self, target: Path) -> None:
-        """Begin to record; `target` is where `close` leaves the finished file, in the TMPDIR of the job."""
-
-    def entered(self, step: int) -> None:
-        """A step of the open window begins."""
-
-    def close(self) -> Path | Stopping:
-        """End the recording: the finished file, or what is still to be waited for before there is one."""
-
-
-NOT_WRAPPED = (
-    "this process was not started by `nsys launch` (RLPROF_NSYS_SESSION is not set): the runtime-env plugin"
-    " was not loaded on this node, or the actor was created without profiler.runtime_env(...) in its"
-    " runtime_env"
-)
 
 
 def choose_taker(spec: CaptureSpec, all_specs: Sequence[CaptureSpec]) -> tuple[WindowRecorder | None, str]:
@@ -63,36 +31,19 @@ def choose_taker(spec: CaptureSpec, all_specs: Sequence[CaptureSpec]) -> tuple[W
     refused = validate(spec, Where(gpu=has_gpu())).errors
     if refused:
         return None, "; ".join(refused)
-    if spec.backend == "nsight":
-        session = os.environ.get(env_names.NSYS_SESSION)
-        if session:
-            return NsysSessionRecorder(session, spec), ""
-        if os.environ.get(env_names.NSYS_RANGE):
-            return NsysRangeRecorder(os.environ[env_names.NSYS_RANGE]), ""
-        return None, os.environ.get(env_names.NOT_WRAPPED) or NOT_WRAPPED
     if spec.backend == "torch":
-        conflict = _second_cupti_user(all_specs)
+        conflict = first_cupti_user(all_specs)
         return (None, conflict) if conflict else (TorchRecorder(spec), "")
     if spec.backend == "memory":
         return memory_recorder(spec), ""
-    if spec.backend == "rocprof_sys":
-        if is_wrapped():
-            return RocprofRecorder(), ""
-        return None, os.environ.get(env_names.NOT_WRAPPED) or NOT_WRAPPED.replace(
-            "nsys launch", "rocprofsys"
-        ).replace("RLPROF_NSYS_SESSION is not set", "the module rocprofsys is not loaded")
-    return None, f"the backend {spec.backend!r} cannot be taken inside a training process"
+    return get(spec.backend).recorder(spec, all_specs)
 
 
-def _second_cupti_user(specs: Sequence[CaptureSpec]) -> str:
-    """CUPTI serves one profiler a process; nsys, injected at start, was first."""
-    other = next((spec for spec in specs if spec.backend == "nsight" and nsys_cli.traces_cuda(spec)), None)
-    if other is None or not os.environ.get(env_names.NSYS_SESSION) or not torch_backend.has_cuda_activity():
-        return ""
-    return (
-        "nsys already traces CUDA in this process and CUPTI serves one profiler only: ask for one of nsight"
-        " and torch, or `t: nvtx`"
-    )
+def first_cupti_user(specs: Sequence[CaptureSpec]) -> str:
+    """Why torch cannot record CUDA beside the others: CUPTI serves one profiler a process."""
+    others = (get(spec.backend).holds_cupti(spec) for spec in specs if is_known(spec.backend))
+    found = next(filter(None, others), "")
+    return found if found and torch_backend.has_cuda_activity() else ""
 
 
 def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -> Path:

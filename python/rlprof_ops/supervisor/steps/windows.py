@@ -18,13 +18,13 @@ from typing import Any
 from rlprof_ops.backends import names
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Window
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
 from rlprof_ops.runtime.process.session_file import Session
 from rlprof_ops.runtime.recorders.base import move_into_place, unused
-from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
 from rlprof_ops.supervisor.steps import left_open
 from rlprof_ops.supervisor.steps.watched_session import (
     OpenWindow,

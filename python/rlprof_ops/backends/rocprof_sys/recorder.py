@@ -7,8 +7,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from rlprof_ops.backends.contract import CaptureError
 from rlprof_ops.backends.rocprof_sys import front_end
-from rlprof_ops.runtime.capture_error import CaptureError
 
 
 class RocprofRecorder:

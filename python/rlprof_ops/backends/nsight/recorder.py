@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlprof_ops.backends import OK
-from rlprof_ops.backends.contract import Options
+from rlprof_ops.backends.contract import CaptureError, Options
 from rlprof_ops.backends.nsight import nsys_cli, nsys_process
 from rlprof_ops.backends.nsight.node_turn import NodeTurn
 from rlprof_ops.backends.nsight.options import samples_the_node
 from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
-from rlprof_ops.runtime.capture_error import CaptureError
-from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.host.log_line import log_once
 from rlprof_ops.words import limit
 
 # `nsys start` (2023.4) can return before the library it has put into this process collects: the first range

@@ -7,9 +7,9 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+from rlprof_ops.backends.contract import CaptureError
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.backends.nsight import options as nsys_options
-from rlprof_ops.runtime.capture_error import CaptureError
 
 
 class NsysRangeRecorder:
