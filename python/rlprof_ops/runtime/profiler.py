@@ -133,8 +133,7 @@ def _made(
         place, specs, with_metrics, request.output_dir if request else None, on_demand
     )
     _CURRENT.profiler.elsewhere = without
-    outside = [name for name in backends.builtin() if name not in without and backends.from_outside(name)]
-    if outside and (on_demand or any(spec.backend in outside for spec in specs)):
+    if not without and (on_demand or any(backends.from_outside(spec.backend) for spec in specs)):
         from rlprof_ops.runtime.process import session_file
 
         session_file.register(place.worker, place.rank, gate="process", world=place.world_size)
