@@ -137,8 +137,10 @@ class Backend:
         windows_from_outside: a supervisor opens its windows too, in a process that knows no step.
         wrap: `module:object` of the `Wrap` that a process is started with; "" where it needs none.
         ray_plugin: `module:object` of the `RayPlugin` that stands for Ray's own plugin; "" without one.
-        reader: `module:object` that reads a report into columns (analyze); "" where none does.
-        doctor: `module:function` that yields the findings of `rlprof doctor` on one node; "" for none.
+        reader: `module:function` that reads a report into columns, "" where none does; it is given the path
+            and the seconds that a tool may take for it.
+        doctor: `module:function` that yields the findings of `rlprof doctor` on one node, "" for none; it is
+            given whether to be quick.
     """
 
     name: str

@@ -35,7 +35,10 @@ _OTHER_USERS = {
 }
 
 
-def nsys() -> Iterator[Finding]:
+def nsys(quick: bool = False) -> Iterator[Finding]:
+    """Whether nsys is here and gives a report. `quick` leaves out the trial, and all that comes before it."""
+    if quick:
+        return
     path = nsys_cli.find()
     if path is None:
         named = os.environ.get(env_names.NSYS)
@@ -226,7 +229,7 @@ def _window(path: str, session: str, report: Path, env: Mapping[str, str]) -> st
     return f"nsys stop: {last_line(text)}" if code else ""
 
 
-def rocprof() -> Iterator[Finding]:
+def rocprof(quick: bool = False) -> Iterator[Finding]:
     """Only where there is an AMD GPU: elsewhere nobody misses it."""
     try:
         found = front_end.find()

@@ -106,7 +106,10 @@ def nvtx() -> Iterator[Finding]:
         )
 
 
-def torch() -> Iterator[Finding]:
+def torch(quick: bool = False) -> Iterator[Finding]:
+    """Whether torch is here and sees the GPUs; `quick` does not load it."""
+    if quick:
+        return
     version = _version("torch")
     if version is None:
         yield Finding("torch", WARN, "not installed", "needed for torch and memory captures only")

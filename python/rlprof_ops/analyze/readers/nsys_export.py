@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from rlprof_ops.analyze.columns import Trace
+from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.words import limit
@@ -21,6 +23,12 @@ from rlprof_ops.words import limit
 BASE_TIMEOUT_S = 120.0
 TIMEOUT_S_PER_MIB = 2.0
 HELP_TIMEOUT_S = 20.0
+
+
+def read_nsys(report: Path, export_s: float | None = None) -> Trace:
+    """Columns of one `.nsys-rep`; `export_s`: the most that nsys may take. Raises `UnreadableReport`."""
+    with exported(report, export_s) as export:
+        return read_nsys_sqlite(export, report)
 
 
 @contextlib.contextmanager

@@ -34,8 +34,8 @@ _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]{1,255})"')
 _RANK = re.compile(rb'"rank"\s*:\s*(\d{1,9})')
 
 
-def read_torch(path: Path) -> Trace:
-    """Columns of one torch-profiler trace.
+def read_torch(path: Path, export_s: float | None = None) -> Trace:
+    """Columns of one torch-profiler trace; nothing has to export it.
 
     Raises
     ------

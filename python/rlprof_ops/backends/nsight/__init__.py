@@ -37,6 +37,8 @@ class Nsight(Backend):
     windows_from_outside = True
     wrap = "rlprof_ops.backends.nsight.wrap:WRAP"
     ray_plugin = "rlprof_ops.backends.nsight.ray_plugin:PLUGIN"
+    reader = "rlprof_ops.analyze.readers.nsys_export:read_nsys"
+    doctor = "rlprof_ops.doctor.profilers:nsys"
 
     def check(self, path: Path) -> Check:
         from rlprof_ops.backends.nsight.nsys_cli import check

@@ -29,6 +29,7 @@ class RocprofSys(Backend):
     ray_key = "_rocprof_sys"
     wrap = "rlprof_ops.backends.rocprof_sys.wrap:WRAP"
     ray_plugin = "rlprof_ops.backends.rocprof_sys.wrap:PLUGIN"
+    doctor = "rlprof_ops.doctor.profilers:rocprof"
 
     def validate(self, spec: Asked, where: Where) -> Verdict:
         return _validate(spec, where)

@@ -19,6 +19,8 @@ class Torch(Backend):
     # 150 MiB a rank (slime #1879); the others are in the same range for a step of some seconds.
     bytes_per_rank_step = 150 << 20
     timed_options = {"all_threads": "true"}  # noqa: RUF012
+    reader = "rlprof_ops.analyze.readers.torch_trace:read_torch"
+    doctor = "rlprof_ops.doctor.software:torch"
 
     def answers_here(self) -> bool:
         return True
