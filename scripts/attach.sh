@@ -63,6 +63,7 @@ attach::main() {
     mapfile -t nodes < <(scontrol show hostnames "$(squeue -h -j "${job}" -o '%A %N' | sed -n "s/^${job} //p")")
     (( ${#nodes[@]} > 0 )) || common::fail 1 "job ${job} is not running."
     if [[ ${node} =~ ^[0-9]+$ ]]; then
+        common::numbers node
         (( node < ${#nodes[@]} )) || common::fail 2 "node ${node}: the job has nodes 0 to $(( ${#nodes[@]} - 1 )): ${nodes[*]}."
         node="${nodes[${node}]}"
     fi

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import pkgutil
 import sys
@@ -20,7 +21,19 @@ from rlprof_ops.version import __version__
 # Faults of a machine or a file, which a person can mend; any other OSError is a mistake of ours.
 _OF_THE_MACHINE = {
     getattr(errno, name)
-    for name in ("EACCES", "EPERM", "ENOSPC", "EDQUOT", "EROFS", "ESTALE", "EIO", "ENAMETOOLONG")
+    for name in (
+        "EACCES",
+        "EPERM",
+        "ENOSPC",
+        "EDQUOT",
+        "EROFS",
+        "ESTALE",
+        "EIO",
+        "ENAMETOOLONG",
+        "EISDIR",
+        "ELOOP",
+        "EINVAL",
+    )
 }
 
 
@@ -110,6 +123,8 @@ def _versions() -> str:
 
 def main(argv: list[str] | None = None) -> Any:
     """Run the command line; an `RlprofError` becomes one message and its documented exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that is no UTF-8, or half a character in a record
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         cli.main(args=argv, prog_name="rlprof")
     except RlprofError as error:

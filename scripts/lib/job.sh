@@ -45,6 +45,7 @@ job::run_folder() {
         set -o noclobber
         head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' > "${RLPROF_RUN_DIR}/.secrets/ray_token"
     ) || common::fail 1 "BASE_LOG_DIR: the run folder ${RLPROF_RUN_DIR} cannot be made: $(job::_why_not "${base}"). Nothing in it was touched."
+    _RLPROF_RUN_IDENTITY="$(stat -c "%u %i" -- "${RLPROF_RUN_DIR}")"
     common::log "run folder: ${RLPROF_RUN_DIR}"
     slurm::record_run_folder "${RLPROF_RUN_DIR}"
     job::_remember
@@ -252,10 +253,19 @@ job::harvest_here() {
     fi
 }
 
-# Whether the run folder answers: on a file server that is dead a look at it would hold the allocation to its time limit.
+# Whether the run folder answers and is the one that this job made, else WHY: on a file server that is dead a look at it
+# would hold the allocation to its time limit, and where others may rename in the folder above, another one can get its name.
 job::_storage_answers() {
-    timeout --kill-after=1 "${_RLPROF_STORAGE_SECONDS}" stat -- "${RLPROF_RUN_DIR}" > /dev/null 2>&1
-    (( $? < 124 ))
+    local code=0
+
+    # No substitution in this shell: its pipe would stay open as long as a call to a dead file server hangs.
+    # shellcheck disable=SC2016
+    timeout --kill-after=1 "${_RLPROF_STORAGE_SECONDS}" bash -c \
+        'found="$(stat -c "%u %i" -- "$1")" || exit 1; [[ -z $2 || ${found} == "$2" ]] || exit 2' \
+        look "${RLPROF_RUN_DIR}" "${_RLPROF_RUN_IDENTITY-}" > /dev/null 2>&1 || code="$?"
+    WHY="the storage of ${RLPROF_RUN_DIR} does not answer"
+    (( code != 2 )) || WHY="${RLPROF_RUN_DIR} has been replaced: it is not the folder that this job made, and nothing is written there"
+    (( code < 124 && code != 2 ))
 }
 
 job::_why_not_home() {
@@ -336,9 +346,10 @@ job::_listen_to_srun() {
 
 job::_task_ended() {
     local -r node="$1" how="$2" words="$3"
+    local WHY=""
     local -r place="${RLPROF_RUN_DIR}/control/ended_${node//\//_}"
 
-    job::_storage_answers || return 0
+    job::_storage_answers || { common::log "${WHY}"; return 0; }
     (umask 0077; printf '%s\n%s\n' "${how}" "${words}" > "${place}.tmp" && mv -- "${place}.tmp" "${place}") 2> /dev/null || true
     if [[ ${node} == "${RLPROF_NODES%% *}" && ! -e ${RLPROF_RUN_DIR}/run.json ]]; then
         common::log "node ${node}, the head, ended before it began (${how}): ending the others"
@@ -347,7 +358,7 @@ job::_task_ended() {
 }
 
 job::run() {
-    local code client listener said signalled="" harvest_ordered="" harvest_here=""
+    local code client listener said signalled="" harvest_ordered="" harvest_here="" WHY=""
 
     trap 'job::_pass_on TERM' TERM
     trap 'job::_pass_on USR2' USR2
@@ -375,7 +386,7 @@ job::run() {
         [[ -n ${harvest_ordered} || -z ${harvest_here} ]] || job::harvest_here
         job::remove_containers
     else
-        common::log "the storage of ${RLPROF_RUN_DIR} does not answer: what it did not take is on the nodes, in ${RLPROF_NODE_ROOT}"
+        common::log "${WHY}: what it did not take is on the nodes, in ${RLPROF_NODE_ROOT}"
     fi
     common::log "ended with exit code ${code}; everything of this job: ${RLPROF_RUN_DIR}"
     exit "${code}"

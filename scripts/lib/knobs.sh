@@ -43,6 +43,8 @@ knobs::load() {
         knobs::_fill_from "${trainer}"
     fi
     knobs::_fill_from "${home}/env/defaults.env"
+    common::numbers RLPROF_DRAIN_SECONDS RLPROF_HARVEST_SECONDS RLPROF_REPORT_SECONDS SLURM_CPUS_ON_NODE SLURM_HET_SIZE \
+        SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_RESTART_COUNT
 }
 
 knobs::_trainers() {

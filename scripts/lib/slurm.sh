@@ -62,13 +62,14 @@ slurm::_is_within() {
     local -r address="$1" network="$2"
     local bits="${network##*/}"
 
-    [[ ${network} =~ ^[0-9]+(\.[0-9]+){3}/[0-9]+$ ]] && (( bits <= 32 )) || return 1
-    (( bits == 0 || ( $(slurm::_number "${address}") ^ $(slurm::_number "${network%/*}") ) >> (32 - bits) == 0 ))
+    [[ ${network} =~ ^[0-9]+(\.[0-9]+){3}/[0-9]+$ ]] && (( 10#${bits} <= 32 )) || return 1
+    (( 10#${bits} == 0 || ( $(slurm::_number "${address}") ^ $(slurm::_number "${network%/*}") ) >> (32 - 10#${bits}) == 0 ))
 }
 
 slurm::_number() {
     local a b c d
     IFS=. read -r a b c d <<< "$1"
+    common::numbers a b c d
     printf '%d' "$(( (a << 24) + (b << 16) + (c << 8) + d ))"
 }
 
@@ -88,6 +89,7 @@ slurm::free_ports() {
 
     while read -r base; do taken["${base}"]=1; done < <(slurm::_listening_ports)
     read -r floor _ < /proc/sys/net/ipv4/ip_local_port_range
+    common::numbers floor
     (( floor > 12000 )) || floor=32768
     for (( try = 0; try < 500; try++ )); do
         base=$(( 10000 + ((job * 2 + try * 14) % (floor - 10002)) ))

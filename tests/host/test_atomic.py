@@ -35,7 +35,9 @@ def test_the_mode_is_never_wider(tmp_path, mode, umask, wanted):
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "a"
     path.write_text("old")
-    monkeypatch.setattr(os, "replace", lambda *names: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(
+        os, "replace", lambda *names, **folders: (_ for _ in ()).throw(OSError(28, "No space left"))
+    )
 
     with pytest.raises(OSError, match="No space left"):
         atomic.write(path, "new")

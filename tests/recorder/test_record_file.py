@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.recorder import record_file, rows
 from rlprof_ops.recorder.detect.finding import Finding
 from rlprof_ops.recorder.head_recorder import HeadRecorder
@@ -188,7 +189,7 @@ def test_what_a_killed_head_has_told_is_not_told_again(tmp_path: Path) -> None:
     finding = Finding("throttle", "GPU 0 is hot", "throttle:n1:0", 1, node="n1")
     (tmp_path / "recorder").mkdir()
     (tmp_path / "recorder" / "findings.jsonl").write_text(json.dumps(finding.to_dict()) + '\n{"kind": "thr')
-    head = HeadRecorder(tmp_path, "1", ["n1"], ProfileRequest(), told.append)
+    head = HeadRecorder(pinned_run(tmp_path, tmp_path), "1", ["n1"], ProfileRequest(), told.append)
     for second in range(20):
         t_ns = 10**18 + second * 10**9
         head.take(News("n1", t_ns, None, (), (), (), (), (), {0: (1.0, 0x40), 1: (1.0, 0x40)}))
@@ -214,7 +215,7 @@ def test_a_recorder_that_was_started_again_keeps_its_budget(tmp_path: Path) -> N
             asked.append(json.loads(what["capture"]))
 
     for last in (12, 30):
-        head = HeadRecorder(tmp_path, "1", ["n1"], request, tell)
+        head = HeadRecorder(pinned_run(tmp_path, tmp_path), "1", ["n1"], request, tell)
         for rows_told in told[:last]:
             head.take(News("n1", rows_told[0].begin_ns, None, (), (), (), tuple(rows_told), (), {}))
         head.close(10)

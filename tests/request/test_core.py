@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from rlprof_ops.request import (
@@ -14,6 +16,7 @@ from rlprof_ops.request import (
     request_from_dict,
     request_from_json,
 )
+from rlprof_ops.request.steps import MAX_WINDOWS
 
 
 @pytest.mark.parametrize(
@@ -79,3 +82,27 @@ def test_plan_lists_each_capture() -> None:
     )
     assert made.captures[0].id == "nsight/policy_worker/rank0/step3-4"
     assert made.reports == 2 and made.exact
+
+
+@pytest.mark.parametrize("steps", ["1:1000000", "1:10000000", "1:5001,6001:11002"])
+def test_phases_of_too_many_steps_are_refused_at_once_and_in_little_memory(steps: str) -> None:
+    asked = [{"workers": ["policy_worker"], "steps": steps, "each": "phase"}]
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match=r"each: phase makes \d+ windows .* 10000"):
+            request_from_dict({"captures": asked})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_phases_until_the_end_of_a_long_run_are_refused_by_its_plan_and_bounded_without_one() -> None:
+    request = request_from_dict({"captures": [{"workers": ["w"], "steps": "1:", "each": "phase"}]})
+    assert plan(request, {"w": 1}, steps_total=10_000).rows
+    with pytest.raises(RequestError, match="each: phase makes 10001 windows"):
+        plan(request, {"w": 1}, steps_total=10_001)
+    (spec,) = request.captures
+    found = spec.windows(1 << 47)  # a step as an event of a damaged node tells it
+    assert len(found) == MAX_WINDOWS + 1
+    assert found[0] == Window(1, 2) and found[-1] == Window(MAX_WINDOWS + 1, (1 << 47) + 1)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.recorder.simulated import BEGIN_NS, healthy
 
+from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.recorder.head_recorder import HeadRecorder
 from rlprof_ops.recorder.news import News
 from rlprof_ops.request import ProfileRequest
@@ -199,7 +200,7 @@ def test_a_report_is_made_where_the_recorder_has_seen_steps(tmp_path: Path) -> N
 
     assert both() == (False, False)
     for steps, there in ((0, False), (3, True)):
-        head = HeadRecorder(run, "4711", ["n1"], ProfileRequest(), lambda told: None)
+        head = HeadRecorder(pinned_run(run, tmp_path), "4711", ["n1"], ProfileRequest(), lambda told: None)
         for told in healthy(1, steps, ranks=2):
             head.take(News("n1", BEGIN_NS, None, (), (), (), tuple(told), (), {}))
         head.close(10)

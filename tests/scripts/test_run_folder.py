@@ -211,3 +211,27 @@ def test_a_request_of_another_user_is_left_out(tmp_path):
     os.chown(path, NOBODY, -1)
     assert watcher.forward(tmp_path / "run", tmp_path / "node", set()) == 0
     assert not (tmp_path / "node").exists()
+
+
+def test_the_batch_script_uses_no_folder_that_took_the_run_folders_name(tmp_path):
+    look = (
+        MAKE
+        + """
+job::_storage_answers && echo " own"
+mv -- "${RLPROF_RUN_DIR}" "${RLPROF_RUN_DIR}.aside"
+mkdir -- "${RLPROF_RUN_DIR}"
+job::_storage_answers || echo another
+job::_task_ended n1 'died' 'words'
+rmdir -- "${RLPROF_RUN_DIR}"
+job::_storage_answers && echo gone
+mv -- "${RLPROF_RUN_DIR}.aside" "${RLPROF_RUN_DIR}"
+job::_storage_answers && echo back
+"""
+    )
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SLURM_JOB_ID": "4711"}
+    env |= {"SLURM_SUBMIT_DIR": str(tmp_path), "BASE_LOG_DIR": str(tmp_path), "RLPROF_NODES": "n0 n1"}
+    done = subprocess.run(
+        ["bash", "-c", look], env=env, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout.split()[1:] == ["own", "another", "gone", "back"], done
+    assert f"{tmp_path}/4711-logs has been replaced" in done.stderr

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 from dataclasses import asdict
@@ -176,6 +178,19 @@ def test_somebody_else_on_the_first_tasks_port_is_not_believed(job_number):
     finally:
         theirs.close()
         ours.close()
+
+
+def test_only_tasks_that_prove_it_count_as_having_asked_and_each_counts_once(job_number):
+    served = {"head_ip": "10.0.0.1"}
+    server = head_server.HeadServer(served, "secret", job_number, 2)
+    for said in (b"", b"1\n" + b"0" * 64 + b"\n", b"2\nnothing\n", b"\xff\n\xff\n"):
+        with socket.create_connection(("127.0.0.1", server.port), 10) as stranger:
+            stranger.sendall(b"nonce\n" + said)
+            with stranger.makefile("rb") as stream:
+                assert json.loads(stream.readline()) == served
+    for rank in (1, 1, 1, 2):  # a task that was started again asks again
+        assert head_server.ask(["127.0.0.1"], job_number, lambda: "secret", rank) == served, rank
+    wait_until(lambda: head_server.ask(["127.0.0.1"], job_number, lambda: "secret") is None, 30)
 
 
 def test_a_port_that_has_answered_is_free_for_the_next_job(job_number):

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +17,7 @@ from rlprof_ops.host.ports import free_port
 from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.control_channel import (
     Drain,
+    Ending,
     Head,
     Joined,
     Lost,
@@ -198,7 +204,7 @@ def test_a_node_that_takes_nothing_keeps_no_other_waiting():
         good = await join(port, "secret")
         deadline = asyncio.get_running_loop().time() + 5
         hangs = await Node.join("127.0.0.1", port, "secret", Joined("n3", "10.0.0.3"), deadline)
-        hangs._reader._transport.pause_reading()
+        hangs._writer.transport.pause_reading()
         got: list[Message] = []
         listening = asyncio.create_task(good.listen(got.append))
 
@@ -217,6 +223,106 @@ def test_a_node_that_takes_nothing_keeps_no_other_waiting():
         listening.cancel()
         good.close()
         hangs.close()
+        await head.close()
+
+    asyncio.run(scene())
+
+
+HEAD = """
+import asyncio, sys
+from rlprof_ops.supervisor.control_channel import Head
+async def main():
+    await Head("secret", lambda node, message: None).listen("127.0.0.1", int(sys.argv[1]))
+    print("listens", flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+def peak_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def test_strangers_who_send_without_end_cost_next_to_nothing():
+    port = free_port()
+    head = subprocess.Popen([sys.executable, "-c", HEAD, str(port)], stdout=subprocess.PIPE)
+    links = []
+    try:
+        assert head.stdout is not None and head.stdout.readline()
+        before = peak_mib(head.pid)
+        for _ in range(300):
+            link = socket.create_connection(("127.0.0.1", port))
+            link.setblocking(False)
+            links.append(link)
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            for link in links:
+                with contextlib.suppress(OSError):
+                    link.send(b"x" * (1 << 20))
+        assert peak_mib(head.pid) - before < 30
+    finally:
+        for link in links:
+            link.close()
+        head.kill()
+        head.wait()
+
+
+def test_of_too_many_strangers_the_oldest_goes_and_a_node_gets_in(monkeypatch):
+    monkeypatch.setattr("rlprof_ops.supervisor.control_channel._MOST_STRANGERS", 20)
+
+    async def scene() -> None:
+        head, port, heard = await head_with("secret")
+        links = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+        node = await join(port, "secret")
+        await heard.until("n2", Joined)
+        assert len(head._strangers) <= 20
+        for reader, _ in links[:30]:
+            with contextlib.suppress(OSError):
+                await asyncio.wait_for(reader.read(), 5)  # closed by the head, long before its deadline
+        node.close()
+        await head.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"kind": "Visits", "proof": "\ud800", "nonce": "1"},
+        {"kind": "Visits", "proof": "0", "nonce": "\udfff"},
+        {"kind": "Joined", "node": "\ud800", "ip": "", "proof": "\udc00", "nonce": "1"},
+        {"kind": "Joined", "node": ["n"], "ip": {}, "proof": 5, "nonce": None},
+    ],
+)
+def test_half_a_character_is_no_proof_and_costs_no_traceback(hello, caplog, capfd):
+    async def scene() -> None:
+        head, port, heard = await head_with("secret")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await reader.readline()
+        writer.write(json.dumps(hello).encode() + b"\n")
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        assert heard == []
+        await head.close()
+
+    asyncio.run(scene())
+    assert caplog.text == ""
+    assert capfd.readouterr().err == ""
+
+
+def test_a_long_line_of_a_node_arrives_whole():
+    async def scene() -> None:
+        head, port, heard = await head_with("secret")
+        node = await join(port, "secret")
+        for size in (10, 200_000, 900_000, 3):
+            await node.tell(Ending("x" * size))
+        for _ in range(200):
+            if len(heard) == 5:
+                break
+            await asyncio.sleep(0.01)
+        assert [len(message.cause) for _, message in heard[1:]] == [10, 200_000, 900_000, 3]
+        node.close()
         await head.close()
 
     asyncio.run(scene())

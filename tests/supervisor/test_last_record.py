@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rlprof_ops.collect.drain import steps
-from rlprof_ops.host import atomic, background
+from rlprof_ops.host import background
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.folders import RunFolder, node_folder
 from rlprof_ops.job.knobs import Settings
@@ -51,12 +52,12 @@ def ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ending:
 
 
 def test_it_goes_when_a_slow_storage_has_taken_the_record(ending, monkeypatch):
-    def slow(path: Path, data: bytes) -> None:
+    def slow(writer: object, write: Callable[..., None], path: Path, data: bytes) -> None:
         if path.name == "run.json":
             time.sleep(0.5)
-        atomic.write(path, data)
+        write(path, data)
 
-    monkeypatch.setattr(background, "_error_of", slow)
+    monkeypatch.setattr(background.BackgroundWriter, "_error_of", slow)
 
     assert supervisor_main.main() == 0
 
@@ -66,7 +67,8 @@ def test_it_goes_when_a_slow_storage_has_taken_the_record(ending, monkeypatch):
 
 
 def test_it_stays_with_the_record_that_the_storage_did_not_take(ending, monkeypatch):
-    monkeypatch.setattr(background, "_error_of", lambda path, data: OSError(28, "No space left on device"))
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(background.BackgroundWriter, "_error_of", lambda *asked: full)
 
     assert supervisor_main.main() == 0
 

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from rlprof_ops import env_names
 from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.collect.harvest.run_state import observe
 from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, record_pass
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import EndCause
-from rlprof_ops.job.folders import RunFolder, node_folder
+from rlprof_ops.job.folders import RunFolder, job_mark, node_folder, pinned_run
 from rlprof_ops.job.knobs import Settings, import_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
@@ -34,7 +35,8 @@ from rlprof_ops.supervisor.run_record import RunRecord
 
 @pytest.fixture
 def place(tmp_path: Path) -> NodeContext:
-    run, folder = RunFolder(tmp_path / "it's the run"), node_folder(tmp_path, "7", "")
+    run = RunFolder(tmp_path / "it's the run")
+    folder = node_folder(tmp_path, "7", job_mark({env_names.RUN_DIR: str(run.path)}))
     run.create()
     folder.create()
     return NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
@@ -218,7 +220,7 @@ def test_a_step_that_was_killed_is_the_cause_also_where_its_driver_went_first(
     driver = {"signal": driver_signal, "ended_ns": time.time_ns() - 7_000_000_000}
     record = {"driver": driver, "end": {"cause": "driver_exit", "detail": ""}}
     (tmp_path / "run.json").write_text(json.dumps(record | ({"ended_ns": ended_ns} if ended_ns else {})))
-    salvage.finish_run_record(tmp_path, "137")
+    salvage.finish_run_record(pinned_run(tmp_path, tmp_path), "137")
     end = json.loads((tmp_path / "run.json").read_text())["end"]
     assert end["cause"] == cause
     assert ("its driver got SIGKILL 7." in end["detail"]) == (cause == "signal"), end
@@ -227,6 +229,6 @@ def test_a_step_that_was_killed_is_the_cause_also_where_its_driver_went_first(
 def test_a_killed_driver_whose_end_nobody_timed_hides_no_killed_step(tmp_path):
     record = {"driver": {"signal": 9, "ended_ns": None}, "end": {"cause": "driver_exit", "detail": ""}}
     (tmp_path / "run.json").write_text(json.dumps(record))
-    salvage.finish_run_record(tmp_path, "137")
+    salvage.finish_run_record(pinned_run(tmp_path, tmp_path), "137")
     end = json.loads((tmp_path / "run.json").read_text())["end"]
     assert end == {"cause": "signal", "detail": "the step that held the cluster was killed, exit code 137"}

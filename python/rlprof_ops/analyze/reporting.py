@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -15,7 +16,10 @@ from rlprof_ops.analyze.run.engine import Results, summarise_all
 from rlprof_ops.analyze.run.identity import Report, find_reports
 from rlprof_ops.analyze.whole_run.records import has_records
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.host import atomic
+from rlprof_ops.host import foreign
+from rlprof_ops.job import own_files
+
+_MOST_BYTES = 2 << 30
 
 
 def report(
@@ -35,21 +39,23 @@ def report(
     """
     from rlprof_ops.analyze.page.render import render
 
+    folder = own_files.output_folder(root, output)
+    targets = folder / "report.json", folder / "report.html"
+    for path in targets:  # before hours of reading
+        own_files.check_ours(path)
     answer = answer_of(root, engine, jobs, cache, quiet=as_json, model=model)
-    folder = output or (root if root.is_dir() else root.parent)
+    text = json.dumps(answer, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace").decode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(
-            folder / "report.json", json.dumps(answer, separators=(",", ":"), ensure_ascii=False) + "\n"
-        )
-        write_text(folder / "report.html", render(answer, timeline_files(folder)))
+        own_files.write(targets[0], text + "\n")
+        own_files.write(targets[1], render(answer, timeline_files(folder)))
     except OSError as error:
         raise RlprofError(
             f"{folder}: cannot write the report ({error.strerror}). Give another folder with --output."
         ) from error
     if as_json:
         # Indented by msgspec, which takes a tenth of the time of `json.dumps(indent=…)`: that is Python.
-        sys.stdout.write(msgspec.json.format(json.dumps(answer, ensure_ascii=False), indent=1) + "\n")
+        sys.stdout.write(msgspec.json.format(text, indent=1) + "\n")
     else:
         from rlprof_ops.analyze.output.terminal import show, standard_output
 
@@ -68,17 +74,26 @@ def timeline_files(folder: Path) -> list[str]:
     return [name for name in ("timeline.overview.pftrace", "timeline.ranks.zip") if (folder / name).is_file()]
 
 
-def render_again(folder: Path) -> bool:
-    """Writes the page of a folder's report.json anew, after the timeline was made; False where there is
-    none.
+def reports_on(folder: Path, root: Path) -> bool:
+    """Whether the report.json of a folder is about `root`."""
+    if not _is_answer(folder / "report.json"):
+        return False
+    with contextlib.suppress(UsageError, OSError):
+        return folder.resolve() == root.resolve() or load_answer(folder)["run"]["path"] == str(root.resolve())
+    return False
+
+
+def render_again(folder: Path, root: Path) -> bool:
+    """Writes the page of a folder's report.json anew, after the timeline of `root` was made; False where
+    there is none.
     """
     from rlprof_ops.analyze.page.render import render
 
-    if not (folder / "report.html").is_file() or not (folder / "report.json").is_file():
+    page = folder / "report.html"
+    if not page.is_file() or not reports_on(folder, root):
         return False
     try:
-        answer = load_answer(folder)
-        write_text(folder / "report.html", render(answer, timeline_files(folder)))
+        own_files.write(page, render(load_answer(folder), timeline_files(folder)))
     except (OSError, UsageError):
         return False
     return True
@@ -92,7 +107,19 @@ def answer_of(
     quiet: bool = False,
     model: Told | None = None,
 ) -> Answer:
-    """The answer to a run folder, with a progress bar on a terminal's standard error."""
+    """The answer to a run folder or a report, with a progress bar on a terminal's standard error.
+
+    Raises UsageError where there is nothing to read, also for one report of which nothing can be read.
+    """
+    answer = _answer(root, engine, jobs, cache, quiet, model)
+    if root.is_file() and (unread := answer["coverage"]["unread"]):
+        raise UsageError(f"{root}: {unread[0]['reason']}")
+    return answer
+
+
+def _answer(
+    root: Path, engine: str, jobs: int | None, cache: bool, quiet: bool, model: Told | None
+) -> Answer:
     reports = _reports(root)
     folder = root if root.is_dir() else root.parent
     readable = sum(report.readable for report in reports)
@@ -120,11 +147,6 @@ def _reports(root: Path) -> tuple[Report, ...]:
         return ()
 
 
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all, so that nobody reads half a file."""
-    atomic.write(path, text, mode=0o644)
-
-
 def load_answer(path: Path, jobs: int | None = None) -> Answer:
     """The answer to a run: its report.json (given itself, or in the folder), else read from the reports.
 
@@ -133,10 +155,10 @@ def load_answer(path: Path, jobs: int | None = None) -> Answer:
     from rlprof_ops.analyze.output.answer import SCHEMA
 
     file = path / "report.json" if path.is_dir() else path
-    if not (file.is_file() and file.name.endswith(".json") and _is_answer(file)):
+    if not (file.name.endswith(".json") and _is_answer(file)):
         return answer_of(path, jobs=jobs)
     try:
-        text = file.read_bytes()
+        text = foreign.read_bytes(file, _MOST_BYTES)
         schema = msgspec.json.decode(text, type=dict[str, object]).get("schema")
         if schema == SCHEMA:
             return msgspec.json.decode(text, type=Answer)
@@ -150,5 +172,6 @@ def load_answer(path: Path, jobs: int | None = None) -> Answer:
 
 
 def _is_answer(file: Path) -> bool:
-    with open(file, "rb") as opened:
+    with contextlib.suppress(OSError), foreign.open_plain(file) as opened:
         return b'"made_by"' in opened.read(4096)
+    return False

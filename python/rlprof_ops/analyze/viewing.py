@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rlprof_ops.analyze.browser import advice, open_in_browser
 from rlprof_ops.analyze.page.server import PERFETTO, ReportServer
-from rlprof_ops.analyze.reporting import report
+from rlprof_ops.analyze.reporting import report, reports_on
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.job import own_files
 
 __all__ = ["advice", "view"]
 
@@ -26,8 +27,9 @@ def view(
 
     Raises `RlprofError` when the port is taken.
     """
-    folder = output or (root if root.is_dir() else root.parent)
-    if not (folder / "report.json").is_file():
+    folder = own_files.output_folder(root, output)
+    new = not reports_on(folder, root)
+    if new:
         report(root, jobs=jobs, output=output)
     try:
         server = ReportServer(folder, port, perfetto)
@@ -36,7 +38,7 @@ def view(
             f"--port {port}: cannot listen on 127.0.0.1:{port} ({error.strerror}). Give another, or none."
         ) from error
     with server:
-        if timeline and not server.timelines():
+        if timeline and (not server.timelines() or (new and folder.resolve() != root.resolve())):
             _make_timeline(root, output, jobs)
         for line in advice(server.port, server.url):
             print(line, flush=True)

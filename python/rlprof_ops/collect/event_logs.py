@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,32 +109,33 @@ class Notes:
             return
         for path in paths:
             try:
-                lines = tree.read(path, _MOST_BYTES).split(b"\n")
+                raw = tree.read(path, _MOST_BYTES)
             except OSError:
                 continue
-            for row in _rows(lines):
+            for row in foreign.rows(raw):
                 self._take(row)
 
     def _take(self, row: dict[str, Any]) -> None:
-        event, worker, rank = row.get("event"), _text(row.get("worker")), _number(row.get("rank"))
+        event, rank = row.get("event"), foreign.whole(row.get("rank"))
+        worker, reason = foreign.text(row.get("worker")), foreign.text(row.get("reason"))
         if event == "adapter_unknown":
-            text = f"{_text(row.get('trainer'))}: {_text(row.get('module'))}: {_text(row.get('reason'))}"
+            text = f"{foreign.text(row.get('trainer'))}: {foreign.text(row.get('module'))}: {reason}"
             if text not in self.not_seen:
                 self.not_seen.append(text)
         elif event == "nsys_failed":
-            self.nsys_failed[_text(row.get("session"))] = _text(row.get("reason"))
+            self.nsys_failed[foreign.text(row.get("session"))] = reason
         elif event in ("selected", "begun") and worker and rank is not None:
             (self.selected if event == "selected" else self.begun).add((worker, rank))
 
 
 def _read_log(tree: ContainedDir, relative: str, node: str) -> ProcessLog | None:
     try:
-        lines = tree.read(relative, _MOST_BYTES).split(b"\n")
+        raw = tree.read(relative, _MOST_BYTES)
     except OSError:
         return None
     told = LogBuilder(node)
     told.last_step = _last_step(tree, relative)
-    for row in _rows(lines):
+    for row in foreign.rows(raw):
         told.add(row)
     return told.log()
 
@@ -160,7 +161,7 @@ class LogBuilder:
                 self._windows.append(window)
         elif event == "ended":
             self._ended = True
-            self.entered(_number(row.get("last_step")))
+            self.entered(foreign.whole(row.get("last_step")))
 
     def entered(self, step: int | None) -> None:
         """The process has entered a step."""
@@ -174,11 +175,11 @@ class LogBuilder:
         return ProcessLog(
             node=self._node,
             worker=first["worker"],
-            rank=_number(first.get("rank")) or 0,
-            pid=_number(first.get("pid")) or 0,
-            host=_text(first.get("host")),
-            world_size=_number(first.get("world_size")),
-            registered_ns=_number(first.get("t_ns")) or 0,
+            rank=foreign.whole(first.get("rank")) or 0,
+            pid=foreign.whole(first.get("pid")) or 0,
+            host=foreign.text(first.get("host")),
+            world_size=foreign.whole(first.get("world_size")),
+            registered_ns=foreign.whole(first.get("t_ns")) or 0,
             windows=tuple(self._windows),
             last_step=self.last_step,
             ended=self._ended,
@@ -186,22 +187,12 @@ class LogBuilder:
         )
 
 
-def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            row = foreign.parse(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            yield row
-
-
 def _window(row: dict[str, Any]) -> WindowEvent | None:
     steps = row.get("steps")
     if (
         not isinstance(steps, list)
         or len(steps) != 2
-        or _number(steps[0]) is None
+        or foreign.whole(steps[0]) is None
         or not isinstance(row.get("backend"), str)
     ):
         return None
@@ -209,13 +200,13 @@ def _window(row: dict[str, Any]) -> WindowEvent | None:
     return WindowEvent(
         # A job has thousands of these: the few words that they repeat are kept once.
         event=sys.intern(row["event"]),
-        t_ns=_number(row.get("t_ns")) or 0,
+        t_ns=foreign.whole(row.get("t_ns")) or 0,
         backend=sys.intern(row["backend"]),
         start=steps[0],
-        stop=_number(steps[1]),
+        stop=foreign.whole(steps[1]),
         phase=sys.intern(phase) if isinstance(phase, str) and phase else None,
-        path=_text(row.get("path")),
-        reason=_text(row.get("reason")),
+        path=foreign.text(row.get("path")),
+        reason=foreign.text(row.get("reason")),
         partial=row.get("partial") is True,
     )
 
@@ -232,11 +223,3 @@ def step_of(raw: bytes) -> int | None:
     """The step in a process's step file; None for none."""
     step = int.from_bytes(raw, "little", signed=True) if len(raw) == 8 else 0
     return step if 0 < step < 1 << 48 else None
-
-
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import click
@@ -19,7 +20,11 @@ from rlprof_ops.request.problems import numbers_of_range
 )
 @click.option("--ranks", default="all", show_default=True, help="Ranks with commas, or all.")
 @click.option("--steps", metavar="next:N", help="The next N steps of each worker.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="From now on for so long.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True, max=86_400),
+    help="From now on for so long, at most a day.",
+)
 @click.option(
     "--backend",
     type=click.Choice(["auto", *(each.name for each in backends.every() if each.on_demand)]),
@@ -37,6 +42,7 @@ from rlprof_ops.request.problems import numbers_of_range
 @click.option(
     "--timeout",
     "timeout_s",
+    type=click.FloatRange(min=0, max=7 * 86_400),
     default=600.0,
     show_default=True,
     metavar="SECONDS",
@@ -63,6 +69,8 @@ def command(
     from rlprof_ops.job.run_folder import run_folder
     from rlprof_ops.operate.capture import capture, parse_next
 
+    if math.isnan(seconds or 0) or math.isnan(timeout_s):
+        raise UsageError("--seconds and --timeout take numbers, not nan")
     if (steps is None) == (seconds is None):
         raise UsageError("give one of --steps next:N and --seconds S")
     if steps is not None:

@@ -30,7 +30,7 @@ from rlprof_ops.errors import UsageError
 @click.option(
     "--page",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write both runs side by side to this HTML file, too.",
+    help="Write both runs side by side to this HTML file, too; never over one of somebody else.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 @click.option(
@@ -51,9 +51,12 @@ def command(
     """
     from rlprof_ops.analyze.output.diff import compare, parse_rule, unjudged, violations
     from rlprof_ops.analyze.output.diff_text import show
-    from rlprof_ops.analyze.reporting import load_answer, write_text
+    from rlprof_ops.analyze.reporting import load_answer
+    from rlprof_ops.job import own_files
     from rlprof_ops.job.run_folder import folder_of
 
+    if page is not None:
+        own_files.check_ours(page)
     one, two = load_answer(folder_of(before), jobs), load_answer(folder_of(after), jobs)
     difference = compare(one, two)
     parsed = [parse_rule(rule, difference) for rule in rules]
@@ -62,7 +65,7 @@ def command(
         from rlprof_ops.analyze.page.compare import render_comparison
 
         try:
-            write_text(page, render_comparison(one, two, (before, after)))
+            own_files.write(page, render_comparison(one, two, (before, after)))
         except OSError as error:
             raise UsageError(f"--page {page}: cannot be written ({error.strerror})") from error
     if as_json:

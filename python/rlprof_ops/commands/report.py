@@ -31,7 +31,9 @@ from rlprof_ops.commands._jobs import run_argument
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for report.html and report.json. Default: the run folder.",
+    help=(
+        "Folder for report.html and report.json. Default: the run folder; of other reports the current one."
+    ),
 )
 @click.option(
     "--model-params", metavar="N", help="Parameters of the model (7e9, 7B), of which MFU is computed."
@@ -52,7 +54,9 @@ from rlprof_ops.commands._jobs import run_argument
     help="What one GPU can do at most. Default: dense BF16 by its name.",
 )
 @click.option(
-    "--no-cache", is_flag=True, help="Neither use nor write the Parquet columns beside the reports."
+    "--no-cache",
+    is_flag=True,
+    help="Neither use nor write the Parquet columns beside the reports of a run folder.",
 )
 def command(
     run: str,
@@ -71,7 +75,7 @@ def command(
     """Explain a run: step anatomy, idle time, stragglers, kernels; as a page, as JSON and here.
 
     JOB is a job id, its run folder, any folder of reports, or one report. Writes report.html (opens offline)
-    and report.json.
+    and report.json, never over a file that rlprof did not write.
 
     Example: rlprof report 4711 --open
     """

@@ -15,7 +15,7 @@ from rlprof_ops.commands._jobs import run_argument
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder to write to. Default: the run folder.",
+    help="Folder to write to. Default: the run folder; of other reports the current one.",
 )
 @click.option(
     "--legacy-json", is_flag=True, help="Also write one merged JSON for viewers older than Perfetto v58.2."
@@ -24,7 +24,9 @@ from rlprof_ops.commands._jobs import run_argument
     "-j", "--jobs", type=click.IntRange(min=1), help="How many files are read at once. Default: one a CPU."
 )
 @click.option(
-    "--no-cache", is_flag=True, help="Neither use nor write the Parquet columns beside the reports."
+    "--no-cache",
+    is_flag=True,
+    help="Neither use nor write the Parquet columns beside the reports of a run folder.",
 )
 def command(run: str, output: Path | None, legacy_json: bool, jobs: int | None, no_cache: bool) -> None:
     """Put all ranks of JOB (a job id, or a folder of reports) on one timeline.
@@ -38,11 +40,12 @@ def command(run: str, output: Path | None, legacy_json: bool, jobs: int | None, 
     from rlprof_ops.analyze.output.text import counted, duration, size
     from rlprof_ops.analyze.reporting import render_again
     from rlprof_ops.analyze.timeline.make import make
+    from rlprof_ops.job.own_files import output_folder
     from rlprof_ops.job.run_folder import folder_of
 
     folder = folder_of(run)
     made = make(folder, output, jobs, legacy_json, cache=not no_cache)
-    render_again(output or (folder if folder.is_dir() else folder.parent))
+    render_again(output_folder(folder, output), folder)
     for path in made.files:
         click.echo(f"{path}  {size(path.stat().st_size)}")
     for name, reason in made.left_out:

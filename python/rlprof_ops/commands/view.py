@@ -30,7 +30,10 @@ from rlprof_ops.commands._jobs import run_argument
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the report, and where it is made if missing. Default: the run folder.",
+    help=(
+        "Folder of the report, and where it is made if missing. Default: the run folder; of other reports the"
+        " current one."
+    ),
 )
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), help="How many files are read at once. Default: one a CPU."

@@ -2,9 +2,9 @@
 
 An adapter is `frameworks/<trainer>/adapter.py` with a function `install(name, module)`. It is imported and
 called when a module of `MODULES` has been imported in a process of the job, in the trainer's own process,
-before the import statement returns. It may replace functions of the module by wrappers that call
-`rlprof_ops.runtime.step_clock` and `rlprof_ops.runtime.profiler`. It changes nothing that the trainer
-computes and needs the standard library alone.
+before the import statement returns. It may put hooks (`rlprof_ops.runtime.process.hooks`) around functions of
+the module that call `rlprof_ops.runtime.step_clock` and `rlprof_ops.runtime.profiler`. It changes nothing
+that the trainer computes and needs the standard library alone.
 
 What it does not know it leaves as it is: `UnknownShape` says what was looked for. Whatever else it raises is
 logged once, written down for the manifest, and the trainer goes on without it.
@@ -12,7 +12,7 @@ logged once, written down for the manifest, and the trainer goes on without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 # Module -> (trainer, the adapter's module). A module is named where the function lives that has to be
@@ -49,73 +49,6 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "openrlhf.trainer.ray.ppo_actor": ("openrlhf", "rlprof_ops.frameworks.openrlhf.adapter"),
     "openrlhf.trainer.ray.ppo_critic": ("openrlhf", "rlprof_ops.frameworks.openrlhf.adapter"),
 }
-
-
-class UnknownShape(Exception):
-    """The trainer's module has not what the adapter wraps; the text names it."""
-
-
-def attribute(owner: Any, name: str) -> Any:
-    """`owner.name`, or `UnknownShape` that says where it was looked for."""
-    found = getattr(owner, name, None)
-    if found is None:
-        where = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
-        raise UnknownShape(f"{where} has no {name}")
-    return found
-
-
-def expect(package: Any, *modules: str) -> None:
-    """Raise `UnknownShape` for modules that a package lacks, without importing them: nobody else would say
-    so."""
-    import os
-
-    homes = list(getattr(package, "__path__", ()))
-    lacking = [
-        f"{package.__name__}.{module}"
-        for module in modules
-        if not any(_is_in(os.path.join(home, *module.split("."))) for home in homes)
-    ]
-    if lacking:
-        raise UnknownShape(f"there is no {', '.join(lacking)}")
-
-
-def _is_in(place: str) -> bool:
-    import os
-
-    return os.path.exists(f"{place}.py") or os.path.isdir(place)
-
-
-_DONE = "_rlprof_wrapped"
-
-
-def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace `owner.name` by `make(owner.name)`, once; the new function carries the old one's name and
-    signature.
-
-    Raises `UnknownShape` when there is no such function.
-    """
-    import functools
-
-    before = attribute(owner, name)
-    if not callable(before):
-        raise UnknownShape(f"{name} of {owner!r} is no function")
-    if getattr(before, _DONE, False):
-        return
-    after = functools.wraps(before)(make(before))
-    setattr(after, _DONE, True)
-    setattr(owner, name, after)
-
-
-def safely(who: str, action: Callable[..., Any], *arguments: Any) -> Any:
-    """What `action` returns; what it raises is said once and goes no further, since a trainer's code is
-    above."""
-    try:
-        return action(*arguments)
-    except Exception as error:
-        from rlprof_ops.runtime.process.event_log import log_once
-
-        log_once(f"{who}: steps or phases are not seen: {type(error).__name__}: {error}")
-        return None
 
 
 def leader(worker: str, rank: int = 0, world_size: int = 1) -> Any:

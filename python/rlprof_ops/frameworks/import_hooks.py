@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from rlprof_ops import env_names
-from rlprof_ops.frameworks.adapter import MODULES, UnknownShape
+from rlprof_ops.frameworks.adapter import MODULES
 
 
 class AdapterFinder:
@@ -67,6 +67,8 @@ class _Loader:
         adapt(self._name, module, self._adapter)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader" or name.startswith("__"):  # `copy` asks one that has no attributes yet
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
 
@@ -75,18 +77,20 @@ def adapt(name: str, module: ModuleType, adapter: tuple[str, str]) -> None:
     trainer, home = adapter
     try:
         importlib.import_module(home).install(name, module)
-    except UnknownShape as error:
-        _tell(trainer, name, f"{error}: another version of {trainer} than the adapter knows")
     except Exception as error:
-        _tell(trainer, name, f"{type(error).__name__}: {error}")
+        _tell(trainer, name, error)
 
 
-def _tell(trainer: str, name: str, reason: str) -> None:
+def _tell(trainer: str, name: str, error: Exception) -> None:
     """One log line, and an event for the manifest."""
     try:
         from rlprof_ops.runtime import step_clock
         from rlprof_ops.runtime.process.event_log import log_once
+        from rlprof_ops.runtime.process.hooks import UnknownShape
 
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, UnknownShape):
+            reason = f"{error}: another version of {trainer} than the adapter knows"
         version = _version(trainer)
         text = f"{trainer}{version}: {name} is left as it is: {reason}; its steps or phases are not seen"
         log_once(text)

@@ -1,4 +1,4 @@
-"""What adapters of several trainers put around a worker's functions: a task of the process's follower."""
+"""Hooks of several trainers' adapters around a worker's functions: a task of the process's follower."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from rlprof_ops.frameworks.adapter import safely
+from rlprof_ops.runtime.process.hooks import Intercept, Watch, wrapped
+
+_LABELS = ("name", "tag", "message", "role")
 
 
-def as_task(trainer: str, label: str) -> Callable[[Any], Any]:
-    """A decorator: each call of a function, or of a coroutine function, is a task `label` of this process."""
-
-    def decorator(function: Any) -> Any:
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def awaited(*arguments: Any, **named: Any) -> Any:
-                begun = _begin(trainer, label)
-                try:
-                    return await function(*arguments, **named)
-                finally:
-                    _end(trainer, begun)
-
-            return awaited
-
-        @functools.wraps(function)
-        def called(*arguments: Any, **named: Any) -> Any:
-            begun = _begin(trainer, label)
-            try:
-                return function(*arguments, **named)
-            finally:
-                _end(trainer, begun)
-
-        return called
-
-    return decorator
+def task(trainer: str, label: str) -> Watch:
+    """Each call is a task `label` of this process."""
+    return Watch(trainer, functools.partial(begin_task, label))
 
 
-def _begin(trainer: str, label: str) -> Any:
+def begin_task(label: str, /, *_: object, **__: object) -> Any:
+    """A task that has begun, None where this process follows no steps."""
     from rlprof_ops.runtime import follower
 
-    found = safely(trainer, follower.task, label)
-    if found is not None:
-        safely(trainer, found.__enter__)
+    following = follower.follow()
+    if following is None:
+        return None
+    found = following.task(label)
+    found.__enter__()
     return found
 
 
-def _end(trainer: str, begun: Any) -> None:
-    if begun is not None:
-        safely(trainer, begun.__exit__, None, None, None)
+def decorated_tasks(trainer: str) -> Intercept:
+    """For a function that makes decorators: what they make of a function is a task, by the decorator's label
+    or else the function's name."""
+    return Intercept(trainer, finish=functools.partial(_decorator, trainer))
+
+
+def _decorator(trainer: str, decorate: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    given = (*arguments, *map(named.get, _LABELS))
+    if any(inspect.isfunction(value) for value in given):
+        return decorate  # it decorates by itself
+    label = next((value for value in given if value and isinstance(value, str)), None)
+    return wrapped(decorate, Intercept(trainer, finish=functools.partial(_decorated, trainer, label)))
+
+
+def _decorated(
+    trainer: str, label: str | None, made: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    (function,) = (*arguments, *named.values())
+    natures: tuple[Callable[[Any], bool], ...] = (inspect.iscoroutinefunction, inspect.isgeneratorfunction)
+    if any(nature(made) != nature(function) for nature in natures):
+        return made  # its call only begins the work
+    return wrapped(made, task(trainer, label or str(getattr(function, "__name__", "task"))))

@@ -8,7 +8,9 @@ import threading
 from pathlib import Path
 
 
-def write(path: Path, data: str | bytes, *, mode: int = 0o666, durable: bool = False) -> None:
+def write(
+    path: Path, data: str | bytes, *, mode: int = 0o666, durable: bool = False, dir_fd: int | None = None
+) -> None:
     """Put `data` in the place of `path`; who has the old file open keeps it.
 
     The temporary name begins with a dot, so that no pattern of ours meets it. Where others may write in the
@@ -18,6 +20,7 @@ def write(path: Path, data: str | bytes, *, mode: int = 0o666, durable: bool = F
         data: text becomes UTF-8; what cannot be encoded is replaced.
         mode: of a new file, less the umask.
         durable: on the disk before this returns.
+        dir_fd: an open folder that a relative `path` is below.
 
     Raises OSError; then the old file is as it was, and nothing is left behind.
     """
@@ -25,10 +28,10 @@ def write(path: Path, data: str | bytes, *, mode: int = 0o666, durable: bool = F
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        out = os.open(temporary, flags, mode)
+        out = os.open(temporary, flags, mode, dir_fd=dir_fd)
     except FileExistsError:  # of a process that had our number and was killed here
-        temporary.unlink()
-        out = os.open(temporary, flags, mode)
+        os.unlink(temporary, dir_fd=dir_fd)
+        out = os.open(temporary, flags, mode, dir_fd=dir_fd)
     try:
         try:
             left = memoryview(content)
@@ -38,16 +41,16 @@ def write(path: Path, data: str | bytes, *, mode: int = 0o666, durable: bool = F
                 os.fsync(out)
         finally:
             os.close(out)
-        replace(temporary, path)
+        replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except BaseException:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            os.unlink(temporary, dir_fd=dir_fd)
         raise
     if durable:
-        _flush_folder(path.parent)
+        _flush_folder(path.parent, dir_fd)
 
 
-def replace(source: str | Path, target: str | Path, **folders: int) -> None:
+def replace(source: str | Path, target: str | Path, **folders: int | None) -> None:
     """`os.replace`, also where a file system does not rename over a file: then `target` is missing for a
     moment. `folders`: src_dir_fd and dst_dir_fd, both or neither.
     """
@@ -68,10 +71,10 @@ def replace(source: str | Path, target: str | Path, **folders: int) -> None:
     os.unlink(aside, dir_fd=there)
 
 
-def _flush_folder(folder: Path) -> None:
+def _flush_folder(folder: Path, dir_fd: int | None) -> None:
     """The name itself; file systems that cannot flush a folder say so, which is no failure of the write."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
         try:
             os.fsync(descriptor)
         finally:

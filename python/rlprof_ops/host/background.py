@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections import deque
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlprof_ops.host import atomic
+from rlprof_ops.host.contained_dir import ContainedDir, PinnedDir
 from rlprof_ops.words import limit
 
 _Result = TypeVar("_Result")
+_LOOK_SECONDS = 5.0  # between two looks at the name of a folder that is written to
 
 
 async def in_background(work: Callable[..., _Result], *args: Any, seconds: float, **options: Any) -> _Result:
@@ -49,10 +52,14 @@ async def in_background(work: Callable[..., _Result], *args: Any, seconds: float
 class BackgroundWriter:
     """Writes files in order on one thread. Callers never wait, unless they ask for it with `flush`.
 
-    A whole file that is put twice before its turn is written once; errors are told to `put`'s `then`.
+    A whole file that is put twice before its turn is written once; errors are told to `put`'s `then`. With
+    `within`, every path lies below that folder and is written only while it is the right one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, within: PinnedDir | None = None) -> None:
+        self._within = within
+        self._held: ContainedDir | None = None
+        self._look_at = 0.0
         self._changed = threading.Condition()
         self._appends: dict[Path, bytearray] = {}
         self._files: dict[Path, tuple[bytes, Callable[[OSError | None], None]]] = {}
@@ -101,16 +108,37 @@ class BackgroundWriter:
                 added, whole = self._appends.pop(path, None), self._files.pop(path, None)
                 self._busy = True
             if added is not None:
-                with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:
-                    file.write(added)
+                self._error_of(_append, path, bytes(added))
             if whole is not None:
                 data, then = whole
-                then(_error_of(path, data))
+                then(self._error_of(atomic.write, path, data))
+
+    def _error_of(self, write: Callable[..., None], path: Path, data: bytes) -> OSError | None:
+        try:
+            if self._within is None:
+                write(path, data)
+            else:
+                write(path.relative_to(self._within.path), data, dir_fd=self._hold(self._within))
+        except OSError as error:
+            self._release()
+            return error
+        return None
+
+    def _hold(self, within: PinnedDir) -> int:
+        """A descriptor of the folder. It stays open, since a look at its name costs the storage two calls."""
+        if self._held is None or time.monotonic() >= self._look_at:
+            self._release()
+            self._held = within.open()
+            self._look_at = time.monotonic() + _LOOK_SECONDS
+        return self._held.fd
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
 
-def _error_of(path: Path, data: bytes) -> OSError | None:
-    try:
-        atomic.write(path, data)
-    except OSError as error:
-        return error
-    return None
+def _append(path: Path, data: bytes, *, dir_fd: int | None = None) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o666, dir_fd=dir_fd), "ab", buffering=0) as file:
+        file.write(data)

@@ -4,11 +4,13 @@ hostile.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 
 from rlprof_ops.errors import RlprofError
@@ -28,8 +30,12 @@ class UnsafeName(RlprofError):
 
 def safe_parts(relative: str) -> tuple[str, ...]:
     """The components of a relative path; raises `UnsafeName` for absolute paths, `..`, NUL and empty
-    components.
+    components; FileNotFoundError for what no file system can name.
     """
+    try:
+        os.fsencode(relative)
+    except UnicodeEncodeError:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), ascii(relative)) from None
     parts = tuple(relative.split("/"))
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise UnsafeName(
@@ -203,6 +209,70 @@ class ContainedDir:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
+
+
+class ReplacedFolder(OSError):
+    """Another folder stands under the name of the one that was meant."""
+
+
+class PinnedDir:
+    """A folder whose name others may give to another folder, because they may rename in the one above.
+
+    The first `open` records its inode in the file `record`, for this and later processes; from then on only
+    that folder is opened, and only while it belongs to this user. Who removes the file takes the folder that
+    is there now. `say` gets one line when another folder appears under the name, and one when the right one
+    is back. Safe to share between threads.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], record: Path) -> None:
+        self.path, self._record = Path(path), record
+        self.say: Callable[[str], None] = lambda line: None
+        self.inode: int | None = None
+        self._replaced = self._recorded = False
+
+    def open(self) -> ContainedDir:
+        """The folder, held open. Raises OSError when it cannot be opened, `ReplacedFolder` when it is another
+        one.
+        """
+        folder = ContainedDir(self.path)
+        try:
+            wrong = self._difference(os.fstat(folder.fd))
+        except BaseException:
+            folder.close()
+            raise
+        changed, self._replaced = bool(wrong) != self._replaced, bool(wrong)
+        if changed:
+            self.say(wrong or f"{self.path} is this job's own folder again")
+        if wrong:
+            folder.close()
+            raise ReplacedFolder(errno.ESTALE, wrong)
+        return folder
+
+    def _difference(self, found: os.stat_result) -> str:
+        """What is wrong with the folder, in words; empty when it is the right one."""
+        advice = "nothing is written there, and everything stays on the node until the job's own is back"
+        if found.st_uid != os.getuid():
+            return (
+                f"{self.path} has been replaced: it belongs to user {found.st_uid}, not to {os.getuid()};"
+                f" {advice}"
+            )
+        if self.inode is None:
+            with contextlib.suppress(OSError, ValueError):
+                self.inode = int(self._record.read_text(encoding="ascii"))
+                self._recorded = True
+        elif self.inode != found.st_ino and self._recorded and self._record.parent.is_dir():
+            self.inode = self.inode if self._record.exists() else None
+        if self.inode is None:
+            self.inode = found.st_ino
+            with contextlib.suppress(OSError):  # this process knows it; the next one checks the owner
+                atomic.write(self._record, f"{found.st_ino}\n", mode=0o600)
+                self._recorded = True
+        if found.st_ino != self.inode:
+            return (
+                f"{self.path} has been replaced: its inode is {found.st_ino}, that of the job's own is"
+                f" {self.inode}; {advice}. If it is meant, remove {self._record}"
+            )
+        return ""
 
 
 def _take_name(name: str, fd: int) -> None:

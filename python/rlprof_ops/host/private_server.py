@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import secrets
 import socket
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import BufferedIOBase
 from urllib.parse import urlsplit
+
+from rlprof_ops.host.limited_server import LimitedServer
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _ANY = ("0.0.0.0", "::")
+_MOST_BYTES = 32 << 10  # of a request's line and headers together
 
 
-class PrivateServer(ThreadingHTTPServer):
+class PrivateServer(LimitedServer, HTTPServer):
     """Raises `OSError` where the port is taken; 0 takes a free one. `token` "": whoever reaches it is
     answered."""
-
-    daemon_threads = True
 
     def __init__(
         self,
@@ -47,21 +49,52 @@ class PrivateServer(ThreadingHTTPServer):
         return f"http://{host}:{self.port}/{self.token}/" if self.token else f"http://{host}:{self.port}/"
 
 
+class _Bounded:
+    """The lines of a request. Raises TimeoutError, which ends it without a word, when they are too many."""
+
+    def __init__(self, stream: BufferedIOBase) -> None:
+        self._stream, self._left = stream, _MOST_BYTES
+
+    def readline(self, size: int = -1) -> bytes:
+        line = self._stream.readline(min(size, self._left) if size >= 0 else self._left)
+        self._left -= len(line)
+        if self._left <= 0:
+            raise TimeoutError("the request is too long")
+        return line
+
+    def close(self) -> None:
+        self._stream.close()
+
+
 class PrivateHandler(BaseHTTPRequestHandler):
     """Answers whoever knows the address, and keeps what it answers to that page."""
 
     server: PrivateServer
     timeout = 60
 
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = _Bounded(self.rfile)  # type: ignore[assignment]
+
     def asked(self) -> str | None:
-        """The name after the token; None for whoever does not know it, or came by another host's name."""
-        host = urlsplit("//" + (self.headers.get("Host") or "")).hostname
-        path = urlsplit(self.path).path.lstrip("/")
-        if not self.server.token:
-            return path if self._is_ours(host) else None
-        token, slash, name = path.partition("/")
-        known = secrets.compare_digest(token.encode(), self.server.token.encode())
-        return name if known and slash and self._is_ours(host) else None
+        """The name after the token; None for whoever does not know it, came by another host's name, or sends
+        what is no address.
+        """
+        try:
+            host = urlsplit("//" + (self.headers.get("Host") or "")).hostname
+            path = urlsplit(self.path).path.lstrip("/")
+        except ValueError:
+            return None
+        name = path
+        if self.server.token:
+            token, slash, name = path.partition("/")
+            known = secrets.compare_digest(token.encode(), self.server.token.encode())
+            if not known or not slash:
+                return None
+        if not self._is_ours(host):
+            return None
+        self.server.known(self.connection)
+        return name
 
     def _is_ours(self, host: str | None) -> bool:
         """Every name will do where one asked to be reached by all of this machine's."""

@@ -10,10 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops import env_names
 from rlprof_ops.errors import UsageError
+from rlprof_ops.host import atomic
+from rlprof_ops.host.contained_dir import PinnedDir
 from rlprof_ops.job import attempt
 
 _MOST_SECRET = 4096
+_MOST_NODE_FOLDERS = 20  # of jobs with one number on one node
 
 
 def job_name(env: Mapping[str, str]) -> str:
@@ -124,9 +128,10 @@ def _check(path: Path, found: os.stat_result, forbidden: int, is_kind: Callable[
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """This job's folder on this node, readable by its user alone."""
+    """This job's folder on this node, readable by its user alone. `mark` tells jobs of one number apart."""
 
     path: Path
+    mark: str = ""
 
     @property
     def ray(self) -> Path:
@@ -154,12 +159,26 @@ class NodeFolder:
     def plugin_marker(self) -> Path:
         return self.path / "plugin_loaded"
 
+    @property
+    def _mark(self) -> Path:
+        return self.path / "job"
+
+    def is_this_jobs(self) -> bool:
+        """Whether it is there and was made for this very job."""
+        with contextlib.suppress(OSError, ValueError):
+            found = self.path.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+                return self._mark.read_text(encoding="utf-8") == self.mark
+        return False
+
     def create(self) -> None:
-        """Make it afresh. Raises OSError when somebody else owns the name."""
-        self.path.mkdir(mode=0o700, exist_ok=True)
-        owner = self.path.lstat()
-        if owner.st_uid != os.getuid() or self.path.is_symlink():
-            raise PermissionError(f"{self.path} belongs to somebody else")
+        """Make it, unless this job has. Raises OSError when the name is another job's or somebody else's."""
+        if not self.is_this_jobs():
+            try:
+                self.path.mkdir(mode=0o700)
+            except FileExistsError:
+                raise PermissionError(f"{self.path} belongs to somebody else, or to another job") from None
+            atomic.write(self._mark, self.mark, mode=0o600)
         self.path.chmod(0o700)
         for folder in (
             self.ray,
@@ -178,6 +197,32 @@ class NodeFolder:
                 folder.rmdir()
 
 
-def node_folder(root: Path, job: str, node: str) -> NodeFolder:
-    """`<root>/rlprof-<uid>-<job>`; a node's name joins where several nodes share one /tmp (local runs)."""
-    return NodeFolder(root / f"rlprof-{os.getuid()}-{job}{node and '-' + node}")
+def node_folder(root: Path, job: str, mark: str) -> NodeFolder:
+    """`<root>/rlprof-<uid>-<job>`, made or not.
+
+    Where another job has left its folder under that name (numbers begin again, and two clusters can share a
+    machine) or somebody else has taken it, the name gets `~2` and so on. Raises UsageError when none is free.
+    """
+    path = root / f"rlprof-{os.getuid()}-{job}"
+    numbered = [path, *(path.with_name(f"{path.name}~{n}") for n in range(2, _MOST_NODE_FOLDERS + 1))]
+    folders = [NodeFolder(each, mark) for each in numbered]
+    for folder in folders:
+        if folder.is_this_jobs():
+            return folder
+    for folder in folders:
+        if not os.path.lexists(folder.path):
+            return folder
+    raise UsageError(
+        f"{path} and {_MOST_NODE_FOLDERS - 1} more names beside it are taken by other jobs: remove those that"
+        " have ended (rlprof clean), or set RLPROF_NODE_ROOT to another folder"
+    )
+
+
+def job_mark(env: Mapping[str, str]) -> str:
+    """What tells this job from another of its number: its run folder and when it began."""
+    return f"{env[env_names.RUN_DIR]}\n{env.get(env_names.BEGAN, '')}\n"
+
+
+def pinned_run(run_dir: str | os.PathLike[str], node_dir: str | os.PathLike[str]) -> PinnedDir:
+    """The run folder as this node of the job saw it first."""
+    return PinnedDir(run_dir, Path(node_dir) / "run_folder")

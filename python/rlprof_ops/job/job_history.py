@@ -65,14 +65,9 @@ def forget(runs: Iterable[Path], env: Mapping[str, str] | None = None) -> None:
 
 def recall(env: Mapping[str, str] | None = None) -> list[Remembered]:
     """All that are remembered, oldest first; lines that make no sense are left out."""
-    try:
-        with open(path(env), encoding="utf-8", errors="replace") as file:
-            lines = file.read(_MOST_BYTES).splitlines()
-    except OSError:
-        return []
     found = []
-    for line in lines:
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+    for line in foreign.tail(path(env), _MOST_BYTES).splitlines():
+        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
             row = foreign.parse(line)
             found.append(
                 Remembered(str(row["job"]), str(row["run"]), str(row["name"]), int(row["submitted_ns"]))

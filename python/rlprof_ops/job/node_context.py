@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlprof_ops import env_names
-from rlprof_ops.job.folders import NodeFolder, RunFolder
+from rlprof_ops.host.contained_dir import PinnedDir
+from rlprof_ops.job.folders import NodeFolder, RunFolder, pinned_run
 
 
 def node_name(env: Mapping[str, str]) -> str:
@@ -31,3 +32,7 @@ class NodeContext:
     folder: NodeFolder
     gpus: int
     token: str
+
+    def pinned_run(self) -> PinnedDir:
+        """The run folder to write to: another one under its name is refused."""
+        return pinned_run(self.run.path, self.folder.path)

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.host import foreign
 from rlprof_ops.job import attempt, job_history
 from rlprof_ops.job.knobs import Settings, read_env_file
+from rlprof_ops.job.own_files import recorded_job, run_of, run_of_record
 from rlprof_ops.slurm import client
 from rlprof_ops.slurm.client import SlurmJob
-
-_RECORDS = ("manifest.json", "run.json")
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Job:
 
 
 def find(text: str, env: Mapping[str, str] | None = None) -> Job:
-    """The job that `text` names: a job id, its run folder, or run.json or manifest.json in it.
+    """The job that `text` names: a job id, its run folder, or a file in it.
 
     Slurm is asked first, since a job records its run folder there; then BASE_LOG_DIR of the environment and
     of the site's file, this folder, the jobs that are remembered, and where Slurm says that the job wrote.
@@ -63,7 +61,7 @@ def find(text: str, env: Mapping[str, str] | None = None) -> Job:
             readable(found)
             if known is not None:
                 _keep(text, found, known, env)
-            return Job(_recorded_job(found) or attempt.of_folder(found) or text, found.resolve(), known)
+            return Job(recorded_job(found) or attempt.of_folder(found) or text, found.resolve(), known)
         tried.append(base / attempt.folder_name(text))
     if known is None:
         places = ", ".join(str(place) for place in dict.fromkeys(tried))
@@ -87,11 +85,13 @@ def run_folder(text: str, env: Mapping[str, str] | None = None) -> Path:
 
 
 def folder_of(text: str, env: Mapping[str, str] | None = None) -> Path:
-    """What a command reads: a path that exists as it is, else the run folder of that job id."""
+    """What a command reads: a path that exists as it is, the run folder of a record or a log in it, else the
+    run folder of that job id.
+    """
     path = Path(text)
     if os.path.exists(text):
         readable(path)
-        return path
+        return path if path.is_dir() else run_of_record(path) or path
     return run_folder(text, env)
 
 
@@ -127,8 +127,8 @@ def _user(uid: int) -> str:
 def _named_folder(text: str) -> Path | None:
     path = Path(text)
     try:
-        if path.name in _RECORDS and path.is_file():
-            return path.parent
+        if path.is_file():
+            return run_of(path) or path.parent
         return path if path.is_dir() else None
     except PermissionError:
         raise RlprofError(denied(path)) from None
@@ -146,13 +146,7 @@ def _job_in(text: str, folder: Path) -> Job:
 
 def job_of(folder: Path) -> str | None:
     """The job of a run folder: what its run.json says, else its name."""
-    return _recorded_job(folder) or attempt.of_folder(folder)
-
-
-def _recorded_job(folder: Path) -> str | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(foreign.read(folder / "run.json")["job"])
-    return None
+    return recorded_job(folder) or attempt.of_folder(folder)
 
 
 def _in_base(base: Path, text: str) -> Path | None:

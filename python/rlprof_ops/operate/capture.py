@@ -96,7 +96,7 @@ def capture(
         found |= (
             _answers_of_head(run, waiting, state, demand.id) if state else _answers(run, waiting, demand.id)
         )
-        record = _json(run / "run.json") or {}
+        record = foreign.read_object(run / "run.json")
         found |= _of_lost_nodes(record, [worker for worker in waiting if worker not in found])
         progress(len(found), len(meant), demand.id)
         ended = _end_of(record, run)
@@ -129,10 +129,10 @@ def stacks(
         for name in _names(folder):
             node, _, pid = name.removesuffix(".json").rpartition("_")
             asked = waiting.get((node, int(pid))) if pid.isdigit() else None
-            data = _json(folder / name) if asked is not None else None
-            if asked is not None and data is not None:
+            data = foreign.read_object(folder / name) if asked is not None else {}
+            if asked is not None and data:
                 del waiting[node, int(pid)]
-                yield asked, str(data.get("text", ""))
+                yield asked, foreign.text(data.get("text"))
     for worker in sorted(waiting.values(), key=_place):
         yield worker, _ended(run) or f"node {worker.node} did not answer within {limit(timeout_s)}"
 
@@ -210,15 +210,14 @@ def registered(run: Path) -> list[Worker]:
         ]
     latest: dict[tuple[str, int], tuple[Worker, bool]] = {}
     for path in [*run.glob("nodes/*/events/*.jsonl"), *run.glob("events/*.jsonl")]:
-        rows = _rows(path)
+        rows = foreign.read_rows(path)
         first = next((row for row in rows if row.get("event") == "registered"), None)
         if first is None:
             continue
-        node = path.parents[1].name if path.parents[2].name == "nodes" else str(first.get("host", ""))
-        worker = Worker(
-            str(first["worker"]), int(first.get("rank") or 0), node, int(first.get("pid") or 0), path,
-            first.get("on_demand") is True, int(first.get("t_ns") or 0),
-        )  # fmt: skip
+        node = path.parents[1].name if path.parents[2].name == "nodes" else foreign.text(first.get("host"))
+        rank, pid, t_ns = (foreign.whole(first.get(key)) or 0 for key in ("rank", "pid", "t_ns"))
+        name = foreign.text(first.get("worker"))
+        worker = Worker(name, rank, node, pid, path, first.get("on_demand") is True, t_ns)
         ended = any(row.get("event") == "ended" for row in rows)
         before = latest.get((worker.worker, worker.rank))
         if before is None or before[0].registered_ns < worker.registered_ns:
@@ -252,12 +251,12 @@ def _answers_of_head(
 
 
 def _answer(run: Path, worker: Worker, asked_by: str) -> Answer | None:
-    for row in _rows(worker.events):
+    for row in foreign.read_rows(worker.events):
         if row.get("asked_by") != asked_by:
             continue
         if row.get("event") == "failed":
-            return Answer(worker, None, str(row.get("reason", "")))
-        path = str(row.get("path", ""))
+            return Answer(worker, None, foreign.text(row.get("reason")))
+        path = foreign.text(row.get("path"))
         if row.get("event") == "closed" and path and (run / path).is_file():
             return Answer(worker, run / path)
     return None
@@ -265,22 +264,21 @@ def _answer(run: Path, worker: Worker, asked_by: str) -> Answer | None:
 
 def _ended(run: Path) -> str:
     """Why the job of this run folder does not run any more; "" while it does (or nobody supervises it)."""
-    return _end_of(_json(run / "run.json") or {}, run)
+    return _end_of(foreign.read_object(run / "run.json"), run)
 
 
 def _of_lost_nodes(record: dict[str, Any], waiting: Sequence[Worker]) -> dict[Worker, Answer]:
     """What nobody will answer any more: the head has lost the node."""
-    end = record.get("end")
-    lost = end.get("lost_nodes") if isinstance(end, dict) else None
+    lost = foreign.a_list(foreign.an_object(record.get("end")).get("lost_nodes"))
     return {
         worker: Answer(worker, None, f"node {worker.node} was lost")
         for worker in waiting
-        if isinstance(lost, list) and worker.node in lost
+        if worker.node in lost
     }
 
 
 def _end_of(data: dict[str, Any], run: Path) -> str:
-    end, driver = data.get("end") or {}, data.get("driver") or {}
+    end, driver = foreign.an_object(data.get("end")), foreign.an_object(data.get("driver"))
     cause = end.get("cause", "running")
     if cause == "running" and driver.get("ended_ns") is None:
         return ""
@@ -289,30 +287,6 @@ def _end_of(data: dict[str, Any], run: Path) -> str:
         f"job {data.get('job', run.name)} has ended"
         f" ({cause if cause != 'running' else 'driver_exit'}{'' if code is None else f', exit code {code}'})"
     )
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            row = foreign.parse(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            found.append(row)
-    return found
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        data = foreign.read(path)
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
 
 
 def _place(worker: Worker) -> tuple[str, int]:

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops.backends import names
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job import attempt, job_history
 from rlprof_ops.job.run_folder import log_bases
 from rlprof_ops.slurm import client
 
 _UNITS_S = {"h": 3600, "d": 86400, "w": 7 * 86400}
-_CACHE = re.compile(r"\..+\.parquet")  # analyze/readers/cache.py
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ def _runs(base: Path) -> Iterator[Path]:
 
 
 def _caches(run: Path) -> Iterator[tuple[Path, int]]:
-    for folder, _, names in os.walk(run):
-        for name in names:
-            if _CACHE.fullmatch(name):
+    for folder, _, files in os.walk(run):
+        for name in files:
+            if names.report_of_columns(name):
                 path = Path(folder, name)
                 with contextlib.suppress(OSError):
                     yield path, path.lstat().st_size
@@ -108,8 +108,8 @@ def _caches(run: Path) -> Iterator[tuple[Path, int]]:
 def _measure(folder: Path) -> tuple[int, float]:
     """Bytes in a folder, and when the newest file of it was written."""
     total, newest = 0, folder.lstat().st_mtime
-    for inner, _, names in os.walk(folder):
-        for name in names:
+    for inner, _, files in os.walk(folder):
+        for name in files:
             with contextlib.suppress(OSError):
                 found = os.lstat(os.path.join(inner, name))
                 total += found.st_size

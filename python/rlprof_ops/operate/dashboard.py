@@ -4,7 +4,6 @@ on the head's loopback.
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import os
 import re
@@ -55,19 +54,15 @@ def locate(job: Job) -> Dashboard:
         raise RlprofError(f"job {job.id} has not started yet")
     if job.slurm is not None and job.slurm.ended:
         raise RlprofError(f"job {job.id} has ended ({job.slurm.state})")
-    try:
-        head = str(foreign.read(job.run / "run.json")["head"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise RlprofError(f"job {job.id} has no run.json yet") from None
+    head = foreign.text(foreign.read_object(job.run / "run.json").get("head"))
+    if not head:
+        raise RlprofError(f"job {job.id} has no run.json yet that names its head ({job.run}/run.json)")
     if not _HEAD.fullmatch(head):
         raise RlprofError(f"{job.run}/run.json names {head!r} as the head, which is no name of a node")
-    with contextlib.suppress(OSError):
-        said = _SAID.search(
-            _COLOUR.sub("", (job.run / "logs" / head / "ray_start.log").read_text(errors="replace"))
-        )
-        if said is not None:
-            host = "127.0.0.1" if said["host"] in ("0.0.0.0", "localhost") else said["host"]
-            return Dashboard(head, host, int(said["port"]), job.run / ".secrets" / "ray_token")
+    said = _SAID.search(_COLOUR.sub("", foreign.tail(job.run / "logs" / head / "ray_start.log", 1 << 20)))
+    if said is not None:
+        host = "127.0.0.1" if said["host"] in ("0.0.0.0", "localhost") else said["host"]
+        return Dashboard(head, host, int(said["port"]), job.run / ".secrets" / "ray_token")
     if _switched_off(job.run):
         raise UsageError(
             f"job {job.id} runs without Ray's dashboard; submit it with --set RLPROF_DASHBOARD=1"
@@ -79,6 +74,5 @@ def locate(job: Job) -> Dashboard:
 
 
 def _switched_off(run: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return "RLPROF_DASHBOARD=1" not in (run / ".secrets" / "attach.env").read_text()
-    return False
+    environment = foreign.tail(run / ".secrets" / "attach.env")
+    return bool(environment) and "RLPROF_DASHBOARD=1" not in environment

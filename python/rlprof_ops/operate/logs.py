@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.host import foreign
 from rlprof_ops.job.run_folder import Job, find
 from rlprof_ops.operate.status import View, look
 from rlprof_ops.request.problems import nearest
@@ -90,7 +91,7 @@ def copy(path: Path, write: Callable[[bytes], object], lines: int | None = None)
     cannot be read.
     """
     try:
-        with open(path, "rb") as file:
+        with foreign.open_plain(path) as file:
             file.seek(start_of(file, lines))
             while chunk := file.read(_CHUNK):
                 write(chunk)
@@ -145,7 +146,7 @@ def follow(
 
 def _more(path: Path, position: int, write: Callable[[bytes], object], lines: int | None) -> int:
     """Write what stands after `position`, at first (-1) the last `lines` lines; gives the new position."""
-    with open(path, "rb") as file:
+    with foreign.open_plain(path) as file:
         if position < 0:
             position = start_of(file, lines)
         elif file.seek(0, os.SEEK_END) < position:

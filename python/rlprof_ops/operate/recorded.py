@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from typing import Any
 
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host import foreign
 from rlprof_ops.recorder.head_recorder import FOLDER, SUMMARY
-from rlprof_ops.recorder.job_view import SCHEMA
+from rlprof_ops.recorder.job_view import SCHEMA, Summary
 from rlprof_ops.recorder.samples.gpu import throttle_words
 from rlprof_ops.words import counted, duration, size
 
@@ -42,17 +42,19 @@ def read_summary(run: Path) -> Recorded:
     """The summary in a run folder. Raises RlprofError where there is none, and for another schema."""
     path = run / FOLDER / SUMMARY
     try:
-        with open(path, "rb") as file:
-            data = json.loads(file.read(_MOST_BYTES))
+        data = foreign.an_object(foreign.read(path, _MOST_BYTES))
+        if data.get("schema") == SCHEMA:
+            foreign.typed(data, Summary)
     except FileNotFoundError:
         raise RlprofError(
             f"{path} does not exist: the job has not begun, or it runs with RLPROF_RECORD=0"
         ) from None
-    except ValueError as error:
-        raise RlprofError(f"{path} is damaged: {error}") from None
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema") if isinstance(data, dict) else None
-        raise RlprofError(f"{path} has schema {found!r}; this version reads {SCHEMA}")
+    except PermissionError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RlprofError(f"{path} is damaged: {foreign.reason_of(error)}") from None
+    if data.get("schema") != SCHEMA:
+        raise RlprofError(f"{path} has schema {data.get('schema')!r}; this version reads {SCHEMA}")
     return Recorded(data)
 
 

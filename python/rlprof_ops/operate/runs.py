@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host import foreign
 from rlprof_ops.operate.recorded import read_summary
 from rlprof_ops.words import duration
 
-_MOST_BYTES = 8 << 20
 COLUMNS = ("job", "name", "began", "nodes", "steps", "median step", "findings", "end", "exit code")
 
 
@@ -55,29 +54,27 @@ def _folders(root: Path) -> Iterator[Path]:
 
 def _read(folder: Path) -> Run | None:
     """None for what is no record of a run."""
-    try:
-        with open(folder / "run.json", "rb") as file:
-            record = json.loads(file.read(_MOST_BYTES))
-        driver, end = record.get("driver") or {}, record.get("end") or {}
-        found = {
-            "job": str(record["job"]),
-            "path": str(folder),
-            "name": str(record.get("job_name") or ""),
-            "began_ns": record.get("started_ns"),
-            "nodes": len(record.get("nodes") or ()),
-            "cause": str(end.get("cause") or ""),
-            "exit_code": driver.get("exit_code"),
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    record = foreign.read_object(folder / "run.json")
+    if not foreign.text(record.get("job")):
         return None
-    with contextlib.suppress(RlprofError, OSError, KeyError, TypeError):
+    run = Run(
+        job=record["job"],
+        path=str(folder),
+        name=foreign.text(record.get("job_name")),
+        began_ns=foreign.whole(record.get("started_ns")),
+        nodes=len(foreign.a_list(record.get("nodes"))),
+        cause=foreign.text(foreign.an_object(record.get("end")).get("cause")),
+        exit_code=foreign.whole(foreign.an_object(record.get("driver")).get("exit_code")),
+    )
+    with contextlib.suppress(RlprofError):
         told = read_summary(folder).data
-        found |= {
-            "steps": told["step"],
-            "median_s": told["step_median_s"] or None,
-            "findings": tuple(str(finding["text"]) for finding in told["findings"]),
-        }
-    return Run(**found)
+        return replace(
+            run,
+            steps=told["step"],
+            median_s=told["step_median_s"] or None,
+            findings=tuple(finding["text"] for finding in told["findings"]),
+        )
+    return run
 
 
 def row(run: Run) -> tuple[str, ...]:

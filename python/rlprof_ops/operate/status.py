@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.collect.job_state import Captures, JobState
 from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, RlprofError
+from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job import harvest_job
 from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
@@ -243,15 +243,8 @@ def _told_code(observed: Observed | None) -> int | None:
 def nodes_up(folder: Path) -> int | None:
     """The last count in the head's log; None before the first."""
     found = None
-    for line in _tail(folder / "logs" / "head.log"):
+    for line in foreign.tail(folder / "logs" / "head.log", _LOG_TAIL_BYTES).splitlines():
         match = _UP.search(line)
         if match:
             found = int(match[1])
     return found
-
-
-def _tail(path: Path) -> Iterator[str]:
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - _LOG_TAIL_BYTES))
-        yield from file.read().decode(errors="replace").splitlines()

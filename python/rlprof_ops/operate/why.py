@@ -4,7 +4,6 @@ resources that nobody had.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -12,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rlprof_ops.host import foreign
 from rlprof_ops.job.end_cause import STEP_KILLED, EndCause
 from rlprof_ops.job.run_folder import Job
 from rlprof_ops.operate.status import View
@@ -20,7 +20,6 @@ from rlprof_ops.recorder.head_recorder import FINDINGS, FOLDER, read_rows
 from rlprof_ops.runtime.on_demand.watcher import STACKS
 
 _MOST_LINES = 6
-_TAIL_BYTES = 1 << 16
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # Our own lines that say what comes next, and srun's that say only that a task has ended.
 _SAYS_NOTHING = re.compile(
@@ -137,11 +136,5 @@ def _tail(path: Path) -> list[str]:
     """The last lines of a log, without colours and control characters."""
     from rlprof_ops.collect.harvest.manifest_table import printable
 
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL_BYTES))
-        text = (
-            _COLOUR.sub("", file.read().decode(errors="replace")).replace("\r\n", "\n").replace("\t", "    ")
-        )
-        return [printable(line.rpartition("\r")[2].rstrip()) for line in text.split("\n") if line.strip()]
-    return []
+    text = _COLOUR.sub("", foreign.tail(path)).replace("\r\n", "\n").replace("\t", "    ")
+    return [printable(line.rpartition("\r")[2].rstrip()) for line in text.split("\n") if line.strip()]

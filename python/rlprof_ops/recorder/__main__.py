@@ -20,6 +20,7 @@ from typing import Any
 
 from rlprof_ops import env_names
 from rlprof_ops.errors import EXIT_USAGE
+from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.recorder import news as news_lines
 from rlprof_ops.recorder.head_recorder import HeadRecorder
 from rlprof_ops.recorder.node_recorder import NodeRecorder
@@ -102,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     nodes = arguments.nodes.split()
     head = None
     if arguments.run_dir is not None:
-        head = HeadRecorder(arguments.run_dir, arguments.job, nodes, _request(), tell)
+        run = pinned_run(arguments.run_dir, arguments.node_dir)
+        head = HeadRecorder(run, arguments.job, nodes, _request(), tell)
     _run(recorder, head, pipes, stop, news_every_s(len(nodes)))
     recorder.look()
     recorder.seal()

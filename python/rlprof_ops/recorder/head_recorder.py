@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops.host import foreign
 from rlprof_ops.host.background import BackgroundWriter
+from rlprof_ops.host.contained_dir import PinnedDir
 from rlprof_ops.recorder.detect.finding import HANG, Finding
 from rlprof_ops.recorder.detect.trigger import StepFact, Trigger
 from rlprof_ops.recorder.job_view import JobView
@@ -33,7 +35,7 @@ class HeadRecorder:
 
     def __init__(
         self,
-        run_dir: Path,
+        run: PinnedDir,
         job: str,
         nodes: Sequence[str],
         request: ProfileRequest,
@@ -44,12 +46,13 @@ class HeadRecorder:
         self._triggers = [Trigger(number, spec, spec.when) for number, spec in waiting if spec.when]
         hang_s = min((t.when.hang_s for t in self._triggers if t.when.hang_s), default=None)
         self.view = JobView(job, nodes, hang_s)
-        self._run_dir, self._folder, self._tell = run_dir, run_dir / FOLDER, tell
-        self._writer = BackgroundWriter()
+        self._run_dir, self._folder, self._tell = run.path, run.path / FOLDER, tell
+        self._writer = BackgroundWriter(run)
         self._next = 0.0
         self._busy = False
         try:
-            self._folder.mkdir(mode=0o750, exist_ok=True)
+            with run.open() as folder, folder.folder((FOLDER,), create=True):
+                pass
         except OSError as error:
             tell({"problem": f"{self._folder}: {error.strerror or error}"})
         # What ended before a recorder that was killed was started again: that one has judged it.
@@ -136,15 +139,5 @@ def _findings_before(path: Path) -> list[Finding]:
 
 def read_rows(path: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
     """The lines that have these keys; those that are none of ours are left out."""
-    try:
-        with open(path, "rb") as file:
-            lines = file.read(_MOST_TOLD_BYTES).split(b"\n")
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        with contextlib.suppress(ValueError, TypeError):
-            row = json.loads(line)
-            if all(key in row for key in keys):
-                found.append(row)
-    return found
+    found = foreign.read_rows(path, _MOST_TOLD_BYTES)
+    return [row for row in found if all(key in row for key in keys)]

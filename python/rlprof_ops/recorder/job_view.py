@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
 from rlprof_ops.recorder.detect.finding import HANG, Finding
 from rlprof_ops.recorder.detect.machine import MemoryDetector, ThrottleDetector
@@ -15,6 +15,9 @@ from rlprof_ops.recorder.detect.ranks import RankDetector
 from rlprof_ops.recorder.detect.steps import StepDetector
 from rlprof_ops.recorder.detect.trigger import StepFact
 from rlprof_ops.recorder.news import News
+from rlprof_ops.recorder.samples.engines import EngineSample
+from rlprof_ops.recorder.samples.gpu import GpuSample
+from rlprof_ops.recorder.samples.host import HostSample
 from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowEvent
 from rlprof_ops.recorder.step_history import StepHistory
 from rlprof_ops.runtime.marks import Now
@@ -31,6 +34,56 @@ _MOST_FINDINGS = 500
 _MOST_SLOW = 16
 _MOST_WINDOWS = 256
 _MOST_CLOSED = 4096
+
+
+class NodeSummary(TypedDict):
+    """A node's latest look; `t_ns` 0 and no host for one that has told nothing."""
+
+    t_ns: int
+    host: HostSample | None
+    gpus: list[GpuSample]
+    engines: list[EngineSample]
+
+
+class RoleSummary(TypedDict):
+    """A kind of worker; `phases` is phase -> ranks in it now."""
+
+    worker: str
+    ranks: int
+    step: int
+    phases: dict[str, int]
+    median_s: float
+
+
+class SlowRank(TypedDict):
+    """A rank whose last step took `factor` times its peers'."""
+
+    worker: str
+    rank: int
+    node: str
+    factor: float
+
+
+class History(TypedDict):
+    """Rows of a step: number, begin (Unix ns), seconds, own seconds of its phases."""
+
+    steps: list[tuple[int, int, float, dict[str, float]]]
+
+
+class Summary(TypedDict):
+    """What `JobView.summary` writes, in the types in which whoever reads it may find it."""
+
+    schema: int
+    job: str
+    t_ns: int
+    step: int
+    step_median_s: float
+    nodes: dict[str, NodeSummary]
+    roles: list[RoleSummary]
+    history: History
+    slowest: list[SlowRank]
+    windows: list[WindowEvent]
+    findings: list[Finding]
 
 
 @dataclass

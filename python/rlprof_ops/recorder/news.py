@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlprof_ops.host import foreign
 from rlprof_ops.recorder.samples.engines import EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample
 from rlprof_ops.recorder.samples.host import HostSample
@@ -64,7 +65,7 @@ def _step_row(step: ToldStep) -> list[Any]:
 def read(text: str | bytes) -> News | None:
     """The news of a line; None for what is none."""
     try:
-        data = json.loads(text)
+        data = foreign.parse(text)
         return News(
             str(data["node"]),
             int(data["t_ns"]),
@@ -76,7 +77,7 @@ def read(text: str | bytes) -> News | None:
             tuple(_window(row) for row in data["windows"]),
             {int(gpu): (float(seconds), int(bits)) for gpu, seconds, bits in data["throttled"]},
         )
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError):
         return None
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops.host import foreign
 from rlprof_ops.recorder import rows
 
 FOLDER = "record"
@@ -25,7 +26,7 @@ _SECTION = struct.Struct("<BI")  # kind of row, bytes
 _TAIL = struct.Struct("<4sIq")  # magic, the number that its block gets, base
 _ROW = struct.Struct("<BH")  # kind, bytes
 BLOCK_BYTES = 128 << 10  # of rows
-_MOST_BLOCK = 64 << 20
+_MOST_BLOCK = _MOST_TAIL = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -143,10 +144,10 @@ def read_folder(folder: Path) -> Iterator[Block]:
 
 def _blocks(path: Path) -> Iterator[tuple[Block, int]]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = foreign.open_plain(path, os.O_NOFOLLOW)
     except OSError:
         return
-    with os.fdopen(descriptor, "rb") as file:
+    with file:
         while len(head := file.read(_BLOCK.size)) == _BLOCK.size:
             magic, number, base_ns, size, checksum = _BLOCK.unpack(head)
             packed = file.read(size) if magic == _MAGIC and size <= _MOST_BLOCK else b""
@@ -189,8 +190,8 @@ def _by_row(kind: int, data: bytes) -> bytes:
 def read_tail(path: Path) -> Block | None:
     """The rows since the last block; None where there are none."""
     try:
-        data = path.read_bytes()
-    except OSError:
+        data = foreign.read_bytes(path, _MOST_TAIL)
+    except (OSError, ValueError):
         return None
     if len(data) < _TAIL.size:
         return None

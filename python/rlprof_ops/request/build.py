@@ -168,7 +168,7 @@ def read_capture(reader: Reader, path: Path, data: Any) -> CaptureSpec:
     flags: tuple[str, ...] = get("flags", _flags, ())
     for name in sorted(set(options) & set(flags)):
         reader.problem((*path, "flags"), f"{name!r} is both in options and in flags; keep one")
-    return CaptureSpec(
+    found = CaptureSpec(
         backend=get("backend", _backend, backends.DEFAULT),
         workers=get("workers", _workers, ()),
         ranks=get("ranks", _ranks, None),
@@ -182,6 +182,9 @@ def read_capture(reader: Reader, path: Path, data: Any) -> CaptureSpec:
         origins={"": reader.at(path)}
         | {str(key): reader.at((*path, key)) for key in data if key in CAPTURE_KEYS},
     )
+    if found.each == "phase" and found.steps.too_many_phases:
+        reader.problem((*path, "steps"), found.steps.too_many_phases)
+    return found
 
 
 def _check_modes(reader: Reader, captures: Sequence[CaptureSpec]) -> None:

@@ -218,6 +218,8 @@ def _in_run(
         if lost and not (spec.steps.is_open and lost.is_open):
             warnings.append(f"{where + ': ' if where else ''}steps '{lost}' will never run: {edge}")
         steps = kept
+    if spec.each == "phase" and steps.too_many_phases:
+        problems.append(Problem(steps.too_many_phases, where))
     return spec if steps == spec.steps else replace(spec, steps=steps)
 
 

@@ -116,17 +116,30 @@ class Steps:
     def windows(self, last: int | None = None, each_step: bool = False) -> tuple[Window, ...]:
         """The windows, cut after step `last` when it is known; with `each_step` one window per step.
 
-        An open run whose end is unknown stays one open window even with `each_step`.
+        An open run whose end is unknown stays one open window even with `each_step`, and so does what is left
+        after `MAX_WINDOWS` single steps.
         """
         cut = self.runs if last is None else self.clip(1, last + 1).runs
         if not each_step:
             return cut
-        return tuple(
-            single
-            for run in cut
-            for single in (
-                [run] if run.stop is None else [Window(n, n + 1) for n in range(run.start, run.stop)]
-            )
+        found: list[Window] = []
+        for run in cut:
+            left = max(0, MAX_WINDOWS - len(found))
+            end = run.start if run.stop is None else min(run.stop, run.start + left)
+            found += [Window(step, step + 1) for step in range(run.start, end)]
+            if end != run.stop:
+                found.append(Window(end, run.stop))
+        return tuple(found)
+
+    @property
+    def too_many_phases(self) -> str:
+        """Why `each: phase` cannot take these steps: each is a window of its own. Empty when it can."""
+        count = self.count()
+        if count is None or count <= MAX_WINDOWS:
+            return ""
+        return (
+            f"each: phase makes {count} windows of steps {shown(str(self))}, each a report per rank and"
+            f" phase; at most {MAX_WINDOWS} are allowed: use a stride, an earlier end, or each: step"
         )
 
     def count(self, last: int | None = None) -> int | None:

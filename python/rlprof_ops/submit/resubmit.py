@@ -57,10 +57,8 @@ def asked_again(folder: Path, env: Mapping[str, str]) -> tuple[Asked, list[str]]
 
 
 def _run_record(folder: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        data = foreign.read(folder / "run.json")
-        if isinstance(data, dict):
-            return data
+    if data := foreign.read_object(folder / "run.json"):
+        return data
     raise RlprofError(f"{folder} has no readable run.json, so its command is not known")
 
 
@@ -71,7 +69,7 @@ def _knobs_of(folder: Path) -> dict[str, str]:
     knobs = read_knobs()
     found = {}
     with contextlib.suppress(OSError, ValueError):
-        for line in (folder / ".secrets" / "attach.env").read_text().splitlines():
+        for line in foreign.read_bytes(folder / ".secrets" / "attach.env").decode().splitlines():
             for word in shlex.split(line.removeprefix("export ")):
                 name, _, value = word.partition("=")
                 if (

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host import foreign
 from rlprof_ops.job import attempt, harvest_job
 from rlprof_ops.submitit_job import task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
@@ -138,10 +139,7 @@ def _in_queue(job: str) -> bool:
 
 
 def _tail(path: Path, lines: int = 10) -> str:
-    try:
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
-    except OSError:
-        return f"(no {path})"
+    return "\n".join(foreign.tail(path).splitlines()[-lines:]) or f"(nothing in {path})"
 
 
 def run_folder_of(job: Any) -> Path:

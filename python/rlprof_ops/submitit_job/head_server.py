@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rlprof_ops.host import foreign
+from rlprof_ops.host.limited_server import LimitedServer
 
 _LOWEST, _RANGE, _STEP, _TRIES = 10007, 22000, 14, 4  # apart from Ray's and ours (rendezvous.free_pair)
 _CONNECT_S, _TALK_S = 2.0, 5.0
 _MOST_BYTES = 4096
+_ASKED = b"asked by "  # no JSON, so no proof of the first task's own
 
 
 def ports(job: int) -> list[int]:
@@ -30,14 +32,14 @@ def ports(job: int) -> list[int]:
 
 
 class HeadServer:
-    """Answers `told` to the job's other `tasks`, and ends when all have asked."""
+    """Answers `told` to all, and ends when the other `tasks` of the job have it, which each proves."""
 
     def __init__(self, told: Mapping[str, Any], token: str, job: int, tasks: int) -> None:
         """Raises OSError when no port of the job's is free."""
         outer = self
         self._line = json.dumps(dict(told)).encode()
-        self._left = threading.Semaphore(0)
-        self._tasks = tasks
+        self._asked: set[bytes] = set()  # ranks
+        self._all_asked = threading.Event()
 
         class Visit(socketserver.StreamRequestHandler):
             timeout = _TALK_S
@@ -46,7 +48,12 @@ class HeadServer:
                 with contextlib.suppress(OSError):
                     nonce = self.rfile.readline(_MOST_BYTES).strip()
                     self.wfile.write(outer._line + b"\n" + _proof(token, nonce, outer._line) + b"\n")
-                    outer._left.release()
+                    rank, proof = (self.rfile.readline(_MOST_BYTES).strip() for _ in range(2))
+                    if not hmac.compare_digest(proof, _proof(token, nonce, _ASKED + rank)):
+                        return
+                    outer._asked.add(rank)
+                    if len(outer._asked) >= tasks:
+                        outer._all_asked.set()
 
         self._server = _listen(Visit, job)
         self.port: int = self._server.server_address[1]
@@ -54,8 +61,7 @@ class HeadServer:
         threading.Thread(target=self._close_when_all_asked, daemon=True).start()
 
     def _close_when_all_asked(self) -> None:
-        for _ in range(self._tasks):
-            self._left.acquire()
+        self._all_asked.wait()
         self.close()
 
     def close(self) -> None:
@@ -63,13 +69,10 @@ class HeadServer:
         self._server.server_close()
 
 
-class _Server(socketserver.ThreadingTCPServer):
+class _Server(LimitedServer):
     allow_reuse_address = True  # or what it answered keeps its port from the next job for a minute
-    daemon_threads = True
     request_queue_size = 1024
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A stranger's nonsense is not worth a traceback."""
+    most_strangers = 1024  # all tasks of a job may come at once
 
 
 def _listen(visit: type[socketserver.BaseRequestHandler], job: int) -> _Server:
@@ -82,22 +85,24 @@ def _listen(visit: type[socketserver.BaseRequestHandler], job: int) -> _Server:
     raise problem
 
 
-def ask(addresses: Iterable[str], job: int, token: Callable[[], str]) -> dict[str, Any] | None:
-    """What the first task tells; None when nobody answers there who has the token. `token` is called at most
-    once, and only when somebody answers.
+def ask(addresses: Iterable[str], job: int, token: Callable[[], str], rank: int = 1) -> dict[str, Any] | None:
+    """What the first task tells task `rank`; None when nobody answers there who has the token. `token` is
+    called at most once, and only when somebody answers.
     """
     known: list[str] = []
     for address in addresses:
-        for line, nonce, proof in _answers(address, job):
+        for connection, line, nonce, proof in _answers(address, job):
             with contextlib.suppress(OSError, ValueError):
                 known = known or [token()]
                 if known[0] and hmac.compare_digest(proof, _proof(known[0], nonce, line)):
                     told = foreign.parse(line.decode())
+                    mine = b"%d" % rank
+                    connection.sendall(mine + b"\n" + _proof(known[0], nonce, _ASKED + mine) + b"\n")
                     return told if isinstance(told, dict) else None
     return None
 
 
-def _answers(address: str, job: int) -> Iterator[tuple[bytes, bytes, bytes]]:
+def _answers(address: str, job: int) -> Iterator[tuple[socket.socket, bytes, bytes, bytes]]:
     for port in ports(job):
         nonce = secrets.token_hex(16).encode()
         try:
@@ -106,9 +111,9 @@ def _answers(address: str, job: int) -> Iterator[tuple[bytes, bytes, bytes]]:
                 connection.sendall(nonce + b"\n")
                 with connection.makefile("rb") as stream:
                     line, proof = (stream.readline(_MOST_BYTES).strip() for _ in range(2))
+                yield connection, line, nonce, proof
         except OSError:
             continue
-        yield line, nonce, proof
 
 
 def _proof(token: str, nonce: bytes, line: bytes) -> bytes:

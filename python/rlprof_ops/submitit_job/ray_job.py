@@ -101,7 +101,7 @@ class RayJob:
                 seconds,
                 place.rank,
                 len(place.nodes),
-                lambda: head_server.ask(addresses, number, run.read_token),
+                lambda: head_server.ask(addresses, number, run.read_token, place.rank),
             )
             env = self._environment(place, run, found)
         self._process = TaskProcess(env)

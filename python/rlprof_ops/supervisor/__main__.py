@@ -56,7 +56,7 @@ def find_node_context(env: Mapping[str, str], settings: Settings) -> NodeContext
         is_head=env.get("SLURM_NODEID", "0") == "0",
         nodes=tuple(env[env_names.NODES].split()),
         run=run,
-        folder=folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, ""),
+        folder=folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, folders.job_mark(env)),
         gpus=gpu_count(settings, env),
         token=token,
     )
@@ -72,8 +72,10 @@ def make_supervisor(env: Mapping[str, str], reins: Reins | None) -> Head | Worke
     request = load_request(env=env)
     place = find_node_context(env, settings)
     os.environ.pop("RAY_AUTH_TOKEN", None)
+    run = place.pinned_run()
     try:
         place.folder.create()
+        run.open().close()
     except OSError as error:
         raise UsageError(
             f"node {place.node}: RLPROF_NODE_ROOT={settings['RLPROF_NODE_ROOT']!r}: {error}"
@@ -84,6 +86,7 @@ def make_supervisor(env: Mapping[str, str], reins: Reins | None) -> Head | Worke
         place.node,
         float(env.get(env_names.BEGAN, time.time())),
         place.folder.logs / "supervisor.log",
+        run,
     )
     return (Head if place.is_head else Worker)(settings, request, place, journal, reins)
 

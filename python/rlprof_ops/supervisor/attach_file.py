@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Mapping
 
 from rlprof_ops import env_names
-from rlprof_ops.host import atomic
 from rlprof_ops.job.knobs import home
 from rlprof_ops.job.node_context import NodeContext
 
@@ -27,4 +26,6 @@ def write(place: NodeContext, env: Mapping[str, str]) -> None:
         if name in _NAMES or (name.startswith("RLPROF_") and name != env_names.REQUEST_JSON)
     ]
     lines = [f"export {name}={shlex.quote(env[name])}" for name in sorted(names)]
-    atomic.write(place.run.secrets / "attach.env", "\n".join(lines) + "\n", mode=0o600)
+    data = ("\n".join(lines) + "\n").encode("utf-8", errors="replace")
+    with place.pinned_run().open() as run:
+        run.write_atomic(f"{place.run.secrets.name}/attach.env", data, mode=0o600)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.collect.event_logs import ProcessLog, read_node
-from rlprof_ops.host import atomic
 from rlprof_ops.host.background import in_background
+from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.on_demand import watcher
 from rlprof_ops.supervisor import control_channel
@@ -77,9 +77,7 @@ async def take(
         watcher.leave(node_dir / watcher.FOLDER, request)
         return request
     with contextlib.suppress(TimeoutError):
-        await in_background(
-            _answer_stacks, request, run_dir / watcher.FOLDER, node_dir, node, seconds=_STORAGE_SECONDS
-        )
+        await in_background(_answer_stacks, request, run_dir, node_dir, node, seconds=_STORAGE_SECONDS)
     return None
 
 
@@ -87,7 +85,7 @@ def _names(source: Path) -> set[str]:
     return {entry.name for entry in source.glob("*.json")} if source.is_dir() else set()
 
 
-def _answer_stacks(demand: watcher.CaptureRequest, run_control: Path, node_dir: Path, node: str) -> None:
+def _answer_stacks(demand: watcher.CaptureRequest, run_dir: Path, node_dir: Path, node: str) -> None:
     for log in living(read_node(node_dir / "events", node)):
         if CaptureSpec(workers=demand.workers, ranks=demand.ranks).matches(log.worker, log.rank):
             answer = {
@@ -97,13 +95,9 @@ def _answer_stacks(demand: watcher.CaptureRequest, run_control: Path, node_dir: 
                 "pid": log.pid,
                 "text": stacks_of(log.pid),
             }
-            write_answer(run_control / f"{demand.id}.{watcher.STACKS}", answer)
-
-
-def write_answer(folder: Path, answer: dict[str, object]) -> None:
-    """One process's stacks, whole or not at all, where the waiting command looks."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    atomic.write(folder / f"{answer['node']}_{answer['pid']}.json", json.dumps(answer))
+            place = f"{watcher.FOLDER}/{demand.id}.{watcher.STACKS}/{node}_{log.pid}.json"
+            with pinned_run(run_dir, node_dir).open() as run:  # where the waiting command looks
+                run.write_atomic(place, json.dumps(answer).encode())
 
 
 def living(logs: list[ProcessLog]) -> list[ProcessLog]:

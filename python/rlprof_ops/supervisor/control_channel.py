@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, get_args, get_type_hints
 
 _LINE_LIMIT = 1 << 20
+_HELLO_LIMIT = 4 << 10  # bytes of a line from one who has proved nothing yet
+_MOST_STRANGERS = 1024  # links that have proved nothing yet; of more, the oldest is closed
 _HANDSHAKE_SECONDS = 10.0
 _MOST_UNSENT = 4 << 20  # bytes that a node has not taken: it hangs, and its link is given up
 _BACKLOG = 4096  # links that all nodes of a job open at once; the kernel may allow less
@@ -164,11 +166,13 @@ def _fits(value: object, wanted: Any) -> bool:
 
 
 def _proof(token: str, nonce: str, who: str) -> str:
-    return hmac.new(token.encode(), f"{nonce}\n{who}".encode(), hashlib.sha256).hexdigest()
+    text = f"{nonce}\n{who}".encode(errors="surrogatepass")  # JSON can hold half a character
+    return hmac.new(token.encode(), text, hashlib.sha256).hexdigest()
 
 
 def _is_proof(values: dict[str, Any], token: str, nonce: str, who: str) -> bool:
-    return hmac.compare_digest(str(values.get("proof", "")).encode(), _proof(token, nonce, who).encode())
+    given = str(values.get("proof", "")).encode(errors="surrogatepass")
+    return hmac.compare_digest(given, _proof(token, nonce, who).encode())
 
 
 async def _send_line(writer: asyncio.StreamWriter, line: bytes) -> None:
@@ -180,14 +184,39 @@ async def _send(writer: asyncio.StreamWriter, values: dict[str, Any]) -> None:
     await _send_line(writer, json.dumps(values).encode() + b"\n")
 
 
-async def _receive(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+async def _receive(lines: _Lines) -> dict[str, Any] | None:
     """The next line's values, or None when the other side is gone or talks nonsense."""
     try:
-        line = await reader.readline()
+        line = await lines.next()
         values = json.loads(line) if line else None
     except (ValueError, OSError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
+
+
+class _Lines:
+    """Lines of a link, none longer than `most` bytes, which grows once the other side has proved itself."""
+
+    def __init__(self, reader: asyncio.StreamReader, most: int = _LINE_LIMIT) -> None:
+        self.most = most
+        self._reader = reader
+        self._rest = bytearray()
+
+    async def next(self) -> bytes:
+        """The next line; what is left at the end of the link. Raises ValueError for one that is too long."""
+        searched = 0
+        while (end := self._rest.find(b"\n", searched)) < 0 and len(self._rest) <= self.most:
+            searched = len(self._rest)
+            block = await self._reader.read(_LINE_LIMIT)
+            if not block:
+                end = searched
+                break
+            self._rest += block
+        if not 0 <= end <= self.most:
+            raise ValueError("the line is too long")
+        line = bytes(self._rest[: end + 1])
+        del self._rest[: end + 1]
+        return line
 
 
 class Head:
@@ -207,24 +236,32 @@ class Head:
         self._on_visit = on_visit
         self._on_message = on_message
         self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._strangers: dict[asyncio.StreamWriter, None] = {}  # the oldest first
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> None:
         self._server = await asyncio.start_server(
-            self._serve, host, port, limit=_LINE_LIMIT, backlog=_BACKLOG
+            self._serve, host, port, limit=_HELLO_LIMIT, backlog=_BACKLOG
         )
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        joined = await self._handshake(reader, writer)
+        lines = _Lines(reader, _HELLO_LIMIT)
+        self._strangers[writer] = None
+        if len(self._strangers) > _MOST_STRANGERS:
+            next(iter(self._strangers)).transport.abort()
+        try:
+            joined = await self._handshake(lines, writer)
+        finally:
+            del self._strangers[writer]
         if not isinstance(joined, Joined):
             if joined is not None:
-                await self._visited(reader, writer)
+                await self._visited(lines, writer)
             writer.close()
             return
         node = joined.node
         self._writers[node] = writer
         self._on_message(node, joined)
-        while (values := await _receive(reader)) is not None:
+        while (values := await _receive(lines)) is not None:
             message = decode(values)
             if message is not None and not isinstance(message, Joined):
                 self._on_message(node, message)
@@ -233,26 +270,25 @@ class Head:
             self._on_message(node, Lost())
         writer.close()
 
-    async def _visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _visited(self, lines: _Lines, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            values = await asyncio.wait_for(_receive(reader), _HANDSHAKE_SECONDS)
+            values = await asyncio.wait_for(_receive(lines), _HANDSHAKE_SECONDS)
             asked = decode(values or {})
             if asked is not None and self._on_visit is not None:
                 await _send(writer, {"taken": await self._on_visit(asked)})
 
-    async def _handshake(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Joined | Visits | None:
+    async def _handshake(self, lines: _Lines, writer: asyncio.StreamWriter) -> Joined | Visits | None:
         nonce = secrets.token_hex(16)
         try:
             await _send(writer, {"nonce": nonce})
-            hello = await asyncio.wait_for(_receive(reader), _HANDSHAKE_SECONDS)
+            hello = await asyncio.wait_for(_receive(lines), _HANDSHAKE_SECONDS)
             joined = decode(hello or {})
             if hello is None or not isinstance(joined, (Joined, Visits)):
                 return None
             who = joined.node if isinstance(joined, Joined) else _VISITOR
             if not who or not _is_proof(hello, self._token, nonce, who):
                 return None
+            lines.most = _LINE_LIMIT
             # Only one who knows the token learns what the head's own proof looks like.
             await _send(writer, {"proof": _proof(self._token, str(hello.get("nonce", "")), "head")})
         except (OSError, asyncio.TimeoutError):
@@ -280,8 +316,8 @@ class Head:
 class Node:
     """A worker node's side: keeps one link to the head."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
+    def __init__(self, lines: _Lines, writer: asyncio.StreamWriter) -> None:
+        self._lines = lines
         self._writer = writer
 
     @classmethod
@@ -298,8 +334,9 @@ class Node:
                 reader, writer = await asyncio.wait_for(
                     asyncio.open_connection(host, port, limit=_LINE_LIMIT), timeout=5
                 )
-                if await _shake_hands(reader, writer, token, hello):
-                    return cls(reader, writer)
+                lines = _Lines(reader)
+                if await _shake_hands(lines, writer, token, hello):
+                    return cls(lines, writer)
                 problem = "did not prove that it knows the job's token"
                 writer.close()
             except (OSError, asyncio.TimeoutError):
@@ -315,7 +352,7 @@ class Node:
 
     async def listen(self, on_message: Callable[[Message], Awaitable[None] | None]) -> None:
         """Hand every message to `on_message`; returns when the head is gone."""
-        while (values := await _receive(self._reader)) is not None:
+        while (values := await _receive(self._lines)) is not None:
             message = decode(values)
             done = on_message(message) if message is not None else None
             if done is not None:
@@ -333,10 +370,11 @@ async def visit(host: str, port: int, token: str, asked: Message, seconds: float
     async def ask() -> bool:
         reader, writer = await asyncio.open_connection(host, port, limit=_LINE_LIMIT)
         try:
-            if not await _shake_hands(reader, writer, token, Visits()):
+            lines = _Lines(reader)
+            if not await _shake_hands(lines, writer, token, Visits()):
                 return False
             await _send_line(writer, encode(asked))
-            answer = await _receive(reader)
+            answer = await _receive(lines)
             return answer is not None and answer.get("taken") is True
         finally:
             writer.close()
@@ -348,10 +386,10 @@ async def visit(host: str, port: int, token: str, asked: Message, seconds: float
 
 
 async def _shake_hands(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, hello: Joined | Visits
+    lines: _Lines, writer: asyncio.StreamWriter, token: str, hello: Joined | Visits
 ) -> bool:
     """Prove to the head that this side knows the token, and check that the head does."""
-    challenge = await asyncio.wait_for(_receive(reader), _HANDSHAKE_SECONDS)
+    challenge = await asyncio.wait_for(_receive(lines), _HANDSHAKE_SECONDS)
     if not challenge or "nonce" not in challenge:
         return False
     nonce = secrets.token_hex(16)
@@ -359,5 +397,5 @@ async def _shake_hands(
     proof = _proof(token, str(challenge["nonce"]), who)
     kind = type(hello).__name__
     await _send(writer, {"kind": kind, **dataclasses.asdict(hello), "nonce": nonce, "proof": proof})
-    answer = await asyncio.wait_for(_receive(reader), _HANDSHAKE_SECONDS)
+    answer = await asyncio.wait_for(_receive(lines), _HANDSHAKE_SECONDS)
     return answer is not None and _is_proof(answer, token, nonce, "head")

@@ -20,6 +20,7 @@ from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, Step
 from rlprof_ops.collect.sync.__main__ import read_report, sync_command, write_deadline
 from rlprof_ops.errors import EXIT_FAILED
 from rlprof_ops.host.background import BackgroundWriter, in_background
+from rlprof_ops.host.contained_dir import PinnedDir
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.supervisor import salvage
@@ -47,8 +48,17 @@ class Journal:
     folder, and, for what a person waits for, to the job's own output.
     """
 
-    def __init__(self, path: Path, node: str, began: float, local: Path | None = None) -> None:
-        self.writer = BackgroundWriter()
+    def __init__(
+        self,
+        path: Path,
+        node: str,
+        began: float,
+        local: Path | None = None,
+        run: PinnedDir | None = None,
+    ) -> None:
+        if run is not None:
+            run.say = self.say
+        self.writer = BackgroundWriter(run)
         self.phases_s: dict[str, float] = {}
         self._path, self._local = path, local
         self._node = node
@@ -95,6 +105,7 @@ class NodeDrain:
         sessions: bool,
         spare: Collection[int] = (),
     ) -> None:
+        self.run = place.pinned_run()
         self.sync: asyncio.subprocess.Process | None = None
         self.clock: list[dict[str, Any]] = []  # what the probes of the node's clock found
         self.plugin_loaded = False

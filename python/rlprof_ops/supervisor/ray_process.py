@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlprof_ops import env_names
+from rlprof_ops.host import foreign
 from rlprof_ops.host.gpus import visible_gpus
 from rlprof_ops.host.ports import free_port, usual_port
 from rlprof_ops.job.knobs import Settings
@@ -233,9 +234,7 @@ class RayProcess:
 
     def tail(self, lines: int = 12) -> str:
         """The last lines of Ray's own output, for a message that says why it did not start."""
-        with contextlib.suppress(OSError):
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-        return ""
+        return "\n".join(foreign.tail(self.log).splitlines()[-lines:])
 
     async def stop(self, timeout_s: float) -> None:
         """SIGTERM to our own `ray start`, which ends its children; SIGKILL to its process group after

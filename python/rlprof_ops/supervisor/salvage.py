@@ -9,6 +9,7 @@ job's output has the command.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -26,7 +27,7 @@ from rlprof_ops.collect.drain.node_record import SCHEMA
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence
 from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, log_to_output, record_pass
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
-from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.host.contained_dir import ContainedDir, PinnedDir
 from rlprof_ops.job import folders
 from rlprof_ops.job.end_cause import STEP_KILLED, EndCause
 from rlprof_ops.job.knobs import Settings, import_path
@@ -44,6 +45,7 @@ def command_line(place: NodeContext, root: str) -> str:
     env = {
         env_names.JOB: place.job,
         env_names.RUN_DIR: str(place.run.path),
+        env_names.BEGAN: os.environ.get(env_names.BEGAN, ""),
         "SLURMD_NODENAME": place.node,
         "RLPROF_NODE_ROOT": root,
         "PYTHONPATH": import_path(),
@@ -107,7 +109,7 @@ def _came_home_before(folder: Path, run: Path, node: str, reason: str) -> bool:
     """Without the node's folder all depends on its record. One that is missing is written, with the reason,
     where the driver had begun: what is missing of the node is missing for this.
     """
-    with ContainedDir(run) as tree:
+    with folders.pinned_run(run, folder).open() as tree:
         try:
             return json.loads(tree.read(f"nodes/{node}.json")).get("cleared") is True
         except FileNotFoundError:
@@ -136,7 +138,7 @@ def _put_kept(folder: Path, run: Path, node: str, facts: dict[str, Any]) -> None
     """Take what the supervisor could not write into the run folder: the end of the job, and into `facts`
     what it knew of the node.
     """
-    with ContainedDir(folder) as home, ContainedDir(run) as tree:
+    with ContainedDir(folder) as home, folders.pinned_run(run, folder).open() as tree:
         try:
             tree.write_atomic("run.json", home.read("keep/run.json"))
         except FileNotFoundError:
@@ -148,13 +150,13 @@ def _put_kept(folder: Path, run: Path, node: str, facts: dict[str, Any]) -> None
             pass
 
 
-def finish_run_record(run: Path, code: str) -> None:
+def finish_run_record(run: PinnedDir, code: str) -> None:
     """Write into run.json that the job is over, where the head's supervisor could not.
 
     Slurm kills the processes of a step one after the other: a supervisor that saw its driver killed, and was
     killed itself before its drain was over, took the first for the cause.
     """
-    with ContainedDir(run) as tree:
+    with run.open() as tree:
         try:
             data: dict[str, Any] = json.loads(tree.read("run.json"))
             killed_too = data["driver"]["signal"] == signal.SIGKILL and not data.get("ended_ns")
@@ -178,9 +180,12 @@ def main(env: Mapping[str, str]) -> int:
     settings = Settings.load(env)
     job, run = env[env_names.JOB], Path(env[env_names.RUN_DIR])
     node = env.get("SLURMD_NODENAME") or os.uname().nodename
-    folder = folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, "").path
+    folder = folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, folders.job_mark(env)).path
+    own = folders.pinned_run(run, folder)
+    with contextlib.suppress(OSError):  # what is wrong is said when something is written
+        own.open().close()
     whole = salvage(folder, run, node, job, seconds=float(settings.number("RLPROF_DRAIN_SECONDS")))
-    finish_run_record(run, env.get(env_names.STEP_CODE, "?"))
+    finish_run_record(own, env.get(env_names.STEP_CODE, "?"))
     return 0 if whole else EXIT_FAILED
 
 

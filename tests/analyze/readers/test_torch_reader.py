@@ -221,6 +221,9 @@ def test_cache_is_used_and_thrown_away_when_the_report_changes(
     read_report(path)
     assert [file.name for file in tmp_path.iterdir()] == ["t.json.gz"]  # not worth a cache
     monkeypatch.setattr(readers, "SMALL_BYTES", 0)
+    read_report(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["t.json.gz"]  # of somebody else's folder
+    (tmp_path / "run.json").write_text('{"job": "4711"}')
     first = read_report(path)
     assert (tmp_path / ".t.json.gz.columns.parquet").is_file()
     again = read_report(path)

@@ -306,13 +306,16 @@ def test_a_missing_run_folder_is_reported_and_not_made(place):
     assert list(place.there()) == [REPORT]
 
 
-def test_another_run_folder_in_the_same_place_gets_everything_again(place):
+def test_another_run_folder_in_the_same_place_gets_everything_once_it_is_said_to_be_the_right_one(place):
     place.put(REPORT)
     place.put("logs/a.log")
     syncer = place.syncer()
     syncer.pass_()
     place.run.rename(place.run.with_name("gone"))
     place.run.mkdir()
+    assert "has been replaced" in syncer.pass_().target_error
+    assert place.there() == {}
+    (place.node / "run_folder").unlink()  # it is meant
     syncer.pass_()
     assert sorted(place.there()) == sorted([REPORT, "logs/n1/a.log"])
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +98,33 @@ def test_another_sitecustomize_is_run_as_well(tmp_path: Path):
     assert done.stdout.split() == ["sitecustomize", str(tmp_path / "sitecustomize.py")], done
 
 
+def older_pythons() -> list[str]:
+    """Interpreters of before 3.10 on this machine, by pyenv or on the path."""
+    versions = sorted(
+        Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/*/bin/python")
+    )
+    named = [shutil.which(f"python{v}") for v in ("2.7", "3.6", "3.7", "3.8", "3.9")]
+    found = [str(path) for path in versions if re.match(r"2\.|3\.[0-9]\.", path.parts[-3])]
+    return found + [path for path in named if path and "shims" not in path]
+
+
+@pytest.mark.parametrize("theirs", [True, False])
+def test_an_older_python_runs_the_users_own_sitecustomize_and_says_nothing(tmp_path: Path, theirs: bool):
+    pythons = older_pythons()
+    if not pythons:
+        pytest.skip("no Python before 3.10 here: pyenv or python2.7 to python3.9 on the path")
+    if theirs:
+        (tmp_path / "sitecustomize.py").write_text("import sys\nsys.stdout.write('theirs ')\n")
+    path = ":".join([adapters_path(), import_path(), str(tmp_path)])
+    for python in pythons:
+        done = subprocess.run(
+            [python, "-B", "-c", "print('on')"],
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": path},
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert (done.stdout, done.stderr) == ("theirs on\n" if theirs else "on\n", ""), python
+
+
 def test_a_python_that_does_not_find_the_package_starts_in_silence():
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": adapters_path()}
     done = subprocess.run(
@@ -125,6 +155,41 @@ def test_another_tools_finder_that_asks_all_others_does_not_meet_us_for_ever(tmp
     code = "import trl.extras.profiling as p; print(p.ProfilingContext.__enter__._rlprof_wrapped)"
     done = run(code, package(tmp_path / "lib", TRAINER), tmp_path)
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_a_loader_can_be_copied_before_its_module_is_loaded(tmp_path: Path):
+    code = (
+        "import copy, importlib.util as u; loader = u.find_spec('trl.extras.profiling').loader; "
+        "print(type(copy.copy(loader)) is type(loader), copy.copy(loader).get_filename() == loader.path, "
+        "copy.deepcopy(loader).name)"
+    )
+    done = run(code, package(tmp_path, TRAINER))
+    assert done.stdout.split() == ["True", "True", "trl.extras.profiling"], done
+
+
+def test_the_versions_that_ended_the_training(tmp_path: Path):
+    """Each of these stopped a run: an argument more, no `name`, no place for one of ours, fewer arguments."""
+    slots = TRAINER.replace("    def __init__", "    __slots__ = ('name',)\n\n    def __init__")
+    for number, source in enumerate((TRAINER.replace("self.name = name", "pass"), slots)):
+        code = "import trl.extras.profiling as p\nwith p.ProfilingContext('x') as c: print('trained')"
+        done = run(code, package(tmp_path / str(number), source), RLPROF_NODE_DIR=str(tmp_path))
+        assert (done.returncode, done.stdout) == (0, "trained\n"), done
+    for trainer, folder, source, call in (
+        ("transformers", "", "class CallbackHandler:\n    def on_step_begin(self, args): print('trained')\n"
+         "    def on_step_end(self, args): ...", "m.CallbackHandler().on_step_begin(3)"),
+        ("nemo_rl", "utils", "def wrap_with_nvtx_name(name, domain=None): return lambda f: f\n"
+         "def maybe_gpu_profile_step(policy, step): ...",
+         "m.wrap_with_nvtx_name('a', domain='b')(lambda: print('trained'))()"),
+    ):  # fmt: skip
+        home = tmp_path / trainer / trainer / folder
+        home.mkdir(parents=True)
+        for package_folder in {home, tmp_path / trainer / trainer}:
+            (package_folder / "__init__.py").touch()
+        name = "nsys" if folder else "trainer_callback"
+        (home / f"{name}.py").write_text(source)
+        path = f"{trainer}.{folder}.{name}" if folder else f"{trainer}.{name}"
+        done = run(f"import {path} as m; {call}", tmp_path / trainer, RLPROF_NODE_DIR=str(tmp_path))
+        assert (done.returncode, done.stdout) == (0, "trained\n"), done
 
 
 SUBMITTED = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "RLPROF_NODE_DIR": "/node"}

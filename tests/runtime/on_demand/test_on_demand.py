@@ -1,5 +1,7 @@
 """Captures asked for while a job runs, as a training process answers them."""
 
+import asyncio
+import json
 import time
 
 import pytest
@@ -9,6 +11,7 @@ from rlprof_ops.runtime import profiler
 from rlprof_ops.runtime.gate import TimedGate
 from rlprof_ops.runtime.on_demand import watcher
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
+from rlprof_ops.supervisor import capture_relay
 
 
 @pytest.fixture
@@ -170,3 +173,42 @@ def test_forwarding_copies_each_demand_once(tmp_path):
     assert watcher.forward(tmp_path / "run", tmp_path / "node", known) == 1
     assert watcher.forward(tmp_path / "run", tmp_path / "node", known) == 0
     assert CaptureRequest.from_json((tmp_path / "node" / "d1.json").read_text()) == demand()
+
+
+NUMBERS = ["Infinity", "-Infinity", "NaN", "1e30", "1e400", "-1", "0", '"inf"', "9" * 5000, "[]", "1" * 30]
+
+
+@pytest.mark.parametrize("field", ["seconds", "next_steps"])
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda text: text[:12])
+def test_a_number_that_no_capture_can_have_is_no_request(field, number):
+    other = "next_steps" if field == "seconds" else "seconds"
+    text = json.dumps({**json.loads(demand().to_json()), field: "HERE", other: None}).replace(
+        '"HERE"', number
+    )
+    with pytest.raises(ValueError, match="no capture request"):
+        CaptureRequest.from_json(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 60_000, '{"a":' * 10_000, "\x00", "", "[]", "null", '{"id": {}}'])
+def test_what_is_no_request_does_not_end_the_heads_watch(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(capture_relay, "LOOK_S", 0.05)
+    told = []
+
+    async def tell(asked):
+        told.append(asked)
+
+    async def scene():
+        watching = asyncio.create_task(capture_relay.watch(tmp_path, tell))
+        await asyncio.sleep(0.2)
+        (tmp_path / "control").mkdir()
+        (tmp_path / "control/bad.json").write_text(text)
+        await asyncio.sleep(0.3)
+        watcher.leave(tmp_path / "control", demand())
+        for _ in range(200):
+            if told:
+                break
+            await asyncio.sleep(0.05)
+        watching.cancel()
+
+    asyncio.run(scene())
+    assert [CaptureRequest.from_json(asked.request) for asked in told] == [demand()]

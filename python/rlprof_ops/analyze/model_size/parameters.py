@@ -7,12 +7,12 @@ is routed to, the shared one and the router.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import UsageError
+from rlprof_ops.host import foreign
 from rlprof_ops.words import closest
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
@@ -50,11 +50,10 @@ def read_config(path: Path) -> ModelSize:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        with open(file, "rb") as opened:
-            config = json.loads(opened.read(_MOST_BYTES))
+        config = foreign.read(file, _MOST_BYTES)
     except OSError as error:
         raise UsageError(f"--model-config {file}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"--model-config {file}: is no JSON ({error})") from error
     if not isinstance(config, dict):
         raise UsageError(f"--model-config {file}: is no JSON object")

@@ -51,12 +51,13 @@ from rlprof_ops.analyze.report_model import (
 )
 from rlprof_ops.analyze.run.clocks import probes_of
 from rlprof_ops.analyze.run.engine import default_workers
-from rlprof_ops.analyze.run.identity import Report, read_json
+from rlprof_ops.analyze.run.identity import Report
 from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, merge, rank_of
 from rlprof_ops.analyze.run.run_steps import MIN_COVERED
 from rlprof_ops.analyze.run.summary import PhaseTime, Result, Summary, Unread
 from rlprof_ops.analyze.whole_run.model import WholeRun
 from rlprof_ops.analyze.whole_run.section import whole_run
+from rlprof_ops.host import foreign
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.version import __version__
 from rlprof_ops.words import counted
@@ -76,7 +77,7 @@ def build(
     read = [result for result in results if isinstance(result, Summary)]
     unread = [result for result in results if isinstance(result, Unread)]
     folder = root if root.is_dir() else root.parent
-    nodes = {path.stem: read_json(path) for path in sorted((folder / "nodes").glob("*.json"))}
+    nodes = {path.stem: foreign.read_object(path) for path in sorted((folder / "nodes").glob("*.json"))}
     merged = merge(read, probes_of(nodes), _nodes(folder))
     read = list(merged.summaries)
     spread, slow, gaps, waits = (
@@ -159,14 +160,14 @@ def build(
 
 def _world(folder: Path) -> dict[str, int]:
     """worker -> its ranks in the whole job, as the manifest saw them."""
-    told = read_json(folder / "manifest.json").get("world")
+    told = foreign.read_object(folder / "manifest.json").get("world")
     counts = told.items() if isinstance(told, dict) else ()
     return {str(worker): count for worker, count in counts if isinstance(count, int)}
 
 
 def _goes_on(folder: Path) -> bool:
     """Whether the end of a job is neither recorded by itself nor found out by a harvest."""
-    end = read_json(folder / "run.json").get("end")
+    end = foreign.read_object(folder / "run.json").get("end")
     goes_on = isinstance(end, dict) and end.get("cause") == EndCause.RUNNING
     return goes_on and not (folder / "manifest.json").exists()
 
@@ -187,7 +188,7 @@ def _whole_run(folder: Path, t0: int, steps: Sequence[StepRow], coverage: Covera
 
 
 def _run(folder: Path, root: Path) -> dict[str, object]:
-    said = read_json(folder / "run.json")
+    said = foreign.read_object(folder / "run.json")
     keys = (
         "job",
         "job_name",
@@ -207,12 +208,12 @@ def _run(folder: Path, root: Path) -> dict[str, object]:
 
 def _nodes(folder: Path) -> list[str]:
     """The hosts of the run, as its record tells them."""
-    told = read_json(folder / "run.json").get("nodes")
+    told = foreign.read_object(folder / "run.json").get("nodes")
     return [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
 
 
 def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unread: list[Unread]) -> Coverage:
-    manifest = read_json(folder / "manifest.json")
+    manifest = foreign.read_object(folder / "manifest.json")
     listed = manifest.get("captures")
     captures = [c for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
     missing: list[MissingRow] = [

@@ -8,6 +8,8 @@ from rlprof_ops import backends
 from rlprof_ops.analyze.columns import Trace
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.backends.contract import load
+from rlprof_ops.host import foreign
+from rlprof_ops.job import own_files
 
 __all__ = ["UnreadableReport", "read_file", "read_report"]
 
@@ -21,7 +23,7 @@ def read_report(path: Path, cache: bool = True) -> Trace:
     Parameters
     ----------
     path: a torch-profiler trace (`.json`, `.json.gz`), a `.nsys-rep` or its SQLite export
-    cache: use and write the Parquet beside the report, unless it is small
+    cache: use the Parquet beside the report, and write it in a run folder, unless it is small
 
     Raises `UnreadableReport`, which names the file, when nothing of it can be used.
     """
@@ -42,7 +44,8 @@ def read_report(path: Path, cache: bool = True) -> Trace:
             trace = read_file(path)
         except UnreadableReport as error:
             raise UnreadableReport(path, error.reason + _unused(path, found.why_not)) from error
-        columns_cache.store(trace, path, source)
+        if own_files.run_of(path) is not None:
+            columns_cache.store(trace, path, source)
         return trace
     except OSError as error:
         raise UnreadableReport(path, error.strerror or str(error)) from error
@@ -69,7 +72,7 @@ def read_file(path: Path, export_s: float | None = None) -> Trace:
 
     Raises `UnreadableReport`, OSError.
     """
-    with open(path, "rb") as file:
+    with foreign.open_plain(path) as file:
         magic = file.read(16)
     if magic == b"SQLite format 3\0":
         from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from rlprof_ops.host import foreign
 
 TRACE_SUFFIXES = (".nsys-rep", ".pt.trace.json.gz", ".pt.trace.json", ".json.gz", ".pickle")
 _LISTED_ONLY = (".proto", ".pftrace")
+_WANTED = f"{', '.join(TRACE_SUFFIXES)}, and .json and .sqlite that hold a trace"
 _MEMORY = (".pickle", ".host-memory.json.gz")
 _RANK_FOLDER = re.compile(r"rank(\d+)")
 _HEAD_BYTES = 1 << 20  # of a trace, before its events: the list of process groups may be long
@@ -65,6 +66,8 @@ def find_reports(root: Path) -> tuple[Report, ...]:
     Raises `UsageError` when there is nothing to read.
     """
     if root.is_file():
+        if not _is_report(root):
+            raise UsageError(f"{root}: no report (looked for {_WANTED})")
         return (_describe(root.parent, root),)
     if not root.is_dir():
         raise UsageError(f"{root}: no such run folder or report file")
@@ -73,9 +76,8 @@ def find_reports(root: Path) -> tuple[Report, ...]:
     found = [_as_harvested(_describe(root, path), known) for path in _walk(base)]
     if not found:
         raise UsageError(
-            f"{root}: no reports below it (looked for {', '.join(TRACE_SUFFIXES)}, and .json and .sqlite"
-            " that hold a trace). A run folder is"
-            " <BASE_LOG_DIR>/<job>-logs; `rlprof harvest <run folder>` says what a job left and what is"
+            f"{root}: no reports below it (looked for {_WANTED}). A run folder is <BASE_LOG_DIR>/<job>-logs;"
+            " `rlprof harvest <run folder>` says what a job left and what is"
             " missing."
         )
     if root.joinpath("nodes").is_dir():
@@ -134,8 +136,13 @@ def _walk(base: Path) -> Iterator[Path]:
                 continue
             if name.startswith((".", "timeline.")) or path.is_symlink():
                 continue
-            if name.endswith((*TRACE_SUFFIXES, *_LISTED_ONLY)) or _is_bare_trace(path, files):
+            if _is_report(path, files):
                 yield path
+
+
+def _is_report(path: Path, beside: Sequence[str] = ()) -> bool:
+    """By its name; a `.json` or `.sqlite` by what is in it."""
+    return path.name.endswith((*TRACE_SUFFIXES, *_LISTED_ONLY)) or _is_bare_trace(path, beside)
 
 
 def _stands_alone(columns: Path) -> bool:
@@ -147,7 +154,7 @@ def _stands_alone(columns: Path) -> bool:
     return stands_alone(columns)
 
 
-def _is_bare_trace(path: Path, beside: list[str]) -> bool:
+def _is_bare_trace(path: Path, beside: Sequence[str]) -> bool:
     """Whether a `.sqlite` or `.json` is a report of its own: no export of a report that lies beside it, and
     no other JSON.
     """
@@ -156,7 +163,7 @@ def _is_bare_trace(path: Path, beside: list[str]) -> bool:
     if path.suffix != ".json":
         return False
     try:
-        with open(path, "rb") as file:
+        with foreign.open_plain(path) as file:
             head = file.read(_HEAD_BYTES)
     except OSError:
         return False
@@ -165,7 +172,7 @@ def _is_bare_trace(path: Path, beside: list[str]) -> bool:
 
 def _begins(path: Path, magic: bytes) -> bool:
     try:
-        with open(path, "rb") as file:
+        with foreign.open_plain(path) as file:
             return file.read(len(magic)) == magic
     except OSError:
         return False
@@ -208,22 +215,19 @@ def _harvested(root: Path) -> dict[str, dict[str, object]]:
     """What the harvest found out about each report (its manifest says more than a trainer's own file
     names).
     """
-    rows = read_json(root / "manifest.json").get("reports")
-    return (
-        {str(row.get("path")): row for row in rows if isinstance(row, dict)} if isinstance(rows, list) else {}
-    )
+    rows = foreign.a_list(foreign.read_object(root / "manifest.json").get("reports"))
+    return {str(row.get("path")): row for row in rows if isinstance(row, dict)}
 
 
 def _as_harvested(report: Report, known: dict[str, dict[str, object]]) -> Report:
     row = known.get(report.path, {})
 
     def text(key: str, instead: str) -> str:
-        told = row.get(key)
-        return told if isinstance(told, str) and told else instead
+        return foreign.text(row.get(key)) or instead
 
     def number(key: str, instead: int | None) -> int | None:
-        told = row.get(key)
-        return told if isinstance(told, int) else instead
+        told = foreign.whole(row.get(key))
+        return instead if told is None else told
 
     return replace(
         report,
@@ -240,14 +244,3 @@ def _as_harvested(report: Report, known: dict[str, dict[str, object]]) -> Report
 def _backend_of(name: str) -> str:
     found = backends.of_report(name)
     return found.name if found else backends.OF_TIMELINES
-
-
-def read_json(path: Path) -> dict[str, object]:
-    """A JSON object of the run folder, {} when it is absent or damaged: the reports matter more than what
-    is said of them.
-    """
-    try:
-        found = foreign.read(path)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -62,7 +62,7 @@ def _logs(root: Path) -> Iterator[StepLog]:
 def _steps(path: Path) -> tuple[LoggedStep, ...]:
     found: dict[int, LoggedStep] = {}
     try:
-        with open(path, "rb") as file:
+        with foreign.open_plain(path) as file:
             data = file.read(_MOST_BYTES)
     except OSError:
         return ()
@@ -82,7 +82,7 @@ def _step(line: bytes) -> LoggedStep | None:
             if phase[2] > phase[1] > 0
         )
         found = LoggedStep(int(row["step"]), int(row["begin_ns"]), int(row["end_ns"]), phases)
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError):
         return None
     return found if 0 < found.begin_ns < found.end_ns < 1 << 62 else None
 

@@ -12,6 +12,7 @@ import msgspec
 
 from rlprof_ops.analyze.readers.chrome_events import ChromeEvents
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
+from rlprof_ops.version import __version__
 
 _PIDS_A_FILE = 1000
 _FLOW_BITS = 40
@@ -27,7 +28,10 @@ def write_legacy(path: Path, files: Sequence[tuple[Path, str, int]], zero_ns: in
     failed = []
     encoder = msgspec.json.Encoder()
     with gzip.open(path, "wb", compresslevel=3) as out:
-        out.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+        made_by = (
+            f'{{"otherData":{{"made_by":"rlprof-ops {__version__}"}},"displayTimeUnit":"ms","traceEvents":['
+        )
+        out.write(made_by.encode())
         first = True
         for index, (trace, label, offset_ns) in enumerate(files):
             pids: dict[str, int] = {}

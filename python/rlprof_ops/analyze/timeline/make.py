@@ -14,10 +14,12 @@ from rlprof_ops.analyze.run.clocks import Clocks, align, probes_of
 from rlprof_ops.analyze.run.clocks import Member as ClockMember
 from rlprof_ops.analyze.run.engine import default_workers
 from rlprof_ops.analyze.run.hosts import with_hosts
-from rlprof_ops.analyze.run.identity import Report, find_reports, read_json
+from rlprof_ops.analyze.run.identity import Report, find_reports
 from rlprof_ops.analyze.run.summary import Unread
 from rlprof_ops.analyze.timeline import archive, legacy, overview
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host import foreign
+from rlprof_ops.job import own_files
 
 OVERVIEW, RANKS, LEGACY = "timeline.overview.pftrace", "timeline.ranks.zip", "timeline.legacy.json.gz"
 
@@ -46,21 +48,23 @@ def make(
     """
     reports = [report for report in find_reports(root) if report.is_trace]
     folder = root if root.is_dir() else root.parent
-    target = output or folder
+    target = own_files.output_folder(root, output)
+    for name in (OVERVIEW, RANKS, *((LEGACY,) if with_legacy else ())):
+        own_files.check_ours(target / name)
     parts, left_out = _read(folder, reports, jobs, cache)
     if not parts:
         raise RlprofError(
             f"{root}: none of its {len(reports)} reports can be read: "
             + "; ".join(f"{a}: {b}" for a, b in left_out[:3])
         )
-    nodes = {path.stem: read_json(path) for path in sorted((folder / "nodes").glob("*.json"))}
-    nodes_told = read_json(folder / "run.json").get("nodes")
+    nodes = {path.stem: foreign.read_object(path) for path in sorted((folder / "nodes").glob("*.json"))}
+    nodes_told = foreign.read_object(folder / "run.json").get("nodes")
     parts = with_hosts(parts, nodes_told if isinstance(nodes_told, list) else ())
     members = (ClockMember(p.host, p.report.worker, p.rank, p.collective_events) for p in parts if p.on_utc)
     clocks = align(members, (p.host for p in parts), probes_of(nodes))
-    run = read_json(folder / "run.json")
+    run = foreign.read_object(folder / "run.json")
     title = " ".join(
-        filter(None, ("ranks of", str(run.get("job_name") or ""), str(run.get("job") or folder.name)))
+        filter(None, ("rlprof: ranks of", str(run.get("job_name") or ""), str(run.get("job") or folder.name)))
     )
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -140,6 +144,7 @@ def _write_pieces(path: Path, pieces: list[bytes]) -> None:
 
 def _replace(path: Path, write: Callable[[Path], object]) -> Path:
     """Writes under a temporary name first, so that nobody opens half a file."""
+    own_files.check_ours(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(temporary)

@@ -16,9 +16,9 @@ from rlprof_ops.backends import names
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, look, run_bounded
 from rlprof_ops.collect.event_logs import ProcessLog, WindowEvent
-from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.host.foreign import reason_of
 
 _IMPORTED = ".imported"
 _AT_ONCE = min(4, os.cpu_count() or 1)  # an import takes a core

@@ -23,9 +23,10 @@ from rlprof_ops.backends.nsight import nsys_cli, nsys_process
 from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.drain.import_raw import recover_tree
 from rlprof_ops.collect.drain.node_record import build_node_record
-from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.host.foreign import reason_of
+from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.words import duration, limit
 
 Say = Callable[[str], None]
@@ -356,7 +357,7 @@ def write_node_record(
     data = (json.dumps(record, indent=1) + "\n").encode()
     with ContainedDir(node_dir) as home:
         home.write_atomic(f"keep/{node}.json", data)
-        with ContainedDir(run_dir) as target:
+        with pinned_run(run_dir, node_dir).open() as target:
             target.write_atomic(f"nodes/{node}.json", data)
         home.unlink(f"keep/{node}.json")
     return record

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import time
 from collections import defaultdict
@@ -20,6 +18,7 @@ from rlprof_ops.collect.harvest.missing_reason import ended_because, why_missing
 from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.collect.harvest.verify import Checker, Verdict
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 
 Progress = Callable[[int, int, str], None]
@@ -113,17 +112,11 @@ def _recover(run: ContainedDir, observed: Observed) -> list[str]:
 
 def _findings(run: ContainedDir) -> tuple[dict[str, Any], ...]:
     """What the job's recorder has found; lines that make no sense are left out."""
-    found: list[dict[str, Any]] = []
     try:
-        lines = run.read(FINDINGS, _MOST_FINDINGS_BYTES).split(b"\n")
+        raw = run.read(FINDINGS, _MOST_FINDINGS_BYTES)
     except OSError:
         return ()
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(line)
-            if isinstance(row, dict) and isinstance(row.get("text"), str):
-                found.append(row)
-    return tuple(found)
+    return tuple(row for row in foreign.rows(raw) if foreign.text(row.get("text")))
 
 
 def _check_all(run: ContainedDir, found: list[Found], budget_s: float, say: Progress) -> list[Report]:

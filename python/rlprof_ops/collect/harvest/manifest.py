@@ -8,7 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,23 +145,15 @@ class Manifest:
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             found = data.get("schema") if isinstance(data, dict) else None
             raise RlprofError(
-                f"manifest has schema {found!r}, this version reads {SCHEMA}; run `rlprof harvest` again"
+                f"{run_dir}: the manifest has schema {found!r}, this version reads {SCHEMA}; run"
+                " `rlprof harvest` again"
             )
         try:
-            return cls(
-                job=data["job"],
-                captures=tuple(
-                    CaptureResult(**{**row, "more_reports": tuple(row["more_reports"])})
-                    for row in data["captures"]
-                ),
-                reports=tuple(Report(**row) for row in data["reports"]),
-                world=dict(data["world"]),
-                notes=tuple(data["notes"]),
-                run_dir=run_dir,
-                findings=tuple(data.get("findings", ())),
-            )
-        except (KeyError, TypeError) as error:
-            raise RlprofError(f"manifest is damaged ({error}); run `rlprof harvest` again") from error
+            return replace(foreign.typed(data, cls), run_dir=run_dir)
+        except ValueError as error:
+            raise RlprofError(
+                f"{run_dir}: the manifest is damaged ({error}); run `rlprof harvest` again"
+            ) from error
 
     @classmethod
     def load(cls, run_dir: str | os.PathLike[str]) -> Manifest:
@@ -171,9 +163,11 @@ class Manifest:
             return cls.from_dict(foreign.read(path), os.fspath(run_dir))
         except FileNotFoundError:
             raise RlprofError(f"{path} does not exist; run `rlprof harvest {run_dir}` first") from None
-        except ValueError as error:
+        except PermissionError:
+            raise
+        except (OSError, ValueError) as error:
             raise RlprofError(
-                f"{path} is not JSON ({error}); run `rlprof harvest {run_dir}` again"
+                f"{path} is not JSON ({foreign.reason_of(error)}); run `rlprof harvest {run_dir}` again"
             ) from error
 
     def write(self, run: ContainedDir) -> None:

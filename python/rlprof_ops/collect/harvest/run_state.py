@@ -5,6 +5,7 @@ suspicion.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,15 +13,12 @@ from typing import Any
 from rlprof_ops.backends import names
 from rlprof_ops.collect import event_logs, job_state
 from rlprof_ops.collect.event_logs import ProcessLog
-from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.request import ProfileRequest, request_from_json
 from rlprof_ops.slurm.job_state import ended_as
-
-_MOST_JSON = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +107,13 @@ def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
     become notes. `of_head` reads run.json alone.
     """
     try:
-        raw = run.read("run.json", _MOST_JSON)
+        raw = foreign.bounded(os.fdopen(run.open_read("run.json"), "rb"))
     except FileNotFoundError:
         raise RlprofError(
             f"{run.root} has no run.json: it is not the run folder of a job, or the job never started"
         ) from None
-    except OSError as error:
-        raise RlprofError(f"{run.root}/run.json cannot be read: {reason_of(error)}") from error
+    except (OSError, ValueError) as error:
+        raise RlprofError(f"{run.root}/run.json cannot be read: {foreign.reason_of(error)}") from error
     data = _object(raw)
     if data is None:
         raise RlprofError(f"{run.root}/run.json is not a JSON object")
@@ -141,38 +139,38 @@ def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
     logs = logs if of_head else _with_steps(run, logs)
     request = _request(data, notes)
     never_begun = _never_begun(told, logs)
-    driver, end = _dict(data.get("driver")), _dict(data.get("end"))
+    driver, end = foreign.an_object(data.get("driver")), foreign.an_object(data.get("end"))
     observed = Observed(
-        job=_text(data.get("job")),
+        job=foreign.text(data.get("job")),
         request=request,
-        nodes=tuple(node for node in _list(data.get("nodes")) if isinstance(node, str)),
+        nodes=tuple(node for node in foreign.a_list(data.get("nodes")) if isinstance(node, str)),
         driver=Driver(
-            _int(driver.get("exit_code")),
-            _int(driver.get("signal")),
-            _int(driver.get("started_ns")),
-            _int(driver.get("ended_ns")),
+            foreign.whole(driver.get("exit_code")),
+            foreign.whole(driver.get("signal")),
+            foreign.whole(driver.get("started_ns")),
+            foreign.whole(driver.get("ended_ns")),
         ),
-        cause=_text(end.get("cause")),
-        detail=_text(end.get("detail")),
-        world=world_of(_dict(data.get("world")), logs, never_begun),
+        cause=foreign.text(end.get("cause")),
+        detail=foreign.text(end.get("detail")),
+        world=world_of(foreign.an_object(data.get("world")), logs, never_begun),
         logs=tuple(logs),
         records=records,
         notes=tuple(notes),
-        waiting=_text(data.get("waiting")),
+        waiting=foreign.text(data.get("waiting")),
         never_begun=never_begun,
         gone=gone,
     )
     if of_head or not observed.running:
         return observed
-    return _without_a_head(observed, _text(data.get("head")))
+    return _without_a_head(observed, foreign.text(data.get("head")))
 
 
 def _takeovers(data: dict[str, Any]) -> list[str]:
     """What is said of supervisors that were killed while the job ran."""
-    found = [each for each in _list(data.get("takeovers")) if isinstance(each, dict)]
+    found = [each for each in foreign.a_list(data.get("takeovers")) if isinstance(each, dict)]
     return [
-        f"node {_text(each.get('node'))}: its supervisor {_text(each.get('how'))} while the job ran, and"
-        " another one took over"
+        f"node {foreign.text(each.get('node'))}: its supervisor {foreign.text(each.get('how'))} while the job"
+        " ran, and another one took over"
         for each in found
     ]
 
@@ -230,7 +228,9 @@ def world_of(
 ) -> dict[str, int]:
     """Ranks by worker: what was told, what has registered, and `more` that were selected."""
     world = {
-        name: count for name, count in told.items() if _int(count) is not None and 0 <= count < 1_000_000
+        name: ranks
+        for name, count in told.items()
+        if (ranks := foreign.whole(count)) is not None and 0 <= ranks < 1_000_000
     }
     for log in logs:
         seen = max(log.rank + 1, log.world_size or 0)
@@ -255,20 +255,20 @@ def _request(data: dict[str, Any], notes: list[str]) -> ProfileRequest:
 
 def _record(run: ContainedDir, name: str) -> NodeRecord | None:
     try:
-        data = _object(run.read(f"nodes/{name}", _MOST_JSON))
-    except OSError:
+        data = _object(foreign.bounded(os.fdopen(run.open_read(f"nodes/{name}"), "rb")))
+    except (OSError, ValueError):
         return None
     if data is None:
         return None
     files: dict[str, SentFile] = {}
-    for row in _list(data.get("files")):
-        path = _text(_dict(row).get("path"))
+    for row in foreign.a_list(data.get("files")):
+        path = foreign.text(foreign.an_object(row).get("path"))
         if path:
             files[path] = SentFile(
-                _text(row.get("target")) or path,
-                _int(row.get("size_bytes")) or 0,
-                _text(row.get("sha256")) or None,
-                _text(row.get("state")),
+                foreign.text(row.get("target")) or path,
+                foreign.whole(row.get("size_bytes")) or 0,
+                foreign.text(row.get("sha256")) or None,
+                foreign.text(row.get("state")),
             )
     loaded = data.get("plugin_loaded")
     return NodeRecord(
@@ -276,18 +276,16 @@ def _record(run: ContainedDir, name: str) -> NodeRecord | None:
         plugin_loaded=loaded if isinstance(loaded, bool) else None,
         clean=data.get("clean") is True,
         files=files,
-        recovered=frozenset(path for path in _list(data.get("recovered")) if isinstance(path, str)),
+        recovered=frozenset(path for path in foreign.a_list(data.get("recovered")) if isinstance(path, str)),
         failed={
-            _text(_dict(row).get("path")): _text(_dict(row).get("reason"))
-            for row in _list(data.get("failed"))
+            foreign.text(row.get("path")): foreign.text(row.get("reason"))
+            for row in map(foreign.an_object, foreign.a_list(data.get("failed")))
         },
-        gone=_text(data.get("gone")),
+        gone=foreign.text(data.get("gone")),
     )
 
 
 def _entries(run: ContainedDir, folder: str) -> Iterator[tuple[str, bool]]:
-    import os
-
     try:
         with run.folder((folder,)) as fd, os.scandir(fd) as entries:
             found = sorted(
@@ -303,22 +301,6 @@ def _entries(run: ContainedDir, folder: str) -> Iterator[tuple[str, bool]]:
 def _object(raw: bytes) -> dict[str, Any] | None:
     try:
         data = foreign.parse(raw)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return data if isinstance(data, dict) else None
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _int(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -16,9 +16,9 @@ from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, look
 from rlprof_ops.collect.harvest.inventory import Found
 from rlprof_ops.collect.sync.copy_bytes import digest_of
-from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.host.foreign import reason_of
 
 _FILE = ".harvest/checks.jsonl"
 

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 
 from rlprof_ops.collect.sync.evict import make_room
 from rlprof_ops.collect.sync.live_logs import LiveLogs
-from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.collect.sync.sync_pass import PassReport, Syncer
 from rlprof_ops.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName
+from rlprof_ops.host.foreign import reason_of
 from rlprof_ops.words import counted, duration, limit, size
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rlprof_ops.collect.sync.copy_bytes import Stopped, digest_of
 from rlprof_ops.collect.sync.sent_log import Journal, Sent
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.job.folders import pinned_run
 
 
 def make_room(
@@ -37,7 +38,7 @@ def make_room(
         if path.startswith("profiles/") and not sent.removed
     )
     try:
-        with ContainedDir(node_dir) as node, ContainedDir(run_dir) as run:
+        with ContainedDir(node_dir) as node, pinned_run(run_dir, node_dir).open() as run:
             for _, path in oldest_first:
                 if stop() or free(node_dir) >= keep_free_bytes:
                     return

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from rlprof_ops.collect.sync.append_logs import end_of_lines, is_sent_form, whole_lines
 from rlprof_ops.collect.sync.copy_bytes import write_all
-from rlprof_ops.collect.sync.send_file import reason_of
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.host.foreign import reason_of
+from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.redact import redact_log
 
 SOURCE, TARGET = "live", "logs"
@@ -49,7 +50,8 @@ class LiveLogs:
         log: Callable[[str], None],
         secrets: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        self._node_dir, self._run_dir, self._log, self._secrets = node_dir, run_dir, log, secrets
+        self._node_dir, self._log, self._secrets = node_dir, log, secrets
+        self._run = pinned_run(run_dir, node_dir)
         self._open: dict[str, _Open] = {}
         self._not_before = 0.0
 
@@ -102,7 +104,7 @@ class LiveLogs:
             if not os.fstat(source).st_size:
                 os.close(source)
                 return None
-            with ContainedDir(self._run_dir) as run:
+            with self._run.open() as run:
                 target = run.open_write(f"{TARGET}/{name}", os.O_CREAT | os.O_APPEND)
                 there = os.fstat(target).st_size
                 begun = _Open(source, target, there)

@@ -24,6 +24,7 @@ from rlprof_ops.collect.sync.copy_bytes import (
 )
 from rlprof_ops.collect.sync.routes import GROWS, Item, Kind, are_columns
 from rlprof_ops.collect.sync.sent_log import Journal, Sent
+from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.redact import secret_values
 
@@ -33,13 +34,6 @@ _SMALL = 64 << 10  # the most a file that is rewritten in place may hold
 
 class SourceError(Exception):
     """Reading the node's own file failed; the storage is not to blame."""
-
-
-def reason_of(error: BaseException) -> str:
-    """An error as a person reads it, without a Python class name when the system named it."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
 
 
 class Sender:
@@ -127,7 +121,7 @@ class Sender:
                 return fd
         except OSError as error:
             os.close(fd)
-            raise SourceError(f"its secrets cannot be taken out: {reason_of(error)}") from error
+            raise SourceError(f"its secrets cannot be taken out: {foreign.reason_of(error)}") from error
         except BaseException:
             os.close(fd)
             raise
@@ -177,7 +171,7 @@ class Sender:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise SourceError(reason_of(error)) from error
+            raise SourceError(foreign.reason_of(error)) from error
 
     def secrets(self) -> frozenset[str]:
         """Values that must not leave this node."""

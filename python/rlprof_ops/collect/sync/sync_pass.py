@@ -13,10 +13,12 @@ from pathlib import Path
 from rlprof_ops.collect.sync import send_batch
 from rlprof_ops.collect.sync.copy_bytes import Limiter, Stopped
 from rlprof_ops.collect.sync.routes import SESSION, Item, Kind, Route, kind_of, routes_of
-from rlprof_ops.collect.sync.send_file import Sender, SourceError, reason_of
+from rlprof_ops.collect.sync.send_file import Sender, SourceError
 from rlprof_ops.collect.sync.sent_log import Journal
 from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName, safe_component
+from rlprof_ops.host.foreign import reason_of
+from rlprof_ops.job.folders import pinned_run
 
 # What says that the storage, not the file, is in trouble.
 _TARGET_ERRORS = frozenset(
@@ -99,6 +101,7 @@ class Syncer:
         log: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.node_dir, self.run_dir = Path(node_dir), Path(run_dir)
+        self._run = pinned_run(self.run_dir, self.node_dir)
         self.node = safe_component(node, "node name")
         self.parallel = max(1, parallel)
         self.journal = Journal(self.node_dir / "sync" / "state.jsonl")
@@ -108,7 +111,7 @@ class Syncer:
         self._deadline: float | None = None
         self._candidates: dict[str, tuple[int, int]] = {}
         self._quiet_folders: dict[str, tuple[int, int]] = {}
-        self._target_identity: tuple[int, int] | None = None
+        self._inode: int | None = None  # of the run folder that knows what was sent
 
     # -- the pass
     # ------------------------------------------------------------------------------------------------
@@ -158,20 +161,18 @@ class Syncer:
     def _open_target(self) -> ContainedDir:
         # The folder itself is made by the job's start. Making it here would write to the mount point of a
         # lost file system.
-        return ContainedDir(self.run_dir)
+        return self._run.open()
 
     def _check_identity(self, target: ContainedDir, last: bool) -> None:
-        found = os.fstat(target.fd)
-        identity = (found.st_dev, found.st_ino)
-        if self._target_identity is None:
+        if self._inode is None:
             self.sender.sweep(target)
-        elif identity != self._target_identity:
+        elif self._run.inode != self._inode:
             self._log(f"{self.run_dir} is another folder than before: everything is compared again")
             self.sender.forget()
             self._quiet_folders.clear()
         if last:
             self._quiet_folders.clear()
-        self._target_identity = identity
+        self._inode = self._run.inode
 
     def _stopped(self) -> bool:
         return self._stop() or (self._deadline is not None and time.monotonic() > self._deadline)

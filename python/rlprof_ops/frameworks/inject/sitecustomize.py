@@ -2,7 +2,8 @@
 changes.
 
 `RLPROF_ADAPTERS=0` turns it off. A `sitecustomize` further down the path is run as if this one were not
-there. Nothing here may raise: Python would print it over the trainer's own output.
+there. Nothing here may raise: Python would print it over the trainer's own output. Any Python of a container
+may meet this file, a 2.7 too: it is written in what all of them read, and does nothing before 3.10.
 """
 
 import os
@@ -11,7 +12,7 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def _lead_or_not() -> None:
+def _lead_or_not():  # type: () -> None
     """A Ray worker never leads the job, also where the driver gives its whole environment to the job's
     runtime env (NeMo RL): as a leader it would tell steps of its own, and nobody would open its windows.
     What `ray job submit` starts leads: it is a driver that an actor of Ray's starts, so that it does not get
@@ -26,7 +27,7 @@ def _lead_or_not() -> None:
         os.environ.pop("RLPROF_LEADS", None)
 
 
-def _follow_imports() -> None:
+def _follow_imports():  # type: () -> None
     if os.environ.get("RLPROF_ADAPTERS", "1") == "0":
         return
     from rlprof_ops.frameworks import import_hooks
@@ -34,11 +35,22 @@ def _follow_imports() -> None:
     import_hooks.install()
 
 
-def _run_the_next_one() -> None:
+def _run_the_next_one():  # type: () -> None
     """Import the `sitecustomize` that this one hides, under the same name."""
+    others = [folder for folder in sys.path if os.path.abspath(folder or ".") != _HERE]
+    if sys.version_info < (3, 5):
+        import imp
+
+        hidden = sys.modules.pop("sitecustomize", None)  # `imp` loads into the module that is there
+        try:
+            file, path, description = imp.find_module("sitecustomize", others)
+        except ImportError:
+            sys.modules["sitecustomize"] = hidden
+            return
+        imp.load_module("sitecustomize", file, path, description)
+        return
     from importlib.machinery import PathFinder
 
-    others = [folder for folder in sys.path if os.path.abspath(folder or ".") != _HERE]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
         from importlib.util import module_from_spec
@@ -48,11 +60,12 @@ def _run_the_next_one() -> None:
         spec.loader.exec_module(module)
 
 
-try:
-    _lead_or_not()
-    _follow_imports()
-except ImportError:  # a Python whose path does not lead to the package
-    pass
-except Exception as error:  # the trainer's program has to start whatever happens here
-    sys.stderr.write(f"[rlprof] no adapters in this process: {type(error).__name__}: {error}\n")
+if sys.version_info >= (3, 10):
+    try:
+        _lead_or_not()
+        _follow_imports()
+    except ImportError:  # a Python whose path does not lead to the package
+        pass
+    except Exception as error:  # the trainer's program has to start whatever happens here
+        sys.stderr.write("[rlprof] no adapters in this process: {}: {}\n".format(type(error).__name__, error))
 _run_the_next_one()

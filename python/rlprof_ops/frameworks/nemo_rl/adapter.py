@@ -9,16 +9,15 @@ NeMo RL's own names. The tasks of a worker are what `wrap_with_nvtx_name` names.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import inspect
 import re
 import sys
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops.frameworks.adapter import attribute, expect, leader, safely, wrap
-from rlprof_ops.frameworks.tasks import as_task
+from rlprof_ops.frameworks.adapter import leader
+from rlprof_ops.frameworks.tasks import decorated_tasks
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_helpers, add_rule, snake_case
+from rlprof_ops.runtime.process.hooks import UnknownShape, Watch, attribute, caller_locals, expect, follow
 
 DRIVER = "driver"
 _STEP = "total_step_time"
@@ -57,17 +56,17 @@ class _Driver:
         step, self.step = self.step, None
         self.profiler.stop_step(step)
 
-    def timer_begins(self, timer: Any, label: str) -> None:
+    def timer_begins(self, timer: int, label: str) -> None:
         if self.step is None or label == _STEP or not self.profiler.active:
             return
-        found = self.open[id(timer), label] = self.profiler.range(label)
+        found = self.open[timer, label] = self.profiler.range(label)
         found.__enter__()
 
-    def timer_ends(self, timer: Any, label: str) -> None:
+    def timer_ends(self, timer: int, label: str) -> None:
         if label == _STEP:
             self.end()
             return
-        found = self.open.pop((id(timer), label), None)
+        found = self.open.pop((timer, label), None)
         if found is not None:
             found.__exit__(None, None, None)
 
@@ -96,13 +95,12 @@ def install(name: str, module: ModuleType) -> None:
         expect(module, "utils.timer", "utils.nsys")
     elif name == "nemo_rl.utils.timer":
         timer = attribute(module, "Timer")
-        attribute(timer, "stop")
-        wrap(timer, "start", _start)
-        wrap(timer, "stop", _stop)
-        wrap(timer, "time", _time)
+        follow(timer, "stop", Watch("NeMo RL", _stops))
+        follow(timer, "start", Watch("NeMo RL", _starts, _started))
+        follow(timer, "time", Watch("NeMo RL", _times))
     elif name == "nemo_rl.utils.nsys":
-        wrap(module, "wrap_with_nvtx_name", _named_task)
-        wrap(module, "maybe_gpu_profile_step", _profile_step)
+        follow(module, "wrap_with_nvtx_name", decorated_tasks("NeMo RL"))
+        follow(module, "maybe_gpu_profile_step", Watch("NeMo RL", _step_begins))
 
 
 def role_of(actor: NewActor) -> tuple[str, int | None] | None:
@@ -124,56 +122,30 @@ def role_of(actor: NewActor) -> tuple[str, int | None] | None:
     return worker, int(rank) if rank.isdigit() else None
 
 
-def _profile_step(before: Any) -> Any:
-    def maybe_gpu_profile_step(*arguments: Any, **named: Any) -> Any:
-        step = named.get("step", arguments[-1] if arguments else None)
-        safely("NeMo RL", _DRIVER.begin, step) if isinstance(step, int) else None
-        return before(*arguments, **named)
-
-    return maybe_gpu_profile_step
+def _step_begins(*arguments: object, **named: object) -> None:
+    given = [value for value in (named.get("step"), *arguments) if type(value) is int]
+    if not given:
+        raise UnknownShape("maybe_gpu_profile_step is given no step")
+    _DRIVER.begin(given[0])
 
 
-def _start(before: Any) -> Any:
-    def start(self: Any, label: str, *rest: Any, **named: Any) -> Any:
-        done = before(self, label, *rest, **named)
-        if _DRIVER.step is not None:
-            safely("NeMo RL", _DRIVER.timer_begins, self, label)
-        return done
-
-    return start
+def _starts(timer: object, label: str, *_: object, **__: object) -> tuple[int, str] | None:
+    return (id(timer), label) if _DRIVER.step is not None else None
 
 
-def _stop(before: Any) -> Any:
-    def stop(self: Any, label: str, *rest: Any, **named: Any) -> Any:
-        if _DRIVER.step is not None:
-            safely("NeMo RL", _DRIVER.timer_ends, self, label)
-        return before(self, label, *rest, **named)
-
-    return stop
+def _started(begun: tuple[int, str], error: BaseException | None) -> None:
+    if error is None:
+        _DRIVER.timer_begins(*begun)
 
 
-def _time(before: Any) -> Any:
+def _stops(timer: object, label: str, *_: object, **__: object) -> None:
+    if _DRIVER.step is not None:
+        _DRIVER.timer_ends(id(timer), label)
+
+
+def _times(_: object, label: str, *__: object, **___: object) -> None:
     """`Timer.time` of the single controller, which tells its step's number nowhere else."""
-
-    def time(self: Any, label: str, *rest: Any, **named: Any) -> contextlib.AbstractContextManager[None]:
-        if label == _STEP and _DRIVER.step is None:
-            owner = sys._getframe(1).f_locals.get("self")
-            steps = getattr(owner, "_train_steps", None)
-            safely("NeMo RL", _DRIVER.begin, steps + 1) if isinstance(steps, int) else None
-        found: contextlib.AbstractContextManager[None] = before(self, label, *rest, **named)
-        return found
-
-    return time
-
-
-def _named_task(before: Any) -> Any:
-    def wrap_with_nvtx_name(name: str) -> Any:
-        decorate = before(name)
-
-        def decorator(function: Any) -> Any:
-            plain = not inspect.iscoroutinefunction(function) and not inspect.isgeneratorfunction(function)
-            return as_task("NeMo RL", name)(decorate(function)) if plain else decorate(function)
-
-        return decorator
-
-    return wrap_with_nvtx_name
+    if label == _STEP and _DRIVER.step is None:
+        steps = getattr(caller_locals("self")[0], "_train_steps", None)
+        if isinstance(steps, int):
+            _DRIVER.begin(steps + 1)

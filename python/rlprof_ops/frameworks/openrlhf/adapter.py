@@ -9,13 +9,14 @@ ppo_train, and broadcast by the name of the function.
 
 from __future__ import annotations
 
-import sys
+import functools
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops.frameworks.adapter import attribute, expect, safely, wrap
-from rlprof_ops.frameworks.tasks import as_task
+from rlprof_ops.frameworks.adapter import leader
+from rlprof_ops.frameworks.tasks import begin_task, task
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
+from rlprof_ops.runtime.process.hooks import Watch, attribute, caller_locals, expect, follow, safely
 
 TRAINER = "OpenRLHF"
 CONTROLLER = "controller"
@@ -45,9 +46,7 @@ class _Controller:
     def prepare(self) -> None:
         """This process has the trainer, and leads."""
         if self.profiler is None:
-            from rlprof_ops.runtime import null_profiler, profiler
-
-            self.profiler = profiler.lead(CONTROLLER, 0, 1) or null_profiler.NullProfiler()
+            self.profiler = leader(CONTROLLER)
 
     def begin(self, done: int) -> None:
         """The step after `done` ones begins, unless it has."""
@@ -83,19 +82,20 @@ def install(name: str, module: ModuleType) -> None:
         trainer = attribute(module, "BasePPOTrainer")
         for method in _METHODS:
             attribute(trainer, method)
-        wrap(trainer, "__init__", _follow)
+        follow(trainer, "__init__", Watch(TRAINER, _trainer_is_made))
     elif name == "openrlhf.trainer.ppo_utils.experience_maker":
-        wrap(attribute(module, "RemoteExperienceMaker"), "make_experience_batch", _phase("make_experience"))
+        follow(attribute(module, "RemoteExperienceMaker"), "make_experience_batch", _phase("make_experience"))
     elif name == "openrlhf.trainer.ppo_utils.samples_generator":
-        wrap(attribute(module, "SamplesGenerator"), "generate_samples", _generate_samples)
+        hook = Watch(TRAINER, _generation_begins)
+        follow(attribute(module, "SamplesGenerator"), "generate_samples", hook)
     elif name == "openrlhf.trainer.ray.launcher":
-        wrap(attribute(module, "BaseModelActor"), "execute_batch", _execute_batch)
+        follow(attribute(module, "BaseModelActor"), "execute_batch", Watch(TRAINER, _batch_begins))
     elif name == "openrlhf.trainer.ray.ppo_actor":
         trainer = attribute(module, "ActorPPOTrainer")
-        wrap(trainer, "ppo_train", as_task(TRAINER, "ppo_train"))
-        wrap(trainer, "broadcast_to_vllm", as_task(TRAINER, "broadcast_to_vllm"))
+        follow(trainer, "ppo_train", task(TRAINER, "ppo_train"))
+        follow(trainer, "broadcast_to_vllm", task(TRAINER, "broadcast_to_vllm"))
     elif name == "openrlhf.trainer.ray.ppo_critic":
-        wrap(attribute(module, "CriticPPOTrainer"), "ppo_train", as_task(TRAINER, "critic_train"))
+        follow(attribute(module, "CriticPPOTrainer"), "ppo_train", task(TRAINER, "critic_train"))
 
 
 def role_of(actor: NewActor) -> tuple[str, int | None] | None:
@@ -106,77 +106,48 @@ def role_of(actor: NewActor) -> tuple[str, int | None] | None:
     return (role, None) if role else None
 
 
-def _follow(before: Any) -> Any:
+def _trainer_is_made(trainer: Any, *_: object, **__: object) -> None:
     """Ray took the methods of its classes before the module was there as a whole, and carries the classes to
-    other processes: they are wrapped in the process, and in the class, that a trainer is made of."""
-
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
-        for method, make in _METHODS.items():
-            safely(TRAINER, wrap, type(self), method, make)
-        safely(TRAINER, _CONTROLLER.prepare)
-        before(self, *arguments, **named)
-
-    return __init__
+    other processes: they are followed in the process, and in the class, that a trainer is made of."""
+    for method, hook in _METHODS.items():
+        safely(TRAINER, follow, type(trainer), method, hook)
+    _CONTROLLER.prepare()
 
 
-def _train_step(before: Any) -> Any:
-    def train_step(self: Any, rollout_samples: Any, global_step: int, *rest: Any, **named: Any) -> Any:
-        safely(TRAINER, _CONTROLLER.begin, global_step)
-        try:
-            return before(self, rollout_samples, global_step, *rest, **named)
-        finally:
-            safely(TRAINER, _CONTROLLER.end)
-
-    return train_step
+def _train_step_begins(_: object, __: object, global_step: int, *___: object, **____: object) -> bool:
+    _CONTROLLER.begin(global_step)
+    return True
 
 
-def _generate_samples(before: Any) -> Any:
+def _train_step_ends(*_: object) -> None:
+    _CONTROLLER.end()
+
+
+def _generation_begins(*_: object, **__: object) -> Any:
     """In the trainer's own process the beginning of a step, in another one a task."""
-    task = as_task(TRAINER, "generation")(before)
-
-    def generate_samples(self: Any, *arguments: Any, **named: Any) -> Any:
-        caller = sys._getframe(1).f_locals
-        if not hasattr(caller.get("self"), "train_step"):
-            return task(self, *arguments, **named)
-        done = caller.get("global_step")
-        if isinstance(done, int):
-            safely(TRAINER, _CONTROLLER.begin, done)
-        begun = safely(TRAINER, _CONTROLLER.phase, "generation")
-        try:
-            return before(self, *arguments, **named)
-        finally:
-            if begun is not None:
-                safely(TRAINER, begun.__exit__, None, None, None)
-
-    return generate_samples
+    caller, done = caller_locals("self", "global_step")
+    if not hasattr(caller, "train_step"):
+        return begin_task("generation")
+    if isinstance(done, int):
+        _CONTROLLER.begin(done)
+    return _CONTROLLER.phase("generation")
 
 
-def _phase(name: str) -> Any:
-    def make(before: Any) -> Any:
-        def timed(self: Any, *arguments: Any, **named: Any) -> Any:
-            begun = safely(TRAINER, _CONTROLLER.phase, name)
-            try:
-                return before(self, *arguments, **named)
-            finally:
-                if begun is not None:
-                    safely(TRAINER, begun.__exit__, None, None, None)
+def _phase(name: str) -> Watch:
+    return Watch(TRAINER, functools.partial(_phase_begins, name))
 
-        return timed
 
-    return make
+def _phase_begins(name: str, /, *_: object, **__: object) -> Any:
+    return _CONTROLLER.phase(name)
+
+
+def _batch_begins(_: object, method_name: str, *__: object, **___: object) -> Any:
+    """`execute_batch` runs another method of the actor on a share of the batch: the task has its name."""
+    return begin_task(method_name)
 
 
 _METHODS = {
-    "train_step": _train_step,
+    "train_step": Watch(TRAINER, _train_step_begins, _train_step_ends),
     "ppo_train": _phase("ppo_train"),
     "broadcast_to_vllm": _phase("broadcast_to_vllm"),
 }
-
-
-def _execute_batch(before: Any) -> Any:
-    """`execute_batch` runs another method of the actor on a share of the batch: the task has its name."""
-
-    def execute_batch(self: Any, method_name: str, *arguments: Any, **named: Any) -> Any:
-        return as_task(TRAINER, method_name)(before)(self, method_name, *arguments, **named)
-
-    return execute_batch

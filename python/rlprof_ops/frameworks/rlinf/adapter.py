@@ -10,17 +10,27 @@ and is shown where it ran. Phases are the other names of that timer; the tasks o
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import inspect
 import os
-import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 from rlprof_ops import backends, env_names
-from rlprof_ops.frameworks.adapter import UnknownShape, attribute, expect, leader, safely, wrap
-from rlprof_ops.frameworks.tasks import as_task
+from rlprof_ops.frameworks.adapter import leader
+from rlprof_ops.frameworks.tasks import decorated_tasks
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_rule
+from rlprof_ops.runtime.process.hooks import (
+    Intercept,
+    Substitute,
+    UnknownShape,
+    Watch,
+    attribute,
+    caller_locals,
+    expect,
+    follow,
+    safely,
+)
 
 DRIVER = "driver"
 _STEP = "step"
@@ -95,25 +105,22 @@ def install(name: str, module: ModuleType) -> None:
         modules = ("utils.distributed", "scheduler.worker.worker", "scheduler.worker.worker_group")
         expect(module, *modules, "scheduler.cluster.cluster")
     elif name == "rlinf.utils.distributed":
-        wrap(attribute(module, "ScopedTimer"), "__call__", _timer)
+        timer = attribute(module, "ScopedTimer")
+        if not inspect.isgeneratorfunction(inspect.unwrap(attribute(timer, "__call__"))):
+            raise UnknownShape("a call of ScopedTimer is no context manager")
+        follow(timer, "__call__", Watch("RLinf", _timer_begins, _timer_ends))
     elif name == "rlinf.scheduler.worker.worker":
-        worker = attribute(module, "Worker")
-        wrap(worker, "timer", _named_task)  # a static method, which RLinf's metaclass makes a plain one
+        follow(attribute(module, "Worker"), "timer", decorated_tasks("RLinf"))
     elif name == "rlinf.scheduler.worker.worker_group":
-        owner = attribute(module, "WorkerGroupFunc")
-        attribute(owner, "func_name")
-        wrap(owner, "__call__", _group_function)
+        follow(attribute(module, "WorkerGroupFunc"), "__call__", Watch("RLinf", _group_function))
     elif name == "rlinf.scheduler.cluster.cluster":
         owner = attribute(module, "Cluster")
-        if not isinstance(vars(owner).get("modify_profile_context"), classmethod):
-            raise UnknownShape("Cluster has no class method modify_profile_context")
-        for method, ours in (
-            ("modify_profile_context", _profile_context),
-            ("get_profiling_env_vars_for_worker", _profile_variables),
-        ):
-            wrap(owner, method, ours)
-            if not isinstance(vars(owner)[method], classmethod):
-                setattr(owner, method, classmethod(vars(owner)[method]))
+        theirs = inspect.signature(attribute(owner, "modify_profile_context").__func__)
+        if not {"python_interpreter_path", "worker_name", "profiling_cfg"} <= set(theirs.parameters):
+            raise UnknownShape(f"Cluster.modify_profile_context takes {', '.join(theirs.parameters)}")
+        hook = Intercept("RLinf", prepare=functools.partial(_profile_context, theirs))
+        follow(owner, "modify_profile_context", hook)
+        follow(owner, "get_profiling_env_vars_for_worker", Intercept("RLinf", prepare=_profile_variables))
 
 
 def role_of(actor: NewActor) -> tuple[str, int | None] | None:
@@ -124,87 +131,37 @@ def role_of(actor: NewActor) -> tuple[str, int | None] | None:
     return NOBODY if actor.module.startswith("rlinf.scheduler.") else None
 
 
-def _timer(before: Any) -> Any:
-    def __call__(self: Any, name: str) -> contextlib.AbstractContextManager[None]:
-        owner = sys._getframe(1).f_locals.get("self") if name == _STEP else None
-        return _timed(before(self, name), name, owner)
-
-    return __call__
+def _timer_begins(_: object, name: str, *__: object, **___: object) -> Any:
+    return _RUNNER.timer_begins(name, caller_locals("self")[0] if name == _STEP else None)
 
 
-@contextlib.contextmanager
-def _timed(theirs: Any, name: str, owner: Any) -> Iterator[None]:
-    begun = safely("RLinf", _RUNNER.timer_begins, name, owner)
-    try:
-        with theirs:
-            yield
-    finally:
-        if begun is not None:
-            safely("RLinf", _RUNNER.timer_ends, begun)
+def _timer_ends(begun: Any, _: object) -> None:
+    _RUNNER.timer_ends(begun)
 
 
-def _named_task(before: Any) -> Any:
-    def timer(tag: str | None = None) -> Any:
-        decorate = before(tag)
-
-        def decorator(function: Any) -> Any:
-            return as_task("RLinf", tag or function.__name__)(decorate(function))
-
-        return decorator
-
-    return timer
+def _group_function(function: Any, *arguments: Any, **named: Any) -> None:
+    if function.func_name in ("start_profile", "stop_profile"):
+        _RUNNER.profiled(function.func_name, arguments, named)
 
 
-def _group_function(before: Any) -> Any:
-    def __call__(self: Any, *arguments: Any, **named: Any) -> Any:
-        if self.func_name in ("start_profile", "stop_profile"):
-            safely("RLinf", _RUNNER.profiled, self.func_name, arguments, named)
-        return before(self, *arguments, **named)
-
-    return __call__
-
-
-def _profile_context(before: Any) -> Any:
-    """RLinf's own wrap gives way to ours: of the job's request where that selects the worker,
-    else, in a job that was asked for nothing, of RLinf's. What is left of it writes into the run folder."""
-    theirs = before.__func__
-
-    def modify_profile_context(cls: Any, *arguments: Any, **named: Any) -> Any:
-        given = safely("RLinf", _bind, theirs, cls, arguments, named)
-        if given is None:
-            return theirs(cls, *arguments, **named)
-        config, worker = given.get("profiling_cfg"), str(given["worker_name"])
-        if config is not None:
-            safely("RLinf", _ask, config)
-        if config is not None and safely("RLinf", _is_wrapped, worker):
-            return given["python_interpreter_path"]
-        if config is not None:
-            given["profiling_cfg"] = safely("RLinf", _into_run_folder, config, worker) or config
-        return theirs(**given)
-
-    return modify_profile_context
+def _profile_context(theirs: inspect.Signature, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """RLinf's own wrap gives way to ours: of the job's request where that selects the worker, else, in a job
+    that was asked for nothing, of RLinf's. What is left of it writes into the run folder."""
+    bound = theirs.bind(*arguments, **named)
+    config, worker = bound.arguments.get("profiling_cfg"), str(bound.arguments["worker_name"])
+    if config is None:
+        return None
+    safely("RLinf", _ask, config)
+    if safely("RLinf", _is_wrapped, worker):
+        return Substitute(bound.arguments["python_interpreter_path"])
+    bound.arguments["profiling_cfg"] = _into_run_folder(config, worker)
+    return bound.args, bound.kwargs
 
 
-def _profile_variables(before: Any) -> Any:
+def _profile_variables(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Where RLinf's own wrap would write: nothing of it for a worker that ours starts."""
-    theirs = before.__func__
-
-    def get_profiling_env_vars_for_worker(cls: Any, worker_name: str, profiling_cfg: Any) -> Any:
-        if profiling_cfg is not None and safely("RLinf", _is_wrapped, str(worker_name)):
-            return {}
-        return theirs(cls, worker_name=worker_name, profiling_cfg=profiling_cfg)
-
-    return get_profiling_env_vars_for_worker
-
-
-def _bind(function: Any, cls: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by name; raises `TypeError` for other ones than we know."""
-    import inspect
-
-    bound = inspect.signature(function).bind(cls, *arguments, **named).arguments
-    if not {"python_interpreter_path", "worker_name", "profiling_cfg"} <= set(bound):
-        raise TypeError(f"modify_profile_context takes {', '.join(bound)}")
-    return dict(bound)
+    worker = named.get("worker_name", arguments[1] if len(arguments) > 1 else None)
+    return Substitute({}) if worker and safely("RLinf", _is_wrapped, str(worker)) else None
 
 
 def _ask(config: Any) -> None:

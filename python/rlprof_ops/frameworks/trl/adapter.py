@@ -9,10 +9,12 @@ batch or the step's end.
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops.frameworks.adapter import attribute, expect, leader, safely, wrap
+from rlprof_ops.frameworks.adapter import leader
+from rlprof_ops.runtime.process.hooks import UnknownShape, Watch, attribute, expect, follow
 
 WORKER = "trainer"
 _PHASES = {
@@ -34,6 +36,7 @@ class _Training:
         self.profiler: Any = None
         self.step: int | None = None
         self.train: Any = None
+        self.contexts: dict[int, list[Any]] = {}  # of TRL's contexts that are entered, by their identity
 
     def begin(self, args: Any, state: Any) -> None:
         if self.profiler is None:
@@ -44,6 +47,7 @@ class _Training:
 
     def end(self) -> None:
         self.end_train()
+        self.contexts.clear()
         if self.step is not None and self.profiler is not None:
             step, self.step = self.step, None
             self.profiler.stop_step(step)
@@ -86,55 +90,53 @@ def install(name: str, module: ModuleType) -> None:
         expect(module, "extras.profiling")
     elif name == "transformers.trainer_callback":
         handler = attribute(module, "CallbackHandler")
-        wrap(handler, "on_step_begin", _on_step_begin)
-        wrap(handler, "on_step_end", _on_step_end)
+        follow(handler, "on_step_end", Watch("TRL", _step_ends, _step_ended))
+        follow(handler, "on_step_begin", Watch("TRL", _step_begins))
     elif name == "trl.extras.profiling":
         context = attribute(module, "ProfilingContext")
-        attribute(context, "__init__")
-        wrap(context, "__enter__", _enter)
-        wrap(context, "__exit__", _exit)
+        follow(context, "__exit__", Watch("TRL", _leave, _left))
+        follow(context, "__enter__", Watch("TRL", _enter, _entered))
 
 
-def _on_step_begin(before: Any) -> Any:
-    def on_step_begin(self: Any, args: Any, state: Any, control: Any, *rest: Any, **named: Any) -> Any:
-        safely("TRL", _TRAINING.begin, args, state)
-        return before(self, args, state, control, *rest, **named)
-
-    return on_step_begin
+def _step_begins(_: object, args: Any = None, state: Any = None, *__: object, **___: object) -> None:
+    if state is None:
+        raise UnknownShape("on_step_begin is given no state")
+    _TRAINING.begin(args, state)
 
 
-def _on_step_end(before: Any) -> Any:
-    def on_step_end(self: Any, args: Any, state: Any, control: Any, *rest: Any, **named: Any) -> Any:
-        safely("TRL", _TRAINING.end_train)
-        try:
-            return before(self, args, state, control, *rest, **named)
-        finally:
-            safely("TRL", _TRAINING.end)
-
-    return on_step_end
+def _step_ends(*_: object, **__: object) -> bool:
+    _TRAINING.end_train()
+    return True
 
 
-_ATTRIBUTE = "_rlprof_range"
+def _step_ended(*_: object) -> None:
+    _TRAINING.end()
 
 
-def _enter(before: Any) -> Any:
-    def enter(self: Any) -> Any:
-        found = safely("TRL", _TRAINING.phase, self.name)
-        if found is not None:
-            setattr(self, _ATTRIBUTE, found)
-            safely("TRL", found.__enter__)
-        return before(self)
-
-    return enter
+def _enter(context: Any, *_: object, **__: object) -> int | None:
+    found = _TRAINING.phase(context.name)
+    if found is None:
+        return None
+    found.__enter__()
+    _TRAINING.contexts.setdefault(id(context), []).append(found)
+    return id(context)
 
 
-def _exit(before: Any) -> Any:
-    def leave(self: Any, kind: Any, error: Any, traceback: Any) -> Any:
-        try:
-            return before(self, kind, error, traceback)
-        finally:
-            found = self.__dict__.pop(_ATTRIBUTE, None)
-            if found is not None:
-                safely("TRL", found.__exit__, kind, error, traceback)
+def _entered(context: int, error: BaseException | None) -> None:
+    if error is not None:  # a context that could not be entered is never left
+        _TRAINING.contexts[context].pop().__exit__(type(error), error, None)
 
-    return leave
+
+def _leave(context: Any, *error: object, **_: object) -> Any:
+    entered = _TRAINING.contexts.get(id(context))
+    if not entered:
+        return None
+    kind, value, traceback = (*error, None, None, None)[:3]
+    found = entered.pop()
+    if not entered:
+        del _TRAINING.contexts[id(context)]
+    return functools.partial(found.__exit__, kind, value, traceback)
+
+
+def _left(leave: Any, _: object) -> None:
+    leave()

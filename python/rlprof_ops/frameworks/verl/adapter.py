@@ -10,14 +10,16 @@ them.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
+import weakref
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops.frameworks.adapter import UnknownShape, attribute, expect, leader, safely, wrap
+from rlprof_ops.frameworks.adapter import leader
+from rlprof_ops.frameworks.tasks import begin_task, decorated_tasks, task
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
+from rlprof_ops.runtime.process.hooks import Intercept, UnknownShape, Watch, attribute, expect, follow
 
 CONTROLLER = "controller"
 _CLASSES = {
@@ -51,23 +53,19 @@ class _State:
     """What this process knows: the trainer, its step, and the roles of the colocated classes that it made."""
 
     def __init__(self) -> None:
-        self.trainer: Any = None
+        self.trainer: weakref.ref[Any] | None = None
         self.profiler: Any = None
         self.step: int | None = None
-        self.roles: dict[int, tuple[Any, str]] = {}
+        self.roles: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
     def begin(self, name: str) -> Any:
         """A timer begins: a step, a phase of it, or nothing of ours (None)."""
         if self.trainer is None:  # a worker, e.g. an agent loop around each of its samples
-            from rlprof_ops.runtime import follower
-
-            task = follower.task(name)
-            task.__enter__()
-            return task
+            return begin_task(name)
         if name == "step" and self.step is None:
             if self.profiler is None:
                 self.profiler = leader(CONTROLLER)
-            self.step = int(self.trainer.global_steps)
+            self.step = int(attribute(self.trainer(), "global_steps"))
             self.profiler.start_step(self.step)
             return "step"
         if self.step is None or not self.profiler.active:
@@ -80,7 +78,7 @@ class _State:
         if begun == "step":
             step, self.step = self.step, None
             self.profiler.stop_step(step)
-        elif begun is not None:
+        else:
             begun.__exit__(None, None, None)
 
 
@@ -104,26 +102,27 @@ def install(name: str, module: ModuleType) -> None:
     elif name == "verl.utils.profiler.performance":
         if not inspect.isgeneratorfunction(attribute(module, "_timer")):
             raise UnknownShape("_timer is no generator function")
-        wrap(module, "_timer", _timer)
+        follow(module, "_timer", Watch("verl", _timer_begins, _timer_ends))
     elif name == "verl.utils.profiler.profile":
-        _follow_annotate(attribute(module, "DistProfiler"))
+        follow(attribute(module, "DistProfiler"), "annotate", decorated_tasks("verl"))
     elif name == "verl.single_controller.ray.base":
-        wrap(module, "create_colocated_worker_cls", _remember_roles)
+        follow(module, "create_colocated_worker_cls", _COLOCATED)
         if hasattr(module, "create_colocated_worker_cls_fused"):
-            wrap(module, "create_colocated_worker_cls_fused", _remember_roles)
+            follow(module, "create_colocated_worker_cls_fused", _COLOCATED)
     elif name == "verl.trainer.ppo.v1.trainer_base":
-        wrap(attribute(module, "PPOTrainer"), "__init__", _remember_trainer)
+        follow(attribute(module, "PPOTrainer"), "__init__", _TRAINER)
     elif name == "verl.trainer.ppo.ray_trainer":
-        wrap(attribute(module, "RayPPOTrainer"), "__init__", _remember_trainer)
+        follow(attribute(module, "RayPPOTrainer"), "__init__", _TRAINER)
     elif name == "verl.workers.engine_workers":
-        wrap(attribute(module, "ActorRolloutRefWorker"), "update_weights", _async_task("update_weights"))
+        hook = task("verl", "update_weights")
+        follow(attribute(module, "ActorRolloutRefWorker"), "update_weights", hook)
 
 
 def role_of(actor: NewActor) -> tuple[str, int | None] | None:
     """verl's role of an actor, with its RANK; None for what is not verl's."""
     rank = actor.variables.get("RANK", "")
     number = int(rank) if rank.isdigit() else None
-    known = next((role for cls, role in _STATE.roles.values() if cls is actor.cls), None)
+    known = _STATE.roles.get(actor.cls) if actor.cls is not None else None
     if known is not None:
         return known, number
     if actor.class_name in _CLASSES:
@@ -144,96 +143,24 @@ def _numbered(role: str, name: str) -> tuple[str, int | None]:
     return role, int(worker[1]) if worker else None
 
 
-def _remember_roles(before: Any) -> Any:
-    def create(class_dict: Any, *rest: Any, **named: Any) -> Any:
-        made = before(class_dict, *rest, **named)
-        safely("verl", _note_roles, class_dict, made)
-        return made
-
-    return create
-
-
-def _note_roles(class_dict: Any, made: Any) -> None:
-    keys = [str(key) for key in class_dict]
+def _note_roles(made: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    keys = [str(key) for key in (*arguments, *named.values())[0]]
     role = next((name for part, name in _ROLES for key in keys if part in key), "_".join(keys))
-    cls = made.cls.__ray_metadata__.modified_class
-    _STATE.roles[id(cls)] = (cls, role)
+    _STATE.roles[made.cls.__ray_metadata__.modified_class] = role
+    return made
 
 
-def _remember_trainer(before: Any) -> Any:
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
-        _STATE.trainer = self
-        before(self, *arguments, **named)
-
-    return __init__
+def _note_trainer(trainer: Any, *_: object, **__: object) -> None:
+    _STATE.trainer = weakref.ref(trainer)
 
 
-def _timer(before: Any) -> Any:
-    def timer(name: str, timing_raw: dict[str, float], *rest: Any, **named: Any) -> Any:
-        begun = safely("verl", _STATE.begin, name)
-        try:
-            return (yield from before(name, timing_raw, *rest, **named))
-        finally:
-            if begun is not None:
-                safely("verl", _STATE.end, begun)
-
-    return timer
+def _timer_begins(name: str, *_: object, **__: object) -> Any:
+    return _STATE.begin(name)
 
 
-def _follow_annotate(owner: Any) -> None:
-    """Have `DistProfiler.annotate` mark its methods as tasks, whether verl's own profiler is on or not."""
-    before = attribute(owner, "annotate")
-    if getattr(before, "_rlprof_wrapped", False):
-        return
-
-    def annotate(message: str | None = None, *rest: Any, **named: Any) -> Any:
-        decorate = before(message, *rest, **named)
-
-        def decorator(function: Any) -> Any:
-            inner = decorate(function)
-            label = message or named.get("role") or getattr(function, "__name__", "task")
-            return inner if inspect.iscoroutinefunction(function) else _as_task(inner, str(label))
-
-        return decorator
-
-    annotate._rlprof_wrapped = True  # type: ignore[attr-defined]
-    owner.annotate = staticmethod(annotate)
+def _timer_ends(begun: Any, _: object) -> None:
+    _STATE.end(begun)
 
 
-def _as_task(function: Any, label: str) -> Any:
-    @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        from rlprof_ops.runtime import follower
-
-        task = safely("verl", follower.task, label)
-        if task is None:
-            return function(*arguments, **named)
-        safely("verl", task.__enter__)
-        try:
-            return function(*arguments, **named)
-        finally:
-            safely("verl", task.__exit__, None, None, None)
-
-    return call
-
-
-def _async_task(label: str) -> Any:
-    def make(before: Any) -> Any:
-        if not inspect.iscoroutinefunction(before):
-            return _as_task(before, label)
-
-        async def call(*arguments: Any, **named: Any) -> Any:
-            from rlprof_ops.runtime import follower
-
-            task = safely("verl", follower.task, label)
-            if task is not None:
-                safely("verl", task.__enter__)
-            try:
-                return await before(*arguments, **named)
-            finally:
-                if task is not None:
-                    safely("verl", task.__exit__, None, None, None)
-
-        return call
-
-    return make
+_COLOCATED = Intercept("verl", finish=_note_roles)
+_TRAINER = Watch("verl", _note_trainer)

@@ -13,40 +13,25 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops.frameworks.adapter import attribute, safely, wrap
+from rlprof_ops.frameworks.tasks import task
+from rlprof_ops.runtime.process.hooks import Watch, attribute, follow
 
 
 def install(name: str, module: ModuleType) -> None:
     """Follow `vllm.v1.worker.worker_base`, and `uvicorn.server`, by which engines serve."""
     if name == "uvicorn.server":
-        wrap(attribute(module, "Server"), "startup", _startup)
+        follow(attribute(module, "Server"), "startup", Watch("vLLM", _starts, _started))
         return
-    wrap(attribute(module, "WorkerWrapperBase"), "execute_model", _execute_model)
+    follow(attribute(module, "WorkerWrapperBase"), "execute_model", task("vLLM", "generation"))
 
 
-def _execute_model(before: Any) -> Any:
-    def execute_model(*arguments: Any, **named: Any) -> Any:
-        from rlprof_ops.runtime import follower
-
-        task = safely("vLLM", follower.task, "generation")
-        if task is None:
-            return before(*arguments, **named)
-        safely("vLLM", task.__enter__)
-        try:
-            return before(*arguments, **named)
-        finally:
-            safely("vLLM", task.__exit__, None, None, None)
-
-    return execute_model
+def _starts(server: Any, *_: object, **__: object) -> Any:
+    return server
 
 
-def _startup(before: Any) -> Any:
-    async def startup(self: Any, *arguments: Any, **named: Any) -> Any:
-        found = await before(self, *arguments, **named)
-        safely("vLLM", _tell_address, self)
-        return found
-
-    return startup
+def _started(server: Any, error: BaseException | None) -> None:
+    if error is None:
+        _tell_address(server)
 
 
 def _tell_address(server: Any) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.host import atomic
+from rlprof_ops.host import foreign
+from rlprof_ops.job import own_files
 from rlprof_ops.operate.export import openmetrics
 from rlprof_ops.operate.export.steps import RecordedStep, Steps
 from rlprof_ops.operate.recorded import Recorded, read_summary
 from rlprof_ops.words import limit
 
-_MOST_BYTES = 8 << 20
 _SILENT_S = 600.0
 
 
@@ -51,7 +50,7 @@ def export(
             exported += len(found)
             summary = _summary(run, must=textfile is not None and (every_s is None or over))
             if textfile is not None and summary is not None:
-                atomic.write(textfile, openmetrics.text(summary.data), mode=0o644)
+                own_files.write(textfile, openmetrics.text(summary.data))
             if every_s is None or over:
                 return exported
             if summary is not None and summary.data["t_ns"] != heard:
@@ -79,9 +78,5 @@ def _summary(run: Path, must: bool) -> Recorded | None:
 
 def ended(run: Path) -> bool:
     """Whether the job has written down how it ended."""
-    try:
-        with open(run / "run.json", "rb") as file:
-            record = json.loads(file.read(_MOST_BYTES))
-        return str((record.get("end") or {}).get("cause") or "running") != "running"
-    except (OSError, ValueError, AttributeError):
-        return False
+    end = foreign.an_object(foreign.read_object(run / "run.json").get("end"))
+    return foreign.text(end.get("cause")) not in ("", "running")

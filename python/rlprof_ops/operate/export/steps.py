@@ -55,7 +55,7 @@ class Steps:
         """In the order in which they began."""
         found = []
         for folder in sorted(self._run.glob(f"nodes/*/{FOLDER}")):
-            size = sum(path.stat().st_size for path in folder.glob("*.bin"))
+            size = sum(path.lstat().st_size for path in folder.glob("*.bin"))
             if folder.is_symlink() or folder in self._follower or self._sizes.get(folder) == size:
                 continue
             self._sizes[folder] = size

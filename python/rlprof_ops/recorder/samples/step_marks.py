@@ -6,13 +6,13 @@ The one that leads tells its steps among its events, the others in `marks/`. Not
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops.host import foreign
 from rlprof_ops.runtime import marks
 from rlprof_ops.runtime.marks import Now
 from rlprof_ops.runtime.ranges.phase_times import Phase, phases_of
@@ -184,11 +184,10 @@ class _Lines:
 
 def _row(line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        return foreign.an_object(foreign.parse(line))
+    except ValueError:
         return {}
-    return row if isinstance(row, dict) else {}
 
 
 def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    return foreign.whole(value) or 0

@@ -19,6 +19,7 @@ from rlprof_ops.runtime import profiler
 from rlprof_ops.runtime.clock_file import ClockFile
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext
 from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.runtime.process.hooks import safely
 from rlprof_ops.runtime.ranges.span import Span
 
 _WORKER_CLASS = re.compile(r"(\w+(?:Policy|Value|Generation)Worker(?:V\d+)?)(?:Impl)?")
@@ -82,7 +83,7 @@ class _Steps:
     def _begin(self, step: int | None, phase: str) -> None:
         if self._step is not None:
             raise RuntimeError(f"step {self._step} was begun and neither finished nor aborted")
-        if step is None:
+        if type(step) is not int:
             step = _told_step()
         if step is None:
             log_once(
@@ -114,22 +115,22 @@ class _Steps:
 class PolicyProfiler(_Steps):
     """`NRL_POLICY_PROFILER_CLASS`: one training step from begin to finish."""
 
-    def __init__(self, *, rank: int, worker: str | None = None, first_step: int = 1) -> None:
+    def __init__(self, *, rank: int, worker: str | None = None, first_step: int = 1, **_: object) -> None:
         """`worker`: default is the NeMo RL worker that makes this; `first_step`: where counting begins
         when the
         hook tells no number.
         """
         super().__init__(worker or worker_name(rank, POLICY_WORKER), rank, first_step)
 
-    def begin_train_step(self, step: int | None = None, **_: object) -> None:
+    def begin_train_step(self, step: int | None = None, *_: object, **__: object) -> None:
         """Training step `step` begins; without a number they are counted from `first_step`."""
         self._begin(step, "train")
 
     def finish_train_step(self, *_: object, **__: object) -> None:
         self._end("finish_train_step", failed=False)
 
-    def abort_train_step(self, reason: object = None, **_: object) -> None:
-        """The step failed with `reason`; its window is saved as partial. Never raises over the training's
+    def abort_train_step(self, *_: object, **__: object) -> None:
+        """The step failed; its window is saved as partial. Never raises over the training's
         own error.
         """
         if self._step is not None:
@@ -139,14 +140,14 @@ class PolicyProfiler(_Steps):
 class RolloutProfiler(_Steps):
     """`NRL_ROLLOUT_PROFILER_CLASS`: one rollout from begin to finish; `step_id` is "step<N>/attempt<M>"."""
 
-    def __init__(self, *, rank: int, worker: str | None = None, first_step: int = 1) -> None:
+    def __init__(self, *, rank: int, worker: str | None = None, first_step: int = 1, **_: object) -> None:
         """`worker`: default is the NeMo RL worker that makes this; `first_step`: where counting begins
         when the
         hook tells no number.
         """
         super().__init__(worker or worker_name(rank, ROLLOUT_WORKER), rank, first_step)
 
-    def begin_engine_initialization(self, **_: object) -> Span | NullContext:
+    def begin_engine_initialization(self, *_: object, **__: object) -> Span | NullContext:
         """The engine is being built: a range, recorded when an open-ended window is open. The token is for
         the end.
         """
@@ -154,16 +155,17 @@ class RolloutProfiler(_Steps):
         token.__enter__()
         return token
 
-    def end_engine_initialization(self, token: Span | NullContext, **_: object) -> None:
+    def end_engine_initialization(self, token: Span | NullContext, *_: object, **__: object) -> None:
         token.__exit__(None, None, None)
 
-    def begin_rollout(self, step_id: str | int | None = None, **_: object) -> None:
-        self._begin(step_number(step_id), "generation")
+    def begin_rollout(self, step_id: str | int | None = None, *_: object, **__: object) -> None:
+        """Rollout of the step in `step_id`; where none can be read there, as without a number."""
+        self._begin(safely("NeMo RL's rollout hook", step_number, step_id), "generation")
 
     def finish_rollout(self, *_: object, **__: object) -> None:
         self._end("finish_rollout", failed=False)
 
-    def abort_rollout(self, reason: object = None, **_: object) -> None:
+    def abort_rollout(self, *_: object, **__: object) -> None:
         if self._step is not None:
             self._end("abort_rollout", failed=True)
 

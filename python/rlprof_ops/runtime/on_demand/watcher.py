@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops import backends, env_names
-from rlprof_ops.host import atomic
+from rlprof_ops.host import atomic, foreign
 from rlprof_ops.runtime.process.event_log import log_once
 
 FOLDER = "control"
 STACKS = "stacks"  # a request for stacks, which the node's supervisor answers: no worker sees it
 POLL_S = 1.0
+MOST_STEPS, MOST_SECONDS = 999_999, 86_400.0
 _MOST_BYTES = 1 << 16
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 # File systems stamp a folder's change with a coarse clock: a file that came in the same tick would be
@@ -41,7 +42,7 @@ def asked(env: Mapping[str, str]) -> bool:
 @dataclass(frozen=True)
 class CaptureRequest:
     """One request on demand. Exactly one of `next_steps` and `seconds` is set; `backend` "auto": nsys
-    where the worker has a session.
+    where the worker has a session. Raises ValueError for numbers that no capture can have.
     """
 
     id: str
@@ -52,6 +53,16 @@ class CaptureRequest:
     next_steps: int | None
     seconds: float | None
 
+    def __post_init__(self) -> None:
+        if (self.next_steps is None) == (self.seconds is None):
+            raise ValueError("it needs a number of steps or of seconds, and not both")
+        if self.next_steps is not None and not 0 < self.next_steps <= MOST_STEPS:
+            raise ValueError(f"{self.next_steps} steps: 1 to {MOST_STEPS} can be taken")
+        if self.seconds is not None and not 0 < self.seconds <= MOST_SECONDS:  # nor NaN
+            raise ValueError(
+                f"{self.seconds:g} seconds: more than 0 and at most {MOST_SECONDS:g} are possible"
+            )
+
     def to_json(self) -> str:
         found = {**self.__dict__, "schema": 1, "options": dict(self.options)}
         return json.dumps(found)
@@ -60,8 +71,8 @@ class CaptureRequest:
     def from_json(cls, text: str) -> CaptureRequest:
         """Raises `ValueError` for anything but a demand of this schema."""
         try:
-            data = json.loads(text)
-            demand = cls(
+            data = foreign.parse(text)
+            return cls(
                 id=_plain(str(data["id"])),
                 workers=tuple(map(str, data["workers"])),
                 ranks=None if data["ranks"] is None else tuple(map(int, data["ranks"])),
@@ -70,13 +81,8 @@ class CaptureRequest:
                 next_steps=None if data["next_steps"] is None else int(data["next_steps"]),
                 seconds=None if data["seconds"] is None else float(data["seconds"]),
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"no capture request: {type(error).__name__}: {error}") from None
-        if (demand.next_steps is None) == (demand.seconds is None) or (
-            demand.next_steps or demand.seconds or 0
-        ) <= 0:
-            raise ValueError("no capture request: it needs a positive number of steps or of seconds")
-        return demand
 
 
 def _plain(identity: str) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlprof_ops import env_names
 
@@ -19,45 +19,39 @@ if TYPE_CHECKING:
     from rlprof_ops.runtime.ranges.emitters import RangeEmitter
 
 R = TypeVar("R")
-Executor = Callable[..., object]  # (actor, *arguments), as Ray calls it
 
 
 def install(name: str, module: ModuleType) -> None:
     """Follow the executors of `ray._private.function_manager` in a process that has a session."""
     if not os.environ.get(env_names.NSYS_SESSION):
         return
-    from rlprof_ops.frameworks.adapter import attribute, wrap
+    from rlprof_ops.runtime.process.hooks import Intercept, attribute, follow
 
-    wrap(attribute(module, "FunctionActorManager"), "_make_actor_method_executor", _executor)
-
-
-def _executor(before: Callable[..., Executor]) -> Callable[..., Executor]:
-    def make(self: object, method_name: str, method: Callable[..., object]) -> Executor:
-        executor = before(self, method_name, method)
-        if method_name.startswith("__") or inspect.isasyncgenfunction(method):
-            return executor
-        return _as_range(executor, method_name)
-
-    return make
+    owner = attribute(module, "FunctionActorManager")
+    follow(owner, "_make_actor_method_executor", Intercept("Ray", finish=_as_range))
 
 
-def _as_range(executor: Executor, method_name: str) -> Executor:
+def _as_range(executor: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    method_name, method = (*arguments[1:], *named.values())[:2]
+    if method_name.startswith("__") or inspect.isasyncgenfunction(method):
+        return executor
     label = f"rlprof:{method_name}"
+    from rlprof_ops.runtime.process.hooks import safely
 
     @functools.wraps(executor)  # Ray reads the attributes that the executor carries
     def call(*arguments: object, **named: object) -> object:
         nvtx = _nvtx()
         if nvtx is None:
             return executor(*arguments, **named)
-        token = nvtx.start(label)
+        token = safely("Ray", nvtx.start, label)
         try:
             result = executor(*arguments, **named)
         except BaseException:
-            nvtx.end(token)
+            safely("Ray", nvtx.end, token)
             raise
         if inspect.iscoroutine(result):
             return _until_done(result, nvtx, token)
-        nvtx.end(token)
+        safely("Ray", nvtx.end, token)
         return result
 
     return call

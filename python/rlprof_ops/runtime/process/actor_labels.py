@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rlprof_ops import backends, env_names
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS, WorkerKey
@@ -121,32 +121,22 @@ def install(name: str, module: ModuleType) -> None:
     """Follow `ActorClass._remote` of the imported `ray.actor`.
 
     Raises:
-        UnknownShape: a Ray whose `_remote` takes other arguments.
+        UnknownShape: a Ray that has no such method.
     """
-    from rlprof_ops.frameworks.adapter import UnknownShape, attribute
+    from rlprof_ops.runtime.process.hooks import Intercept, attribute, follow
 
-    owner = attribute(module, "ActorClass")
-    before = attribute(owner, "_remote")
-    if getattr(before, _DONE, False):
-        return
-    if "args" not in before.__code__.co_varnames if hasattr(before, "__code__") else False:
-        raise UnknownShape("ray.actor.ActorClass._remote takes other arguments")
+    follow(attribute(module, "ActorClass"), "_remote", Intercept("Ray's actors", _label, _created), _DONE)
 
-    @functools.wraps(before)
-    def _remote(self: ActorClass, args: object = None, kwargs: object = None, **options: object) -> object:
-        try:
-            options["runtime_env"] = labelled(self, options)
-        except Exception as error:
-            from rlprof_ops.runtime.process.event_log import log_once
 
-            log_once(f"an actor is not labelled: {type(error).__name__}: {error}")
-        made = before(self, args, kwargs, **options)
-        if not options.get("get_if_exists"):  # Ray creates it by calling this again
-            _note(options.get("runtime_env"))
-        return made
+def _label(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """The call of `_remote(self, args, kwargs, **options)` with our key among the options."""
+    return arguments, {**named, "runtime_env": labelled(arguments[0], named)}
 
-    setattr(_remote, _DONE, True)
-    owner._remote = _remote
+
+def _created(made: object, _: object, options: dict[str, Any]) -> object:
+    if not options.get("get_if_exists"):  # Ray creates it by calling this again
+        _note(options.get("runtime_env"))
+    return made
 
 
 def _note(runtime_env: object) -> None:

@@ -7,29 +7,29 @@ keeps torch's.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from rlprof_ops import env_names
+
+if TYPE_CHECKING:
+    from rlprof_ops.runtime.process.hooks import Substitute
 
 
 def install(name: str, module: ModuleType) -> None:
     """Route the two functions of `torch.cuda.profiler` where this process has a session and a supervisor."""
     if not os.environ.get(env_names.NSYS_SESSION) or not os.environ.get(env_names.NODE_DIR):
         return
-    from rlprof_ops.frameworks.adapter import wrap
+    from rlprof_ops.runtime.process.hooks import Intercept, follow
 
-    def routed(what: str) -> Callable[[Callable[[], object]], Callable[[], object]]:
-        def make(before: Callable[[], object]) -> Callable[[], object]:
-            def call() -> object:
-                from rlprof_ops.runtime.step_clock import ask_window
+    for what in ("stop", "start"):
+        follow(module, what, Intercept("torch.cuda.profiler", prepare=functools.partial(_routed, what)))
 
-                return None if ask_window(what) else before()
 
-            return call
+def _routed(what: str, _: object, __: object) -> Substitute | None:
+    from rlprof_ops.runtime.process.hooks import Substitute
+    from rlprof_ops.runtime.step_clock import ask_window
 
-        return make
-
-    wrap(module, "start", routed("start"))
-    wrap(module, "stop", routed("stop"))
+    return Substitute(None) if ask_window(what) else None

@@ -10,17 +10,14 @@ the parent can tell: for the node's agent both have the same runtime env.
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops import backends
 
 if TYPE_CHECKING:
     from ray.runtime_env import RuntimeEnv
-
-R = TypeVar("R")
 
 NOT_MINE: Mapping[str, object] = {
     "rlprof": {},
@@ -42,48 +39,23 @@ def keep_profiling() -> None:
         from ray.actor import ActorClass
         from ray.remote_function import RemoteFunction
 
-        for owner, made in ((ActorClass, _actor_remote), (RemoteFunction, _task_remote)):
-            before = owner._remote
-            if not getattr(before, _DONE, False):
-                after = functools.wraps(before)(made(before))
-                setattr(after, _DONE, True)
-                owner._remote = after
+        from rlprof_ops.runtime.process.hooks import Intercept, follow
+
+        follow(ActorClass, "_remote", Intercept("Ray's actors", _actor), _DONE)
+        follow(RemoteFunction, "_remote", Intercept("Ray's tasks", _task), _DONE)
     except Exception as error:
         from rlprof_ops.runtime.process.event_log import log
 
         log(f"what this process starts may inherit its profiling: {type(error).__name__}: {error}")
 
 
-def _actor_remote(before: Callable[..., R]) -> Callable[..., R]:
-    def _remote(
-        self: object,
-        args: object = None,
-        kwargs: object = None,
-        runtime_env: Mapping[str, object] | None = None,
-        **options: object,
-    ) -> R:
-        return before(self, args, kwargs, runtime_env=without_inherited(runtime_env), **options)
-
-    return _remote
+def _actor(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    return arguments, {**named, "runtime_env": without_inherited(named.get("runtime_env"))}
 
 
-def _task_remote(before: Callable[..., R]) -> Callable[..., R]:
-    def _remote(
-        self: object,
-        args: object = None,
-        kwargs: object = None,
-        serialized_runtime_env_info: str | None = None,
-        **options: object,
-    ) -> R:
-        return before(
-            self,
-            args,
-            kwargs,
-            serialized_runtime_env_info=_without_inherited_text(serialized_runtime_env_info),
-            **options,
-        )
-
-    return _remote
+def _task(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    text = _without_inherited_text(named.get("serialized_runtime_env_info"))
+    return arguments, {**named, "serialized_runtime_env_info": text}
 
 
 def without_inherited(runtime_env: Mapping[str, object] | None) -> RuntimeEnv:

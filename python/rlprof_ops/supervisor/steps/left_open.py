@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from rlprof_ops.host import foreign
 from rlprof_ops.runtime.process.session_file import Session
 from rlprof_ops.supervisor.steps.watched_session import events_path
 
@@ -42,12 +41,7 @@ def read(events: Path) -> Left:
     begun: set[tuple[int, int | None]] = set()
     window: LeftOpen | None = None
     asked = 0
-    try:
-        lines = events.read_bytes().splitlines()
-    except OSError:
-        return Left()
-    for line in lines:
-        row = _row(line)
+    for row in foreign.read_rows(events):
         steps, what = row.get("steps"), row.get("event")
         if what not in ("opened", "closed", "failed") or not isinstance(steps, list) or len(steps) != 2:
             continue
@@ -60,11 +54,3 @@ def read(events: Path) -> Left:
         elif window is not None and (window.start, window.asked_by) == (start, asked_by):
             window = None
     return Left(frozenset(begun), window, asked)
-
-
-def _row(line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return {}
-    return row if isinstance(row, dict) else {}

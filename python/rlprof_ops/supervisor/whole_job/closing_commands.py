@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlprof_ops.host import foreign
 from rlprof_ops.host.background import in_background
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.recorder.head_recorder import SUMMARY
@@ -41,15 +41,22 @@ class ClosingCommands:
         self._files = files
 
     async def storage_answers(self) -> bool:
-        """Whether there is any use in reading the run folder: what hangs there cannot even be killed."""
-        look = in_background(self._run.exists, seconds=_LOOK_SECONDS)
+        """Whether there is any use in reading the run folder: what hangs there cannot even be killed, and in
+        another folder under its name nothing is ours.
+        """
+        look = in_background(self._look, seconds=_LOOK_SECONDS)
         answer = await self._files.survived(look, _LOOK_SECONDS + 1, f"looking at {self._run}")
         if answer is None:
             self._journal.say(
-                f"the storage of {self._run} does not answer: no harvest and no report; when it does, run"
+                f"{self._run} does not answer as this job's own: no harvest and no report; when it does, run"
                 f" scripts/harvest.sh {self._run}"
             )
         return answer is not None
+
+    def _look(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):  # which the commands themselves will say
+            self._files.run.open().close()
+        return True
 
     async def harvest(self, left_s: float) -> None:
         """Make the manifest, within its knob and what Slurm leaves."""
@@ -96,8 +103,5 @@ def _has_something(run: Path) -> bool:
     """
     if any((run / "profiles").glob("*/*/*/*")):
         return True
-    try:
-        with open(run / "recorder" / SUMMARY, "rb") as file:
-            return bool(json.loads(file.read(_MOST_BYTES))["history"]["steps"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+    summary = foreign.read_object(run / "recorder" / SUMMARY, _MOST_BYTES)
+    return bool(foreign.an_object(summary.get("history")).get("steps"))
