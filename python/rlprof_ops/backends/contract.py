@@ -29,6 +29,10 @@ class CaptureError(Exception):
     """A capture could not be taken; the text is the reason that the manifest will show."""
 
 
+class Yielded(CaptureError):
+    """Ours did not open, since something of the program's own was first; the window's next step may try."""
+
+
 @dataclass(frozen=True)
 class Check:
     """What a look into one report found. `state` is ok, empty or truncated; `reason` is "" when ok."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rlprof_ops import backends, env_names
 from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.host import processes
-from rlprof_ops.runtime.capture_error import CaptureError
+from rlprof_ops.runtime.capture_error import CaptureError, Yielded
 from rlprof_ops.runtime.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
@@ -41,6 +41,7 @@ class Capture:
     impossible: str
     gate: Gate = field(init=False)
     target: Path | None = None
+    yielded: tuple[OpenWindow, str] | None = None  # the window that could not open yet, and why
     asked_by: str | None = None
 
 
@@ -230,10 +231,22 @@ class Captures:
             self._place.tmp.mkdir(parents=True, exist_ok=True)
             capture.target = unused(self._place.tmp / report)
             capture.taker.open(capture.target)
+        except Yielded as error:
+            self._yield(capture, window, str(error))
+            return
         except Exception as error:  # whatever a profiler does, training goes on
             self._not_opened(capture, window, _reason(error))
             return
         self._events.write("opened", **_of(capture, window), report=report)
+
+    def _yield(self, capture: Capture, window: OpenWindow, reason: str) -> None:
+        """Something of the program's own is in the way; the window's next step tries again."""
+        before, capture.yielded = capture.yielded, (window, reason)
+        if before is None or before[0].window != window.window or before[0].phase != window.phase:
+            self._not_opened(capture, window, reason)
+        else:
+            capture.target = None
+        capture.gate.retry(window)
 
     def _report_name(self, capture: Capture, window: OpenWindow, suffix: str) -> str:
         return self._place.report_name(window.window, window.phase, suffix, capture.asked_by)
@@ -261,10 +274,16 @@ class Captures:
             capture.taker, "late", False
         ):  # the tool writes when the process ends; harvest finds it by its name
             return
+        note = getattr(capture.taker, "cut_short", "")
+        if note:
+            seen = getattr(capture.taker, "steps", window.seen)
+            partial, window.seen = True, window.seen[:1] + [step for step in window.seen[1:] if step in seen]
+        elif capture.yielded and capture.yielded[0].window == window.window:
+            note = f"it begins at step {window.seen[0]}: until then {capture.yielded[1]}"
         if capture.asked_by is not None:  # named by what it saw, not by what was planned
             window.window = _steps_window(window.window.start, max(window.seen) + 1)
         if isinstance(finished, Path):
-            self._finish(capture, window, partial, lambda: finished)
+            self._finish(capture, window, partial, lambda: finished, note=note)
             return
         # Nothing more enters this report, so the next step may begin while it is written.
         thread = threading.Thread(
@@ -287,10 +306,11 @@ class Captures:
         partial: bool,
         wait: Callable[[], Path],
         stopping: object = None,
+        note: str = "",
     ) -> None:
         try:
             finished = wait()
-            self._deliver(capture, window, finished, partial, str(getattr(stopping, "note", "")))
+            self._deliver(capture, window, finished, partial, note or str(getattr(stopping, "note", "")))
             for first, last, path, phase in getattr(capture.taker, "extra", ()):
                 own = OpenWindow(_steps_window(first, last + 1), phase or window.phase, [first, last])
                 self._deliver(capture, own, path, partial=False)

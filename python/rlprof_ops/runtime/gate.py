@@ -69,6 +69,9 @@ class Gate:
         """Forget the open window without taking it: it could not be opened."""
         self.current = None
 
+    def retry(self, window: OpenWindow) -> None:
+        """`window` could not be opened yet: the next of its steps may."""
+
     def _open(self, window: OpenWindow) -> None:
         self.current = window
         self._on_open(window)
@@ -105,6 +108,9 @@ class StepGate(Gate):
     def leave(self, step: int) -> None:
         if self.current and self.current.window.stop == step + 1:
             self.close(partial=not self.current.complete)
+
+    def retry(self, window: OpenWindow) -> None:
+        self._taken.discard(window.window.start)
 
     def inactive_step_range(self, step: int) -> tuple[int, int]:
         return _quiet_around(self.windows, step)

@@ -130,6 +130,33 @@ def test_cudas_history_is_on_inside_windows_only(asked, events, cuda):
     ]
 
 
+def test_a_history_of_the_programs_own_stays_on(asked, events, cuda):
+    asked(backend="memory", steps="3:5")
+    cuda._C._cuda_isHistoryEnabled = lambda: True
+
+    train(profiler.from_env("policy_worker", 0))
+
+    assert [entry[0] for entry in cuda.log] == ["dump"]
+    (closed,) = events("closed")
+    assert closed["partial"] is False
+
+
+@pytest.mark.parametrize(("enabled", "what"), [("all", "began its own"), (None, "ended the")])
+def test_a_call_of_the_programs_own_ends_our_window_first(asked, events, cuda, enabled, what):
+    asked(backend="memory", steps="3:6")
+
+    def work(step):
+        if step == 4:
+            cuda.cuda.memory._record_memory_history(enabled=enabled)
+
+    train(profiler.from_env("policy_worker", 0), work=work)
+
+    kinds = [entry[:2] if entry[0] == "history" else entry[0] for entry in cuda.log]
+    assert kinds == [("history", "all"), "dump", ("history", enabled)]
+    (closed,) = events("closed")
+    assert closed["partial"] is True and closed["seen"] == [3, 4] and what in closed["reason"]
+
+
 def test_running_out_of_memory_leaves_a_snapshot_of_that_moment(asked, events, cuda):
     node_dir = asked(backend="memory", steps="3:5")
 

@@ -11,6 +11,7 @@ import pytest
 
 from rlprof_ops.backends.torch.options import TorchOptions, parse
 from rlprof_ops.runtime import profiler
+from rlprof_ops.runtime.recorders.running_profilers import running
 
 pytestmark = pytest.mark.torch
 
@@ -232,4 +233,4 @@ def test_where_another_thread_would_crash_torch_it_is_not_asked(asked, events):
 
     (failed,) = events("failed")
     assert "can only be stopped by the thread that started it" in failed["reason"]
-    prof._captures._all[0].taker._profile.stop()  # for the tests after this one
+    running.settle()  # for the tests after this one

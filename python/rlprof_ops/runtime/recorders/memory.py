@@ -4,6 +4,7 @@ host.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import os
@@ -12,11 +13,12 @@ import threading
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.backends.memory import options as memory
 from rlprof_ops.backends.memory.options import NEEDS_CUDA, MemoryOptions, parse
 from rlprof_ops.runtime.capture_error import CaptureError
+from rlprof_ops.runtime.process.after_import import after_import
 from rlprof_ops.runtime.process.event_log import log_once
 
 if TYPE_CHECKING:
@@ -31,6 +33,66 @@ def memory_recorder(spec: CaptureSpec) -> CudaMemoryRecorder | HostMemoryRecorde
     """The recorder of a memory capture that `backends.validate` has let through."""
     options = parse(spec.options, spec.flags)
     return HostMemoryRecorder(options) if options.host else CudaMemoryRecorder(options)
+
+
+class _History:
+    """Who has torch's memory history on: there is one in a process, and ours never switches the program's
+    off.
+    """
+
+    def __init__(self) -> None:
+        self.theirs = False
+        self._ours: CudaMemoryRecorder | None = None
+        self._followed: object = None
+        self._calling = False  # one of ours
+
+    def follow(self, memory: ModuleType) -> None:
+        """Know of the program's own calls from now on."""
+        before = memory._record_memory_history
+        if before is self._followed:
+            return
+        enabled_already = getattr(sys.modules["torch"]._C, "_cuda_isHistoryEnabled", bool)
+        self.theirs = self._ours is None and bool(enabled_already())
+
+        @functools.wraps(before)
+        def record(*arguments: Any, **named: Any) -> Any:
+            if not self._calling:
+                try:
+                    self._they_call(bool(named.get("enabled", arguments[0] if arguments else "all")))
+                except Exception as error:
+                    log_once(f"memory history of the program's own is not followed: {error}")
+            return before(*arguments, **named)
+
+        memory._record_memory_history = record  # type: ignore[attr-defined]
+        self._followed = record
+
+    def _they_call(self, enabled: bool) -> None:
+        ours, self.theirs = self._ours, enabled
+        if ours is not None and not ours.cut_short:
+            what = "began its own" if enabled else "ended the"
+            ours.cut(f"yielded to the program, which {what} memory history: the snapshot ends there")
+
+    def begin(self, ours: CudaMemoryRecorder, torch: ModuleType, settings: dict[str, object]) -> None:
+        """Switch the history on, unless the program has: then the snapshot is of its own."""
+        if not self.theirs:
+            self._record(torch, enabled="all", **settings)
+        self._ours = ours
+
+    def end(self, ours: CudaMemoryRecorder, torch: ModuleType) -> None:
+        """Off again, since it costs time and memory at every allocation; the program's own stays."""
+        self._ours = None
+        if not self.theirs and not ours.cut_short:
+            self._record(torch, enabled=None)
+
+    def _record(self, torch: ModuleType, **settings: object) -> None:
+        self._calling = True
+        try:
+            torch.cuda.memory._record_memory_history(**settings)
+        finally:
+            self._calling = False
+
+
+history = _History()
 
 
 class CudaMemoryRecorder:
@@ -48,9 +110,12 @@ class CudaMemoryRecorder:
         self._options = options
         self._torch: ModuleType | None = None
         self._target: Path | None = None
-        self._steps: list[int] = []
         self._observing = False
+        self._dumped = False
+        self.steps: list[int] = []
         self.extra: list[tuple[int, int, Path, str]] = []
+        self.cut_short = ""
+        after_import("torch.cuda.memory", history.follow)
 
     def open(self, target: Path) -> None:
         try:
@@ -59,34 +124,47 @@ class CudaMemoryRecorder:
             raise CaptureError(f"torch cannot be imported: {error}") from None
         if not torch.cuda.is_available():
             raise CaptureError(NEEDS_CUDA)
+        history.follow(torch.cuda.memory)
+        self._torch, self._target, self.steps, self.extra = torch, target, [], []
+        self._dumped, self.cut_short = False, ""
         options = self._options
+        settings = {
+            "context": None if options.context == "none" else options.context,
+            "stacks": options.stacks,
+            "max_entries": options.max_entries,
+        }
         try:
-            torch.cuda.memory._record_memory_history(
-                enabled="all",
-                context=None if options.context == "none" else options.context,
-                stacks=options.stacks,
-                max_entries=options.max_entries,
-            )
+            history.begin(self, torch, settings)
         except Exception as error:
             raise CaptureError(f"torch's memory history did not start: {error}") from error
-        self._torch, self._target, self._steps, self.extra = torch, target, [], []
         self._watch_for_oom(torch)
 
     def entered(self, step: int) -> None:
-        self._steps.append(step)
+        if not self.cut_short:
+            self.steps.append(step)
+
+    def cut(self, reason: str) -> None:
+        """The program is about to switch the history off, which empties it: take the snapshot now."""
+        self.cut_short = reason
+        self._dump()
 
     def close(self) -> Path:
-        target, self._target = self._target, None
+        target = self._target
         if target is None or self._torch is None:
             raise CaptureError("the memory history was not on")
         try:
-            self._torch.cuda.memory._dump_snapshot(str(target))
+            self._dump()
         except Exception as error:
             raise CaptureError(f"torch's memory snapshot failed: {error}") from error
         finally:
-            # Off again: it costs time and memory at every allocation.
-            self._torch.cuda.memory._record_memory_history(enabled=None)
+            self._target = None
+            history.end(self, self._torch)
         return target
+
+    def _dump(self) -> None:
+        if self._torch is not None and not self._dumped:
+            self._torch.cuda.memory._dump_snapshot(str(self._target))
+            self._dumped = True
 
     def _watch_for_oom(self, torch: ModuleType) -> None:
         if self._observing:  # torch can attach an observer but not take one back
@@ -100,7 +178,7 @@ class CudaMemoryRecorder:
     def _on_oom(self, device: int, allocated: int, device_total: int, device_free: int) -> None:
         target = self._target
         if (
-            target is None or self._torch is None or self.extra or not self._steps
+            target is None or self._torch is None or self.extra or not self.steps
         ):  # outside a window, or told already
             return
         path = target.with_name(f"{target.name[: -len(self.suffix)]}.{OOM_PHASE}{self.suffix}")
@@ -109,7 +187,7 @@ class CudaMemoryRecorder:
         except Exception as error:
             log_once(f"no snapshot on out-of-memory: {error}")
             return
-        self.extra.append((self._steps[-1], self._steps[-1], path, OOM_PHASE))
+        self.extra.append((self.steps[-1], self.steps[-1], path, OOM_PHASE))
 
 
 class HostMemoryRecorder:

@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,8 @@ from rlprof_ops.backends.torch import options as torch_backend
 from rlprof_ops.backends.torch.options import TorchOptions, parse
 from rlprof_ops.backends.torch.trace_check import GPUS_KEY
 from rlprof_ops.runtime.capture_error import CaptureError
+from rlprof_ops.runtime.process.after_import import after_import
+from rlprof_ops.runtime.recorders.running_profilers import running
 from rlprof_ops.words import size
 
 if TYPE_CHECKING:
@@ -41,23 +42,24 @@ class TorchProfile(Protocol):
 
 class TorchRecorder:
     """Records from `open` to `close`. With a schedule, the cycles after the first are left in `extra` as
-    (first, last step, file, phase).
+    (first, last step, file, phase). `cut_short` says why the recording ended before `close`, after `steps`.
 
     `open` and `close` raise `CaptureError`.
     """
 
     suffix = torch_backend.SUFFIX
-    _stuck = ""  # of the process: why a profiler still runs in it
 
     def __init__(self, spec: CaptureSpec) -> None:
         self._spec = spec
         self._profile: TorchProfile | None = None
         self._target: Path | None = None
-        self._thread = 0
         self._options = TorchOptions()
-        self._steps: list[int] = []
         self._cycles: list[tuple[int, int, Path, None]] = []
+        self._problem: CaptureError | None = None
+        self.steps: list[int] = []
         self.extra: list[tuple[int, int, Path, None]] = []
+        self.cut_short = ""
+        after_import("torch.autograd.profiler", running.follow)
 
     def open(self, target: Path) -> None:
         try:
@@ -65,56 +67,72 @@ class TorchRecorder:
         except ValueError as error:
             raise CaptureError(str(error)) from None
         torch = _torch()
-        if TorchRecorder._stuck:
-            raise CaptureError(
-                "torch.profiler still runs since an earlier window, which it would not end:"
-                f" {TorchRecorder._stuck}"
-            )
-        self._target, self._steps, self._cycles, self.extra = target, [], [], []
-        try:
-            self._profile = make_profile(
-                torch, self._options, self._on_trace if self._options.scheduled else None
-            )
-            self._profile.start()
-        except Exception as error:
-            self._profile = None
-            raise CaptureError(f"torch.profiler did not start: {error}") from error
-        self._thread = threading.get_ident()
+        self._target, self.steps, self._cycles, self.extra = target, [], [], []
+        self._problem, self.cut_short = None, ""
 
-    def entered(self, step: int) -> None:
-        """A step of the window begins: the schedule counts it from its second on."""
-        if self._profile is not None and self._options.scheduled and self._steps:
-            self._profile.step()
-        self._steps.append(step)
-
-    def close(self) -> Path:
-        profile, self._profile = self._profile, None
-        target, options = self._target, self._options
-        if profile is None or target is None:
-            raise CaptureError("the torch profiler was not running")
-        if self._thread != threading.get_ident() and not options.all_threads:
-            # torch crashes the process when another thread stops it (seen with 2.13), so it is left running.
+        def start() -> None:
+            profile = make_profile(torch, self._options, self._on_trace if self._options.scheduled else None)
+            profile.start()
             self._profile = profile
-            raise CaptureError(
-                "torch.profiler can only be stopped by the thread that started it: set `all_threads: true`"
-            )
-        self._stop(profile)
+
         try:
-            if not options.scheduled:
-                export(profile, target, options.max_mb)
+            running.begin(self, start, any_thread=self._options.all_threads and _all_threads() is not None)
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(f"torch.profiler could not export: {error}") from error
+            raise CaptureError(f"torch.profiler did not start: {error}") from error
+
+    def entered(self, step: int) -> None:
+        """A step of the window begins: the schedule counts it from its second on."""
+        with running.as_ours():
+            if self._profile is not None and not self.cut_short and self._problem is None:
+                if self._options.scheduled and self.steps:
+                    self._profile.step()
+                self.steps.append(step)
+
+    def close(self) -> Path:
+        running.settle()
+        running.end(self, self._end)
+        profile, self._profile = self._profile, None
+        target, options = self._target, self._options
+        if self._problem is not None:
+            raise self._problem
+        if profile is None or target is None:
+            raise CaptureError("the torch profiler was not running")
         if options.scheduled:
             if not self._cycles:
                 raise CaptureError(
                     f"the schedule wait={options.wait} warmup={options.warmup} active={options.active or 1}"
-                    f" ended before its first active step: the window had {len(self._steps)} steps"
+                    f" ended before its first active step: the window had {len(self.steps)} steps"
                 )
             self._cycles[0][2].replace(target)
             self.extra = self._cycles[1:]
         return target
+
+    def _end(self) -> None:
+        """Stop and export; why that failed is kept for `close`."""
+        profile, target = self._profile, self._target
+        assert profile is not None and target is not None
+        try:
+            self._stop(profile)
+            if not self._options.scheduled:
+                export(profile, target, self._options.max_mb)
+        except CaptureError as error:
+            self._problem = error
+        except Exception as error:
+            self._problem = CaptureError(f"torch.profiler could not export: {error}")
+
+    def cut(self, reason: str) -> None:
+        """Stop and export now, for `reason`; `close` hands it over. See `running_profilers`."""
+        self.cut_short = reason
+        with running.as_ours():
+            self._end()
+            if self._options.scheduled and not self._cycles and self._problem is None:
+                self._problem = CaptureError(f"{reason}, before the first active step of the schedule")
+
+    def abandon(self, reason: str) -> None:
+        """It cannot be stopped from here: `close` says `reason`."""
+        self._problem = CaptureError(reason)
 
     def _stop(self, profile: TorchProfile) -> None:
         try:
@@ -126,17 +144,17 @@ class TorchRecorder:
             try:
                 _torch().autograd._disable_profiler()
             except Exception:
-                TorchRecorder._stuck = f"{type(error).__name__}: {error}"
+                running.leave()
             raise CaptureError(f"torch.profiler did not stop: {error}") from error
 
     def _on_trace(self, profile: TorchProfile) -> None:
-        """The end of one cycle; `self._steps` ends with its last active step."""
+        """The end of one cycle; `self.steps` ends with its last active step."""
         assert self._target is not None
-        active = min(self._options.active or 1, len(self._steps))
+        active = min(self._options.active or 1, len(self.steps))
         number = len(self._cycles)
         path = self._target.with_name(f"{self._target.name[: -len(self.suffix)]}.cycle{number}{self.suffix}")
         export(profile, path, self._options.max_mb)
-        self._cycles.append((self._steps[-active], self._steps[-1], path, None))
+        self._cycles.append((self.steps[-active], self.steps[-1], path, None))
 
 
 def make_profile(
@@ -147,10 +165,7 @@ def make_profile(
     chosen = [kinds[name] for name in options.activities if name != "cuda" or torch.cuda.is_available()]
     arguments: dict[str, object] = {"activities": chosen or [kinds["cpu"]], **options.switches}
     if options.all_threads:
-        with contextlib.suppress(ImportError, TypeError):  # torch before 2.6 has no such setting
-            from torch._C._profiler import _ExperimentalConfig
-
-            arguments["experimental_config"] = _ExperimentalConfig(profile_all_threads=True)
+        arguments["experimental_config"] = _all_threads()
     if on_trace is not None:
         arguments["on_trace_ready"] = on_trace
         arguments["schedule"] = torch.profiler.schedule(
@@ -161,6 +176,17 @@ def make_profile(
     if uuids and hasattr(made, "preset_metadata_json"):  # torch 2.3 has it
         made.preset_metadata_json(GPUS_KEY, json.dumps(uuids))
     return made
+
+
+def _all_threads() -> object | None:
+    """torch's setting by which all threads are recorded, and any may stop; None before torch 2.6."""
+    try:
+        from torch._C._profiler import _ExperimentalConfig
+
+        found: object = _ExperimentalConfig(profile_all_threads=True)
+    except (ImportError, TypeError):
+        return None
+    return found
 
 
 def _uuids(torch: ModuleType) -> dict[str, str]:

@@ -1,0 +1,111 @@
+"""A program that profiles itself by torch while we do: its traces are whole, it ends as without us, and ours
+says why it yielded. Real torch.profiler.
+
+torch itself ends a process in which two overlap with SIGSEGV, so each case is a process of its own.
+"""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+SCRIPT = Path(__file__).with_name("own_profiler.py")
+TIMES = int(os.environ.get("RLPROF_TEST_TIMES", "1"))  # of each case; 20 by hand
+
+
+class Case(NamedTuple):
+    """`own`: how often the script worked in each trace of its own. `ours`: the states of our window."""
+
+    order: str
+    where: str
+    own: tuple[int, ...]
+    ours: dict[str, str]
+    options: dict[str, str] | None = None
+
+
+CUT = {"closed": "yielded to a torch.profiler of the program's own, which began in thread"}
+YIELDED = {"failed": "yielded to a torch.profiler of the program's own, which thread"}
+LATE = {**YIELDED, "closed": "it begins at step 3: until then yielded to a torch.profiler"}
+LOST = {"failed": "so its trace is lost: set `all_threads: true`"}
+ONE_THREAD = {"all_threads": "false"}
+SCHEDULED = {"schedule_wait": "0", "schedule_active": "1"}
+
+CASES = [
+    case
+    for where in ("main", "server")
+    for case in (
+        Case("os ts tp op", where, (2,), CUT),
+        Case("os ts op tp", where, (2 if where == "server" else 4,), CUT),
+        Case("ts os tp op", where, (2 if where == "server" else 3,), YIELDED),
+        Case("ts os op tp", where, (2 if where == "server" else 5,), YIELDED),
+        # a schedule's warm-up
+        Case("tr os tb tp op", where, (2,), YIELDED),
+        Case("os tr op tb tp", where, (2,), CUT),
+        Case("os tr next tb tp op", where, (2,), CUT),
+        # theirs has ended: the next step of our window is taken
+        Case("ts os tp next next op", where, (2 if where == "server" else 3,), LATE),
+        # twice in one window
+        Case("os ts tp next ts tp op", where, (2, 2), CUT),
+        # ours has a schedule
+        Case("os next ts tp op", where, (2,), CUT, SCHEDULED),
+    )
+] + [
+    Case("os ts tp op", "main", (2,), CUT, ONE_THREAD),
+    Case("os ts tp op", "server", (2,), LOST, ONE_THREAD),
+    Case("os ts op tp", "server", (2,), LOST, ONE_THREAD),
+    # what ran on for nothing is ended before the thread profiles itself
+    Case("os ts tp ms mp op", "server", (2, 2), LOST, ONE_THREAD),
+    Case("os ts op tp ms mp", "server", (2, 2), LOST, ONE_THREAD),
+    # a forked child has nothing of ours
+    Case("os fork op", "main", (), {"closed": ""}),
+    Case("os fork op", "main", (), {"closed": ""}, ONE_THREAD),
+    Case("os op ts tp", "main", (2,), {"closed": ""}),
+]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """All cases in one process with torch loaded, each in forked children; the folder and the exit codes."""
+    folder = tmp_path_factory.mktemp("own_profiler")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder), str(TIMES)],
+        input=json.dumps([{**case._asdict(), "options": case.options or {}} for case in CASES]),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120 + 10 * TIMES * len(CASES),
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{case.where}: {case.order}" for case in CASES])
+def test_the_programs_own_trace_is_whole_and_ours_says_why_it_yielded(ran, number):
+    folder, codes, said = ran
+    case = CASES[number]
+    for attempt in range(TIMES):
+        out = folder / f"{number}-{attempt}"
+        assert codes[number * TIMES + attempt] == 0, said[-3000:]
+        own = [json.loads(path.read_text())["traceEvents"] for path in sorted(out.glob("own-*.json"))]
+        matmuls = [sum(event.get("name") == "aten::mm" for event in events) for events in own]
+        assert matmuls == [3 * times for times in case.own]  # forward and twice backward
+        lines = (
+            json.loads(line)
+            for path in (out / "node/events").glob("*.jsonl")
+            for line in path.read_text().splitlines()
+        )
+        ended = {row["event"]: row for row in lines if row["event"] in ("closed", "failed")}
+        assert ended.keys() == case.ours.keys()
+        for event, reason in case.ours.items():
+            assert reason in ended[event].get("reason", "")
+        if "closed" in ended:
+            report = out / "node" / ended["closed"]["path"]
+            assert json.loads(gzip.decompress(report.read_bytes()))["traceEvents"]
+            assert ended["closed"]["partial"] is True
