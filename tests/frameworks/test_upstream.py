@@ -79,7 +79,7 @@ BEHAVIOURS = [
     (
         NSYS,
         "at exit the profiler is stopped",
-        "runtime/recorders/test_nsys_session.py::test_a_window_is_saved_when_training_ends_in_it",
+        "backends/nsight/test_nsys_session.py::test_a_window_is_saved_when_training_ends_in_it",
         "also on SIGTERM, and with a real report",
     ),
     (

@@ -109,7 +109,11 @@ class Stopping(Protocol):
 
 
 class WindowRecorder(Protocol):
-    """One backend in this process. `open` and `close` raise `CaptureError`."""
+    """One backend in this process. `open` and `close` raise `CaptureError`.
+
+    It may have: `late`, its files come when the process ends; `extra`, more files of the window as (first,
+    last step, file, phase); `cut_short`, why its recording ended before `close`, after `steps`.
+    """
 
     suffix: str
 
@@ -181,6 +185,10 @@ class Backend:
         process. "" where it leaves CUPTI to others.
         """
         return ""
+
+    def output_folder(self, worker: str, rank: int) -> str:
+        """Where a report lies below the request's `output_dir`; `worker` is safe in a path."""
+        return f"{self.name}/{worker}/rank{rank}"
 
     def recorder(self, spec: Spec, beside: Sequence[Spec]) -> tuple[WindowRecorder | None, str]:
         """Who takes `spec` in this process, or None and the reason why nobody can. `beside`: all captures of

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from rlprof_ops.backends.contract import Asked, Backend, Check, Verdict, Where
+from rlprof_ops.backends.contract import Asked, Backend, Check, Spec, Verdict, Where, WindowRecorder
 from rlprof_ops.backends.memory.options import HOST_SUFFIX, SUFFIX
 from rlprof_ops.backends.memory.options import validate as _validate
 
@@ -25,6 +26,11 @@ class Memory(Backend):
 
     def validate(self, spec: Asked, where: Where) -> Verdict:
         return _validate(spec, where)
+
+    def recorder(self, spec: Spec, beside: Sequence[Spec]) -> tuple[WindowRecorder | None, str]:
+        from rlprof_ops.backends.memory.recorder import memory_recorder
+
+        return memory_recorder(spec), ""
 
 
 BACKEND = Memory()

@@ -134,6 +134,7 @@ class NsightPlugin:
         folder: Path,
         supervised: bool,
     ) -> Wrap | SessionWrap:
+        """Raises `CannotWrap`."""
         nsys = nsys_cli.find()
         if nsys is None:
             why = nsys_cli.why_missing(env)

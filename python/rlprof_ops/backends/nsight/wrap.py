@@ -79,6 +79,7 @@ class NsightWrap:
     def make(
         self, identity: Identity, spec: Spec, env: Mapping[str, str], own: Mapping[str, str]
     ) -> NsysCommand:
+        """Raises `CannotWrap` without nsys, and `UsageError` for options that contradict each other."""
         nsys = nsys_cli.find(env)
         if nsys is None:
             raise CannotWrap(_nsys_is_missing(identity, env))

@@ -54,7 +54,7 @@ class RocprofWrap:
         context.env_vars.update(self.variables)
 
     def command(self, argv: Sequence[str], env: Mapping[str, str]) -> Command:
-        """Tried first: what rocprof-sys refuses would end the program."""
+        """Tried first: what rocprof-sys refuses would end the program. Raises `CannotWrap`."""
         python, rest = split_python(argv)
         context = SimpleNamespace(py_executable=shlex.join(python), env_vars=env, command_prefix=[])
         reason = asyncio.run(reason_against(self, context, Trials(), trial_env()))
@@ -105,6 +105,7 @@ class RocprofSysPlugin:
     )
 
     def given(self, config: Any) -> Given:
+        """Raises `ConfigError`."""
         if config != "default" and not isinstance(config, Mapping):
             expected = 'expected "default" or {"env": …, "args": …}'
             raise ConfigError(f'the runtime env\'s "_rocprof_sys" is {config!r}: {expected}')
@@ -122,6 +123,7 @@ class RocprofSysPlugin:
         folder: Path,
         supervised: bool,
     ) -> RocprofWrap:
+        """Raises `CannotWrap`."""
         wrap = make_wrap(given, identity, None, False, env, folder)
         reason = await reason_against(wrap, context, trials, trial_env())
         if reason is not None:

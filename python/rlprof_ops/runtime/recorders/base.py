@@ -13,14 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlprof_ops.backends import OK, Where, get, is_known, names, validate
+from rlprof_ops.backends import OK, Where, get, names, validate
 from rlprof_ops.backends.contract import WindowRecorder as WindowRecorder
-from rlprof_ops.backends.nsight import mask_reports, nsys_cli
-from rlprof_ops.backends.torch import trace_check as torch_backend
 from rlprof_ops.host.gpus import has_gpu
 from rlprof_ops.redact import secret_values
-from rlprof_ops.runtime.recorders.memory import memory_recorder
-from rlprof_ops.runtime.recorders.torch import TorchRecorder
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
@@ -31,37 +27,17 @@ def choose_taker(spec: CaptureSpec, all_specs: Sequence[CaptureSpec]) -> tuple[W
     refused = validate(spec, Where(gpu=has_gpu())).errors
     if refused:
         return None, "; ".join(refused)
-    if spec.backend == "torch":
-        conflict = first_cupti_user(all_specs)
-        return (None, conflict) if conflict else (TorchRecorder(spec), "")
-    if spec.backend == "memory":
-        return memory_recorder(spec), ""
     return get(spec.backend).recorder(spec, all_specs)
-
-
-def first_cupti_user(specs: Sequence[CaptureSpec]) -> str:
-    """Why torch cannot record CUDA beside the others: CUPTI serves one profiler a process."""
-    others = (get(spec.backend).holds_cupti(spec) for spec in specs if is_known(spec.backend))
-    found = next(filter(None, others), "")
-    return found if found and torch_backend.has_cuda_activity() else ""
 
 
 def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -> Path:
     """Also put a finished report where the request's `output_dir` wants it, without the secrets of this
     node's processes; the path there. Raises OSError.
-
-    torch traces lie as NeMo RL documents it (docs of NRL_TORCH_PROFILE_DIR): the controller's in the folder
-    itself, those of generation workers in one folder each kind, of all others by kind and rank.
     """
-    folder = Path(output_dir)
-    name = names.safe_worker(worker)
-    if backend != "torch":
-        folder = folder / backend / name / f"rank{rank}"
-    elif "controller" not in name:
-        folder = folder / name if "generation" in name else folder / name / str(rank)
+    folder = Path(output_dir, get(backend).output_folder(names.safe_worker(worker), rank))
     target = folder / final.name
     folder.mkdir(parents=True, exist_ok=True)
-    with _without_secrets(final) as source:
+    with _without_secrets(final, backend) as source:
         try:
             os.link(source, target)
         except FileExistsError:
@@ -72,10 +48,12 @@ def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -
 
 
 @contextlib.contextmanager
-def _without_secrets(report: Path) -> Iterator[Path]:
+def _without_secrets(report: Path, backend: str) -> Iterator[Path]:
     """The report, or, where secrets stand in it, a masked copy beside it. Raises OSError when that is no
     report any more.
     """
+    from rlprof_ops.backends.nsight import mask_reports
+
     found: list[tuple[int, int]] = []
     if report.name.endswith(mask_reports.MASKED_SUFFIXES):
         values = mask_reports.maskable(mask_reports.secrets_of_processes() | secret_values(os.environ))
@@ -89,7 +67,7 @@ def _without_secrets(report: Path) -> Iterator[Path]:
         shutil.copyfile(report, masked)
         with open(masked, "r+b") as stream:
             mask_reports.mask(stream.fileno(), found)
-        if nsys_cli.check(masked).state != OK:
+        if get(backend).check(masked).state != OK:
             raise OSError(errno.EBADMSG, "with its secrets taken out it is no report any more", report.name)
         yield masked
     finally:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Protocol
 
-from rlprof_ops.runtime.capture_error import CaptureError, Yielded
-from rlprof_ops.runtime.process.event_log import log, log_once
+from rlprof_ops.backends.contract import CaptureError, Yielded
+from rlprof_ops.host.log_line import log, log_once
 
 _OPENING = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
 _CLOSING = ("_disable_profiler", "_disable_profiler_legacy")

@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.host.log_line import log_once
 
 
 def after_import(name: str, action: Callable[[ModuleType], object]) -> None:

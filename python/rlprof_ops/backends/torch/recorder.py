@@ -10,18 +10,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Protocol, cast
+from typing import IO, Protocol, cast
 
+from rlprof_ops.backends.contract import CaptureError, Options
 from rlprof_ops.backends.torch import options as torch_backend
 from rlprof_ops.backends.torch.options import TorchOptions, parse
+from rlprof_ops.backends.torch.running_profilers import running
 from rlprof_ops.backends.torch.trace_check import GPUS_KEY
-from rlprof_ops.runtime.capture_error import CaptureError
-from rlprof_ops.runtime.process.after_import import after_import
-from rlprof_ops.runtime.recorders.running_profilers import running
+from rlprof_ops.host.after_import import after_import
 from rlprof_ops.words import size
-
-if TYPE_CHECKING:
-    from rlprof_ops.request import CaptureSpec
 
 _PROBE_BYTES = 1 << 20
 # a trace shrinks 15-fold at once; the levels above cost seconds of the training's time for a few percent
@@ -49,7 +46,7 @@ class TorchRecorder:
 
     suffix = torch_backend.SUFFIX
 
-    def __init__(self, spec: CaptureSpec) -> None:
+    def __init__(self, spec: Options) -> None:
         self._spec = spec
         self._profile: TorchProfile | None = None
         self._target: Path | None = None

@@ -15,21 +15,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops.backends.contract import CaptureError, Options
 from rlprof_ops.backends.memory import options as memory
 from rlprof_ops.backends.memory.options import NEEDS_CUDA, MemoryOptions, parse
-from rlprof_ops.runtime.capture_error import CaptureError
-from rlprof_ops.runtime.process.after_import import after_import
-from rlprof_ops.runtime.process.event_log import log_once
+from rlprof_ops.host.after_import import after_import
+from rlprof_ops.host.log_line import log_once
 
 if TYPE_CHECKING:
     from tracemalloc import Snapshot
 
-    from rlprof_ops.request import CaptureSpec
-
 OOM_PHASE = "oom"
 
 
-def memory_recorder(spec: CaptureSpec) -> CudaMemoryRecorder | HostMemoryRecorder:
+def memory_recorder(spec: Options) -> CudaMemoryRecorder | HostMemoryRecorder:
     """The recorder of a memory capture that `backends.validate` has let through."""
     options = parse(spec.options, spec.flags)
     return HostMemoryRecorder(options) if options.host else CudaMemoryRecorder(options)
@@ -128,7 +126,7 @@ class CudaMemoryRecorder:
         self._torch, self._target, self.steps, self.extra = torch, target, [], []
         self._dumped, self.cut_short = False, ""
         options = self._options
-        settings = {
+        settings: dict[str, object] = {
             "context": None if options.context == "none" else options.context,
             "stacks": options.stacks,
             "max_entries": options.max_entries,

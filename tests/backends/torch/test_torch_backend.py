@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from rlprof_ops.backends.torch.options import TorchOptions, parse
+from rlprof_ops.backends.torch.running_profilers import running
 from rlprof_ops.runtime import profiler
-from rlprof_ops.runtime.recorders.running_profilers import running
 
 pytestmark = pytest.mark.torch
 
