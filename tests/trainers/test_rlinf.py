@@ -195,6 +195,36 @@ def test_its_own_nsys_gives_way_or_writes_home_and_steps_are_counted_from_1(tmp_
     assert [[name for name, *_ in row["phases"]] for row in steps] == [["generate_rollouts"]] * 2 + [[]]
 
 
+OWN_ROCPROF = """
+import json
+from rlinf.scheduler import Cluster
+from rlinf.scheduler.hardware.accelerators.amd_gpu import RocprofSysConfig
+from rlprof_ops.frameworks.rlinf.import_config import request_of
+
+config = RocprofSysConfig(worker_groups=["ActorGroup", "EnvGroup"], args={"F": "true"}, output_dir=OUT,
+                          env={"ROCPROFSYS_SAMPLING_FREQ": "9"}, steps=[1])
+print(request_of(config).to_json())
+for worker in ("ActorGroup:1", "EnvGroup:0"):
+    given = {"worker_name": worker, "profiling_cfg": config}
+    words = Cluster.modify_profile_context(python_interpreter_path="python3", **given)
+    print(json.dumps([words, Cluster.get_profiling_env_vars_for_worker(**given)]))
+"""
+
+
+def test_its_own_rocprof_sys_gives_way_with_what_it_would_set(tmp_path: Path):
+    """RLinf's wrap gives rocprof-sys the interpreter as a script; ours gets its block, and nothing beside."""
+    program = OWN_ROCPROF.replace("OUT", repr(str(tmp_path / "out")))
+    asked = {"RLPROF_WORKERS": "ActorGroup", "RLPROF_STEPS": "2", "RLPROF_BACKEND": "rocprof_sys"}
+    done, _ = run_program(program, tmp_path, "", **asked)
+    request, ours, theirs = done.stdout.splitlines()[-3:]
+    [spec] = request_from_json(request).captures
+    assert (spec.backend, str(spec.steps), spec.options) == ("rocprof_sys", "2", {"F": "true"}), done.stderr
+    assert spec.env == {"ROCPROFSYS_SAMPLING_FREQ": "9"}
+    assert json.loads(ours) == ["python3", {}]
+    words, variables = json.loads(theirs)
+    assert words.startswith("rocprof-sys-python ") and "ROCPROFSYS_OUTPUT_PATH" in variables
+
+
 def run_program(
     program: str, folder: Path, path: str, **asked: str
 ) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:

@@ -224,7 +224,7 @@ class Captures:
             return
         report = self._report_name(capture, window, capture.taker.suffix)
         try:
-            if capture.spec.backend == "nsight":
+            if backends.from_outside(capture.spec.backend):  # a session writes one window before the next
                 self._finish_before_next()
             if self._other_open(capture):
                 raise CaptureError(f"another {capture.spec.backend} window is open in this process")

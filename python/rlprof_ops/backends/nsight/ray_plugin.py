@@ -34,7 +34,7 @@ _DEFAULT = {"t": "cuda,cudnn,cublas,nvtx", "stop-on-exit": "true"}
 
 
 @dataclass(frozen=True)
-class Wrap:
+class ProfileWrap:
     """One worker's command, ready for the shell but for the interpreter that follows; `options` identify
     its trial.
     """
@@ -133,7 +133,7 @@ class NsightPlugin:
         env: Mapping[str, str],
         folder: Path,
         supervised: bool,
-    ) -> Wrap | SessionWrap:
+    ) -> ProfileWrap | SessionWrap:
         """Raises `CannotWrap`."""
         nsys = nsys_cli.find()
         if nsys is None:
@@ -164,7 +164,7 @@ def make_wrap(
     env: Mapping[str, str],
     session_folder: Path,
     nsys: str,
-) -> Wrap:
+) -> ProfileWrap:
     """The wrap of one worker. The folder of its report exists afterwards, or is made when the worker takes
     its rank.
     """
@@ -175,7 +175,7 @@ def make_wrap(
     output = report_output(options.get("o"), identity, _window(identity, spec, rest), env, session_folder)
     if RANK not in os.path.dirname(output):
         os.makedirs(os.path.dirname(output), mode=0o700, exist_ok=True)
-    return Wrap(
+    return ProfileWrap(
         identity,
         nsys,
         tuple(words),

@@ -22,7 +22,7 @@ from rlprof_ops.backends.wrapping import CannotWrap, Command, Identity
 SCRIPT = Path(__file__).with_name("nsys.sh")
 
 
-class Session(Options, Protocol):
+class LaunchOptions(Options, Protocol):
     """What a session is launched by."""
 
     @property
@@ -111,7 +111,9 @@ def nsys_command(identity: Identity, spec: Spec, env: Mapping[str, str], nsys: s
     return make(identity, spec, env, nsys)
 
 
-def session_command(identity: Identity, spec: Session, env: Mapping[str, str], nsys: str) -> NsysCommand:
+def session_command(
+    identity: Identity, spec: LaunchOptions, env: Mapping[str, str], nsys: str
+) -> NsysCommand:
     """`nsys launch`: the process idles in a session of its own until a window is opened.
 
     Raises `UsageError` for options that contradict each other.
@@ -128,7 +130,7 @@ def session_command(identity: Identity, spec: Session, env: Mapping[str, str], n
 
 
 def session_prefix(worker: str, rank: int | None, env: Mapping[str, str]) -> str:
-    """Session names begin with a letter and are unique on a machine that several jobs share."""
+    """LaunchOptions names begin with a letter and are unique on a machine that several jobs share."""
     return f"rlprof-{names.safe(env.get(env_names.JOB) or 'local')}-{names.safe_worker(worker)}-r{rank or 0}-"
 
 
