@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
+import shutil
+import subprocess
+import textwrap
+import time
+from base64 import b64decode, b64encode, urlsafe_b64encode
+from urllib.parse import quote, quote_plus
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlprof_ops.redact import (
     MASK,
@@ -19,8 +29,8 @@ from rlprof_ops.redact import (
 from tests.secret_forms import INNOCENT, ODD, SECRETS
 
 
-def test_there_are_45_of_each():
-    assert (len(SECRETS), len(INNOCENT)) == (45, 45)
+def test_there_are_enough_of_each():
+    assert len(set(SECRETS)) >= 150 and len(set(INNOCENT)) >= 105
 
 
 @pytest.mark.parametrize(("form", "secret"), SECRETS, ids=range(len(SECRETS)))
@@ -150,3 +160,157 @@ def test_innocent_lines_of_a_log_are_untouched():
 def test_a_long_line_takes_no_time():
     for text in ("a" * 200_000, "key=" * 50_000, "'" * 50_000, "https://" * 20_000, "mysql " * 20_000):
         assert re.sub(r"\*", "", redact_text(text, {})) is not None
+
+
+VALUE = "q7Z/k1+Vw9\"Xr2 L\\m4Tp'é$z"
+ENCODINGS = {
+    "as it is": lambda v: v,
+    "JSON": lambda v: json.dumps({"x": v}),
+    "JSON, UTF-8": lambda v: json.dumps({"x": v}, ensure_ascii=False),
+    "JSON in JSON": lambda v: json.dumps({"x": json.dumps({"x": v})}),
+    "repr": repr,
+    "repr of bytes": lambda v: repr(v.encode()),
+    "URL": lambda v: quote(v, safe=""),
+    "URL, small letters": lambda v: re.sub("%..", lambda match: match[0].lower(), quote(v, safe="")),
+    "a form of a page": quote_plus,
+    "shlex.quote": shlex.quote,
+    "HTML": html.escape,
+    "hex": lambda v: v.encode().hex(),
+    "HEX": lambda v: v.encode().hex().upper(),
+    **{
+        f"base64 behind {before!r}": lambda v, before=before: b64encode((before + v).encode()).decode()
+        for before in ("", "u", "u:", "me:", "long name:")
+    },
+    "base64 for URLs": lambda v: urlsafe_b64encode(f"me:{v}:x".encode()).decode(),
+}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(
+    "value", [VALUE, "0123456789abcdef0123456789abcdef01234567", "correct-horse-battery"]
+)
+def test_a_known_value_is_found_in_every_encoding(name, value):
+    shown = ENCODINGS[name](value)
+    for text in (f"x {shown} y", f"{shown}", f"line\nnothing {shown}\nlast"):
+        masked = redact_text(text, {"MY_SECRET": value})
+        core = shown.strip("'\"{}[]=")
+        assert not any(core[at : at + 10] in masked for at in range(8, len(core) - 10))
+        log = redact_log(text.encode(), {value}).decode()
+        assert not any(core[at : at + 10] in log for at in range(8, len(core) - 10))
+        assert len(redact_log(text.encode(), {value})) == len(text.encode())
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_a_known_value_is_found_as_bash_prints_it():
+    said = subprocess.run(
+        ["bash", "-c", "printf '%q\\n' \"$1\"; x=$1; declare -p x; set -x; : \"$1\"", "-", VALUE],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    for data in (said.stdout, said.stderr):
+        shown = redact_log(data, {VALUE})
+        assert b"Vw9" not in shown and b"m4Tp" not in shown and len(shown) == len(data)
+
+
+@pytest.mark.parametrize("at", range(1, len(ODD)))
+@pytest.mark.parametrize("between", ["\n", "\r\n", "\\\n", '"\n  "', "\n(Worker pid=7) "])
+def test_a_known_value_is_found_on_two_lines(at, between):
+    text = f"line\nx {ODD[:at]}{between}{ODD[at:]} y\n"
+    shown = redact_log(text.encode(), {ODD}).decode()
+    assert not [piece for piece in (ODD[:at], ODD[at:]) if len(piece) > 1 and piece in shown]
+    assert len(shown) == len(text)
+
+
+def test_base64_in_lines_is_found():
+    value = "correct horse battery staple 0123456789"
+    for before in range(76):
+        lines = "\n".join(
+            textwrap.wrap(b64encode(b"x" * before + value.encode() + b"end of it" * 9).decode(), 76)
+        )
+        shown = redact_log(lines.encode(), {value}).decode().replace("\n", "")
+        held = b64decode(re.sub(r"[^A-Za-z0-9+/=]", "A", shown) + "==")
+        assert b"horse battery" not in held
+
+
+@pytest.mark.parametrize(("form", "secret"), SECRETS, ids=range(len(SECRETS)))
+@pytest.mark.parametrize(
+    "arrives", ["JSON", "JSON in JSON", "repr", "ray", "trace", "traceback", "environment"]
+)
+def test_a_secret_is_masked_however_it_arrives(form, secret, arrives):
+    text = form.replace("@@@@@@", ODD * 2).replace("@@", ODD)
+    ways = {
+        "JSON": lambda: json.dumps({"detail": text}),
+        "JSON in JSON": lambda: json.dumps({"detail": json.dumps({"detail": text})}),
+        "repr": lambda: f"RuntimeError({text!r})",
+        "ray": lambda: "\n".join(f"(Worker pid=12, ip=10.0.0.1) {line}" for line in text.split("\n")),
+        "trace": lambda: json.dumps({"schemaVersion": 1, "rlprof": text, "traceEvents": []}, indent=1),
+        "traceback": lambda: (
+            f'  File "x.py", line 3, in f\n{textwrap.indent(text, " " * 4)}\nValueError: bad'
+        ),
+        "environment": lambda: f"PATH=/usr/bin\nA=1\n{text}\nB=2",
+    }
+    shown = ways[arrives]()
+    assert secret not in redact_text(shown, {})
+    masked = redact_log(shown.encode())
+    assert secret.encode() not in masked and len(masked) == len(shown.encode())
+
+
+def test_every_piece_of_a_log_is_masked_as_the_whole():
+    """Cut anywhere, with what stands around it."""
+    text = "\n".join(form.replace("@@@@@@", ODD * 2).replace("@@", ODD) for form, _ in SECRETS[::6]) + "\n"
+    data = text.encode() + PEM
+    whole = redact_log(data)
+    for cut in range(0, len(data), 7):
+        first = redact_log(data[:cut], (), b"", data[cut:])
+        second = redact_log(data[cut:], (), data[:cut])
+        assert first + second == whole
+
+
+PEM = (
+    b"-----BEGIN RSA PRIVATE KEY-----\n"
+    + b"MIIEowIBAAKCAQEA0Z3VS5JJcds3xfn/ygWyF8PbnGy\n" * 20
+    + b"x0Zq==\n-----END RSA PRIVATE KEY-----\n"
+)
+
+
+@pytest.mark.filterwarnings("error")
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "'",
+                '"',
+                "\\",
+                "=",
+                ":",
+                " ",
+                "token",
+                "key",
+                "-",
+                "a",
+                "[",
+                "{",
+                "\n",
+                "://",
+                "@",
+                "%3D",
+                "1",
+                "\x1b[0m",
+                "value",
+                "name",
+                "curl",
+                "login",
+                ".",
+                "-----BEGIN PRIVATE KEY-----",
+            ]
+        ),
+        max_size=6,
+    ),
+    st.integers(1, 4000),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_text_takes_long(pieces, times):
+    text = ("".join(pieces) * times)[: 1 << 15]
+    began = time.process_time()
+    shown = redact_log(text.encode())
+    assert len(shown) == len(text.encode())
+    assert time.process_time() - began < 5

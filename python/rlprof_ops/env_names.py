@@ -23,6 +23,7 @@ STEP_CODE = "RLPROF_STEP_CODE"
 NODE_DIR = "RLPROF_NODE_DIR"
 REQUEST_JSON = "RLPROF_REQUEST_JSON"
 LEADS = "RLPROF_LEADS"
+TRAINERS = "RLPROF_TRAINERS"
 
 # Set by the runtime-env plugin and `rlprof wrap` for one process.
 WORKER = "RLPROF_WORKER"

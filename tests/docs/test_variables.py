@@ -16,7 +16,7 @@ _OURS = re.compile(r"\bRLPROF_[A-Z0-9_]*[A-Z0-9]\b")
 NAMES = {value for name, value in vars(env_names).items() if name.isupper() and isinstance(value, str)}
 KNOBS = set(read_knobs())
 # Before the package's folder is known to be on the path, and so without the package's names.
-WITHOUT_THE_PACKAGE = {"frameworks/inject/sitecustomize.py"}
+WITHOUT_THE_PACKAGE = {"trainers/inject/sitecustomize.py"}
 MISSPELT = {"RLPROF_STEP"}  # docs/request.md shows what becomes of it
 
 

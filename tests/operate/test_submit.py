@@ -328,6 +328,7 @@ def test_a_framework_chooses_its_trainers_settings(fake, framework, workers, tra
 def test_what_a_trainer_writes_itself_goes_into_the_run_folder(fake, framework, backend, expected):
     """Held by bash itself, and by Hydra's grammar where there is one."""
     asked = ("--steps", "3", "--workers", "*", "--backend", backend, "--framework", framework)
+    asked += ("--set", "RLPROF_ADAPTERS=0")  # else ours takes torch and memory
     assert run("submit", *asked, "--", "printf", "%s\\n") == 0
     command = sent(fake)[1]["COMMAND"]
     shell = {
@@ -343,6 +344,25 @@ def test_what_a_trainer_writes_itself_goes_into_the_run_folder(fake, framework, 
     (fake.folder / "calls.jsonl").unlink()
     assert run("submit", *asked, "--output-dir", "/mine", "--", "true") == 0
     assert "RLPROF_RUN_DIR" not in sent(fake)[1]["COMMAND"]
+
+
+@pytest.mark.parametrize(("framework", "word"), [("verl", "global_profiler"), ("nemo_rl", "NRL_TORCH")])
+def test_one_side_takes_each_capture(fake, framework, word, tmp_path, capsys):
+    """Two torch profilers in one process would end it."""
+    profile = tmp_path / "profile.yaml"
+    profile.write_text("captures:\n  - {backend: torch, workers: ['*'], steps: '2'}\n")
+    asked = ("submit", "--request", str(profile), "--framework", framework)
+
+    assert run(*asked, "--", "true") == 0
+    ours = sent(fake)[1]
+    assert "torch" in ours["RLPROF_REQUEST_JSON"] and word not in ours["COMMAND"]
+    assert "torch captures are taken by rlprof" in capsys.readouterr().err
+
+    (fake.folder / "calls.jsonl").unlink()
+    assert run(*asked, "--set", "RLPROF_ADAPTERS=0", "--", "true") == 0
+    theirs = sent(fake)[1]
+    assert "torch" not in theirs.get("RLPROF_REQUEST_JSON", "") and word in theirs["COMMAND"]
+    assert "since RLPROF_ADAPTERS=0" in capsys.readouterr().err
 
 
 def test_two_clusters_side_by_side(fake, tmp_path, monkeypatch):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops.frameworks.world import parse_world
 from rlprof_ops.request import RequestError, Steps, load_request, plan
 from rlprof_ops.request.environ import REQUEST_VARIABLES
+from rlprof_ops.trainers.ranks_by_worker import parse_world
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "request.md").read_text()
@@ -69,10 +69,10 @@ def test_the_tables_of_steps_and_variables_are_complete() -> None:
 
 
 def test_the_trainers_page_names_every_worker() -> None:
-    from rlprof_ops import frameworks
+    from rlprof_ops import trainers
 
     text = (DOCS / "frameworks.md").read_text()
-    for name in frameworks.NAMES:
-        dialect = frameworks.get(name)
+    for name in trainers.frameworks():
+        dialect = trainers.get(name)
         assert f"`{name}`" in text
         assert not [worker.name for worker in dialect.workers if f"`{worker.name}`" not in text]

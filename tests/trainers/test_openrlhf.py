@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from rlprof_ops.analyze.phase_names import canonical
-from rlprof_ops.frameworks.openrlhf import adapter
 from rlprof_ops.job.knobs import python_path
 from rlprof_ops.runtime.process.actor_labels import NewActor
+from rlprof_ops.trainers.openrlhf import adapter
 from tests.trainers import environments
 
 pytestmark = [pytest.mark.trainers, pytest.mark.timeout(600)]

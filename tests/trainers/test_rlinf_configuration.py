@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 import yaml
 
-from rlprof_ops import frameworks
-from rlprof_ops.frameworks.world import world_of_trainer
+from rlprof_ops import trainers
 from rlprof_ops.request import RequestError
+from rlprof_ops.trainers.ranks_by_worker import world_of_trainer
 from tests import upstream
 from tests.trainers import environments
 
 HERE = Path(__file__).parent / "rlinf"
 RECORD = HERE / "examples.json"
-RLINF = frameworks.get("rlinf")
+RLINF = trainers.get("rlinf")
 pytestmark = [pytest.mark.upstream, pytest.mark.timeout(300)]
 
 # What RLinf refuses for a reason that is none of the worker count's, with the words of its refusal.

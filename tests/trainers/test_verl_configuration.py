@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rlprof_ops import frameworks
-from rlprof_ops.frameworks.verl.schemes import SCHEMES
+from rlprof_ops import trainers
 from rlprof_ops.request import request_from_dict
-from tests.frameworks import test_acceptance as acceptance
-from tests.frameworks import test_verl_upstream as requests
+from rlprof_ops.trainers.verl.schemes import SCHEMES
+from tests.dialects import test_acceptance as acceptance
+from tests.dialects import test_verl_upstream as requests
 from tests.trainers.environments import ensure
 
 SCRIPT = Path(__file__).parent / "verl" / "real_gate.py"
@@ -92,7 +92,7 @@ def test_every_request_composes_with_verl_0_9s_other_trainer(need: Any) -> None:
 def test_memory_keeps_to_steps_ranks_and_roles(need: Any) -> None:
     """verl 0.9 gates torch_memory as every tool; before it was dumped by every rank after every step."""
     need("hydra", "omegaconf")
-    rendered = frameworks.get("verl").render(
+    rendered = trainers.get("verl").render(
         requests.request_from_dict({"captures": [requests.REQUESTS["memory critic"]]}), "hydra"
     )
     assert rendered.losses == ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from rlprof_ops import frameworks
+from rlprof_ops import trainers
 
 _SAME_PHASE: dict[str, str] = {
     "generation": (
@@ -61,11 +61,11 @@ _VLLM = re.compile(r"execute_(?:context|new|\d+_context)_.*generation_|execute_m
 
 @cache
 def _vocabulary() -> dict[str, str]:
-    """Label -> phase: the trainers' own labels as `frameworks` has them, then the words above. Made when the
+    """Label -> phase: the trainers' own labels as `trainers` has them, then the words above. Made when the
     first label is looked up: the trainers' dialects take a while to load.
     """
-    trainers = (frameworks.get(name).phase_names for name in frameworks.NAMES)
-    labels = {label.lower(): phase for named in trainers for phase, found in named.items() for label in found}
+    known = (trainers.get(name).phase_names for name in trainers.frameworks())
+    labels = {label.lower(): phase for named in known for phase, found in named.items() for label in found}
     return labels | {name: phase for phase, names in _SAME_PHASE.items() for name in names.split()}
 
 

@@ -60,16 +60,16 @@ def go(asked: Asked, cwd: Path, wishes: Wishes) -> None:
 
 
 def _plan(submission: Submission, world: str | None) -> None:
-    from rlprof_ops import frameworks
+    from rlprof_ops import trainers
     from rlprof_ops.commands._plan_output import print_plan
-    from rlprof_ops.frameworks.world import parse_world
     from rlprof_ops.request.planning import plan
+    from rlprof_ops.trainers.ranks_by_worker import parse_world
 
     if not submission.request:
         click.echo("nothing is profiled: no steps asked (--request FILE, or --steps and --workers)")
         return
     ranks = parse_world(world) if world else None
-    dialect = frameworks.get(submission.asked.framework) if submission.asked.framework else None
+    dialect = trainers.get(submission.asked.framework) if submission.asked.framework else None
     phases = {name: dialect.phases(name) for name in ranks} if dialect and ranks else None
     print_plan(submission.request, plan(submission.request, ranks, None, None, phases))
     click.echo("")

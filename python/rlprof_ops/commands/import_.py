@@ -7,14 +7,14 @@ import sys
 
 import click
 
-from rlprof_ops.frameworks import NAMES
+from rlprof_ops.commands._framework import FrameworkName
 
 
 @click.command(
     context_settings={"ignore_unknown_options": True},
     short_help="Read a trainer's own configuration back into a request.",
 )
-@click.option("--framework", required=True, type=click.Choice(NAMES), help="Whose configuration.")
+@click.option("--framework", required=True, type=FrameworkName(), help="Whose configuration.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of YAML.")
 @click.argument("source", nargs=-1, required=True, metavar="FILE_OR_OVERRIDES...")
 def command(framework: str, as_json: bool, source: tuple[str, ...]) -> None:
@@ -24,11 +24,11 @@ def command(framework: str, as_json: bool, source: tuple[str, ...]) -> None:
 
     Example: rlprof import --framework verl 'global_profiler.tool=nsys' 'global_profiler.steps=[1,2]'
     """
-    from rlprof_ops import frameworks
+    from rlprof_ops import trainers
     from rlprof_ops.errors import UsageError
     from rlprof_ops.request.yaml_file import request_yaml
 
-    dialect = frameworks.get(framework)
+    dialect = trainers.get(framework)
     text, name = _text(source, env="env" in dialect.formats)
     imported = dialect.import_(text, name)
     click.echo(imported.request.to_json() + "\n" if as_json else request_yaml(imported.request), nl=False)
@@ -57,8 +57,8 @@ def _text(source: tuple[str, ...], env: bool) -> tuple[str, str]:
         return f"{text}\n{shlex.join(rest)}\n", f"{name} and overrides"
     import json
 
-    from rlprof_ops.frameworks.hydra import read_overrides, read_settings
-    from rlprof_ops.frameworks.hydra_defaults import merge
+    from rlprof_ops.trainers.hydra import read_overrides, read_settings
+    from rlprof_ops.trainers.hydra_defaults import merge
 
     whole = merge(read_settings(text, name), read_overrides(shlex.join(rest), "overrides"))
     return json.dumps(whole), f"{name} and overrides"

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import click
 
+from rlprof_ops.commands._framework import FrameworkName
 from rlprof_ops.commands._request_options import request_options
-from rlprof_ops.frameworks import NAMES
 
 
 @click.command(short_help="Print the captures of FILE or RLPROF_*: reports, disk, warnings.")
@@ -19,7 +19,7 @@ from rlprof_ops.frameworks import NAMES
     metavar="NAME=RANKS,...",
     help="Ranks of each worker, e.g. policy_worker=8,generation_worker=4.",
 )
-@click.option("--framework", type=click.Choice(NAMES), help="The trainer, for its workers' phases.")
+@click.option("--framework", type=FrameworkName(), help="The trainer, for its workers' phases.")
 @click.option(
     "--trainer-config", metavar="FILE", help="Take the world from the trainer's own YAML (needs --framework)."
 )
@@ -52,13 +52,13 @@ def command(
 
     Example: rlprof plan profile.yaml --world policy_worker=8,generation_worker=4 --steps-total 100
     """
-    from rlprof_ops import frameworks
+    from rlprof_ops import trainers
     from rlprof_ops.backends import Where
     from rlprof_ops.errors import UsageError
-    from rlprof_ops.frameworks.world import parse_world, world_of_trainer
     from rlprof_ops.request import load_request
     from rlprof_ops.request.check import check_request
     from rlprof_ops.request.planning import plan
+    from rlprof_ops.trainers.ranks_by_worker import parse_world, world_of_trainer
 
     if from_env and file:
         raise UsageError(f"--from-env reads variables only; leave out {file!r}, or set RLPROF_REQUEST to it")
@@ -67,7 +67,7 @@ def command(
     if resolved:
         click.echo(request.to_json())
         return
-    dialect = frameworks.get(framework) if framework else None
+    dialect = trainers.get(framework) if framework else None
     if trainer_config and dialect is None:
         raise UsageError("--trainer-config needs --framework, to know whose file it is")
     ranks = parse_world(world) if world else None

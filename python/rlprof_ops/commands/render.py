@@ -7,14 +7,14 @@ import sys
 
 import click
 
+from rlprof_ops.commands._framework import FrameworkName
 from rlprof_ops.commands._request_options import request_options
 from rlprof_ops.errors import UsageError
-from rlprof_ops.frameworks import NAMES
 
 
 @click.command(short_help="Print FILE in the words of a trainer's own configuration.")
 @click.argument("file", required=False)
-@click.option("--framework", required=True, type=click.Choice(NAMES), help="Whose words.")
+@click.option("--framework", required=True, type=FrameworkName(), help="Whose words.")
 @click.option(
     "--format",
     "fmt",
@@ -31,12 +31,12 @@ def command(
 
     Example: rlprof render --framework verl profile.yaml
     """
-    from rlprof_ops import frameworks
+    from rlprof_ops import trainers
     from rlprof_ops.backends import Where
     from rlprof_ops.request import load_request
     from rlprof_ops.request.check import check_request
 
-    dialect = frameworks.get(framework)
+    dialect = trainers.get(framework)
     if fmt is not None and fmt not in dialect.formats:
         raise UsageError(f"--format {fmt}: {dialect.title} is configured by {' or '.join(dialect.formats)}")
     request = load_request(file, os.environ, overrides)

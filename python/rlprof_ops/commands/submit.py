@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from rlprof_ops import env_names
+from rlprof_ops.commands._framework import FrameworkName
 from rlprof_ops.commands._request_options import request_options
 from rlprof_ops.commands._sbatch_command import SbatchCommand, forwarded_options, words_of
-from rlprof_ops.frameworks import NAMES
 
 
 @click.command(
@@ -36,7 +36,7 @@ from rlprof_ops.frameworks import NAMES
     help="A knob or any variable for the job; NAME alone: as in this shell.",
 )
 @click.option(
-    "--framework", type=click.Choice(NAMES), help="Add this trainer's own profiling settings to the command."
+    "--framework", type=FrameworkName(), help="Add this trainer's own profiling settings to the command."
 )
 @click.option(
     "--world", metavar="NAME=RANKS,...", help="Ranks of each worker, for exact numbers in the plan."

@@ -41,7 +41,7 @@ def import_path() -> str:
 
 def adapters_path() -> str:
     """The folder for PYTHONPATH whose `sitecustomize` brings the adapters into every Python of a job."""
-    return str(Path(__file__).resolve().parents[1] / "frameworks" / "inject")
+    return str(Path(__file__).resolve().parents[1] / "trainers" / "inject")
 
 
 def python_path(before: str | None, adapters: bool = True) -> str:

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 from rlprof_ops import env_names
 from rlprof_ops.backends import names
 from rlprof_ops.backends.wrapping import Identity
-from rlprof_ops.runtime.process.worker_identity import rank_from
+from rlprof_ops.runtime.process.worker_identity import DRIVERS, rank_from
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec, ProfileRequest
 
-# A process with neither name nor rank is a trainer's controller, or something that inherited its options.
-_CONTROLLERS = ("controller", "driver", "TaskRunner")
 # Ray actors that an engine creates inside a generation worker, as NeMo RL names their reports (vLLM's
 # RayDistributedExecutor, TensorRT-LLM's `ray_worker_nsight_options`). RANK in their variables is the outer
 # worker's.
@@ -78,7 +76,8 @@ def select(identity: Identity, request: ProfileRequest | None, backend: str) -> 
         elif identity.rank is not None:
             wanted = spec.ranks is None or identity.rank in spec.ranks
         else:
-            wanted = any(spec.matches(name) for name in _CONTROLLERS)
+            # the trainer's controller, or something that inherited its options
+            wanted = any(spec.matches(name) for name in DRIVERS)
         if wanted:
             return Selection(True, spec)
     return Selection(False)

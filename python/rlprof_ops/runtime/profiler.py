@@ -33,8 +33,6 @@ _ASKING = (
     *env_names.NRL_STEP_RANGE.values(),
     *env_names.NRL_WORKER_PATTERNS.values(),
 )
-# What a job's driver is called until an adapter knows better (supervisor/driver.py).
-_DRIVERS = ("driver", "controller", "trainer", "TaskRunner", "task_runner")
 # Any of these: there is work for a profiler although no capture is planned.
 _LISTENING = (env_names.METRICS, env_names.ON_DEMAND, env_names.RECORD, env_names.TRACKERS)
 
@@ -184,7 +182,9 @@ def lead(worker: str, rank: int = 0, world_size: int | None = None) -> Profiler 
     if not _concerned() or _CURRENT.profiler.leads:
         return None
     named = os.environ.get(env_names.WORKER)  # by `rlprof wrap --worker`, or as the actor was labelled
-    found = from_env(worker if not named or named in _DRIVERS else named, rank, world_size)
+    from rlprof_ops.runtime.process.worker_identity import DRIVERS
+
+    found = from_env(worker if not named or named in DRIVERS else named, rank, world_size)
     if isinstance(found, NullProfiler):
         return None
     if rank == 0 and not found.leads:

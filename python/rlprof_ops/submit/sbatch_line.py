@@ -154,11 +154,15 @@ def prepare(asked: Asked, env: Mapping[str, str], cwd: Path) -> Submission:
     request = asked.request or _request(asked, explicit, settings)
     notes += request.notes
     if asked.framework and not settings["RLPROF_TRAINER"]:
-        explicit["RLPROF_TRAINER"] = trainer_file(asked.framework, request)
-        settings = Settings.load(explicit)
+        name = trainer_file(asked.framework, request)
+        if Path(home(), "env", f"trainer_{name}.env").is_file():  # a trainer of a wheel has none
+            explicit["RLPROF_TRAINER"] = name
+            settings = Settings.load(explicit)
     command = asked.command if asked.command is not None else settings["COMMAND"]
     if asked.framework:
-        command, remarks = in_trainers_words(asked.framework, request, command)
+        theirs, request, remarks = _sides(asked.framework, request, settings.flag(env_names.ADAPTERS))
+        notes += remarks
+        command, remarks = in_trainers_words(asked.framework, theirs, command)
         notes += remarks
     job_env = {**explicit, **_carried(request, explicit, settings)}
     job_env["COMMAND"] = command
@@ -249,10 +253,40 @@ def trainer_file(framework: str, request: ProfileRequest) -> str:
     """
     if framework != "nemo_rl":
         return framework.partition("-")[0]
-    from rlprof_ops import frameworks
+    from rlprof_ops import trainers
 
-    megatron = "\nexport LD_LIBRARY_PATH=" in frameworks.get(framework).render(request, "env").text
+    megatron = "\nexport LD_LIBRARY_PATH=" in trainers.get(framework).render(request, "env").text
     return "nemo_rl_megatron" if megatron else framework
+
+
+# What both a trainer and our runtime could open in a worker, where only one of them may.
+_IN_PROCESS = ("torch", "memory")
+
+
+def _sides(
+    framework: str, request: ProfileRequest, adapters: bool
+) -> tuple[ProfileRequest, ProfileRequest, list[str]]:
+    """Who takes each capture: the request that the trainer's own words say, the one that the job carries, and
+    remarks. Ours takes torch and memory where its adapters see the steps, else the trainer does.
+    """
+    from rlprof_ops import trainers
+
+    others = tuple(spec for spec in request.captures if spec.backend not in _IN_PROCESS)
+    both = sorted({spec.backend for spec in request.captures} & set(_IN_PROCESS))
+    if not both:
+        return request, request, []
+    what, title = " and ".join(both), trainers.get(framework).title
+    if adapters:
+        remark = (
+            f"{what} captures are taken by rlprof, whose adapters see {title}'s steps: its own settings for"
+            " them are left out of the command (--set RLPROF_ADAPTERS=0 leaves them to the trainer)"
+        )
+        return replace(request, captures=others), request, [remark]
+    remark = (
+        f"{what} captures are taken by {title} itself, since RLPROF_ADAPTERS=0: its reports go to profiles/"
+        " of the run folder, and the manifest lists them as not planned"
+    )
+    return request, replace(request, captures=others), [remark]
 
 
 # Stands for the job's run folder in a rendering, until the shell of the job knows it.
@@ -266,13 +300,15 @@ def in_trainers_words(framework: str, request: ProfileRequest, command: str) -> 
 
     Gives the line and remarks: what the trainer cannot do, what to know. Raises UsageError without a command.
     """
-    from rlprof_ops import frameworks
+    from rlprof_ops import trainers
 
     if not command:
         raise UsageError(
             f"--framework {framework} adds the trainer's settings to its command; give it after `--`"
         )
-    dialect = frameworks.get(framework)
+    if not request.captures:
+        return command, []
+    dialect = trainers.get(framework)
     fmt = "env" if "env" in dialect.formats else "hydra"
     remarks = [f"{dialect.title} cannot do this: {loss}" for loss in dialect.render(request, fmt).losses]
     rendered = dialect.render(_in_run_folder(framework, request), fmt)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops import env_names
+from rlprof_ops import env_names, trainers
 from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import ports, topology
@@ -105,6 +105,7 @@ class Supervisor:
         env.update(
             environment(env)
         )  # without a request too: it repairs Ray's nsight for trainers that use that
+        env.update(trainers.environment())
         env["PYTHONPATH"] = python_path(env.get("PYTHONPATH"), self.settings.flag(env_names.ADAPTERS))
         env["RAY_ADDRESS"] = f"{place.head_ip}:{place.gcs_port}"
         env["RAY_AUTH_MODE"] = self.settings["RAY_AUTH_MODE"]

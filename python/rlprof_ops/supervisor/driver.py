@@ -10,19 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.runtime.process.worker_identity import DRIVERS
 from rlprof_ops.supervisor.takeover.handover import Adopted, place_of
 from rlprof_ops.supervisor.takeover.reins import Reins
 from rlprof_ops.supervisor.whole_job.exit_code import exit_status
-
-# What the process of the driver may be called: by itself, or as an adapter names it once it knows the
-# trainer.
-NAMES = ("driver", "controller", "trainer", "TaskRunner", "task_runner")
 
 
 def session_words(request: ProfileRequest, python: str) -> list[str]:
     """What runs COMMAND in an nsys session, where the request selects the driver under any of its names."""
     specs = [spec for spec in request.captures if spec.backend == "nsight" and spec] if request else []
-    named = (name for name in NAMES if any(spec.matches(name, 0) for spec in specs))
+    named = (name for name in DRIVERS if any(spec.matches(name, 0) for spec in specs))
     name = next(named, None)
     return [] if name is None else [python, "-m", "rlprof_ops", "wrap", "--worker", name, "--rank", "0", "--"]
 

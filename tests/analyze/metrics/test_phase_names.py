@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlprof_ops import frameworks
+from rlprof_ops import trainers
 from rlprof_ops.analyze.metrics.phases import canonical
 
 # As the trainers' own code writes them: verl's marked_timer and worker methods, NeMo RL's wrap_with_nvtx_name,
@@ -46,7 +46,7 @@ def test_labels_of_the_trainers_are_grouped(label, phase):
 @pytest.mark.parametrize("name", ["nemo_rl", "verl", "rlinf"])
 def test_the_trainers_own_tables_say_the_same(name):
     """What `rlprof plan` prints for a trainer and what the report calls it."""
-    told = {label: phase for phase, labels in frameworks.get(name).phase_names.items() for label in labels}
+    told = {label: phase for phase, labels in trainers.get(name).phase_names.items() for label in labels}
 
     assert {label: told[label] for label in told.keys() & WRITTEN} == {
         label: WRITTEN[label] for label in told.keys() & WRITTEN

@@ -1,8 +1,10 @@
 """Hostile batches for the scanner, by hand: mutations of real ones, each compared with the reader in Python.
 
-    python -m tests.analyze.readers.fuzz_scanner 120 [SEED]
+    python -m tests.analyze.readers.fuzz_scanner 120 [SEED [SHARE]]
 
-Runs for so many seconds and prints how many batches it tried and how many the scanner took. With the memory
+Runs for so many seconds and prints how many batches it tried and how many the scanner took. Of SHARE of them
+(0.05) a file is made and read with the scanner and without: where it is JSON, what was read and what is said
+to be lost are all of its events, by a count of their own. With the memory
 checked, in a copy of the checkout or with the module built again afterwards:
 
     cd python/rlprof_ops/analyze/readers/scan
@@ -17,15 +19,22 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import sys
+import tempfile
 import time
+from pathlib import Path
 
-from tests.analyze.readers.scanned import by_python, by_scanner
-from tests.analyze.readers.test_scanner import REFUSES, TAKES
+from tests.analyze.readers.json_events import count_events
+from tests.analyze.readers.scanned import assert_same, by_python, by_scanner
+from tests.analyze.readers.test_scanner import OP, REFUSES, TAKES
 from tests.analyze.shared import TORCH_FILES, real
 
+from rlprof_ops.analyze.columns import Trace
+from rlprof_ops.analyze.readers import UnreadableReport
 from rlprof_ops.analyze.readers.scan import batches
+from rlprof_ops.analyze.readers.torch_trace import read_torch
 
 PIECES = [
     *(b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b" ", b"\n", b"0", b"-", b".", b"e", b"\0", b"\xff"),
@@ -73,22 +82,54 @@ def mutated(rng: random.Random, text: bytes, others: list[bytes]) -> bytes:
     return bytes(made)
 
 
+def outcome(path: Path, scanner: str) -> Trace | str:
+    os.environ["RLPROF_SCANNER"] = scanner
+    try:
+        return read_torch(path)
+    except UnreadableReport as error:
+        return error.reason
+
+
+def check_file(path: Path, batch: bytes) -> bool:
+    """Reads a file of the batch and what follows it both ways; whether it is JSON, so that its events were
+    counted and none was lost in silence.
+    """
+    path.write_bytes(b'{"traceEvents": [' + batch + b", " + OP.encode() + b'], "last": 1}')
+    other, found = outcome(path, "0"), outcome(path, "1")
+    assert_same(found, other)
+    held = count_events(path.read_bytes())
+    if held is None:
+        return False
+    assert isinstance(found, Trace) and (found.events + found.damaged, found.truncated) == (held, ""), held
+    return True
+
+
 def main() -> None:
     seconds, seed = float(sys.argv[1]), int((sys.argv[2:] or ["1"])[0])
+    whole_files = float((sys.argv[3:] or ["0.05"])[0])
     rng = random.Random(seed)
-    texts, tried, taken = seeds(rng), 0, 0
+    texts, tried, taken, files, sound = seeds(rng), 0, 0, 0, 0
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        text = mutated(rng, rng.choice(texts), texts)
-        found = by_scanner(text)
-        tried += 1
-        if found is not None:
-            taken += 1
-            if not found == by_python(text) == by_python(text, typed=False):
-                raise SystemExit(f"seed {seed}, batch {tried}: the scanner reads otherwise: {text!r}")
-            if rng.randrange(8) == 0:
-                texts[rng.randrange(len(texts))] = text  # what is taken leads on to other shapes
-    print(f"seed {seed}: {tried} batches, {taken} of them taken; {batches.unused() or 'with the scanner'}")
+    with tempfile.TemporaryDirectory() as folder:
+        while time.monotonic() < until:
+            text = mutated(rng, rng.choice(texts), texts)
+            found = by_scanner(text)
+            tried += 1
+            try:
+                if found is not None:
+                    taken += 1
+                    assert found == by_python(text), "the scanner reads otherwise"
+                    if rng.randrange(8) == 0:
+                        texts[rng.randrange(len(texts))] = text  # what is taken leads on to other shapes
+                if rng.random() < whole_files:
+                    files += 1
+                    sound += check_file(Path(folder) / "t.json", text)
+            except AssertionError as error:
+                raise SystemExit(f"seed {seed}, batch {tried}: {error}: {text!r}") from error
+    print(
+        f"seed {seed}: {tried} batches, {taken} of them taken; {files} files, {sound} of them JSON whose"
+        f" events were counted; {batches.unused() or 'with the scanner'}"
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -19,7 +18,6 @@ from rlprof_ops.analyze.columns import Collective, Trace
 from rlprof_ops.analyze.readers import UnreadableReport, chrome_events, torch_trace
 from rlprof_ops.analyze.readers.scan import batches
 from rlprof_ops.analyze.readers.torch_columns import Columns
-from rlprof_ops.analyze.readers.typed_events import decoder
 
 Tables = dict[str, Any]
 GPU = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2}
@@ -33,7 +31,7 @@ def tables(columns: Columns) -> Tables:
     found: Tables = {
         "names": columns.names.values(), "tracks": columns.tracks.values(),
         "collectives": columns.collectives.values(), "events": columns.events,
-        "damaged": columns.damaged, "pids": columns.pids, "span": columns.span,
+        "damaged": columns.damaged, "pid": columns.pid(), "span": columns.span,
     }  # fmt: skip
     for table in ("ranges", "ops", "launches", "gpu", "memory"):
         found[table] = [
@@ -56,20 +54,13 @@ def by_scanner(*texts: bytes) -> Tables | None:
     return tables(columns)
 
 
-def by_python(*texts: bytes, typed: bool = True) -> Tables | None:
-    """The same from the reader in Python; None where it finds that a text is no list of whole events.
-    `typed`: with types that pass over what is not needed, where they take a batch.
-    """
+def by_python(*texts: bytes) -> Tables | None:
+    """The same from the reader in Python; None where it finds that a text is no list of whole events."""
     columns = Columns()
     for text in texts:
         try:
-            try:
-                taken = typed and columns.add_typed(decoder.decode(b"[" + text + b"]"))
-            except msgspec.ValidationError:
-                taken = False
-            if not taken:
-                columns.add(chrome_events._EVENTS[0].decode(b"[" + text + b"]"))
-        except chrome_events._DAMAGE:
+            columns.add(chrome_events._EVENTS[0].decode(b"[" + text + b"]"))
+        except chrome_events.DAMAGE:
             return None
     return tables(columns)
 
@@ -148,11 +139,11 @@ def rows_of(found: Tables) -> Counter[tuple[Any, ...]]:
 
 
 def check_batch(text: bytes) -> bool:
-    """Whether the scanner takes a batch; if so, its columns are those of both other readers."""
+    """Whether the scanner takes a batch; if so, its columns are those of the reader in Python and of json."""
     scanned = by_scanner(text)
     if scanned is None:
         return False
-    assert scanned == by_python(text) == by_python(text, typed=False), text
+    assert scanned == by_python(text), text
     told = by_json(text)
     assert told is None or rows_of(scanned) == told, text
     return True

@@ -205,6 +205,31 @@ def test_what_nsys_put_into_tmp_goes_with_the_program_also_when_it_is_told_to_en
     assert not list(tmp_path.glob(".rlprof-pending-*"))
 
 
+@pytest.mark.nsys
+@pytest.mark.parametrize("around", ["profile", "launch"])
+def test_an_nsys_of_the_users_own_has_the_right_of_way(tmp_path, around):
+    """nsys takes no program that runs under another one."""
+    where = ("-o", str(tmp_path / "own")) if around == "profile" else (f"--session-new=own{os.getpid()}",)
+    ours = NsysCommand("launch", "nsys", ("-t", "nvtx"), session=f"rlprof-t{os.getpid()}-")
+    own = ["nsys", around, "-t", "nvtx", *where, *ours.words(), sys.executable, "-c", SAY]
+
+    done = subprocess.run(
+        own, env=own_environment(TMPDIR=str(tmp_path)), capture_output=True, text=True, timeout=100
+    )
+
+    assert "None yielded to an nsys of the user's own" in done.stdout, done.stderr
+    assert (tmp_path / "own.nsys-rep").is_file() == (around == "profile")
+
+
+def test_a_session_id_alone_yields_to_nobody(nsys, tmp_path, monkeypatch):
+    """NeMo RL's driver hands its whole environment on to actors that run under no nsys."""
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
+
+    code, out, _ = run(nsys, tmp_path, [sys.executable, "-c", SAY])
+
+    assert code == 7 and out.split()[1].endswith("-1")
+
+
 def test_the_script_is_checked_and_shipped():
     """shellcheck and the wheel's package data go by these places."""
     folder = SCRIPT.parents[4]

@@ -47,7 +47,7 @@ PRICES = {
 import contextlib
 from types import SimpleNamespace
 import verl.utils.profiler.performance as performance
-from rlprof_ops.frameworks.verl import adapter
+from rlprof_ops.trainers.verl import adapter
 
 trainer = adapter._STATE.trainer = SimpleNamespace(global_steps=1)
 NAMES = "start_profile gen reward old_log_prob ref values adv update_critic update_actor update_weights"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rlprof_ops.collect.sync.__main__ import Syncer
 from rlprof_ops.collect.sync.live_logs import LiveLogs
 
@@ -57,3 +59,41 @@ def test_storage_in_trouble_is_said_and_left_alone_for_a_while(tmp_path):
     (tmp_path / "run/logs").rmdir()
     (tmp_path / "run/logs").write_text("no folder")
     assert (live.look(), live.look(), len(said)) == (0, 0, 1)
+
+
+LONG = b"x" * 70_000 + b" HF_TOKEN=q7Zk1Vw9Xr2Lm4Tp " + b"y" * 70_000
+KEY = (
+    b"-----BEGIN RSA PRIVATE KEY-----\n"
+    + b"MIIEowIBAAKCAQEA0Z3VS5JJcds3xfn/ygWyF8PbnGy\n" * 20
+    + b"x0Zq==\n-----END RSA PRIVATE KEY-----\n"
+)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_secret_that_arrives_in_pieces_is_masked(tmp_path, restarts):
+    """A key line by line, a value on two lines, and one in a line that is longer than what is looked at."""
+    known = "correct-horse-battery"
+    source, target = tmp_path / "node/live/driver.log", tmp_path / "run/logs/driver.log"
+    live = logs(tmp_path, [])
+    lines = [
+        *KEY.splitlines(True),
+        known[:13].encode() + b"\n",
+        known[13:].encode() + b"\n",
+        b"token: |\n",
+        b"  q7Zk1Vw9Xr2Lm4Tp\n",
+    ]
+    middle = LONG.index(b"Vw9")
+    for piece in (*lines, LONG[:middle], LONG[middle:], b"\n"):
+        with open(source, "ab") as file:
+            file.write(piece)
+        live._secrets = lambda: {known}
+        live.look()
+        if restarts:
+            live.close()
+            live = logs(tmp_path, [])
+    live.close()
+    shown = target.read_bytes()
+    assert len(shown) == source.stat().st_size
+    assert not [
+        piece for piece in (b"MII", b"x0Zq", b"correct", b"battery", b"q7Z", b"Vw9", b"4Tp") if piece in shown
+    ]

@@ -29,7 +29,7 @@ from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.sync.sent_log import Journal, Sent
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName
-from rlprof_ops.redact import secret_values
+from rlprof_ops.redact import own_secrets
 from rlprof_ops.words import duration, size
 
 LOG = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Distiller:
     def __init__(self, node_dir: Path, memory_mib: int) -> None:
         self.node_dir, self._memory_mib = node_dir, memory_mib
         self._tries: dict[Key, int] = {}
-        self._secrets = secret_values(os.environ)
+        self._secrets = own_secrets()
         self._running: BaseProcess | None = None
         self._work = node_dir / _WORK
         self._made: dict[str, str] = {}  # path -> SHA-256 of what was read, until the sync has sent the same

@@ -182,9 +182,14 @@ def _said_of_files(answer: Answer, console: Console) -> None:
     for bad in coverage["unread"][:MAX_ROWS]:
         console.print(f"[red]not read[/] {escape(bad['path'])}: {escape(bad['reason'])}", highlight=False)
     for row in coverage["reports"]:
-        if row["truncated"] or row["damaged"]:
-            why = row["truncated"] or f"{row['damaged']} damaged events left out"
-            console.print(f"[yellow]truncated[/] {escape(row['path'])}: {escape(why)}", highlight=False)
+        if row["truncated"]:
+            console.print(
+                f"[yellow]truncated[/] {escape(row['path'])}: {escape(row['truncated'])}", highlight=False
+            )
+        if row["damaged"]:
+            held = row["events"] + row["damaged"]
+            lost = f"{row['damaged']:,} of {held:,} events could not be read and are left out"
+            console.print(f"[yellow]damaged[/] {escape(row['path'])}: {lost}", highlight=False)
     for other in coverage["listed"][:MAX_ROWS]:
         console.print(f"listed only: {escape(other['path'])} ({size(other['size_bytes'])})", highlight=False)
 

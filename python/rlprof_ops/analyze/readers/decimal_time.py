@@ -18,7 +18,6 @@ Buffer = bytes | memoryview | msgspec.Raw
 
 INVALID = np.iinfo(np.int64).min
 _MAX_NS = 1 << 62
-_EXACT_BELOW_US = float(1 << 43)
 _DIGITS = 18  # more may not fit an int64
 _DOT, _NEWLINE = ord("."), ord("\n")
 
@@ -65,28 +64,6 @@ def nanoseconds(texts: Sequence[Buffer]) -> Ints:
         divisor = 10 ** (-shift[fine])
         scaled[fine] = (values[fine] + divisor // 2) // divisor
     return scaled
-
-
-def exact_nanoseconds(values: Sequence[float]) -> Ints | None:
-    """(n,) nanoseconds of n times in µs, as their text would give them; None where only the text can tell.
-
-    A float64 that was read from at most three decimals is off by half of its spacing. Below 2^43 µs (102
-    days, more than Kineto's epoch) that is less than half a nanosecond, so the nearest nanosecond is the one
-    that was written. A value that lies further from a nanosecond than that was written with more decimals.
-    """
-    micro = np.array(values, np.float64)
-    if len(micro) == 0:
-        return np.empty(0, np.int64)
-    largest = float(np.abs(micro).max())
-    if not largest < _EXACT_BELOW_US:
-        return None
-    whole = np.floor(micro)
-    fraction = (micro - whole) * 1000
-    nearest = np.rint(fraction)
-    if float(np.abs(fraction - nearest).max()) > 501 * float(np.spacing(largest)) + 1e-6:
-        return None
-    result: Ints = whole.astype(np.int64) * 1000 + nearest.astype(np.int64)
-    return result
 
 
 def _integers(lines: bytes) -> Ints:

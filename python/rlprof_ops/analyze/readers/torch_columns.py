@@ -1,11 +1,14 @@
-"""Collects the events of a torch trace in columns, batch by batch: typed ones, and such as nobody foresaw."""
+"""Collects the events of a torch trace in columns, batch by batch."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar, cast
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+import msgspec
 import numpy as np
 
 from rlprof_ops.analyze.columns import (
@@ -20,16 +23,13 @@ from rlprof_ops.analyze.columns import (
     Ints,
     Part,
 )
-from rlprof_ops.analyze.readers import typed_events
-from rlprof_ops.analyze.readers.chrome_events import Event
-from rlprof_ops.analyze.readers.decimal_time import INVALID, exact_nanoseconds, nanoseconds
+from rlprof_ops.analyze.readers.chrome_events import DAMAGE, Event, without_lone_surrogates
+from rlprof_ops.analyze.readers.decimal_time import INVALID, nanoseconds
+from rlprof_ops.analyze.readers.event_args import CollectiveArgs, GpuArgs, LaunchArgs, MemoryArgs
 from rlprof_ops.analyze.readers.scan import batches
 from rlprof_ops.analyze.readers.spill import Parts
 
 _GPU_KINDS = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
-_TYPED_GPU_KINDS: dict[type, int] = {
-    typed_events.Kernel: KERNEL, typed_events.Memcpy: MEMCPY, typed_events.Memset: MEMSET,
-}  # fmt: skip
 _SCANNED_GPU_KINDS = {
     batches.GPU_KERNEL: KERNEL, batches.GPU_MEMCPY: MEMCPY, batches.GPU_MEMSET: MEMSET,
 }  # fmt: skip
@@ -59,6 +59,43 @@ _ELEMENT_BYTES = {
 }
 INT64 = 1 << 63
 Value = TypeVar("Value", bound=Hashable)
+Args = TypeVar("Args", LaunchArgs, GpuArgs, MemoryArgs)
+
+
+@dataclass(frozen=True)
+class ArgsReader(Generic[Args]):
+    """Reads the arguments of events of one kind; `absent` are those of an event without any."""
+
+    many: msgspec.json.Decoder[list[Args | None]]
+    one: msgspec.json.Decoder[Args | None]
+    absent: Args
+
+    def read(self, texts: Sequence[msgspec.Raw | bytes]) -> list[Args | None]:
+        """Of each text what it says, None where it is no object of arguments."""
+        try:
+            found = self.many.decode(b"".join((b"[", b",".join(texts), b"]")))
+        except DAMAGE:
+            return [self._read_one(text) for text in texts]
+        return [self.absent if args is None else args for args in found]
+
+    def _read_one(self, text: msgspec.Raw | bytes) -> Args | None:
+        for attempt in (bytes(text), without_lone_surrogates(bytes(text))):
+            try:
+                return self.one.decode(attempt) or self.absent
+            except DAMAGE:
+                continue
+        return None
+
+
+_launch_args = ArgsReader(
+    msgspec.json.Decoder(list[LaunchArgs | None]), msgspec.json.Decoder(LaunchArgs | None), LaunchArgs()
+)
+_gpu_args = ArgsReader(
+    msgspec.json.Decoder(list[GpuArgs | None]), msgspec.json.Decoder(GpuArgs | None), GpuArgs()
+)
+_memory_args = ArgsReader(
+    msgspec.json.Decoder(list[MemoryArgs | None]), msgspec.json.Decoder(MemoryArgs | None), MemoryArgs()
+)
 
 
 class Recoding:
@@ -68,7 +105,6 @@ class Recoding:
         self.names: Codes = np.empty(0, np.int32)
         self.tracks: Codes = np.empty(0, np.int32)
         self.collectives: Codes = np.full(1, NO_VALUE, np.int32)  # its last is that of -1: there is none
-        self.pids: list[str] = []  # of the tracks
 
     def add(self, names: list[int], tracks: list[int], collectives: list[int]) -> None:
         """What the next codes of the scanner stand for."""
@@ -94,7 +130,7 @@ class Columns:
         self.memory = Parts()
         self.events = 0
         self.damaged = 0
-        self.pids: dict[str, int] = {}
+        self.ops_by_track: dict[int, int] = {}
         self.span: tuple[int, int] | None = None
         self.said: dict[tuple[object, ...], int] = {}
         self._scanned = Recoding()
@@ -108,7 +144,6 @@ class Columns:
             [self.tracks.one(track) for track in batch.tracks],
             [self._collective(said) for said in batch.collectives],
         )
-        codes.pids += [str(pid) for pid, _ in batch.tracks]
         for kind, start, duration, name, track, correlation, device, stream, size, collective in batch.parts:
             if kind == batches.WINDOW:
                 begins, lasts = np.frombuffer(start, np.int64), np.frombuffer(duration, np.int64)
@@ -141,84 +176,22 @@ class Columns:
                 part["track"] = np.full(count, NO_VALUE, np.int32)
                 self.gpu.append(part)
                 continue
-            tracks = np.frombuffer(track, np.int32)
-            part["track"] = codes.tracks[tracks]
+            part["track"] = codes.tracks[np.frombuffer(track, np.int32)]
             if kind == batches.OP:
-                pid = codes.pids[int(tracks[0])]
-                self.pids[pid] = self.pids.get(pid, 0) + len(tracks)
-                self.ops.append(part)
+                self._add_ops(part)
             elif kind == batches.RANGE:
                 self.ranges.append(part)
             else:
                 part["correlation"] = np.frombuffer(correlation, np.int64)
                 self.launches.append(part)
 
-    def add_typed(self, batch: Sequence[typed_events.Typed]) -> bool:
-        """Takes a batch of `typed_events`; False, and nothing taken, where the text of its times is
-        needed.
-        """
-        groups: dict[type, list[typed_events.HostEvent]] = {}
-        get = groups.get
-        for event in batch:
-            kind = type(event)
-            group = get(kind)
-            if group is None:
-                groups[kind] = [event]
-            else:
-                group.append(event)
-        parts: list[tuple[type, list[typed_events.HostEvent], Part]] = []
-        for kind, events in groups.items():
-            if not issubclass(kind, typed_events.HostEvent):
-                continue
-            start = exact_nanoseconds([event.ts for event in events])
-            duration = exact_nanoseconds([event.dur for event in events])
-            if start is None or duration is None:
-                return False
-            parts.append((kind, events, {"start": start, "duration": np.maximum(duration, 0)}))
-        self.events += len(batch)
-        for kind, events, part in parts:
-            part["name"] = self.names.encode([event.name for event in events])
-            if issubclass(kind, typed_events.Kernel):
-                self._typed_gpu(_TYPED_GPU_KINDS[kind], cast("list[typed_events.Kernel]", events), part)
-                continue
-            part["track"] = _encode(
-                self.tracks,
-                list(zip([e.pid for e in events], [e.tid for e in events], strict=True)),
-                _plain_track,
-            )
-            if kind is typed_events.Op:
-                self.pids[str(events[0].pid)] = self.pids.get(str(events[0].pid), 0) + len(events)
-                self.ops.append(part)
-            elif kind is typed_events.Range:
-                self.ranges.append(part)
-            else:
-                calls = cast("list[typed_events.CudaRuntime]", events)
-                part["correlation"] = _ints([call.args.correlation for call in calls])
-                self.launches.append(part)
-        return True
-
-    def _typed_gpu(self, kind: int, events: Sequence[typed_events.Kernel], part: Part) -> None:
-        count, args = len(events), [event.args for event in events]
-        part["kind"] = np.full(count, kind, np.uint8)
-        for column, values, instead in (
-            ("device", [a.device for a in args], "pid"),
-            ("stream", [a.stream for a in args], "tid"),
-        ):
-            if typed_events.ABSENT in values:
-                values = [
-                    getattr(e, instead) if v == typed_events.ABSENT else v
-                    for e, v in zip(events, values, strict=True)
-                ]
-            part[column] = _codes(values)
-        part["correlation"] = _ints([a.correlation for a in args])
-        part["size_bytes"] = np.full(count, NO_VALUE) if kind == KERNEL else _ints([a.bytes for a in args])
-        said = [a.collective for a in args]
-        part["collective"] = np.full(count, NO_VALUE, np.int32)
-        if said.count(None) < count:
-            rows = [row for row, op in enumerate(said) if op is not None]
-            part["collective"][rows] = [self._collective(args[row]) for row in rows]
-        part["track"] = np.full(count, NO_VALUE, np.int32)
-        self.gpu.append(part)
+    def add_batch(self, batch: Sequence[Event | batches.Scanned]) -> None:
+        """Takes what `ChromeEvents` gives."""
+        scanned = batch[0]
+        if isinstance(scanned, batches.Scanned):
+            self.add_scanned(scanned)
+        else:
+            self.add([event for event in batch if isinstance(event, Event)])
 
     def add(self, batch: list[Event]) -> None:
         self.events += len(batch)
@@ -252,66 +225,93 @@ class Columns:
         # flows (correlation says the same), Python frames, profiler overhead, GPU copies of annotations
         return None
 
-    def _times(self, events: list[Event]) -> tuple[list[Event], Ints, Ints]:
-        """Keeps what has a start and a duration; the others are counted as damaged."""
+    def _lose(self, count: int) -> None:
+        """Counts events that were taken and cannot be used."""
+        self.events -= count
+        self.damaged += count
+
+    def _timed(self, events: list[Event]) -> tuple[list[Event], Part]:
+        """What has a start and a duration; the others are lost."""
         start = nanoseconds([event.ts for event in events])
         duration = nanoseconds([event.dur for event in events])
+        part: Part = {"start": start, "duration": np.maximum(duration, 0)}
         good: Flags = (start != INVALID) & (duration != INVALID)
-        if not good.all():
-            kept = np.flatnonzero(good)
-            self.damaged += len(events) - len(kept)
-            events = [events[i] for i in kept]
-            start, duration = start[kept], duration[kept]
-        return events, start, np.maximum(duration, 0)
+        return (events, part) if good.all() else self._kept(good, events, part)
 
     def _spans(self, events: list[Event]) -> tuple[list[Event], Part]:
-        events, start, duration = self._times(events)
-        names = _encode(self.names, [event.name for event in events], str)
-        return events, {"start": start, "duration": duration, "name": names}
+        events, part = self._timed(events)
+        part["name"] = self.names.encode(_texts([event.name for event in events]))
+        return events, part
+
+    def _kept(self, good: Flags, events: list[Event], part: Part) -> tuple[list[Event], Part]:
+        """Those that can be used; the others are lost."""
+        kept = np.flatnonzero(good)
+        self.events -= len(events) - len(kept)
+        self.damaged += len(events) - len(kept)
+        return [events[i] for i in kept], {key: column[kept] for key, column in part.items()}
 
     def _host_spans(self, events: list[Event]) -> tuple[list[Event], Part]:
         events, part = self._spans(events)
-        part["track"] = _encode(self.tracks, [(event.pid, event.tid) for event in events], _plain_track)
+        pids, tids = _ids([event.pid for event in events]), _ids([event.tid for event in events])
+        part["track"] = self.tracks.encode(list(zip(pids, tids, strict=True)))
         return events, part
 
+    def _with_args(
+        self, events: list[Event], part: Part, reader: ArgsReader[Args]
+    ) -> tuple[list[Event], list[Args], Part]:
+        """The same with what the events say; those whose arguments are no object are lost."""
+        found = reader.read([event.args if len(event.args) else b"null" for event in events])
+        said = [args for args in found if args is not None]
+        if len(said) < len(found):
+            good = np.array([args is not None for args in found], np.bool_)
+            events, part = self._kept(good, events, part)
+        return events, said, part
+
     def _ops(self, _category: str, events: list[Event]) -> None:
-        events, part = self._host_spans(events)
-        for event in events[:1]:
-            self.pids[str(event.pid)] = self.pids.get(str(event.pid), 0) + len(events)
+        self._add_ops(self._host_spans(events)[1])
+
+    def _add_ops(self, part: Part) -> None:
+        counts = np.bincount(part["track"])
+        for code in np.flatnonzero(counts).tolist():
+            self.ops_by_track[code] = self.ops_by_track.get(code, 0) + int(counts[code])
         self.ops.append(part)
+
+    def pid(self) -> str:
+        """The process that ran most operators, "" where none did."""
+        by_pid: dict[str, int] = {}
+        tracks = self.tracks.values()
+        for code, count in self.ops_by_track.items():
+            pid = text(tracks[code][0])
+            by_pid[pid] = by_pid.get(pid, 0) + count
+        return max(by_pid, key=by_pid.__getitem__, default="")
 
     def _ranges(self, _category: str, events: list[Event]) -> None:
         self.ranges.append(self._host_spans(events)[1])
 
     def _launches(self, _category: str, events: list[Event]) -> None:
-        events, part = self._host_spans(events)
-        part["correlation"] = _ints([event.args.correlation if event.args else NO_VALUE for event in events])
+        events, args, part = self._with_args(*self._host_spans(events), _launch_args)
+        part["correlation"] = _ints([a.correlation for a in args])
         self.launches.append(part)
 
     def _gpu(self, category: str, events: list[Event]) -> None:
-        events, part = self._spans(events)
+        events, args, part = self._with_args(*self._spans(events), _gpu_args)
         part["kind"] = np.full(len(events), _GPU_KINDS[category], np.uint8)
-        args = [event.args for event in events]
         part["device"] = _codes(
-            [a.device if a and a.device is not None else e.pid for a, e in zip(args, events, strict=True)]
+            [e.pid if a.device is None else a.device for a, e in zip(args, events, strict=True)]
         )
         part["stream"] = _codes(
-            [a.stream if a and a.stream is not None else e.tid for a, e in zip(args, events, strict=True)]
+            [e.tid if a.stream is None else a.stream for a, e in zip(args, events, strict=True)]
         )
-        part["correlation"] = _ints([a.correlation if a else NO_VALUE for a in args])
+        part["correlation"] = _ints([a.correlation for a in args])
         copied = category != "kernel"  # what a kernel calls its bytes is no size of a copy
-        part["size_bytes"] = _ints(
-            [a.bytes if copied and a and a.bytes is not None else NO_VALUE for a in args]
-        )
-        part["collective"] = np.fromiter(
-            (NO_VALUE if a is None or a.collective is None else self._collective(a) for a in args),
-            np.int32,
-            len(args),
-        )
+        part["size_bytes"] = _ints([a.bytes for a in args]) if copied else np.full(len(args), NO_VALUE)
+        part["collective"] = np.full(len(args), NO_VALUE, np.int32)
+        rows = [row for row, a in enumerate(args) if a.collective is not None]
+        part["collective"][rows] = [self._collective(args[row]) for row in rows]
         part["track"] = np.full(len(events), NO_VALUE, np.int32)
         self.gpu.append(part)
 
-    def _collective(self, args: typed_events.CollectiveArgs) -> int:
+    def _collective(self, args: CollectiveArgs) -> int:
         """The code of a kernel's collective. Many kernels say the same, so what they say is looked up as
         it stands.
         """
@@ -323,7 +323,7 @@ class Columns:
             args.group_size,
             args.group_name,
             args.group_description,
-            args.group_ranks if type(args.group_ranks) is str else str(args.group_ranks),
+            _listed(args.group_ranks),
             args.sequence,
         )
         try:
@@ -334,8 +334,8 @@ class Columns:
             code = self.said[says] = self._new_collective(args)
         return code
 
-    def _new_collective(self, args: typed_events.CollectiveArgs) -> int:
-        width = _ELEMENT_BYTES.get(str(args.dtype).lower(), 0)
+    def _new_collective(self, args: CollectiveArgs) -> int:
+        width = _ELEMENT_BYTES.get(text(args.dtype).lower(), 0)
         return self.collectives.one(
             Collective(
                 op=text(args.collective),
@@ -351,49 +351,55 @@ class Columns:
         )
 
     def _memory(self, _category: str, events: list[Event]) -> None:
-        told = [
-            (event.ts, event.args)
-            for event in events
-            if event.name == "[memory]" and event.args is not None and event.args.allocated is not None
-        ]
-        times = nanoseconds([ts for ts, _ in told])
+        events = [event for event in events if event.name == "[memory]"]
+        events, said, _ = self._with_args(events, {}, _memory_args)
+        sampled = [row for row, args in enumerate(said) if args.allocated is not None]
+        events, said = [events[row] for row in sampled], [said[row] for row in sampled]
+        times = nanoseconds([event.ts for event in events])
         part: Part = {
             "time": times,
-            "track": np.full(len(told), NO_VALUE, np.int32),
-            "device": _codes(
-                [NO_VALUE if whole(args.memory_type) == 0 else args.memory_device for _, args in told]
-            ),
-            "allocated_bytes": _ints([args.allocated for _, args in told]),
-            "reserved_bytes": _ints([args.reserved for _, args in told]),
+            "track": np.full(len(said), NO_VALUE, np.int32),
+            "device": _codes([NO_VALUE if whole(a.device_type) == 0 else a.device for a in said]),
+            "allocated_bytes": _ints([a.allocated for a in said]),
+            "reserved_bytes": _ints([a.reserved for a in said]),
         }
-        good = times != INVALID
-        self.memory.append({key: column[good] for key, column in part.items()})
+        self.memory.append(self._kept(times != INVALID, events, part)[1])
 
     def _span(self, _category: str, events: list[Event]) -> None:
-        _, start, duration = self._times(events)
+        part = self._timed(events)[1]
+        start, lasts = part["start"], part["duration"]
         if len(start):
-            self.span = (int(start.min()), int((start + duration).max()))
+            self.span = int(start.min()), int(np.add(start, lasts).max())
 
 
 def text(value: object) -> str:
-    return value if type(value) is str else "" if value is None else str(value)[:1000]
+    """What a value says, whatever it is."""
+    return value if type(value) is str else _listed(value)[:1000]
+
+
+def _listed(value: object) -> str:
+    try:
+        return "" if value is None else str(value)
+    except (RecursionError, ValueError):  # nested as deep, or as long a number, as could just be decoded
+        return "?"
 
 
 def members(ranks: object) -> str:
     """The ranks of a process group, "0,1,2", from "[0, 1, 2]" or a list; "" where some are left out."""
-    listed = ranks if isinstance(ranks, str) else "" if ranks is None else str(ranks)
+    listed = _listed(ranks)
     return "" if "..." in listed else re.sub(r"[^0-9,]", "", listed)
 
 
-def _encode(coder: Coder[Value], values: Sequence[Value], plain: Callable[[Value], Value]) -> Codes:
-    try:
-        return coder.encode(values)
-    except TypeError:  # a list or an object where a name, pid or tid belongs
-        return coder.encode([plain(value) for value in values])
+def _texts(values: Sequence[object]) -> Sequence[object]:
+    return values if set(map(type, values)) <= {str} else [text(value) for value in values]
 
 
-def _plain_track(track: tuple[object, object]) -> tuple[object, object]:
-    return str(track[0]), str(track[1])
+def _ids(values: Sequence[object]) -> Sequence[object]:
+    """Of processes or threads; what is no number and no text stands as its text."""
+    plain = {int, str, float, type(None)}
+    if set(map(type, values)) <= plain:
+        return values
+    return [value if type(value) in plain else text(value) for value in values]
 
 
 def whole(value: object) -> int:
@@ -412,10 +418,10 @@ def _scaled(elements: object, width: int) -> int:
 
 
 def _ints(values: Sequence[object]) -> Ints:
-    try:
-        return np.array(values, np.int64)
-    except (TypeError, ValueError, OverflowError):
-        return np.fromiter((whole(value) for value in values), np.int64, len(values))
+    if set(map(type, values)) <= {int}:
+        with contextlib.suppress(OverflowError):
+            return np.array(values, np.int64)
+    return np.fromiter((whole(value) for value in values), np.int64, len(values))
 
 
 def _codes(values: Sequence[object]) -> Codes:

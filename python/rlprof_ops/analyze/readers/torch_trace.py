@@ -8,7 +8,6 @@ import gc
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from rlprof_ops.analyze.columns import (
     NO_VALUE,
@@ -21,12 +20,11 @@ from rlprof_ops.analyze.columns import (
     Trace,
 )
 from rlprof_ops.analyze.names import shortened
-from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event, are_events
+from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.analyze.readers.scan.batches import Scanned
 from rlprof_ops.analyze.readers.spill import in_order, release
 from rlprof_ops.analyze.readers.torch_columns import INT64, Columns, members, text, whole
-from rlprof_ops.analyze.readers.typed_events import Typed
 from rlprof_ops.backends.torch.trace_check import GPUS_KEY
 
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
@@ -44,19 +42,13 @@ def read_torch(path: Path, export_s: float | None = None) -> Trace:
         as far
         as it goes: see `Trace.truncated` and `Trace.damaged`.
     """
-    stream, columns = ChromeEvents(path, typed=True), Columns()
+    stream, columns = ChromeEvents(path, scanned=True), Columns()
     collecting = gc.isenabled()
     # events are freed by their count alone; the cyclic collector would walk each batch for nothing
     gc.disable()
     try:
         for batch in stream:
-            if isinstance(batch[0], Scanned):
-                columns.add_scanned(batch[0])
-                continue
-            if not are_events(batch) and not columns.add_typed(cast("list[Typed]", batch)):
-                batch = stream.untyped()
-            if are_events(batch):
-                columns.add(batch)
+            columns.add_batch(batch)
             del batch
     except OSError as error:
         raise UnreadableReport(path, str(error)) from error
@@ -71,7 +63,7 @@ def read_torch(path: Path, export_s: float | None = None) -> Trace:
     return _assemble(stream, columns)
 
 
-def _assemble(stream: ChromeEvents[Event | Typed | Scanned], columns: Columns) -> Trace:
+def _assemble(stream: ChromeEvents[Event | Scanned], columns: Columns) -> Trace:
     trace = Trace(
         origin=_origin(stream, columns),
         names=tuple(shortened(text(name)) for name in columns.names.values()),
@@ -124,7 +116,7 @@ def _gpus(told: object, pid: int) -> tuple[tuple[int, int, str], ...]:
     )
 
 
-def _base_ns(stream: ChromeEvents[Event | Typed | Scanned]) -> int:
+def _base_ns(stream: ChromeEvents[Event | Scanned]) -> int:
     base = stream.header.get("baseTimeNanoseconds")
     if not isinstance(base, int):
         found = _BASE.search(stream.header_text)
@@ -132,7 +124,7 @@ def _base_ns(stream: ChromeEvents[Event | Typed | Scanned]) -> int:
     return base if 0 <= base < INT64 // 4 else 0
 
 
-def _origin(stream: ChromeEvents[Event | Typed | Scanned], columns: Columns) -> Origin:
+def _origin(stream: ChromeEvents[Event | Scanned], columns: Columns) -> Origin:
     header = stream.header
     shared = header.get("distributedInfo")
     shared = shared if isinstance(shared, dict) else {}
@@ -144,7 +136,7 @@ def _origin(stream: ChromeEvents[Event | Typed | Scanned], columns: Columns) -> 
     if rank == NO_VALUE and not shared:
         found = _RANK.search(stream.header_text.partition(b'"distributedInfo"')[2][:4096])
         rank = int(found.group(1)) if found else NO_VALUE
-    pid = max(columns.pids, key=lambda p: columns.pids[p], default="")
+    pid = columns.pid()
     properties = header.get("deviceProperties")
     devices = (
         [d.get("name") for d in properties if isinstance(d, dict)] if isinstance(properties, list) else []

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,7 @@ class _History:
             what = "began its own" if enabled else "ended the"
             ours.cut(f"yielded to the program, which {what} memory history: the snapshot ends there")
 
-    def begin(self, ours: CudaMemoryRecorder, torch: ModuleType, settings: dict[str, object]) -> None:
+    def begin(self, ours: CudaMemoryRecorder, torch: ModuleType, settings: Mapping[str, object]) -> None:
         """Switch the history on, unless the program has: then the snapshot is of its own."""
         if not self.theirs:
             self._record(torch, enabled="all", **settings)

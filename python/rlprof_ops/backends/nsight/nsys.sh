@@ -18,6 +18,8 @@
 set -uo pipefail
 
 readonly NSYS_TRIES=3
+# nsys takes no program that runs under another nsys already.
+readonly NSYS_AROUND="yielded to an nsys of the user's own, which this process was started under: take one of the two away"
 # shellcheck disable=SC2016
 readonly NSYS_MADE='"$QUADD_INJECTION_CONFIG" "$QUADD_CUDA_CONFIG" "$QUADD_OS_RUNTIME_CONFIG" "$HOOK_FILE"'
 # shellcheck disable=SC2016
@@ -154,6 +156,11 @@ nsys::main() {
         nsys::_try "${pending}" "${patience_s}" "${words[@]}"
         failure="nsys ${command} ${nsys_said} before the program began (try ${try} of ${NSYS_TRIES})"
         nsys::_log "${failure}"
+        if [[ -n "${NSYS_PROFILING_SESSION_ID:-}" ]]; then
+            nsys::_log "${NSYS_AROUND}"
+            nsys::_note "${session}" "${NSYS_AROUND}"
+            break
+        fi
         nsys::_note "${session}" "${failure}"
         sleep 0.5
     done
@@ -164,7 +171,11 @@ nsys::main() {
     fi
     nsys::_log "training goes on unprofiled"
     unset RLPROF_NSYS_SESSION RLPROF_NSYS_RANGE
-    export RLPROF_NOT_WRAPPED="nsys ${command} ${nsys_said} before the program began, ${NSYS_TRIES} times; its own words are in the log"
+    if (( try <= NSYS_TRIES )); then
+        export RLPROF_NOT_WRAPPED="${NSYS_AROUND}"
+    else
+        export RLPROF_NOT_WRAPPED="nsys ${command} ${nsys_said} before the program began, ${NSYS_TRIES} times; its own words are in the log"
+    fi
     exec "$@"
 }
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from rlprof_ops.collect.sync.copy_bytes import Limiter, Stopped, write_all
 from rlprof_ops.collect.sync.routes import Item, Kind
 from rlprof_ops.host.contained_dir import ContainedDir
-from rlprof_ops.redact import redact_log
+from rlprof_ops.redact import CONTEXT_BYTES, may_hold_secret, open_key_at, redact_log
 
 _OVERLAP = 64 << 10  # bytes compared before a log is continued after a restart
 _BLOCK = 1 << 20
@@ -177,7 +177,8 @@ class Tails:
             if self._stop():
                 raise Stopped
             self._limiter.take(len(block), self._stop)
-            write_all(out, memoryview(block if binary else redact_log(block, self._secrets())))
+            write_all(out, memoryview(block if binary else masked(fd, start, block, self._secrets())))
+            start += len(block)
         if durable:
             os.fsync(out)
 
@@ -257,6 +258,18 @@ def whole_lines(fd: int, start: int, end: int) -> Iterator[bytes]:
         start += len(block)
 
 
+def masked(fd: int, start: int, block: bytes, secrets: Collection[str]) -> bytes:
+    """`block`, which a log holds at `start`, without its secrets.
+
+    What stands before and after it is read again each time, so nothing has to be remembered between two
+    passes, or by a sync that is started again.
+    """
+    earlier = os.pread(fd, min(start, _OVERLAP), start - min(start, _OVERLAP))
+    key = open_key_at(earlier)
+    before = earlier[min(key, max(0, len(earlier) - CONTEXT_BYTES)) if key >= 0 else -CONTEXT_BYTES :]
+    return redact_log(block, secrets, before, os.pread(fd, CONTEXT_BYTES, start + len(block)))
+
+
 def is_sent_form(ours: bytes, theirs: bytes) -> bool:
     """Whether `theirs` is what was sent of `ours`, in which secrets became asterisks."""
     if len(ours) != len(theirs):
@@ -267,10 +280,14 @@ def is_sent_form(ours: bytes, theirs: bytes) -> bool:
 
 
 def end_of_lines(fd: int, size: int) -> int:
-    """The offset after the last line break; `size` when the last 64 KiB hold none."""
+    """The offset after the last line break. When the last 64 KiB hold none, `size`, but for an end that
+    a secret may go on from.
+    """
     start = max(0, size - _OVERLAP)
     tail = os.pread(fd, size - start, start)
     found = max(tail.rfind(b"\n"), tail.rfind(b"\r"))  # a progress bar goes back to the line's beginning
     if found >= 0:
         return start + found + 1
-    return size if start else 0
+    if not start:
+        return 0
+    return size - CONTEXT_BYTES if may_hold_secret(tail[-CONTEXT_BYTES:]) else size

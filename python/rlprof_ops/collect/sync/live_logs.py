@@ -13,12 +13,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.collect.sync.append_logs import end_of_lines, is_sent_form, whole_lines
+from rlprof_ops.collect.sync.append_logs import end_of_lines, is_sent_form, masked, whole_lines
 from rlprof_ops.collect.sync.copy_bytes import write_all
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.host.foreign import reason_of
 from rlprof_ops.job.folders import pinned_run
-from rlprof_ops.redact import redact_log
 
 SOURCE, TARGET = "live", "logs"
 _MOST_A_LOOK = 64 << 20
@@ -92,7 +91,7 @@ class LiveLogs:
             return 0
         until, before = min(end_of_lines(known.source, size), known.offset + _MOST_A_LOOK), known.offset
         for block in whole_lines(known.source, known.offset, until):
-            write_all(known.target, memoryview(redact_log(block, self._secrets())))
+            write_all(known.target, memoryview(masked(known.source, known.offset, block, self._secrets())))
             known.offset += len(block)
         return known.offset - before
 

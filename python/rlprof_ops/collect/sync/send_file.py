@@ -26,7 +26,7 @@ from rlprof_ops.collect.sync.routes import GROWS, Item, Kind, are_columns
 from rlprof_ops.collect.sync.sent_log import Journal, Sent
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
-from rlprof_ops.redact import secret_values
+from rlprof_ops.redact import own_secrets
 
 _SECRETS_KEPT_S = 30.0  # between two looks at the environments of this node's processes
 _SMALL = 64 << 10  # the most a file that is rewritten in place may hold
@@ -50,7 +50,7 @@ class Sender:
         log: Callable[[str], None],
     ) -> None:
         self._journal, self._node, self._limiter, self._stop, self._log = journal, node, limiter, stop, log
-        self._secrets = secret_values(os.environ)
+        self._secrets = own_secrets()
         self._look_again = 0.0
         self._tails = Tails(self.new_temporary, discard, self.secrets, limiter, stop)
         self._small: dict[str, bytes] = {}

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from rlprof_ops import backends, env_names
+from rlprof_ops import backends, env_names, trainers
 from rlprof_ops.backends.contract import wrap_of
 from rlprof_ops.backends.wrapping import CannotWrap, Command, Identity
 from rlprof_ops.errors import RlprofError, UsageError
@@ -45,6 +45,7 @@ def wrapped_command(
     full = dict(env)
     if env.get(env_names.ADAPTERS, "1") != "0":
         full["PYTHONPATH"] = python_path(env.get("PYTHONPATH"))
+        full.update(trainers.environment())
     identity = Identity(worker or TRAINER, rank)
     specs = specs_for(request, worker or TRAINER, rank, env)
     if worker or specs:

@@ -79,7 +79,9 @@ def _first_gate(env: Mapping[str, str], worker: str) -> str:
     """COMMAND runs under a name that an adapter in it may take, or an actor that it creates (a `controller`):
     nobody opens its windows until its own process has said that it is that worker. `driver` is nobody else.
     """
-    leads = env.get(env_names.LEADS) == "1" and worker != "driver"
+    from rlprof_ops.runtime.process.worker_identity import DRIVER
+
+    leads = env.get(env_names.LEADS) == "1" and worker != DRIVER
     return "nobody" if leads else "supervisor"
 
 

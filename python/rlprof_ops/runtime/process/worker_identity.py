@@ -14,6 +14,9 @@ from rlprof_ops import env_names
 from rlprof_ops.backends import names
 
 DEFAULT_FOLDER = "rlprof-profiles"
+# What COMMAND is called, and what its process may be called once an adapter knows the trainer.
+DRIVER = "driver"
+DRIVERS = (DRIVER, "controller", "trainer", "TaskRunner", "task_runner")
 # Where a launcher says a process's rank: ours, torchrun's (and verl's and NeMo RL's), MPI's, Slurm's. The
 # first that is set counts; Slurm's is last, since mpirun's processes inherit that of the batch script.
 RANK_VARIABLES = (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rlprof_ops.backends import OK, Where, get, names, validate
 from rlprof_ops.backends.contract import WindowRecorder as WindowRecorder
 from rlprof_ops.host.gpus import has_gpu
-from rlprof_ops.redact import secret_values
+from rlprof_ops.redact import own_secrets
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
@@ -56,7 +56,7 @@ def _without_secrets(report: Path, backend: str) -> Iterator[Path]:
 
     found: list[tuple[int, int]] = []
     if report.name.endswith(mask_reports.MASKED_SUFFIXES):
-        values = mask_reports.maskable(mask_reports.secrets_of_processes() | secret_values(os.environ))
+        values = mask_reports.maskable(mask_reports.secrets_of_processes() | own_secrets())
         with open(report, "rb") as stream:
             found = mask_reports.places(stream.fileno(), values)
     if not found:

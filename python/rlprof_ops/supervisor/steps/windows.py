@@ -24,6 +24,7 @@ from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
 from rlprof_ops.runtime.process.session_file import Session
+from rlprof_ops.runtime.process.worker_identity import DRIVER
 from rlprof_ops.runtime.recorders.base import move_into_place, unused
 from rlprof_ops.supervisor.steps import left_open
 from rlprof_ops.supervisor.steps.watched_session import (
@@ -35,7 +36,6 @@ from rlprof_ops.supervisor.steps.watched_session import (
     window_at,
 )
 
-DRIVER = "driver"  # what COMMAND is called before an adapter knows better (supervisor/driver.py)
 TRAINER = "trainer"  # who asks for the windows of a trainer's own profiler calls
 _MISSED = "no supervisor heard its steps: this node's or the head's was killed, and another one took over"
 _STOP_BEFORE_S, _LOOK_S = 120.0, 0.2  # for the `nsys stop` of a supervisor that was killed

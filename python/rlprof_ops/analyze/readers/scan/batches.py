@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rlprof_ops import env_names
-from rlprof_ops.analyze.readers.typed_events import CollectiveArgs
+from rlprof_ops.analyze.readers.event_args import CollectiveArgs
 
 if TYPE_CHECKING:
     from rlprof_ops.analyze.readers.scan._trace_scan import Part, Scanner

@@ -38,7 +38,7 @@ static bool on_gpu(Kind kind) { return kind == KERNEL || kind == MEMCPY || kind 
 static bool is_launch(Kind kind) { return kind == CUDA_RUNTIME || kind == CUDA_DRIVER || kind == HIP_RUNTIME; }
 static bool reads_args(Kind kind) { return on_gpu(kind) || is_launch(kind) || kind == MEMORY; }
 
-/* Arguments that are numbers; those below are a collective's, by their place in `typed_events.CollectiveArgs`. */
+/* Arguments that are numbers; those below are a collective's, by their place in `event_args.CollectiveArgs`. */
 enum {
     DEVICE = COLLECTIVE_FIELDS, STREAM, CORRELATION, BYTES, ALLOCATED, RESERVED, MEMORY_DEVICE, MEMORY_TYPE, OTHER
 };

@@ -1,1 +1,0 @@
-"""OpenRLHF as it is shipped: its adapter. It has no profiling configuration of its own to write or read."""

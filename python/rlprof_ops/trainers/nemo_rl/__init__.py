@@ -1,0 +1,4 @@
+"""NeMo RL."""
+
+FOLLOWS = ("nemo_rl", "nemo_rl.utils.nsys", "nemo_rl.utils.timer")
+FRAMEWORKS = ("nemo_rl",)

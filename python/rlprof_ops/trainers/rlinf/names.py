@@ -1,0 +1,91 @@
+"""RLinf's worker groups, fields and presets: what rendering and reading `cluster.profiling` both need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlprof_ops.trainers.dialects import Worker
+
+# Channels are groups of their own: `ActorGroup` never implies the channel worker `Actor` (its document, "How
+# To Override Worker Groups"; Reward and RewardGroup exist in code only).
+WORKERS = (
+    Worker("ActorGroup", ("policy_worker", "actor"), ("advantage", "logprob", "train", "weight_sync")),
+    Worker("RolloutGroup", ("generation_worker", "rollout"), ("generation", "weight_sync")),
+    Worker("EnvGroup", ("env_worker", "env"), ("generation",)),
+    Worker("RewardGroup", ("reward_worker", "reward"), ("reward",)),
+    Worker("InferenceGroup", ("ref_worker", "inference"), ("logprob",)),
+    Worker("CriticGroup", ("critic_worker", "critic"), ("train",)),
+    Worker("AgentLoopGroup", ("agentloop",), ()),
+    Worker("RewardActorGroup", ("reward_actor",), ("train",)),
+    Worker("RolloutJudgeGroup", ("rollout_judge",), ("generation",)),
+    Worker("SubWorkerRolloutGroup", ("rollout_fixed_worker",), ("generation",)),
+    Worker("SGLangServerGroup", (), ("generation",)),
+    Worker("SGLangRouterGroup", (), ()),
+    Worker("Actor", ("actor_channel",), (), "a channel: no GPU work, and no window opens in it"),
+    Worker("Rollout", ("rollout_channel",), (), "a channel: no GPU work, and no window opens in it"),
+    Worker("Env", ("env_channel",), (), "a channel: no GPU work, and no window opens in it"),
+    Worker("Reward", ("reward_channel",), (), "a channel: no GPU work, and no window opens in it"),
+)
+STEPPED = ("ActorGroup", "RolloutGroup", "EnvGroup")  # the groups whose windows the embodied runners open
+# Worker.timer of the workers, and the runner's own timer.
+PHASES = {
+    "generation": (
+        "rollout/generate",
+        "rollout/generate_epoch",
+        "rollout/predict",
+        "generate_rollouts",
+        "env/interact",
+        "env/interact_once",
+        "env/step",
+        "env/bootstrap_step",
+    ),
+    "advantage": ("actor/compute_adv", "cal_adv_and_returns"),
+    "train": ("actor/run_training", "run_training", "actor_training"),
+    "weight_sync": (
+        "actor/sync_model_to_rollout",
+        "rollout/request_weight_sync",
+        "rollout/poll_weight_sync",
+        "sync_weights",
+        "update_rollout_weights",
+    ),
+}
+COMMON_FIELDS = ("backend", "enabled", "worker_groups", "steps", "output_dir")
+FIELDS = {"nsight": (*COMMON_FIELDS, "options", "flags"), "rocprof_sys": (*COMMON_FIELDS, "args", "env")}
+# examples/embodiment/config/profile/default.yaml. Its document lists Actor, Rollout and Env too; the file
+# does not.
+PRESETS: dict[str, dict[str, Any]] = {
+    "profile/default": {
+        "backend": "nsight",
+        "enabled": True,
+        "worker_groups": ["ActorGroup", "RolloutGroup", "EnvGroup"],
+        "options": {
+            "t": "cuda,cudnn,cublas,nvtx,osrt",
+            "sample": "process-tree",
+            "cpuctxsw": "process-tree",
+            "cudabacktrace": "all",
+            "osrt-threshold": 1000,
+        },
+        "flags": [],
+    }
+}
+# `megatron.profiler` with the values of its document; RLinf wants every one of them written.
+TORCH_DEFAULTS: dict[str, Any] = {
+    "output_dir": "${runner.output_dir}/${runner.experiment_name}/profiler",
+    "activities": ["cpu", "cuda"],
+    "record_shapes": False,
+    "profile_memory": False,
+    "with_stack": False,
+    "with_flops": False,
+    "with_modules": True,
+    "export_tensorboard": True,
+    "export_chrome_trace": False,
+    "chrome_filename_prefix": "chrome_trace",
+    "schedule_warmup": 2,
+    "schedule_active": 1,
+    "schedule_repeat": 1,
+}
+
+
+def canonical_group(name: str) -> str:
+    """RLinf matches groups whatever their case."""
+    return next((w.name for w in WORKERS if w.name.lower() == name.lower()), name)

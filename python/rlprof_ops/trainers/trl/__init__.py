@@ -1,0 +1,3 @@
+"""TRL, and any `transformers.Trainer`."""
+
+FOLLOWS = ("trl", "trl.extras.profiling", "transformers.trainer_callback")

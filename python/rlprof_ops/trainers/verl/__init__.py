@@ -1,0 +1,12 @@
+"""verl, before V1 and since."""
+
+FOLLOWS = (
+    "verl",
+    "verl.single_controller.ray.base",
+    "verl.trainer.ppo.ray_trainer",
+    "verl.trainer.ppo.v1.trainer_base",
+    "verl.utils.profiler.performance",
+    "verl.utils.profiler.profile",
+    "verl.workers.engine_workers",
+)
+FRAMEWORKS = ("verl", "verl-0.8", "verl-0.6", "verl-0.5", "verl-0.4", "verl-legacy")

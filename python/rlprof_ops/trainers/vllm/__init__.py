@@ -1,0 +1,3 @@
+"""vLLM, the engine that several trainers generate with."""
+
+FOLLOWS = ("vllm.v1.worker.worker_base", "uvicorn.server")

@@ -1,0 +1,344 @@
+"""A version of a trainer that no adapter knows runs as it would without us: the functions and classes that
+adapters follow are replaced by random ones, and called with and without the adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import re
+import string
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from rlprof_ops import trainers
+from rlprof_ops.runtime import follower, step_clock
+from rlprof_ops.runtime.process import actor_calls
+from rlprof_ops.runtime.process.import_hooks import _OURS, adapt
+
+MODULES = _OURS | trainers.followed({})
+# What each adapter follows: a module's function, or a class and its methods.
+FOLLOWED = {
+    "transformers.trainer_callback": {"CallbackHandler": ("on_step_begin", "on_step_end")},
+    "trl.extras.profiling": {"ProfilingContext": ("__enter__", "__exit__")},
+    "vllm.v1.worker.worker_base": {"WorkerWrapperBase": ("execute_model",)},
+    "uvicorn.server": {"Server": ("startup",)},
+    "nemo_rl.utils.nsys": {"": ("wrap_with_nvtx_name", "maybe_gpu_profile_step")},
+    "nemo_rl.utils.timer": {"Timer": ("start", "stop", "time")},
+    "rlinf.scheduler.cluster.cluster": {"Cluster": ("modify_profile_context",)},
+    "rlinf.scheduler.worker.worker": {"Worker": ("timer",)},
+    "rlinf.scheduler.worker.worker_group": {"WorkerGroupFunc": ("__call__",)},
+    "rlinf.utils.distributed": {"ScopedTimer": ("__call__",)},
+    "verl.utils.profiler.profile": {"DistProfiler": ("annotate",)},
+    "verl.utils.profiler.performance": {"": ("_timer",)},
+    "verl.single_controller.ray.base": {"": ("create_colocated_worker_cls",)},
+    "verl.trainer.ppo.v1.trainer_base": {"PPOTrainer": ("__init__",)},
+    "verl.trainer.ppo.ray_trainer": {"RayPPOTrainer": ("__init__",)},
+    "verl.workers.engine_workers": {"ActorRolloutRefWorker": ("update_weights",)},
+    "openrlhf.trainer.ppo_trainer": {
+        "BasePPOTrainer": ("__init__", "train_step", "ppo_train", "broadcast_to_vllm")
+    },
+    "openrlhf.trainer.ppo_utils.experience_maker": {"RemoteExperienceMaker": ("make_experience_batch",)},
+    "openrlhf.trainer.ppo_utils.samples_generator": {"SamplesGenerator": ("generate_samples",)},
+    "openrlhf.trainer.ray.launcher": {"BaseModelActor": ("execute_batch",)},
+    "openrlhf.trainer.ray.ppo_actor": {"ActorPPOTrainer": ("ppo_train", "broadcast_to_vllm")},
+    "openrlhf.trainer.ray.ppo_critic": {"CriticPPOTrainer": ("ppo_train",)},
+    "torch.cuda.profiler": {"": ("start", "stop")},
+    "ray.actor": {"ActorClass": ("_remote",)},
+    "ray._private.function_manager": {"FunctionActorManager": ("_make_actor_method_executor",)},
+}
+PACKAGES = {"trl", "nemo_rl", "rlinf", "verl", "openrlhf"}  # followed for their rules alone
+
+
+def test_every_followed_module_is_tried_here():
+    assert set(MODULES) == set(FOLLOWED) | PACKAGES
+
+
+class Hostile(Exception):
+    """An argument, a result or an error that gives nothing away."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("hands off")
+
+    def __str__(self) -> str:
+        raise RuntimeError("hands off")
+
+    __bool__ = __len__ = __iter__ = __int__ = __str__  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("hands off")
+
+    def __repr__(self) -> str:
+        return "hostile"
+
+
+class BusyProfiler:
+    """In the middle of a step, so that adapters do all they do."""
+
+    active = any_open = True
+    leads = closed = False
+
+    def start_step(self, step: int) -> bool:
+        return False
+
+    def stop_step(self, step: int | None = None) -> None: ...
+
+    def range(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    task = range
+
+
+@pytest.fixture(autouse=True)
+def busy(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
+    monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
+    monkeypatch.setenv("RLPROF_NSYS_SESSION", "s")
+    monkeypatch.setenv("RLPROF_REQUEST_JSON", '{"captures": [{"workers": ["*"], "steps": "1:9"}]}')
+    monkeypatch.setattr(follower, "follow", BusyProfiler)
+    monkeypatch.setattr(step_clock, "ask_window", lambda what: False)
+    monkeypatch.setattr(actor_calls, "_nvtx", lambda: None)
+    for trainer in ("trl", "nemo_rl", "rlinf", "verl", "openrlhf"):
+        adapter = importlib.import_module(f"rlprof_ops.trainers.{trainer}.adapter")
+        for state in ("_TRAINING", "_DRIVER", "_RUNNER", "_STATE", "_CONTROLLER"):
+            if hasattr(adapter, state):
+                fresh = type(getattr(adapter, state))()
+                fresh.profiler, fresh.step = BusyProfiler(), 1
+                monkeypatch.setattr(adapter, state, fresh)
+        monkeypatch.setattr(adapter, "leader", lambda *_: BusyProfiler(), raising=False)
+    yield
+
+
+# Bodies, by the nature of the function. `log` counts calls; `result` is what a call returns or raises.
+BODIES = {
+    "plain": ("def", "return give(log, {given})"),
+    "coroutine": ("async def", "await sleep(0); return give(log, {given})"),
+    "generator": ("def", "got = yield give(log, {given}); return got"),
+    "context manager": ("@contextmanager\ndef", "yield give(log, {given})"),
+    "asynchronous generator": ("async def", "yield give(log, {given})"),
+    "decorators": ("def", "give(log, {given}); return lambda function: function"),
+    "wrapping decorators": (
+        "def",
+        "give(log, {given}); return lambda function: lambda *a, **k: [function(*a, **k)]",
+    ),
+    "awaitable": ("def", "give(log, {given}); return later(3)"),
+}
+AS_KIND: dict[str, Callable[[Any], Any]] = {
+    "staticmethod": staticmethod, "classmethod": classmethod, "property": property, "value": lambda _: 3
+}  # fmt: skip
+CLASSES = ("plain", "slots", "no attributes", "metaclass", "frozen")
+KINDS = ("method", "staticmethod", "classmethod", "property", "value")
+VALUES = st.one_of(
+    st.integers(0, 3),
+    st.sampled_from(["step", "total_step_time", "x", ""]),
+    st.none(),
+    st.just("HOSTILE"),
+    st.just("FUNCTION"),
+)
+
+
+@st.composite
+def signatures(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """A parameter list as text, and the names in it."""
+    names = iter(draw(st.permutations([*string.ascii_lowercase[:6], "name", "step", "args", "label"])))
+    parts: list[str] = []
+    used: list[str] = []
+
+    def some(most: int, defaults: bool) -> bool:
+        for _ in range(draw(st.integers(0, most))):
+            used.append(next(names))
+            defaults = defaults or draw(st.booleans())
+            parts.append(f"{used[-1]}={draw(st.integers(0, 9))}" if defaults else used[-1])
+        return defaults
+
+    defaults = some(2, False)
+    if parts and draw(st.booleans()):
+        parts.append("/")
+    some(2, defaults)
+    if draw(st.booleans()):
+        used.append("rest")
+        parts.append("*rest")
+        some(2, True)
+    if draw(st.booleans()):
+        used.append("more")
+        parts.append("**more")
+    return ", ".join(parts), used
+
+
+@st.composite
+def versions(draw: st.DrawFn) -> dict[str, Any]:
+    text, used = draw(signatures())
+    return {
+        "parameters": text,
+        "names": used,
+        "nature": draw(st.sampled_from(sorted(BODIES))),
+        "kind": draw(st.sampled_from(KINDS)),
+        "class": draw(st.sampled_from(CLASSES)),
+        "overridden": draw(st.booleans()),
+        "outcome": draw(st.one_of(VALUES, st.sampled_from([ValueError("no"), SystemExit(3), Hostile()]))),
+        "arguments": draw(st.lists(VALUES, max_size=4)),
+        "named": draw(
+            st.dictionaries(st.sampled_from([*used, "name", "step", "unknown"]), VALUES, max_size=2)
+        ),
+    }
+
+
+def real(value: Any) -> Any:
+    return {"HOSTILE": Hostile(), "FUNCTION": len}.get(value, value) if isinstance(value, str) else value
+
+
+async def later(value: int) -> int:
+    return value
+
+
+def a_module(name: str, version: dict[str, Any], log: list[Any]) -> types.ModuleType:
+    """A module of a trainer's with what adapters follow there, as `version` has it."""
+
+    def give(log: list[Any], given: Any) -> Any:
+        log.append(repr(given))
+        outcome = version["outcome"]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return real(outcome)
+
+    space = {"give": give, "log": log, "later": later, "sleep": asyncio.sleep,
+             "contextmanager": contextlib.contextmanager}  # fmt: skip
+    module = types.ModuleType(name)
+
+    def function(called: str, bound: bool) -> Any:
+        start, body = BODIES[version["nature"]]
+        parameters = ", ".join(filter(None, ["self_" if bound else "", version["parameters"]]))
+        given = "(" + "".join(f"{n}, " for n in version["names"]) + ")"
+        local = dict(space)
+        exec(f"{start} {called}({parameters}):\n  " + body.format(given=given).replace("; ", "\n  "), local)
+        return local[called]
+
+    for owner, methods in FOLLOWED[name].items():
+        if not owner:
+            for method in methods:
+                setattr(module, method, function(method, False))
+            continue
+        members: dict[str, Any] = {"__repr__": lambda self: "one"}
+        kind = version["kind"]
+        for method in methods:
+            made = function(method, kind in ("method", "classmethod"))
+            members[method] = AS_KIND.get(kind, lambda function: function)(made)
+        meta = type
+        if version["class"] == "slots":
+            members["__slots__"] = ()
+        elif version["class"] == "no attributes":
+            members["__getattr__"] = Hostile.__getattr__
+        elif version["class"] in ("metaclass", "frozen"):
+            frozen = {"__setattr__": lambda cls, *_: cls.no_such} if version["class"] == "frozen" else {}
+            meta = type("Meta", (type,), {"__eq__": Hostile.__eq__, "__hash__": None, **frozen})
+        setattr(module, owner, meta(owner, (), members))
+    return module
+
+
+def described(value: Any) -> Any:
+    """What a call came to, with coroutines, generators, context managers and decorators run to their end.
+    Wrong arguments of a generator or a coroutine are an error when it runs, or when it is called: the same
+    here."""
+    if inspect.iscoroutine(value):
+        return run("coroutine", lambda: stepped(value))
+    if inspect.isgenerator(value):
+        return run("generator", lambda: [next(value), stopped(lambda: value.send("sent"))])
+    if inspect.isasyncgen(value):
+        return run("asynchronous generator", lambda: stepped(value.asend(None)))
+    if hasattr(type(value), "__enter__"):
+        return run(type(value).__name__, lambda: entered(value))
+    if inspect.isfunction(value):
+        made = [driven(lambda f=f: value(f)) for f in (task, later, 3)]
+        return "function", value.__qualname__.rpartition(".")[2], made
+    return type(value).__name__, re.sub(r" at 0x\w+", "", repr(value))
+
+
+def run(nature: str, call: Callable[[], Any]) -> Any:
+    came_to = driven(call)
+    return came_to if came_to[0] == "TypeError" else (nature, came_to)
+
+
+def task(*arguments: Any, **named: Any) -> Any:
+    return "ran", arguments, sorted(named)
+
+
+def stepped(coroutine: Any) -> Any:
+    while True:
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            return end.value
+
+
+def stopped(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except StopIteration as end:
+        return "ended", end.value
+
+
+def entered(context: Any) -> Any:
+    with context as value:
+        return value
+
+
+def driven(call: Callable[[], Any]) -> Any:
+    try:
+        return described(call())
+    except BaseException as error:
+        return type(error).__name__, "" if isinstance(error, Hostile) else str(error)
+
+
+def nature(function: Any) -> Any:
+    """What somebody can see of a function without a call."""
+    checks = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    inner = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
+    if not inspect.isfunction(inner):
+        return type(function)
+    seen = [getattr(inner, name) for name in ("__name__", "__qualname__", "__module__", "__doc__")]
+    return (type(function), *seen, [check(inner) for check in checks], str(inspect.signature(inner)),
+            str(inspect.getfullargspec(inner)).replace("kwds", "kwargs"))  # fmt: skip
+
+
+def told(name: str, version: dict[str, Any], adapted: bool) -> list[Any]:
+    """All that a trainer sees of such a module: what functions are, what calls return, how often they run."""
+    log: list[Any] = []
+    module = a_module(name, version, log)
+    if adapted:
+        adapt(name, module, MODULES[name])
+    seen: list[Any] = []
+    arguments, named = (
+        [real(v) for v in version["arguments"]],
+        {k: real(v) for k, v in version["named"].items()},
+    )
+    for owner, methods in FOLLOWED[name].items():
+        if owner:
+            cls = getattr(module, owner)
+            if version["overridden"]:  # by a subclass that calls no super()
+                cls = type(cls)("Mine", (cls,), {methods[0]: lambda self, *a, **k: "mine"})
+            holder = cls.__new__(cls)
+            seen.append(sorted(getattr(holder, "__dict__", ())))
+        else:
+            cls = holder = module
+        for method in methods:
+            seen.append(nature(inspect.getattr_static(cls, method)))
+            seen.append(driven(lambda h=holder, m=method: getattr(h, m)(*arguments, **named)))
+        if owner:
+            seen.append(sorted(getattr(holder, "__dict__", ())))
+    return [*seen, *log, len(log)]
+
+
+@seed(1)
+@settings(max_examples=200, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(version=versions())
+def test_random_versions_run_as_without_us(version: dict[str, Any]):
+    for name in FOLLOWED:
+        with_us, without = (told(name, version, adapted) for adapted in (True, False))
+        assert [(name, *pair) for pair in zip(with_us, without, strict=True) if pair[0] != pair[1]] == []
