@@ -117,3 +117,10 @@ def test_the_list_of_commands_cuts_no_sentence():
 def test_a_misspelt_command_is_answered_with_the_nearest(capsys):
     with pytest.raises(click.UsageError, match="Did you mean 'harvest'"):
         cli.resolve_command(click.Context(cli), ["harvst"])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_tests_that_a_page_names_exist(document):
+    named = set(re.findall(r"`(tests/[\w./-]+\.py)", document.read_text()))
+    missing = sorted(name for name in named if not (HOME / name).is_file())
+    assert not missing, f"{document.name}: {', '.join(missing)}"

@@ -13,6 +13,7 @@ then tells no processes, and nothing joins a container.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import shutil
@@ -116,3 +117,71 @@ def test_a_mount_that_is_missing_ends_the_job_with_the_words_of_pyxis(nodes: San
     state = job.wait(timeout=120)
     assert state.state == "FAILED" and "/no/such" in job.output, job.output
     assert containers(nodes) == []
+
+
+def agree(job: Job) -> None:
+    """The manifest and the report of a job that is over say the same of each planned capture."""
+    planned = {capture.id: capture.state for capture in job.manifest.captures}
+    assert job.record["end"]["cause"], job.say()
+    page = job.run / "report.json"
+    if page.exists():
+        coverage = json.loads(page.read_text())["coverage"]
+        said = {row["capture"]: row["state"] for row in coverage["missing"]}
+        there = {name for name, state in planned.items() if state in ("ok", "recovered", "truncated")}
+        assert not there & {name for name, state in said.items() if state == "missing"}, job.say()
+
+
+REPORTED = TRAINED | {"RLPROF_REPORT_SECONDS": "60"}
+
+
+@pytest.mark.parametrize(
+    "when", ["start", "ray", "training"], ids=["in its start", "while Ray starts", "while it trains"]
+)
+def test_scancel_leaves_nothing_on_any_node_and_a_manifest(nodes: Sandbox, when: str) -> None:
+    job = submit(nodes, COMMAND=f"{DEMO} --steps 500 --step-seconds 1", **REPORTED)
+    reached = {
+        "start": lambda: bool(containers(nodes)),
+        "ray": lambda: (job.run / "logs" / "head.log").exists(),
+        "training": lambda: bool(on_disk(nodes, "n2", job)),
+    }[when]
+    wait_until(reached, 240, lambda: job.say(), pause_s=0.2)
+    nodes.run(["scancel", str(job.id)], user=TEST_USER)
+    state = job.wait(timeout=200)
+    assert state.state == "CANCELLED", job.say()
+    assert containers(nodes) == [], job.say()
+    agree(job)
+
+
+def test_a_time_limit_leaves_nothing_on_any_node(nodes: Sandbox) -> None:
+    job = Job.submit(
+        nodes,
+        "--time=2",
+        "--signal=B:USR2@60",
+        nodes=2,
+        user=TEST_USER,
+        CONTAINER=IMAGE,
+        RLPROF_NSYS=shutil.which("nsys") or "",
+        RAY_LOG_SYNC_FREQUENCY="0",
+        COMMAND=f"{DEMO} --steps 500 --step-seconds 1",
+        **REPORTED,
+    )
+    job.wait(timeout=300)
+    assert containers(nodes) == [], job.say()
+    agree(job)
+
+
+def test_a_job_that_ends_well_leaves_nothing_on_any_node(nodes: Sandbox) -> None:
+    job = submit(nodes, COMMAND=f"{DEMO} --steps 6", **(REPORTED | {"RLPROF_STEPS": "3:5"}))
+    state = job.wait(timeout=280)
+    assert state.state == "COMPLETED", job.say()
+    assert set(job.states().values()) == {"ok"}, job.say()
+    assert containers(nodes) == [], job.say()
+    agree(job)
+
+
+def test_an_image_that_does_not_start_has_a_manifest(nodes: Sandbox) -> None:
+    job = submit(nodes, CONTAINER="/no/such/image.sqsh", COMMAND="true", **TRAINED)
+    state = job.wait(timeout=120)
+    assert state.state == "FAILED" and "image.sqsh" in job.output, job.output
+    assert containers(nodes) == []
+    agree(job)

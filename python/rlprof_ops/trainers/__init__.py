@@ -12,13 +12,14 @@ job, by the supervisor; the job's processes read the outcome in a variable.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from importlib import import_module
 
 from rlprof_ops import env_names
 
 TYPE_CHECKING = False  # see rlprof_ops/__init__.py
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rlprof_ops.trainers.dialects import Framework
 
 GROUP = "rlprof_ops.trainers"

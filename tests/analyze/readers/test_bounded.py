@@ -92,7 +92,7 @@ LONG = {
         "read ",
     ),
     "no list of events": (b'{"a":"', b"a" * MIB, 150, b'"}', "no traceEvents list"),
-    "nested lists": (b'{"traceEvents":[' + GOOD + b"," + GOOD + b",", b"[" * MIB, 60, b"", "read 1"),
+    "nested lists": (b'{"traceEvents":[' + GOOD + b"," + GOOD + b",", b"[" * MIB, 60, b"", "read 2"),
     "nested objects": (
         b'{"traceEvents":[' + GOOD + b"," + GOOD + b",",
         b'{"a":' * (MIB // 5),
@@ -105,7 +105,7 @@ LONG = {
         b"},{" * (MIB // 3),
         30,
         b"",
-        "read 1",
+        "read 2",
     ),
     "a bomb of zeros": (b"", b"\0" * MIB, 300, b"", "no traceEvents list"),
 }

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from tests import real_nsys
 from tests.nsys_stand_in import FakeNsys
 from tests.rayenv.stand_ins import own_environment
 from tests.waits import wait_until
@@ -208,17 +209,23 @@ def test_what_nsys_put_into_tmp_goes_with_the_program_also_when_it_is_told_to_en
 @pytest.mark.nsys
 @pytest.mark.parametrize("around", ["profile", "launch"])
 def test_an_nsys_of_the_users_own_has_the_right_of_way(tmp_path, around):
-    """nsys takes no program that runs under another one."""
+    """Under another nsys ours would take its ranges away."""
     where = ("-o", str(tmp_path / "own")) if around == "profile" else (f"--session-new=own{os.getpid()}",)
     ours = NsysCommand("launch", "nsys", ("-t", "nvtx"), session=f"rlprof-t{os.getpid()}-")
-    own = ["nsys", around, "-t", "nvtx", *where, *ours.words(), sys.executable, "-c", SAY]
+    program = f"import nvtx\nwith nvtx.annotate('own'): pass\n{SAY}"
+    quiet = ("-s", "none", "--cpuctxsw=none") if around == "profile" else ()
 
     done = subprocess.run(
-        own, env=own_environment(TMPDIR=str(tmp_path)), capture_output=True, text=True, timeout=100
+        ["nsys", around, "-t", "nvtx", *quiet, *where, *ours.words(), sys.executable, "-c", program],
+        env=own_environment(TMPDIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
 
-    assert "None yielded to an nsys of the user's own" in done.stdout, done.stderr
-    assert (tmp_path / "own.nsys-rep").is_file() == (around == "profile")
+    assert "None yielded to another nsys" in done.stdout, done.stderr
+    if around == "profile":
+        assert "own" in real_nsys.nvtx_ranges(tmp_path / "own.nsys-rep", tmp_path)
 
 
 def test_a_session_id_alone_yields_to_nobody(nsys, tmp_path, monkeypatch):

@@ -49,7 +49,8 @@ from types import SimpleNamespace
 import verl.utils.profiler.performance as performance
 from rlprof_ops.trainers.verl import adapter
 
-trainer = adapter._STATE.trainer = SimpleNamespace(global_steps=1)
+trainer = SimpleNamespace(global_steps=1)
+adapter._STATE.trainer = lambda: trainer
 NAMES = "start_profile gen reward old_log_prob ref values adv update_critic update_actor update_weights"
 
 def step(bare):

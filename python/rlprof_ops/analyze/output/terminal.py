@@ -188,8 +188,8 @@ def _said_of_files(answer: Answer, console: Console) -> None:
             )
         if row["damaged"]:
             held = row["events"] + row["damaged"]
-            lost = f"{row['damaged']:,} of {held:,} events could not be read and are left out"
-            console.print(f"[yellow]damaged[/] {escape(row['path'])}: {lost}", highlight=False)
+            share = f"{row['damaged']:,} of {held:,} events could not be read and are left out"
+            console.print(f"[yellow]damaged[/] {escape(row['path'])}: {share}", highlight=False)
     for other in coverage["listed"][:MAX_ROWS]:
         console.print(f"listed only: {escape(other['path'])} ({size(other['size_bytes'])})", highlight=False)
 

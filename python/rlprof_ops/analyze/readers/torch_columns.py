@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -191,7 +191,7 @@ class Columns:
         if isinstance(scanned, batches.Scanned):
             self.add_scanned(scanned)
         else:
-            self.add([event for event in batch if isinstance(event, Event)])
+            self.add(cast("list[Event]", batch))
 
     def add(self, batch: list[Event]) -> None:
         self.events += len(batch)

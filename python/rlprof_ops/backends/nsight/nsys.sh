@@ -18,8 +18,7 @@
 set -uo pipefail
 
 readonly NSYS_TRIES=3
-# nsys takes no program that runs under another nsys already.
-readonly NSYS_AROUND="yielded to an nsys of the user's own, which this process was started under: take one of the two away"
+readonly NSYS_AROUND="yielded to another nsys, under which this process was started: take one of the two away"
 # shellcheck disable=SC2016
 readonly NSYS_MADE='"$QUADD_INJECTION_CONFIG" "$QUADD_CUDA_CONFIG" "$QUADD_OS_RUNTIME_CONFIG" "$HOOK_FILE"'
 # shellcheck disable=SC2016
@@ -99,6 +98,23 @@ nsys::_note() {
         2> /dev/null >> "${RLPROF_NODE_DIR}/events/notes_$$.jsonl" || true
 }
 
+# True under another nsys: a second one takes the first one's ranges away, or does not start. The variable alone tells
+# nothing: a driver may hand its environment on to processes that no nsys has started.
+nsys::_around() {
+    local pid=$$ exe key value
+
+    [[ -n "${NSYS_PROFILING_SESSION_ID:-}" ]] || return 1
+    while (( pid > 1 )); do
+        exe=$(readlink "/proc/${pid}/exe")
+        case "${exe##*/}" in nsys | nsys-launcher) return 0 ;; esac
+        while read -r key value; do
+            [[ "${key}" != PPid: ]] || break
+        done 2> /dev/null < "/proc/${pid}/status" || return 1
+        pid=${value}
+    done
+    return 1
+}
+
 # Removes what nsys left in /tmp for the program that is over now.
 nsys::_clear() {
     local file
@@ -139,6 +155,13 @@ nsys::main() {
     shift "${count}"
     local failure mask name pending try words
 
+    if nsys::_around; then
+        nsys::_log "${NSYS_AROUND}"
+        nsys::_note "${session}" "${NSYS_AROUND}"
+        [[ "${on_error}" == continue ]] || exit 1
+        export RLPROF_NOT_WRAPPED="${NSYS_AROUND}"
+        exec "$@"
+    fi
     mask=$(umask)
     for name in TERM INT HUP USR1 USR2; do
         # shellcheck disable=SC2064
@@ -156,11 +179,6 @@ nsys::main() {
         nsys::_try "${pending}" "${patience_s}" "${words[@]}"
         failure="nsys ${command} ${nsys_said} before the program began (try ${try} of ${NSYS_TRIES})"
         nsys::_log "${failure}"
-        if [[ -n "${NSYS_PROFILING_SESSION_ID:-}" ]]; then
-            nsys::_log "${NSYS_AROUND}"
-            nsys::_note "${session}" "${NSYS_AROUND}"
-            break
-        fi
         nsys::_note "${session}" "${failure}"
         sleep 0.5
     done
@@ -171,11 +189,7 @@ nsys::main() {
     fi
     nsys::_log "training goes on unprofiled"
     unset RLPROF_NSYS_SESSION RLPROF_NSYS_RANGE
-    if (( try <= NSYS_TRIES )); then
-        export RLPROF_NOT_WRAPPED="${NSYS_AROUND}"
-    else
-        export RLPROF_NOT_WRAPPED="nsys ${command} ${nsys_said} before the program began, ${NSYS_TRIES} times; its own words are in the log"
-    fi
+    export RLPROF_NOT_WRAPPED="nsys ${command} ${nsys_said} before the program began, ${NSYS_TRIES} times; its own words are in the log"
     exec "$@"
 }
 

@@ -363,26 +363,29 @@ def write_node_record(
     return record
 
 
-def clear(node_dir: str | os.PathLike[str], *, say: Say = print) -> Phase:
-    """Remove the node folder, but for `keep/` when it holds anything."""
+def clear(node_dir: str | os.PathLike[str], *, spare: Iterable[str] = (), say: Say = print) -> Phase:
+    """Remove the node folder, but for the folders `spare`, and for `keep/` when it holds anything."""
     started = time.monotonic()
     root = Path(node_dir)
     failed: list[tuple[str, str]] = []
-    spare = (root / "keep").is_dir() and any(path.is_file() for path in (root / "keep").rglob("*"))
+    keep = root / "keep"
+    spared = {
+        *spare,
+        *(["keep"] if keep.is_dir() and any(path.is_file() for path in keep.rglob("*")) else []),
+    }
 
     def note(function: object, path: str, error: Any) -> None:
         failed.append((path, reason_of(error[1])))
 
-    if not spare:
+    if not spared:
         shutil.rmtree(root, onerror=note)  # does not follow links
-    else:
-        for entry in list(root.iterdir()):
-            if entry.name == "keep":
-                continue
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, onerror=note)
-            else:
-                entry.unlink(missing_ok=True)
+    for entry in list(root.iterdir()) if spared else ():
+        if entry.name in spared:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, onerror=note)
+        else:
+            entry.unlink(missing_ok=True)
     return _phase("clear", started, [], failed, say)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rlprof_ops import env_names
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlprof_ops.runtime.ranges.emitters import RangeEmitter
 
 R = TypeVar("R")
+Executor = Callable[..., object]  # (actor, *arguments), as Ray calls it
 
 
 def install(name: str, module: ModuleType) -> None:
@@ -31,8 +32,10 @@ def install(name: str, module: ModuleType) -> None:
     follow(owner, "_make_actor_method_executor", Intercept("Ray", finish=_as_range))
 
 
-def _as_range(executor: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _as_range(executor: Executor, arguments: tuple[object, ...], named: dict[str, object]) -> Executor:
     method_name, method = (*arguments[1:], *named.values())[:2]
+    if not isinstance(method_name, str):
+        return executor
     if method_name.startswith("__") or inspect.isasyncgenfunction(method):
         return executor
     label = f"rlprof:{method_name}"

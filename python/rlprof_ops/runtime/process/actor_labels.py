@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from rlprof_ops import backends, env_names
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS, WorkerKey
@@ -128,12 +128,12 @@ def install(name: str, module: ModuleType) -> None:
     follow(attribute(module, "ActorClass"), "_remote", Intercept("Ray's actors", _label, _created), _DONE)
 
 
-def _label(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _label(arguments: tuple[object, ...], named: dict[str, object]) -> object:
     """The call of `_remote(self, args, kwargs, **options)` with our key among the options."""
-    return arguments, {**named, "runtime_env": labelled(arguments[0], named)}
+    return arguments, {**named, "runtime_env": labelled(cast("ActorClass", arguments[0]), named)}
 
 
-def _created(made: object, _: object, options: dict[str, Any]) -> object:
+def _created(made: object, _: object, options: dict[str, object]) -> object:
     if not options.get("get_if_exists"):  # Ray creates it by calling this again
         _note(options.get("runtime_env"))
     return made

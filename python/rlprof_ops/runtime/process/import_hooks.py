@@ -7,12 +7,15 @@ import importlib
 import os
 import sys
 from _thread import get_ident
-from collections.abc import Mapping
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
 
 from rlprof_ops import env_names
+
+TYPE_CHECKING = False  # see rlprof_ops/__init__.py; every Python of a job begins with this file
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 # Of this package itself: module -> (whose it is, what is installed there).
 _OURS = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from rlprof_ops import backends
 
@@ -49,12 +49,13 @@ def keep_profiling() -> None:
         log(f"what this process starts may inherit its profiling: {type(error).__name__}: {error}")
 
 
-def _actor(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    return arguments, {**named, "runtime_env": without_inherited(named.get("runtime_env"))}
+def _actor(arguments: tuple[object, ...], named: dict[str, object]) -> object:
+    own = cast("Mapping[str, object] | None", named.get("runtime_env"))
+    return arguments, {**named, "runtime_env": without_inherited(own)}
 
 
-def _task(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    text = _without_inherited_text(named.get("serialized_runtime_env_info"))
+def _task(arguments: tuple[object, ...], named: dict[str, object]) -> object:
+    text = _without_inherited_text(cast("str | None", named.get("serialized_runtime_env_info")))
     return arguments, {**named, "serialized_runtime_env_info": text}
 
 

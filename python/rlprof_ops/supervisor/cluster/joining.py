@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
+from rlprof_ops.supervisor.cluster.other_nodes import OtherNodes
+from rlprof_ops.supervisor.end_order import EndOrder, ToldToEnd
 from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher
-from rlprof_ops.supervisor.node_drain import Journal
-from rlprof_ops.supervisor.ray_process import plugin_message
-from rlprof_ops.supervisor.whole_job.other_nodes import OtherNodes
+from rlprof_ops.supervisor.node.journal import Journal
+from rlprof_ops.supervisor.node.ray_process import plugin_message
+
+_Result = TypeVar("_Result")
 
 
 class Joining:
@@ -22,9 +24,9 @@ class Joining:
     def __init__(self, place: NodeContext, settings: Settings, journal: Journal, nodes: OtherNodes) -> None:
         self._place, self._settings, self._journal, self._nodes = place, settings, journal, nodes
 
-    async def race(self, work: Awaitable[None], told: asyncio.Future[EndCause]) -> None:
-        """Wait for `work`; a node that reports a failed start, or an order to end, ends the wait with an
-        RlprofError.
+    async def race(self, work: Awaitable[_Result], order: EndOrder) -> _Result:
+        """What `work` gives. Raises RlprofError when a node reports a failed start, ToldToEnd when an order
+        to end comes first.
         """
         task = asyncio.ensure_future(work)
         try:
@@ -32,12 +34,12 @@ class Joining:
                 self._nodes.changed.clear()
                 self.raise_failures()
                 changed = asyncio.ensure_future(self._nodes.changed.wait())
-                ends: set[asyncio.Future[Any]] = {task, changed, asyncio.shield(told)}
+                ends: set[asyncio.Future[Any]] = {task, changed, order.given}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
-                if told.done() and not task.done():
-                    raise RlprofError(f"told to end ({told.result()}) before the cluster was up")
-            await task
+                if order.cause is not None and not task.done():
+                    raise ToldToEnd(order.cause, "the cluster was up")
+            return await task
         finally:
             task.cancel()
 

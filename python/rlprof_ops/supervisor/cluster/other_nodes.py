@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlprof_ops.supervisor.control_channel import (
@@ -16,14 +17,14 @@ from rlprof_ops.supervisor.control_channel import (
     ProfilersDone,
     RayUp,
 )
-from rlprof_ops.supervisor.node_drain import Journal
+from rlprof_ops.supervisor.node.journal import Journal
 from rlprof_ops.words import limit
 
 _OF_A_STATE = (Joined, RayUp, Failed, Ending, ProfilersDone, Drained, Lost)
 
 
 @dataclass(frozen=True)
-class NodeState:
+class LatestWord:
     """A node's latest message, and where it is."""
 
     latest: Message
@@ -38,22 +39,34 @@ class OtherNodes:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._states: dict[str, NodeState] = {}
+        self._states: dict[str, LatestWord] = {}
         self.changed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def hear(self, node: str, message: Message) -> None:
-        """Take a node's message. A link that breaks after the node's end says nothing new."""
+    def receive(self, node: str, message: Message) -> None:
+        """Take a node's message. What comes after a failure, or a link that breaks after the node's end, says
+        nothing new.
+        """
         known = self._states.get(node)
-        if isinstance(message, Lost) and known is not None and known.has_said(Drained, Failed):
+        final = (Failed, Drained) if isinstance(message, Lost) else (Failed,)
+        if known is not None and known.has_said(*final) and not isinstance(message, Joined):
             return
         if isinstance(message, _OF_A_STATE):
             ip = message.ip if isinstance(message, Joined) else known.ip if known else ""
-            self._states[node] = NodeState(message, ip)
+            self._states[node] = LatestWord(message, ip)
             self._journal.note(f"node {node}: {said(message)}")
         self.changed.set()
+
+    def expect(self, nodes: Iterable[str]) -> None:
+        """Those that a supervisor before had: they join again, or are said to be lost."""
+        for node in nodes:
+            self._states.setdefault(node, LatestWord(Joined(node, "", again=True)))
+
+    def has_joined(self, node: str) -> bool:
+        """Whether this supervisor has heard from it."""
+        return node in self._states and bool(self._states[node].ip)
 
     def have_said(self, node: str, *kinds: type[Message]) -> bool:
         """Whether the latest message of `node` is one of `kinds`; `Lost`: its link broke before its end."""

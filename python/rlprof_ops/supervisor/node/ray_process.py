@@ -6,20 +6,19 @@ import asyncio
 import contextlib
 import importlib.metadata
 import json
-import os
 import re
-import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rlprof_ops import env_names
 from rlprof_ops.host import foreign
 from rlprof_ops.host.gpus import visible_gpus
 from rlprof_ops.host.ports import free_port, usual_port
 from rlprof_ops.job.knobs import Settings
-from rlprof_ops.supervisor.takeover.handover import Adopted
+from rlprof_ops.supervisor.node.node_process import NodeProcess
 
 # MPI libraries inside the workers take these for an order to join Slurm's MPI world (NeMo RL ray.sub, verl's
 # TensorRT-LLM scripts strip them for the same reason). The driver keeps them.
@@ -178,59 +177,43 @@ def stripped(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class RayProcess:
-    """`ray start --block` in a session of its own, with its output in a file: it does not miss us."""
+    """`ray start --block` with its output in a file: it does not miss us. `settled` is set once it is up or
+    gone.
+    """
 
-    def __init__(self, process: asyncio.subprocess.Process | Adopted, log: Path, begin: int | None) -> None:
+    def __init__(self, process: NodeProcess, log: Path, begin: int | None) -> None:
         """`begin`: where its output begins in `log`; None for a Ray that is up already."""
-        self.process = process
-        self.log = log
-        self.up = asyncio.Event()
-        self.gone = asyncio.Event()
-        self.settled = asyncio.Event()  # up or gone, whichever came first
+        self.process, self.log, self.begin, self.gone = process, log, begin, process.gone
+        self.up, self.settled = asyncio.Event(), asyncio.Event()
         self._watching = asyncio.create_task(self._watch(begin))
 
     @classmethod
-    async def start(cls, argv: list[str], env: Mapping[str, str], log: Path, cwd: Path) -> RayProcess:
-        with open(log, "ab") as output:
-            begin = output.tell()
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                env=dict(env),
-                cwd=cwd,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return cls(process, log, begin)
+    def start(cls, argv: list[str], env: Mapping[str, str], log: Path, cwd: Path) -> RayProcess:
+        begin = log.stat().st_size if log.exists() else 0
+        return cls(NodeProcess.spawn(argv, env, cwd, log), log, begin)
 
     async def _watch(self, begin: int | None) -> None:
-        ended = asyncio.ensure_future(self.process.wait())
-        if begin is None:
+        gone = asyncio.ensure_future(self.gone.wait())
+        if begin is None or await self._comes_up(begin, gone):
             self.up.set()
             self.settled.set()
-        else:
-            await self._read_until_up(begin, ended)
-        await ended
-        self.gone.set()
+        await gone
         self.settled.set()
 
-    async def _read_until_up(self, begin: int, ended: asyncio.Future[int]) -> None:
+    async def _comes_up(self, begin: int, gone: asyncio.Future[Any]) -> bool:
         with open(self.log, "rb") as file:
             file.seek(begin)
             end = b""
             while True:
-                last = ended.done()
+                last = gone.done()
                 # By blocks: a line may be longer than a reader of lines takes.
                 while chunk := file.read(_BLOCK):
                     end = (end + chunk)[-len(chunk) - len(_UP) :]
                     if _UP in end:
-                        self.up.set()
-                        self.settled.set()
-                        return
+                        return True
                 if last:
-                    return
-                await asyncio.wait({ended}, timeout=_LOOK_S)
+                    return False
+                await asyncio.wait({gone}, timeout=_LOOK_S)
 
     def tail(self, lines: int = 12) -> str:
         """The last lines of Ray's own output, for a message that says why it did not start."""
@@ -240,12 +223,4 @@ class RayProcess:
         """SIGTERM to our own `ray start`, which ends its children; SIGKILL to its process group after
         `timeout_s`.
         """
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.gone.wait(), timeout_s)
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            await asyncio.wait_for(self.process.wait(), 10)
+        await self.process.end(timeout_s)
