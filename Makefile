@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SHELL_FILES := ray.sub .ci/run $(wildcard scripts/*.sh scripts/lib/*.sh env/*.sh tests/sandbox/*.sh \
-	python/rlprof_ops/rayenv/wrap/*.sh)
+	python/rlprof_ops/backends/nsight/*.sh)
 SCANNER := $(wildcard python/rlprof_ops/analyze/readers/scan/*.[ch])
 PYTEST_ARGS ?=
 # One worker takes what uses the machine, test after test; the others take the rest. 1: no workers.

@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: docs/api.md, cli.md, knobs.md, schemas.md. `make
+"""Writes the pages that are made from the code: docs/api.md, backends.md, cli.md, knobs.md, schemas.md. `make
 docs` runs it, a test compares.
 
 python docs/generate.py [folder]
@@ -18,6 +18,7 @@ import click
 sys.path.insert(0, str(Path(__file__).parent))
 from api_page import api_page
 
+from rlprof_ops import backends
 from rlprof_ops.cli import cli
 from rlprof_ops.commands.schema import SCHEMAS, load
 from rlprof_ops.job.knobs import reference
@@ -27,10 +28,54 @@ def pages() -> dict[str, str]:
     """File name -> text of every generated page."""
     return {
         "api.md": api_page(),
+        "backends.md": backend_page(),
         "cli.md": command_page(),
         "knobs.md": reference(),
         "schemas.md": schema_page(),
     }
+
+
+def backend_page() -> str:
+    """What each backend says of itself, and how another package brings one."""
+    lines = [
+        "# Backends",
+        "",
+        "The profilers that a capture may name (`backend:`). Made from their folders by `docs/generate.py`.",
+        "",
+        "| backend | takes | also called | its reports end | the process is started by it | on demand |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each in backends.every():
+        also = ", ".join(f"`{word}`" for word in each.aliases)
+        ends = ", ".join(f"`{suffix}`" for suffix in each.suffixes)
+        answers = ("yes" if each.wrap else "no", "yes" if each.on_demand else "no")
+        lines.append(f"| `{each.name}` | {each.summary} | {also} | {ends} | {' | '.join(answers)} |")
+    return "\n".join([*lines, "", _OWN_BACKEND])
+
+
+_OWN_BACKEND = """## One of your own
+
+A package brings a backend with an entry point of the group `rlprof_ops.backends`: its name is what a
+request writes, its value a `Backend` (`rlprof_ops.backends.contract`, where every attribute and method is
+explained).
+
+    [project.entry-points."rlprof_ops.backends"]
+    pyspy = "rlprof_pyspy:BACKEND"
+
+`tests/backends/third_party` of the checkout is a whole one: py-spy beside the process, one file of stacks
+a window.
+
+- `recorder(spec, beside)` gives an object with `open(target)`, `entered(step)` and `close()`, which
+  returns the finished file. It runs inside the training process: the standard library alone, and what the
+  package itself needs there.
+- `validate` is asked by `plan`, `submit`, the job and the workers; `check` when the report is finished
+  and at harvest.
+- `wrap` is for a profiler that has to start the process; `ray_plugin` for one that Ray has a plugin of.
+- Install it where requests are written, where workers run, and where `rlprof harvest` runs. A node that
+  lacks it reads the request all the same and says so of that capture: `unknown backend 'pyspy'`.
+- Names of ours cannot be taken. Entry points are read only for a name that rlprof-ops itself does not
+  have.
+"""
 
 
 def command_page() -> str:

@@ -11,7 +11,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-from rlprof_ops.backends import nsight
+from rlprof_ops.backends.nsight import nsys_cli
 
 # Notes its words in `<itself>.calls`, with a line for the session and one for TMPDIR; refuses --bogus, hangs
 # on --hang; ends early as often as `<itself>.fails` says, hangs before the program as often as
@@ -121,7 +121,7 @@ def hanging_nsys(folder: Path, pattern: str) -> Path:
 def slow_nsys(folder: Path, before: str) -> Path:
     """The real nsys below `folder`, whose own importer first runs `before`, in bash, for each capture."""
     real = Path(str(shutil.which("nsys"))).resolve()
-    importer = nsight.find_importer({"RLPROF_NSYS": str(real), "PATH": ""})
+    importer = nsys_cli.find_importer({"RLPROF_NSYS": str(real), "PATH": ""})
     assert importer is not None
     for part in {real.parent, importer.parent}:
         (folder / part.name).mkdir(parents=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlprof_ops.supervisor.takeover import keeper
+from rlprof_ops.supervisor import keeper
 from tests.sandbox import Sandbox
 from tests.sandbox.box import Process
 from tests.waits import wait_until

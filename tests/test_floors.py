@@ -14,7 +14,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "python" / "rlprof_ops"
 FLOORS = (
     ("errors", "version", "redact", "words", "env_names", "host", "slurm"),
-    ("request", "backends"),
+    ("backends",),
+    ("request",),
     ("job", "runtime"),
     ("trainers",),
     ("collect", "rayenv", "recorder"),

@@ -58,3 +58,5 @@ SCANNER = "RLPROF_SCANNER"
 # NeMo RL's own request, by backend (its docs/nsys-profiling.md and the torch profiler's page).
 NRL_STEP_RANGE = {"nsight": "NRL_NSYS_PROFILE_STEP_RANGE", "torch": "NRL_TORCH_PROFILE_STEP_RANGE"}
 NRL_WORKER_PATTERNS = {"nsight": "NRL_NSYS_WORKER_PATTERNS", "torch": "NRL_TORCH_PROFILE_WORKER_PATTERNS"}
+NRL_EXTRA_OPTIONS = {"nsight": "NRL_NSYS_EXTRA_OPTIONS"}
+NRL_FOLDER = {"torch": "NRL_TORCH_PROFILE_DIR"}

@@ -4,6 +4,7 @@
 [[ -n ${_RLPROF_JOB_LOADED-} ]] && return 0
 readonly _RLPROF_JOB_LOADED=1
 readonly _RLPROF_STORAGE_SECONDS=15  # for one look at the run folder
+readonly _RLPROF_REMOVE_SECONDS=60  # for a node's containers
 
 # Find mistakes before a node is touched. With a container the head's supervisor does it, where there is a Python.
 job::preflight() {
@@ -168,34 +169,42 @@ job::addresses() {
     export RLPROF_HEAD_IP RLPROF_NODES="${nodes[*]}" RLPROF_GCS_PORT="${gcs}" RLPROF_CONTROL_PORT_CHOSEN="${control}"
 }
 
-# Tell the head's supervisor, which tells the other nodes. A signal through Slurm would reach every process of the step,
-# Ray's workers among them, which would die with their windows open. Where the supervisor is not visible from here, in a
-# container with processes of its own, Slurm has to do it: by the step's id, never to the local srun, because Slurm kills
-# a step whose srun was signalled.
+# Tell the keeper of the head's supervisor, whose order reaches the next supervisor too where this one dies, and through
+# it the other nodes. A signal through Slurm would reach every process of the step, Ray's workers among them, which would
+# die with their windows open. Where the keeper is not visible from here, in a container with processes of its own, Slurm
+# has to do it: by the step's id, never to the local srun, because Slurm kills a step whose srun was signalled.
 job::_pass_on() {
     local -r signal="$1"
     local pid
+
+    [[ -n ${client} ]] || return 0
     signalled=1
-    pid="$(job::_supervisor)"
+    pid="$(job::_keeper)"
     if [[ -n ${pid} ]] && kill -s "${signal}" -- "${pid}" 2> /dev/null; then
         common::log "got ${signal}: told the head's supervisor to drain"
-        return 0
+    elif scancel "--signal=${signal}" "${SLURM_JOB_ID}.0" 2> /dev/null; then
+        common::log "got ${signal}: told step ${SLURM_JOB_ID}.0 to drain"
+    else
+        # The step is about to begin: it hears it then.
+        (sleep 1; kill -s "${signal}" "$$") 2> /dev/null &
     fi
-    common::log "got ${signal}: telling step ${SLURM_JOB_ID}.0 to drain"
-    scancel "--signal=${signal}" "${SLURM_JOB_ID}.0" || true
 }
 
-# The pid of this job's supervisor on this node, found by its environment.
-job::_supervisor() {
-    local file folder
+# The pid of what keeps this job's supervisor on this node, found by its environment: the supervisor is its child, with the
+# same words and variables, and may be dead.
+job::_keeper() {
+    local file folder parent found=""
     # One grep for all processes: a node may have thousands, and little time is left.
     while IFS= read -r file; do
         folder="${file%/*}"
         if grep -qsazFx -- "RLPROF_RUN_DIR=${RLPROF_RUN_DIR}" "${folder}/environ" && grep -qsazFx -- "SLURM_NODEID=0" "${folder}/environ"; then
-            printf '%s\n' "${folder#/proc/}"
-            return 0
+            found+=" ${folder#/proc/} "
         fi
     done < <(grep -lsazFx -- rlprof_ops.supervisor /proc/[0-9]*/cmdline)
+    for file in ${found}; do
+        parent="$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/${file}/status" 2> /dev/null)"
+        [[ ${found} == *" ${parent:-none} "* ]] || { printf '%s\n' "${file}"; return 0; }
+    done
 }
 
 # Nodes whose supervisor was killed left no record, and nodes that the storage failed a bad one: bring home what lies
@@ -241,16 +250,34 @@ job::order_harvest() {
     fi
 }
 
-# On the head's node, as its supervisor does it where nothing else is asked.
+# On the head's node, as its supervisor does it where nothing else is asked. What it made before a salvage is made again.
 job::harvest_here() {
-    local -r node="${SLURMD_NODENAME:-${RLPROF_NODES%% *}}"
+    local -r node="$(job::_here)"
 
     if (( RLPROF_HARVEST_SECONDS )); then
         job::_again "${node}" "${RLPROF_HARVEST_SECONDS}" rlprof_ops harvest "${RLPROF_RUN_DIR}" || true
     fi
-    if (( RLPROF_REPORT_SECONDS )) && [[ ${RLPROF_HARVEST_JOB} == 1 ]] && harvest_job::has_something "${RLPROF_RUN_DIR}"; then
+    if (( RLPROF_REPORT_SECONDS )) && harvest_job::has_something "${RLPROF_RUN_DIR}"; then
         job::_again "${node}" "${RLPROF_REPORT_SECONDS}" rlprof_ops report "${RLPROF_RUN_DIR}" || true
     fi
+}
+
+# Where the head never began, as with an image that does not start: run.json with srun's words, for the manifest.
+job::record_bad_start() {
+    local -r code="$1"
+
+    [[ ! -e ${RLPROF_RUN_DIR}/run.json ]] || return 0
+    if RLPROF_STEP_CODE="${code}" job::_again "$(job::_here)" "${_RLPROF_STORAGE_SECONDS}" rlprof_ops.supervisor.salvage --never-began \
+        >> "${RLPROF_RUN_DIR}/logs/salvage.log" 2>&1; then
+        harvest_here=1
+    else
+        common::log "no manifest: nothing of ours runs on $(hostname) (logs/salvage.log)"
+    fi
+}
+
+# This host, as Slurm calls it.
+job::_here() {
+    printf '%s' "${SLURMD_NODENAME:-${RLPROF_NODES%% *}}"
 }
 
 # Whether the run folder answers and is the one that this job made, else WHY: on a file server that is dead a look at it
@@ -276,11 +303,17 @@ job::_why_not_home() {
     printf '%s' "${words:-see logs/salvage.log}"
 }
 
-# Run a module of ours on one node as its supervisor was run.
+# Run a module of ours on one node as its supervisor was run; on this host without srun, which a job that is being ended
+# ("Slurm job ... has expired") gets no step from.
 job::_again() {
     local -r node="$1" seconds="$2"
     local -a line=(srun --overlap "--nodelist=${node}")
     local word
+
+    if [[ ${node} == "$(job::_here)" ]] && job::_line_here; then
+        SLURM_NODEID=0 timeout --kill-after=5 "${seconds}" "${LINE_HERE[@]}" "${@:3}"
+        return
+    fi
 
     for word in "${SRUN[@]:1}"; do
         case "${word}" in
@@ -292,30 +325,85 @@ job::_again() {
     timeout --kill-after=5 "${seconds}" "${line[@]}" "${@:3}"
 }
 
-# A container with a name stays on its node, the whole image unpacked, until somebody removes it; the plugin puts the
-# job's number into the name where the site has told it to. A node that is dead fails the step for all: then one by one.
-job::remove_containers() {
-    local node
-    local -a line=(srun --overlap --ntasks-per-node=1 --mpi=none --kill-on-bad-exit=0)
+# Fill LINE_HERE with what runs a module of ours on this host without srun. In an image there is a Python for sure, and
+# pyxis leads into it through srun alone: then it is this host's own, where that has what we need.
+job::_line_here() {
+    local python
 
+    case "$(slurm::container_runtime)" in
+        pyxis)
+            for python in "${RLPROF_PYTHON}" "${RLPROF_VENV:+${RLPROF_VENV}/bin/python}" python3; do
+                if [[ -n ${python} ]] && "${python}" -c 'import click, yaml, sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null; then
+                    LINE_HERE=(env "RLPROF_PYTHON=${python}" bash "${RLPROF_HOME}/scripts/node.sh")
+                    return 0
+                fi
+            done
+            return 1
+            ;;
+        *) LINE_HERE=("${TASK_LINE[@]}") ;;
+    esac
+}
+
+# A container with a name stays on its node, the whole image unpacked, until somebody removes it; the plugin puts the
+# job's number into the name where the site has told it to. Slurm starts no step once a job is being ended, so the one
+# that removes them begins with the job. It waits on each host until this script closes its standard input, or is gone.
+job::attend_containers() {
     [[ $(slurm::container_runtime) == pyxis ]] || return 0
     # shellcheck disable=SC2016 # expanded by the shell on the node
-    line+=(bash -c 'command -v enroot > /dev/null || { echo "rlprof: node $(hostname): no enroot on PATH, so container $1 stays"; exit 0; }
+    REMOVE=(bash -c 'trap "" TERM INT HUP USR1 USR2
+        cat > /dev/null
+        command -v enroot > /dev/null || { echo "rlprof: node $(hostname): no enroot on PATH, so container $1 stays"; exit 0; }
         known="$(enroot list)"
         for name in "pyxis_$1" "pyxis_$2_$1"; do
             ! grep -qFx -- "${name}" <<< "${known}" || enroot remove --force "${name}"
         done' remove "rlprof-${RLPROF_JOB}" "${SLURM_JOB_ID}")
-    # Nothing of the user's may put this step into a container of its own.
-    job::_bounded "${line[0]}" "--nodes=${SLURM_JOB_NUM_NODES}" "--ntasks=${SLURM_JOB_NUM_NODES}" "${line[@]:1}" && return 0
+    local -r log="${RLPROF_RUN_DIR}/logs/salvage.log"
+    exec {containers}> >(trap '' TERM USR2; job::_on_hosts "--nodes=${SLURM_JOB_NUM_NODES}" "--ntasks=${SLURM_JOB_NUM_NODES}")
+    attendant="${!-}"
+}
+
+# Where that step could not do it, as on a node that died, one by one: this host needs no step for it.
+job::remove_containers() {
+    local node
+    local log="${RLPROF_RUN_DIR}/logs/salvage.log"
+
+    [[ $(slurm::container_runtime) == pyxis ]] || return 0
+    exec {containers}>&-
+    ! job::_ended_well "${attendant}" || return 0
+    job::_storage_answers || log=/dev/null
     for node in ${RLPROF_NODES}; do
-        job::_bounded "${line[0]}" "--nodelist=${node}" --nodes=1 --ntasks=1 "${line[@]:1}" \
+        job::_remove_on "${node}" < /dev/null \
             || common::log "node ${node}: container rlprof-${RLPROF_JOB} may be there still (logs/salvage.log): enroot remove --force pyxis_rlprof-${RLPROF_JOB}" &
     done
     wait || true
 }
 
-job::_bounded() {
-    env -u PYXIS_CONTAINER_IMAGE -u PYXIS_CONTAINER_NAME timeout --kill-after=5 60 "$@" >> "${RLPROF_RUN_DIR}/logs/salvage.log" 2>&1
+job::_remove_on() {
+    if [[ $1 == "$(job::_here)" ]]; then
+        timeout --kill-after=5 "${_RLPROF_REMOVE_SECONDS}" "${REMOVE[@]}" >> "${log}" 2>&1
+    else
+        job::_on_hosts "--nodelist=$1" --nodes=1 --ntasks=1 --time=2
+    fi
+}
+
+# The step that removes containers, with more options. Nothing of the user's may put it into a container of its own.
+job::_on_hosts() {
+    local -a line=(srun --overlap --ntasks-per-node=1 --mpi=none --kill-on-bad-exit=0 --gres=none "$@" "${REMOVE[@]}")
+
+    env -u PYXIS_CONTAINER_IMAGE -u PYXIS_CONTAINER_NAME "${line[@]}" >> "${log}" 2>&1
+}
+
+# Whether a process of ours ends with 0, in time.
+job::_ended_well() {
+    local -r pid="$1"
+    local second
+
+    [[ -n ${pid} ]] || return 1
+    for (( second = 0; second < _RLPROF_REMOVE_SECONDS * 10; second++ )); do
+        kill -0 "${pid}" 2> /dev/null || { wait "${pid}" 2> /dev/null; return; }
+        sleep 0.1
+    done
+    return 1
 }
 
 # Pass on what srun says and listen for the end of a task: a container that does not start is told by srun alone, while
@@ -358,13 +446,18 @@ job::_task_ended() {
 }
 
 job::run() {
-    local code client listener said signalled="" harvest_ordered="" harvest_here="" WHY=""
+    local code client=none listener said signalled="" harvest_ordered="" harvest_here="" containers="" attendant="" WHY=""
 
+    job::attend_containers
     trap 'job::_pass_on TERM' TERM
     trap 'job::_pass_on USR2' USR2
     exec {said}> >(job::_listen_to_srun)
     listener="${!-}"  # bash before 4.4 does not tell it, and then nothing waits for its last lines
-    "${SRUN[@]}" 2>&"${said}" {said}>&- &
+    if [[ -n ${containers} ]]; then
+        "${SRUN[@]}" 2>&"${said}" {said}>&- {containers}>&- &
+    else
+        "${SRUN[@]}" 2>&"${said}" {said}>&- &
+    fi
     client="$!"
     exec {said}>&-
     # A trapped signal ends `wait` early; bash remembers the status of a child that ended meanwhile.
@@ -374,6 +467,7 @@ job::run() {
         wait "${client}" || code="$?"
         [[ -n ${signalled} ]] || break
     done
+    client=""
     wait "${listener}" 2> /dev/null || true
     if job::_storage_answers; then
         # srun ends with 0 where no task could be launched at all.
@@ -381,13 +475,14 @@ job::run() {
             common::log "no node began: srun said why above"
             code=1
         fi
+        job::record_bad_start "${code}"
         job::order_harvest
         job::salvage "${code}"
         [[ -n ${harvest_ordered} || -z ${harvest_here} ]] || job::harvest_here
-        job::remove_containers
     else
         common::log "${WHY}: what it did not take is on the nodes, in ${RLPROF_NODE_ROOT}"
     fi
+    job::remove_containers
     common::log "ended with exit code ${code}; everything of this job: ${RLPROF_RUN_DIR}"
     exit "${code}"
 }

@@ -101,7 +101,8 @@ slurm::free_ports() {
     common::fail 1 "no two adjacent free ports between 10000 and ${floor} on $(hostname)."
 }
 
-# Fill the array SRUN with the line that starts one supervisor on every node. Reads knobs only.
+# Fill the array SRUN with the line that starts one supervisor on every node, and TASK_LINE with what is run there, in the
+# container where srun does not lead into it. Reads knobs only.
 slurm::srun_line() {
     local -r home="$1" run_folder="$2"
 
@@ -120,8 +121,9 @@ slurm::srun_line() {
     # job's own wish for each task holds for its steps too (Slurm 22.05), unless the step asks for all GPUs of its nodes.
     slurm::_gpus_of_all_tasks
     unset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_NTASKS_PER_GPU
+    TASK_LINE=(bash "${home}/scripts/node.sh")
     slurm::_container_arguments "${home}" "${run_folder}"
-    SRUN+=(bash "${home}/scripts/node.sh")
+    SRUN+=("${TASK_LINE[@]}")
 }
 
 # Nodes of different sizes cannot be asked for in one step, so there it is said.
@@ -173,7 +175,7 @@ slurm::_container_arguments() {
             slurm::_split RLPROF_APPTAINER_ARGS
             extra=(${WORDS[@]+"${WORDS[@]}"})
             [[ ${RLPROF_CONTAINER_WRITABLE} != 1 ]] || extra+=(--writable-tmpfs)
-            SRUN+=(apptainer exec ${extra[@]+"${extra[@]}"} --bind "${mounts}" --pwd "${SLURM_SUBMIT_DIR}" "${CONTAINER}")
+            TASK_LINE=(apptainer exec ${extra[@]+"${extra[@]}"} --bind "${mounts}" --pwd "${SLURM_SUBMIT_DIR}" "${CONTAINER}" "${TASK_LINE[@]}")
             ;;
     esac
 }

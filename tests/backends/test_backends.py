@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from rlprof_ops import backends
-from rlprof_ops.backends import nsight
+from rlprof_ops.backends.nsight import nsys_cli
+from rlprof_ops.backends.nsight import options as nsys_options
 from rlprof_ops.errors import UsageError
 
 
@@ -19,7 +20,7 @@ def test_an_unknown_backend_is_answered_with_the_nearest_name():
     with pytest.raises(
         UsageError,
         match=(
-            r"unknown backend 'nsigth': allowed are nsight, torch, rocprof_sys, memory. Did you mean"
+            r"unknown backend 'nsigth': allowed are memory, nsight, rocprof_sys, torch. Did you mean"
             r" 'nsight'\?"
         ),
     ):
@@ -27,7 +28,7 @@ def test_an_unknown_backend_is_answered_with_the_nearest_name():
 
 
 def test_options_of_one_line_are_dealt_to_launch_and_start():
-    split = nsight.split_options(
+    split = nsys_options.split_options(
         spec(
             {"t": "cuda,nvtx", "cuda-graph-trace": "node", "sample": "process-tree", "backtrace": "fp"},
             ["python-backtrace"],
@@ -44,7 +45,7 @@ def test_options_of_one_line_are_dealt_to_launch_and_start():
 
 
 def test_what_a_session_decides_itself_is_left_out_and_named():
-    split = nsight.split_options(
+    split = nsys_options.split_options(
         spec({"o": "/tmp/x", "capture-range": "cudaProfilerApi", "capture-range-end": "stop", "kill": "none"})
     )
 
@@ -57,7 +58,7 @@ def test_what_a_session_decides_itself_is_left_out_and_named():
     [({"t": "nvtx"}, False), ({"trace": "nvtx,cuda"}, True), ({"t": "osrt,cuda-sw"}, True)],
 )
 def test_a_capture_that_needs_cupti_is_told(options, uses):
-    assert nsight.traces_cuda(spec(options)) is uses
+    assert nsys_cli.traces_cuda(spec(options)) is uses
 
 
 def test_nsys_commands_of_a_worker_are_not_recorded_with_it():
@@ -68,15 +69,15 @@ def test_nsys_commands_of_a_worker_are_not_recorded_with_it():
         "HOME": "/root",
     }
 
-    assert nsight.client_env(env) == {"LD_PRELOAD": "/mine/libjemalloc.so", "HOME": "/root"}
+    assert nsys_cli.client_env(env) == {"LD_PRELOAD": "/mine/libjemalloc.so", "HOME": "/root"}
 
 
 def test_the_report_that_stop_names_is_found():
     assert (
-        nsight.generated_path("Generating 'x.qdstrm'\n[1/1] [100%] a\nGenerated:\n    /tmp/a b.nsys-rep\n")
+        nsys_cli.generated_path("Generating 'x.qdstrm'\n[1/1] [100%] a\nGenerated:\n    /tmp/a b.nsys-rep\n")
         == "/tmp/a b.nsys-rep"
     )
-    assert nsight.generated_path("nothing") is None
+    assert nsys_cli.generated_path("nothing") is None
 
 
 def trace_bytes(events=({"ph": "X", "ts": 1},)):

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rlprof_ops.backends import NAMES, Where, check_request, validate
+from rlprof_ops.backends import Where, builtin, validate
 from rlprof_ops.cli import cli
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.rayenv.wrap import standalone
 from rlprof_ops.request import RequestError, request_from_dict
+from rlprof_ops.request.check import check_request
 from rlprof_ops.request.yaml_file import request_yaml
 from rlprof_ops.runtime.recorders.base import choose_taker
 from rlprof_ops.submit import preflight
@@ -123,7 +124,7 @@ def test_a_trainer_lets_its_window_options_win() -> None:
 
 
 def test_every_backend_has_a_verdict() -> None:
-    for name in NAMES:
+    for name in builtin():
         assert validate(request(name, {}).captures[0]).errors == ()
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from hypothesis import strategies as st
 from tests.request.strategies import option_names, option_values, ranks, steps, texts, windows
 
-from rlprof_ops.backends.nsight_presets import LONG
+from rlprof_ops.backends.nsight.presets import LONG
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps
 from rlprof_ops.trainers.verl.schemes import SCHEMES, Scheme
 

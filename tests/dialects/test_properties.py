@@ -20,7 +20,7 @@ from tests.dialects.strategies import EXPRESSIBLE
 from tests.request.strategies import requests, texts
 
 from rlprof_ops import trainers
-from rlprof_ops.backends.nsight_presets import LONG
+from rlprof_ops.backends.nsight.presets import LONG
 from rlprof_ops.request import ProfileRequest, RequestError
 from rlprof_ops.trainers import hydra
 from rlprof_ops.trainers.dialects import Framework

@@ -244,10 +244,10 @@ TOKENS = [
 def test_rendering_rules_of_the_tools_arguments(
     origin: str, options: dict[str, str], flags: tuple[str, ...], tokens: list[str]
 ) -> None:
-    from rlprof_ops.backends import nsight
+    from rlprof_ops.backends.nsight import options as nsys_options
 
-    ours = [nsight.render_flag(flag) for flag in flags] + [
-        t for name, value in options.items() for t in nsight.render_option(name, value)
+    ours = [nsys_options.render_flag(flag) for flag in flags] + [
+        t for name, value in options.items() for t in nsys_options.render_option(name, value)
     ]
     assert ours == tokens, f"{origin}: our own backend renders by the same rules"
 

@@ -79,7 +79,7 @@ BEHAVIOURS = [
     (
         NSYS,
         "at exit the profiler is stopped",
-        "runtime/recorders/test_nsys_session.py::test_a_window_is_saved_when_training_ends_in_it",
+        "backends/nsight/test_nsys_session.py::test_a_window_is_saved_when_training_ends_in_it",
         "also on SIGTERM, and with a real report",
     ),
     (
@@ -274,19 +274,19 @@ BEHAVIOURS = [
     (
         CLUSTER,
         "rocprof tokens none, single, multi, mixed, `--` last",
-        "rayenv/wrap/test_rocprof.py::test_options_are_rendered_as_the_front_end_takes_them",
+        "backends/rocprof_sys/test_rocprof.py::test_options_are_rendered_as_the_front_end_takes_them",
         "",
     ),
     (
         CLUSTER,
         "the wrap ends with the interpreter",
-        "rayenv/wrap/test_rocprof.py::test_the_workers_script_runs_with_the_workers_interpreter",
+        "backends/rocprof_sys/test_rocprof.py::test_the_workers_script_runs_with_the_workers_interpreter",
         "upstream's test locks in that the script never runs",
     ),
     (
         CLUSTER,
         "output folder and prefix; the user's env wins",
-        "rayenv/wrap/test_rocprof.py::test_what_the_user_sets_wins",
+        "backends/rocprof_sys/test_rocprof.py::test_what_the_user_sets_wins",
         "",
     ),
     (

@@ -128,7 +128,7 @@ def test_every_test_of_nemo_rls_file_has_its_row(need: Any) -> None:
 
 # RLinf a3816b596 and newer: every test of profiling in tests/unit_tests, with ours.
 BLOCK = "trainers/test_rlinf_configuration.py::test_a_block_is_read_as_rlinf_reads_it"
-ROCPROF = "rayenv/wrap/test_rocprof.py"
+ROCPROF = "backends/rocprof_sys/test_rocprof.py"
 RANGES = "runtime/ranges/test_ranges.py"
 TWICE = "runtime/test_steps.py::test_callbacks_may_come_twice_or_not_at_all"
 RLINF = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -139,6 +140,16 @@ def supervisor_out_of_memory(job: Job) -> None:
         out_of_memory(supervisor_of(job.sandbox, "n2").host_pid)
         os.kill(supervisor_of(job.sandbox, "n1").host_pid, signal.SIGKILL)
     job.go()
+
+
+def order_after_a_death(job: Job) -> None:
+    """The head's supervisor is killed, and the job told to end before another one is at work. Sixty such
+    times, without training: tests/whole_job/test_order_to_end.py.
+    """
+    if not job.stand_in:  # which has none
+        os.kill(supervisor_of(job.sandbox, "n1").host_pid, signal.SIGKILL)
+    time.sleep(random.uniform(0, 0.6))
+    job.sandbox.run(["scancel", "--signal=TERM", "--batch", str(job.id)])
 
 
 def with_importer(before: str, base: Path) -> dict[str, str]:
@@ -308,6 +319,15 @@ CELLS = (
         ("ok",),
         "^$",
         inject=supervisor_out_of_memory,
+        said="another one took over",
+    ),
+    Cell(
+        "order to end within 600 ms of a supervisor's death",
+        "the head's supervisor gets SIGKILL, and 0 to 600 ms later SIGTERM comes for the job",
+        "FAILED",
+        143,
+        reason="stopped|signal",
+        inject=order_after_a_death,
         said="another one took over",
     ),
     Cell(

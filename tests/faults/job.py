@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops.backends.option_trial import BAD_LUCK
 from rlprof_ops.collect.harvest.manifest import Manifest
-from rlprof_ops.rayenv.wrap.option_trial import BAD_LUCK
 from tests.faults.trainer import FIRST, HOLD, SECOND
 from tests.sandbox import Sandbox
 from tests.waits import wait_until

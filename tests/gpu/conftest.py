@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops.backends import nsight
+from rlprof_ops.backends.nsight import nsys_cli
 
 HERE = Path(__file__).parent
 ASKED = os.environ.get("RLPROF_GPU", "")
@@ -66,6 +66,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     query = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     terminalreporter.section("found on the GPU" if ASKED == "1" else "rehearsed without a GPU")
     terminalreporter.line(f"GPU and driver: {first_line(*query)}")
-    terminalreporter.line(f"nsys: {first_line(nsight.find() or 'nsys', '--version')}")
+    terminalreporter.line(f"nsys: {first_line(nsys_cli.find() or 'nsys', '--version')}")
     for line in found:
         terminalreporter.line(line)

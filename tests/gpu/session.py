@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.backends import nsight
-from rlprof_ops.backends.nsight_options import split_options
+from rlprof_ops.backends.nsight import nsys_cli
+from rlprof_ops.backends.nsight.options import split_options
+from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
 from rlprof_ops.job.knobs import import_path
 from rlprof_ops.request.model import CaptureSpec
-from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
 
 WORKER = Path(__file__).with_name("worker.py")
 DEADLINE_S = 300.0
@@ -59,7 +59,7 @@ def bare() -> Iterator[Worker]:
 @contextlib.contextmanager
 def launched(name: str, spec: CaptureSpec) -> Iterator[Worker]:
     """A worker in the idle session `name`."""
-    argv = [nsight.find() or "nsys", "launch", f"--session-new={name}", *split_options(spec).launch]
+    argv = [nsys_cli.find() or "nsys", "launch", f"--session-new={name}", *split_options(spec).launch]
     with _running(argv, {"RLPROF_NSYS_SESSION": name}) as worker:
         yield worker
 
@@ -102,7 +102,7 @@ def window(worker: Worker, name: str, spec: CaptureSpec, folder: Path, **steps: 
     """Open a window, run steps in it, close it: training waits for `open_s` and `close_s` alone."""
     recorder = NsysSessionRecorder(name, spec)
     began = time.perf_counter()
-    recorder.open(folder / f"{name}-{time.monotonic_ns()}{nsight.SUFFIX}")
+    recorder.open(folder / f"{name}-{time.monotonic_ns()}{nsys_cli.SUFFIX}")
     opened = time.perf_counter()
     times = worker.ask("steps", **steps)["times"]
     done = time.perf_counter()
@@ -122,7 +122,7 @@ def exported(report: Path) -> tuple[Path, float]:
     """The report as SQLite, and the seconds that nsys took for it."""
     target = report.with_suffix(".sqlite")
     began = time.perf_counter()
-    argv = [nsight.find() or "nsys", "export", "--type=sqlite", "--force-overwrite=true", "-o"]
+    argv = [nsys_cli.find() or "nsys", "export", "--type=sqlite", "--force-overwrite=true", "-o"]
     subprocess.run([*argv, str(target), str(report)], check=True, capture_output=True, timeout=600)
     return target, time.perf_counter() - began
 
@@ -140,5 +140,5 @@ GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 
 def sessions() -> dict[str, str]:
     """`nsys sessions list`: name -> state."""
-    done = subprocess.run(nsight.list_argv(), capture_output=True, text=True, timeout=60, check=False)
-    return nsight.session_states(done.stdout)
+    done = subprocess.run(nsys_cli.list_argv(), capture_output=True, text=True, timeout=60, check=False)
+    return nsys_cli.session_states(done.stdout)

@@ -16,7 +16,7 @@ from tests.needs import need
 from rlprof_ops.host import topology
 from rlprof_ops.host.gpus import visible_gpus
 from rlprof_ops.job.knobs import Settings, home, read_env_file
-from rlprof_ops.supervisor.ray_process import RayNode, gpu_count, resources
+from rlprof_ops.supervisor.node.ray_process import RayNode, gpu_count, resources
 
 LIST = """\
 GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-5a1c)

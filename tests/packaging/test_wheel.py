@@ -30,7 +30,7 @@ def test_the_wheel_holds_the_job(wheel):
     job = {name.removeprefix(base) for name in names if name.startswith(base)}
     assert job == {"ray.sub", "python/rlprof_ops/__init__.py"} | tracked("scripts") | tracked("env")
     assert modes["rlprof_ops/job_files/scripts/node.sh"] & 0o111
-    assert "rlprof_ops/rayenv/wrap/nsys.sh" in modes
+    assert "rlprof_ops/backends/nsight/nsys.sh" in modes
     package = {str(Path(name).relative_to("python")) for name in tracked("python")}
     assert {name for name in package if "egg-info" not in name} <= names
 

@@ -13,10 +13,10 @@ from tests.nsys_stand_in import FakeNsys
 from tests.rayenv.stand_ins import Context
 
 from rlprof_ops import rayenv
+from rlprof_ops.backends.nsight.wrap import nsys_command
+from rlprof_ops.backends.wrapping import Identity
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.rayenv.plugin import RlprofPlugin
-from rlprof_ops.rayenv.worker_selection import Identity
-from rlprof_ops.rayenv.wrap.wrap_context import nsys_command
 from rlprof_ops.request import CaptureSpec, request_from_dict
 from rlprof_ops.runtime.process.ray_children import HOOK_VARIABLE
 

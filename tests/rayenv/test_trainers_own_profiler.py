@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.needs import need
 
-from rlprof_ops.backends import nsight
+from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.collect.event_logs import read_node
 from rlprof_ops.demo.local_job import run_local
 
@@ -75,4 +75,4 @@ def test_its_windows_are_final_while_it_trains(tmp_path: Path):
             ("closed", 2),
         ]
         for event in log.windows[1::2]:
-            assert nsight.check(done.run.path / event.path).state == "ok"
+            assert nsys_cli.check(done.run.path / event.path).state == "ok"

@@ -63,7 +63,7 @@ def test_file_problems_carry_line_and_column(tmp_path) -> None:
             " flags, env, on_error or when. Did you mean 'ranks'?"
         ),
         (
-            f"{path}:2:14: backend 'nsigt' is unknown; allowed are nsight, torch, rocprof_sys or memory. Did"
+            f"{path}:2:14: backend 'nsigt' is unknown; allowed are memory, nsight, rocprof_sys or torch. Did"
             " you mean 'nsight'?"
         ),
         (

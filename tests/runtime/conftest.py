@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from rlprof_ops.host import log_line
 from rlprof_ops.request import request_from_dict
 from rlprof_ops.runtime import captures, profiler
-from rlprof_ops.runtime.process import event_log as log_events
 from rlprof_ops.runtime.ranges import emitters
 
 
@@ -20,7 +20,7 @@ def asked(monkeypatch, tmp_path):
         monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path / "node"))
         monkeypatch.setenv("RLPROF_NODE", "n1")
         monkeypatch.delenv("RLPROF_NSYS_SESSION", raising=False)
-        monkeypatch.setattr(log_events, "_said", set())
+        monkeypatch.setattr(log_line, "_said", set())
         return tmp_path / "node"
 
     return ask

@@ -59,6 +59,12 @@ class Nodes:
         script = ["bash", "-c", JOB]
         return subprocess.run(script, env=known | env, capture_output=True, text=True, timeout=120)
 
+    def break_attendant(self) -> None:
+        """The step that waits for its word to remove containers cannot be started."""
+        srun = self.hosts / "bin/srun"
+        srun.write_text(f'#!/bin/bash\n[[ $* != *--gres=none* ]] || exit 1\nexec "{PYXIS}/srun" "$@"\n')
+        srun.chmod(0o755)
+
     def containers(self) -> list[str]:
         return sorted(f"{path.parent.name}/{path.name}" for path in self.hosts.glob("*.enroot/pyxis_*"))
 
@@ -113,7 +119,25 @@ def test_a_job_that_ends_well_leaves_no_container_and_needs_no_salvage(nodes):
     assert done.returncode == 0, done.stderr
     assert nodes.containers() == ["n1.enroot/pyxis_somebody"]
     assert len(nodes.lines()) == 2, "the job, and one step that removes containers on all nodes"
-    assert "--container" not in nodes.lines()[1]
+    assert ["--container-image" in line for line in sorted(nodes.lines(), key=len)].count(False) == 1
+
+
+def test_a_job_that_is_cancelled_leaves_no_container(nodes):
+    """Slurm starts no step any more: the one that removes them waits since the beginning."""
+    done = nodes.job(CANCELLED=str(nodes.hosts / "expired"), SLURMD_NODENAME="n1")
+
+    assert (nodes.hosts / "expired").exists() and done.returncode == 0, done.stderr
+    assert nodes.containers() == [], done.stderr + (nodes.run / "logs/salvage.log").read_text()
+    assert "may be there still" not in done.stderr
+
+
+def test_where_that_step_is_gone_too_the_batch_host_needs_none_and_the_others_are_named(nodes):
+    nodes.break_attendant()
+    done = nodes.job(CANCELLED=str(nodes.hosts / "expired"), SLURMD_NODENAME="n1")
+
+    assert nodes.containers() == ["n2.enroot/pyxis_rlprof-7"], done.stderr
+    assert "node n2: container rlprof-7 may be there still" in done.stderr
+    assert "enroot remove --force pyxis_rlprof-7" in done.stderr
 
 
 def test_a_container_that_does_not_start_is_told_to_the_head_with_its_words(nodes):
@@ -136,6 +160,9 @@ def test_a_head_whose_container_does_not_start_ends_the_step(nodes):
         "node n1, the head, ended before it began (Exited with exit code 1): ending the others" in done.stderr
     )
     assert (nodes.hosts / "scancel.log").read_text() == "--signal=TERM 7.0\n"
+    end = json.loads((nodes.run / "run.json").read_text())["end"]
+    assert end["cause"] == "startup_failed"
+    assert "failed to import docker image image" in end["detail"], end
 
 
 def test_a_task_that_cannot_be_launched_is_no_success(nodes):

@@ -17,7 +17,7 @@ from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.recorder.head_recorder import HeadRecorder
 from rlprof_ops.recorder.news import News
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.supervisor.whole_job import closing_commands
+from rlprof_ops.supervisor import stop
 
 HOME = Path(__file__).parents[2]
 SBATCH = """#!{python}
@@ -158,7 +158,7 @@ def end_of_job(sbatch: Sbatch, cause: str, **env: str) -> subprocess.CompletedPr
         srun() { printf 'srun %s\\n' "$*"; }
         timeout() { shift; shift; "$@"; }
         job::salvage() { :; }; job::remove_containers() { :; }; job::_listen_to_srun() { cat > /dev/null; }
-        SRUN=(true); RLPROF_NODES="n1 n2 n3"; job::who_harvests
+        SRUN=(true); TASK_LINE=(srun); RLPROF_NODES="n1 n2 n3"; job::who_harvests
         mkdir -p "$RLPROF_RUN_DIR/profiles/a/b/c/d"
         job::run"""
     return sbatch.bash(script, RLPROF_HARVEST_JOB="auto", **env)
@@ -196,7 +196,7 @@ def test_a_report_is_made_where_the_recorder_has_seen_steps(tmp_path: Path) -> N
     def both() -> tuple[bool, bool]:
         asked = sbatch.bash(LIBRARIES + 'harvest_job::has_something "$RLPROF_RUN_DIR"')
         assert not asked.stderr, asked.stderr
-        return asked.returncode == 0, closing_commands._has_something(run)
+        return asked.returncode == 0, stop._has_something(run)
 
     assert both() == (False, False)
     for steps, there in ((0, False), (3, True)):

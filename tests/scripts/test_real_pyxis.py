@@ -59,6 +59,17 @@ def nodes() -> Iterator[Sandbox]:
                         sandbox.exec(node, ["enroot", "remove", "--force", name], user=TEST_USER)
 
 
+@pytest.fixture(autouse=True)
+def nothing_runs_on(nodes: Sandbox) -> Iterator[None]:
+    """The job of a test that failed must not hold the next one's nodes, or be taken for its leftovers."""
+    yield
+    nodes.run(["scancel", "-u", TEST_USER], check=False)
+    wait_until(lambda: not nodes.run(["squeue", "-h"]).stdout.strip(), 120, pause_s=0.5)
+    for node in nodes.nodes:
+        for name in containers(nodes, node):
+            nodes.exec(node, ["enroot", "remove", "--force", name], user=TEST_USER, check=False)
+
+
 def submit(nodes: Sandbox, **knobs: str) -> Job:
     """As an ordinary user: root may not join the user namespace that enroot makes."""
     known = {"CONTAINER": IMAGE, "RLPROF_NSYS": shutil.which("nsys") or "", "RAY_LOG_SYNC_FREQUENCY": "0"}

@@ -359,6 +359,7 @@ def test_a_job_of_plain_sbatch_is_remembered_once(tmp_path):
 def test_no_array_that_may_be_empty_ends_an_old_bash():
     """Up to 4.3 `"${x[@]}"` of an empty array is an unbound variable under `set -u`."""
     never_empty = {"SRUN", "line", "behind", "nodes", "options", "variables", "words", "WORDS", "rlprof"}
+    never_empty |= {"TASK_LINE", "LINE_HERE", "REMOVE"}
     scripts = [HOME / "ray.sub", *(HOME / "scripts").rglob("*.sh")]
     bare = [
         f"{path.name}: {found[0]}"
@@ -392,7 +393,7 @@ def test_the_supervisor_is_found_among_many_processes_at_once(tmp_path):
     script = """
 source "$RLPROF_HOME/scripts/lib/common.sh"
 source "$RLPROF_HOME/scripts/lib/job.sh"
-job::_supervisor
+job::_keeper
 """
     package = tmp_path / "rlprof_ops.supervisor"
     package.write_text("import time; print(flush=True); time.sleep(100)")

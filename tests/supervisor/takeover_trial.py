@@ -1,57 +1,64 @@
 """What tests/supervisor/test_keeper.py runs as a node's task: takeover_trial.py FOLDER KIND.
 
-The "supervisor" has a child started that waits for the file `end`, and hands over; one in its place waits
-for that child too.
+The "supervisor" has a driver started that waits for the file `end`; one in its place waits for it too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
-from rlprof_ops.supervisor.takeover.handover import Adopted, Handover, place_of
-from rlprof_ops.supervisor.takeover.keeper import Keeper
-from rlprof_ops.supervisor.takeover.reins import Reins
+from rlprof_ops.supervisor.driver import Driver
+from rlprof_ops.supervisor.end_order import EndOrder
+from rlprof_ops.supervisor.keeper import SIGNALS, Keeper
+from rlprof_ops.supervisor.node.node_state import NodeState
 
 FOLDER, KIND = Path(sys.argv[1]), sys.argv[2]
-CHILD = (
-    "import sys, time, pathlib\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)\nsys.exit(7)"
-)
+CHILD = f"while ! [ -e '{FOLDER}/end' ]; do sleep 0.05; done; exit 7"
 
 
-def supervise(reins: Reins) -> int:
+def supervise(before: str) -> int:
     (FOLDER / f"pid{len(list(FOLDER.glob('pid*')))}").write_text(str(os.getpid()))
-    return asyncio.run(inherit(reins) if reins.before else begin(reins))
+    if KIND == "faulty":
+        raise ValueError("a fault of ours")
+    return asyncio.run(serve(before))
 
 
-async def begin(reins: Reins) -> int:
-    argv = [sys.executable, "-c", CHILD, str(FOLDER / "end")]
-    place = place_of(await reins.start(argv, os.environ, FOLDER, FOLDER / "log"))
-    if KIND != "before":
-        Handover(place, driver=place).leave(FOLDER)
-        reins.serves()
-    if KIND == "ending":
-        reins.ends()
+async def serve(before: str) -> int:
+    if before and KIND == "late":
+        time.sleep(1)  # the driver ends, and an order comes, while nobody listens
+    state = NodeState.load(FOLDER)
+    order = EndOrder(state)
+    if before:
+        (FOLDER / "inherited").write_text(before)
+    driver = Driver.find(state)
+    if driver is None:
+        if KIND == "asked" and not before:  # killed before the keeper has heard of it
+            state.request_driver(
+                {
+                    "argv": ["bash", "-c", CHILD],
+                    "env": dict(os.environ),
+                    "cwd": "/",
+                    "log": str(FOLDER / "log"),
+                }
+            )
+            (FOLDER / "ready").touch()
+            time.sleep(60)
+        driver = await Driver.start(CHILD, FOLDER / "script", FOLDER / "log", os.environ, FOLDER, state)
     (FOLDER / "ready").touch()
-    code = await Adopted(place, reins).wait()
-    reins.ends()
-    return code
-
-
-async def inherit(reins: Reins) -> int:
-    left = Handover.find(FOLDER)
-    assert left.driver is not None
-    if KIND == "late":
-        time.sleep(1)  # the child ends while nobody listens
-    (FOLDER / "inherited").write_text(reins.before)
-    (FOLDER / "told").write_text(str(reins.told))
-    code = await Adopted(left.driver, reins).wait()
-    reins.ends()
-    return code + 10
+    ended = asyncio.ensure_future(driver.wait())
+    await asyncio.wait({ended, order.given}, return_when=asyncio.FIRST_COMPLETED)
+    if order.cause is not None:
+        (FOLDER / "told").write_text(str(order.cause))
+        await driver.end(5)
+        return 100
+    return ended.result() + (10 if before else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(Keeper(most_quick=2).keep(supervise))
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    sys.exit(Keeper("n1", NodeState.make(FOLDER), most_quick=2).keep(supervise))

@@ -22,7 +22,7 @@ from rlprof_ops.supervisor.control_channel import (
     Joined,
     Lost,
     Message,
-    Node,
+    NodeLink,
     ProfilersDone,
     RayUp,
     decode,
@@ -50,9 +50,9 @@ async def head_with(token: str) -> tuple[Head, int, Heard]:
     return head, port, heard
 
 
-async def join(port: int, token: str, seconds: float = 5) -> Node:
+async def join(port: int, token: str, seconds: float = 5) -> NodeLink:
     deadline = asyncio.get_running_loop().time() + seconds
-    return await Node.join("127.0.0.1", port, token, Joined("n2", "10.0.0.2"), deadline)
+    return await NodeLink.join("127.0.0.1", port, token, Joined("n2", "10.0.0.2"), deadline)
 
 
 def test_a_node_joins_talks_listens_and_is_missed():
@@ -203,7 +203,7 @@ def test_a_node_that_takes_nothing_keeps_no_other_waiting():
         head, port, heard = await head_with("secret")
         good = await join(port, "secret")
         deadline = asyncio.get_running_loop().time() + 5
-        hangs = await Node.join("127.0.0.1", port, "secret", Joined("n3", "10.0.0.3"), deadline)
+        hangs = await NodeLink.join("127.0.0.1", port, "secret", Joined("n3", "10.0.0.3"), deadline)
         hangs._writer.transport.pause_reading()
         got: list[Message] = []
         listening = asyncio.create_task(good.listen(got.append))

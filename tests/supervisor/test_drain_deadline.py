@@ -12,24 +12,19 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.supervisor.nodes import node_of, place_of
 
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, Step
-from rlprof_ops.job.folders import RunFolder, node_folder
-from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.supervisor import node_drain
-from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
-from rlprof_ops.supervisor.whole_job.closing_commands import ClosingCommands
+from rlprof_ops.supervisor.node import node_files
+from rlprof_ops.supervisor.stop import ClosingCommands, NodeStop
 
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> NodeContext:
-    run, folder = RunFolder(tmp_path / "run"), node_folder(tmp_path, "7", "")
-    run.create()
-    folder.create()
-    return NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
+    return place_of(tmp_path)
 
 
 @pytest.fixture
@@ -46,42 +41,35 @@ def all_hangs(monkeypatch):
         monkeypatch.setattr(DrainSequence, phase, lambda self, *_, hanging=hanging: iter(hanging))
     monkeypatch.setattr(DrainSequence, "write_record", hang)
     monkeypatch.setattr(DrainSequence, "clear", hang)
-    monkeypatch.setattr(node_drain, "sync_command", lambda *_: [sys.executable, "-c", DEAF])
+    monkeypatch.setattr(node_files, "sync_command", lambda *_: [sys.executable, "-c", DEAF])
     yield
     released.set()
 
 
 @pytest.mark.timeout(120)
 def test_a_drain_in_which_everything_hangs_ends_with_its_budget(place, all_hangs):
-    drain = NodeDrain(
-        Settings.load({}),
-        place,
-        Journal(place.run.logs / "n1.log", "n1", time.time()),
-        lambda: dict(os.environ),
-        sessions=True,
-    )
+    node = node_of(place, lambda: dict(os.environ), sessions=True)
 
     async def ray_hangs() -> None:
         await asyncio.sleep(600)
 
     async def end() -> float:
-        await drain.start_sync()
+        node.ray.stop = ray_hangs
+        await node.files.start_sync()
+        stop = NodeStop(node)
         began = time.monotonic()
         budget = Budget(10)
-        await drain.close_profilers(budget)
-        await drain.finish(budget, ray_hangs)
+        await stop.close_profilers(budget)
+        await stop.finish(budget)
         return time.monotonic() - began
 
     took_s = asyncio.run(end())
     assert took_s < 13, f"{took_s:.1f} s of 10"  # before: 33 s
-    assert drain.sync is not None and drain.sync.returncode is not None, "the sync still runs"
+    assert node.files.sync is not None and node.files.sync.returncode is not None, "the sync still runs"
 
 
 def test_after_a_drain_no_command_begins_that_slurm_would_cut_off(place, capsys):
-    settings = Settings.load({})
-    journal = Journal(place.run.logs / "head.log", "n1", time.time())
-    files = NodeDrain(settings, place, journal, lambda: dict(os.environ), sessions=False)
-    closing = ClosingCommands(settings, journal, place.run.path, os.environ, files)
+    closing = ClosingCommands(NodeStop(node_of(place, sessions=False)), os.environ)
     asyncio.run(closing.harvest(left_s=0.5))
     assert (
         f"no time is left for the harvest; run scripts/harvest.sh {place.run.path}" in capsys.readouterr().err

@@ -6,16 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.supervisor.nodes import node_of, place_of
 
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.job.folders import RunFolder, node_folder
-from rlprof_ops.job.knobs import Settings
-from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.request import ProfileRequest
-from rlprof_ops.supervisor import ended_tasks
+from rlprof_ops.supervisor.cluster import ended_tasks
 from rlprof_ops.supervisor.control_channel import Failed
 from rlprof_ops.supervisor.head import Head
-from rlprof_ops.supervisor.node_drain import Journal
 
 
 def test_the_words_of_a_task_are_told_once(tmp_path, monkeypatch):
@@ -39,30 +35,25 @@ def test_the_words_of_a_task_are_told_once(tmp_path, monkeypatch):
     assert told == [("n2", "Exited with exit code 1\n  pyxis: no such image")]
 
 
-def head(tmp_path: Path, **knobs: str) -> Head:
-    run, folder = RunFolder(tmp_path / "7-logs"), node_folder(tmp_path, "7", "")
-    run.create()
-    folder.create()
-    nodes = ("n1", "n2", "n3")
-    place = NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, nodes, run, folder, 0, "token")
-    journal = Journal(run.logs / "head.log", "n1", 0)
-    return Head(Settings.load(knobs), ProfileRequest(captures=()), place, journal)
+def head(base: Path, **knobs: str) -> Head:
+    base.mkdir(exist_ok=True)
+    return Head(node_of(place_of(base, "n1", "n2", "n3"), **knobs))
 
 
 def test_it_ends_the_start_unless_the_node_has_said_more_itself_or_may_be_missing(tmp_path):
     one = head(tmp_path)
-    one._task_ended("somebody", "Killed")
+    one.task_ended("somebody", "Killed")
     one.joining.raise_failures()
-    one._on_message("n2", Failed("node n2: SETUP_COMMAND ended with exit code 9"))
-    one._task_ended("n2", "Exited with exit code 1")
+    one.on_message("n2", Failed("node n2: SETUP_COMMAND ended with exit code 9"))
+    one.task_ended("n2", "Exited with exit code 1")
     with pytest.raises(RlprofError, match=r"^node n2: SETUP_COMMAND ended with exit code 9$"):
         one.joining.raise_failures()
 
     other = head(tmp_path / "other")
-    other._task_ended("n3", "Exited with exit code 1\n  pyxis: no such image")
+    other.task_ended("n3", "Exited with exit code 1\n  pyxis: no such image")
     with pytest.raises(RlprofError, match="node n3: its task ended before the cluster was up: Exited with"):
         other.joining.raise_failures()
 
     spare = head(tmp_path / "spare", RLPROF_MIN_NODES="2")
-    spare._task_ended("n3", "Exited with exit code 1")
+    spare.task_ended("n3", "Exited with exit code 1")
     spare.joining.raise_failures()

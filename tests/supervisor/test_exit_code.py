@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlprof_ops.errors import EXIT_FAILED, RlprofError, UsageError
-from rlprof_ops.job.end_cause import EndCause
-from rlprof_ops.supervisor.whole_job import exit_code
+from rlprof_ops.job.end_cause import EndCause, exit_status
+from rlprof_ops.supervisor.end_order import ToldToEnd
+from rlprof_ops.supervisor.head import why_job_ends, why_start_ends
 
 
 @pytest.mark.parametrize(
@@ -25,14 +26,19 @@ from rlprof_ops.supervisor.whole_job import exit_code
     ],
 )
 def test_why_a_job_ends(told, driver, has_driver, expected):
-    assert exit_code.of_job(told, driver, has_driver) == expected
+    assert why_job_ends(told, driver, has_driver) == expected
 
 
 def test_a_start_that_failed_has_its_errors_code():
-    assert exit_code.of_bad_start(RlprofError("no Ray")) == (EndCause.STARTUP_FAILED, EXIT_FAILED)
+    assert why_start_ends(RlprofError("no Ray")) == (EndCause.STARTUP_FAILED, EXIT_FAILED)
     bad = UsageError("no such folder")
-    assert exit_code.of_bad_start(bad) == (EndCause.STARTUP_FAILED, bad.exit_code)
+    assert why_start_ends(bad) == (EndCause.STARTUP_FAILED, bad.exit_code)
+
+
+def test_a_start_that_was_told_to_end_is_no_failed_start():
+    assert why_start_ends(ToldToEnd(EndCause.SIGNAL, "it was up")) == (EndCause.SIGNAL, 143)
+    assert why_start_ends(ToldToEnd(EndCause.TIME_LIMIT, "it was up")) == (EndCause.TIME_LIMIT, 140)
 
 
 def test_a_signal_is_counted_as_a_shell_does():
-    assert [exit_code.exit_status(code) for code in (0, 7, -9)] == [0, 7, 137]
+    assert [exit_status(code) for code in (0, 7, -9)] == [0, 7, 137]

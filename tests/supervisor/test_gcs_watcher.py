@@ -20,7 +20,7 @@ from tests.needs import need
 from rlprof_ops.host.ports import free_port
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher
-from rlprof_ops.supervisor.ray_process import RayNode, RayProcess, start_argv
+from rlprof_ops.supervisor.node.ray_process import RayNode, RayProcess, start_argv
 
 # The first line tells why the plugin does not load; an answer of the GCS would take Ray half a minute, since
 # there is none.
@@ -58,7 +58,7 @@ def test_one_that_keeps_dying_is_given_up():
 
 @contextlib.asynccontextmanager
 async def real_ray(node: RayNode, env: dict[str, str], log: Path) -> AsyncIterator[None]:
-    ray = await RayProcess.start(start_argv(Settings.load({}), node, sys.executable), env, log, log.parent)
+    ray = RayProcess.start(start_argv(Settings.load({}), node, sys.executable), env, log, log.parent)
     try:
         await asyncio.wait_for(ray.settled.wait(), 120)
         assert ray.up.is_set(), ray.tail()

@@ -15,48 +15,32 @@ from pathlib import Path
 import pytest
 from tests.hung import hung
 from tests.needs import need
+from tests.supervisor.nodes import node_of, our_environment, place_of
 
 from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.host.background import BackgroundWriter, in_background
 from rlprof_ops.job.end_cause import EndCause
-from rlprof_ops.job.folders import RunFolder, node_folder
-from rlprof_ops.job.knobs import Settings, import_path
+from rlprof_ops.job.knobs import import_path
 from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.request import ProfileRequest
-from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
+from rlprof_ops.supervisor import stop
 from rlprof_ops.supervisor.run_record import RunRecord
-from rlprof_ops.supervisor.whole_job import closing_commands
-from rlprof_ops.supervisor.whole_job.closing_commands import ClosingCommands
+from rlprof_ops.supervisor.stop import ClosingCommands, NodeStop
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> NodeContext:
     need("fuse")
-    run, folder = RunFolder(tmp_path / "run"), node_folder(tmp_path, "7", "")
-    run.create()
-    folder.create()
-    return NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
+    return place_of(tmp_path)
 
 
 def test_nothing_reads_the_run_folder_of_a_storage_that_hangs(place, monkeypatch, capsys):
     """Not even SIGKILL may end who does."""
-    monkeypatch.setattr(closing_commands, "_LOOK_SECONDS", 1.0)
-    settings, journal = Settings.load({}), journal_of(place)
-    files = NodeDrain(settings, place, journal, lambda: dict(os.environ), sessions=False)
-    closing = ClosingCommands(settings, journal, place.run.path, os.environ, files)
+    monkeypatch.setattr(stop, "_LOOK_SECONDS", 1.0)
+    closing = ClosingCommands(NodeStop(node_of(place, sessions=False)), os.environ)
     assert asyncio.run(closing.storage_answers())
     with hung(place.run.path):
         assert not asyncio.run(closing.storage_answers())
     assert f"when it does, run scripts/harvest.sh {place.run.path}" in capsys.readouterr().err
-
-
-async def no_ray() -> None:
-    """Stops nothing."""
-
-
-def journal_of(place: NodeContext) -> Journal:
-    local = place.folder.logs / "supervisor.log"
-    return Journal(place.run.logs / "head.log", "n1", time.time(), local)
 
 
 def test_a_drain_goes_on_and_its_event_loop_never_waits(place):
@@ -64,8 +48,9 @@ def test_a_drain_goes_on_and_its_event_loop_never_waits(place):
     report.write_bytes(b"report")
 
     async def scene() -> float:
-        journal = journal_of(place)
-        record = RunRecord.of(place, Settings.load({}), ProfileRequest(captures=()), 1, journal.writer)
+        node = node_of(place, our_environment, sessions=True)
+        journal = node.journal
+        record = RunRecord.of(place, node.settings, node.request, node.state, journal.writer)
         record.save()
         journal.writer.flush(10)
         longest = 0.0
@@ -81,11 +66,10 @@ def test_a_drain_goes_on_and_its_event_loop_never_waits(place):
             watching = asyncio.create_task(watch())
             record.ending(EndCause.DRIVER_EXIT)
             journal.say("the storage hangs")
-            environment = {**os.environ, "PYTHONPATH": import_path()}
-            drain = NodeDrain(Settings.load({}), place, journal, lambda: environment, sessions=True)
+            ending = NodeStop(node)
             budget = Budget(16)
-            await drain.close_profilers(budget)
-            await drain.finish(budget, no_ray)
+            await ending.close_profilers(budget)
+            await ending.finish(budget)
             watching.cancel()
         return longest
 

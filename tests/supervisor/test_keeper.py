@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,14 +21,14 @@ TRIAL = Path(__file__).with_name("takeover_trial.py")
 class Task:
     """The task of a node, and its supervisors by their pids."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
+    def __init__(self, folder: Path, kind: str, ready: str = "ready") -> None:
         self.folder = folder
         env = {**os.environ, "PYTHONPATH": import_path()}
         argv = [sys.executable, str(TRIAL), str(folder), kind]
         self.process = subprocess.Popen(
             argv, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True
         )
-        self.wait_for("ready")
+        self.wait_for(ready)
 
     def wait_for(self, name: str) -> None:
         wait_until(lambda: (self.folder / name).exists(), 60, unless=lambda: self.process.poll() is not None)
@@ -49,8 +49,8 @@ class Task:
 def start(tmp_path: Path) -> Iterator[object]:
     tasks: list[Task] = []
 
-    def begin(kind: str) -> Task:
-        tasks.append(Task(tmp_path, kind))
+    def begin(kind: str, ready: str = "ready") -> Task:
+        tasks.append(Task(tmp_path, kind, ready))
         return tasks[-1]
 
     yield begin
@@ -70,7 +70,7 @@ def test_a_supervisor_that_ends_by_itself_gives_its_exit_code(start):
     assert not (task.folder / "inherited").exists()
 
 
-@pytest.mark.parametrize("kind", ["plain", "late"])
+@pytest.mark.parametrize("kind", ["plain", "late", "asked"])
 def test_one_that_is_killed_has_a_successor_that_knows_the_drivers_exit_code(start, kind: str):
     task = start(kind)
     os.kill(task.supervisor(), signal.SIGKILL)
@@ -79,7 +79,7 @@ def test_one_that_is_killed_has_a_successor_that_knows_the_drivers_exit_code(sta
     task.wait_for("inherited")
     assert (task.folder / "inherited").read_text() == "was killed by signal 9"
     task.end()
-    assert task.code() == 17  # 10 more than the child's own, which was not the successor's child
+    assert task.code() == 17  # 10 more than the driver's own, which was not the successor's child
     assert "the supervisor was killed by signal 9" in task.process.stderr.read()
 
 
@@ -94,29 +94,45 @@ def test_the_successor_may_be_killed_too_but_not_for_ever(start):
     assert task.process.stderr is not None and "number 2 in a row" in task.process.stderr.read()
 
 
-@pytest.mark.parametrize("kind", ["before", "ending"])
-def test_nobody_takes_over_before_the_job_runs_or_once_it_ends(start, kind: str):
-    task = start(kind)
-    os.kill(task.supervisor(), signal.SIGKILL)
-    assert task.code() == -signal.SIGKILL
+def test_one_that_fails_by_itself_has_few_successors(start):
+    task = start("faulty", ready="pid2")
+    assert task.code() == 1
+    said = task.process.stderr.read()
+    assert "ValueError: a fault of ours" in said and "ended with exit code 1, number 2 in a row" in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
-def test_a_signal_goes_to_the_supervisor_and_is_no_reason_to_begin_again(start, number: signal.Signals):
-    task = start("plain")
-    began = time.monotonic()
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [(signal.SIGTERM, "signal"), (signal.SIGUSR2, "time_limit"), (signal.SIGINT, "signal")],
+)
+@pytest.mark.parametrize("killed", ["nobody", "before", "while it starts"])
+def test_an_order_to_end_is_heard_whoever_died(start, number: signal.Signals, cause: str, killed: str):
+    task = start("late" if killed == "while it starts" else "plain")
+    if killed != "nobody":
+        os.kill(task.supervisor(), signal.SIGKILL)
+        assert task.process.stderr is not None and "takes over" in task.process.stderr.readline()
+    if killed == "while it starts":
+        task.supervisor(1)
     task.process.send_signal(number)
-    assert task.code() == -number, "it has no handler here, so it dies of it, and its task as it did"
-    assert time.monotonic() - began < 30
-    assert len(list(task.folder.glob("pid*"))) == 1
+    if (
+        killed == "while it starts"
+    ):  # the one that has it pending dies, and the next one knows it all the same
+        os.kill(task.supervisor(1), signal.SIGKILL)
+        task.supervisor(2)
+    assert task.code() == 100
+    assert (task.folder / "told").read_text() == cause
 
 
-def test_a_signal_that_comes_while_there_is_no_supervisor_is_for_the_next_one(start):
+def test_a_supervisor_without_its_keeper_ends_the_job_in_order(start):
     task = start("plain")
-    os.kill(task.supervisor(), signal.SIGKILL)
-    assert task.process.stderr is not None and "takes over" in task.process.stderr.readline()
-    task.process.send_signal(signal.SIGUSR2)
-    task.wait_for("told")
-    assert (task.folder / "told").read_text() == str(int(signal.SIGUSR2))
-    os.kill(task.supervisor(1), signal.SIGKILL)  # nobody follows one that was told to end
-    assert task.code() == -signal.SIGKILL
+    task.process.kill()
+    wait_until(lambda: (task.folder / "told").exists(), 30)
+    driver = int(json.loads((task.folder / "state/driver.json").read_text())["pid"])
+    wait_until(lambda: not os.path.exists(f"/proc/{driver}") or "Z" in stat_of(driver), 20)
+
+
+def stat_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"

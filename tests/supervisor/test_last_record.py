@@ -4,72 +4,79 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.supervisor.nodes import place_of
 
 from rlprof_ops.collect.drain import steps
-from rlprof_ops.host import background
+from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.job.end_cause import EndCause
-from rlprof_ops.job.folders import RunFolder, node_folder
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.request import ProfileRequest
-from rlprof_ops.supervisor import __main__ as supervisor_main
-from rlprof_ops.supervisor.node_drain import Journal
+from rlprof_ops.supervisor import task
+from rlprof_ops.supervisor.node.node import Node
+from rlprof_ops.supervisor.node.node_state import FOLDER, NodeState
 from rlprof_ops.supervisor.run_record import RunRecord
 
 
 class Ending:
     """The end of a head: its drain clears the node folder while run.json is still on its way."""
 
-    def __init__(self, tmp_path: Path) -> None:
-        run, folder = RunFolder(tmp_path / "run"), node_folder(tmp_path, "7", "")
-        run.create()
-        folder.create()
-        self.place = NodeContext(
-            "7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token"
-        )
-        self.journal = Journal(run.logs / "head.log", "n1", time.time())
-        self.spared: list[str] = []
+    spared: list[str]
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
 
     async def run(self) -> int:
-        record = RunRecord.of(
-            self.place, Settings.load({}), ProfileRequest(captures=()), 1, self.journal.writer
-        )
+        node = self.node
+        record = RunRecord.of(node.place, node.settings, node.request, node.state, node.journal.writer)
         record.ending(EndCause.DRIVER_EXIT)
-        steps.clear(self.place.folder.path, say=self.journal.note)
-        self.spared = sorted(path.name for path in self.place.folder.path.rglob("*"))
+        steps.clear(node.place.folder.path, spare=(FOLDER,), say=node.journal.note)
+        Ending.spared = sorted(path.name for path in node.place.folder.path.iterdir())
         return 0
 
 
 @pytest.fixture
-def ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ending:
-    found = Ending(tmp_path)
-    monkeypatch.setattr(supervisor_main, "make_supervisor", lambda env, reins: found)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeContext:
+    monkeypatch.setattr(task, "Head", Ending)
+    found = place_of(tmp_path)
+    found.run.write_token()
     return found
 
 
-def test_it_goes_when_a_slow_storage_has_taken_the_record(ending, monkeypatch):
-    def slow(writer: object, write: Callable[..., None], path: Path, data: bytes) -> None:
+def supervise(place: NodeContext) -> int:
+    """A whole life of the node, but for its keeper."""
+    state = NodeState.make(place.folder.path)
+    try:
+        return task.supervise(Settings.load({}), place, Path.cwd(), "")
+    finally:
+        state.remove()
+        place.folder.let_go()
+
+
+def test_it_goes_when_a_slow_storage_has_taken_the_record(place, monkeypatch):
+    real = BackgroundWriter._error_of
+
+    def slow(self: BackgroundWriter, write: Any, path: Path, data: bytes) -> OSError | None:
         if path.name == "run.json":
             time.sleep(0.5)
-        write(path, data)
+        return real(self, write, path, data)
 
-    monkeypatch.setattr(background.BackgroundWriter, "_error_of", slow)
+    monkeypatch.setattr(BackgroundWriter, "_error_of", slow)
 
-    assert supervisor_main.main() == 0
+    assert supervise(place) == 0
 
-    assert ending.spared == ["keep", "run.json"]
-    assert json.loads(ending.place.run.run_json.read_text())["end"]["cause"] == "driver_exit"
-    assert not ending.place.folder.path.exists()
+    assert Ending.spared == ["keep", "state"]
+    assert json.loads(place.run.run_json.read_text())["end"]["cause"] == "driver_exit"
+    assert not place.folder.path.exists()
 
 
-def test_it_stays_with_the_record_that_the_storage_did_not_take(ending, monkeypatch):
+def test_it_stays_with_the_record_that_the_storage_did_not_take(place, monkeypatch):
     full = OSError(28, "No space left on device")
-    monkeypatch.setattr(background.BackgroundWriter, "_error_of", lambda *asked: full)
+    monkeypatch.setattr(BackgroundWriter, "_error_of", lambda *_: full)
 
-    assert supervisor_main.main() == 0
+    assert supervise(place) == 0
 
-    assert [path.name for path in ending.place.folder.path.rglob("*")] == ["keep", "run.json"]
+    assert [path.name for path in place.folder.path.rglob("*")] == ["keep", "run.json"]

@@ -6,9 +6,9 @@ import asyncio
 import time
 from pathlib import Path
 
+from rlprof_ops.supervisor.cluster.other_nodes import OtherNodes
 from rlprof_ops.supervisor.control_channel import Drained, Failed, Joined, Lost, ProfilersDone, RayUp
-from rlprof_ops.supervisor.node_drain import Journal
-from rlprof_ops.supervisor.whole_job.other_nodes import OtherNodes
+from rlprof_ops.supervisor.node.journal import Journal
 
 
 def nodes(tmp_path: Path) -> OtherNodes:
@@ -18,21 +18,21 @@ def nodes(tmp_path: Path) -> OtherNodes:
 def test_a_node_that_has_drained_is_not_lost_when_its_link_ends(tmp_path: Path) -> None:
     known = nodes(tmp_path)
     for node in ("n2", "n3"):
-        known.hear(node, Joined(node, f"10.0.0.{node[1]}"))
-        known.hear(node, RayUp())
+        known.receive(node, Joined(node, f"10.0.0.{node[1]}"))
+        known.receive(node, RayUp())
     assert known.serving() == ["n2", "n3"] and known.by_ip() == {"10.0.0.2": "n2", "10.0.0.3": "n3"}
-    known.hear("n2", Drained({}))
-    known.hear("n2", Lost())
-    known.hear("n3", Lost())
+    known.receive("n2", Drained({}))
+    known.receive("n2", Lost())
+    known.receive("n3", Lost())
     assert [node for node in ("n2", "n3", "n4") if known.have_said(node, Lost)] == ["n3"]
     assert known.unheard(["n2", "n4"]) == ["n4"] and known.serving() == []
 
 
 def test_a_failed_start_is_told(tmp_path: Path) -> None:
     known = nodes(tmp_path)
-    known.hear("n2", Joined("n2", "10.0.0.2"))
+    known.receive("n2", Joined("n2", "10.0.0.2"))
     assert known.failure() == ""
-    known.hear("n3", Failed("no nsys on n3"))
+    known.receive("n3", Failed("no nsys on n3"))
     assert known.failure() == "no nsys on n3"
 
 
@@ -40,11 +40,11 @@ def test_who_is_late_is_said_and_the_lost_are_not_waited_for(tmp_path: Path, cap
     async def scene() -> None:
         known = nodes(tmp_path)
         for node in ("n2", "n3", "n4"):
-            known.hear(node, Joined(node, ""))
-        known.hear("n2", ProfilersDone({}))
-        known.hear("n3", Lost())
+            known.receive(node, Joined(node, ""))
+        known.receive("n2", ProfilersDone({}))
+        known.receive("n3", Lost())
         await known.reach((ProfilersDone, Drained), 0.05)
-        asyncio.get_running_loop().call_later(0.02, known.hear, "n4", Drained({}))
+        asyncio.get_running_loop().call_later(0.02, known.receive, "n4", Drained({}))
         await known.reach((ProfilersDone, Drained), 30)
 
     asyncio.run(scene())

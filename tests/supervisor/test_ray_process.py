@@ -15,7 +15,7 @@ import pytest
 from rlprof_ops.errors import UsageError
 from rlprof_ops.host.ports import check_free, listening
 from rlprof_ops.job.knobs import Settings
-from rlprof_ops.supervisor.ray_process import (
+from rlprof_ops.supervisor.node.ray_process import (
     _UP,
     RayNode,
     RayProcess,
@@ -160,7 +160,7 @@ print("\\nafter", flush=True)
 """
 
     async def scene() -> None:
-        ray = await RayProcess.start([sys.executable, "-c", code], os.environ, tmp_path / "ray.log", tmp_path)
+        ray = RayProcess.start([sys.executable, "-c", code], os.environ, tmp_path / "ray.log", tmp_path)
         await asyncio.wait_for(ray.gone.wait(), 60)
         assert ray.up.is_set()
         assert ray.tail(1) == "after"

@@ -11,13 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.supervisor.nodes import node_of, place_of
 from tests.waits import wait_until
 
-from rlprof_ops.job.folders import RunFolder, node_folder
-from rlprof_ops.job.knobs import Settings
-from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
-from rlprof_ops.supervisor.whole_job.closing_commands import ClosingCommands
+from rlprof_ops.supervisor.stop import ClosingCommands, NodeStop
 
 
 def alive(pid: int) -> bool:
@@ -45,19 +42,15 @@ def test_a_report_that_hangs_is_ended_at_its_limit(
         "importer = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
         f"open({str(started)!r}, 'w').write(f'{{os.getpid()}} {{importer.pid}}')\ntime.sleep(300)\n"
     )
-    run, folder = RunFolder(tmp_path / "run"), node_folder(tmp_path, "7", "")
-    run.create()
-    folder.create()
-    place = NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
-    journal = Journal(run.logs / "head.log", "n1", time.time())
-    settings = Settings.load({"RLPROF_REPORT_SECONDS": "2"})
+    place = place_of(tmp_path)
     environment = os.environ | {
         "PYTHONPATH": str(tmp_path),  # of a package in place of ours
         "RLPROF_JOB": "7",
-        "RLPROF_NODE_DIR": str(folder.path),
+        "RLPROF_NODE_DIR": str(place.folder.path),
     }
-    files = NodeDrain(settings, place, journal, lambda: environment, sessions=False)
-    closing = ClosingCommands(settings, journal, run.path, environment, files)
+    closing = ClosingCommands(
+        NodeStop(node_of(place, sessions=False, RLPROF_REPORT_SECONDS="2")), environment
+    )
     begun = time.monotonic()
     asyncio.run(closing.within("report", "RLPROF_REPORT_SECONDS", "rlprof report /run", 60))
     assert 2 <= time.monotonic() - begun < 12

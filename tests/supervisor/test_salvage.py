@@ -15,50 +15,42 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.supervisor.nodes import node_of, our_environment, place_of
 
-from rlprof_ops import env_names
 from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.collect.harvest.run_state import observe
 from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, record_pass
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import EndCause
-from rlprof_ops.job.folders import RunFolder, job_mark, node_folder, pinned_run
-from rlprof_ops.job.knobs import Settings, import_path
+from rlprof_ops.job.folders import pinned_run
+from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.slurm import job_state
-from rlprof_ops.supervisor import salvage
-from rlprof_ops.supervisor.node_drain import Journal, NodeDrain
+from rlprof_ops.supervisor import salvage, stop
+from rlprof_ops.supervisor.node.node_state import NodeState
 from rlprof_ops.supervisor.run_record import RunRecord
+from rlprof_ops.supervisor.stop import NodeStop
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> NodeContext:
-    run = RunFolder(tmp_path / "it's the run")
-    folder = node_folder(tmp_path, "7", job_mark({env_names.RUN_DIR: str(run.path)}))
-    run.create()
-    folder.create()
-    return NodeContext("7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n1",), run, folder, 0, "token")
+    return place_of(tmp_path, run=tmp_path / "it's the run")
 
 
-def ending(place: NodeContext, **knobs: str) -> NodeDrain:
-    return NodeDrain(
-        Settings.load(knobs),
-        place,
-        Journal(place.run.logs / "n1.log", "n1", time.time()),
-        lambda: {**os.environ, "PYTHONPATH": import_path()},
-        sessions=True,
-    )
+def record_of(place: NodeContext, writer: BackgroundWriter) -> RunRecord:
+    state = NodeState.make(place.folder.path)
+    return RunRecord.of(place, Settings.load({}), ProfileRequest(captures=()), state, writer)
 
 
-async def no_ray() -> None:
-    """Stops nothing."""
+def ending(place: NodeContext) -> NodeStop:
+    return NodeStop(node_of(place, our_environment, sessions=True))
 
 
 def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
     writer = BackgroundWriter()
-    record = RunRecord.of(place, Settings.load({}), ProfileRequest(captures=()), 1, writer)
+    record = record_of(place, writer)
     record.save()
     assert writer.flush(10)
     aside = tmp_path / "aside"
@@ -70,7 +62,7 @@ def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
     record.ending(EndCause.DRIVER_EXIT)
     assert writer.flush(10)
     one = ending(place)
-    one.clock = [{"at_ns": 1, "offset_ns": 2, "error_ns": 3}]
+    one.node.files.clock = [{"at_ns": 1, "offset_ns": 2, "error_ns": 3}]
     with pytest.raises(OSError):
         one._write_record(False)
     aside.rename(place.run.path)  # and is back
@@ -92,7 +84,7 @@ def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
     assert (node["role"], node["clean"], node["clock"], [file["state"] for file in node["files"]]) == (
         "head",
         True,
-        one.clock,
+        one.node.files.clock,
         ["copied"],
     )
     assert not place.folder.path.exists()
@@ -101,7 +93,7 @@ def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
 def test_a_folder_that_is_gone_is_told_unless_the_node_had_ended_well(place, capsys):
     """A container's own /tmp goes with it; its node must not count as brought home."""
     writer = BackgroundWriter()
-    record = RunRecord.of(place, Settings.load({}), ProfileRequest(captures=()), 1, writer)
+    record = record_of(place, writer)
     record.driver_started()
     assert writer.flush(10)
     shutil.rmtree(place.folder.path)
@@ -136,11 +128,12 @@ def test_a_sync_that_slurm_has_told_to_end_before_us_has_made_no_last_pass(place
         report = place.folder.path / "profiles/torch/w/rank0/a.pt.trace.json.gz"
         report.parent.mkdir(parents=True)
         report.write_bytes(b"report")
-        one.sync = await asyncio.create_subprocess_exec(
+        files = one.node.files
+        files.sync = await asyncio.create_subprocess_exec(
             sys.executable, "-c", _TOLD_TO_END_BY_SLURM, stdout=asyncio.subprocess.PIPE
         )
-        await one.sync.stdout.readline()
-        return await one.last_sync(30)
+        await files.sync.stdout.readline()
+        return await files.last_sync(30)
 
     assert asyncio.run(drained())
     assert (place.run.path / "profiles/torch/w/rank0/a.pt.trace.json.gz").read_bytes() == b"report"
@@ -158,11 +151,11 @@ def test_a_node_with_a_report_that_came_nowhere_keeps_its_folder(place, monkeypa
         return True
 
     one = ending(place)
-    monkeypatch.setattr(one, "last_sync", said_to_be_done)
+    monkeypatch.setattr(one.node.files, "last_sync", said_to_be_done)
     (place.folder.path / left).parent.mkdir(parents=True)
     (place.folder.path / left).write_bytes(b"report")
 
-    asyncio.run(one.finish(Budget(20), no_ray))
+    asyncio.run(one.finish(Budget(20)))
 
     assert json.loads((place.run.path / "nodes/n1.json").read_text())["clean"] is clean
     assert (place.folder.path / left).exists() is not clean
@@ -170,7 +163,7 @@ def test_a_node_with_a_report_that_came_nowhere_keeps_its_folder(place, monkeypa
 
 def test_a_record_that_the_storage_takes_again_is_kept_nowhere_else(place, tmp_path):
     writer = BackgroundWriter()
-    record = RunRecord.of(place, Settings.load({}), ProfileRequest(captures=()), 1, writer)
+    record = record_of(place, writer)
     record.save()
     assert writer.flush(10)
     aside = tmp_path / "aside"
@@ -190,7 +183,7 @@ def test_a_record_that_the_storage_takes_again_is_kept_nowhere_else(place, tmp_p
 )
 def test_a_cancelled_job_drains_within_slurms_patience(place, monkeypatch, wait, seconds):
     monkeypatch.setenv("RLPROF_KILL_WAIT", wait)
-    assert ending(place, RLPROF_DRAIN_SECONDS="90").cancelled_budget_s() == seconds
+    assert stop.cancelled_seconds(Settings.load({"RLPROF_DRAIN_SECONDS": "90"})) == seconds
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.supervisor.nodes import node_of, place_of
 
-from rlprof_ops.collect.drain.sequence import Budget
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.job.folders import NodeFolder, RunFolder
-from rlprof_ops.job.knobs import Settings
-from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import CaptureSpec, ProfileRequest, request_from_dict
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
-from rlprof_ops.supervisor import base, head
+from rlprof_ops.supervisor import head
 from rlprof_ops.supervisor.head import Head
-from rlprof_ops.supervisor.node_drain import Journal
+from rlprof_ops.supervisor.node import node_ray
+from rlprof_ops.supervisor.node.node import Node
 
 # Stands for `ray start`: fails until a file counts enough tries, then says what Ray says and stays.
 RAY = """
@@ -33,34 +30,21 @@ time.sleep(60)
 """
 
 
-def node(tmp_path: Path, **knobs: str) -> base.Supervisor:
-    run, folder = RunFolder(tmp_path / "run"), NodeFolder(tmp_path / "node")
-    run.create()
-    folder.create()
-    place = NodeContext(
-        "7", "n1", "127.0.0.1", "127.0.0.1", 1, 2, False, ("n0", "n1"), run, folder, 0, "token"
-    )
-    return base.Supervisor(
-        Settings.load(knobs),
-        ProfileRequest(captures=()),
-        place,
-        Journal(run.logs / "n1.log", "n1", time.time()),
-    )
+def node(tmp_path: Path, **knobs: str) -> Node:
+    return node_of(place_of(tmp_path, "n0", "n1", number=1), **knobs)
 
 
-def start(one: base.Supervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comes_up_at: int) -> str:
+def start(one: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comes_up_at: int) -> str:
     """Start the stand-in and give back what it was told, one x a try."""
     tries = tmp_path / "tries"
-    monkeypatch.setattr(
-        base, "start_argv", lambda *_: [sys.executable, "-c", RAY, str(tries), str(comes_up_at)]
-    )
+    argv = [sys.executable, "-c", RAY, str(tries), str(comes_up_at)]
+    monkeypatch.setattr(node_ray, "start_argv", lambda *_: argv)
 
     async def scene() -> None:
         try:
-            await one.start_ray(asyncio.get_running_loop().time() + 30)
+            await one.ray.find_or_start(asyncio.get_running_loop().time() + 30)
         finally:
-            await one.stop_ray()
-            await one.files.reap(Budget(20))
+            await one.ray.stop()
 
     try:
         asyncio.run(scene())
@@ -93,20 +77,15 @@ def test_a_job_that_a_profiled_process_submits_is_nobody_yet(tmp_path: Path, mon
 
 
 def head_node(tmp_path: Path, **knobs: str) -> Head:
-    run, folder = RunFolder(tmp_path / "run"), NodeFolder(tmp_path / "node")
-    run.create()
-    folder.create()
-    place = NodeContext("7", "n0", "127.0.0.1", "127.0.0.1", 1, 2, True, ("n0",), run, folder, 0, "token")
-    journal = Journal(run.logs / "head.log", "n0", time.time())
-    return Head(Settings.load(knobs), ProfileRequest(captures=()), place, journal)
+    return Head(node_of(place_of(tmp_path, "n0"), **knobs))
 
 
 def test_a_request_of_the_trainers_own_stands_in_run_json(tmp_path: Path):
     one = head_node(tmp_path)
     asked = ProfileRequest((CaptureSpec(workers=("ActorGroup",)),))
     one.take_request(asked)
-    one.journal.writer.flush(10)
-    run_json = json.loads(one.place.run.run_json.read_text())
+    one.node.journal.writer.flush(10)
+    run_json = json.loads(one.node.place.run.run_json.read_text())
     assert request_from_dict(run_json["request"], origin="run.json") == asked
 
 
@@ -116,9 +95,9 @@ def test_a_ray_without_authentication_is_said_or_refused(tmp_path, monkeypatch, 
     one = head_node(tmp_path, **knobs)
     if "RLPROF_REQUIRE_RAY_AUTH" in knobs:
         with pytest.raises(RlprofError, match=r"RLPROF_REQUIRE_RAY_AUTH=1: Ray 2\.51\.0 runs without auth"):
-            one._check_authentication()
+            one.check_authentication()
         return
-    one._check_authentication()
+    one.check_authentication()
     said = "Ray 2.51.0 runs without authentication" in capsys.readouterr().err
     assert said == (not knobs)  # who has turned it off knows
 
@@ -127,6 +106,6 @@ def test_a_ray_without_authentication_is_said_or_refused(tmp_path, monkeypatch, 
 def test_ray_does_not_kill_nsys_in_its_export(tmp_path, monkeypatch, capsys, asked):
     monkeypatch.setenv("RAY_process_group_cleanup_enabled", "1")
     one = head_node(tmp_path, RLPROF_ON_DEMAND="nsight" if asked else "0")
-    one._say_what_is_off()
+    one.say_what_is_off()
     assert ("would kill nsys with its worker" in capsys.readouterr().err) == asked
-    assert one.environment()["RAY_process_group_cleanup_enabled"] == ("0" if asked else "1")
+    assert one.node.environment()["RAY_process_group_cleanup_enabled"] == ("0" if asked else "1")

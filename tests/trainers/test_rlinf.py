@@ -6,6 +6,7 @@ The oracle of times is what RLinf logs of its own timers.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.job.knobs import python_path
 from rlprof_ops.request import load_request, request_from_json
+from tests.backends.rocprof_sys import rocprof_stand_in
 from tests.real_nsys import nvtx_ranges
 from tests.trainers import environments
 from tests.trainers.local_job import LocalJob
@@ -115,6 +117,31 @@ def test_rlinfs_own_block_becomes_sessions_of_the_job(its_own: LocalJob, tmp_pat
     assert [row["step"] for row in answer_of(its_own.run, quiet=True)["steps"]] == [2]
 
 
+@pytest.fixture(scope="module")
+def its_own_amd(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
+    """With a stand-in for rocprof-sys: no AMD GPU is needed to start a worker under it."""
+    folder = tmp_path_factory.mktemp("rlinf") / "its own amd"
+    python = subprocess.run(
+        [str(environments.ensure("rlinf").python), "-c", "import sys; print(*sys.version_info[:2])"],
+        capture_output=True, text=True, check=True, timeout=60,
+    ).stdout.split()  # fmt: skip
+    script = rocprof_stand_in.install(folder.parent / "opt rocm", (int(python[0]), int(python[1])))
+    block = ("backend=rocprof_sys", "worker_groups=[ActorGroup,EnvGroup]", "steps=[1]", "args.F=true")
+    path = f"{script.parent}{os.pathsep}{os.environ['PATH']}"
+    return LocalJob.take("rlinf", folder, 4, RUN_S, [f"profiling.{key}" for key in block], PATH=path)
+
+
+def test_rlinfs_own_block_for_amd_starts_its_workers_and_records_its_steps(its_own_amd: LocalJob):
+    """RLinf's own wrap gives rocprof-sys the interpreter as if it were a script, and starts no worker."""
+    wanted = {f"rocprof_sys/{group}/rank0/step2-2": "ok" for group in ("ActorGroup", "EnvGroup")}
+    assert its_own_amd.states() == wanted, its_own_amd.output[-5000:]
+    for group in ("ActorGroup", "EnvGroup"):
+        [trace] = (its_own_amd.run / "profiles" / "rocprof_sys" / group / "rank0").glob("*_step2-2_*.proto")
+        found = json.loads(trace.read_text())
+        assert len(found["sections"]) == 1 and found["options"]["full_filepath"] is True
+    assert not list(its_own_amd.run.parent.rglob("rlinf_profile_*"))
+
+
 # ---- RLinf's modules without a Ray
 
 OWN_PROFILER = """
@@ -166,6 +193,36 @@ def test_its_own_nsys_gives_way_or_writes_home_and_steps_are_counted_from_1(tmp_
     steps = [row for row in rows if row["event"] == "step"]
     assert [row["step"] for row in steps] == [5, 6, 9]
     assert [[name for name, *_ in row["phases"]] for row in steps] == [["generate_rollouts"]] * 2 + [[]]
+
+
+OWN_ROCPROF = """
+import json
+from rlinf.scheduler import Cluster
+from rlinf.scheduler.hardware.accelerators.amd_gpu import RocprofSysConfig
+from rlprof_ops.trainers.rlinf.import_config import request_of
+
+config = RocprofSysConfig(worker_groups=["ActorGroup", "EnvGroup"], args={"F": "true"}, output_dir=OUT,
+                          env={"ROCPROFSYS_SAMPLING_FREQ": "9"}, steps=[1])
+print(request_of(config).to_json())
+for worker in ("ActorGroup:1", "EnvGroup:0"):
+    given = {"worker_name": worker, "profiling_cfg": config}
+    words = Cluster.modify_profile_context(python_interpreter_path="python3", **given)
+    print(json.dumps([words, Cluster.get_profiling_env_vars_for_worker(**given)]))
+"""
+
+
+def test_its_own_rocprof_sys_gives_way_with_what_it_would_set(tmp_path: Path):
+    """RLinf's wrap gives rocprof-sys the interpreter as a script; ours gets its block, and nothing beside."""
+    program = OWN_ROCPROF.replace("OUT", repr(str(tmp_path / "out")))
+    asked = {"RLPROF_WORKERS": "ActorGroup", "RLPROF_STEPS": "2", "RLPROF_BACKEND": "rocprof_sys"}
+    done, _ = run_program(program, tmp_path, "", **asked)
+    request, ours, theirs = done.stdout.splitlines()[-3:]
+    [spec] = request_from_json(request).captures
+    assert (spec.backend, str(spec.steps), spec.options) == ("rocprof_sys", "2", {"F": "true"}), done.stderr
+    assert spec.env == {"ROCPROFSYS_SAMPLING_FREQ": "9"}
+    assert json.loads(ours) == ["python3", {}]
+    words, variables = json.loads(theirs)
+    assert words.startswith("rocprof-sys-python ") and "ROCPROFSYS_OUTPUT_PATH" in variables
 
 
 def run_program(

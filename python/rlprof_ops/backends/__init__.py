@@ -1,79 +1,139 @@
-"""How a capture is launched, gated, named and checked: nsight, torch, rocprof_sys, memory."""
+"""The profilers: a folder each, and those that other packages bring by the entry point group
+`rlprof_ops.backends`.
+
+A name is looked up without importing the others; entry points are read only for a name that no folder has.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from rlprof_ops import env_names
-from rlprof_ops.backends.base import EMPTY, OK, TRUNCATED, Backend, Check, Verdict, Where
+from rlprof_ops.backends.contract import EMPTY, OK, TRUNCATED, Backend, Check, Spec, Verdict, Where
 from rlprof_ops.errors import UsageError
 from rlprof_ops.words import did_you_mean
 
 if TYPE_CHECKING:
-    from rlprof_ops.request import CaptureSpec, ProfileRequest
+    from importlib.metadata import EntryPoint
 
-NAMES = ("nsight", "torch", "rocprof_sys", "memory")
+GROUP = "rlprof_ops.backends"
+DEFAULT = "nsight"  # of a capture that names none
+OF_TIMELINES = "torch"  # of a Chrome trace under a name that tells nothing
 ANYWHERE = Where()
 
 __all__ = [
     "ANYWHERE",
+    "DEFAULT",
     "EMPTY",
-    "NAMES",
+    "GROUP",
     "OK",
     "TRUNCATED",
     "Backend",
     "Check",
     "Verdict",
     "Where",
-    "check_request",
+    "builtin",
+    "every",
+    "from_outside",
     "get",
+    "is_known",
+    "names_allowed",
+    "of_demand",
+    "of_report",
     "validate",
+    "wraps",
 ]
 
 
+@functools.cache
+def builtin() -> tuple[str, ...]:
+    """The names of the backends that rlprof-ops brings, told by their folders."""
+    with os.scandir(os.path.dirname(__file__)) as entries:
+        return tuple(sorted(entry.name for entry in entries if entry.is_dir() and entry.name[0] not in "_."))
+
+
+@functools.cache
+def installed() -> Mapping[str, EntryPoint]:
+    """Backends of other packages by name; one under a name of ours does not count."""
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in builtin()}
+
+
+def names_allowed() -> tuple[str, ...]:
+    """Every name that a request may have here."""
+    return (*builtin(), *sorted(installed()))
+
+
+def is_known(name: str) -> bool:
+    """Whether a request may have this name here."""
+    return name in builtin() or name in installed()
+
+
+@functools.cache
 def get(name: str) -> Backend:
-    """The backend called `name`; raises `UsageError` with the nearest name for an unknown one."""
-    if name not in NAMES:
-        hint = did_you_mean(name, NAMES)
-        raise UsageError(f"unknown backend {name!r}: allowed are {', '.join(NAMES)}.{hint}")
-    # One import a name instead of import_module(f"..."): type checkers and packagers see them.
-    if name == "nsight":
-        from rlprof_ops.backends.nsight import BACKEND
-    elif name == "torch":
-        from rlprof_ops.backends.torch import BACKEND
-    elif name == "memory":
-        from rlprof_ops.backends.memory import BACKEND
-    else:
-        from rlprof_ops.backends.rocprof_sys import BACKEND
-    return BACKEND
-
-
-def validate(spec: CaptureSpec, where: Where = ANYWHERE) -> Verdict:
-    """The verdict of a capture's backend: the plan, the job, the dialects and the workers ask here."""
-    return get(spec.backend).validate(spec, where)
-
-
-def check_request(request: ProfileRequest, where: Where = ANYWHERE) -> tuple[str, ...]:
-    """The warnings on all captures of a request.
+    """The backend called `name`.
 
     Raises:
-        RequestError: with every capture that cannot be taken, and where it was written.
+        UsageError: there is none, with the nearest name; or its package cannot be loaded, and why.
     """
-    from rlprof_ops.request.problems import Problem, RequestError
+    if name in builtin():
+        found: Backend = import_module(f"{__name__}.{name}").BACKEND
+        return found
+    if name not in installed():
+        allowed = names_allowed()
+        hint = did_you_mean(name, allowed)
+        raise UsageError(f"unknown backend {name!r}: allowed are {', '.join(allowed)}.{hint}")
+    entry = installed()[name]
+    try:
+        loaded = entry.load()
+    except Exception as error:
+        raise UsageError(f"the backend {name!r} ({entry.value}) cannot be loaded: {error}") from error
+    if not isinstance(loaded, Backend) or loaded.name != name:
+        raise UsageError(f"the backend {name!r} ({entry.value}) is no rlprof_ops Backend of that name")
+    return loaded
 
-    problems, warnings = [], []
-    for number, spec in enumerate(request.captures, 1):
-        verdict = validate(spec if request.enabled else _off(spec), where)
-        place = spec.origin("options")
-        which = "" if place not in ("", env_names.REQUEST_JSON) else f"capture {number}: "
-        problems += [Problem(which + text, place) for text in verdict.errors]
-        warnings += [f"capture {number}: {text}" for text in verdict.warnings]
-    if problems:
-        raise RequestError(problems)
-    return tuple(warnings)
+
+def wraps(name: str) -> bool:
+    """Whether processes that a capture of this backend selects have to be started under its profiler."""
+    return is_known(name) and bool(get(name).wrap)
 
 
-def _off(spec: CaptureSpec) -> CaptureSpec:
-    from dataclasses import replace
+def of_demand(name: str) -> str:
+    """The backend that takes a capture on demand in this process; "auto" is the one that it was started
+    under, else one that needs no start.
+    """
+    if name != "auto":
+        return name
+    return next(each.name for each in sorted(every(), key=lambda each: not each.wrap) if each.answers_here())
 
-    return replace(spec, ranks=())
+
+def from_outside(name: str) -> bool:
+    """Whether a supervisor opens windows of this backend, in processes that know no step."""
+    return is_known(name) and get(name).windows_from_outside
+
+
+def every() -> tuple[Backend, ...]:
+    """The backends that rlprof-ops brings."""
+    return tuple(map(get, builtin()))
+
+
+def of_report(name: str) -> Backend | None:
+    """The backend that writes files of this name or whose reports they are made of, told by how it ends; the
+    longest ending counts.
+    """
+    fits = [
+        (len(end), each) for each in every() for end in each.suffixes + each.derived if name.endswith(end)
+    ]
+    return max(fits, key=lambda fit: fit[0])[1] if fits else None
+
+
+def validate(spec: Spec, where: Where = ANYWHERE) -> Verdict:
+    """The verdict of a capture's backend: the plan, the job, the dialects and the workers ask here."""
+    try:
+        return get(spec.backend).validate(spec, where)
+    except UsageError as error:  # of a package that is not on this machine
+        return Verdict((str(error),))

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from rlprof_ops.request import Plan, PlanRow, ProfileRequest
-from rlprof_ops.request.planning import SIZE_RULE
+from rlprof_ops.request.planning import size_rule
 from rlprof_ops.words import size as in_words
 
 HEADINGS = ("#", "backend", "worker", "ranks", "windows", "each", "reports", "disk")
@@ -21,7 +21,7 @@ def plan_json(request: ProfileRequest, plan: Plan) -> dict[str, Any]:
         "exact": plan.exact,
         "reports": plan.reports,
         "size_bytes": plan.size_bytes,
-        "size_rule": SIZE_RULE,
+        "size_rule": size_rule(),
         "rows": [
             {
                 "capture": row.index + 1,
@@ -47,7 +47,7 @@ def print_plan(request: ProfileRequest, plan: Plan) -> None:
         _table([_cells(row) for row in plan.rows])
         total = "unknown" if plan.reports is None else str(plan.reports)
         size = "unknown" if plan.size_bytes is None else f"about {in_words(plan.size_bytes)}"
-        click.echo(f"\nreports: {total}    disk: {size} ({SIZE_RULE})")
+        click.echo(f"\nreports: {total}    disk: {size} ({size_rule()})")
         where = request.output_dir or "<run folder>/profiles"
         click.echo(f"where:   {where}/<backend>/<worker>/rank<R>/<worker>_rank<R>_step<A>-<B>_<host>_<pid>.*")
     for text in plan.warnings:

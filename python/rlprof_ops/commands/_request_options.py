@@ -8,11 +8,14 @@ from typing import Any
 
 import click
 
+from rlprof_ops import backends
+from rlprof_ops.request.problems import words
+
 OPTIONS = {
     "steps": "Steps, e.g. 3:5,10.",
     "workers": "Worker names or patterns, e.g. '*policy*'.",
     "ranks": "all, none, or numbers: 0,1.",
-    "backend": "nsight, torch, rocprof_sys or memory.",
+    "backend": f"{words(backends.builtin())}.",
     "each": "step or phase: what makes one report.",
     "output_dir": "Where reports go; default: the run folder.",
 }

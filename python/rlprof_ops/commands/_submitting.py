@@ -26,7 +26,8 @@ class Wishes:
 
 def go(asked: Asked, cwd: Path, wishes: Wishes) -> None:
     """Check, print the plan, submit, and with `--wait` end with the job's exit code."""
-    from rlprof_ops.backends import Where, check_request
+    from rlprof_ops.backends import Where
+    from rlprof_ops.request.check import check_request
 
     submission = prepare(asked, os.environ, cwd)
     remarks = check_request(submission.request, Where(trainer=asked.framework or ""))

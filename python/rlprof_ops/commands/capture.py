@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from rlprof_ops import backends
 from rlprof_ops.commands._jobs import job_argument
 from rlprof_ops.errors import EXIT_INCOMPLETE, UsageError
 from rlprof_ops.request.problems import numbers_of_range
@@ -26,7 +27,7 @@ from rlprof_ops.request.problems import numbers_of_range
 )
 @click.option(
     "--backend",
-    type=click.Choice(["auto", "nsight", "torch", "memory"]),
+    type=click.Choice(["auto", *(each.name for each in backends.every() if each.on_demand)]),
     default="auto",
     show_default=True,
     help="auto: nsight for workers that run under nsys, else torch.",

@@ -34,7 +34,7 @@ def command(steps: int, output: Path, request: Path | None, trainer_arguments: t
 
     Example: rlprof demo --steps 8 -- --slow-rank 1
     """
-    from rlprof_ops.backends import nsight
+    from rlprof_ops.backends.nsight import nsys_cli
     from rlprof_ops.demo.local_job import run_local
     from rlprof_ops.demo.request import write_request
 
@@ -42,7 +42,7 @@ def command(steps: int, output: Path, request: Path | None, trainer_arguments: t
     if request is None and os.environ.get(env_names.REQUEST):
         request = Path(os.environ[env_names.REQUEST])
     if request is None:
-        request = write_request(output / "profile.yaml", with_nsight=nsight.find() is not None)
+        request = write_request(output / "profile.yaml", with_nsight=nsys_cli.find() is not None)
     trainer = [sys.executable, "-u", "-m", "rlprof_ops.demo", f"--steps={steps}", *trainer_arguments]
     settings = {
         "COMMAND": shlex.join(trainer),
@@ -51,7 +51,7 @@ def command(steps: int, output: Path, request: Path | None, trainer_arguments: t
     }
     result = run_local(output, settings, lambda line: click.echo(f"  {line}"))
     click.echo(f"run folder: {result.run.path}")
-    if nsight.find() is None:
+    if nsys_cli.find() is None:
         click.echo(
             "nsys is not installed here, so there are torch traces alone (env/setup_test_machine.sh nsys, as"
             " root)."

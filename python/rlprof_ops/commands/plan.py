@@ -53,9 +53,10 @@ def command(
     Example: rlprof plan profile.yaml --world policy_worker=8,generation_worker=4 --steps-total 100
     """
     from rlprof_ops import trainers
-    from rlprof_ops.backends import Where, check_request
+    from rlprof_ops.backends import Where
     from rlprof_ops.errors import UsageError
     from rlprof_ops.request import load_request
+    from rlprof_ops.request.check import check_request
     from rlprof_ops.request.planning import plan
     from rlprof_ops.trainers.ranks_by_worker import parse_world, world_of_trainer
 

@@ -32,8 +32,9 @@ def command(
     Example: rlprof render --framework verl profile.yaml
     """
     from rlprof_ops import trainers
-    from rlprof_ops.backends import Where, check_request
+    from rlprof_ops.backends import Where
     from rlprof_ops.request import load_request
+    from rlprof_ops.request.check import check_request
 
     dialect = trainers.get(framework)
     if fmt is not None and fmt not in dialect.formats:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding
 from rlprof_ops.host import ports
 from rlprof_ops.job.knobs import Settings
-from rlprof_ops.supervisor.ray_process import port_knobs
+from rlprof_ops.supervisor.node.ray_process import port_knobs
 from rlprof_ops.words import size
 
 _GIB = 1 << 30

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import base64
+import functools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from rlprof_ops import backends
+from rlprof_ops.backends.contract import load
 from rlprof_ops.doctor import machine, profilers, shared_storage, software
 from rlprof_ops.doctor.finding import Finding, run_all
 from rlprof_ops.job.knobs import Settings
@@ -33,8 +36,11 @@ def here(
         "python": software.python,
         "ray": software.ray,
         "nvtx": software.nvtx,
-        **({} if quick else {"torch": software.torch, "nsys": profilers.nsys}),
-        "rocprof-sys": profilers.rocprof,
+        **{
+            each.title: functools.partial(load(each.doctor), quick)
+            for each in map(backends.get, backends.names_allowed())
+            if each.doctor
+        },
         "perf_event_paranoid": profilers.perf_event_paranoid,
         "GPU counters": profilers.cupti,
         "other profilers": profilers.other_users,

@@ -14,9 +14,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlprof_ops import env_names
-from rlprof_ops.backends import nsight, rocprof_sys
+from rlprof_ops.backends.nsight import nsys_cli
+from rlprof_ops.backends.rocprof_sys import front_end
 from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
 from rlprof_ops.host import processes
+from rlprof_ops.host.gpus import has_nvidia_driver
 from rlprof_ops.words import duration, limit, size
 
 _HANGS = "2022."
@@ -33,8 +35,11 @@ _OTHER_USERS = {
 }
 
 
-def nsys() -> Iterator[Finding]:
-    path = nsight.find()
+def nsys(quick: bool = False) -> Iterator[Finding]:
+    """Whether nsys is here and gives a report. `quick` leaves out the trial, and all that comes before it."""
+    if quick:
+        return
+    path = nsys_cli.find()
     if path is None:
         named = os.environ.get(env_names.NSYS)
         yield Finding(
@@ -65,7 +70,7 @@ def nsys() -> Iterator[Finding]:
         )
         return
     yield Finding("nsys", OK, f"{version} ({path})")
-    yield from importing(nsight.find_importer())
+    yield from importing(nsys_cli.find_importer())
     first = trial(path)
     if first.state == OK:
         yield first
@@ -107,7 +112,7 @@ def trial(path: str) -> Finding:
     folder = Path(tempfile.mkdtemp(prefix="rlprof-doctor-"))
     session = f"rlprof-doctor-{os.getpid()}"
     report = folder / "trial.nsys-rep"
-    env = nsight.client_env(os.environ) | {"TMPDIR": str(folder)}  # nsys finds a session through TMPDIR
+    env = nsys_cli.client_env(os.environ) | {"TMPDIR": str(folder)}  # nsys finds a session through TMPDIR
     # Its input is a pipe of ours, so it ends with us whatever happens.
     launched = subprocess.Popen(
         [path, "launch", f"--session-new={session}", "-t", "nvtx", sys.executable, "-c", _RANGES],
@@ -120,7 +125,7 @@ def trial(path: str) -> Finding:
         took = time.monotonic() - began
         if not problem and not report.exists():
             problem = "nsys stop ended well and wrote none"
-        found = nsight.check(report) if not problem else None
+        found = nsys_cli.check(report) if not problem else None
         if found is None or found.state != "ok":
             why = problem or (f"the report is {found.state}: {found.reason}" if found else "")
             return Finding(
@@ -224,11 +229,11 @@ def _window(path: str, session: str, report: Path, env: Mapping[str, str]) -> st
     return f"nsys stop: {last_line(text)}" if code else ""
 
 
-def rocprof() -> Iterator[Finding]:
+def rocprof(quick: bool = False) -> Iterator[Finding]:
     """Only where there is an AMD GPU: elsewhere nobody misses it."""
     try:
-        front_end = rocprof_sys.find()
-    except rocprof_sys.FrontEndError as error:
+        found = front_end.find()
+    except front_end.FrontEndError as error:
         needed = os.path.exists("/dev/kfd") or os.environ.get(env_names.ROCPROF_SYS)
         yield Finding(
             "rocprof-sys",
@@ -237,7 +242,7 @@ def rocprof() -> Iterator[Finding]:
             "load ROCm's module, or set RLPROF_ROCPROF_SYS" if needed else "",
         )
         return
-    yield Finding("rocprof-sys", OK, str(front_end)[:200])
+    yield Finding("rocprof-sys", OK, str(found)[:200])
 
 
 def perf_event_paranoid() -> Iterator[Finding]:
@@ -271,7 +276,7 @@ def cupti() -> Iterator[Finding]:
     """NVIDIA's rule: RmProfilingAdminOnly=1 keeps GPU counters to root
     (developer.nvidia.com/ERR_NVGPUCTRPERM).
     """
-    if not nsight.has_gpu():
+    if not has_nvidia_driver():
         yield Finding("GPU counters", OK, "no NVIDIA driver here, so nothing to permit")
         return
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlprof_ops import rayenv
 from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
+from rlprof_ops.host.gpus import has_gpu
 from rlprof_ops.version import __version__
 
 _OLDEST_RAY = (2, 49)
@@ -105,7 +106,10 @@ def nvtx() -> Iterator[Finding]:
         )
 
 
-def torch() -> Iterator[Finding]:
+def torch(quick: bool = False) -> Iterator[Finding]:
+    """Whether torch is here and sees the GPUs; `quick` does not load it."""
+    if quick:
+        return
     version = _version("torch")
     if version is None:
         yield Finding("torch", WARN, "not installed", "needed for torch and memory captures only")
@@ -127,17 +131,13 @@ def torch() -> Iterator[Finding]:
         f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU only"
     )
     said = f"{facts['version']}, {build}, {facts['devices']} GPUs seen"
-    wrong = (facts["cuda"] or facts["hip"]) and not facts["devices"] and _has_gpu()
+    wrong = (facts["cuda"] or facts["hip"]) and not facts["devices"] and has_gpu()
     yield Finding(
         "torch",
         WARN if wrong else OK,
         said,
         "this node has a GPU that torch does not see: compare driver and build" if wrong else "",
     )
-
-
-def _has_gpu() -> bool:
-    return os.path.exists("/dev/nvidia0") or os.path.exists("/dev/kfd")
 
 
 def _version(name: str) -> str | None:

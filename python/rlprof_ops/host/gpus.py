@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 from rlprof_ops.host.said import said
+
+
+def has_nvidia_driver() -> bool:
+    """Whether an NVIDIA driver is here, told without loading CUDA."""
+    return os.path.exists("/dev/nvidiactl") or os.path.isdir("/proc/driver/nvidia/gpus")
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA or AMD driver is here, told without loading anything."""
+    return has_nvidia_driver() or os.path.exists("/dev/kfd")
 
 
 def visible_gpus() -> int:

@@ -26,3 +26,8 @@ class EndCause(str, enum.Enum):
 STEP_KILLED = "the step that held the cluster was killed"
 # 128 + SIGTERM and 128 + SIGUSR2, as a shell says it.
 SIGNAL_EXIT = {EndCause.SIGNAL: 143, EndCause.TIME_LIMIT: 140}
+
+
+def exit_status(returncode: int) -> int:
+    """A shell's view of a return code: 128 + n for a process that signal n ended."""
+    return returncode if returncode >= 0 else 128 - returncode

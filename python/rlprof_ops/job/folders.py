@@ -17,6 +17,7 @@ from rlprof_ops.host.contained_dir import PinnedDir
 from rlprof_ops.job import attempt
 
 _MOST_SECRET = 4096
+MARKS = ("job", "run_folder")  # in a node folder: whose it is, and which run folder is this job's own
 _MOST_NODE_FOLDERS = 20  # of jobs with one number on one node
 
 
@@ -161,7 +162,7 @@ class NodeFolder:
 
     @property
     def _mark(self) -> Path:
-        return self.path / "job"
+        return self.path / MARKS[0]
 
     def is_this_jobs(self) -> bool:
         """Whether it is there and was made for this very job."""
@@ -192,9 +193,14 @@ class NodeFolder:
 
     def let_go(self) -> None:
         """Remove it where the drain has spared nothing but records that the run folder has taken since."""
-        for folder in (self.keep, self.path):
-            with contextlib.suppress(OSError):  # not empty, or not there
-                folder.rmdir()
+        with contextlib.suppress(OSError):
+            self.keep.rmdir()
+        with contextlib.suppress(OSError):
+            if {entry.name for entry in self.path.iterdir()} <= {*MARKS}:
+                for name in MARKS:
+                    (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty, or not there
+            self.path.rmdir()
 
 
 def node_folder(root: Path, job: str, mark: str) -> NodeFolder:
@@ -225,4 +231,4 @@ def job_mark(env: Mapping[str, str]) -> str:
 
 def pinned_run(run_dir: str | os.PathLike[str], node_dir: str | os.PathLike[str]) -> PinnedDir:
     """The run folder as this node of the job saw it first."""
-    return PinnedDir(run_dir, Path(node_dir) / "run_folder")
+    return PinnedDir(run_dir, Path(node_dir) / MARKS[1])

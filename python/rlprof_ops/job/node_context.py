@@ -33,6 +33,11 @@ class NodeContext:
     gpus: int
     token: str
 
+    @property
+    def index(self) -> int:
+        """This node's number among the nodes of the job, the head's 0."""
+        return self.nodes.index(self.node) if self.node in self.nodes else 0
+
     def pinned_run(self) -> PinnedDir:
         """The run folder to write to: another one under its name is refused."""
         return pinned_run(self.run.path, self.folder.path)

@@ -11,7 +11,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from rlprof_ops import env_names
-from rlprof_ops.rayenv.worker_selection import Identity
+from rlprof_ops.backends.wrapping import Identity
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec

@@ -1,5 +1,5 @@
-"""The Ray runtime-env plugin: wraps the selected workers in `nsys launch`, keeping the interpreter they would
-have had.
+"""The Ray runtime-env plugin: starts the selected workers under their profiler, keeping the interpreter they
+would have had.
 
 Ray loads it in its runtime-env agent (one per node) from RAY_RUNTIME_ENV_PLUGINS; it needs the standard
 library, PyYAML and Ray's own base class. Its priority puts it after uv, pip, conda and py_executable, so what
@@ -17,13 +17,14 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlprof_ops import env_names
-from rlprof_ops.backends import validate
+from rlprof_ops import backends, env_names
+from rlprof_ops.backends.contract import wrap_of
+from rlprof_ops.backends.option_trial import Trials
+from rlprof_ops.backends.wrapping import CannotWrap, Identity
 from rlprof_ops.host import atomic
 from rlprof_ops.rayenv import KEY, PRIORITY
 from rlprof_ops.rayenv.inheritance_hook import keep_to_itself
-from rlprof_ops.rayenv.wrap.option_trial import Trials
-from rlprof_ops.rayenv.wrap.wrap_context import WrapError, wrap_context
+from rlprof_ops.rayenv.wrap.wrap_context import WrapError, wrap_context, wrapping_spec
 from rlprof_ops.runtime.trainer_request import with_request
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ class RlprofPlugin(RuntimeEnvPlugin):
     priority = PRIORITY
 
     def __init__(self) -> None:
-        self._rocprof: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._refused: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._trials = Trials()
         _leave_marker()
@@ -67,36 +67,25 @@ class RlprofPlugin(RuntimeEnvPlugin):
     async def create(self, uri: str | None, runtime_env: Any, context: Any, logger: logging.Logger) -> int:
         """Try the tool and the options that the request wants for this worker, once on this node for the same
         options.
-
-        Raises `RuntimeError`, which fails the actor's creation, when rocprof-sys does not work and `on_error`
-        is fail.
         """
         if runtime_env[KEY] == _NOBODY:
             return 0
         worker, rank = identity(runtime_env[KEY])
         try:
-            specs = _specs(worker, rank)
-            wanted = {spec.backend: spec for spec in reversed(specs)}
-            chosen = wanted.get("nsight") or wanted.get("rocprof_sys")
-            errors = validate(chosen).errors if chosen else ()
-            if errors:  # options that make no command line
-                self._refused[context] = f"node {_node()}, worker {worker!r} rank {rank}: {'; '.join(errors)}"
-            elif "nsight" in wanted:
-                from rlprof_ops.rayenv.wrap import nsys_request
-
-                reason = await nsys_request.reason_against(wanted["nsight"], self._trials, os.environ)
-                if reason is not None:
-                    self._refused[context] = f"node {_node()}, worker {worker!r} rank {rank}: {reason}"
-            elif "rocprof_sys" in wanted:
-                from rlprof_ops.rayenv.wrap import rocprof_request
-
-                wrap = await rocprof_request.prepare(
-                    wanted["rocprof_sys"], worker, rank, context, self._trials, logger
+            spec = wrapping_spec(_specs(worker, rank))
+            if spec is None:
+                return 0
+            backend = backends.get(spec.backend)
+            reason: str | None = "; ".join(backend.validate(spec, backends.ANYWHERE).errors)
+            wrap = wrap_of(backend)
+            if not reason and wrap is not None:
+                reason = await wrap.reason_against(
+                    Identity(worker, rank), spec, context, self._trials, with_request(os.environ)
                 )
-                if wrap is not None:
-                    self._rocprof[context] = wrap
-        except RuntimeError:
-            raise
+            if reason:
+                self._refused[context] = f"node {_node()}, worker {worker!r} rank {rank}: {reason}"
+        except CannotWrap as error:
+            self._refused[context] = f"node {_node()}, worker {worker!r} rank {rank}: {error}"
         except Exception as error:
             logger.warning(
                 "rlprof: %s rank %s: options not tried: %s: %s", worker, rank, type(error).__name__, error
@@ -104,24 +93,20 @@ class RlprofPlugin(RuntimeEnvPlugin):
         return 0
 
     def modify_context(self, uris: list[str], runtime_env: Any, context: Any, logger: logging.Logger) -> None:
-        """Wrap `context.py_executable` when the request asks for an nsight capture of this worker.
+        """Wrap `context.py_executable` when the request asks for a capture that needs it of this worker.
 
-        Raises `RuntimeError`, which fails the actor's creation with its text, only for a missing nsys with
-        `on_error: fail`. Anything unforeseen is logged and the worker starts unprofiled.
+        Raises `RuntimeError`, which fails the actor's creation with its text, only for a profiler that does
+        not work here, with `on_error: fail`. Anything unforeseen is logged and the worker starts unprofiled.
         """
         if runtime_env[KEY] == _NOBODY:
             return
         worker, rank = identity(runtime_env[KEY])
         try:
             interpreter = context.py_executable
-            wrapped = wrap_context(
-                context, worker, rank, with_request(os.environ), self._refused.pop(context, None)
-            )
-            rocprof = self._rocprof.pop(context, None)
+            refused = self._refused.pop(context, None)
+            wrapped = wrap_context(context, worker, rank, with_request(os.environ), refused)
             if wrapped:
-                logger.info("rlprof: Nsight profiling enabled for worker '%s' rank %s", worker, rank)
-            if rocprof is not None and not wrapped:
-                rocprof.apply(context)
+                logger.info("rlprof: %s profiling enabled for worker '%s' rank %s", wrapped, worker, rank)
             if env_names.WORKER in context.env_vars:
                 _of_this_node(context)
                 keep_to_itself(context, interpreter)

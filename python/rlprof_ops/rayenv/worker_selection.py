@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlprof_ops import env_names
 from rlprof_ops.backends import names
+from rlprof_ops.backends.wrapping import Identity
 from rlprof_ops.runtime.process.worker_identity import DRIVERS, rank_from
 
 if TYPE_CHECKING:
@@ -23,25 +24,6 @@ _INNER_WORKERS = (INNER_WORKER, "trtllm_async_generation_worker")
 # vLLM's own options for them: RayDistributedExecutor._configure_ray_workers_use_nsight,
 # vllm/v1/executor/ray_executor.py.
 _VLLM_OPTIONS = {"t": "cuda,cudnn,cublas", "o": "worker_process_%p", "cuda-graph-trace": "node"}
-
-
-@dataclass(frozen=True)
-class Identity:
-    """A worker as far as its runtime env tells. `window` is what NeMo RL writes into its output names.
-
-    `base`: an inner worker of an engine, whose runtime env is that of its siblings too. It has no rank before
-    it starts and takes the first free number on its node from `base` on, the rank of the actor that created
-    it.
-    """
-
-    worker: str | None
-    rank: int | None
-    window: names.StepsNamed | None = None
-    base: int | None = None
-
-    def __str__(self) -> str:
-        worker = "a worker without a name" if self.worker is None else f"worker {self.worker!r}"
-        return worker if self.rank is None else f"{worker} rank {self.rank}"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlprof_ops import env_names
-from rlprof_ops.request.model import ANY_PHASE, BACKENDS, PHASES, Capture, CaptureSpec, ProfileRequest
+from rlprof_ops.request.model import ANY_PHASE, PHASES, Capture, CaptureSpec, ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError
 from rlprof_ops.request.selectors import first_match
 from rlprof_ops.request.steps import Steps, Window
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANY_PHASE",
-    "BACKENDS",
     "PHASES",
     "Capture",
     "CaptureSpec",

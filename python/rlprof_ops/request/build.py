@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlprof_ops.request.model import BACKENDS, EACH, ON_ERROR, CaptureSpec, ProfileRequest
+from rlprof_ops import backends
+from rlprof_ops.request.model import EACH, ON_ERROR, CaptureSpec, ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, numbers_of_range, shown, words
 from rlprof_ops.request.selectors import patterns_surely_overlap, ranks_overlap, split_words
 from rlprof_ops.request.steps import Steps
@@ -19,11 +20,6 @@ Path = tuple[Any, ...]
 
 REQUEST_KEYS = ("captures", "enabled", "output_dir")
 CAPTURE_KEYS = ("backend", "workers", "ranks", "steps", "each", "options", "flags", "env", "on_error", "when")
-BACKEND_ALIASES = {
-    "nsys": "nsight", "nsight_systems": "nsight", "nvidia": "nsight", "nvtx": "nsight", "pytorch": "torch",
-    "kineto": "torch", "torch_profiler": "torch", "rocprof": "rocprof_sys", "rocprof-sys": "rocprof_sys",
-    "rocm": "rocprof_sys", "amd": "rocprof_sys", "omnitrace": "rocprof_sys", "torch_memory": "memory",
-}  # fmt: skip
 KEY_ALIASES = {
     "worker": "workers",
     "worker_groups": "workers",
@@ -43,6 +39,7 @@ KEY_ALIASES = {
 MAX_RANK = 10**7
 
 _OPTION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
+_BACKEND_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}", re.ASCII)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # one line that any terminal and file can take
 
@@ -55,6 +52,7 @@ class Reader:
     keys: Mapping[Path, str] = field(default_factory=dict)
     origin: str = ""
     problems: list[Problem] = field(default_factory=list)
+    elsewhere: bool = False  # checked where it was written, which may have packages that this node lacks
 
     def at(self, path: Path) -> str:
         """Where the value at `path` was written, or the nearest thing around it."""
@@ -89,7 +87,10 @@ def build(
     Raises:
         RequestError: with all problems.
     """
-    reader = Reader(values or {}, keys or {}, origin)
+    return _finished(Reader(values or {}, keys or {}, origin), data)
+
+
+def _finished(reader: Reader, data: Any) -> ProfileRequest:
     request = read_request(reader, data)
     if reader.problems:
         raise RequestError(reader.problems)
@@ -108,7 +109,7 @@ def build_from_json(text: str, origin: str) -> ProfileRequest:
         data = json.loads(text)
     except (ValueError, RecursionError, TypeError) as error:
         raise RequestError([Problem(f"not JSON: {error}", origin)]) from None
-    return build(data, origin=origin)
+    return _finished(Reader(origin=origin, elsewhere=True), data)
 
 
 def read_request(reader: Reader, data: Any) -> ProfileRequest:
@@ -168,7 +169,7 @@ def read_capture(reader: Reader, path: Path, data: Any) -> CaptureSpec:
     for name in sorted(set(options) & set(flags)):
         reader.problem((*path, "flags"), f"{name!r} is both in options and in flags; keep one")
     found = CaptureSpec(
-        backend=get("backend", _backend, "nsight"),
+        backend=get("backend", _backend, backends.DEFAULT),
         workers=get("workers", _workers, ()),
         ranks=get("ranks", _ranks, None),
         steps=get("steps", _steps, Steps()),
@@ -207,11 +208,15 @@ def _check_modes(reader: Reader, captures: Sequence[CaptureSpec]) -> None:
 
 
 def _backend(reader: Reader, path: Path, value: Any) -> str:
-    if isinstance(value, str) and value in BACKENDS:
+    if isinstance(value, str) and (
+        backends.is_known(value) or (reader.elsewhere and _BACKEND_NAME.fullmatch(value))
+    ):
         return value
-    near = nearest(value, BACKENDS, BACKEND_ALIASES) if isinstance(value, str) else ""
-    reader.problem(path, f"backend {shown(value)} is unknown; allowed are {words(BACKENDS)}.{near}")
-    return "nsight"
+    allowed = backends.names_allowed()
+    aliases = {word: backend.name for backend in backends.every() for word in backend.aliases}
+    near = nearest(value, allowed, aliases) if isinstance(value, str) else ""
+    reader.problem(path, f"backend {shown(value)} is unknown; allowed are {words(allowed)}.{near}")
+    return backends.DEFAULT
 
 
 def _workers(reader: Reader, path: Path, value: Any) -> tuple[str, ...]:

@@ -133,8 +133,8 @@ def nrl_captures(
         nrl_range(reader, range_name, steps)
         capture: dict[str, Any] = {"backend": backend, "workers": patterns, "steps": steps}
         origins = {"": range_name, "backend": range_name, "workers": patterns_name, "steps": range_name}
-        extra_name = "NRL_NSYS_EXTRA_OPTIONS"
-        if backend == "nsight" and env.get(extra_name, "").strip():
+        extra_name = env_names.NRL_EXTRA_OPTIONS.get(backend, "")
+        if env.get(extra_name, "").strip():
             capture["options"] = json_object(reader, extra_name, env[extra_name])
             origins["options"] = extra_name
         found.append((capture, origins))

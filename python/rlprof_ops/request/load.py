@@ -100,13 +100,13 @@ def _nrl_folder(
     notes: list[str],
 ) -> None:
     """NRL_TORCH_PROFILE_DIR is the torch profiler's folder only; a request has one for all captures."""
-    name = "NRL_TORCH_PROFILE_DIR"
-    if not env.get(name, "").strip() or not backends:
-        return
-    if backends == ["torch"]:
-        data["output_dir"], values[("output_dir",)] = env[name].strip(), name
-    else:
-        notes.append(f"{name} is ignored, since nsight reports would go there too; they go to the run folder")
+    for backend, name in env_names.NRL_FOLDER.items():
+        if not env.get(name, "").strip() or not backends:
+            continue
+        if backends == [backend]:
+            data["output_dir"], values[("output_dir",)] = env[name].strip(), name
+            continue
+        notes.append(f"{name} is ignored, since other reports would go there too; they go to the run folder")
 
 
 def _replace(

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from rlprof_ops import backends
 from rlprof_ops.request.selectors import first_match
 from rlprof_ops.request.steps import Steps, Window
 from rlprof_ops.request.when import When
 
-BACKENDS = ("nsight", "torch", "rocprof_sys", "memory")
 EACH = ("step", "phase")
 ON_ERROR = ("continue", "fail")
 PHASES = ("generation", "reward", "ref_logprob", "logprob", "advantage", "train", "weight_sync")
@@ -34,7 +34,7 @@ class CaptureSpec:
         origins: field -> where its value was written; for messages, not part of the request's identity.
     """
 
-    backend: str = "nsight"
+    backend: str = backends.DEFAULT
     workers: tuple[str, ...] = ()
     ranks: tuple[int, ...] | None = None
     steps: Steps = OFF

@@ -7,15 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rlprof_ops import backends
 from rlprof_ops.request.model import ANY_PHASE, Capture, CaptureSpec, ProfileRequest, share_steps
 from rlprof_ops.request.problems import Problem, RequestError, nearest, words
 from rlprof_ops.request.selectors import is_pattern, ranks_overlap
 from rlprof_ops.request.steps import Steps, Window
 
-# Bytes of report per rank and step, a rule of thumb for the disk estimate and nothing else. torch: 150 MiB a
-# rank (slime #1879 in `reference/verl.md`); the others are in the same range for a step of some seconds.
-BYTES_PER_RANK_STEP = {"nsight": 50 << 20, "torch": 150 << 20, "rocprof_sys": 100 << 20, "memory": 50 << 20}
-SIZE_RULE = "reports x steps in each x 50 MiB (nsight, memory), 100 MiB (rocprof_sys) or 150 MiB (torch)"
 MANY_REPORTS = 256
 LONG_WINDOW = 10  # steps; NeMo RL's docs advise at most 10 to keep files small
 
@@ -28,7 +25,7 @@ class PlanRow:
         index: the capture's place in the request, from 0.
         ranks: how many; None when unknown.
         reports: how many reports; None when unknown, and then `formula` says of what it is the product.
-        size_bytes: estimate by `SIZE_RULE`; None when unknown.
+        size_bytes: estimate by `size_rule`; None when unknown.
     """
 
     index: int
@@ -169,11 +166,20 @@ def _plus(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
 
 
+def size_rule() -> str:
+    """How the disk space of reports is estimated, a rule of thumb."""
+    by_size: dict[int, list[str]] = {}
+    for backend in backends.every():
+        by_size.setdefault(backend.bytes_per_rank_step >> 20, []).append(backend.name)
+    rates = [f"{mib} MiB ({', '.join(found)})" for mib, found in sorted(by_size.items())]
+    return f"reports x steps in each x {words(rates)}"
+
+
 def _size(backend: str, windows: Sequence[Window]) -> int | None:
-    """Of one rank, by `SIZE_RULE`; None for an open window."""
+    """Of one rank, by `size_rule`; None for an open window."""
     if any(window.stop is None for window in windows):
         return None
-    return sum(len(window) for window in windows) * BYTES_PER_RANK_STEP[backend]
+    return sum(len(window) for window in windows) * backends.get(backend).bytes_per_rank_step
 
 
 def _off(request: ProfileRequest) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlprof_ops.request.model import BACKENDS, EACH, ON_ERROR
+from rlprof_ops import backends
+from rlprof_ops.request.model import EACH, ON_ERROR
 from rlprof_ops.request.when import AT_MOST, MOST_CAPTURES
 
 ITEM = r"([1-9][0-9]*|[1-9][0-9]*\s*:\s*([1-9][0-9]*)?(\s*:\s*[1-9][0-9]*)?)"
@@ -24,7 +25,11 @@ def schema() -> dict[str, Any]:
         "required": ["workers"],
         "anyOf": [{"required": ["steps"]}, {"required": ["when"]}],
         "properties": {
-            "backend": {"enum": list(BACKENDS), "default": "nsight", "description": "The profiler."},
+            "backend": {
+                "enum": list(backends.names_allowed()),
+                "default": backends.DEFAULT,
+                "description": "The profiler.",
+            },
             "workers": {
                 "description": (
                     "Worker names or fnmatch patterns; a string with commas is the same as a list."

@@ -1,11 +1,4 @@
-"""The one way in which taking a capture fails."""
+"""`CaptureError` under its old place."""
 
-from __future__ import annotations
-
-
-class CaptureError(Exception):
-    """A capture could not be taken; the text is the reason that the manifest will show."""
-
-
-class Yielded(CaptureError):
-    """Ours did not open, since something of the program's own was first; the window's next step may try."""
+from rlprof_ops.backends.contract import CaptureError as CaptureError
+from rlprof_ops.backends.contract import Yielded as Yielded

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlprof_ops import backends, env_names
+from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.host import processes
 from rlprof_ops.runtime.capture_error import CaptureError, Yielded
 from rlprof_ops.runtime.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker, mirror, move_into_place, unused
-from rlprof_ops.runtime.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.words import limit
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Captures:
             return
         report = self._report_name(capture, window, capture.taker.suffix)
         try:
-            if capture.spec.backend == "nsight":
+            if backends.from_outside(capture.spec.backend):  # a session writes one window before the next
                 self._finish_before_next()
             if self._other_open(capture):
                 raise CaptureError(f"another {capture.spec.backend} window is open in this process")

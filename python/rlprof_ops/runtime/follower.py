@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from rlprof_ops import env_names
+from rlprof_ops import backends, env_names
 from rlprof_ops.runtime.clock_file import ClockFile
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext, NullProfiler
 
@@ -127,7 +127,7 @@ def follow() -> Follower | None:
         return None
     found: Profiler | NullProfiler = NullProfiler()
     if os.environ.get(env_names.WORKER) and _takes_windows(session):
-        found = profiler.from_env(without=("nsight",))
+        found = profiler.from_env(without=tuple(filter(backends.from_outside, backends.builtin())))
     if isinstance(found, NullProfiler) and not session:
         return None
     clock = None
@@ -142,7 +142,7 @@ def follow() -> Follower | None:
 
 def _takes_windows(session: str | None) -> bool:
     """Whether this process may have windows of its own. A child of the one that the session is named after
-    has those of torch and memory alone: vLLM's EngineCore does the work of its rollout server.
+    has those alone that need no start under a profiler: EngineCore does the work of vLLM's server.
     """
     from rlprof_ops.runtime.process.session_file import is_owner
 
@@ -153,7 +153,7 @@ def _takes_windows(session: str | None) -> bool:
 
     request, place = request_from_env(os.environ), find_identity(None, None, None, os.environ)
     specs = request.for_worker(place.worker, place.rank) if request else ()
-    return any(spec.backend in ("torch", "memory") for spec in specs)
+    return any(not backends.wraps(spec.backend) for spec in specs)
 
 
 def task(name: str) -> Task | NullContext:

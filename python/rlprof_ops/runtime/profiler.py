@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from rlprof_ops import env_names
+from rlprof_ops import backends, env_names
 from rlprof_ops.runtime.null_profiler import NullProfiler
 
 TYPE_CHECKING = False  # see rlprof_ops/__init__.py
@@ -71,7 +71,7 @@ def from_env(
         worker: the worker's kind, e.g. "policy_worker"; default: as the runtime env named it.
         rank: index within that kind; default: as the runtime env named it, then `RANK`.
         world_size: workers of that kind, for the manifest.
-        without: backends that somebody else takes in this process (adapters: nsight by the supervisor).
+        without: backends that somebody else takes in this process (adapters: what the supervisor opens).
 
     Never raises: a request that cannot be read is logged and nothing is profiled.
     """
@@ -131,7 +131,7 @@ def _made(
         place, specs, with_metrics, request.output_dir if request else None, on_demand
     )
     _CURRENT.profiler.elsewhere = without
-    if "nsight" not in without and (on_demand or any(spec.backend == "nsight" for spec in specs)):
+    if not without and (on_demand or any(backends.from_outside(spec.backend) for spec in specs)):
         from rlprof_ops.runtime.process import session_file
 
         session_file.register(place.worker, place.rank, gate="process", world=place.world_size)
@@ -238,6 +238,7 @@ def runtime_env(worker: str, rank: int | None = None) -> dict[str, dict[str, str
 
     Example: `Actor.options(runtime_env={**mine, **profiler.runtime_env("policy_worker", rank)})`
     """
-    if not any(map(os.environ.get, _ASKING)) and os.environ.get(env_names.ON_DEMAND) != "nsight":
+    on_demand = os.environ.get(env_names.ON_DEMAND, "")
+    if not any(map(os.environ.get, _ASKING)) and not (on_demand and backends.wraps(on_demand)):
         return {}
     return {"rlprof": {"worker": worker, "rank": rank}}

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlprof_ops import env_names
+from rlprof_ops.backends.window_timeouts import open_wait_s
 from rlprof_ops.runtime.clock_file import SOCKET, ClockFile
 from rlprof_ops.runtime.process.event_log import log_once
-from rlprof_ops.runtime.window_timeouts import open_wait_s
 from rlprof_ops.words import limit
 
 if TYPE_CHECKING:

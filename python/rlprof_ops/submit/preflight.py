@@ -22,11 +22,12 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    from rlprof_ops.backends import Where, check_request
-    from rlprof_ops.backends.memory_options import has_gpu
+    from rlprof_ops.backends import Where
     from rlprof_ops.errors import RlprofError
+    from rlprof_ops.host.gpus import has_gpu
     from rlprof_ops.job.knobs import Settings
     from rlprof_ops.request import load_request
+    from rlprof_ops.request.check import check_request
 
     try:
         Settings.load(os.environ)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rlprof_ops import env_names
+from rlprof_ops import backends, env_names
 from rlprof_ops.errors import UsageError
 from rlprof_ops.job.knobs import Settings, home, read_knobs
 from rlprof_ops.job.site import Site, likely_misspelt, read_site
@@ -325,7 +325,7 @@ def _in_run_folder(framework: str, request: ProfileRequest) -> ProfileRequest:
 
     nsys reports of NeMo RL and verl are Ray's, and come home as all others do.
     """
-    own = framework == "rlinf" or any(spec.backend in ("torch", "memory") for spec in request.captures)
+    own = framework == "rlinf" or any(not backends.wraps(spec.backend) for spec in request.captures)
     if request.output_dir is not None or not own:
         return request
     return replace(request, output_dir=f"{_RUN_FOLDER}/profiles")

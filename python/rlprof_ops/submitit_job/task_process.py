@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlprof_ops import env_names
+from rlprof_ops.job.end_cause import exit_status
 from rlprof_ops.job.knobs import home
-from rlprof_ops.supervisor.whole_job.exit_code import exit_status
 
 _PAUSE_S = 0.1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

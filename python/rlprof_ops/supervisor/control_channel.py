@@ -313,7 +313,7 @@ class Head:
             writer.close()
 
 
-class Node:
+class NodeLink:
     """A worker node's side: keeps one link to the head."""
 
     def __init__(self, lines: _Lines, writer: asyncio.StreamWriter) -> None:
@@ -321,7 +321,7 @@ class Node:
         self._writer = writer
 
     @classmethod
-    async def join(cls, host: str, port: int, token: str, hello: Joined, deadline: float) -> Node:
+    async def join(cls, host: str, port: int, token: str, hello: Joined, deadline: float) -> NodeLink:
         """Connect, again and again until the loop's time is `deadline`.
 
         Raises TimeoutError when the head does not answer in time, or cannot prove that it knows the token.

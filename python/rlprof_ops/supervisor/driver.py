@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from rlprof_ops.errors import EXIT_FAILED, RlprofError
+from rlprof_ops.job.end_cause import exit_status
 from rlprof_ops.request import ProfileRequest
 from rlprof_ops.runtime.process.worker_identity import DRIVERS
-from rlprof_ops.supervisor.takeover.handover import Adopted, place_of
-from rlprof_ops.supervisor.takeover.reins import Reins
-from rlprof_ops.supervisor.whole_job.exit_code import exit_status
+from rlprof_ops.supervisor.keeper import START_DRIVER
+from rlprof_ops.supervisor.node.node_process import NodeProcess
+from rlprof_ops.supervisor.node.node_state import NodeState
+
+_START_SECONDS, _CODE_SECONDS, _LOOK_S = 30.0, 5.0, 0.02
 
 
 def session_words(request: ProfileRequest, python: str) -> list[str]:
@@ -25,10 +28,10 @@ def session_words(request: ProfileRequest, python: str) -> list[str]:
 
 
 class Driver:
-    """COMMAND as a process group of its own."""
+    """COMMAND as a process group of its own, the keeper's child: it outlives us, as does its exit code."""
 
-    def __init__(self, process: asyncio.subprocess.Process | Adopted) -> None:
-        self.process = process
+    def __init__(self, process: NodeProcess, state: NodeState) -> None:
+        self.process, self._state = process, state
 
     @classmethod
     async def start(
@@ -38,11 +41,11 @@ class Driver:
         log: Path,
         env: Mapping[str, str],
         cwd: Path,
+        state: NodeState,
         wrap: Sequence[str] = (),
-        reins: Reins | None = None,
     ) -> Driver:
-        """Run `command`, an arbitrary piece of bash, from a file of mode 0600; `wrap` are words before
-        `bash`. The keeper starts it, where there is one: it then outlives us, and its exit code with it.
+        """Have `command`, an arbitrary piece of bash, run from a file of mode 0600; `wrap` are words before
+        `bash`. Raises RlprofError where it does not start.
 
         In a file it is quoted by nobody, and a secret written into it does not show in the list of processes.
         """
@@ -52,30 +55,37 @@ class Driver:
         ) as file:
             file.write(command + "\n")
         argv = [*wrap, "bash", str(script)]
-        if reins is not None and reins.link is not None:
-            pid = await reins.start(argv, env, cwd, log)
-            return cls(Adopted(place_of(pid), reins))
-        with open(log, "ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                env=dict(env),
-                cwd=cwd,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return cls(process)
+        state.request_driver({"argv": argv, "env": dict(env), "cwd": str(cwd), "log": str(log)})
+        if os.getppid() == state.keeper:  # else it is gone, and we are told to end
+            os.kill(state.keeper, START_DRIVER)
+        told = await _look(state, "pid", "failed", seconds=_START_SECONDS)
+        if "pid" not in told:
+            raise RlprofError(f"the driver did not start: {told.get('failed', 'the keeper does not answer')}")
+        return cls(NodeProcess(told["pid"], told["started"]), state)
+
+    @classmethod
+    def find(cls, state: NodeState) -> Driver | None:
+        """The one that a supervisor before has had started."""
+        told = state.driver()
+        return cls(NodeProcess(told["pid"], told["started"]), state) if told and "pid" in told else None
 
     async def wait(self) -> int:
-        return exit_status(await self.process.wait())
+        """Its exit status; that of a failure where nobody knows it."""
+        await self.process.gone.wait()
+        told = await _look(self._state, "code", seconds=_CODE_SECONDS)
+        return exit_status(told.get("code", EXIT_FAILED))
 
     async def end(self, grace_s: float) -> None:
         """SIGTERM to the driver's process group, SIGKILL after `grace_s` seconds."""
-        for signal_number, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
-            if self.process.returncode is not None:
-                return
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal_number)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.process.wait(), patience)
+        await self.process.end(grace_s, group=True)
+
+
+async def _look(state: NodeState, *names: str, seconds: float) -> dict[str, Any]:
+    """What the keeper has written of the driver, once one of `names` is in it."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while True:
+        told = state.driver() or {}
+        if any(name in told for name in names) or loop.time() > until:
+            return told
+        await asyncio.sleep(_LOOK_S)

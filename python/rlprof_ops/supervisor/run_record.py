@@ -12,6 +12,7 @@ import os
 import platform
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.host import atomic, foreign
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rlprof_ops.job.knobs import Settings
     from rlprof_ops.job.node_context import NodeContext
     from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.supervisor.node.node_state import NodeState
 
 
 @dataclass
@@ -33,6 +35,7 @@ class RunRecord:
     place: NodeContext
     data: dict[str, Any]
     writer: BackgroundWriter
+    own: Path
     detail: str = ""
     lost_nodes: set[str] = field(default_factory=set)
 
@@ -42,10 +45,10 @@ class RunRecord:
         place: NodeContext,
         settings: Settings,
         request: ProfileRequest,
-        started_ns: int,
+        state: NodeState,
         writer: BackgroundWriter,
     ) -> RunRecord:
-        """The record of a job that begins; not written yet."""
+        """The record as a supervisor before has left it on the node, else that of a job that begins."""
         data: dict[str, Any] = {
             "schema": 1,
             "job": place.job,
@@ -59,20 +62,13 @@ class RunRecord:
             "world": {},
             "versions": _versions(),
             "submit_dir": os.environ.get("SLURM_SUBMIT_DIR", os.getcwd()),
-            "started_ns": started_ns,
+            "started_ns": state.started_ns,
             "driver": {"started_ns": None, "ended_ns": None, "exit_code": None, "signal": None},
             "end": {"cause": str(EndCause.RUNNING), "detail": "", "phases_s": {}},
         }
-        return cls(place, data, writer)
-
-    def recall(self) -> None:
-        """Go on with the record that the supervisor before has kept. Raises OSError, ValueError."""
-        kept = self.place.folder.keep / "run.json"
-        found = foreign.read(kept if kept.exists() else self.place.run.run_json)
-        if not isinstance(found, dict) or found.get("job") != self.place.job:
-            raise ValueError(f"{self.place.run.run_json} is not this job's record")
-        self.data |= found
-        self.lost_nodes |= set(self.data["end"].get("lost_nodes", ()))
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            data |= foreign.read(state.run_json)
+        return cls(place, data, writer, state.run_json, lost_nodes=set(data["end"].get("lost_nodes", ())))
 
     def taken_over(self, node: str, how: str) -> None:
         """A node's supervisor is another one from now on; `how` the one before ended."""
@@ -127,12 +123,14 @@ class RunRecord:
         self.save()
 
     def save(self) -> None:
-        """Onto the node at once, into the run folder by the writer's thread, which a storage that hangs may
-        keep. The node folder keeps the record until the run folder has it, see salvage.py.
+        """Onto the node at once, for a supervisor that follows; into the run folder by the writer's thread,
+        which a storage that hangs may keep. The node folder keeps the record until the run folder has it,
+        see salvage.py.
         """
         path, kept = self.place.run.run_json, self.place.folder.keep / "run.json"
         data = (json.dumps(self.data, indent=1) + "\n").encode()
         with contextlib.suppress(OSError):
+            atomic.write(self.own, data)
             kept.parent.mkdir(exist_ok=True)
             atomic.write(kept, data)
 

@@ -20,23 +20,27 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlprof_ops import env_names
 from rlprof_ops.collect.drain.node_record import SCHEMA
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence
 from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, log_to_output, record_pass
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
+from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.host.contained_dir import ContainedDir, PinnedDir
 from rlprof_ops.job import folders
 from rlprof_ops.job.end_cause import STEP_KILLED, EndCause
 from rlprof_ops.job.knobs import Settings, import_path
+from rlprof_ops.job.node_context import NodeContext
+from rlprof_ops.redact import redact_text
+from rlprof_ops.request import load_request
+from rlprof_ops.supervisor.node.node_state import FOLDER, NodeState
+from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.words import duration
 
-if TYPE_CHECKING:
-    from rlprof_ops.job.node_context import NodeContext
-
-
+NEVER_BEGAN = "--never-began"
+_MOST_WORDS = 1 << 16
 _KNOWN_THEN = ("role", "started_ns", "plugin_loaded", "clock", "phases_s")
 
 
@@ -174,10 +178,38 @@ def finish_run_record(run: PinnedDir, code: str) -> None:
             return
 
 
-def main(env: Mapping[str, str]) -> int:
+def record_bad_start(env: Mapping[str, str], settings: Settings, run: Path) -> None:
+    """Write run.json where the head never began, with what srun said of its task; harvest makes a manifest of
+    it.
+    """
+    nodes = tuple(env[env_names.NODES].split())
+    root = Path(settings["RLPROF_NODE_ROOT"])
+    folder = folders.node_folder(root, env[env_names.JOB], folders.job_mark(env))
+    place = NodeContext(
+        env[env_names.JOB], nodes[0], "", "", 0, 0, True, nodes, folders.RunFolder(run), folder, 0, ""
+    )
+    state = NodeState(place.folder.path / FOLDER, started_ns=time.time_ns())
+    record = RunRecord.of(place, settings, load_request(env=env), state, BackgroundWriter())
+    told = f"control/ended_{nodes[0].replace('/', '_')}"
+    with ContainedDir(run) as tree:
+        try:
+            words = tree.read(told, _MOST_WORDS).decode(errors="replace").split("\n")
+        except OSError:
+            words = [f"exit code {env.get(env_names.STEP_CODE, '?')}"]
+        how = redact_text("; ".join(word.strip() for word in words if word.strip()))
+        detail = f"node {nodes[0]}, the head, ended before it began: {how}"
+        record.data["end"] |= {"cause": str(EndCause.STARTUP_FAILED), "detail": detail}
+        record.data["ended_ns"] = time.time_ns()
+        tree.write_atomic("run.json", (json.dumps(record.data, indent=1) + "\n").encode())
+
+
+def main(env: Mapping[str, str], never_began: bool = False) -> int:
     """The exit code: 0 when everything came home."""
     log_to_output()
     settings = Settings.load(env)
+    if never_began:
+        record_bad_start(env, settings, Path(env[env_names.RUN_DIR]))
+        return 0
     job, run = env[env_names.JOB], Path(env[env_names.RUN_DIR])
     node = env.get("SLURMD_NODENAME") or os.uname().nodename
     folder = folders.node_folder(Path(settings["RLPROF_NODE_ROOT"]), job, folders.job_mark(env)).path
@@ -191,7 +223,7 @@ def main(env: Mapping[str, str]) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(os.environ))
+        sys.exit(main(os.environ, sys.argv[1:] == [NEVER_BEGAN]))
     except (RlprofError, OSError) as error:
         print(f"rlprof: salvage: {error}", file=sys.stderr)
         sys.exit(EXIT_FAILED)

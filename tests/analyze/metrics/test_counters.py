@@ -128,6 +128,7 @@ def test_thinned_series_stay_exact_where_their_points_are(monkeypatch: pytest.Mo
 
 
 def test_they_come_back_from_the_cache_and_stand_on_the_page(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"job": "7"}')  # columns are kept in run folders alone
     path = write_export(
         tmp_path / "policy_worker_rank0_step3-4_n0_7.sqlite",
         two_phases(7, "generation", "train", gpus={0: FIRST}),

@@ -178,7 +178,11 @@ def test_the_report_says_how_many_events_of_how_many_are_lost(tmp_path: Path, re
     path = write(tmp_path / "rank0_trace.json", odd_event("kernel", "ts", "[1]"))
     trace = read_torch(path)
     done = subprocess.run(
-        [sys.executable, "-m", "rlprof_ops", "report", str(path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "rlprof_ops", "report", str(path)],
+        capture_output=True,
+        cwd=tmp_path,
+        text=True,
+        timeout=120,
     )
     said = " ".join((done.stdout + done.stderr).split())
     assert f"1 of {trace.events + 1} events could not be read" in said

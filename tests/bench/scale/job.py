@@ -35,11 +35,11 @@ from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env  # noqa: E
 from rlprof_ops.recorder.__main__ import news_every_s  # noqa: E402
 from rlprof_ops.request import Window  # noqa: E402
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile  # noqa: E402
-from rlprof_ops.supervisor import __main__ as start  # noqa: E402
+from rlprof_ops.supervisor import stop, task  # noqa: E402
 from rlprof_ops.supervisor.control_channel import Message  # noqa: E402
-from rlprof_ops.supervisor.head import Head  # noqa: E402
+from rlprof_ops.supervisor.node.node import Node  # noqa: E402
 from rlprof_ops.supervisor.steps.step_relay import StepBegan, StepEnded  # noqa: E402
-from rlprof_ops.supervisor.worker import Worker  # noqa: E402
+from rlprof_ops.supervisor.stop import NodeStop  # noqa: E402
 
 WORKER, RANKS = "policy_worker", 8
 WINDOW = Window(3, 5)
@@ -100,21 +100,32 @@ class Trainers:
         return {"backend": "torch", "steps": [WINDOW.start, WINDOW.stop], "phase": None}
 
 
-class Simulated:
-    """What both kinds of supervisor do for the simulation: stand in for training, note the clock's times."""
+class SimulatedNode(Node):
+    """A node that stands in for training, and notes the clock's times."""
 
     job: dict[str, Any]
     trainers: Trainers | None = None
     _last = 0
 
-    def watch(self, supervisor: Head | Worker) -> None:
+    async def serve_steps(self, tell: Any, others: Any = None) -> None:
+        self.told_ns: dict[str, list[int]] = {}
+
+        async def timed(message: Message) -> None:
+            began = time.monotonic_ns()
+            await tell(message)
+            self.told_ns.setdefault(type(message).__name__, []).append(time.monotonic_ns() - began)
+
+        await super().serve_steps(timed, others)
+        self.watch()
+
+    def watch(self) -> None:
         """Write this node's training files at its steps, and how late each step came."""
-        place = supervisor.place
-        relay = supervisor.relay
+        place, relay = self.place, self.relay
         assert relay is not None
         self._late_ns: dict[int, int] = {}
-        index = place.nodes.index(place.node)
-        self.trainers = Trainers(place.node, index, place.folder.path, Path(self.job["report"]).read_bytes())
+        self.trainers = Trainers(
+            place.node, place.index, place.folder.path, Path(self.job["report"]).read_bytes()
+        )
         apply = relay.apply
 
         async def applied(message: Message) -> None:
@@ -129,60 +140,47 @@ class Simulated:
 
         relay.apply = applied  # type: ignore[method-assign]
 
-    def leave(self, node: str) -> None:
+    def leave(self) -> None:
         if self.trainers is not None:
             self.trainers.exit(self._last)
-            path = Path(self.job["base"], "late", f"{node}.json")
+            path = Path(self.job["base"], "late", f"{self.place.node}.json")
             path.write_text(json.dumps(self._late_ns))
 
-
-class SimulatedNode(Simulated, Worker):
-    async def serve_steps(self, *args: Any, **options: Any) -> None:
-        await super().serve_steps(*args, **options)
-        self.watch(self)
-
-    def start_recording(self, on_told: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+    def start_recording(self, on_recorded: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
         """The news of a node's recorder as they go over the wire, as often as the recorder sends them."""
+        if self.place.is_head:
+            super().start_recording(on_recorded)
+            return
 
         async def tell() -> None:
             every_s, rng = news_every_s(len(self.place.nodes)), random.Random(self.place.node)
             await asyncio.sleep(rng.uniform(0, every_s))
             while True:
-                step = self._last
-                await on_told({"news": line(self.place.nodes.index(self.place.node), step, rng)})
+                await on_recorded({"news": line(self.place.index, self._last, rng)})
                 await asyncio.sleep(every_s)
 
-        self.background(tell())
+        self.beside(tell())
+
+
+class SimulatedStop(NodeStop):
+    """Training ends with the job."""
 
     async def close_profilers(self, budget: Any) -> None:
-        self.leave(self.place.node)
+        if isinstance(self.node, SimulatedNode):
+            self.node.leave()
         await super().close_profilers(budget)
 
 
-class SimulatedHead(Simulated, Head):
-    async def serve_steps(self, *args: Any, **options: Any) -> None:
-        await super().serve_steps(*args, **options)
-        self.watch(self)
-        self._told_ns: dict[str, list[int]] = {}
-        tell = self.control.tell
+async def drain_job(head: Any, *rest: Any) -> float | None:
+    """The real one; then the times of the control channel are written down."""
+    kill_at = await REAL_DRAIN(head, *rest)
+    base = head.node.job["base"]
+    Path(base, "told.json").write_text(json.dumps(head.node.told_ns))
+    Path(base, "drained").touch()
+    return kill_at
 
-        async def timed(message: Message) -> None:
-            began = time.monotonic_ns()
-            await tell(message)
-            self._told_ns.setdefault(type(message).__name__, []).append(time.monotonic_ns() - began)
 
-        self.control.tell = timed  # type: ignore[method-assign]
-        assert self.relay is not None
-        self.relay._tell = timed
-
-    async def close_profilers(self, budget: Any) -> None:
-        self.leave(self.place.node)
-        await super().close_profilers(budget)
-
-    async def _drain(self, cause: Any) -> None:
-        await super()._drain(cause)
-        Path(self.job["base"], "told.json").write_text(json.dumps(self._told_ns))
-        Path(self.job["base"], "drained").touch()
+REAL_DRAIN = stop._drain_job
 
 
 def environment(job: dict[str, Any], node: str) -> dict[str, str]:
@@ -205,15 +203,15 @@ def environment(job: dict[str, Any], node: str) -> dict[str, str]:
     return env
 
 
-def be(kind: type[SimulatedHead] | type[SimulatedNode], job: dict[str, Any], node: str) -> None:
-    """This process is the supervisor of `node` until the job's end."""
+def be(job: dict[str, Any], node: str) -> None:
+    """This process is the task of `node` until the job's end."""
     os.environ.clear()
     os.environ.update(environment(job, node))
     sys.executable = str(Path(__file__).with_name("python.sh"))
-    kind.job = job
-    start.Head, start.Worker = SimulatedHead, SimulatedNode  # type: ignore[misc]
-    code = start.main()
-    os._exit(code)
+    SimulatedNode.job = job
+    task.Node, stop.NodeStop = SimulatedNode, SimulatedStop  # type: ignore[misc]
+    stop._drain_job = drain_job
+    os._exit(task.main())
 
 
 def alone() -> None:
@@ -247,7 +245,7 @@ def many(job: dict[str, Any], first: int, last: int) -> None:
                 os.waitpid(inner, 0)
                 os._exit(0)
             own_proc()
-            be(SimulatedNode, job, node)
+            be(job, node)
         children.append(child)
     Path(job["base"], "forked").touch()
     for child in children:
@@ -277,7 +275,7 @@ def main() -> None:
         if inner:
             sys.exit(os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]))
         own_proc()
-        be(SimulatedHead, job, job["nodes"][0])
+        be(job, job["nodes"][0])
     many(job, *map(int, between))
 
 

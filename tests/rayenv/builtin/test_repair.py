@@ -16,11 +16,14 @@ import pytest
 
 pytest.importorskip("ray")
 
+import ray._private.runtime_env.nsight
 from ray.exceptions import RuntimeEnvSetupError
 from tests.nsys_stand_in import FakeNsys
 from tests.rayenv.stand_ins import Context
 from tests.rayenv.stock import pristine
 
+from rlprof_ops.backends.nsight import BACKEND
+from rlprof_ops.backends.nsight.ray_plugin import PLUGIN
 from rlprof_ops.rayenv.builtin import repair
 from rlprof_ops.request import request_from_dict
 
@@ -44,7 +47,7 @@ def plugin(monkeypatch, tmp_path):
     monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path / "node"))
     monkeypatch.delenv("RLPROF_REQUEST_JSON", raising=False)
     copy = type("NsightPlugin", (ray_module.NsightPlugin,), dict(ray_module.NsightPlugin.__dict__))
-    repair._repair_nsight(copy)
+    repair.replace_methods(copy, BACKEND, PLUGIN)
     made = copy(str(tmp_path / "session" / "runtime_resources"))
     made.calls, made.nsys = fake.calls, fake
     made.node_dir = tmp_path / "node"
@@ -290,10 +293,11 @@ def test_the_installed_rays_plugins_are_known():
     from ray._private.runtime_env.rocprof_sys import RocProfSysPlugin
 
     program = (
-        "from rlprof_ops.rayenv.builtin import repair\n"
+        "from rlprof_ops import backends\nfrom rlprof_ops.rayenv.builtin import repair\n"
         "from ray._private.runtime_env.nsight import NsightPlugin as N\n"
         "from ray._private.runtime_env.rocprof_sys import RocProfSysPlugin as R\n"
-        "print(repair.why_unknown(N), repair.why_unknown(R))\n"
+        "ours = [backends.contract.ray_plugin_of(backends.get(n)) for n in ('nsight', 'rocprof_sys')]\n"
+        "print(*map(repair.why_unknown, (N, R), ('_nsight', '_rocprof_sys'), ours))\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -316,7 +320,7 @@ def test_a_plugin_that_does_more_is_left_alone_with_a_message(caplog, monkeypatc
         def modify_context(self, uris, runtime_env, context, logger):
             context.py_executable = "x"
 
-    monkeypatch.setattr(repair, "_load_nsight", lambda: Newer)
+    monkeypatch.setattr(ray._private.runtime_env.nsight, "NsightPlugin", Newer)
     before = Newer.create
 
     repair.install(LOG)
@@ -334,7 +338,7 @@ def test_a_plugin_that_does_more_is_left_alone_with_a_message(caplog, monkeypatc
     ],
 )
 def test_other_shapes_are_left_alone(other):
-    assert repair.why_unknown(other)
+    assert repair.why_unknown(other, BACKEND.ray_key, PLUGIN)
 
 
 def test_install_twice_repairs_once(monkeypatch):
@@ -347,8 +351,8 @@ def test_install_twice_repairs_once(monkeypatch):
             "modify_context": ray_module.NsightPlugin.modify_context,
         },
     )
-    monkeypatch.setattr(repair, "_load_nsight", lambda: copy)
-    assert repair.why_unknown(copy) is None
+    monkeypatch.setattr(ray._private.runtime_env.nsight, "NsightPlugin", copy)
+    assert repair.why_unknown(copy, BACKEND.ray_key, PLUGIN) is None
     repair.install(LOG)
     once = copy.create
 

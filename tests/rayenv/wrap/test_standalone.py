@@ -8,14 +8,15 @@ import sys
 import time
 
 import pytest
-from tests.rayenv import rocprof_stand_in
+from tests.backends.rocprof_sys import rocprof_stand_in
 from tests.rayenv.stand_ins import own_environment
 from tests.real_nsys import nvtx_ranges
 
 from rlprof_ops.backends import names
+from rlprof_ops.backends.nsight.wrap import SCRIPT
+from rlprof_ops.backends.rocprof_sys.wrap import split_python
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.rayenv.wrap import standalone
-from rlprof_ops.rayenv.wrap.nsys_command import SCRIPT
 from rlprof_ops.request import request_from_dict
 
 TRAINING = """
@@ -234,13 +235,13 @@ def test_a_signal_reaches_the_program_under_rocprof_sys(tmp_path, rocm):
     ],
 )
 def test_an_interpreter_and_its_script_are_told_apart(argv, split):
-    assert standalone.split_python(argv) == split
+    assert split_python(argv) == split
 
 
 @pytest.mark.parametrize("argv", [["torchrun", "train.py"], ["python3", "-c", "pass"], ["python3"]])
 def test_what_is_no_python_script_is_refused_for_rocprof_sys(argv):
     with pytest.raises(UsageError, match="rocprof-sys starts Python scripts"):
-        standalone.split_python(argv)
+        split_python(argv)
 
 
 def test_show_prints_the_command(tmp_path):

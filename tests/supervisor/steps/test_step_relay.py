@@ -13,7 +13,7 @@ from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.clock_file import ClockFile
 from rlprof_ops.runtime.trainer_request import with_request
-from rlprof_ops.supervisor.control_channel import Head, Joined, Node
+from rlprof_ops.supervisor.control_channel import Head, Joined, NodeLink
 from rlprof_ops.supervisor.steps.step_relay import StepRelay
 from rlprof_ops.supervisor.steps.windows import Windows
 
@@ -71,7 +71,7 @@ class Cluster:
         }
         await self.head.listen("127.0.0.1", port)
         deadline = asyncio.get_running_loop().time() + 5
-        self.node = await Node.join("127.0.0.1", port, "token", Joined("n2", "127.0.0.1"), deadline)
+        self.node = await NodeLink.join("127.0.0.1", port, "token", Joined("n2", "127.0.0.1"), deadline)
         relay = StepRelay(self.folders["n2"], "n2", self.windows["n2"], self.node.tell, said.append)  # type: ignore[arg-type]
         self.relays["n2"] = relay
         await self.relays["n1"].listen(lambda: ["n2"])

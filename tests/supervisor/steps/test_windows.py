@@ -15,9 +15,10 @@ import pytest
 from tests.needs import need
 from tests.waits import wait_until
 
-from rlprof_ops.backends import nsight
+from rlprof_ops.backends.nsight import nsys_cli
+from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.nsight.wrap import NsysCommand
 from rlprof_ops.collect.event_logs import read_node
-from rlprof_ops.rayenv.wrap.nsys_command import NsysCommand
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
@@ -70,7 +71,7 @@ def launch(node_dir: Path, session: str) -> subprocess.Popen[bytes]:
         "RLPROF_RANK": "1",
     }
     spec = CaptureSpec(workers=("*",), options={"t": "nvtx"})
-    options = tuple(nsight.split_options(spec).launch)
+    options = tuple(nsys_options.split_options(spec).launch)
     command = NsysCommand("launch", "nsys", options, session=session).words()
     return subprocess.Popen([*command, sys.executable, str(script)], env=env, start_new_session=True)
 
@@ -142,7 +143,7 @@ def test_a_window_of_steps_of_a_process_that_knows_none(node_dir: Path, rollout:
         ("closed", 5, 6),
     ]
     reports = [node_dir / event.path for event in log.windows[1::2]]
-    assert len(set(reports)) == 3 and all(nsight.check(report).state == "ok" for report in reports)
+    assert len(set(reports)) == 3 and all(nsys_cli.check(report).state == "ok" for report in reports)
     assert rollout.poll() is None
     assert "_step2-3_n1_" in reports[0].name and not log.windows[1].partial
     assert "execute_model" in names_of(reports[0])
@@ -168,7 +169,7 @@ def test_a_worker_that_is_killed_in_its_window_leaves_what_was_recorded(
     asyncio.run(steps())
     [log] = read_node(node_dir / "events")
     assert [event.event for event in log.windows] == ["opened", "closed"], log
-    assert nsight.check(node_dir / log.windows[1].path).state == "ok"
+    assert nsys_cli.check(node_dir / log.windows[1].path).state == "ok"
 
 
 TWICE = ProfileRequest(
@@ -188,7 +189,7 @@ def test_a_window_of_a_supervisor_that_was_killed_is_gone_on_with(
         if stopping:  # as a supervisor that is killed while its `nsys stop` writes
             [session] = session_file.read_all(node_dir)
             env = {**os.environ, "TMPDIR": session.tmpdir}
-            subprocess.Popen(nsight.stop_argv(session.name), env=env, start_new_session=True)
+            subprocess.Popen(nsys_cli.stop_argv(session.name), env=env, start_new_session=True)
 
     async def second() -> None:
         said: list[str] = []
@@ -209,7 +210,7 @@ def test_a_window_of_a_supervisor_that_was_killed_is_gone_on_with(
     assert set(found) == {(2, "opened"), (2, "closed"), (6, "failed"), (9, "opened"), (9, "closed")}
     for start in (2, 9):
         closed = found[start, "closed"]
-        assert not closed.partial and nsight.check(node_dir / closed.path).state == "ok"
+        assert not closed.partial and nsys_cli.check(node_dir / closed.path).state == "ok"
     if not stopping:
         assert "execute_model" in names_of(node_dir / found[2, "closed"].path)
     assert "took over" in found[6, "failed"].reason

@@ -23,7 +23,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from rlprof_ops.analyze.distil import one
-from rlprof_ops.backends import mask_reports, names, nsight
+from rlprof_ops.backends import names
+from rlprof_ops.backends.nsight import mask_reports, nsys_cli
 from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.sync.sent_log import Journal, Sent
 from rlprof_ops.errors import RlprofError
@@ -151,7 +152,7 @@ def _key(path: str, found: os.stat_result) -> Key:
 def _is_worth_it(name: str, size_bytes: int) -> bool:
     if name.startswith(".") or not size_bytes:
         return False
-    if name.endswith(nsight.SUFFIX):
+    if name.endswith(nsys_cli.SUFFIX):
         return True
     return name.endswith(TRACES) and not name.endswith(_MEMORY) and size_bytes >= _LEAST_BYTES
 

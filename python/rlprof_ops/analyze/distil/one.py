@@ -14,7 +14,7 @@ import signal
 import tempfile
 from pathlib import Path
 
-from rlprof_ops.backends import mask_reports
+from rlprof_ops.backends.nsight import mask_reports
 from rlprof_ops.host.contained_dir import ContainedDir
 
 EXPORT_S = 3600.0  # at this priority an export may take long

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlprof_ops import backends
 from rlprof_ops.analyze.columns import Trace
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
+from rlprof_ops.backends.contract import load
 from rlprof_ops.host import foreign
 from rlprof_ops.job import own_files
 
@@ -66,7 +68,7 @@ def _unused(path: Path, why: str) -> str:
 
 
 def read_file(path: Path, export_s: float | None = None) -> Trace:
-    """Columns of one report, from itself; `export_s`: the most that nsys may take to export it.
+    """Columns of one report, from itself; `export_s`: the most that a tool may take to export it.
 
     Raises `UnreadableReport`, OSError.
     """
@@ -76,16 +78,8 @@ def read_file(path: Path, export_s: float | None = None) -> Trace:
         from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite
 
         return read_nsys_sqlite(path)
-    if path.name.endswith((".pickle", ".host-memory.json.gz")):
-        from rlprof_ops.analyze.readers.memory_report import read_memory
-
-        return read_memory(path)
-    if path.name.endswith(".nsys-rep"):
-        from rlprof_ops.analyze.readers.nsys_export import exported
-        from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite
-
-        with exported(path, export_s) as export:
-            return read_nsys_sqlite(export, path)
-    from rlprof_ops.analyze.readers.torch_trace import read_torch
-
-    return read_torch(path)
+    backend = backends.of_report(path.name) or backends.get(backends.OF_TIMELINES)
+    if not backend.reader:
+        raise UnreadableReport(path, f"is a report of {backend.title}, which no reader knows")
+    trace: Trace = load(backend.reader)(path, export_s)
+    return trace

@@ -53,8 +53,11 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no snapshot of torch needs")
 
 
-def read_memory(path: Path) -> Trace:
-    """The samples of a memory report as a trace without ranges. Raises `UnreadableReport`."""
+def read_memory(path: Path, export_s: float | None = None) -> Trace:
+    """The samples of a memory report as a trace without ranges; nothing has to export it.
+
+    Raises `UnreadableReport`.
+    """
     if path.stat().st_size > MAX_BYTES:
         raise UnreadableReport(path, f"larger than {MAX_BYTES >> 20} MiB: open it in pytorch.org/memory_viz")
     try:

@@ -14,13 +14,21 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from rlprof_ops.analyze.columns import Trace
+from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
-from rlprof_ops.backends import nsight
+from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.words import limit
 
 BASE_TIMEOUT_S = 120.0
 TIMEOUT_S_PER_MIB = 2.0
 HELP_TIMEOUT_S = 20.0
+
+
+def read_nsys(report: Path, export_s: float | None = None) -> Trace:
+    """Columns of one `.nsys-rep`; `export_s`: the most that nsys may take. Raises `UnreadableReport`."""
+    with exported(report, export_s) as export:
+        return read_nsys_sqlite(export, report)
 
 
 @contextlib.contextmanager
@@ -39,11 +47,11 @@ def exported(report: Path, timeout_s: float | None = None) -> Iterator[Path]:
     size_mib = report.stat().st_size / (1 << 20)
     if size_mib == 0:
         raise UnreadableReport(report, "is empty: the profiler was killed before it wrote the report")
-    nsys = nsight.find()
+    nsys = nsys_cli.find()
     if nsys is None:
         raise UnreadableReport(
             report,
-            f"no nsys to export it with ({nsight.why_missing(os.environ)}); set RLPROF_NSYS, or put `nsys"
+            f"no nsys to export it with ({nsys_cli.why_missing(os.environ)}); set RLPROF_NSYS, or put `nsys"
             " export --type sqlite` beside it",
         )
     timeout = BASE_TIMEOUT_S + TIMEOUT_S_PER_MIB * size_mib if timeout_s is None else timeout_s

@@ -25,15 +25,15 @@ from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.analyze.readers.scan.batches import Scanned
 from rlprof_ops.analyze.readers.spill import in_order, release
 from rlprof_ops.analyze.readers.torch_columns import INT64, Columns, members, text, whole
-from rlprof_ops.backends.torch import GPUS_KEY
+from rlprof_ops.backends.torch.trace_check import GPUS_KEY
 
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]{1,255})"')
 _RANK = re.compile(rb'"rank"\s*:\s*(\d{1,9})')
 
 
-def read_torch(path: Path) -> Trace:
-    """Columns of one torch-profiler trace.
+def read_torch(path: Path, export_s: float | None = None) -> Trace:
+    """Columns of one torch-profiler trace; nothing has to export it.
 
     Raises
     ------

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlprof_ops import backends
 from rlprof_ops.analyze.run import step_log
 from rlprof_ops.analyze.run.foreign_names import told_by
 from rlprof_ops.backends import names
@@ -241,8 +242,5 @@ def _as_harvested(report: Report, known: dict[str, dict[str, object]]) -> Report
 
 
 def _backend_of(name: str) -> str:
-    if name.endswith((".nsys-rep", ".sqlite")):
-        return "nsight"
-    if name.endswith((".proto", ".pftrace")):
-        return "rocprof_sys"
-    return "memory" if name.endswith(_MEMORY) else "torch"
+    found = backends.of_report(name)
+    return found.name if found else backends.OF_TIMELINES

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.backends import names, nsight
+from rlprof_ops.backends import names
+from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, look, run_bounded
 from rlprof_ops.collect.event_logs import ProcessLog, WindowEvent
 from rlprof_ops.host import processes
@@ -62,14 +63,14 @@ class _Recovery:
         sizes = {
             path: found.st_size
             for path, found in self._tree.files(folder)
-            if found.st_size and path.endswith((nsight.RAW_SUFFIX, nsight.SUFFIX))
+            if found.st_size and path.endswith((nsys_cli.RAW_SUFFIX, nsys_cli.SUFFIX))
         }
         real = os.path.realpath(self._root)
         busy = processes.writers(frozenset(f"{real}/{path}" for path in sizes))
         for path in [path for path in sizes if f"{real}/{path}" in busy]:
             del sizes[path]  # under its final name it would count as finished
             self._failed.append((path, "it is still being written"))
-        reports = [path for path in sizes if path.endswith(nsight.SUFFIX)]
+        reports = [path for path in sizes if path.endswith(nsys_cli.SUFFIX)]
         named = [path for path in reports if _named_place(path) is not None]
         for path in named:
             self._guarded(self._bring_home, path)
@@ -113,7 +114,7 @@ class _Recovery:
     def _put(self, report: str, target: str) -> None:
         """Under its name, or that name with a number when another report has it: none is ever replaced."""
         for number in itertools.count():
-            free = target if number == 0 else target.replace(nsight.SUFFIX, f".{number}{nsight.SUFFIX}")
+            free = target if number == 0 else target.replace(nsys_cli.SUFFIX, f".{number}{nsys_cli.SUFFIX}")
             try:
                 self._tree.rename(report, free, replace=False)
             except FileExistsError:
@@ -144,7 +145,7 @@ def _named_place(path: str) -> str | None:
     parsed = names.parse(name)
     if parsed is None or parsed.kind != "rlprof" or parsed.worker is None:
         return None
-    report = name.removesuffix(nsight.RAW_SUFFIX).removesuffix(nsight.SUFFIX) + nsight.SUFFIX
+    report = name.removesuffix(nsys_cli.RAW_SUFFIX).removesuffix(nsys_cli.SUFFIX) + nsys_cli.SUFFIX
     return str(names.report_folder("nsight", parsed.worker, parsed.rank) / report)
 
 
@@ -172,8 +173,8 @@ class _Range:
 
 def _place(path: str, window: tuple[ProcessLog, WindowEvent] | None) -> str:
     if window is None:
-        stem = path.rsplit("/", 1)[-1].removesuffix(nsight.RAW_SUFFIX).removesuffix(nsight.SUFFIX)
-        return f"profiles/nsight/unknown/{names.safe_worker(stem)}{nsight.SUFFIX}"
+        stem = path.rsplit("/", 1)[-1].removesuffix(nsys_cli.RAW_SUFFIX).removesuffix(nsys_cli.SUFFIX)
+        return f"profiles/nsight/unknown/{names.safe_worker(stem)}{nsys_cli.SUFFIX}"
     log, event = window
     name = names.report_name(
         log.worker,
@@ -182,13 +183,13 @@ def _place(path: str, window: tuple[ProcessLog, WindowEvent] | None) -> str:
         event.phase,
         log.host or log.node,
         log.pid,
-        nsight.SUFFIX,
+        nsys_cli.SUFFIX,
     )
     return str(names.report_folder("nsight", log.worker, log.rank) / name)
 
 
 def _import(tree: ContainedDir, root: Path, path: str, budget_s: float, most_s: float) -> str:
-    importer = nsight.find_importer()
+    importer = nsys_cli.find_importer()
     if importer is None:
         raise ExportFailed(f"QdstrmImporter is not beside the nsys in use here; {_ELSEWHERE}")
     folder = f".recover/{time.time_ns()}-{os.urandom(4).hex()}"
@@ -198,7 +199,7 @@ def _import(tree: ContainedDir, root: Path, path: str, budget_s: float, most_s: 
     link = work / "raw.qdstrm"  # a name of ours: a hostile one could be read as an option
     link.symlink_to((root / path).resolve())
     try:
-        argv = nsight.import_argv(importer, link, work / "report.nsys-rep")
+        argv = nsys_cli.import_argv(importer, link, work / "report.nsys-rep")
         try:
             output = run_bounded(argv, budget_s, str(work), most_s)
         except ExportFailed as error:

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.backends import nsight, nsys_process
+from rlprof_ops.backends.nsight import nsys_cli, nsys_process
 from rlprof_ops.host import processes
 from rlprof_ops.words import limit
 
@@ -46,7 +46,7 @@ class ExportFailed(Exception):
 
 def look(report: Path, *, timeout_s: float = 120.0, scratch: Path | None = None) -> Contents:
     """Export `report` to SQLite in a scratch folder, read it, remove it. Raises `ExportFailed`."""
-    nsys = nsight.find()
+    nsys = nsys_cli.find()
     if nsys is None:
         raise ExportFailed("nsys is not installed here")
     with tempfile.TemporaryDirectory(prefix="rlprof-export-", dir=scratch) as folder:

@@ -123,9 +123,9 @@ class DrainSequence:
             self.node_dir, self.run_dir, self.node, facts, recovered=self._recovered, failed=self._failed
         )
 
-    def clear(self) -> Phase:
-        """Remove the node folder; call it only with a record that says so."""
-        return steps.clear(self.node_dir, say=self._say)
+    def clear(self, spare: Iterable[str] = ()) -> Phase:
+        """Remove the node folder but for the folders `spare`; call it only with a record that says so."""
+        return steps.clear(self.node_dir, spare=spare, say=self._say)
 
     def _wait(self, name: str) -> Step:
         return Step(name, _timed(partial(steps.wait_profilers, self.node_dir, self.job, say=self._say)))

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.backends import names, nsight, nsys_process
+from rlprof_ops.backends import names
+from rlprof_ops.backends.nsight import nsys_cli, nsys_process
 from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.drain.import_raw import recover_tree
 from rlprof_ops.collect.drain.node_record import build_node_record
@@ -124,11 +125,11 @@ def close_windows(
     started = time.monotonic()
     done: list[str] = []
     failed: list[tuple[str, str]] = []
-    if nsight.find() is None:
+    if nsys_cli.find() is None:
         return _phase("close_windows", started, done, failed, say)
     while (left := collecting(node_dir, job)) and time.monotonic() - started < gate_first_s:
         time.sleep(0.2)
-    running = {name: nsys_process.start(nsight.stop_argv(name), tmpdir) for name, tmpdir in left.items()}
+    running = {name: nsys_process.start(nsys_cli.stop_argv(name), tmpdir) for name, tmpdir in left.items()}
     patience = Patience(node_dir, job, started, deadline_s, most_s)
     while any(process.poll() is None for process in running.values()) and not patience.is_over():
         time.sleep(0.05)
@@ -152,7 +153,7 @@ def collecting(node_dir: str | os.PathLike[str], job: str) -> dict[str, str]:
 
     nsys keeps its sessions below TMPDIR (seen with 2023.4), and profiled workers have the node folder's.
     """
-    nsys = nsight.find()
+    nsys = nsys_cli.find()
     found: dict[str, str] = {}
     if nsys is None:
         return found
@@ -173,11 +174,11 @@ def collecting(node_dir: str | os.PathLike[str], job: str) -> dict[str, str]:
 
 def sessions_of(listing: str, job: str) -> list[str]:
     """Collecting sessions of `job` in the text of `nsys sessions list`."""
-    states = nsight.session_states(listing)
+    states = nsys_cli.session_states(listing)
     return [
         name
         for name, state in states.items()
-        if state in nsight.COLLECTING and name.startswith(session_prefix(job))
+        if state in nsys_cli.COLLECTING and name.startswith(session_prefix(job))
     ]
 
 
@@ -362,26 +363,29 @@ def write_node_record(
     return record
 
 
-def clear(node_dir: str | os.PathLike[str], *, say: Say = print) -> Phase:
-    """Remove the node folder, but for `keep/` when it holds anything."""
+def clear(node_dir: str | os.PathLike[str], *, spare: Iterable[str] = (), say: Say = print) -> Phase:
+    """Remove the node folder, but for the folders `spare`, and for `keep/` when it holds anything."""
     started = time.monotonic()
     root = Path(node_dir)
     failed: list[tuple[str, str]] = []
-    spare = (root / "keep").is_dir() and any(path.is_file() for path in (root / "keep").rglob("*"))
+    keep = root / "keep"
+    spared = {
+        *spare,
+        *(["keep"] if keep.is_dir() and any(path.is_file() for path in keep.rglob("*")) else []),
+    }
 
     def note(function: object, path: str, error: Any) -> None:
         failed.append((path, reason_of(error[1])))
 
-    if not spare:
+    if not spared:
         shutil.rmtree(root, onerror=note)  # does not follow links
-    else:
-        for entry in list(root.iterdir()):
-            if entry.name == "keep":
-                continue
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, onerror=note)
-            else:
-                entry.unlink(missing_ok=True)
+    for entry in list(root.iterdir()) if spared else ():
+        if entry.name in spared:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, onerror=note)
+        else:
+            entry.unlink(missing_ok=True)
     return _phase("clear", started, [], failed, say)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from rlprof_ops import backends
@@ -16,7 +16,6 @@ from rlprof_ops.collect.harvest.run_state import Observed
 from rlprof_ops.host.contained_dir import ContainedDir
 
 _STEP_FOLDER = re.compile(r"(?:^|/)(?:rollout_)?step[_-]?(\d{1,12})(?:/|$)")
-_RAY_FOLDERS = {"nsight": "nsight", "rocprof_sys": "rocprof_sys"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,9 @@ def find_reports(run: ContainedDir, observed: Observed) -> list[Found]:
     }
     recovered = {path for record in observed.records.values() for path in record.recovered}
     workers = {names.safe_worker(worker): worker for worker in observed.world if worker}
+    told = {event.backend for log in observed.logs for event in log.windows}
     found: list[Found] = []
-    for path, size, mtime, backend, node in _files(run):
+    for path, size, mtime, backend, node in _files(run, told):
         path = by_path[path][1].path if path in by_path else path  # the same text, once in memory
         name = names.parse(_own_name(path))
         report = Report(
@@ -116,11 +116,15 @@ def _told(report: Report, log: ProcessLog, event: WindowEvent) -> Report:
     )
 
 
-def _files(run: ContainedDir) -> Iterator[tuple[str, int, int, str | None, str | None]]:
-    """(path, bytes, mtime, backend, node) of everything that may be a report."""
+def _files(
+    run: ContainedDir, told: Collection[str]
+) -> Iterator[tuple[str, int, int, str | None, str | None]]:
+    """(path, bytes, mtime, backend, node) of everything that may be a report. `told`: backends of events,
+    which this machine may not have.
+    """
     for path, stat in run.files("profiles"):
         parts = path.split("/")
-        backend = parts[1] if len(parts) > 2 and parts[1] in backends.NAMES else None
+        backend = parts[1] if len(parts) > 2 and (parts[1] in told or backends.is_known(parts[1])) else None
         if parts[-1].startswith(".") or (backend is None and names.parse(_own_name(parts[-1])) is None):
             continue
         yield path, stat.st_size, stat.st_mtime_ns, backend, None
@@ -129,19 +133,17 @@ def _files(run: ContainedDir) -> Iterator[tuple[str, int, int, str | None, str |
         if (
             len(parts) > 5
             and parts[3] == "logs"
-            and parts[4] in _RAY_FOLDERS
+            and parts[4] in backends.builtin()
             and names.parse(parts[-1]) is not None
         ):
             if parts[-1].startswith("empty."):
                 continue  # what Ray's plugin leaves when it tries its options
-            yield path, stat.st_size, stat.st_mtime_ns, _RAY_FOLDERS[parts[4]], parts[1]
+            yield path, stat.st_size, stat.st_mtime_ns, parts[4], parts[1]
 
 
 def _backend_of(path: str) -> str | None:
-    for name in backends.NAMES:
-        if path.endswith(backends.get(name).suffixes):
-            return name
-    return None
+    found = backends.of_report(path)
+    return found.name if found else None
 
 
 def identify(found: list[Found], plan: Callable[[], Iterable[Planned]], observed: Observed) -> list[Found]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+from rlprof_ops import backends
 from rlprof_ops.backends import names
 from rlprof_ops.collect.event_logs import ProcessLog, WindowEvent
 from rlprof_ops.collect.harvest.expected import Planned
@@ -92,15 +93,11 @@ def _left_open(item: Planned, log: ProcessLog, event: WindowEvent, observed: Obs
         return f"{_lost(log.node, observed)} while the window was open{_last_step(log)}"
     if observed.running:
         return f"the window is open: the job is still running{_last_step(log)}"
-    raw = (
-        []
-        if item.capture.backend != "nsight"
-        else [
-            f"{path}: {reason}"
-            for path, reason in _record_of(log, observed).failed.items()
-            if path.endswith(".qdstrm")
-        ]
-    )
+    raw = [
+        f"{path}: {reason}"
+        for path, reason in _record_of(log, observed).failed.items()
+        if (writer := backends.of_report(path)) is not None and writer.name == item.capture.backend
+    ]
     text = f"the worker ended while the window was open{_last_step(log)}{ended_because(observed, '; ')}"
     return text + (f"; its raw capture could not be recovered ({raw[0]})" if raw else "")
 
@@ -144,7 +141,7 @@ def _never_opened(item: Planned, logs: tuple[ProcessLog, ...], observed: Observe
             f" window{_last_step(log)}{_gone(log.node, observed)}"
         )
     record = _record_of(log, observed)
-    if record.plugin_loaded is False and item.capture.backend in ("nsight", "rocprof_sys"):
+    if record.plugin_loaded is False and backends.wraps(item.capture.backend):
         return f"the worker ran without the profiler: node {log.node} did not load the runtime-env plugin"
     text = f"the worker went through step {start} without opening the window{_last_step(log)}"
     return text + ("; it may have resumed after that step" if resumed else "")

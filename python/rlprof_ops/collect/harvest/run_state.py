@@ -4,6 +4,7 @@ suspicion.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import EndCause
-from rlprof_ops.request import ProfileRequest, request_from_dict
+from rlprof_ops.request import ProfileRequest, request_from_json
 from rlprof_ops.slurm.job_state import ended_as
 
 
@@ -246,7 +247,7 @@ def _request(data: dict[str, Any], notes: list[str]) -> ProfileRequest:
     if not asked:
         return ProfileRequest()
     try:
-        return request_from_dict(asked, origin="run.json")
+        return request_from_json(json.dumps(asked), origin="run.json")
     except RlprofError as error:
         notes.append(f"the request in run.json cannot be read, so nothing counts as planned: {error}")
         return ProfileRequest()

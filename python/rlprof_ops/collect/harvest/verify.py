@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlprof_ops import backends
-from rlprof_ops.backends import nsight
+from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, look
 from rlprof_ops.collect.harvest.inventory import Found
 from rlprof_ops.collect.sync.copy_bytes import digest_of
@@ -46,7 +46,7 @@ class Checker:
 
     def __init__(self, run: ContainedDir, *, budget_left: Callable[[], float], inside: bool = True) -> None:
         self._run, self._budget_left = run, budget_left
-        self._inside = inside and nsight.find() is not None
+        self._inside = inside and nsys_cli.find() is not None
         self._known: dict[str, tuple[int, int, Verdict]] = {}
         self._load()
         try:
@@ -76,7 +76,7 @@ class Checker:
         return (
             self._inside
             and found.report.backend == "nsight"
-            and found.report.path.endswith(nsight.SUFFIX)
+            and found.report.path.endswith(nsys_cli.SUFFIX)
             and self._budget_left() > 0
         )
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlprof_ops.backends import mask_reports
+from rlprof_ops.backends.nsight import mask_reports
 from rlprof_ops.collect.sync.append_logs import Tails
 from rlprof_ops.collect.sync.copy_bytes import (
     LARGE,

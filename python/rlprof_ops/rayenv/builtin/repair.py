@@ -1,4 +1,4 @@
-"""Repairs Ray's own nsight and rocprof_sys runtime-env plugins inside the agent's process; nothing is written
+"""Repairs Ray's own runtime-env plugins of profilers inside the agent's process; nothing is written
 to disk.
 
 For trainers that set `runtime_env={"nsight": …}` themselves. What is wrong with the stock plugins of Ray 2.49
@@ -13,17 +13,17 @@ import inspect
 import logging
 import os
 import weakref
-from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlprof_ops import env_names
-from rlprof_ops.backends import nsight, rocprof_sys
-from rlprof_ops.rayenv.builtin import nsight_key
+from rlprof_ops import backends, env_names
+from rlprof_ops.backends.contract import Backend, load, ray_plugin_of
+from rlprof_ops.backends.option_trial import Trials
+from rlprof_ops.backends.wrapping import CannotWrap, ConfigError, RayPlugin, Wrapped
 from rlprof_ops.rayenv.fallback import CannotProfile, give_up
 from rlprof_ops.rayenv.inheritance_hook import keep_to_itself
 from rlprof_ops.rayenv.worker_selection import identify, select
-from rlprof_ops.rayenv.wrap import rocprof
-from rlprof_ops.rayenv.wrap.option_trial import Trials, trial_env
+from rlprof_ops.runtime.clock_file import SOCKET
 
 if TYPE_CHECKING:
     from rlprof_ops.request import ProfileRequest
@@ -35,51 +35,41 @@ _MODIFY = ["self", "uris", "runtime_env", "context", "logger"]
 # repair.
 _CREATE_NAMES = "sys platform RuntimeEnvSetupError isinstance str warning Path get"
 _MODIFY_NAMES = "info join py_executable executable"
-_KNOWN_NAMES = {
-    "_nsight": (
-        f"{_CREATE_NAMES} {_MODIFY_NAMES} nsight NSIGHT_DEFAULT_CONFIG _check_nsight_script _nsight_dir"
-        " parse_nsight_config nsight_cmd"
-    ),
-    "_rocprof_sys": (
-        f"{_CREATE_NAMES} {_MODIFY_NAMES} rocprof_sys ROCPROFSYS_DEFAULT_CONFIG _check_rocprof_sys_script"
-        " _rocprof_sys_dir parse_rocprof_sys_config rocprof_sys_cmd rocprof_sys_env env_vars update"
-    ),
-}
 
 
 def install(logger: logging.Logger) -> None:
     """Repair the plugins that this Ray has and we know; one log line says which were left alone and why."""
-    for name, load, repair in (
-        ("_nsight", _load_nsight, _repair_nsight),
-        ("_rocprof_sys", _load_rocprof, _repair_rocprof),
-    ):
+    for backend in backends.every():
+        ours = ray_plugin_of(backend)
+        if ours is None:
+            continue
         try:
-            plugin = load()
+            plugin = load(ours.stock)
         except ImportError as error:
-            logger.info("rlprof: Ray has no %s plugin to repair (%s)", name, error)
+            logger.info("rlprof: Ray has no %s plugin to repair (%s)", backend.ray_key, error)
             continue
         if plugin.__dict__.get(_REPAIRED):
             continue
-        unknown = why_unknown(plugin)
+        unknown = why_unknown(plugin, backend.ray_key, ours)
         if unknown:
-            logger.warning("rlprof: Ray's %s plugin is left as it is: %s", name, unknown)
+            logger.warning("rlprof: Ray's %s plugin is left as it is: %s", backend.ray_key, unknown)
             continue
-        repair(plugin)
+        replace_methods(plugin, backend, ours)
         setattr(plugin, _REPAIRED, True)
 
 
-def why_unknown(plugin: Any) -> str | None:
+def why_unknown(plugin: Any, key: str, ours: RayPlugin) -> str | None:
     """Why a stock plugin class is not one we may repair; None when it is."""
-    known = _KNOWN_NAMES.get(getattr(plugin, "name", None) or "")
-    if known is None:
+    if getattr(plugin, "name", None) != key:
         return f"its name is {getattr(plugin, 'name', None)!r}"
+    known = f"{_CREATE_NAMES} {_MODIFY_NAMES} {ours.known_names}".split()
     for method, parameters in (("create", _CREATE), ("modify_context", _MODIFY)):
         function = getattr(plugin, method, None)
         if not inspect.isfunction(function):
             return f"it has no method {method}"
         if list(inspect.signature(function).parameters) != parameters:
             return f"{method} takes other arguments than in Ray 2.49 to 2.60"
-        more = sorted(set(function.__code__.co_names) - set(known.split()))
+        more = sorted(set(function.__code__.co_names) - set(known))
         if more:
             return f"{method} does more than in Ray 2.49 to 2.60 ({', '.join(more)})"
     if not inspect.iscoroutinefunction(plugin.create):
@@ -87,39 +77,9 @@ def why_unknown(plugin: Any) -> str | None:
     return None
 
 
-def _load_nsight() -> Any:
-    from ray._private.runtime_env.nsight import NsightPlugin
-
-    return NsightPlugin
-
-
-def _repair_nsight(plugin: Any) -> None:
-    async def prepare(
-        self: Any, runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials
-    ) -> nsight_key.Wrap | nsight_key.SessionWrap | None:
-        return await _prepare_nsight(runtime_env, context, logger, trials, self._nsight_dir)
-
-    _replace_methods(plugin, prepare)
-
-
-def _load_rocprof() -> Any:
-    from ray._private.runtime_env.rocprof_sys import RocProfSysPlugin
-
-    return RocProfSysPlugin
-
-
-def _repair_rocprof(plugin: Any) -> None:
-    async def prepare(
-        self: Any, runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials
-    ) -> rocprof.RocprofWrap | None:
-        return await _prepare_rocprof(runtime_env, context, logger, trials, self._rocprof_sys_dir)
-
-    _replace_methods(plugin, prepare)
-
-
-def _replace_methods(plugin: Any, prepare: Any) -> None:
-    """Give a stock plugin class our two steps: `prepare` a wrap, which fails the worker's creation; then
-    apply it.
+def replace_methods(plugin: Any, backend: Backend, ours: RayPlugin) -> None:
+    """Give a stock plugin class our two steps: prepare a wrap, which fails the worker's creation; then apply
+    it.
     """
     from ray.exceptions import RuntimeEnvSetupError
 
@@ -131,8 +91,9 @@ def _replace_methods(plugin: Any, prepare: Any) -> None:
         self: Any, uri: str | None, runtime_env: Any, context: Any, logger: logging.Logger
     ) -> int:
         try:
-            wrap = await prepare(self, runtime_env, context, logger, trials)
-        except (CannotProfile, nsight_key.ConfigError) as error:
+            folder = getattr(self, f"{backend.ray_key}_dir")
+            wrap = await _prepare(backend, ours, runtime_env, context, logger, trials, folder)
+        except (CannotProfile, ConfigError) as error:
             raise RuntimeEnvSetupError(f"rlprof: {error}") from None
         if wrap is not None:
             wraps[context] = wrap
@@ -153,81 +114,35 @@ def _replace_methods(plugin: Any, prepare: Any) -> None:
     plugin.create, plugin.modify_context = create, modify_context
 
 
-async def _prepare_nsight(
-    runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials, session_folder: Any
-) -> nsight_key.Wrap | nsight_key.SessionWrap | None:
-    config = runtime_env.nsight()
+async def _prepare(
+    backend: Backend,
+    ours: RayPlugin,
+    runtime_env: Any,
+    context: Any,
+    logger: logging.Logger,
+    trials: Trials,
+    folder: Path,
+) -> Wrapped | None:
+    config = runtime_env.get(backend.ray_key)
     if not config:
         return None
-    options = nsight_key.clean_options(config)
-    request = _request(logger)
-    identity, selection = nsight_key.selection_of(runtime_env, options, request)
-    if not selection.wanted:
-        logger.info("rlprof: %s is not selected by the request and starts without nsys", identity)
-        return None
-    if selection.spec is not None and runtime_env.get("rlprof"):
-        logger.info(
-            "rlprof: %s uses our runtime: its nsight options give way to a session of the request", identity
-        )
-        return None
-    nsys = nsight.find()
-    if nsys is None:
-        give_up(
-            identity,
-            selection.spec,
-            context,
-            f"no nsys: {nsight.why_missing(os.environ)} (set RLPROF_NSYS, or install nsight-systems-cli)",
-            logger,
-        )
-        return None
-    session = nsight_key.session_spec(options, identity, os.environ)
-    if session is not None:
-        from rlprof_ops.rayenv.wrap import nsys_request
-
-        reason = await nsys_request.reason_against(session, trials, os.environ)
-        if reason is None:
-            return nsight_key.SessionWrap(identity, session, nsys)
-        give_up(identity, selection.spec, context, reason, logger)
-        return None
-    wrap = nsight_key.make_wrap(options, identity, selection.spec, os.environ, session_folder, nsys)
-    reason = await trials.reason_against((nsys, *wrap.options), wrap.trial(), nsight.client_env(trial_env()))
-    if reason is not None:
-        give_up(
-            identity,
-            selection.spec,
-            context,
-            f"`nsys profile {' '.join(wrap.options)}` does not work: {reason}",
-            logger,
-        )
-        return None
-    return wrap
-
-
-async def _prepare_rocprof(
-    runtime_env: Any, context: Any, logger: logging.Logger, trials: Trials, session_folder: Any
-) -> rocprof.RocprofWrap | None:
-    config = runtime_env.rocprof_sys()
-    if not config:
-        return None
-    if config != "default" and not isinstance(config, Mapping):
-        raise nsight_key.ConfigError(
-            f'the runtime env\'s "_rocprof_sys" is {config!r}: expected "default" or {{"env": …, "args": …}}'
-        )
-    given = {"args": {"F": "true"}} if config == "default" else dict(config)
-    options = nsight_key.clean_options(given.get("args") or {})
-    identity = identify(runtime_env)
-    selection = select(identity, _request(logger), "rocprof_sys")
+    given = ours.given(config)
+    identity = identify(runtime_env, given.options)
+    selection = select(identity, _request(logger), backend.name)
     if not selection.wanted or (selection.spec is not None and runtime_env.get("rlprof")):
         logger.info(
-            "rlprof: %s starts without Ray's rocprof-sys: %s",
+            "rlprof: %s starts without Ray's %s: %s",
             identity,
-            "the request takes it itself" if selection.wanted else "it is not selected",
+            backend.name,
+            "the request takes it itself" if selection.wanted else "the request does not select it",
         )
         return None
-    asked = rocprof.Asked(options, (), given.get("env") or {})
+    supervised = os.path.exists(os.path.join(os.environ.get(env_names.NODE_DIR, ""), SOCKET))
     try:
-        return await rocprof.prepare(asked, identity, selection.spec, False, context, trials, session_folder)
-    except rocprof_sys.FrontEndError as error:
+        return await ours.prepare(
+            given, identity, selection.spec, context, trials, os.environ, folder, supervised
+        )
+    except CannotWrap as error:
         give_up(identity, selection.spec, context, str(error), logger)
     return None
 

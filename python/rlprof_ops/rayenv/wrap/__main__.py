@@ -14,8 +14,9 @@ import sys
 from typing import NoReturn
 
 from rlprof_ops import env_names
+from rlprof_ops.backends.wrapping import Command
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.rayenv.wrap.standalone import Command, run, wrapped_command
+from rlprof_ops.rayenv.wrap.standalone import run, wrapped_command
 from rlprof_ops.runtime.process.event_log import log
 from rlprof_ops.runtime.process.worker_identity import rank_from
 from rlprof_ops.runtime.profiler import request_from_env

@@ -4,46 +4,26 @@ rlprof_ops.rayenv.wrap … CMD` run instead of CMD.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import re
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from rlprof_ops import env_names, trainers
-from rlprof_ops.backends import nsight, rocprof_sys, validate
+from rlprof_ops import backends, env_names, trainers
+from rlprof_ops.backends.contract import wrap_of
+from rlprof_ops.backends.wrapping import CannotWrap, Command, Identity
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.knobs import python_path
-from rlprof_ops.rayenv.worker_selection import Identity
-from rlprof_ops.rayenv.wrap import rocprof
-from rlprof_ops.rayenv.wrap.option_trial import Trials
-from rlprof_ops.rayenv.wrap.wrap_context import WrapError, nsys_command, nsys_is_missing, specs_for
+from rlprof_ops.rayenv.wrap.wrap_context import specs_for
 
 if TYPE_CHECKING:
-    from rlprof_ops.request import CaptureSpec, ProfileRequest
+    from rlprof_ops.request import ProfileRequest
 
 TRAINER = "trainer"
-_RUNNER = Path(__file__).with_name("rocprof_script.py")
-_PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
-_PYTHON_TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-
-
-@dataclass(frozen=True)
-class Command:
-    """What to run. `exit_code_file`: the tool hides the program's exit code, which is found there instead."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    exit_code_file: str | None = None
 
 
 def wrapped_command(
@@ -53,7 +33,7 @@ def wrapped_command(
     request: ProfileRequest | None,
     env: Mapping[str, str],
 ) -> Command:
-    """CMD as the request wants it: under nsys, under rocprof-sys, or as it is.
+    """CMD as the request wants it: under the profiler of its first capture that needs that, or as it is.
 
     Args:
         worker: None for a trainer whose adapter names it; it counts as `trainer` here.
@@ -75,66 +55,19 @@ def wrapped_command(
     if specs and request:
         full[env_names.REQUEST_JSON] = request.to_json()
     for spec in specs:
-        errors = validate(spec).errors
+        errors = backends.validate(spec).errors
         if errors:
             raise UsageError("; ".join(errors))
+        wrap = wrap_of(backends.get(spec.backend))
+        if wrap is None:
+            continue
         try:
-            if spec.backend == "nsight":
-                return _under_nsys(identity, argv, spec, full)
-            if spec.backend == "rocprof_sys":
-                return _under_rocprof(identity, argv, spec, full)
-        except (WrapError, rocprof_sys.FrontEndError) as error:
+            return wrap.make(identity, spec, full, full).command(argv, full)
+        except CannotWrap as error:
             if spec.on_error == "fail":
                 raise RlprofError(f"{identity} cannot be profiled: {error}") from None
             full[env_names.NOT_WRAPPED] = str(error)
     return Command(tuple(argv), full)
-
-
-def _under_nsys(
-    identity: Identity, argv: Sequence[str], spec: CaptureSpec, env: Mapping[str, str]
-) -> Command:
-    nsys = nsight.find(env)
-    if nsys is None:
-        raise WrapError(nsys_is_missing(identity.worker or "", identity.rank, env))
-    command = nsys_command(identity, spec, env, nsys)
-    return Command((*command.words(), *argv), {**env, **command.variables})
-
-
-def _under_rocprof(
-    identity: Identity, argv: Sequence[str], spec: CaptureSpec, env: dict[str, str]
-) -> Command:
-    python, rest = split_python(argv)
-    folder = Path(env.get(env_names.NODE_DIR) or env.get(env_names.RUN_DIR) or "rlprof-profiles").absolute()
-    variables = {name: value for name, value in env.items() if name.startswith("ROCPROFSYS_")}
-    asked = rocprof.Asked(
-        spec.options, spec.flags if spec.flags or spec.options else rocprof.DEFAULT_FLAGS, variables
-    )
-    target = folder / "profiles" / "rocprof_sys" / (identity.worker or "") / f"rank{identity.rank or 0}"
-    context = SimpleNamespace(py_executable=shlex.join(python), env_vars=env, command_prefix=[])
-    wrap = asyncio.run(rocprof.prepare(asked, identity, spec, True, context, Trials(), target, env))
-    codes = os.path.join(tempfile.mkdtemp(prefix="rlprof-wrap-"), "exit_code")
-    path = os.pathsep.join(filter(None, [wrap.package_folder, env.get("PYTHONPATH")]))
-    command = (*python, "-m", "rocprofsys", *wrap.words, "--", str(_RUNNER), codes, *rest)
-    return Command(command, {**env, **wrap.variables, "PYTHONPATH": path}, codes)
-
-
-def split_python(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`python -u train.py --x` -> (["python", "-u"], ["train.py", "--x"]).
-
-    Raises `UsageError` for anything but Python: rocprof-sys starts Python scripts alone.
-    """
-    program = os.path.basename(shutil.which(argv[0]) or argv[0])
-    if not _PYTHON.fullmatch(program) and not _PYTHON.fullmatch(os.path.basename(argv[0])):
-        raise UsageError(
-            f"rocprof-sys starts Python scripts, and {argv[0]!r} is no Python: wrap what it starts, "
-            "e.g. `torchrun --no-python … rlprof wrap --worker W -- python train.py`"
-        )
-    at = 1
-    while at < len(argv) and argv[at].startswith("-") and argv[at] not in ("-m", "-c", "-"):
-        at += 2 if argv[at] in _PYTHON_TAKES_VALUE else 1
-    if at >= len(argv) or argv[at] in ("-c", "-"):
-        raise UsageError(f"rocprof-sys starts Python scripts: name one after {' '.join(argv[:at])!r}")
-    return list(argv[:at]), list(argv[at:])
 
 
 def run(made: Command) -> NoReturn:

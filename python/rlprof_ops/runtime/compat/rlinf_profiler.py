@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import names
+from rlprof_ops.backends.torch.recorder import TorchProfile
 from rlprof_ops.runtime.compat.rlinf_profiler_config import PyTorchProfilerConfig, checked
 from rlprof_ops.runtime.process.event_log import log_once
-from rlprof_ops.runtime.recorders.torch import TorchProfile
 
 FORWARD, FORWARD_BACKWARD = "fwd", "fwd_bwd"
 
@@ -170,8 +170,8 @@ class PyTorchProfiler:
     def _make_profile(self, action: str) -> TorchProfile:
         import torch
 
-        from rlprof_ops.backends.torch_options import TorchOptions
-        from rlprof_ops.runtime.recorders.torch import make_profile
+        from rlprof_ops.backends.torch.options import TorchOptions
+        from rlprof_ops.backends.torch.recorder import make_profile
 
         config = self.config
         switches = {

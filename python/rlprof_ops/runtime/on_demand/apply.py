@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlprof_ops import env_names
+from rlprof_ops import backends
 from rlprof_ops.runtime.gate import TimedGate
 from rlprof_ops.runtime.on_demand.watcher import STACKS, CaptureRequest, Watcher
 from rlprof_ops.runtime.process.event_log import log
@@ -26,12 +25,10 @@ def spec_for(
     """
     from rlprof_ops.request import CaptureSpec, Steps, Window
 
-    backend = demand.backend
-    if backend == "auto":
-        backend = "nsight" if os.environ.get(env_names.NSYS_SESSION) else "torch"
+    backend = backends.of_demand(demand.backend)
     options = dict(demand.options)
-    if backend == "torch" and demand.seconds is not None:
-        options["all_threads"] = "true"  # it is started and stopped beside the training thread
+    if demand.seconds is not None and backends.is_known(backend):
+        options.update(backends.get(backend).timed_options)
     start = next_step or 1
     steps = Steps.of([Window(start, start + demand.next_steps if demand.next_steps else None)])
     spec = CaptureSpec(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops import env_names
+from rlprof_ops import backends, env_names
 from rlprof_ops.host import atomic, foreign
 from rlprof_ops.runtime.process.event_log import log_once
 
@@ -32,8 +32,11 @@ _COARSE_NS = 2_000_000_000
 
 
 def asked(env: Mapping[str, str]) -> bool:
-    """Whether this process should look for captures on demand: `RLPROF_ON_DEMAND` is 1, on, or nsight."""
-    return env.get(env_names.ON_DEMAND, "").strip().lower() in ("1", "true", "yes", "on", "nsight")
+    """Whether this process should look for captures on demand: `RLPROF_ON_DEMAND` is 1, on, or a backend that
+    has to start the process.
+    """
+    said = env.get(env_names.ON_DEMAND, "").strip().lower()
+    return said in ("1", "true", "yes", "on") or (bool(said) and backends.wraps(said))
 
 
 @dataclass(frozen=True)

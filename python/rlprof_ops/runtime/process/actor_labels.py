@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from rlprof_ops import env_names
+from rlprof_ops import backends, env_names
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS, WorkerKey
 
 if TYPE_CHECKING:
@@ -157,9 +157,11 @@ def _note(runtime_env: object) -> None:
 def labelled(actor_class: ActorClass, options: Mapping[str, object]) -> object:
     """The runtime env for a new actor: with our key when the request selects it, else as it came."""
     given = cast("Mapping[str, object] | None", options.get("runtime_env"))
-    request, everyone = _request(), os.environ.get(env_names.ON_DEMAND, "").strip().lower() == "nsight"
+    request, on_demand = _request(), os.environ.get(env_names.ON_DEMAND, "").strip().lower()
+    everyone = bool(on_demand) and backends.wraps(on_demand)
     env: dict[str, object] = dict(given or {})
-    by_trainer = bool(env.get("nsight") or env.get("_nsight"))  # profiled by the trainer's own choice
+    keys = [each.ray_key for each in backends.every() if each.ray_key]
+    by_trainer = any(env.get(key) or env.get(key.lstrip("_")) for key in keys)  # by the trainer's own choice
     if request is None and not everyone and not by_trainer:
         return given
     variables = cast("Mapping[str, str]", env.get("env_vars") or {})
@@ -212,10 +214,10 @@ def own_variables(variables: Mapping[str, str], env: Mapping[str, str]) -> dict[
 
     What a trainer sets for its actors to another value than this process has stays.
     """
-    from rlprof_ops.backends import nsight
+    from rlprof_ops.backends.nsight import nsys_cli
 
     handed_on = {name: value for name, value in variables.items() if env.get(name) == value}
-    clean = nsight.client_env({name: value for name, value in handed_on.items() if name not in _MINE})
+    clean = nsys_cli.client_env({name: value for name, value in handed_on.items() if name not in _MINE})
     return {
         name: clean.get(name, value)
         for name, value in variables.items()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from rlprof_ops import env_names
+from rlprof_ops import backends, env_names
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.process import session_file
 from rlprof_ops.runtime.process.worker_identity import WorkerKey, find_identity
@@ -59,7 +59,7 @@ def _was_not_wrapped(reason: str) -> None:
     text = with_request(env).get(env_names.REQUEST_JSON)
     place = find_identity(None, None, None, env)
     specs = request_from_json(text).for_worker(place.worker, place.rank) if text else ()
-    wrapping = [spec for spec in specs if spec.backend in ("nsight", "rocprof_sys")]
+    wrapping = [spec for spec in specs if backends.wraps(spec.backend)]
     if not wrapping:
         return
     events = EventLog(place.events / f"{place.stem}.session.jsonl")

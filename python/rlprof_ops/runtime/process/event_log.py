@@ -8,32 +8,15 @@ import json
 import mmap
 import os
 import struct
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
+from rlprof_ops.host.log_line import log as log
+from rlprof_ops.host.log_line import log_once as log_once
+
 _INT64 = struct.Struct("<q")
-
-
-def log(message: str) -> None:
-    """One line on stderr, where Ray and Slurm collect it; never raises (stderr may be closed at exit)."""
-    try:
-        sys.stderr.write(f"[rlprof] {message}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        pass
-
-
-_said: set[str] = set()
-
-
-def log_once(message: str, key: str = "") -> None:
-    """`log`, but a process says the same thing (all messages of one `key`, when there is one) only once."""
-    if (key or message) not in _said:
-        _said.add(key or message)
-        log(message)
 
 
 class Registered(Protocol):

@@ -14,11 +14,15 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
+from rlprof_ops import backends
+
 if TYPE_CHECKING:
     from ray.runtime_env import RuntimeEnv
 
-# As Ray stores them: `nsight` and `rocprof_sys` begin with an underscore.
-NOT_MINE: Mapping[str, object] = {"rlprof": {}, "_nsight": None, "_rocprof_sys": None}
+NOT_MINE: Mapping[str, object] = {
+    "rlprof": {},
+    **{each.ray_key: None for each in backends.every() if each.ray_key},
+}
 # Ray calls what this names in every new worker (ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR).
 HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 HOOK = "rlprof_ops.runtime.process.ray_children.keep_profiling"

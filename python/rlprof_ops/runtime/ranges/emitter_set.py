@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
+from rlprof_ops import backends
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
 from rlprof_ops.runtime.ranges import emitters
 from rlprof_ops.runtime.ranges.emitters import RangeEmitter
@@ -20,11 +21,12 @@ class EmitterSet:
         self._nvtx: RangeEmitter | Literal[False] | None = None  # False: there is none
 
     def choose(self, open_backends: Collection[str]) -> tuple[RangeEmitter, ...]:
-        """NVTX for nsys and rocprof-sys, `record_function` for torch; equal tuples for equal backends."""
+        """What the open backends say of their `ranges`; equal tuples for equal backends."""
+        kinds = {backends.get(name).ranges for name in open_backends}
         chosen: list[RangeEmitter | None] = []
-        if "nsight" in open_backends or "rocprof_sys" in open_backends:
+        if "nvtx" in kinds:
             chosen.append(self._nvtx_ranges())
-        if "torch" in open_backends:
+        if "record_function" in kinds:
             chosen.append(emitters.record_function_ranges())
         return tuple(recorder for recorder in chosen if recorder is not None)
 

@@ -11,105 +11,33 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from rlprof_ops import env_names
-from rlprof_ops.backends import OK, Where, mask_reports, names, nsight, validate
-from rlprof_ops.backends import torch as torch_backend
-from rlprof_ops.backends.memory_options import has_gpu
+from rlprof_ops.backends import OK, Where, get, names, validate
+from rlprof_ops.backends.contract import WindowRecorder as WindowRecorder
+from rlprof_ops.host.gpus import has_gpu
 from rlprof_ops.redact import own_secrets
-from rlprof_ops.runtime.recorders.memory import memory_recorder
-from rlprof_ops.runtime.recorders.nsys_range import NsysRangeRecorder
-from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
-from rlprof_ops.runtime.recorders.rocprof import RocprofRecorder, is_wrapped
-from rlprof_ops.runtime.recorders.torch import TorchRecorder
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
 
 
-class Stopping(Protocol):
-    """A recording that has ended and whose report is still being written, beside the training."""
-
-    def wait(self) -> Path:
-        """The finished file. Raises `CaptureError`. Called once, in whatever thread."""
-
-
-class WindowRecorder(Protocol):
-    """One backend in this process. `open` and `close` raise `CaptureError`."""
-
-    suffix: str
-
-    def open(self, target: Path) -> None:
-        """Begin to record; `target` is where `close` leaves the finished file, in the TMPDIR of the job."""
-
-    def entered(self, step: int) -> None:
-        """A step of the open window begins."""
-
-    def close(self) -> Path | Stopping:
-        """End the recording: the finished file, or what is still to be waited for before there is one."""
-
-
-NOT_WRAPPED = (
-    "this process was not started by `nsys launch` (RLPROF_NSYS_SESSION is not set): the runtime-env plugin"
-    " was not loaded on this node, or the actor was created without profiler.runtime_env(...) in its"
-    " runtime_env"
-)
-
-
 def choose_taker(spec: CaptureSpec, all_specs: Sequence[CaptureSpec]) -> tuple[WindowRecorder | None, str]:
     """Who takes `spec` in this process, or None and the reason why nobody can."""
-    refused = validate(spec, Where(gpu=has_gpu() if spec.backend == "memory" else None)).errors
+    refused = validate(spec, Where(gpu=has_gpu())).errors
     if refused:
         return None, "; ".join(refused)
-    if spec.backend == "nsight":
-        session = os.environ.get(env_names.NSYS_SESSION)
-        if session:
-            return NsysSessionRecorder(session, spec), ""
-        if os.environ.get(env_names.NSYS_RANGE):
-            return NsysRangeRecorder(os.environ[env_names.NSYS_RANGE]), ""
-        return None, os.environ.get(env_names.NOT_WRAPPED) or NOT_WRAPPED
-    if spec.backend == "torch":
-        conflict = _second_cupti_user(all_specs)
-        return (None, conflict) if conflict else (TorchRecorder(spec), "")
-    if spec.backend == "memory":
-        return memory_recorder(spec), ""
-    if spec.backend == "rocprof_sys":
-        if is_wrapped():
-            return RocprofRecorder(), ""
-        return None, os.environ.get(env_names.NOT_WRAPPED) or NOT_WRAPPED.replace(
-            "nsys launch", "rocprofsys"
-        ).replace("RLPROF_NSYS_SESSION is not set", "the module rocprofsys is not loaded")
-    return None, f"the backend {spec.backend!r} cannot be taken inside a training process"
-
-
-def _second_cupti_user(specs: Sequence[CaptureSpec]) -> str:
-    """CUPTI serves one profiler a process; nsys, injected at start, was first."""
-    other = next((spec for spec in specs if spec.backend == "nsight" and nsight.traces_cuda(spec)), None)
-    if other is None or not os.environ.get(env_names.NSYS_SESSION) or not torch_backend.has_cuda_activity():
-        return ""
-    return (
-        "nsys already traces CUDA in this process and CUPTI serves one profiler only: ask for one of nsight"
-        " and torch, or `t: nvtx`"
-    )
+    return get(spec.backend).recorder(spec, all_specs)
 
 
 def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -> Path:
     """Also put a finished report where the request's `output_dir` wants it, without the secrets of this
     node's processes; the path there. Raises OSError.
-
-    torch traces lie as NeMo RL documents it (docs of NRL_TORCH_PROFILE_DIR): the controller's in the folder
-    itself, those of generation workers in one folder each kind, of all others by kind and rank.
     """
-    folder = Path(output_dir)
-    name = names.safe_worker(worker)
-    if backend != "torch":
-        folder = folder / backend / name / f"rank{rank}"
-    elif "controller" not in name:
-        folder = folder / name if "generation" in name else folder / name / str(rank)
+    folder = Path(output_dir, get(backend).output_folder(names.safe_worker(worker), rank))
     target = folder / final.name
     folder.mkdir(parents=True, exist_ok=True)
-    with _without_secrets(final) as source:
+    with _without_secrets(final, backend) as source:
         try:
             os.link(source, target)
         except FileExistsError:
@@ -120,10 +48,12 @@ def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -
 
 
 @contextlib.contextmanager
-def _without_secrets(report: Path) -> Iterator[Path]:
+def _without_secrets(report: Path, backend: str) -> Iterator[Path]:
     """The report, or, where secrets stand in it, a masked copy beside it. Raises OSError when that is no
     report any more.
     """
+    from rlprof_ops.backends.nsight import mask_reports
+
     found: list[tuple[int, int]] = []
     if report.name.endswith(mask_reports.MASKED_SUFFIXES):
         values = mask_reports.maskable(mask_reports.secrets_of_processes() | own_secrets())
@@ -137,7 +67,7 @@ def _without_secrets(report: Path) -> Iterator[Path]:
         shutil.copyfile(report, masked)
         with open(masked, "r+b") as stream:
             mask_reports.mask(stream.fileno(), found)
-        if nsight.check(masked).state != OK:
+        if get(backend).check(masked).state != OK:
             raise OSError(errno.EBADMSG, "with its secrets taken out it is no report any more", report.name)
         yield masked
     finally:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.backends import names
+from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
 from rlprof_ops.request import CaptureSpec, Window
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile
 from rlprof_ops.runtime.process.session_file import Session
-from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
 
 
 @dataclass

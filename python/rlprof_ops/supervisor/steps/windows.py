@@ -15,7 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.backends import names, nsight
+from rlprof_ops.backends import names
+from rlprof_ops.backends.nsight import nsys_cli
+from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Window
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
@@ -23,7 +26,6 @@ from rlprof_ops.runtime.process import session_file
 from rlprof_ops.runtime.process.session_file import Session
 from rlprof_ops.runtime.process.worker_identity import DRIVER
 from rlprof_ops.runtime.recorders.base import move_into_place, unused
-from rlprof_ops.runtime.recorders.nsys_session import NsysSessionRecorder
 from rlprof_ops.supervisor.steps import left_open
 from rlprof_ops.supervisor.steps.watched_session import (
     OpenWindow,
@@ -208,7 +210,7 @@ class Windows:
     ) -> bool:
         session = watched.session
         report = names.report_name(
-            session.worker, session.rank, window, None, session.host, session.pid, nsight.SUFFIX, asked_by
+            session.worker, session.rank, window, None, session.host, session.pid, nsys_cli.SUFFIX, asked_by
         )
         recorder = NsysSessionRecorder(session.name, spec, {**os.environ, "TMPDIR": session.tmpdir})
         target = unused(self._node_dir / "tmp" / report)
@@ -261,7 +263,7 @@ class Windows:
 
     def _deliver(self, session: Session, current: OpenWindow, finished: Path) -> tuple[int, Path]:
         """Check the report, and put it where it belongs."""
-        found = nsight.check(finished)
+        found = nsys_cli.check(finished)
         if found.state != "ok":
             raise CaptureError(f"the report is {found.state}: {found.reason} ({finished})")
         report = names.report_name(
@@ -271,7 +273,7 @@ class Windows:
             None,
             session.host,
             session.pid,
-            nsight.SUFFIX,
+            nsys_cli.SUFFIX,
             current.asked_by,
         )
         final = self._node_dir / names.report_folder("nsight", session.worker, session.rank) / report
@@ -385,7 +387,7 @@ def _stopped(current: OpenWindow) -> Path:
     except CaptureError:
         until = time.monotonic() + _STOP_BEFORE_S
         while current.adopted and time.monotonic() < until:
-            if nsight.check(current.target).state == "ok":  # the one before had begun to stop it
+            if nsys_cli.check(current.target).state == "ok":  # the one before had begun to stop it
                 return current.target
             time.sleep(_LOOK_S)
         raise
@@ -396,4 +398,4 @@ def _ours(request: ProfileRequest | None) -> tuple[CaptureSpec, ...]:
 
 
 def _is_ours(spec: CaptureSpec) -> bool:
-    return bool(spec) and spec.backend == "nsight" and nsight.capture_range(spec) is None
+    return bool(spec) and spec.backend == "nsight" and nsys_options.capture_range(spec) is None

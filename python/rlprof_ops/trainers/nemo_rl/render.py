@@ -7,7 +7,7 @@ import shlex
 from fnmatch import fnmatchcase
 
 from rlprof_ops import env_names
-from rlprof_ops.backends.nsight_presets import resolve
+from rlprof_ops.backends.nsight.presets import resolve
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 from rlprof_ops.request.selectors import is_pattern
 from rlprof_ops.trainers.dialects import Remarks, Rendered, Worker, common_losses, select, usable

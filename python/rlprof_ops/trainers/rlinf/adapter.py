@@ -16,7 +16,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from rlprof_ops import env_names
+from rlprof_ops import backends, env_names
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_rule
 from rlprof_ops.runtime.process.hooks import (
     Intercept,
@@ -119,6 +119,7 @@ def install(name: str, module: ModuleType) -> None:
             raise UnknownShape(f"Cluster.modify_profile_context takes {', '.join(theirs.parameters)}")
         hook = Intercept("RLinf", prepare=functools.partial(_profile_context, theirs))
         follow(owner, "modify_profile_context", hook)
+        follow(owner, "get_profiling_env_vars_for_worker", Intercept("RLinf", prepare=_profile_variables))
 
 
 def role_of(actor: NewActor) -> tuple[str, int | None] | None:
@@ -143,22 +144,28 @@ def _group_function(function: Any, *arguments: Any, **named: Any) -> None:
 
 
 def _profile_context(theirs: inspect.Signature, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """RLinf's own `nsys profile` gives way to a session: of the job's request where that selects the worker,
-    else, in a job that was asked for nothing, of RLinf's. What is left of it writes into the run folder."""
+    """RLinf's own wrap gives way to ours: of the job's request where that selects the worker, else, in a job
+    that was asked for nothing, of RLinf's. What is left of it writes into the run folder."""
     bound = theirs.bind(*arguments, **named)
     config, worker = bound.arguments.get("profiling_cfg"), str(bound.arguments["worker_name"])
     if config is None:
         return None
     safely("RLinf", _ask, config)
-    if safely("RLinf", _has_session, worker):
+    if safely("RLinf", _is_wrapped, worker):
         return Substitute(bound.arguments["python_interpreter_path"])
     bound.arguments["profiling_cfg"] = _into_run_folder(config, worker)
     return bound.args, bound.kwargs
 
 
+def _profile_variables(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Where RLinf's own wrap would write: nothing of it for a worker that ours starts."""
+    worker = named.get("worker_name", arguments[1] if len(arguments) > 1 else None)
+    return Substitute({}) if worker and safely("RLinf", _is_wrapped, str(worker)) else None
+
+
 def _ask(config: Any) -> None:
     """Make `cluster.profiling` the request of a job that has none."""
-    if _RUNNER.asked or os.environ.get(env_names.REQUEST_JSON) or config.backend != "nsight":
+    if _RUNNER.asked or os.environ.get(env_names.REQUEST_JSON) or not backends.wraps(config.backend):
         return
     _RUNNER.asked = True
     from rlprof_ops.runtime import step_clock
@@ -171,8 +178,8 @@ def _ask(config: Any) -> None:
         actor_labels.forget_request()
 
 
-def _has_session(worker: str) -> bool:
-    """Whether the request selects `<group>:<rank>` for nsight: our plugin wraps it then."""
+def _is_wrapped(worker: str) -> bool:
+    """Whether the request selects `<group>:<rank>` for a profiler that has to start it: our plugin does."""
     text = os.environ.get(env_names.REQUEST_JSON)
     if not text:
         return False
@@ -180,7 +187,7 @@ def _has_session(worker: str) -> bool:
 
     group, _, rank = worker.partition(":")
     specs = request_from_json(text).for_worker(group, int(rank.partition(":")[0] or 0))
-    return any(spec.backend == "nsight" for spec in specs)
+    return any(backends.wraps(spec.backend) for spec in specs)
 
 
 def _into_run_folder(config: Any, worker: str) -> Any:
@@ -194,7 +201,7 @@ def _into_run_folder(config: Any, worker: str) -> Any:
 
     group, _, rank = worker.partition(":")
     changed = copy.copy(config)
-    backend = str(getattr(config, "BACKEND_TYPE", "nsight"))
+    backend = str(getattr(config, "BACKEND_TYPE", backends.DEFAULT))
     changed.output_dir = os.path.join(
         run, names.report_folder(backend, group, int(rank.partition(":")[0] or 0))
     )

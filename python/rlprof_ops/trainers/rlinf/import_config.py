@@ -11,7 +11,14 @@ from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
 from rlprof_ops.trainers.dialects import Imported
 from rlprof_ops.trainers.hydra import dig, is_interpolation, read_settings
-from rlprof_ops.trainers.rlinf.names import FIELDS, PRESETS, TORCH_DEFAULTS, WORKERS, canonical_group
+from rlprof_ops.trainers.rlinf.names import (
+    COMMON_FIELDS,
+    FIELDS,
+    PRESETS,
+    TORCH_DEFAULTS,
+    WORKERS,
+    canonical_group,
+)
 from rlprof_ops.trainers.rlinf.placement import group_names
 from rlprof_ops.trainers.rlinf.render import window_options
 
@@ -67,17 +74,19 @@ def import_(text: str, name: str) -> Imported:
 
 
 def request_of(config: Any) -> ProfileRequest:
-    """The request of `cluster.profiling` as a running RLinf holds it (its NsightConfig); where it writes
-    reports is not part of it. Raises RequestError."""
-    options = {key: value for key, value in (config.options or {}).items() if key not in ("o", "output")}
-    fields = {
+    """The request of `cluster.profiling` as a running RLinf holds it (its NsightConfig or RocprofSysConfig);
+    where it writes reports is not part of it. Raises RequestError."""
+    fields: dict[str, Any] = {
         "backend": str(config.backend),
         "enabled": bool(config.enabled),
         "worker_groups": list(config.worker_groups or ()),
         "steps": None if config.steps is None else [int(step) for step in config.steps],
-        "options": options,
-        "flags": list(config.flags or ()),
     }
+    for name in FIELDS.get(fields["backend"], ()):
+        if name not in COMMON_FIELDS and (value := getattr(config, name, None)):
+            fields[name] = list(value) if not isinstance(value, Mapping) else dict(value)
+    for name in ("o", "output"):
+        fields.get("options", {}).pop(name, None)
     text = json.dumps({"cluster": {"profiling": fields}})
     return import_(text, "cluster.profiling").request
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlprof_ops.backends import nsight_presets
+from rlprof_ops.backends.nsight import presets as nsight_presets
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps
 from rlprof_ops.request.problems import nearest
 from rlprof_ops.request.selectors import is_pattern
@@ -148,9 +148,9 @@ def window_options(ranges: int | None) -> dict[str, str]:
 
 def _rocprof(spec: CaptureSpec, remarks: Remarks) -> list[Setting]:
     remarks.lose(
-        "rocprof_sys: RLinf's own wrap gives rocprof-sys-python the interpreter as if it were a script, and"
-        " no worker starts (source code string cannot contain null bytes). Leave cluster.profiling out and"
-        " let rlprof wrap the workers: rlprof submit without --framework, or rlprof wrap"
+        "rocprof_sys elsewhere than in a job of rlprof, where ours takes the place of RLinf's own wrap: that"
+        " gives rocprof-sys-python the interpreter as if it were a script, and no worker starts (source code"
+        " string cannot contain null bytes). Leave cluster.profiling out there"
     )
     if spec.flags:
         remarks.lose(f"flags {', '.join(spec.flags)}; RLinf's args need a value")
@@ -158,7 +158,7 @@ def _rocprof(spec: CaptureSpec, remarks: Remarks) -> list[Setting]:
         if name in REFUSED_ARGS:
             remarks.note(f"rocprof-sys-python refuses {name!r}, although RLinf's document uses it")
     if spec.steps and str(spec.steps) != "1:":
-        remarks.note("rocprof_sys has no gate on steps: RLinf records each worker's whole life")
+        remarks.note("rocprof_sys: elsewhere than in a job of rlprof RLinf records each worker's whole life")
     settings = [Setting((*TOP, "args", name), value, new=True) for name, value in spec.options.items()]
     return settings + [Setting((*TOP, "env", name), value, new=True) for name, value in spec.env.items()]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from rlprof_ops.backends.nsight_presets import resolve
+from rlprof_ops.backends.nsight.presets import resolve
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps
 from rlprof_ops.trainers.dialects import Remarks, common_losses, select, usable
 from rlprof_ops.trainers.verl.roles import CONTROLLER, WORKERS

@@ -1,0 +1,77 @@
+"""nsight: Nsight Systems. `nsys launch` wraps a process, and windows are opened in its session from inside or
+from outside; or `nsys profile` with a capture range.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlprof_ops import env_names
+from rlprof_ops.backends.contract import (
+    Asked,
+    Backend,
+    Check,
+    Options,
+    Spec,
+    Verdict,
+    Where,
+    WindowRecorder,
+    not_wrapped,
+)
+from rlprof_ops.backends.nsight.options import NAME, RAW_SUFFIX, SUFFIX
+from rlprof_ops.backends.nsight.options import validate as _validate
+
+
+class Nsight(Backend):
+    name = NAME
+    title = "Nsight"
+    aliases = ("nsys", "nsight_systems", "nvidia", "nvtx")
+    suffixes = (SUFFIX, RAW_SUFFIX)
+    summary = "Nsight Systems (`nsys`): CUDA, NVTX ranges and the host, of a worker and its children"
+    ranges = "nvtx"
+    bytes_per_rank_step = 50 << 20
+    derived = (".sqlite",)
+    ray_key = "_nsight"
+    windows_from_outside = True
+    wrap = "rlprof_ops.backends.nsight.wrap:WRAP"
+    ray_plugin = "rlprof_ops.backends.nsight.ray_plugin:PLUGIN"
+    reader = "rlprof_ops.analyze.readers.nsys_export:read_nsys"
+    doctor = "rlprof_ops.doctor.profilers:nsys"
+
+    def check(self, path: Path) -> Check:
+        from rlprof_ops.backends.nsight.nsys_cli import check
+
+        return check(path)
+
+    def validate(self, spec: Asked, where: Where) -> Verdict:
+        return _validate(spec, where)
+
+    def answers_here(self) -> bool:
+        return bool(os.environ.get(env_names.NSYS_SESSION))
+
+    def holds_cupti(self, spec: Options) -> str:
+        from rlprof_ops.backends.nsight.nsys_cli import traces_cuda
+
+        if not os.environ.get(env_names.NSYS_SESSION) or not traces_cuda(spec):
+            return ""
+        return (
+            "nsys already traces CUDA in this process and CUPTI serves one profiler only: ask for one of"
+            " nsight and torch, or `t: nvtx`"
+        )
+
+    def recorder(self, spec: Spec, beside: Sequence[Spec]) -> tuple[WindowRecorder | None, str]:
+        session, opened_by = os.environ.get(env_names.NSYS_SESSION), os.environ.get(env_names.NSYS_RANGE)
+        if session:
+            from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
+
+            return NsysSessionRecorder(session, spec), ""
+        if opened_by:
+            from rlprof_ops.backends.nsight.range_recorder import NsysRangeRecorder
+
+            return NsysRangeRecorder(opened_by), ""
+        return None, not_wrapped("`nsys launch` (RLPROF_NSYS_SESSION is not set)")
+
+
+BACKEND = Nsight()

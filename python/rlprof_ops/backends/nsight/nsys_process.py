@@ -1,0 +1,52 @@
+"""Commands of nsys that we run beside a training: in a process group of their own, and never recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+
+from rlprof_ops.backends.nsight import nsys_cli
+
+_KILLED_S = 2.0
+
+
+def folder_of(env: Mapping[str, str]) -> str:
+    """Where a command of nsys runs. It looks for files of its own in the folder it is started in, and the
+    trainer's may lie on storage that does not answer: then nobody ends the command, and it ends no window.
+    """
+    folder = env.get("TMPDIR") or "/tmp"
+    return folder if os.path.isdir(folder) else "/"
+
+
+def start(argv: list[str], tmpdir: str) -> subprocess.Popen[str]:
+    """Start a command of nsys whose files go to `tmpdir`; its output and errors are one text. The signal that
+    ends the training does not end it.
+
+    Raises:
+        OSError: there is no such program.
+    """
+    env = {**nsys_cli.client_env(os.environ), "TMPDIR": tmpdir}
+    return subprocess.Popen(
+        argv,
+        cwd=folder_of(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=env,
+        start_new_session=True,
+    )
+
+
+def end_group(process: subprocess.Popen[str]) -> None:
+    """SIGKILL to a process that leads its group, and to its children; waits a little, since a child that left
+    the group may hold the pipe.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=_KILLED_S)

@@ -1,0 +1,51 @@
+"""The order to end the job, as the supervisor of a node gets it: a signal, or what stands in the node's
+state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from rlprof_ops.errors import RlprofError
+from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
+from rlprof_ops.supervisor.node.node_state import NodeState
+
+# SIGTERM: the job ends now. SIGUSR2: its time runs out. The first one decides the cause.
+CAUSES = {
+    signal.SIGTERM: EndCause.SIGNAL,
+    signal.SIGINT: EndCause.SIGNAL,
+    signal.SIGUSR2: EndCause.TIME_LIMIT,
+}
+
+
+class ToldToEnd(RlprofError):
+    """An order to end came before the cluster was up."""
+
+    def __init__(self, cause: EndCause, before: str) -> None:
+        super().__init__(f"told to end ({cause}) before {before}")
+        self.cause = cause
+        self.exit_code = SIGNAL_EXIT[cause]
+
+
+class EndOrder:
+    """Listens from the moment it is made, in the loop that runs: signals are blocked until then."""
+
+    def __init__(self, state: NodeState) -> None:
+        loop = asyncio.get_running_loop()
+        self.given: asyncio.Future[EndCause] = loop.create_future()
+        self._state = state
+        for number in CAUSES:
+            loop.add_signal_handler(number, self._give, CAUSES[number])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUSES)
+        if (before := state.end_order()) is not None:
+            self._give(before)
+
+    @property
+    def cause(self) -> EndCause | None:
+        return self.given.result() if self.given.done() else None
+
+    def _give(self, cause: EndCause) -> None:
+        if not self.given.done():
+            self._state.order_end(cause)
+            self.given.set_result(cause)

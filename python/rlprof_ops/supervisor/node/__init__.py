@@ -1,0 +1,1 @@
+"""What a node of a job has: its state, its Ray, its files."""

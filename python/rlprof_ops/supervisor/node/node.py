@@ -1,0 +1,289 @@
+"""What a node of a job has: its Ray, steps and windows, helpers, files, and what is asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops import env_names, trainers
+from rlprof_ops.errors import RlprofError
+from rlprof_ops.host import processes
+from rlprof_ops.host.background import in_background
+from rlprof_ops.job.knobs import Settings, home, python_path
+from rlprof_ops.job.node_context import NodeContext
+from rlprof_ops.rayenv import environment
+from rlprof_ops.request import ProfileRequest
+from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
+from rlprof_ops.supervisor import capture_relay
+from rlprof_ops.supervisor.capture_relay import CaptureAsked
+from rlprof_ops.supervisor.end_order import EndOrder
+from rlprof_ops.supervisor.helpers.distilling import Distilling
+from rlprof_ops.supervisor.helpers.recording import Recording
+from rlprof_ops.supervisor.node.journal import Journal
+from rlprof_ops.supervisor.node.node_files import NodeFiles
+from rlprof_ops.supervisor.node.node_ray import NodeRay
+from rlprof_ops.supervisor.node.node_state import NodeState
+from rlprof_ops.supervisor.steps import state_relay
+from rlprof_ops.supervisor.steps.state_relay import StateTold
+from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
+from rlprof_ops.supervisor.steps.windows import Windows
+from rlprof_ops.words import limit
+
+GROUP_CLEANUP = "RAY_process_group_cleanup_enabled"
+_PASSED_ON = (
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV",
+    "RAY_worker_register_timeout_seconds",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
+    "OMP_NUM_THREADS",
+    *env_names.HANDED_ON,
+)
+_HELPERS = (
+    "rlprof_ops.collect.sync",
+    "rlprof_ops.recorder",
+    "rlprof_ops.analyze.distil",
+    "rlprof_ops.supervisor.gcs.",
+)
+_HELPER_SECONDS = 2.0  # enough for the recorder to keep what it has; a sync loses nothing by a kill
+_LEFT_SECONDS = 20.0
+_PLUGIN_SECONDS, _LOOK_S = 30.0, 0.25
+
+
+class Node:
+    """One node of a job, as its supervisor has it.
+
+    `before`: how the supervisor ended in whose place this one is; "" for the first. `cwd`: of what is the
+    user's own: Ray, and with it the workers, and SETUP_COMMAND.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        request: ProfileRequest,
+        place: NodeContext,
+        journal: Journal,
+        state: NodeState,
+        order: EndOrder,
+        cwd: Path,
+        before: str = "",
+    ) -> None:
+        self.settings, self.request, self.place, self.journal = settings, request, place, journal
+        self.state, self.order, self.cwd, self.before = state, order, cwd, before
+        self.helpers: set[int] = set()  # pids that the drain leaves alone
+        self.files = NodeFiles(settings, place, journal, self.environment, self.helpers)
+        self.ray = NodeRay(settings, place, journal, state, self.environment, cwd, self.helpers)
+        self.windows: Windows | None = None
+        self.relay: StepRelay | None = None
+        self.recording: Recording | None = None
+        self.distilling: Distilling | None = None
+        self.take_request: Callable[[ProfileRequest], None] = self.go_by
+        self._begun = False  # in the place of one before
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watches: list[asyncio.Task[None]] = []
+        self._telling: asyncio.Task[None] | None = None
+
+    # ---- environment
+
+    def environment(self) -> dict[str, str]:
+        """What every process of the job on this node gets: the driver this, Ray's processes this without
+        SLURM_*.
+        """
+        place = self.place
+        # Whoever submitted the job may be a profiled process itself.
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in (*OF_ONE_PROCESS, env_names.LEADS)
+        }
+        for name in _PASSED_ON:  # an empty OMP_NUM_THREADS is a value to OpenMP, and a wrong one
+            env.pop(name, None)
+            if self.settings[name]:
+                env[name] = self.settings[name]
+        env.update(
+            environment(env)
+        )  # without a request too: it repairs Ray's nsight for trainers that use that
+        env.update(trainers.environment())
+        env["PYTHONPATH"] = python_path(env.get("PYTHONPATH"), self.settings.flag(env_names.ADAPTERS))
+        env["RAY_ADDRESS"] = f"{place.head_ip}:{place.gcs_port}"
+        env["RAY_AUTH_MODE"] = self.settings["RAY_AUTH_MODE"]
+        env.pop("RAY_AUTH_TOKEN", None)
+        if self.may_profile():  # it would kill nsys with its worker, while nsys writes the worker's report
+            env[GROUP_CLEANUP] = "0"
+        env["RAY_AUTH_TOKEN_PATH"] = str(place.run.token)
+        env["RLINF_NODE_RANK"] = str(place.index)
+        env |= {
+            env_names.JOB: place.job,
+            env_names.NODE: place.node,
+            env_names.NODE_DIR: str(place.folder.path),
+            env_names.RUN_DIR: str(place.run.path),
+            env_names.HOME: str(home()),
+        }
+        if self.request:
+            env[env_names.REQUEST_JSON] = self.request.to_json()
+        return env
+
+    def may_profile(self) -> bool:
+        """Whether there can be sessions of ours."""
+        return bool(self.request) or self.settings[env_names.ON_DEMAND] != "0"
+
+    # ---- start
+
+    async def end_what_was_before(self) -> None:
+        """End what a supervisor before ran beside the training, which goes on without it anyway: two syncs or
+        two recorders of a node would write the same files. All of the job, where Ray was not even begun.
+        """
+        if not self.before or self._begun:
+            return
+        self._begun = True
+        node = self.place.node
+        self.journal.say(f"node {node}: the supervisor {self.before}; this one goes on in its place")
+        try:
+            await in_background(self._end_left, seconds=_LEFT_SECONDS)
+        except (OSError, TimeoutError) as error:
+            self.journal.say(f"node {node}: ending the helpers of the supervisor before: {error}")
+
+    def _end_left(self) -> None:
+        found = processes.of_job(self.place.job, self.place.folder.path)
+        if self.state.ray is not None:
+            found = [each for each in found if _is_helper(each)]
+        processes.end(found, grace_s=_HELPER_SECONDS)
+
+    async def run_setup(self) -> None:
+        """SETUP_COMMAND, before Ray, unless that was done. Raises RlprofError with its exit code."""
+        await self.end_what_was_before()
+        command = self.settings["SETUP_COMMAND"]
+        if not command or self.state.setup_done:
+            return
+        with self.journal.phase("setup_command"), open(self.place.folder.logs / "setup.log", "ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *("bash", "-s"),
+                env=self.environment(),
+                cwd=self.cwd,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+            )
+            await process.communicate(command.encode())
+        if process.returncode:
+            raise RlprofError(
+                f"node {self.place.node}: SETUP_COMMAND ended with exit code {process.returncode}"
+            )
+        self.state.setup_done = True
+        self.state.save()
+
+    async def watch_plugin(self) -> None:
+        """Say so when this node's runtime-env agent did not load our plugin: its windows would be lost in
+        silence.
+        """
+        if not self.request and self.settings[env_names.ON_DEMAND] != "nsight":
+            return
+        for _ in range(int(_PLUGIN_SECONDS / _LOOK_S)):
+            if self.place.folder.plugin_marker.exists():
+                self.files.plugin_loaded = True
+                return
+            await asyncio.sleep(_LOOK_S)
+        self.journal.say(
+            f"node {self.place.node} did not load the rlprof plugin within {limit(_PLUGIN_SECONDS)}: nsight"
+            " windows of its workers will be missing. The reason stands in runtime_env_agent.log of this"
+            " node under ray/."
+        )
+
+    # ---- beside Ray
+
+    async def begin_beside(
+        self,
+        tell_state: Callable[[StateTold], Awaitable[None]],
+        on_recorded: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        """Start what runs beside Ray: sync, state, recorder, distiller."""
+        await self.end_what_was_before()
+        await self.files.start_sync()
+        self.tell_state(tell_state)
+        self.start_recording(on_recorded)
+        memory_mib = self.settings.number("RLPROF_DISTIL_MIB")
+        if memory_mib and self.may_profile():
+            self.distilling = Distilling(self.place, self.environment, self.journal.note, self.helpers)
+            await self.distilling.start(memory_mib)
+
+    def start_recording(self, on_recorded: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+        """Record this node from now on, unless RLPROF_RECORD is 0."""
+        if self.settings.flag(env_names.RECORD):
+            self.recording = Recording(
+                self.place, self.environment, self.journal.note, on_recorded, self.helpers
+            )
+            self.recording.start()
+
+    async def serve_steps(self, tell: Tell, others: Callable[[], Iterable[str]] | None = None) -> None:
+        """Take the job's steps from the driver, and open this node's windows at them. `tell` sends to the
+        head, or, with `others`, from the head to those.
+        """
+        place = self.place
+        if not self.settings.flag(env_names.ADAPTERS) or not self.may_profile() or self.state.drained:
+            return
+        self.windows = Windows(place.folder.path, self.request, self.journal.note)
+        relay = StepRelay(
+            place.folder.path,
+            place.node,
+            self.windows,
+            tell,
+            self.journal.note,
+            lambda request: self.take_request(request),
+        )
+        try:
+            await relay.listen(others, resumed=bool(self.before))
+        except OSError as error:
+            self.journal.say(f"node {place.node}: no step clock: {error}")
+            return
+        self.relay = relay
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` beside everything else until `end_beside`."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def end_beside(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+    def watch_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` beside the training until the job's end begins."""
+        self._watches.append(asyncio.create_task(work))
+
+    def end_watching(self) -> None:
+        for task in self._watches:
+            task.cancel()
+
+    def tell_state(self, send: Callable[[StateTold], Awaitable[None]]) -> None:
+        """Tell the head how this node's processes stand; all of it again where the head is a new one."""
+        if self._telling is not None:
+            self._telling.cancel()
+        self._telling = self.beside(state_relay.tell(self.place.folder.path / "events", send))
+
+    # ---- what is asked while the job runs
+
+    def go_by(self, request: ProfileRequest) -> None:
+        """The job goes by the trainer's own request, since it was asked for nothing itself."""
+        self.request, self.state.request = request, request.to_json()
+        self.state.save()
+
+    async def take_capture(self, asked: CaptureAsked) -> None:
+        """Hand what `rlprof capture` asks to this node's workers, or take their stacks."""
+        place = self.place
+        try:
+            request = await capture_relay.take(
+                asked, place.run.path, place.folder.path, place.node, self.journal.note
+            )
+        except OSError as error:
+            self.journal.say(f"node {place.node}: a capture on demand could not be handed on: {error}")
+            return
+        if request is not None and self.relay is not None:
+            self.relay.demand(request)
+
+
+def _is_helper(process: processes.Process) -> bool:
+    module = process.argv[2] if process.argv[1:2] == ("-m",) and len(process.argv) > 2 else ""
+    return module.startswith(_HELPERS)

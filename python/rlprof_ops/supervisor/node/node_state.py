@@ -1,0 +1,159 @@
+"""What a supervisor needs to know of its node, in files of the node folder: each supervisor starts from them,
+so that none is missed.
+
+The node's own disk holds them: no start and no order to end waits for shared storage. The keeper makes the
+folder for the first supervisor, empty, and removes it when the last one has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.host import atomic, foreign
+from rlprof_ops.job.end_cause import EndCause
+
+FOLDER = "state"
+_NODE, _ORDER, _DRIVER, _DRIVER_REQUEST, _RUN = (
+    "node.json",
+    "end_order",
+    "driver.json",
+    "driver_request.json",
+    "run.json",
+)
+
+
+@dataclass(frozen=True)
+class RayState:
+    """Ray on this node: pid and start time (clock ticks since boot) of `ray start`, where its output begins
+    in its log, and whether it came up.
+    """
+
+    pid: int
+    started: int
+    log_offset: int = 0
+    up: bool = False
+
+
+@dataclass(frozen=True)
+class End:
+    """Why this node's part of the job ends, with which exit code, and since when (seconds of the epoch)."""
+
+    cause: EndCause
+    code: int
+    began: float
+
+
+@dataclass
+class NodeState:
+    """One node's state; `save` after each change.
+
+    `keeper`: its pid. `request`: the job's, as JSON. `serving`: the cluster is up, on the head; elsewhere Ray
+    is. `nodes`: the other nodes that serve. `nodes_up`: what Ray has counted. `drained`: only harvest and
+    report are left.
+    """
+
+    folder: Path
+    keeper: int = 0
+    token: str = ""
+    request: str = ""
+    setup_done: bool = False
+    ray: RayState | None = None
+    serving: bool = False
+    nodes: tuple[str, ...] = ()
+    nodes_up: int | None = None
+    started_ns: int = 0
+    phases_s: dict[str, float] = field(default_factory=dict)
+    end: End | None = None
+    drained: bool = False
+
+    @classmethod
+    def make(cls, node_dir: Path) -> NodeState:
+        """The state of a node where nothing has begun, with the caller as its keeper. Raises OSError."""
+        folder = node_dir / FOLDER
+        shutil.rmtree(folder, ignore_errors=True)  # of another job of this number
+        folder.mkdir(mode=0o700)
+        made = cls(folder, os.getpid())
+        made.save()
+        return made
+
+    @classmethod
+    def load(cls, node_dir: Path) -> NodeState:
+        """What the supervisor before has saved; that of a start where there was none."""
+        folder = node_dir / FOLDER
+        try:
+            values: dict[str, Any] = foreign.read(folder / _NODE)
+            ray, end = values.pop("ray"), values.pop("end")
+            values["nodes"] = tuple(values["nodes"])
+            return cls(
+                folder,
+                ray=RayState(**ray) if ray else None,
+                end=End(EndCause(end["cause"]), end["code"], end["began"]) if end else None,
+                **values,
+            )
+        except (OSError, ValueError, TypeError, LookupError):
+            return cls(folder)
+
+    def save(self) -> None:
+        """A disk that takes nothing costs the next supervisor what is new, and this one nothing."""
+        values = {name: value for name, value in asdict(self).items() if name != "folder"}
+        with contextlib.suppress(OSError):
+            atomic.write(self.folder / _NODE, json.dumps(values), mode=0o600)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ---- the order to end
+
+    def order_end(self, cause: EndCause) -> None:
+        """Keep the first order for the supervisors to come."""
+        path = self.folder / _ORDER
+        with contextlib.suppress(OSError):
+            if not path.exists():
+                atomic.write(path, str(cause))
+
+    def end_order(self) -> EndCause | None:
+        try:
+            return EndCause((self.folder / _ORDER).read_text())
+        except (OSError, ValueError):
+            return None
+
+    # ---- the driver, which the keeper starts
+
+    def request_driver(self, values: dict[str, Any]) -> None:
+        """What the keeper is to start, once. Raises OSError."""
+        if not (self.folder / _DRIVER).exists():
+            atomic.write(self.folder / _DRIVER_REQUEST, json.dumps(values), mode=0o600)
+
+    def driver_request(self) -> dict[str, Any] | None:
+        """What is to be started and was not yet."""
+        return None if (self.folder / _DRIVER).exists() else _read(self.folder / _DRIVER_REQUEST)
+
+    def write_driver(self, **values: Any) -> None:
+        """`pid` and `started` of the driver, with `code` (negative for a signal) once it has ended, or
+        `failed`: why there is none. Raises OSError.
+        """
+        atomic.write(self.folder / _DRIVER, json.dumps(values))
+        (self.folder / _DRIVER_REQUEST).unlink(missing_ok=True)  # its environment may hold secrets
+
+    def driver(self) -> dict[str, Any] | None:
+        return _read(self.folder / _DRIVER)
+
+    # ---- run.json, on the head
+
+    @property
+    def run_json(self) -> Path:
+        return self.folder / _RUN
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = foreign.read(path)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,132 @@
+"""An order to end around the death of a supervisor: whoever is told drains, whatever died just then. The
+manifest is made, the window that had ended is home, no process is left, and the exit code is the driver's or
+143.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.hung import hung
+from tests.needs import need
+from tests.supervisor.one_node import OneNode
+from tests.waits import wait_until
+
+from rlprof_ops.collect.harvest.harvest import harvest
+
+ALL = os.environ.get("RLPROF_FAULTS") == "all"  # `make test-faults`
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., OneNode]]:
+    begun: list[OneNode] = []
+
+    def begin(code: int = 0, **knobs: str) -> OneNode:
+        begun.append(OneNode.start(tmp_path / f"job{len(begun)}", code, **knobs))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.end()
+
+
+def check(node: OneNode, code: int, cause: str = "signal") -> None:
+    """Its end is whole."""
+    assert node.code() == code, node.output()
+    end = json.loads(node.run.run_json.read_text())["end"]
+    assert end["cause"] == cause, (end, node.output())
+    states = {(each.worker, each.rank, each.start): each.state for each in node.manifest().captures}
+    assert states == {("w", 0, 2): "ok"}, (states, node.output())
+    assert not node.left(), node.output()
+    assert not node.folder.exists(), (list(node.folder.rglob("*")), node.output())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(60 if ALL else 3))
+def test_an_order_to_end_within_600_ms_of_a_supervisors_death(start, seed: int):
+    rng = random.Random(seed)
+    node = start(rng.choice([0, 5]))
+    node.wait_for("trained")
+    time.sleep(rng.uniform(0, 0.3))
+    node.kill_supervisor()
+    time.sleep(rng.uniform(0, 0.6))
+    node.process.send_signal(signal.SIGTERM)
+    check(node, 143)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(20 if ALL else 3))
+def test_a_supervisor_that_is_killed_in_the_start_or_the_drain_is_followed_by_one_that_goes_on(
+    start, seed: int
+):
+    rng = random.Random(seed)
+    node = start()
+    for _ in range(rng.randint(1, 2)):
+        time.sleep(rng.uniform(0, 3))
+        node.kill_supervisor()
+    node.wait_for("trained")
+    (node.base / "go").touch()
+    time.sleep(rng.uniform(0, 2))
+    if node.process.poll() is None:
+        with contextlib.suppress(AssertionError, ProcessLookupError):
+            node.kill_supervisor()
+    check(node, 0, "driver_exit")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(20 if ALL else 3))
+def test_an_order_in_the_start_is_no_failed_start(start, seed: int):
+    node = start()
+    time.sleep(random.Random(seed).uniform(0, 3))
+    node.process.send_signal(signal.SIGTERM)
+    assert node.code() in (143, -signal.SIGTERM), node.output()  # of a Python that has not even begun
+    assert not node.left() and not node.folder.exists(), node.output()
+    if node.run.run_json.exists():
+        assert json.loads(node.run.run_json.read_text())["end"]["cause"] == "signal"
+        assert node.manifest() is not None
+
+
+@pytest.mark.timeout(300)
+def test_a_node_whose_keeper_is_killed_ends_in_order(start):
+    node = start()
+    node.wait_for("trained")
+    node.process.kill()
+    wait_until(lambda: not node.left(), 60, node.output)
+    assert json.loads(node.run.run_json.read_text())["end"]["cause"] == "signal", node.output()
+    assert [each.state for each in node.manifest().captures] == ["ok"], node.output()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(10 if ALL else 1))
+def test_an_order_around_a_death_is_heard_also_where_the_storage_hangs(start, seed: int):
+    need("fuse")
+    rng = random.Random(seed)
+    node = start(RLPROF_DRAIN_SECONDS="8")
+    node.wait_for("trained")
+    time.sleep(2)  # the sync has brought home what had ended, or not
+    with hung(node.run.path):
+        node.kill_supervisor()
+        time.sleep(rng.uniform(0, 0.6))
+        began = time.monotonic()
+        node.process.send_signal(signal.SIGTERM)
+        assert node.code(50) == 143
+        assert time.monotonic() - began < 45
+    wait_until(lambda: not node.left(), 20, lambda: [str(each) for each in node.left()])
+    assert "told to end: signal" in (node.base / "output").read_text()
+    [command] = re.findall(r"on node n1: (env .*supervisor.salvage)", (node.base / "output").read_text())
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False, env=node.env
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    harvest(node.run.path)
+    check(node, 143)
