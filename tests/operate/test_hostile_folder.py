@@ -19,7 +19,7 @@ from rlprof_ops.recorder.job_view import JobView
 from tests.analyze.shared import mark, write_trace
 from tests.command_line import run_command
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 SURROGATES = '"\\ud800\\udcff"'
 FILES = (
     "run.json",
