@@ -18,7 +18,7 @@ from tests.needs import need
 from tests.nsys_stand_in import hanging_nsys
 from tests.waits import poll, wait_until
 
-from rlprof_ops.backends.nsight import find_importer
+from rlprof_ops.backends.nsight.nsys_cli import find_importer
 from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.drain import steps
 from rlprof_ops.collect.drain.nsys_contents import look

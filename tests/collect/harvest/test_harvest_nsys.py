@@ -11,7 +11,7 @@ from tests.collect.runfolder import RunFolder
 from tests.real_nsys import command, profile
 from tests.waits import wait_until
 
-from rlprof_ops.backends.nsight import find_importer
+from rlprof_ops.backends.nsight.nsys_cli import find_importer
 from rlprof_ops.collect.drain.nsys_contents import look
 from rlprof_ops.collect.harvest.harvest import harvest
 from rlprof_ops.collect.harvest.manifest_table import render

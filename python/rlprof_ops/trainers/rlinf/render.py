@@ -158,7 +158,7 @@ def _rocprof(spec: CaptureSpec, remarks: Remarks) -> list[Setting]:
         if name in REFUSED_ARGS:
             remarks.note(f"rocprof-sys-python refuses {name!r}, although RLinf's document uses it")
     if spec.steps and str(spec.steps) != "1:":
-        remarks.note("rocprof_sys: elsewhere than in a job of rlprof RLinf records each worker's whole life")
+        remarks.note("rocprof_sys has no gate on steps outside a job of rlprof: a worker is recorded whole")
     settings = [Setting((*TOP, "args", name), value, new=True) for name, value in spec.options.items()]
     return settings + [Setting((*TOP, "env", name), value, new=True) for name, value in spec.env.items()]
 
