@@ -49,7 +49,7 @@ def nodes() -> Iterator[Sandbox]:
         Path(folder).chmod(0o755)
         conf = Path(folder, "plugstack.conf")
         conf.write_text(f"required {PLUGIN} runtime_path=/tmp/pyxis\n")
-        with Sandbox.up(nodes=2, kill_wait=10, extra_conf=f"PlugStackConfig={conf}") as sandbox:
+        with Sandbox.up(nodes=2, kill_wait=30, extra_conf=f"PlugStackConfig={conf}") as sandbox:
             assert containers(sandbox) == [], "a container of another run would be taken for this one's"
             try:
                 yield sandbox
