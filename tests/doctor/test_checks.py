@@ -229,7 +229,7 @@ def test_a_real_second():
 def test_an_nvtx_that_nsys_records_nothing_of_is_found(tmp_path, monkeypatch, need):
     """nvtx from 0.2.12 on, under nsys 2023.4.4: the report is whole and has no range in it."""
     need("index")
-    path = profilers.nsight.find()
+    path = profilers.nsys_cli.find()
     if "2023.4" not in subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout:
         pytest.skip("another nsys, which may record it")
     pip = [

@@ -132,8 +132,8 @@ def its_own_amd(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
 
 
 def test_rlinfs_own_block_for_amd_starts_its_workers_and_records_its_steps(its_own_amd: LocalJob):
-    """RLinf's own wrap gives rocprof-sys the interpreter as if it were a script, and starts no worker. The tool
-    writes when a worker ends in order, which Ray does not grant to every one at the end of a job.
+    """RLinf's own wrap gives rocprof-sys the interpreter as if it were a script, and starts no worker.
+    The tool writes when a worker ends in order, which Ray does not grant to each at the end of a job.
     """
     assert sorted(own_times(its_own_amd)) == [1, 2, 3, 4], its_own_amd.output[-5000:]
     states = its_own_amd.states()
