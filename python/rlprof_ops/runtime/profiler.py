@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from rlprof_ops import backends, env_names
+from rlprof_ops import env_names
 from rlprof_ops.runtime.null_profiler import NullProfiler
 
 TYPE_CHECKING = False  # see rlprof_ops/__init__.py
@@ -120,6 +120,7 @@ def _made(
     if not request and not listening:
         return NullProfiler()
     place = find_identity(worker, rank, world_size, os.environ)
+    from rlprof_ops import backends
     from rlprof_ops.runtime.active_profiler import Profiler
 
     before = _CURRENT.profiler
@@ -238,7 +239,12 @@ def runtime_env(worker: str, rank: int | None = None) -> dict[str, dict[str, str
 
     Example: `Actor.options(runtime_env={**mine, **profiler.runtime_env("policy_worker", rank)})`
     """
-    on_demand = os.environ.get(env_names.ON_DEMAND, "")
-    if not any(map(os.environ.get, _ASKING)) and not (on_demand and backends.wraps(on_demand)):
-        return {}
+    if not any(map(os.environ.get, _ASKING)):
+        on_demand = os.environ.get(env_names.ON_DEMAND)
+        if not on_demand:
+            return {}
+        from rlprof_ops import backends
+
+        if not backends.wraps(on_demand):
+            return {}
     return {"rlprof": {"worker": worker, "rank": rank}}
