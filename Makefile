@@ -6,7 +6,8 @@ SHELL_FILES := ray.sub .ci/run $(wildcard scripts/*.sh scripts/lib/*.sh env/*.sh
 	python/rlprof_ops/backends/nsight/*.sh)
 SCANNER := $(wildcard python/rlprof_ops/analyze/readers/scan/*.[ch])
 PYTEST_ARGS ?=
-# One worker takes what uses the machine, test after test; the others take the rest. 1: no workers.
+# One worker takes what runs in a Slurm sandbox, one what uses the machine itself; who is free takes the rest.
+# 1: no workers.
 RLPROF_TESTS_JOBS ?= 2
 WORKERS := $(if $(filter-out 0 1,$(RLPROF_TESTS_JOBS)),-n $(RLPROF_TESTS_JOBS))
 
@@ -23,7 +24,9 @@ test: machine $(VENV)/.test lint  ## Set up what tests need, check the code, run
 	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 test-faults: machine $(VENV)/.test  ## Every way a job can end, on the sandbox; writes docs/faults.md
-	RLPROF_FAULTS=all RLPROF_FAULTS_TABLE=docs/faults.md $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+	RLPROF_FAULTS=all RLPROF_ORDERS=60 RLPROF_FAULTS_TABLE=docs/faults.md \
+		$(BIN)/python -m pytest tests/faults \
+		tests/whole_job/test_order_to_end.py tests/supervisor/test_order_to_end.py $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.test  ## What only a GPU can tell, on a machine with one and nsys; prints what it found
 	RLPROF_GPU=$(or $(RLPROF_GPU),1) $(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)

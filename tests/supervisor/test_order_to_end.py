@@ -24,7 +24,7 @@ from tests.waits import wait_until
 
 from rlprof_ops.collect.harvest.harvest import harvest
 
-ALL = os.environ.get("RLPROF_FAULTS") == "all"  # `make test-faults`
+TIMES = int(os.environ.get("RLPROF_ORDERS", 3))  # `make test-faults` gives 60
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def check(node: OneNode, code: int, cause: str = "signal") -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(60 if ALL else 3))
+@pytest.mark.parametrize("seed", range(TIMES))
 def test_an_order_to_end_within_600_ms_of_a_supervisors_death(start, seed: int):
     rng = random.Random(seed)
     node = start(rng.choice([0, 5]))
@@ -65,7 +65,7 @@ def test_an_order_to_end_within_600_ms_of_a_supervisors_death(start, seed: int):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(20 if ALL else 3))
+@pytest.mark.parametrize("seed", range(-(-TIMES // 3)))
 def test_a_supervisor_that_is_killed_in_the_start_or_the_drain_is_followed_by_one_that_goes_on(
     start, seed: int
 ):
@@ -84,7 +84,7 @@ def test_a_supervisor_that_is_killed_in_the_start_or_the_drain_is_followed_by_on
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(20 if ALL else 3))
+@pytest.mark.parametrize("seed", range(-(-TIMES // 3)))
 def test_an_order_in_the_start_is_no_failed_start(start, seed: int):
     node = start()
     time.sleep(random.Random(seed).uniform(0, 3))
@@ -107,7 +107,7 @@ def test_a_node_whose_keeper_is_killed_ends_in_order(start):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(10 if ALL else 1))
+@pytest.mark.parametrize("seed", range(-(-TIMES // 6)))
 def test_an_order_around_a_death_is_heard_also_where_the_storage_hangs(start, seed: int):
     need("fuse")
     rng = random.Random(seed)

@@ -1,8 +1,9 @@
 """Which tests may run beside which, when pytest has several workers (`-n`).
 
-What uses the machine (a Slurm sandbox, a Ray cluster, nsys, a real trainer) is one share: one worker takes
-it as a whole, test after test in the order of a run without workers. It begins first, being the longest;
-the environments of real trainers are built beside it. A mark `share(name)` overrules what is here.
+What uses the machine is two shares, each taken by one worker as a whole, test after test in the order of a
+run without workers: what runs in a Slurm sandbox, whose jobs mostly wait, and what uses this machine itself
+(a Ray cluster, nsys, a real trainer). They begin first, being the longest; the environments of real trainers
+are built before the second. A mark `share(name)` overrules what is here.
 Every other file is a share of its own, so that what a module's fixture makes is made once.
 """
 
@@ -12,18 +13,22 @@ from collections.abc import Collection
 
 import pytest
 
+SANDBOX = "sandbox"
 MACHINE = "machine"
 ENVIRONMENTS = "environments"
-_FIRST = (MACHINE, ENVIRONMENTS)
-_MACHINE_MARKS = {"slurm", "ray", "nsys", "lane", "trainers", "timed"}
-_MACHINE_FIXTURES = {"slurm", "slurm_sandbox", "lanes"}
+_FIRST = (SANDBOX, ENVIRONMENTS, MACHINE)
+_SANDBOX_MARKS = {"slurm", "lane"}
+_SANDBOX_FIXTURES = {"slurm", "slurm_sandbox", "lanes"}
+_MACHINE_MARKS = {"ray", "nsys", "trainers", "timed"}
 _MADE_ONCE = {"wheel": "wheel", "chromium": "browser"}
 """Name of a fixture or a mark -> the share of all tests that have it, in whatever file they are."""
 
 
 def named(marks: Collection[str], fixtures: Collection[str]) -> str:
     """The named share of a test; empty when it goes with its file."""
-    if _MACHINE_MARKS & set(marks) or _MACHINE_FIXTURES & set(fixtures):
+    if _SANDBOX_MARKS & set(marks) or _SANDBOX_FIXTURES & set(fixtures):
+        return SANDBOX
+    if _MACHINE_MARKS & set(marks):
         return MACHINE
     return next((name for word, name in _MADE_ONCE.items() if word in marks or word in fixtures), "")
 
