@@ -281,7 +281,6 @@ def test_renamed_functions_are_a_line_each_and_rlinf_works_on(tmp_path: Path):
     done, rows = run_program(PROGRAM, tmp_path, str(tmp_path / "lib"), **asked)
     assert done.stdout.endswith("imported\n"), done.stderr
     lines = [line for line in done.stderr.splitlines() if "is left as it is" in line]
-    assert [any(f"has no {old}" in line for line in lines) for old in RENAMED] == [True] * 2 + [False], lines
-    assert any("has no class method modify_profile_context" in line for line in lines), lines
+    assert all(any(f"has no {old}" in line for line in lines) for old in RENAMED), lines
     assert len(lines) == 3, "\n".join(lines)
     assert [row["event"] for row in rows] == ["adapter_unknown"] * 3
