@@ -454,4 +454,15 @@ CELLS = (
         ".*",
         inject=kill_agents,
     ),
+    Cell(
+        "script with a profiler of its own",
+        "each worker opens a torch.profiler of its own in step 9, whose trace is whole",
+        "COMPLETED",
+        0,
+        ("ok", "truncated"),
+        "^$|yielded to a torch.profiler of the program's own, which began in thread",
+        fault="own_profiler",
+        inject=finish,
+        said="yielded to a torch.profiler of the program's own, which began in thread",
+    ),
 )

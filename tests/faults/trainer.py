@@ -6,9 +6,11 @@ end.
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -93,6 +95,19 @@ class PolicyWorker:
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def profile_itself(self) -> int:
+        """How many of three operators are in the trace of a torch.profiler of the worker's own."""
+        import torch
+
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+            for _ in range(3):
+                torch.ones(4, 4) @ torch.ones(4, 4)
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder) / "own.json"
+            own.export_chrome_trace(str(trace))
+            events = json.loads(trace.read_text())["traceEvents"]
+        return sum(event.get("name") == "aten::mm" for event in events)
+
     def umask(self) -> int:
         """What files that this process makes may not have."""
         mask = os.umask(0o077)
@@ -150,6 +165,9 @@ def hold(progress: Path, fault: str, workers: list) -> None:
     if fault == "kill_actor":
         workers[1].die.remote()
         ray.get(workers[1].where.remote())  # raises: the actor is dead
+    if fault == "own_profiler":
+        traced = ray.get([each.profile_itself.remote() for each in workers])
+        assert traced == [3, 3], traced
     go, until = progress.with_suffix(".go"), time.monotonic() + 120
     while not go.exists() and time.monotonic() < until:
         time.sleep(0.05)
