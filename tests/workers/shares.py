@@ -3,8 +3,8 @@
 What uses the machine is three shares, each taken by one worker as a whole, test after test in the order of a
 run without workers: what runs in a Slurm sandbox, real trainers, and whatever else uses this machine itself
 (a Ray cluster, nsys). The sandbox begins first, being the longest, with several jobs at once; beside it the
-environments of real trainers are built and what needs one core alone is run; the other two come last, when the
-sandbox has one job at a time. A mark `share(name)` overrules what is here.
+environments of real trainers are built and what needs one core alone is run; the other two come last, when
+the sandbox has one job at a time. A mark `share(name)` overrules what is here.
 Every other file is a share of its own, so that what a module's fixture makes is made once.
 """
 
