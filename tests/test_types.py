@@ -15,7 +15,6 @@ ALLOWED = {
         "a section of the trainer's YAML, which PyTorchProfilerConfig checks",
     ),
     "runtime/process/hooks.py": (52, "functions of trainers: what they take, return and are owned by"),
-    "runtime/process/import_hooks.py": (6, "finders and loaders of any program's, by importlib's protocol"),
     "analyze/readers/nsys_tables.py": (2, "keys and values of nsys's own tables, of any SQLite type"),
     "runtime/compat/rlinf_profiler_config.py": (1, "the same section, as checked"),
 }

@@ -62,7 +62,10 @@ def seen_in_one_step_of_four(folder: Path) -> Answer:
 
 def reports_lost(folder: Path) -> Answer:
     make_run(folder, ranks=2)
-    captures = [{"state": state, "worker": "policy_worker"} for state in ("ok", "missing", "truncated")]
+    captures = [
+        {"state": state, "backend": "torch", "worker": "policy_worker", "rank": rank, "start": 3}
+        for rank, state in enumerate(("ok", "truncated", "missing"))
+    ]
     (folder / "manifest.json").write_text(json.dumps({"schema": 1, "captures": captures}))
     place = folder / "profiles" / "torch" / "policy_worker" / "rank7"
     place.mkdir()

@@ -34,7 +34,7 @@ class FindingRow(_Finding, total=False):
 
 
 class MissingRow(TypedDict):
-    """A planned capture without a whole report."""
+    """A planned capture of which no report could be read."""
 
     capture: str
     state: str

@@ -133,6 +133,13 @@ def process_report_stem(
     return "_".join([*parts, safe(host), pid])
 
 
+def window_key(
+    backend: str | None, worker: str | None, rank: int | None, start: int | None, phase: str | None
+) -> tuple[str | None, str | None, int | None, int | None, str | None]:
+    """What a planned capture and its report have in common, however much of each name the file could keep."""
+    return backend, safe_worker(worker) if worker else None, rank, start, safe(phase) if phase else None
+
+
 def report_folder(backend: str, worker: str, rank: int | None) -> PurePosixPath:
     """Where a report belongs, relative to a node folder or a run folder."""
     return PurePosixPath("profiles", backend, safe_worker(worker), f"rank{rank or 0}")

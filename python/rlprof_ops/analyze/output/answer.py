@@ -57,6 +57,7 @@ from rlprof_ops.analyze.run.run_steps import MIN_COVERED
 from rlprof_ops.analyze.run.summary import PhaseTime, Result, Summary, Unread
 from rlprof_ops.analyze.whole_run.model import WholeRun
 from rlprof_ops.analyze.whole_run.section import whole_run
+from rlprof_ops.backends import names
 from rlprof_ops.host import foreign
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.version import __version__
@@ -95,7 +96,7 @@ def build(
     whole = _whole_run(folder, t0, _steps(merged, t0), coverage)
     pipes = pipeline_rows(read)
     findings = find(
-        merged, spread, slow, gaps, waits, skews, len(coverage["missing"]), len(unread), causes,
+        merged, spread, slow, gaps, waits, skews, coverage, causes,
         whole.get("rollout") if whole else None, pipes,
     )  # fmt: skip
     if _goes_on(folder) and results:
@@ -214,23 +215,18 @@ def _nodes(folder: Path) -> list[str]:
 
 def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unread: list[Unread]) -> Coverage:
     manifest = foreign.read_object(folder / "manifest.json")
-    listed = manifest.get("captures")
-    captures = [c for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
-    missing: list[MissingRow] = [
-        {
-            "capture": str(c.get("id") or c.get("capture") or ""),
-            "state": str(c.get("state")),
-            "reason": str(c.get("reason") or ""),
-        }
-        for c in captures
-        if c.get("state") in ("missing", "empty", "truncated")
-    ]
+    captures = [row for row in foreign.a_list(manifest.get("captures")) if isinstance(row, dict)]
+    missing, cut_short = _not_whole(captures, reports, {u.report.path for u in unread})
     return {
         "planned": len(captures) if manifest else None,
         "arrived": len(captures) - len(missing) if manifest else None,
         "missing": missing,
-        "reports": _read_reports(read),
-        "unread": [{"path": u.report.path, "reason": u.reason} for u in unread],
+        "reports": _read_reports(read, cut_short),
+        "unread": [
+            {"path": path, "reason": "; ".join(filter(None, (u.reason, cut_short.get(path))))}
+            for u in unread
+            for path in (u.report.path,)
+        ],
         "listed": [
             {
                 "path": r.path,
@@ -245,7 +241,37 @@ def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unre
     }
 
 
-def _read_reports(read: list[Summary]) -> list[ReportRow]:
+def _not_whole(
+    captures: list[dict[str, object]], reports: Sequence[Report], unread: set[str]
+) -> tuple[list[MissingRow], dict[str, str]]:
+    """The planned captures without a report, and of the reports that are here why they were cut short.
+
+    The manifest may be older than the last reports that came home.
+    """
+    here = {report.path for report in reports if report.readable}
+    by_window = {
+        names.window_key(report.backend, report.worker, report.rank, report.start, report.phase): report.path
+        for report in reports
+        if report.readable
+    }
+    missing: list[MissingRow] = []
+    cut_short: dict[str, str] = {}
+    for row in captures:
+        state, path, reason = (foreign.text(row.get(key)) for key in ("state", "report", "reason"))
+        if state not in ("missing", "empty", "truncated"):
+            continue
+        backend, worker, phase = (foreign.text(row.get(key)) for key in ("backend", "worker", "phase"))
+        rank, start = (foreign.whole(row.get(key)) for key in ("rank", "start"))
+        if path not in here:
+            path = by_window.get(names.window_key(backend, worker, rank, start, phase), "")
+        if not path or (state == "empty" and path not in unread):
+            missing.append({"capture": foreign.text(row.get("id")), "state": state, "reason": reason})
+        elif state == "truncated":
+            cut_short[path] = reason or "its window was cut short"
+    return missing, cut_short
+
+
+def _read_reports(read: list[Summary], cut_short: Mapping[str, str]) -> list[ReportRow]:
     """One row a report, however many processes it holds."""
     by_path: dict[str, list[Summary]] = defaultdict(list)
     for summary in read:
@@ -269,7 +295,7 @@ def _read_reports(read: list[Summary]) -> list[ReportRow]:
             "size_bytes": parts[0].report.size_bytes,
             "events": sum(part.events for part in parts),
             "seconds": round(max(part.seconds for part in parts), 3),
-            "truncated": parts[0].truncated,
+            "truncated": parts[0].truncated or cut_short.get(path, ""),
             "damaged": parts[0].damaged,
         }
         for path, parts in by_path.items()

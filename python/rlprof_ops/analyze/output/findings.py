@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -15,7 +16,7 @@ from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, Straggler
 from rlprof_ops.analyze.metrics.waiting import Bubble, Waiting
 from rlprof_ops.analyze.output.advice import advice_on
 from rlprof_ops.analyze.output.text import counted, duration, percent
-from rlprof_ops.analyze.report_model import FindingRow, PipelineRow
+from rlprof_ops.analyze.report_model import Coverage, FindingRow, PipelineRow
 from rlprof_ops.analyze.run.merge import Merged, Rank
 from rlprof_ops.analyze.whole_run.model import Rollout
 
@@ -102,8 +103,7 @@ def find(
     bubbles: Sequence[Bubble],
     waits: Sequence[Waiting],
     skews: Sequence[CollectiveSkew],
-    missing: int,
-    unread: int,
+    coverage: Coverage,
     causes: Causes | None = None,
     rollout: Rollout | None = None,
     pipeline: Sequence[PipelineRow] = (),
@@ -125,17 +125,26 @@ def find(
         *_skewed(skews, merged),
     ]
     found.sort(key=_place)
-    if missing or unread:
-        parts = [
-            f"{count} {what if count == 1 else many}"
-            for count, what, many in (
-                (missing, "planned report is missing", "planned reports are missing"),
-                (unread, "report could not be read", "reports could not be read"),
-            )
-            if count
-        ]
-        found.insert(0, Finding("coverage", " and ".join(parts) + "; what follows is said without them.", 0))
+    found[:0] = _coverage(coverage)
     return [replace(finding, advice=advice_on(finding.kind, finding.phase)) for finding in found]
+
+
+def _coverage(coverage: Coverage) -> list[Finding]:
+    """What the other findings cannot know of."""
+    lost = Counter(row["state"] for row in coverage["missing"])
+    parts = [
+        f"{counted(count, 'planned report')} {'is' if count == 1 else 'are'} {state}"
+        for state, count in lost.items()
+    ]
+    if unread := len(coverage["unread"]):
+        parts.append(f"{counted(unread, 'report')} could not be read")
+    texts = [f"{' and '.join(parts)}; what follows is said without them."] if parts else []
+    if cut := sum(bool(row["truncated"]) for row in coverage["reports"]):
+        texts.append(
+            f"{counted(cut, 'report')} {'is' if cut == 1 else 'are'} truncated, and"
+            f" {'is' if cut == 1 else 'are'} read as far as {'it goes' if cut == 1 else 'they go'}."
+        )
+    return [Finding("coverage", " ".join(texts), 0)] if texts else []
 
 
 def so_far(reports: int, ahead: int) -> Finding:

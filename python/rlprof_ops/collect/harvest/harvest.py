@@ -22,7 +22,6 @@ from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 
 Progress = Callable[[int, int, str], None]
-_Key = tuple[str | None, str | None, int | None, int | None, str | None]
 FINDINGS = "recorder/findings.jsonl"
 _MOST_FINDINGS_BYTES = 4 << 20
 _RECOVER_BUDGET_S = 600.0
@@ -160,23 +159,18 @@ def _join(
     findings: tuple[dict[str, Any], ...],
 ) -> Manifest:
     """Each planned capture with its reports, which are marked with it in their list."""
-    by_key: dict[_Key, list[int]] = defaultdict(list)
+    by_key: dict[object, list[int]] = defaultdict(list)
     for index, report in enumerate(reports):
         if report.start is not None and report.worker is not None:
-            by_key[
-                report.backend, names.safe_worker(report.worker), report.rank, report.start, report.phase
-            ].append(index)
+            key = names.window_key(report.backend, report.worker, report.rank, report.start, report.phase)
+            by_key[key].append(index)
     results: list[CaptureResult] = []
     for item in planned(observed):
         capture = item.capture
-        key = (
-            capture.backend,
-            _safe(capture.worker),
-            capture.rank,
-            capture.window.start,
-            capture.phase and _safe_phase(capture.phase),
+        key = names.window_key(
+            capture.backend, capture.worker, capture.rank, capture.window.start, capture.phase
         )
-        indices = by_key.get(key) or by_key.get((*key[:4], capture.phase), [])
+        indices = by_key.get(key, [])
         result = _result(item, [reports[index] for index in indices], observed)
         for index in indices:
             reports[index] = replace(reports[index], capture=result.id)
@@ -184,14 +178,6 @@ def _join(
     return Manifest(
         observed.job, tuple(results), tuple(reports), observed.world, tuple(notes), run_dir, findings
     )
-
-
-def _safe(worker: str) -> str:
-    return names.safe_worker(worker) if worker else worker
-
-
-def _safe_phase(phase: str) -> str:
-    return names.safe(phase)
 
 
 def _result(item: Planned, reports: list[Report], observed: Observed) -> CaptureResult:

@@ -31,7 +31,7 @@ def _follow_imports():  # type: () -> None
     if os.environ.get("RLPROF_ADAPTERS", "1") == "0":
         return
     from rlprof_ops import trainers
-    from rlprof_ops.runtime.process import import_hooks
+    from rlprof_ops.trainers import import_hooks
 
     import_hooks.install(trainers.followed(os.environ))
 
