@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from rlprof_ops.window.open_window import OpenWindow
 
 if TYPE_CHECKING:
     from rlprof_ops.request import Window
 
 NEVER = sys.maxsize
 ALWAYS_QUIET = (-NEVER, NEVER)
-
-
-@dataclass
-class OpenWindow:
-    """A window that is being taken: the planned `window`, its phase, and the steps seen so far."""
-
-    window: Window
-    phase: str | None = None
-    seen: list[int] = field(default_factory=list)
-
-    @property
-    def complete(self) -> bool:
-        """Every planned step was seen. An open-ended window is never complete, it is just ended."""
-        window = self.window
-        return window.stop is not None and len(set(self.seen)) == window.stop - window.start
 
 
 OnOpen = Callable[[OpenWindow], None]
