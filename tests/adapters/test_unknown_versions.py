@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from rlprof_ops import trainers
 from rlprof_ops.runtime import follower, step_clock
-from rlprof_ops.runtime.process import actor_calls
 from rlprof_ops.runtime.process.import_hooks import _OURS, adapt
+from rlprof_ops.runtime.ranges import actor_calls
 
 MODULES = _OURS | trainers.followed({})
 # What each adapter follows: a module's function, or a class and its methods.
