@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from rlprof_ops import trainers
 from rlprof_ops.runtime import follower, step_clock
-from rlprof_ops.runtime.process import actor_calls
+from rlprof_ops.runtime.ranges import actor_calls
 from rlprof_ops.trainers.import_hooks import _OURS, adapt
 
 MODULES = _OURS | trainers.followed({})
