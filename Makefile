@@ -6,7 +6,7 @@ SHELL_FILES := ray.sub .ci/run $(wildcard scripts/*.sh scripts/lib/*.sh env/*.sh
 	python/rlprof_ops/backends/nsight/*.sh)
 SCANNER := $(wildcard python/rlprof_ops/analyze/readers/scan/*.[ch])
 PYTEST_ARGS ?=
-# One worker takes what runs in a Slurm sandbox, one what uses the machine itself; who is free takes the rest.
+# One worker takes what runs in a Slurm sandbox, the other what needs one core alone; then real trainers and Ray.
 # 1: no workers.
 RLPROF_TESTS_JOBS ?= 2
 WORKERS := $(if $(filter-out 0 1,$(RLPROF_TESTS_JOBS)),-n $(RLPROF_TESTS_JOBS))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from rlprof_ops import trainers
 from rlprof_ops.runtime import follower, step_clock
-from rlprof_ops.runtime.process import actor_calls
+from rlprof_ops.runtime.ranges import actor_calls
 from rlprof_ops.trainers.import_hooks import _OURS, adapt
 
 MODULES = _OURS | trainers.followed({})
@@ -336,7 +336,7 @@ def told(name: str, version: dict[str, Any], adapted: bool) -> list[Any]:
 
 
 @seed(1)
-@settings(max_examples=200, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(version=versions())
 def test_random_versions_run_as_without_us(version: dict[str, Any]):
     for name in FOLLOWED:

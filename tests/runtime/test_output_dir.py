@@ -13,16 +13,17 @@ import pytest
 from tests.hung import hung
 from tests.needs import need
 
-from rlprof_ops.runtime.recorders.base import mirror
+from rlprof_ops.window.report_file import mirror
 
 
 def test_a_step_does_not_wait_for_an_output_dir_that_hangs(asked, events, monkeypatch, tmp_path):
     need("fuse", "torch")
     import torch  # noqa: F401 - its import takes long on a busy machine, and is no part of a step
 
-    from rlprof_ops.runtime import captures, profiler
+    from rlprof_ops.runtime import profiler
+    from rlprof_ops.window import output_dir
 
-    monkeypatch.setattr(captures, "_MIRROR_S", 0.5)
+    monkeypatch.setattr(output_dir, "COPIES_S", 0.5)
     asked(backend="torch", steps="3")
     import json
     import os

@@ -44,3 +44,25 @@ def test_the_first_process_tells_and_its_children_do_not(
     assert found is not None and (found.worker, found.rank, found.gate) == (worker, 3, gate)
     assert len(list((tmp_path / "sessions").iterdir())) == 1
     assert not found.lives and session_file.read_all(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"name": "s-1", "worker": "w", "rank": 0, "pid": "1/../1", "host": "h", "tmpdir": "/tmp"}',
+        '{"name": "s-1", "worker": ["w"], "rank": 0, "pid": 1, "host": "h", "tmpdir": "/tmp"}',
+        '{"name": "s-1"}',
+        "[" * 100_000,
+    ],
+)
+def test_a_file_that_says_no_session_is_none(tmp_path: Path, content: str):
+    path = tmp_path / "s-1.json"
+    path.write_text(content)
+    assert session_file.read(path) is None
+
+
+def test_a_fifo_keeps_no_supervisor_waiting(tmp_path: Path):
+    os.mkfifo(tmp_path / "s-1.json")
+    code = f"from rlprof_ops.runtime.process import session_file as s; s.read(s.Path('{tmp_path}/s-1.json'))"
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": python_path(None)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=20)

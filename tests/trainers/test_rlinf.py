@@ -162,7 +162,8 @@ from rlprof_ops.trainers.rlinf.import_config import request_of
 from rlinf.utils.distributed import ScopedTimer
 
 options = {"t": "nvtx", "o": "/x"}
-own = NsightConfig(worker_groups="actorgroup", steps=[1, 3], options=options, flags=["gpuctxsw"])
+own = NsightConfig(worker_groups="actorgroup", output_dir="/its", steps=[1, 3], options=options,
+                   flags=["gpuctxsw"])
 print(request_of(own).to_json())
 config = NsightConfig(worker_groups=["ActorGroup", "EnvGroup"], output_dir="/nowhere", steps=[1, 3])
 for worker in ("ActorGroup:1", "EnvGroup:0", "RolloutGroup:0"):
@@ -196,8 +197,10 @@ def test_its_own_nsys_gives_way_or_writes_home_and_steps_are_counted_from_1(tmp_
     kept = str([f"{home}/rlinf_profile_EnvGroup_0_%p", "python3"])
     request, *words = done.stdout.splitlines()[-4:]
     assert words == ["python3", kept, "python3"], done.stderr
-    [spec] = request_from_json(request).captures
+    found = request_from_json(request)
+    [spec] = found.captures
     assert (spec.workers, str(spec.steps), spec.flags) == (("ActorGroup",), "2,4", ("gpuctxsw",))
+    assert found.output_dir == "/its"
     assert dict(spec.options) == {"t": "nvtx"}  # no capture range: a session
     steps = [row for row in rows if row["event"] == "step"]
     assert [row["step"] for row in steps] == [5, 6, 9]

@@ -1,9 +1,10 @@
 """Which tests may run beside which, when pytest has several workers (`-n`).
 
-What uses the machine is two shares, each taken by one worker as a whole, test after test in the order of a
-run without workers: what runs in a Slurm sandbox, whose jobs mostly wait, and what uses this machine itself
-(a Ray cluster, nsys, a real trainer). They begin first, being the longest; the environments of real trainers
-are built before the second. A mark `share(name)` overrules what is here.
+What uses the machine is three shares, each taken by one worker as a whole, test after test in the order of a
+run without workers: what runs in a Slurm sandbox, real trainers, and whatever else uses this machine itself
+(a Ray cluster, nsys). The sandbox begins first, being the longest, with several jobs at once; beside it the
+environments of real trainers are built and what needs one core alone is run; the other two come last, when
+the sandbox has one job at a time. A mark `share(name)` overrules what is here.
 Every other file is a share of its own, so that what a module's fixture makes is made once.
 """
 
@@ -16,10 +17,12 @@ import pytest
 SANDBOX = "sandbox"
 MACHINE = "machine"
 ENVIRONMENTS = "environments"
-_FIRST = (SANDBOX, ENVIRONMENTS, MACHINE)
+TRAINERS = "trainers"
+_FIRST = (SANDBOX, ENVIRONMENTS)
+_LAST = (TRAINERS, MACHINE)
 _SANDBOX_MARKS = {"slurm", "lane"}
 _SANDBOX_FIXTURES = {"slurm", "slurm_sandbox", "lanes"}
-_MACHINE_MARKS = {"ray", "nsys", "trainers", "timed"}
+_MACHINE_MARKS = {"ray", "nsys", "timed"}
 _MADE_ONCE = {"wheel": "wheel", "chromium": "browser"}
 """Name of a fixture or a mark -> the share of all tests that have it, in whatever file they are."""
 
@@ -28,6 +31,8 @@ def named(marks: Collection[str], fixtures: Collection[str]) -> str:
     """The named share of a test; empty when it goes with its file."""
     if _SANDBOX_MARKS & set(marks) or _SANDBOX_FIXTURES & set(fixtures):
         return SANDBOX
+    if TRAINERS in marks:
+        return TRAINERS
     if _MACHINE_MARKS & set(marks):
         return MACHINE
     return next((name for word, name in _MADE_ONCE.items() if word in marks or word in fixtures), "")
@@ -42,6 +47,8 @@ def share(item: pytest.Item) -> str:
 
 
 def rank(item: pytest.Item) -> int:
-    """The order in which shares begin: those that others wait for, then the rest as it is."""
+    """The order in which shares begin; those of one rank as they are."""
     name = share(item)
-    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+    if name in _FIRST:
+        return _FIRST.index(name)
+    return len(_FIRST) + (1 + _LAST.index(name) if name in _LAST else 0)

@@ -162,6 +162,7 @@ def test_what_is_required_and_missing_fails_the_run_and_a_failure_is_told_with_i
         (["ray", "slurm"], [], "sandbox"),
         ([], ["slurm_sandbox"], "sandbox"),
         (["lane", "long"], ["lanes"], "sandbox"),
+        (["ray", "trainers"], [], "trainers"),
         (["chromium"], ["wheel"], "wheel"),
         (["chromium"], [], "browser"),
     ],

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding
+from rlprof_ops.host import foreign
 from rlprof_ops.host.clock_probe import ClockServer, measure
 from rlprof_ops.submitit_job.rendezvous import own_address
 from rlprof_ops.words import duration, limit
@@ -157,8 +158,7 @@ def _until(left: Callable[[], list[int]], seconds: float) -> list[int]:
 
 def _read(folder: Path, number: int) -> dict[str, Any] | None:
     with contextlib.suppress(OSError, ValueError):
-        data = json.loads((folder / f"task{number}").read_text())
-        return data if isinstance(data, dict) else None
+        return foreign.typed(foreign.read(folder / f"task{number}"), dict[str, Any])
     return None
 
 

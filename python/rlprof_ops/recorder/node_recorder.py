@@ -9,7 +9,7 @@ from rlprof_ops.recorder import rows
 from rlprof_ops.recorder.news import MOST_STEPS, News
 from rlprof_ops.recorder.record_file import FOLDER, RecordFile, read_folder
 from rlprof_ops.recorder.samples.engines import Engines, EngineSample
-from rlprof_ops.recorder.samples.gpu import GpuSample, GpuSamples
+from rlprof_ops.recorder.samples.gpu import GpuSample, GpuSamples, throttle_words
 from rlprof_ops.recorder.samples.host import HostSample, HostSamples
 from rlprof_ops.recorder.samples.step_marks import StepMarks, ToldStep, WindowEvent
 
@@ -49,7 +49,7 @@ class NodeRecorder:
         self._windows += windows
         for gpu in gpus:
             before, bits = self._throttled.get(gpu.gpu, (0.0, 0))
-            if gpu.throttle & 0xE8:
+            if throttle_words(gpu.throttle):
                 self._throttled[gpu.gpu] = (before + min(seconds, 5.0), bits | gpu.throttle)
         self._keep(t_ns, host, gpus, engines, steps)
         self._looks += 1

@@ -16,18 +16,22 @@ from typing import TYPE_CHECKING
 from rlprof_ops import backends, env_names
 from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.host import processes
+from rlprof_ops.request.steps import Window
 from rlprof_ops.runtime.capture_error import CaptureError, Yielded
-from rlprof_ops.runtime.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
-from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker, mirror, move_into_place, unused
+from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker
+from rlprof_ops.window.delivery import Delivery
+from rlprof_ops.window.gate import ALWAYS_QUIET, Gate, PhaseGate, StepGate, TimedGate
+from rlprof_ops.window.open_window import OpenWindow
+from rlprof_ops.window.output_dir import OutputDir
+from rlprof_ops.window.reason import reason_of
 from rlprof_ops.words import limit
 
 if TYPE_CHECKING:
-    from rlprof_ops.request import CaptureSpec, Window
+    from rlprof_ops.request import CaptureSpec
 
 _LOOK_S = 0.5  # between two looks whether reports get on
-_MIRROR_S = 20.0  # for copies to output_dir, at the end of the process
 
 
 @dataclass
@@ -39,6 +43,7 @@ class Capture:
     spec: CaptureSpec
     taker: WindowRecorder | None
     impossible: str
+    delivery: Delivery
     gate: Gate = field(init=False)
     target: Path | None = None
     yielded: tuple[OpenWindow, str] | None = None  # the window that could not open yet, and why
@@ -59,11 +64,10 @@ class Captures:
     ) -> None:
         self._place = place
         self._events = events
-        self._output_dir = output_dir
+        self._output_dir = OutputDir(output_dir or "", log_once)
         self._all: list[Capture] = []
         self._phased: list[Capture] = []
         self._finishing: list[threading.Thread] = []
-        self._mirroring: list[threading.Thread] = []
         for spec in specs:
             self.add(spec, specs)
 
@@ -74,7 +78,7 @@ class Captures:
         empty._all = []
         empty._phased = []
         empty._finishing = []
-        empty._mirroring = []
+        empty._output_dir = OutputDir("", log_once)
         return empty
 
     def add(
@@ -86,9 +90,15 @@ class Captures:
     ) -> Capture:
         """Take `spec` from now on. `beside`: all specs of the process, which may exclude each other."""
         taker, impossible = choose_taker(spec, [*beside, *(capture.spec for capture in self._all)])
-        capture = Capture(spec, taker, impossible, asked_by=asked_by)
+        place = self._place
+        suffix = taker.suffix if taker else ""
+        delivery = Delivery(
+            place, spec.backend, suffix, place.root, place.tmp, self._events, self._output_dir, log_once
+        )
+        capture = Capture(spec, taker, impossible, delivery, asked_by=asked_by)
 
         def on_open(window: OpenWindow) -> None:
+            window.asked_by = asked_by
             self._open(capture, window)
 
         def on_close(window: OpenWindow, partial: bool) -> None:
@@ -97,7 +107,7 @@ class Captures:
         if timed:
             capture.gate = TimedGate(on_open, on_close)
         elif spec.each == "phase":
-            capture.gate = PhaseGate(spec.steps.windows(), _one_step, on_open, on_close)
+            capture.gate = PhaseGate(spec.steps.windows(), on_open, on_close)
             self._phased.append(capture)
         else:
             capture.gate = StepGate(spec.steps.windows(), on_open, on_close)
@@ -157,15 +167,7 @@ class Captures:
                     " its report is left to the end of the job"
                 )
                 break
-        until = time.monotonic() + _MIRROR_S
-        for thread in self._mirroring:
-            thread.join(max(0.0, until - time.monotonic()))
-        self._mirroring = [thread for thread in self._mirroring if thread.is_alive()]
-        if self._mirroring:
-            log_once(
-                f"the request's output_dir {self._output_dir} did not take {len(self._mirroring)} reports"
-                f" within {limit(_MIRROR_S)}; they are in the job's own folder"
-            )
+        self._output_dir.finish()
 
     def _progress(self) -> tuple[int, dict[str, int]]:
         """What changes as long as reports are being written: importers' processor time, files that grow."""
@@ -222,22 +224,20 @@ class Captures:
         if capture.taker is None:
             self._not_opened(capture, window, capture.impossible)
             return
-        report = self._report_name(capture, window, capture.taker.suffix)
         try:
             if backends.from_outside(capture.spec.backend):  # a session writes one window before the next
                 self._finish_before_next()
             if self._other_open(capture):
                 raise CaptureError(f"another {capture.spec.backend} window is open in this process")
-            self._place.tmp.mkdir(parents=True, exist_ok=True)
-            capture.target = unused(self._place.tmp / report)
+            capture.target = capture.delivery.target(window)
             capture.taker.open(capture.target)
         except Yielded as error:
             self._yield(capture, window, str(error))
             return
         except Exception as error:  # whatever a profiler does, training goes on
-            self._not_opened(capture, window, _reason(error))
+            self._not_opened(capture, window, reason_of(error))
             return
-        self._events.write("opened", **_of(capture, window), report=report)
+        capture.delivery.opened(window)
 
     def _yield(self, capture: Capture, window: OpenWindow, reason: str) -> None:
         """Something of the program's own is in the way; the window's next step tries again."""
@@ -248,9 +248,6 @@ class Captures:
             capture.target = None
             capture.gate.drop()
         capture.gate.retry(window)
-
-    def _report_name(self, capture: Capture, window: OpenWindow, suffix: str) -> str:
-        return self._place.report_name(window.window, window.phase, suffix, capture.asked_by)
 
     def _other_open(self, capture: Capture) -> bool:
         return any(
@@ -269,7 +266,7 @@ class Captures:
         try:
             finished = capture.taker.close()
         except Exception as error:
-            self._failed(capture, window, _reason(error))
+            capture.delivery.failed(window, reason_of(error))
             return
         if getattr(
             capture.taker, "late", False
@@ -281,8 +278,7 @@ class Captures:
             partial, window.seen = True, window.seen[:1] + [step for step in window.seen[1:] if step in seen]
         elif capture.yielded and capture.yielded[0].window == window.window:
             note = f"it begins at step {window.seen[0]}: until then {capture.yielded[1]}"
-        if capture.asked_by is not None:  # named by what it saw, not by what was planned
-            window.window = _steps_window(window.window.start, max(window.seen) + 1)
+        window.name_by_seen()
         if isinstance(finished, Path):
             self._finish(capture, window, partial, lambda: finished, note=note)
             return
@@ -309,109 +305,28 @@ class Captures:
         stopping: object = None,
         note: str = "",
     ) -> None:
+        delivery = capture.delivery
         try:
-            finished = wait()
-            self._deliver(capture, window, finished, partial, note or str(getattr(stopping, "note", "")))
+            delivery.closed(window, wait(), partial, note or str(getattr(stopping, "note", "")))
             for first, last, path, phase in getattr(capture.taker, "extra", ()):
-                own = OpenWindow(_steps_window(first, last + 1), phase or window.phase, [first, last])
-                self._deliver(capture, own, path, partial=False)
+                steps = Window(first, last + 1)
+                own = OpenWindow(steps, phase or window.phase, [first, last], window.asked_by)
+                delivery.closed(own, path, partial=False)
         except Exception as error:
-            self._failed(capture, window, _reason(error))
-
-    def _deliver(
-        self, capture: Capture, window: OpenWindow, finished: Path, partial: bool, note: str = ""
-    ) -> None:
-        """Check a finished file, put it where it belongs, and say so."""
-        assert capture.taker is not None
-        self._refuse_unfinished(capture, finished)
-        final = self._place.report_path(
-            capture.spec.backend, self._report_name(capture, window, capture.taker.suffix)
-        )
-        final = move_into_place(finished, final)
-        self._events.write(
-            "closed",
-            **_of(capture, window),
-            report=final.name,
-            path=os.path.relpath(final, self._place.root),
-            size_bytes=final.stat().st_size,
-            partial=partial,
-            seen=sorted(set(window.seen)),
-            **({"reason": note} if note else {}),
-        )
-        if self._output_dir:
-            # Storage that hangs must not keep the training: the end alone waits for this thread, a while.
-            thread = threading.Thread(
-                target=self._mirror, args=(final, capture.spec.backend), name="rlprof-output-dir", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError:  # no new threads at interpreter exit
-                self._mirror(final, capture.spec.backend)
-            else:
-                self._mirroring.append(thread)
-
-    def _mirror(self, final: Path, backend: str) -> None:
-        try:
-            mirror(final, self._output_dir or "", backend, self._place.worker, self._place.rank)
-        except OSError as error:
-            log_once(
-                f"cannot copy reports to the request's output_dir {self._output_dir}: {_reason(error)};"
-                f" they are in {final.parent}"
-            )
+            delivery.failed(window, reason_of(error))
 
     def _guarded(self, capture: Capture, action: Callable[[int], None], step: int) -> None:
         try:
             action(step)
         except Exception as error:
-            log_once(f"{capture.spec.backend} at step {step}: {_reason(error)}")
-
-    def _refuse_unfinished(self, capture: Capture, finished: Path) -> None:
-        found = backends.get(capture.spec.backend).check(finished)
-        if found.state != backends.OK:
-            raise CaptureError(f"the report is {found.state}: {found.reason} ({finished})")
+            log_once(f"{capture.spec.backend} at step {step}: {reason_of(error)}")
 
     def _not_opened(self, capture: Capture, window: OpenWindow, reason: str) -> None:
         capture.target = None
         capture.gate.drop()
-        self._failed(capture, window, reason)
-
-    def _failed(self, capture: Capture, window: OpenWindow, reason: str) -> None:
-        self._events.write("failed", **_of(capture, window), reason=reason)
-        # A profiler that fails at every window is told of once; the events have every reason.
-        who = f"{capture.spec.backend} capture of {self._place.worker} rank {self._place.rank}"
-        log_once(f"{who} failed, training goes on: {reason}", key=f"{who} {capture.asked_by}")
-
-
-def _of(capture: Capture, window: OpenWindow) -> dict[str, object]:
-    found: dict[str, object] = {
-        "backend": capture.spec.backend,
-        "steps": [window.window.start, window.window.stop],
-        "phase": window.phase,
-    }
-    if capture.asked_by is not None:
-        found["asked_by"] = capture.asked_by
-    return found
+        capture.delivery.failed(window, reason)
 
 
 def _phase_gate(capture: Capture) -> PhaseGate:
     assert isinstance(capture.gate, PhaseGate)
     return capture.gate
-
-
-def _one_step(step: int) -> Window:
-    return _steps_window(step, step + 1)
-
-
-def _steps_window(start: int, stop: int) -> Window:
-    from rlprof_ops.request import Window
-
-    return Window(start, stop)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, CaptureError):
-        return str(error)
-    if isinstance(error, OSError):
-        where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror or error}{where}"
-    return f"{type(error).__name__}: {error}"

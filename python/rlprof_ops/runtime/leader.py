@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.marks import NowFile
-from rlprof_ops.runtime.process import trackers
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
+from rlprof_ops.runtime.ranges import trackers
 
 # A step with more phases than this is written down with its first ones; a phase in an inner loop is a
 # mistake.

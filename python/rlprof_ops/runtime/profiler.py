@@ -110,9 +110,8 @@ def _made(
 ) -> Profiler | NullProfiler:
     from rlprof_ops.runtime import marks
     from rlprof_ops.runtime.on_demand import watcher
-    from rlprof_ops.runtime.process import trackers
     from rlprof_ops.runtime.process.worker_identity import find_identity
-    from rlprof_ops.runtime.ranges import range_times
+    from rlprof_ops.runtime.ranges import range_times, trackers
 
     with_metrics = range_times.asked()
     on_demand = watcher.asked(os.environ)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from rlprof_ops import env_names
 from rlprof_ops.backends.window_timeouts import open_wait_s
+from rlprof_ops.host import foreign
 from rlprof_ops.runtime.clock_file import SOCKET, ClockFile
 from rlprof_ops.runtime.process.event_log import log_once
 from rlprof_ops.words import limit
@@ -94,7 +95,7 @@ class Link:
             line, found, rest = self._rest.partition(b"\n")
             if found:
                 self._rest = rest
-                answer = _object(line)
+                answer = next(foreign.rows(line), {})
                 if answer.get(key) == value:
                     return answer
                 continue
@@ -119,14 +120,6 @@ class Link:
             self._socket.close()
         self._socket = None
         log_once(f"the node's supervisor does not hear the steps: {error.strerror or error}", key="no link")
-
-
-def _object(line: bytes) -> dict[str, object]:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 class Lead:

@@ -72,7 +72,7 @@ def wait(
                 # It opens the folder first: NFS answers "no such file" from memory until then.
                 told = foreign.parse(run.read_secret(_NAME))
             if told is not None:
-                found = Rendezvous(**told)
+                found = foreign.typed(told, Rendezvous)
                 if found.failed:
                     raise RlprofError(f"the first node could not start: {found.failed}")
                 return found

@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import hmac
 import json
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, get_args, get_type_hints
+from typing import Any
+
+from rlprof_ops.host import foreign
 
 _LINE_LIMIT = 1 << 20
 _HELLO_LIMIT = 4 << 10  # bytes of a line from one who has proved nothing yet
@@ -135,34 +136,9 @@ def decode(values: dict[str, Any]) -> Message | None:
     kind = _KINDS.get(str(values.get("kind")))
     if kind is None:
         return None
-    types = _types(kind.__name__)
-    fields = {name: values[name] for name in types if name in values}
-    if not all(_fits(value, types[name]) for name, value in fields.items()):
-        return None
-    try:
-        return kind(**fields)
-    except TypeError:
-        return None
-
-
-@functools.cache
-def _types(name: str) -> dict[str, Any]:
-    """The fields of a kind; reading annotations costs more than all else that a message needs."""
-    return get_type_hints(_KINDS[name])
-
-
-def _fits(value: object, wanted: Any) -> bool:
-    if wanted is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    origin = getattr(wanted, "__origin__", None)
-    if origin is dict:
-        key, item = get_args(wanted)
-        return isinstance(value, dict) and all(
-            _fits(one, key) and _fits(two, item) for one, two in value.items()
-        )
-    if origin in (list, tuple):
-        return isinstance(value, list) and all(_fits(each, get_args(wanted)[0]) for each in value)
-    return isinstance(value, wanted if isinstance(wanted, type) else object)
+    with contextlib.suppress(ValueError):
+        return foreign.typed(values, kind)
+    return None
 
 
 def _proof(token: str, nonce: str, who: str) -> str:
@@ -186,12 +162,10 @@ async def _send(writer: asyncio.StreamWriter, values: dict[str, Any]) -> None:
 
 async def _receive(lines: _Lines) -> dict[str, Any] | None:
     """The next line's values, or None when the other side is gone or talks nonsense."""
-    try:
-        line = await lines.next()
-        values = json.loads(line) if line else None
-    except (ValueError, OSError, RecursionError):
-        return None
-    return values if isinstance(values, dict) else None
+    with contextlib.suppress(ValueError, OSError):
+        values = foreign.parse(await lines.next())
+        return values if isinstance(values, dict) else None
+    return None
 
 
 class _Lines:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Of this package itself: module -> (whose it is, what is installed there).
 _OURS = {
     "ray.actor": ("ray", "rlprof_ops.runtime.process.actor_labels"),
-    "ray._private.function_manager": ("ray", "rlprof_ops.runtime.process.actor_calls"),
+    "ray._private.function_manager": ("ray", "rlprof_ops.runtime.ranges.actor_calls"),
     "torch.cuda.profiler": ("torch", "rlprof_ops.runtime.process.cuda_profiler"),
 }
 

@@ -19,7 +19,7 @@ from rlprof_ops.backends.nsight.mask_reports import (
 )
 from rlprof_ops.collect.drain.nsys_contents import look
 from rlprof_ops.collect.sync.sync_pass import Syncer
-from rlprof_ops.runtime.recorders.base import mirror
+from rlprof_ops.window.report_file import mirror
 
 SECRET = "hf_abcdefgh12345"
 

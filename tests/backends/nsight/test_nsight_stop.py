@@ -152,7 +152,7 @@ def test_a_stop_that_hangs_lets_training_go_on(asked, events, monkeypatch, tmp_p
 
 
 def test_a_second_window_of_the_same_step_keeps_the_first_report(tmp_path):
-    from rlprof_ops.runtime.recorders.base import move_into_place, unused
+    from rlprof_ops.window.report_file import move_into_place, unused
 
     final = tmp_path / "profiles/w_rank0_step3-4_n1_7.nsys-rep"
     places = []

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.needs import need
+from tests.nsys_stand_in import answering_nsys
 from tests.waits import wait_until
 
 from rlprof_ops.backends.nsight import nsys_cli
@@ -150,6 +152,26 @@ def test_a_window_of_steps_of_a_process_that_knows_none(node_dir: Path, rollout:
 
 
 @pytest.mark.nsys
+def test_a_report_comes_to_the_output_dir_of_the_request_too(
+    node_dir: Path, rollout: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir("/")  # as a supervisor, which leaves storage that may hang
+
+    async def steps() -> None:
+        windows = Windows(node_dir, replace(REQUEST, output_dir="out"), print, node_dir / "job")
+        for step in (2, 3):
+            await windows.begin(step)
+            windows.end(step)
+        await windows.close()
+
+    asyncio.run(steps())
+    [_, closed] = read_node(node_dir / "events")[0].windows
+    copy = node_dir / "job/out/nsight/rollout/rank1" / Path(closed.path).name
+    assert nsys_cli.check(copy).state == "ok" and nsys_cli.check(node_dir / closed.path).state == "ok"
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+
+@pytest.mark.nsys
 def test_a_worker_that_is_killed_in_its_window_leaves_what_was_recorded(
     node_dir: Path, rollout: subprocess.Popen[bytes]
 ):
@@ -230,3 +252,24 @@ def test_one_that_should_be_open_is_opened_late_and_says_so(node_dir: Path, roll
     asyncio.run(steps())
     [log] = read_node(node_dir / "events")
     assert [(event.event, event.partial) for event in log.windows] == [("opened", False), ("closed", True)]
+
+
+def test_what_was_said_of_a_slow_close_is_in_the_manifest(node_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    """A session that goes on to collect for longer than training waits: the same word as in the process."""
+    nsys = answering_nsys(node_dir / "bin", session="rlprof-test", stop="sleep 1; report")
+    monkeypatch.setenv("RLPROF_NSYS", str(nsys))
+    monkeypatch.setenv("RLPROF_CLOSE_WAIT_SECONDS", "0.3")
+    monkeypatch.setenv("RLPROF_NSYS_SESSION", "rlprof-test")
+    monkeypatch.setenv("RLPROF_NODE_DIR", str(node_dir))
+    monkeypatch.delenv("RLPROF_SESSION_PID", raising=False)
+    session_file.register("rollout", 1)
+
+    async def steps() -> None:
+        windows = Windows(node_dir, REQUEST, print)
+        await windows.begin(2)
+        windows.end(3)
+        await windows.close()
+
+    asyncio.run(steps())
+    [_, closed] = read_node(node_dir / "events")[0].windows
+    assert closed.event == "closed" and "later work may be in the report" in closed.reason, closed

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlprof_ops.recorder.samples.gpu import BAD_THROTTLE
+from rlprof_ops.recorder.samples.gpu import throttle_words
 
 _MIB = 1 << 20
 Sample = tuple[Mapping[str, str], float]
@@ -94,7 +94,7 @@ def _of_nodes(nodes: Mapping[str, Any]) -> Iterable[tuple[str, str, str, list[Sa
         "gpu_throttled",
         "gauge",
         "1 where the hardware slows it: heat, power brake, a fault.",
-        [(labels, float(any(gpu["throttle"] & bit for bit in BAD_THROTTLE))) for labels, gpu in gpus],
+        [(labels, float(bool(throttle_words(gpu["throttle"])))) for labels, gpu in gpus],
     )
     engines = [
         ({"node": name, "engine": engine["url"]}, engine)

@@ -22,7 +22,7 @@ _UNSIGNED_INT, _UNSIGNED_LONG, _UNSIGNED_LONG_LONG = 1, 2, 3
 
 # nvmlClocksThrottleReasons: what slows a GPU that is not meant to be slow. Being idle, an application's clock
 # and the power cap of a full load are ordinary.
-BAD_THROTTLE = {
+_BAD_THROTTLE = {
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
@@ -32,7 +32,7 @@ BAD_THROTTLE = {
 
 def throttle_words(bits: int) -> str:
     """The reasons in `bits` that are faults, "" for none."""
-    return ", ".join(word for bit, word in BAD_THROTTLE.items() if bits & bit)
+    return ", ".join(word for bit, word in _BAD_THROTTLE.items() if bits & bit)
 
 
 @dataclass(frozen=True)

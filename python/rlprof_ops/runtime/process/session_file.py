@@ -8,6 +8,7 @@ process's role better, writes it again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlprof_ops import env_names
-from rlprof_ops.host import atomic
+from rlprof_ops.host import atomic, foreign
 
 FOLDER = "sessions"
 
@@ -87,11 +88,9 @@ def _first_gate(env: Mapping[str, str], worker: str) -> str:
 
 def read(path: Path) -> Session | None:
     """The session of one file; None for what is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return Session(**found) if isinstance(found, dict) else None
-    except (OSError, ValueError, TypeError):
-        return None
+    with contextlib.suppress(OSError, ValueError):
+        return foreign.typed(foreign.read(path), Session)
+    return None
 
 
 def read_all(node_dir: str | os.PathLike[str], *, ended: bool = False) -> list[Session]:

@@ -65,12 +65,6 @@ class WorkerIdentity:
         """`<worker>_rank<R>_<host>_<pid>`: unique on shared storage."""
         return names.process_name(self.worker, self.rank, self.host, self.pid)
 
-    def report_name(self, window: object, phase: str | None, suffix: str, asked_by: str | None = None) -> str:
-        return names.report_name(self.worker, self.rank, window, phase, self.host, self.pid, suffix, asked_by)
-
-    def report_path(self, backend: str, report: str) -> Path:
-        return self.root / names.report_folder(backend, self.worker, self.rank) / report
-
 
 def find_identity(
     worker: str | None, rank: int | None, world_size: int | None, env: Mapping[str, str]

@@ -1,22 +1,13 @@
-"""The things that take one capture: each opens a window, closes it, and hands over one finished file."""
+"""Who takes one capture in this process: each opens a window, closes it, and hands over one finished file."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import itertools
-import os
-import shutil
-import time
-from collections.abc import Iterator, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlprof_ops.backends import OK, Where, get, names, validate
+from rlprof_ops.backends import Where, get, validate
 from rlprof_ops.backends.contract import WindowRecorder as WindowRecorder
 from rlprof_ops.host.gpus import has_gpu
-from rlprof_ops.redact import own_secrets
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
@@ -28,94 +19,3 @@ def choose_taker(spec: CaptureSpec, all_specs: Sequence[CaptureSpec]) -> tuple[W
     if refused:
         return None, "; ".join(refused)
     return get(spec.backend).recorder(spec, all_specs)
-
-
-def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -> Path:
-    """Also put a finished report where the request's `output_dir` wants it, without the secrets of this
-    node's processes; the path there. Raises OSError.
-    """
-    folder = Path(output_dir, get(backend).output_folder(names.safe_worker(worker), rank))
-    target = folder / final.name
-    folder.mkdir(parents=True, exist_ok=True)
-    with _without_secrets(final, backend) as source:
-        try:
-            os.link(source, target)
-        except FileExistsError:
-            pass
-        except OSError:  # another file system, or one without links
-            _copy(source, target)
-    return target
-
-
-@contextlib.contextmanager
-def _without_secrets(report: Path, backend: str) -> Iterator[Path]:
-    """The report, or, where secrets stand in it, a masked copy beside it. Raises OSError when that is no
-    report any more.
-    """
-    from rlprof_ops.backends.nsight import mask_reports
-
-    found: list[tuple[int, int]] = []
-    if report.name.endswith(mask_reports.MASKED_SUFFIXES):
-        values = mask_reports.maskable(mask_reports.secrets_of_processes() | own_secrets())
-        with open(report, "rb") as stream:
-            found = mask_reports.places(stream.fileno(), values)
-    if not found:
-        yield report
-        return
-    masked = report.with_name(f".masked-{os.getpid()}-{time.monotonic_ns()}-{report.name}")
-    try:
-        shutil.copyfile(report, masked)
-        with open(masked, "r+b") as stream:
-            mask_reports.mask(stream.fileno(), found)
-        if get(backend).check(masked).state != OK:
-            raise OSError(errno.EBADMSG, "with its secrets taken out it is no report any more", report.name)
-        yield masked
-    finally:
-        masked.unlink(missing_ok=True)
-
-
-def move_into_place(finished: Path, final: Path) -> Path:
-    """Rename a finished report to where it belongs, never visible half-written; the name it got.
-
-    A report that is there already is never replaced: a second window of the same steps gets a number before
-    its suffix. Between file systems it is copied under a dotted name first and renamed after.
-    """
-    final.parent.mkdir(parents=True, exist_ok=True)
-    for ordinal in itertools.count():
-        place = numbered(final, ordinal)
-        try:
-            os.link(finished, place)  # a rename would replace
-        except FileExistsError:
-            continue
-        except OSError as error:  # another file system, or one without links
-            if place.exists():
-                continue
-            if error.errno == errno.EXDEV:
-                _copy(finished, place)
-            else:
-                os.rename(finished, place)
-                return place
-        finished.unlink(missing_ok=True)
-        return place
-    raise AssertionError("unreachable")
-
-
-def numbered(path: Path, ordinal: int) -> Path:
-    """`w_rank0_step3-4_n1_7.nsys-rep` -> `w_rank0_step3-4_n1_7.2.nsys-rep`; 0 leaves it."""
-    suffix = next((known for known in names.SUFFIXES if path.name.endswith(known)), path.suffix)
-    stem = path.name.removesuffix(suffix)
-    return path.with_name(f"{stem}.{ordinal}{suffix}") if ordinal else path
-
-
-def unused(path: Path) -> Path:
-    """`path`, or it with the first number that no file has."""
-    return next(place for place in map(partial(numbered, path), itertools.count()) if not place.exists())
-
-
-def _copy(source: Path, target: Path) -> None:
-    partial = target.with_name(f".{target.name}.{os.getpid()}.{time.monotonic_ns()}")
-    try:
-        shutil.copyfile(source, partial)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)

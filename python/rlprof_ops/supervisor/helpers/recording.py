@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rlprof_ops.host import foreign
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.supervisor.control_channel import Message, register
 
@@ -119,9 +119,8 @@ class Recording:
         self._helpers.add(process.pid)
         assert process.stdout is not None
         while line := await _line(process.stdout):
-            with contextlib.suppress(ValueError):
-                told = json.loads(line)
-                if isinstance(told, dict):
+            for told in foreign.rows(line):
+                with contextlib.suppress(ValueError):
                     await self._on_told(told)
         code = await process.wait()
         self._helpers.discard(process.pid)

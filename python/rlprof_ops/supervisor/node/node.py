@@ -222,7 +222,7 @@ class Node:
         place = self.place
         if not self.settings.flag(env_names.ADAPTERS) or not self.may_profile() or self.state.drained:
             return
-        self.windows = Windows(place.folder.path, self.request, self.journal.note)
+        self.windows = Windows(place.folder.path, self.request, self.journal.note, self.cwd)
         relay = StepRelay(
             place.folder.path,
             place.node,

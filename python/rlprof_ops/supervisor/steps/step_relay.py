@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops.host import foreign
 from rlprof_ops.request import ProfileRequest, request_from_json
 from rlprof_ops.runtime import trainer_request
 from rlprof_ops.runtime.clock_file import SOCKET, ClockFile, ClockState
@@ -150,7 +151,7 @@ class StepRelay:
         try:
             while line := await reader.readline():
                 with contextlib.suppress(ValueError, TypeError, KeyError):
-                    self._said(json.loads(line), writer)
+                    self._said(foreign.an_object(foreign.parse(line)), writer)
         except (OSError, ValueError):
             pass
         finally:

@@ -15,26 +15,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.backends import names
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.backends.nsight import options as nsys_options
 from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
+from rlprof_ops.host.background import in_background
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Window
+from rlprof_ops.request.steps import window_at
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
 from rlprof_ops.runtime.process.session_file import Session
 from rlprof_ops.runtime.process.worker_identity import DRIVER
-from rlprof_ops.runtime.recorders.base import move_into_place, unused
 from rlprof_ops.supervisor.steps import left_open
-from rlprof_ops.supervisor.steps.watched_session import (
-    OpenWindow,
-    WatchedSession,
-    event_fields,
-    holds,
-    reason_of,
-    window_at,
-)
+from rlprof_ops.supervisor.steps.watched_session import SessionWindow, WatchedSession
+from rlprof_ops.window import output_dir
+from rlprof_ops.window.delivery import Delivery
+from rlprof_ops.window.open_window import OpenWindow
+from rlprof_ops.window.output_dir import OutputDir
+from rlprof_ops.window.reason import reason_of
 
 TRAINER = "trainer"  # who asks for the windows of a trainer's own profiler calls
 _MISSED = "no supervisor heard its steps: this node's or the head's was killed, and another one took over"
@@ -46,10 +44,16 @@ _PHASES = (
 
 
 class Windows:
-    """All sessions of one node that their own process does not gate."""
+    """All sessions of one node that their own process does not gate. `cwd`: what the request's output_dir
+    is relative to.
+    """
 
-    def __init__(self, node_dir: Path, request: ProfileRequest, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, node_dir: Path, request: ProfileRequest, say: Callable[[str], None], cwd: Path = Path()
+    ) -> None:
         self._node_dir = node_dir
+        self._cwd = cwd
+        self._output_dir = OutputDir(self._copies_to(request), say)
         self._request = request
         self._specs = _ours(request)
         self._names_the_driver = any(DRIVER in spec.workers for spec in self._specs)
@@ -66,11 +70,20 @@ class Windows:
         if self._request:
             return False
         self._request, self._specs = request, _ours(request)
+        self._output_dir.path = self._copies_to(request)
         return True
+
+    def _copies_to(self, request: ProfileRequest) -> str:
+        return str(self._cwd / request.output_dir) if request.output_dir else ""
+
+    def _watch(self, session: Session, specs: tuple[CaptureSpec, ...] = ()) -> WatchedSession:
+        watched = WatchedSession(session, self._node_dir, specs, self._output_dir, self._say)
+        self._watched[session.name] = watched
+        return watched
 
     def concerned(self, step: int) -> bool:
         """Whether a window holds `step`, or one is open that does not."""
-        return any(window_at(spec, step) for spec in self._specs) or any(
+        return any(window_at(spec.windows(), step) for spec in self._specs) or any(
             watched.open is not None for watched in self._watched.values()
         )
 
@@ -83,7 +96,7 @@ class Windows:
         await self._look()
         for session in await asyncio.to_thread(session_file.read_all, self._node_dir, ended=True):
             if session.name not in self._watched and left_open.has_events(self._node_dir, session):
-                self._watched[session.name] = WatchedSession(session, self._node_dir, ())
+                self._watch(session)
         for watched in self._watched.values():
             left = await asyncio.to_thread(left_open.read, watched.events.path)
             watched.take(left.begun)
@@ -108,7 +121,9 @@ class Windows:
         recorder.adopt(target)
         stop = self._step + 1 if window.stop is None else min(window.stop, self._step + 1)
         seen = list(range(window.start, stop))
-        watched.open = OpenWindow(spec, window, recorder, target, seen, left.asked_by, adopted=True)
+        watched.open = SessionWindow(
+            window, None, seen, left.asked_by, spec=spec, recorder=recorder, target=target, adopted=True
+        )
         watched.open.ready.set()
         # Who counted the seconds of a capture on demand is gone.
         over = left.asked_by != TRAINER if window.stop is None else window.stop <= self._step
@@ -128,11 +143,11 @@ class Windows:
                 watched.open.seen += range(last + 1, min(step, through))
             for missed in range(last + 1, step):
                 for number, spec in enumerate(watched.specs):
-                    window = window_at(spec, missed)
-                    if window is None or holds(window, step) or (number, window.start) in watched.taken:
+                    window = window_at(spec.windows(), missed)
+                    if window is None or step in window or (number, window.start) in watched.taken:
                         continue
                     watched.taken.add((number, window.start))
-                    self._failed(watched, spec, window, _MISSED)
+                    watched.delivery.failed(OpenWindow(window), _MISSED)
 
     async def begin(self, step: int) -> None:
         """Step `step` begins: close what it is not in, open what it is in. Returns when all of that is
@@ -143,8 +158,8 @@ class Windows:
         self._after_gap(step)
         for watched in self._watched.values():
             watched.steps.store(step)
-            if watched.open is not None and not holds(watched.open.window, step):
-                self._close(watched, partial=not _whole(watched.open))
+            if watched.open is not None and step not in watched.open.window:
+                self._close(watched, partial=not watched.open.complete)
         wanted, self._wanted = self._wanted, []
         if not first and not wanted and not self.concerned(step):
             return
@@ -161,7 +176,7 @@ class Windows:
         for watched in self._watched.values():
             current = watched.open
             if current is not None and current.window.stop == step + 1:
-                self._close(watched, partial=not _whole(current))
+                self._close(watched, partial=not current.complete)
 
     async def _look(self) -> None:
         """Find sessions that are new, or whose process has told who it is meanwhile."""
@@ -177,8 +192,7 @@ class Windows:
             wanted = self._request.for_worker(session.worker, session.rank)
             wanted = tuple(spec for spec in wanted if _is_ours(spec))
             if wanted:
-                self._watched[session.name] = WatchedSession(session, self._node_dir, wanted)
-                self._watched[session.name].steps.store(self._step)
+                self._watch(session, wanted).steps.store(self._step)
         gone = {session.name for session in sessions if session.gate != "supervisor"}
         for name in gone & set(self._watched):
             del self._watched[name]
@@ -190,12 +204,12 @@ class Windows:
             await watched.open.ready.wait()
             return
         for number, spec in enumerate(watched.specs):
-            window = window_at(spec, step)
+            window = window_at(spec.windows(), step)
             if window is None or (number, window.start) in watched.taken or not session.lives:
                 continue
             watched.taken.add((number, window.start))
             if spec.each == "phase":
-                self._failed(watched, spec, window, _PHASES)
+                watched.delivery.failed(OpenWindow(window), _PHASES)
                 continue
             await self._open(watched, spec, window, [step])
             return
@@ -209,24 +223,22 @@ class Windows:
         asked_by: str | None = None,
     ) -> bool:
         session = watched.session
-        report = names.report_name(
-            session.worker, session.rank, window, None, session.host, session.pid, nsys_cli.SUFFIX, asked_by
-        )
         recorder = NsysSessionRecorder(session.name, spec, {**os.environ, "TMPDIR": session.tmpdir})
-        target = unused(self._node_dir / "tmp" / report)
-        current = watched.open = OpenWindow(spec, window, recorder, target, seen, asked_by)
+        current = SessionWindow(window, None, seen, asked_by, spec=spec, recorder=recorder)
+        watched.open = current
         try:
             if (
                 watched.closing is not None
             ):  # a session that still writes its last window cannot open the next
                 await asyncio.shield(watched.closing)
-            await asyncio.get_running_loop().run_in_executor(self._threads, recorder.open, target)
+            current.target = watched.delivery.target(current)
+            await self._in_thread(recorder.open, current.target)
         except Exception as error:
             watched.open = None
             current.ready.set()
-            self._failed(watched, spec, window, reason_of(error), asked_by)
+            watched.delivery.failed(current, reason_of(error))
             return False
-        watched.events.write("opened", **event_fields(current), report=report)
+        watched.delivery.opened(current)
         current.ready.set()
         return True
 
@@ -235,69 +247,13 @@ class Windows:
         if current is not None:
             watched.closing = asyncio.get_running_loop().create_task(self._finish(watched, current, partial))
 
-    async def _finish(self, watched: WatchedSession, current: OpenWindow, partial: bool) -> None:
+    async def _finish(self, watched: WatchedSession, current: SessionWindow, partial: bool) -> None:
         await current.ready.wait()
-        if (
-            current.asked_by is not None and current.window.stop is None
-        ):  # named by what it saw, not by what was planned
-            last = max(current.seen, default=self._step)
-            current.window = Window(current.window.start, max(last, current.window.start) + 1)
-        try:
-            finished = await self._in_thread(_stopped, current)
-            size_bytes, final = await self._in_thread(self._deliver, watched.session, current, finished)
-        except Exception as error:
-            self._failed(watched, current.spec, current.window, reason_of(error), current.asked_by)
-            return
-        watched.events.write(
-            "closed",
-            **event_fields(current),
-            report=final.name,
-            path=os.path.relpath(final, self._node_dir),
-            size_bytes=size_bytes,
-            partial=partial or current.late,
-            seen=sorted(set(current.seen)),
-        )
+        current.name_by_seen()
+        await self._in_thread(_finish, watched.delivery, current, partial or current.late)
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-
-    def _deliver(self, session: Session, current: OpenWindow, finished: Path) -> tuple[int, Path]:
-        """Check the report, and put it where it belongs."""
-        found = nsys_cli.check(finished)
-        if found.state != "ok":
-            raise CaptureError(f"the report is {found.state}: {found.reason} ({finished})")
-        report = names.report_name(
-            session.worker,
-            session.rank,
-            current.window,
-            None,
-            session.host,
-            session.pid,
-            nsys_cli.SUFFIX,
-            current.asked_by,
-        )
-        final = self._node_dir / names.report_folder("nsight", session.worker, session.rank) / report
-        final = move_into_place(finished, final)
-        return final.stat().st_size, final
-
-    def _failed(
-        self,
-        watched: WatchedSession,
-        spec: CaptureSpec,
-        window: Window,
-        reason: str,
-        asked_by: str | None = None,
-    ) -> None:
-        more = {"asked_by": asked_by} if asked_by else {}
-        watched.events.write(
-            "failed",
-            backend="nsight",
-            steps=[window.start, window.stop],
-            phase=None,
-            reason=reason,
-            **more,
-        )
-        self._say(f"nsight window of {watched.session.worker} rank {watched.session.rank}: {reason}")
 
     # ---- windows that somebody else asks for
 
@@ -311,7 +267,7 @@ class Windows:
             session = await asyncio.to_thread(session_file.read, path)
             if session is None or self._closed:
                 return False
-            watched = self._watched.setdefault(name, WatchedSession(session, self._node_dir, ()))
+            watched = self._watched.get(name) or self._watch(session)
         if what == "stop":
             if watched.open is not None and watched.open.asked_by == asked_by:
                 self._close(watched, partial=False)
@@ -343,11 +299,10 @@ class Windows:
         for session in await asyncio.to_thread(session_file.read_all, self._node_dir):
             if session.gate != "supervisor" or not spec.matches(session.worker, session.rank):
                 continue
-            watched = self._watched.get(session.name)
-            if watched is None:
-                watched = self._watched[session.name] = WatchedSession(session, self._node_dir, ())
+            watched = self._watched.get(session.name) or self._watch(session)
             if watched.open is not None:
-                self._failed(watched, spec, window, "another nsight window is open there", demand.id)
+                other = OpenWindow(window, asked_by=demand.id)
+                watched.delivery.failed(other, "another nsight window is open there")
             else:
                 found.append(watched)
         seen = [window.start] if self._step else []
@@ -372,23 +327,28 @@ class Windows:
         for watched in self._watched.values():
             watched.events.write("ended", last_step=self._step or None)
         self._threads.shutdown(wait=False)
+        await in_background(self._output_dir.finish, seconds=2 * output_dir.COPIES_S)
 
 
-def _whole(current: OpenWindow) -> bool:
-    """Whether it was open in each of its steps."""
-    window = current.window
-    return window.stop is not None and len(set(current.seen)) == window.stop - window.start
-
-
-def _stopped(current: OpenWindow) -> Path:
-    """The report, once nsys has written it. Raises CaptureError."""
+def _finish(delivery: Delivery, current: SessionWindow, partial: bool) -> None:
+    """End the recording, wait for its report, and put it where it belongs."""
     try:
-        return current.recorder.close().wait()
+        finished, note = _stopped(current)
+        delivery.closed(current, finished, partial, note)
+    except Exception as error:
+        delivery.failed(current, reason_of(error))
+
+
+def _stopped(current: SessionWindow) -> tuple[Path, str]:
+    """The report, once nsys has written it, and what the manifest says of it. Raises CaptureError."""
+    try:
+        stopping = current.recorder.close()
+        return stopping.wait(), stopping.note
     except CaptureError:
         until = time.monotonic() + _STOP_BEFORE_S
         while current.adopted and time.monotonic() < until:
             if nsys_cli.check(current.target).state == "ok":  # the one before had begun to stop it
-                return current.target
+                return current.target, ""
             time.sleep(_LOOK_S)
         raise
 

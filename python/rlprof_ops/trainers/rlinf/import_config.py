@@ -74,13 +74,15 @@ def import_(text: str, name: str) -> Imported:
 
 
 def request_of(config: Any) -> ProfileRequest:
-    """The request of `cluster.profiling` as a running RLinf holds it (its NsightConfig or RocprofSysConfig);
-    where it writes reports is not part of it. Raises RequestError."""
+    """The request of `cluster.profiling` as a running RLinf holds it (its NsightConfig or RocprofSysConfig).
+    Raises RequestError.
+    """
     fields: dict[str, Any] = {
         "backend": str(config.backend),
         "enabled": bool(config.enabled),
         "worker_groups": list(config.worker_groups or ()),
         "steps": None if config.steps is None else [int(step) for step in config.steps],
+        "output_dir": getattr(config, "output_dir", None) or None,
     }
     for name in FIELDS.get(fields["backend"], ()):
         if name not in COMMON_FIELDS and (value := getattr(config, name, None)):
