@@ -37,44 +37,107 @@ def asked(node_dir: Path) -> dict[str, str]:
     return {**wanted, "RLPROF_NODE_DIR": str(node_dir), "RLPROF_NODE": "n1"}
 
 
-def test_a_trl_script_with_its_own_profiler(tmp_path: Path):
-    """It starts one inside our first window, and one before our second that ends inside it."""
+Bare = tuple[list[str], dict[int, int]]
+"""What a script says without us, and the operators in each trace of its own."""
+TRL_STEPS = 2, 4  # at which its own profilers start: inside our first window, and before our second
+
+
+@pytest.fixture(scope="module")
+def bare_trl(tmp_path_factory: pytest.TempPathFactory) -> Bare:
     if why := environments.lacking("trl"):
         pytest.skip(why)
-    bare = trl(tmp_path / "bare")
-    assert len(bare) == 7
+    folder = tmp_path_factory.mktemp("trl") / "bare"
+    said = trl("torch", folder)
+    assert len(said) == 7
+    return said, {first: operators(trace(own_trace(folder, first))) for first in TRL_STEPS}
+
+
+@pytest.mark.parametrize("by", ["torch", "accelerate"])
+def test_a_trl_script_with_its_own_profiler(by: str, bare_trl: Bare, tmp_path: Path):
+    """It starts one inside our first window, and one before our second that ends inside it."""
+    bare, in_theirs = bare_trl
     for attempt in range(TIMES):
         folder = tmp_path / f"ours-{attempt}"
-        assert trl(folder, "-m", "rlprof_ops", "wrap", "--", **asked(folder / "node")) == bare
-        for first in (2, 4):
-            theirs, without = (trace(each / f"own-{first}.json") for each in (folder, tmp_path / "bare"))
-            assert operators(theirs) == operators(without) > 0
-        first, second = harvested(folder / "node", folder / "4711-logs", REQUEST).captures
-        print(attempt, [(each.id, each.state, each.reason) for each in (first, second)])
-        assert first.state == "truncated" and f"{YIELDED}, which began" in first.reason
-        assert second.state == "truncated" and f"it begins at step 7: until then {YIELDED}" in second.reason
-        [report] = (folder / "4711-logs").rglob("trainer_rank0_step5-7_*.pt.trace.json.gz")
-        assert operators(trace(report)) > 0
+        assert trl(by, folder, "-m", "rlprof_ops", "wrap", "--", **asked(folder / "node")) == bare
+        for first in TRL_STEPS:
+            assert operators(trace(own_trace(folder, first))) == in_theirs[first] > 0
+        check_ours(folder, REQUEST, "step5-7", "it begins at step 7")
 
 
-def trl(folder: Path, *before: str, **env: str) -> list[str]:
+def own_trace(folder: Path, first: int) -> Path:
+    return folder / f"own-{first}" / "profile_0.json"
+
+
+def check_ours(folder: Path, request: dict[str, Any], window: str, begins: str) -> None:
+    """Ours was closed in the first window when theirs began, and was late in the second."""
+    first, second = harvested(folder / "node", folder / "4711-logs", request).captures
+    print(folder.name, [(each.id, each.state, each.reason) for each in (first, second)])
+    assert first.state == "truncated" and f"{YIELDED}, which began" in first.reason
+    assert second.state == "truncated" and f"{begins}: until then {YIELDED}" in second.reason
+    [report] = (folder / "4711-logs").rglob(f"*_rank0_{window}_*.pt.trace.json.gz")
+    assert operators(trace(report)) > 0
+
+
+def trl(by: str, folder: Path, *before: str, **env: str) -> list[str]:
     """Run the script, by our `python *before`; the losses that it prints."""
     folder.mkdir()
     own = str(environments.HERE / "trl")
-    run = runs.trainer_run("trl", work=folder, steps=7, env={"PYTHONPATH": own})
+    run = runs.trainer_run("trl", work=folder, steps=7)
     script = run.argv.index(f"{own}/grpo.py")
-    argv = [*run.argv[:script], f"{own}/profiled_grpo.py", str(folder), "2:4,4-6", *run.argv[script + 1 :]]
+    theirs = [f"{own}/profiled_grpo.py", by, str(folder), "2:4,4-6"]
+    return losses(finished(run, [*run.argv[:script], *theirs, *run.argv[script + 1 :]], own, before, env))
+
+
+def finished(
+    run: runs.TrainerRun, argv: list[str], path: str, before: tuple[str, ...], env: dict[str, str]
+) -> str:
+    """What `argv` says in the run's environment, by our `python *before` if given; it ends with 0."""
     done = subprocess.run(
         [sys.executable, *before, *argv] if before else argv,
         cwd=run.cwd,
-        env={**run.environment(), "PYTHONPATH": f"{import_path()}:{own}" if before else own, **env},
+        env={**run.environment(), "PYTHONPATH": f"{import_path()}:{path}" if before else path, **env},
         capture_output=True,
         text=True,
         timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return losses(done.stdout)
+    return done.stdout
+
+
+@pytest.mark.long
+def test_a_vllm_engine_with_its_own_profiler(tmp_path: Path):
+    """A rollout worker with the engine in its process: `start_profile` inside our first window, and before
+    our second, in which `stop_profile` comes."""
+    if why := environments.lacking("verl"):
+        pytest.skip(why)
+    bare = vllm(tmp_path / "bare")
+    in_theirs = [operators(trace(path)) for path in engine_traces(tmp_path / "bare")]
+    assert len(bare) == 6 and len(in_theirs) == 2 and min(in_theirs) > 0
+    steps = "2, 4:6"
+    request = {"captures": [{"backend": "torch", "workers": ["rollout"], "steps": steps}]}
+    for attempt in range(TIMES):
+        folder = tmp_path / f"ours-{attempt}"
+        env = {**asked(folder / "node"), "RLPROF_STEPS": steps}
+        said = vllm(folder, "-m", "rlprof_ops", "wrap", "--worker", "rollout", "--", **env)
+        assert said == bare
+        assert [operators(trace(path)) for path in engine_traces(folder)] == in_theirs
+        check_ours(folder, request, "step4-5", "it begins at step 5")
+
+
+def engine_traces(folder: Path) -> list[Path]:
+    return sorted((folder / "own").glob("*.pt.trace.json.gz"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def vllm(folder: Path, *before: str, **env: str) -> list[str]:
+    """Run the script in the environment that verl has vLLM in; a line for each step's tokens."""
+    folder.mkdir()
+    script = environments.HERE / "vllm_cpu" / "profiled_llm.py"
+    run = runs.trainer_run("verl", work=folder)
+    model = str(environments.ensure("verl").data / "model")
+    argv = [run.argv[0], "-P", str(script), model, str(folder / "own")]
+    said = finished(run, argv, import_path(), before, {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **env})
+    return [line for line in said.splitlines() if line.startswith("tokens of step")]
 
 
 @pytest.mark.long

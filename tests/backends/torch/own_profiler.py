@@ -2,9 +2,10 @@
 hand: `python own_profiler.py FOLDER 20 < cases.json`.
 
 A case is {"order": …, "where": …, "options": …}. The order's words: `o` is ours, `t` the script's own
-torch.profiler, in thread `where` (main or server), `m` one of its main thread; `s` starts, `p` stops and
-exports, `r` prepares (a schedule's warm-up), `b` begins what was prepared. `next` is the next step of our
-window, `fork` a child that profiles itself. Each case is a forked child of one process that has torch loaded.
+torch.profiler, in thread `where` (main or server; sglang: in main, by its calls), `m` one of its main
+thread; `s` starts, `p` stops and exports, `r` prepares (a schedule's warm-up), `b` begins what was prepared.
+`next` is the next step of our window, `fork` a child that profiles itself. Each case is a forked child of one
+process that has torch loaded.
 """
 
 import functools
@@ -75,6 +76,8 @@ class Thread:
 class OwnProfiler:
     """The script's own torch.profiler in one thread."""
 
+    suffix = ".json"
+
     def __init__(self, call, out):
         self._call, self._out, self._profile = call, out, None
 
@@ -96,8 +99,26 @@ class OwnProfiler:
     def _stop(self):
         work()
         self._profile.stop()
-        path = self._out / f"own-{len(list(self._out.glob('own-*')))}.json"
+        path = self._out / f"own-{len(list(self._out.glob('own-*')))}{self.suffix}"
         self._profile.export_chrome_trace(str(path))
+
+
+class SglangProfiler(OwnProfiler):
+    """The calls that SGLang's scheduler makes for `/start_profile` and `/stop_profile` (0.5.23,
+    `srt/managers/scheduler_components/profiler_manager.py`), without SGLang."""
+
+    suffix = "-TP-0.trace.json.gz"
+
+    def _start(self):
+        self._profile = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            with_stack=True,
+            record_shapes=False,
+            on_trace_ready=None,
+            experimental_config=None,
+        )
+        self._profile.start()
+        work()
 
 
 def profile_once(profiler):
@@ -110,7 +131,10 @@ def run(case, out):
     os.environ["RLPROF_REQUEST_JSON"] = request_from_dict({"captures": [capture]}).to_json()
     os.environ |= {"RLPROF_NODE_DIR": str(out / "node"), "RLPROF_NODE": "n1"}
     main = OwnProfiler(lambda call: call(), out)
-    theirs = main if case["where"] == "main" else OwnProfiler(Thread("server"), out)
+    if case["where"] == "server":
+        theirs = OwnProfiler(Thread("server"), out)
+    else:
+        theirs = SglangProfiler(lambda call: call(), out) if case["where"] == "sglang" else main
     prof = profiler.from_env("policy_worker", 0)
     step = 1
     prof.start_step(step)

@@ -70,6 +70,12 @@ CASES = [
     Case("os fork op", "main", (), {"closed": ""}),
     Case("os fork op", "main", (), {"closed": ""}, ONE_THREAD),
     Case("os op ts tp", "main", (2,), {"closed": ""}),
+    # SGLang opens one by the same calls and another set of options; a SGLang needs a GPU
+    Case("os ts tp op", "sglang", (2,), CUT),
+    Case("os ts op tp", "sglang", (4,), CUT),
+    Case("ts os tp op", "sglang", (3,), YIELDED),
+    Case("ts os op tp", "sglang", (5,), YIELDED),
+    Case("ts os tp next next op", "sglang", (3,), LATE),
 ]
 
 
@@ -89,6 +95,11 @@ def ran(tmp_path_factory):
     return folder, json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
+def events_of(path):
+    packed = path.read_bytes()
+    return json.loads(gzip.decompress(packed) if path.suffix == ".gz" else packed)["traceEvents"]
+
+
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{case.where}: {case.order}" for case in CASES])
 def test_the_programs_own_trace_is_whole_and_ours_says_why_it_yielded(ran, number):
     folder, codes, said = ran
@@ -96,7 +107,7 @@ def test_the_programs_own_trace_is_whole_and_ours_says_why_it_yielded(ran, numbe
     for attempt in range(TIMES):
         out = folder / f"{number}-{attempt}"
         assert codes[number * TIMES + attempt] == 0, said[-3000:]
-        own = [json.loads(path.read_text())["traceEvents"] for path in sorted(out.glob("own-*.json"))]
+        own = [events_of(path) for path in sorted(out.glob("own-*"))]
         matmuls = [sum(event.get("name") == "aten::mm" for event in events) for events in own]
         assert matmuls == [3 * times for times in case.own]  # forward and twice backward
         lines = (
@@ -110,5 +121,5 @@ def test_the_programs_own_trace_is_whole_and_ours_says_why_it_yielded(ran, numbe
             assert reason in ended[event].get("reason", "")
         if "closed" in ended:
             report = out / "node" / ended["closed"]["path"]
-            assert json.loads(gzip.decompress(report.read_bytes()))["traceEvents"]
+            assert events_of(report)
             assert ended["closed"]["partial"] is True

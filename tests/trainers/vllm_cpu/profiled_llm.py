@@ -1,0 +1,46 @@
+"""A rollout worker by a user who profiles vLLM by vLLM's own start_profile: profiled_llm.py MODEL FOLDER
+
+Six steps, each marked for rlprof: vLLM's profiler runs in the middle of step 2, and from before step 4 until
+the end of what step 4 generates.
+"""
+
+import sys
+
+from vllm import LLM, SamplingParams
+
+from rlprof_ops.runtime import profiler
+
+
+def main(model: str, folder: str) -> None:
+    rank0 = profiler.from_env(worker="rollout", rank=0)
+    engine = LLM(
+        model=model,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=64,
+        max_num_seqs=4,
+        profiler_config={"profiler": "torch", "torch_profiler_dir": folder},
+    )
+    greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+
+    def generate() -> list[list[int]]:
+        done = engine.generate(["What is one", "What is two"], greedy, use_tqdm=False)
+        return [list(each.outputs[0].token_ids) for each in done]
+
+    for step in range(1, 7):
+        if step == 4:
+            engine.start_profile()
+        with rank0.step(step):
+            tokens = generate()
+            if step == 2:
+                engine.start_profile()
+                tokens += generate()
+            if step in (2, 4):
+                engine.stop_profile()
+            tokens += generate()
+        print(f"tokens of step {step}: {tokens}", flush=True)
+    rank0.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
