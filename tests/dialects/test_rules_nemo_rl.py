@@ -15,10 +15,10 @@ from rlprof_ops.request import (
     plan,
     request_from_dict,
 )
-from rlprof_ops.runtime.gate import StepGate
 from rlprof_ops.trainers.nemo_rl import names as nemo_rl_names
 from rlprof_ops.trainers.nemo_rl.dialect import framework
 from rlprof_ops.trainers.nemo_rl.names import LD_LIBRARY_PATH
+from rlprof_ops.window.gate import StepGate
 
 DOC = "docs/nsys-profiling.md"
 TORCH = "torch profiler document"

@@ -15,7 +15,7 @@ from tests import upstream
 from tests.dialects.test_acceptance import gates_of_nemo_rl
 
 from rlprof_ops.request import RequestError, load_request
-from rlprof_ops.runtime.gate import StepGate
+from rlprof_ops.window.gate import StepGate
 
 TESTS = Path(__file__).parents[1]
 REFUSED = "refused"

@@ -47,6 +47,11 @@ class Window:
         return str(self.start) if self.stop == self.start + 1 else f"{self.start}:{self.stop}"
 
 
+def window_at(windows: Iterable[Window], step: int) -> Window | None:
+    """The window that `step` is in."""
+    return next((window for window in windows if step in window), None)
+
+
 @dataclass(frozen=True)
 class Steps:
     """The asked steps; falsy when off. `runs` are maximal runs of adjacent steps, sorted and disjoint."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 from rlprof_ops import env_names
 from rlprof_ops.runtime.captures import Capture, Captures
-from rlprof_ops.runtime.gate import ALWAYS_QUIET
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext
 from rlprof_ops.runtime.process import signals
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile, log
@@ -24,6 +23,7 @@ from rlprof_ops.runtime.ranges.emitter_set import EmitterSet
 from rlprof_ops.runtime.ranges.emitters import RangeEmitter
 from rlprof_ops.runtime.ranges.range_times import Metrics, RangeTimes
 from rlprof_ops.runtime.ranges.span import Span, Step, Tokens, end_tokens, start_tokens
+from rlprof_ops.window.gate import ALWAYS_QUIET
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec

@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING
 from rlprof_ops import backends, env_names
 from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.host import processes
+from rlprof_ops.request.steps import Window
 from rlprof_ops.runtime.capture_error import CaptureError, Yielded
-from rlprof_ops.runtime.gate import ALWAYS_QUIET, Gate, PhaseGate, StepGate, TimedGate
 from rlprof_ops.runtime.process.event_log import EventLog, log_once
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker
 from rlprof_ops.window.delivery import Delivery
+from rlprof_ops.window.gate import ALWAYS_QUIET, Gate, PhaseGate, StepGate, TimedGate
 from rlprof_ops.window.open_window import OpenWindow
 from rlprof_ops.window.output_dir import OutputDir
 from rlprof_ops.window.reason import reason_of
 from rlprof_ops.words import limit
 
 if TYPE_CHECKING:
-    from rlprof_ops.request import CaptureSpec, Window
+    from rlprof_ops.request import CaptureSpec
 
 _LOOK_S = 0.5  # between two looks whether reports get on
 
@@ -106,7 +107,7 @@ class Captures:
         if timed:
             capture.gate = TimedGate(on_open, on_close)
         elif spec.each == "phase":
-            capture.gate = PhaseGate(spec.steps.windows(), _one_step, on_open, on_close)
+            capture.gate = PhaseGate(spec.steps.windows(), on_open, on_close)
             self._phased.append(capture)
         else:
             capture.gate = StepGate(spec.steps.windows(), on_open, on_close)
@@ -308,7 +309,7 @@ class Captures:
         try:
             delivery.closed(window, wait(), partial, note or str(getattr(stopping, "note", "")))
             for first, last, path, phase in getattr(capture.taker, "extra", ()):
-                steps = _steps_window(first, last + 1)
+                steps = Window(first, last + 1)
                 own = OpenWindow(steps, phase or window.phase, [first, last], window.asked_by)
                 delivery.closed(own, path, partial=False)
         except Exception as error:
@@ -329,13 +330,3 @@ class Captures:
 def _phase_gate(capture: Capture) -> PhaseGate:
     assert isinstance(capture.gate, PhaseGate)
     return capture.gate
-
-
-def _one_step(step: int) -> Window:
-    return _steps_window(step, step + 1)
-
-
-def _steps_window(start: int, stop: int) -> Window:
-    from rlprof_ops.request import Window
-
-    return Window(start, stop)

@@ -8,10 +8,10 @@ import pytest
 from tests.waits import wait_until
 
 from rlprof_ops.runtime import profiler
-from rlprof_ops.runtime.gate import TimedGate
 from rlprof_ops.runtime.on_demand import watcher
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.supervisor import capture_relay
+from rlprof_ops.window.gate import TimedGate
 
 
 @pytest.fixture

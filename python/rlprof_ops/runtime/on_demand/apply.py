@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rlprof_ops import backends
-from rlprof_ops.runtime.gate import TimedGate
 from rlprof_ops.runtime.on_demand.watcher import STACKS, CaptureRequest, Watcher
 from rlprof_ops.runtime.process.event_log import log
 from rlprof_ops.runtime.ranges.span import end_tokens
+from rlprof_ops.window.gate import TimedGate
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec

@@ -11,6 +11,7 @@ from rlprof_ops.backends import names
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
 from rlprof_ops.request import CaptureSpec, Window
+from rlprof_ops.request.steps import window_at
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile
 from rlprof_ops.runtime.process.session_file import Session
 from rlprof_ops.window.delivery import Delivery
@@ -66,23 +67,15 @@ class WatchedSession:
         """Windows that a supervisor before has begun already, by their steps."""
         for start, stop in begun:
             for number, spec in enumerate(self.specs):
-                if window_at(spec, start) == Window(start, stop):
+                if window_at(spec.windows(), start) == Window(start, stop):
                     self.taken.add((number, start))
 
     def spec_of(self, window: Window) -> CaptureSpec | None:
         """What asks for `window`."""
-        return next((spec for spec in self.specs if window_at(spec, window.start) == window), None)
+        return next((spec for spec in self.specs if window_at(spec.windows(), window.start) == window), None)
 
 
 def events_path(node_dir: Path, session: Session) -> Path:
     """The events of a session. Its process may have a file of its own, for captures that it takes itself."""
     stem = names.process_name(session.worker, session.rank, session.host, session.pid)
     return node_dir / "events" / f"{stem}.session.jsonl"
-
-
-def holds(window: Window, step: int) -> bool:
-    return window.start <= step and (window.stop is None or step < window.stop)
-
-
-def window_at(spec: CaptureSpec, step: int) -> Window | None:
-    return next((window for window in spec.windows() if holds(window, step)), None)

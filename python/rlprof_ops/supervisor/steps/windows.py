@@ -20,13 +20,14 @@ from rlprof_ops.backends.nsight import options as nsys_options
 from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
 from rlprof_ops.host.background import in_background
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Window
+from rlprof_ops.request.steps import window_at
 from rlprof_ops.runtime.capture_error import CaptureError
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
 from rlprof_ops.runtime.process.session_file import Session
 from rlprof_ops.runtime.process.worker_identity import DRIVER
 from rlprof_ops.supervisor.steps import left_open
-from rlprof_ops.supervisor.steps.watched_session import SessionWindow, WatchedSession, holds, window_at
+from rlprof_ops.supervisor.steps.watched_session import SessionWindow, WatchedSession
 from rlprof_ops.window import output_dir
 from rlprof_ops.window.delivery import Delivery
 from rlprof_ops.window.open_window import OpenWindow
@@ -82,7 +83,7 @@ class Windows:
 
     def concerned(self, step: int) -> bool:
         """Whether a window holds `step`, or one is open that does not."""
-        return any(window_at(spec, step) for spec in self._specs) or any(
+        return any(window_at(spec.windows(), step) for spec in self._specs) or any(
             watched.open is not None for watched in self._watched.values()
         )
 
@@ -142,8 +143,8 @@ class Windows:
                 watched.open.seen += range(last + 1, min(step, through))
             for missed in range(last + 1, step):
                 for number, spec in enumerate(watched.specs):
-                    window = window_at(spec, missed)
-                    if window is None or holds(window, step) or (number, window.start) in watched.taken:
+                    window = window_at(spec.windows(), missed)
+                    if window is None or step in window or (number, window.start) in watched.taken:
                         continue
                     watched.taken.add((number, window.start))
                     watched.delivery.failed(OpenWindow(window), _MISSED)
@@ -157,7 +158,7 @@ class Windows:
         self._after_gap(step)
         for watched in self._watched.values():
             watched.steps.store(step)
-            if watched.open is not None and not holds(watched.open.window, step):
+            if watched.open is not None and step not in watched.open.window:
                 self._close(watched, partial=not watched.open.complete)
         wanted, self._wanted = self._wanted, []
         if not first and not wanted and not self.concerned(step):
@@ -203,7 +204,7 @@ class Windows:
             await watched.open.ready.wait()
             return
         for number, spec in enumerate(watched.specs):
-            window = window_at(spec, step)
+            window = window_at(spec.windows(), step)
             if window is None or (number, window.start) in watched.taken or not session.lives:
                 continue
             watched.taken.add((number, window.start))

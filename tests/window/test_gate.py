@@ -1,12 +1,11 @@
 """The step gate: which windows open and close for every way that steps may come."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from rlprof_ops.runtime.gate import NEVER, StepGate
+from rlprof_ops.request import Window
+from rlprof_ops.window.gate import NEVER, StepGate
 
-WINDOWS = [SimpleNamespace(start=3, stop=5), SimpleNamespace(start=7, stop=8)]
+WINDOWS = [Window(3, 5), Window(7, 8)]
 
 
 def run(steps, windows=WINDOWS, finish=True):
@@ -45,7 +44,7 @@ def test_windows_open_and_close_with_their_steps(steps, expected):
 
 
 def test_an_open_window_closes_at_the_end():
-    assert run([2, 9], [SimpleNamespace(start=2, stop=None)]) == [("open", 2), ("close", 2, True, [2, 9])]
+    assert run([2, 9], [Window(2, None)]) == [("open", 2), ("close", 2, True, [2, 9])]
 
 
 @pytest.mark.parametrize(

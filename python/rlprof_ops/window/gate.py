@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from rlprof_ops.request.steps import Window, window_at
 from rlprof_ops.window.open_window import OpenWindow
-
-if TYPE_CHECKING:
-    from rlprof_ops.request import Window
 
 NEVER = sys.maxsize
 ALWAYS_QUIET = (-NEVER, NEVER)
@@ -77,13 +74,13 @@ class StepGate(Gate):
         self._taken: set[int] = set()
 
     def ends_before(self, step: int) -> bool:
-        return self.current is not None and not _holds(self.current.window, step)
+        return self.current is not None and step not in self.current.window
 
     def enter(self, step: int) -> None:
         if self.ends_before(step):
             self.close(partial=True)
         if self.current is None:
-            window = _window_of(self.windows, step)
+            window = window_at(self.windows, step)
             if window is None or window.start in self._taken:
                 return
             self._taken.add(window.start)
@@ -107,18 +104,15 @@ class PhaseGate(Gate):
     the step.
     """
 
-    def __init__(
-        self, windows: Sequence[Window], one_step: Callable[[int], Window], on_open: OnOpen, on_close: OnClose
-    ) -> None:
+    def __init__(self, windows: Sequence[Window], on_open: OnOpen, on_close: OnClose) -> None:
         super().__init__(on_open, on_close)
         self.windows = tuple(windows)
-        self._one_step = one_step
         self._step: int | None = None
         self._taken: set[tuple[int, str]] = set()
 
     def enter(self, step: int) -> None:
         self.close(partial=True)
-        self._step = step if _window_of(self.windows, step) else None
+        self._step = step if window_at(self.windows, step) else None
 
     def leave(self, step: int) -> None:
         self.close(partial=True)
@@ -136,7 +130,7 @@ class PhaseGate(Gate):
         if self._step is None or self.current or (self._step, phase) in self._taken:
             return False
         self._taken.add((self._step, phase))
-        self._open(OpenWindow(self._one_step(self._step), phase, [self._step]))
+        self._open(OpenWindow(Window(self._step, self._step + 1), phase, [self._step]))
         return self.current is not None
 
     def end(self, partial: bool = False) -> None:
@@ -162,18 +156,10 @@ class TimedGate(Gate):
         return (step, step) if self.current else ALWAYS_QUIET
 
 
-def _holds(window: Window, step: int) -> bool:
-    return window.start <= step and (window.stop is None or step < window.stop)
-
-
-def _window_of(windows: Sequence[Window], step: int) -> Window | None:
-    return next((window for window in windows if _holds(window, step)), None)
-
-
 def _quiet_around(windows: Sequence[Window], step: int) -> tuple[int, int]:
     low, high = ALWAYS_QUIET
     for window in windows:
-        if _holds(window, step):
+        if step in window:
             return step, step
         if window.start > step:
             high = min(high, window.start)
