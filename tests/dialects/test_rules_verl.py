@@ -12,7 +12,7 @@ import pytest
 
 from rlprof_ops.request import RequestError, request_from_dict
 from rlprof_ops.trainers.verl import dialect as verl
-from rlprof_ops.trainers.verl.roles import TASKS
+from rlprof_ops.trainers.verl.roles import ROLE_PATHS
 
 MAIN = verl.framework("verl-0.8")
 LEGACY_DIALECT = verl.framework("verl-legacy")
@@ -383,7 +383,9 @@ def test_configs_are_frozen() -> None:
 
 def test_every_role_keeps_its_own_settings() -> None:
     """test_nvtx_profile.py: every role's profiler converts with equal enable, all_ranks and ranks."""
-    captures = [{"workers": role, "steps": 3, "ranks": [i]} for i, role in enumerate(TASKS) if role != "env"]
+    captures = [
+        {"workers": role, "steps": 3, "ranks": [i]} for i, role in enumerate(ROLE_PATHS) if role != "env"
+    ]
     request = request_from_dict({"captures": captures})
     assert MAIN.import_(MAIN.render(request, "yaml").text, "test").request == request
 

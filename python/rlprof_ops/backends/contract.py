@@ -79,6 +79,9 @@ class Asked(Options, Protocol):
     @property
     def is_on(self) -> bool: ...
 
+    @property
+    def each(self) -> str: ...
+
 
 class Spec(Asked, Protocol):
     """A `CaptureSpec` (rlprof_ops.request), as backends see it."""
@@ -88,9 +91,6 @@ class Spec(Asked, Protocol):
 
     @property
     def ranks(self) -> Sequence[int] | None: ...
-
-    @property
-    def each(self) -> str: ...
 
     @property
     def env(self) -> Mapping[str, str]: ...

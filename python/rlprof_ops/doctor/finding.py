@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from rlprof_ops.words import limit
+from rlprof_ops.host import command
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 STATES = (OK, WARN, FAIL)
@@ -53,23 +52,9 @@ def run_all(
     return found
 
 
-def output(argv: Sequence[str], seconds: float = 20, **options: object) -> tuple[int, str]:
+def output(argv: Sequence[str], seconds: float = 20, env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Exit code and both outputs of a command; (127, reason) when it cannot run or is not done in time."""
-    try:
-        done = subprocess.run(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-            **options,
-        )  # type: ignore[call-overload]
-    except subprocess.TimeoutExpired:
-        return 127, f"not done after {limit(seconds)}"
-    except OSError as error:
-        return 127, str(error)
+    done = command.run(argv, seconds, env)
     return done.returncode, (done.stdout + done.stderr).strip()
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 
-from rlprof_ops.host.said import said
+from rlprof_ops.host.command import output_of
 
 
 def has_nvidia_driver() -> bool:
@@ -26,13 +26,13 @@ def visible_gpus() -> int:
 
 def _of_nvidia() -> int:
     """`nvidia-smi -L`: a line `GPU 0: name (UUID: …)` for each; slices of one stand below it, indented."""
-    return len(re.findall(r"^GPU \d+:", said("nvidia-smi", "-L"), re.MULTILINE))
+    return len(re.findall(r"^GPU \d+:", output_of("nvidia-smi", "-L"), re.MULTILINE))
 
 
 def _of_amd() -> int:
     """`rocm-smi --showid --json`: an object with a key `card0` for each."""
     try:
-        found = json.loads(said("rocm-smi", "--showid", "--json"))
+        found = json.loads(output_of("rocm-smi", "--showid", "--json"))
     except ValueError:
         return 0
     return sum(key.startswith("card") for key in found) if isinstance(found, dict) else 0

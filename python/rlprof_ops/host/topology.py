@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlprof_ops.host.said import said
+from rlprof_ops.host.command import output_of
 
 _NODES = Path("/sys/devices/system/node")
 _BLOCK = 10**10  # NeMo RL's: ranks of one block of switches lie together
@@ -20,7 +20,7 @@ def resources(env: Mapping[str, str], index: int) -> dict[str, float]:
     place in the job, the head's is 0.
     """
     found: dict[str, float] = {"topo_rank": rank(env, index)}
-    if domain := nvlink_domain(said("nvidia-smi", "-q")):
+    if domain := nvlink_domain(output_of("nvidia-smi", "-q")):
         found[f"nvlink_domain_{domain}"] = 1
     return found
 
@@ -47,7 +47,7 @@ def write_affinity(path: Path) -> bool:
     any.
     """
     lines = []
-    for gpu, node in numa_nodes(said("nvidia-smi", "topo", "-m")).items():
+    for gpu, node in numa_nodes(output_of("nvidia-smi", "topo", "-m")).items():
         try:
             lines.append(f"{gpu}:{(_NODES / f'node{node}' / 'cpulist').read_text().strip()}\n")
         except OSError:

@@ -44,8 +44,9 @@ def check_import(
     ray/_private/runtime_env/plugin.py).
     """
     import os
-    import subprocess
     import sys
+
+    from rlprof_ops.host import command
 
     code = (
         "from ray._private.runtime_env.plugin import RuntimeEnvPluginManager as M; "
@@ -54,22 +55,7 @@ def check_import(
     full = dict(os.environ if env is None else env)
     full.update(environment(full))
     full.pop(env_names.NODE_DIR, None)  # the marker in it is for the node's agent to leave, not for a test
-    try:
-        done = subprocess.run(
-            [python or sys.executable, "-c", code],
-            env=full,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired:
-        from rlprof_ops.words import limit
-
-        return f"importing Ray and the rlprof plugin took longer than {limit(timeout_s)}"
-    except OSError as error:
-        return f"{python or sys.executable}: {error.strerror or error}"
+    done = command.run([python or sys.executable, "-c", code], timeout_s, full)
     if done.returncode == 0 and "rlprof plugin ok" in done.stdout:
         return None
     lines = (done.stderr or done.stdout).strip().splitlines()

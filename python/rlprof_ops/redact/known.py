@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, quote_plus
 
@@ -111,11 +111,6 @@ def known(values: frozenset[str], *, as_bytes: bool = False) -> Known:
     if as_bytes:
         plain = {form.encode("utf-8", "surrogateescape").decode("latin-1") for form in plain}
     return Known(*(tuple(sorted(forms, key=len, reverse=True)) for forms in (plain, encoded - plain)))
-
-
-def forms_of(values: Collection[str]) -> tuple[str, ...]:
-    """Every form of `values`."""
-    return known(frozenset(values)).forms
 
 
 def _escaped(value: str) -> Iterator[str]:

@@ -115,9 +115,7 @@ def misspelt_variables(reader: Reader, env: Mapping[str, str]) -> None:
             reader.problems.append(Problem(f"is not a variable of rlprof.{hint}", name))
 
 
-def nrl_captures(
-    reader: Reader, env: Mapping[str, str], notes: list[str]
-) -> list[tuple[dict[str, Any], dict[str, str]]]:
+def nrl_captures(reader: Reader, env: Mapping[str, str]) -> list[tuple[dict[str, Any], dict[str, str]]]:
     """NeMo RL's variables as captures with the origin of each field (its docs nsys-profiling, torch
     profiler).
     """

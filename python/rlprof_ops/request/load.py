@@ -30,7 +30,7 @@ def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any])
     reader, notes = Reader(), list[str]()
     data, values, keys = _file_layer(path, env, reader)
     captures = _list(data.get("captures"))
-    nrl = environ.nrl_captures(reader, env, notes)
+    nrl = environ.nrl_captures(reader, env)
     twins = environ.twin_captures(reader, env)
     over = "RLPROF_STEPS and RLPROF_WORKERS" if twins else "NRL_*_STEP_RANGE" if nrl else ""
     if over and captures:

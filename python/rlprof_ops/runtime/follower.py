@@ -1,8 +1,8 @@
 """Steps and ranges of a process that knows no step: it reads the job's clock where its work begins and ends.
 
 For workers that a trainer's driver calls (verl's `update_actor`, NeMo RL's `train`): an adapter puts
-`task(name)` around each call. Windows of torch and memory captures open and close there; nsight windows are
-the supervisor's, and a task is a range in them.
+`task(name)` around each call. Windows of torch and memory captures open and close there, and of phases with
+any backend; nsight windows of steps are the supervisor's, and a task is a range in them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rlprof_ops.runtime.clock_file import ClockFile
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext, NullProfiler
 
 if TYPE_CHECKING:
+    from rlprof_ops.request import CaptureSpec
     from rlprof_ops.runtime.active_profiler import Profiler
     from rlprof_ops.runtime.ranges.emitters import RangeEmitter
 
@@ -127,7 +128,7 @@ def follow() -> Follower | None:
         return None
     found: Profiler | NullProfiler = NullProfiler()
     if os.environ.get(env_names.WORKER) and _takes_windows(session):
-        found = profiler.from_env(without=tuple(filter(backends.from_outside, backends.builtin())))
+        found = profiler.from_env(without=_elsewhere())
     if isinstance(found, NullProfiler) and not session:
         return None
     clock = None
@@ -136,8 +137,29 @@ def follow() -> Follower | None:
     except (OSError, KeyError):
         if not session:
             return None
-    _MADE.follower = Follower(found, clock, nvtx_ranges() if session else None)
+    supervised = session and (isinstance(found, NullProfiler) or found.elsewhere)
+    _MADE.follower = Follower(found, clock, nvtx_ranges() if supervised else None)
     return _MADE.follower
+
+
+def _elsewhere() -> tuple[str, ...]:
+    """The backends whose windows the node's supervisor opens. Of phases it knows nothing: the owner of a
+    session that is asked for those takes them itself, at its tasks.
+    """
+    from rlprof_ops.runtime.process.session_file import is_owner
+
+    outside = tuple(filter(backends.from_outside, backends.builtin()))
+    phased = {spec.backend for spec in _specs() if spec.each == "phase"}
+    return tuple(name for name in outside if name not in phased or not is_owner(os.environ))
+
+
+def _specs() -> tuple[CaptureSpec, ...]:
+    """What the job's request asks of this process."""
+    from rlprof_ops.runtime.process.worker_identity import find_identity
+    from rlprof_ops.runtime.profiler import request_from_env
+
+    request, place = request_from_env(os.environ), find_identity(None, None, None, os.environ)
+    return request.for_worker(place.worker, place.rank) if request else ()
 
 
 def _takes_windows(session: str | None) -> bool:
@@ -148,12 +170,7 @@ def _takes_windows(session: str | None) -> bool:
 
     if not session or is_owner(os.environ):
         return True
-    from rlprof_ops.runtime.process.worker_identity import find_identity
-    from rlprof_ops.runtime.profiler import request_from_env
-
-    request, place = request_from_env(os.environ), find_identity(None, None, None, os.environ)
-    specs = request.for_worker(place.worker, place.rank) if request else ()
-    return any(not backends.wraps(spec.backend) for spec in specs)
+    return any(not backends.wraps(spec.backend) for spec in _specs())
 
 
 def task(name: str) -> Task | NullContext:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import subprocess
 
+from rlprof_ops.host import command
 from rlprof_ops.slurm.client import ENDED, record_of
 
 _TIMEOUT_S = 10.0
@@ -41,21 +42,11 @@ def ended_as(job: str) -> str | None:
 
 
 def _show(job: str, timeout_s: float) -> subprocess.CompletedProcess[str] | None:
-    """What Slurm says of `job`; None when it is no job of Slurm's, or nobody answers in time."""
+    """What Slurm says of `job`; None when it is no job of Slurm's."""
     match = _SLURM_JOB.fullmatch(job)
     if match is None:
         return None
-    try:
-        return subprocess.run(
-            ["scontrol", "-o", "show", "job", match[1]],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    return command.run(["scontrol", "-o", "show", "job", match[1]], timeout_s)
 
 
 def read_state(shown: str, code: int, said: str, attempt: int) -> str | None:

@@ -5,7 +5,6 @@ own.
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.host import foreign
+from rlprof_ops.host import command, foreign
 from rlprof_ops.job import attempt, harvest_job
 from rlprof_ops.submitit_job import task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
@@ -127,12 +126,7 @@ def _in_queue(job: str) -> bool:
     """Whether Slurm has it waiting or running. True also when Slurm does not answer: that is no reason to
     give up.
     """
-    try:
-        done = subprocess.run(
-            ["squeue", "-h", "-j", job, "-o", "%T"], capture_output=True, text=True, timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return True
+    done = command.run(["squeue", "-h", "-j", job, "-o", "%T"], 30)
     if done.returncode:
         return "Invalid job id" not in done.stderr
     return bool(done.stdout.strip())

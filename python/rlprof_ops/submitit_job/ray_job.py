@@ -10,7 +10,6 @@ import dataclasses
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlprof_ops import env_names
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.host import foreign
+from rlprof_ops.host import command, foreign
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import Settings, home, read_knobs
@@ -253,16 +252,7 @@ def _order_harvest(place: task_context.TaskContext, env: Mapping[str, str]) -> s
     if place.rank or (place.run_dir / "manifest.json").exists():
         return ""
     script = home() / "scripts" / "submit_harvest.sh"
-    done = subprocess.run(
-        ["bash", str(script), str(place.run_dir)],
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=60,
-        check=False,
-    )
+    done = command.run(["bash", str(script), str(place.run_dir)], 60, env)
     if done.returncode == 0:
         return done.stdout.strip()
     print(f"rlprof: the harvest is no job of its own, sbatch said: {done.stderr.strip()}", file=sys.stderr)

@@ -7,9 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.host import atomic, foreign, ports
+from rlprof_ops.host import atomic, command, foreign, ports
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.words import limit
 
@@ -118,15 +116,9 @@ def own_address(env: Mapping[str, str]) -> str:
 
 def _address_of_slurm(env: Mapping[str, str]) -> str:
     node = env.get("SLURMD_NODENAME", "")
-    if not node or shutil.which("scontrol") is None:
-        return ""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        shown = subprocess.run(
-            ["scontrol", "-o", "show", "node", node], capture_output=True, text=True, timeout=20, check=False
-        ).stdout
-        words = dict(word.partition("=")[::2] for word in shown.split())
-        return _resolved(words.get("NodeAddr", ""))
-    return ""
+    shown = command.run(["scontrol", "-o", "show", "node", node], 20).stdout if node else ""
+    words = dict(word.partition("=")[::2] for word in shown.split())
+    return _resolved(words.get("NodeAddr", ""))
 
 
 def _address_of_srun(env: Mapping[str, str]) -> str:

@@ -13,13 +13,13 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.collect.event_logs import ProcessLog, read_node
+from rlprof_ops.host import command
 from rlprof_ops.host.background import in_background
 from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.request import CaptureSpec
@@ -112,18 +112,7 @@ def stacks_of(pid: int) -> str:
     tool = _py_spy()
     if tool is None:
         return "no py-spy on this node: pip install py-spy there (or in the container)"
-    try:
-        done = subprocess.run(
-            [tool, "dump", "--pid", str(pid)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PY_SPY_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"py-spy: {error}"
+    done = command.run([tool, "dump", "--pid", str(pid)], _PY_SPY_SECONDS)
     if done.returncode:
         reason = (done.stderr or done.stdout).strip()
         hint = (

@@ -180,7 +180,7 @@ def test_an_open_session_window_is_closed_and_its_report_found(nsys, node, start
     with hung(home):
         closed = steps.close_windows(node, JOB, gate_first_s=0, say=quiet)
     waited = steps.wait_profilers(node, JOB, say=quiet)
-    recovered = steps.recover(node, "n1", say=quiet)
+    recovered = steps.recover(node, say=quiet)
 
     assert closed.done == (session,) and not closed.failed
     assert not waited.failed and waited.seconds < 10
@@ -217,20 +217,20 @@ def test_raw_captures_of_a_capture_range_become_reports_named_by_their_window(ns
     )
     event_log(node, trainer, 7, 8)
 
-    phase = steps.recover(node, "n1", say=quiet)
+    phase = steps.recover(node, say=quiet)
 
     assert not phase.failed
     named = f"profiles/nsight/policy_worker/rank1/policy_worker_rank1_step7-7_n1_{trainer}.nsys-rep"
     assert named in phase.done and len(phase.done) == 2  # the other one fits no open window
     contents = look(node / named)
     assert (contents.steps, contents.pids) == ({7}, {trainer})
-    assert steps.recover(node, "n1", say=quiet).done == ()
+    assert steps.recover(node, say=quiet).done == ()
 
 
 @pytest.mark.nsys
 def test_a_raw_capture_that_was_cut_is_reported_and_kept(nsys, node):
     (node / "tmp/nsys-report-1.qdstrm").write_bytes(b"half of a capture" * 100)
-    phase = steps.recover(node, "n1", say=quiet)
+    phase = steps.recover(node, say=quiet)
     [(path, reason)] = phase.failed
     assert (phase.done, path) == ((), "tmp/nsys-report-1.qdstrm")
     assert "QdstrmImporter" in reason
@@ -246,7 +246,7 @@ def test_the_importer_is_found(nsys):
 def test_without_nsys_there_is_nothing_to_close(node, monkeypatch):
     monkeypatch.setenv("RLPROF_NSYS", "/nowhere/nsys")
     assert steps.close_windows(node, JOB, say=quiet).done == ()
-    assert steps.recover(node, "n1", say=quiet).failed == ()
+    assert steps.recover(node, say=quiet).failed == ()
 
 
 def test_only_collecting_sessions_of_the_job_are_seen():
@@ -264,11 +264,9 @@ def test_a_report_that_is_still_being_written_is_not_called_finished(node):
     with open(report, "wb") as stream:
         stream.write(b"half")
         stream.flush()
-        phase = steps.recover(node, "n1", say=quiet)
+        phase = steps.recover(node, say=quiet)
         assert (phase.done, phase.failed) == ((), (("tmp/" + report.name, "it is still being written"),))
-    assert steps.recover(node, "n1", say=quiet).done == (
-        f"profiles/nsight/policy_worker/rank0/{report.name}",
-    )
+    assert steps.recover(node, say=quiet).done == (f"profiles/nsight/policy_worker/rank0/{report.name}",)
 
 
 def test_reap_ends_exactly_this_jobs_processes(node, start, tmp_path):

@@ -92,12 +92,12 @@ while time.process_time() < until: pass
 open(sys.argv[1], "w").write("NVIDIA Tegra Profiler Report [END]")' "$4" """
     stub_nsys(tmp_path / "nsys", monkeypatch, importer=spin)
     (node / "tmp/w_rank0_step3-4_n1_7.qdstrm").write_bytes(b"raw" * 100)
-    phase = steps.recover(node, "n1", deadline_s=1, most_s=300, say=lambda text: None)
+    phase = steps.recover(node, deadline_s=1, most_s=300, say=lambda text: None)
     assert phase.done == ("profiles/nsight/w/rank0/w_rank0_step3-4_n1_7.nsys-rep",), phase
 
     stub_nsys(tmp_path / "other", monkeypatch, importer="exec sleep 600")
     (node / "tmp/w_rank0_step5-6_n1_7.qdstrm").write_bytes(b"raw" * 100)
-    phase = steps.recover(node, "n1", deadline_s=1, most_s=300, say=lambda text: None)
+    phase = steps.recover(node, deadline_s=1, most_s=300, say=lambda text: None)
     assert "did not end within" in phase.failed[0][1] and phase.seconds < 60, phase
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,8 +21,10 @@ from tests.waits import wait_until
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.backends.nsight import options as nsys_options
 from rlprof_ops.backends.nsight.wrap import NsysCommand
-from rlprof_ops.collect.event_logs import read_node
+from rlprof_ops.collect.event_logs import WindowEvent, read_node
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
+from rlprof_ops.request.check import check_request
+from rlprof_ops.runtime.clock_file import ClockFile, ClockState
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
 from rlprof_ops.supervisor.steps.windows import Windows
@@ -61,9 +64,11 @@ def node_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def launch(node_dir: Path, session: str) -> subprocess.Popen[bytes]:
+def launch(
+    node_dir: Path, session: str, program: str = WORKER, asked: ProfileRequest | None = None
+) -> subprocess.Popen[bytes]:
     script = node_dir / "worker.py"
-    script.write_text(WORKER)
+    script.write_text(program)
     env = {
         **os.environ,
         "TMPDIR": str(node_dir / "tmp"),
@@ -71,6 +76,7 @@ def launch(node_dir: Path, session: str) -> subprocess.Popen[bytes]:
         "RLPROF_NODE": "n1",
         "RLPROF_WORKER": "rollout",
         "RLPROF_RANK": "1",
+        **({"RLPROF_REQUEST_JSON": asked.to_json()} if asked else {}),
     }
     spec = CaptureSpec(workers=("*",), options={"t": "nvtx"})
     options = tuple(nsys_options.split_options(spec).launch)
@@ -94,14 +100,22 @@ def names_of(report: Path) -> set[str]:
 @pytest.fixture
 def rollout(node_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A worker in its session, with its engine at work."""
+    with running(node_dir, WORKER) as worker:
+        time.sleep(2)  # the child begins
+        yield worker
+
+
+@contextlib.contextmanager
+def running(
+    node_dir: Path, program: str, asked: ProfileRequest | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program under `nsys launch`, once it has left its session file."""
     need("nsys")
-    session = f"rlprof-test-rollout-r1-{os.getpid()}-"
-    worker = launch(node_dir, session)
+    worker = launch(node_dir, f"rlprof-test-rollout-r1-{os.getpid()}-", program, asked)
     try:
         wait_until(
             lambda: session_file.read_all(node_dir), seconds=120, unless=lambda: worker.poll() is not None
         )
-        time.sleep(2)  # the child begins
         yield worker
     finally:
         env = {**os.environ, "TMPDIR": str(node_dir / "tmp")}
@@ -273,3 +287,75 @@ def test_what_was_said_of_a_slow_close_is_in_the_manifest(node_dir: Path, monkey
     asyncio.run(steps())
     [_, closed] = read_node(node_dir / "events")[0].windows
     assert closed.event == "closed" and "later work may be in the report" in closed.reason, closed
+
+
+# What an adapter does in an actor of an unmodified trainer: each call of the driver's is a task.
+TASKS = """
+import time
+from rlprof_ops.runtime import follower
+from rlprof_ops.runtime.process import session_file
+
+session_file.register()
+while True:
+    for name in ("generate", "update_actor"):
+        with follower.task(name):
+            time.sleep(0.1)
+"""
+EACH_PHASE = ProfileRequest(
+    (CaptureSpec(workers=("roll*",), steps=Steps.of([Window(2, 3)]), each="phase", options={"t": "nvtx"}),)
+)
+
+
+@pytest.mark.nsys
+def test_the_tasks_of_an_unmodified_trainer_are_windows_of_phases(node_dir: Path):
+    clock = ClockFile(node_dir, write=True)
+
+    def opened() -> bool:
+        logs = read_node(node_dir / "events")
+        return sum(event.event == "opened" for log in logs for event in log.windows) == 2
+
+    async def steps() -> None:
+        windows = Windows(node_dir, EACH_PHASE, print)
+        for step in (1, 2, 3):
+            clock.store(ClockState(step, time.time_ns(), True))
+            await windows.begin(step)
+            if step == 2:
+                await asyncio.to_thread(wait_until, opened, seconds=60)
+                [session] = session_file.read_all(node_dir)
+                assert await windows.ask(session.name, "start")  # a profiler call of its trainer's
+                assert await windows.ask(session.name, "stop")
+            windows.end(step)
+        await windows.close()
+
+    with running(node_dir, TASKS, EACH_PHASE):
+        asyncio.run(steps())
+
+        def closed() -> list[WindowEvent]:
+            logs = read_node(node_dir / "events")
+            return [event for log in logs for event in log.windows if event.event != "opened"]
+
+        wait_until(lambda: len(closed()) == 2, seconds=60)
+    assert [(each.event, each.start, each.phase) for each in closed()] == [
+        ("closed", 2, "generate"),
+        ("closed", 2, "update_actor"),
+    ], closed()
+    for each in closed():
+        assert each.phase in names_of(node_dir / each.path)
+
+
+@pytest.mark.nsys
+def test_a_process_that_tells_no_phases_has_no_window_of_one_and_the_manifest_says_why(
+    node_dir: Path, rollout: subprocess.Popen[bytes]
+):
+    async def steps() -> None:
+        windows = Windows(node_dir, EACH_PHASE, print)
+        for step in (1, 2, 3):
+            await windows.begin(step)
+            windows.end(step)
+        await windows.close()
+
+    asyncio.run(steps())
+    [failed] = read_node(node_dir / "events")[0].windows
+    [warning] = check_request(EACH_PHASE)
+    assert (failed.event, failed.start, failed.stop) == ("failed", 2, 3)
+    assert "its own process has to tell its phases" in failed.reason and failed.reason in warning

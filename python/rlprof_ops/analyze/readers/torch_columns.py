@@ -225,11 +225,6 @@ class Columns:
         # flows (correlation says the same), Python frames, profiler overhead, GPU copies of annotations
         return None
 
-    def _lose(self, count: int) -> None:
-        """Counts events that were taken and cannot be used."""
-        self.events -= count
-        self.damaged += count
-
     def _timed(self, events: list[Event]) -> tuple[list[Event], Part]:
         """What has a start and a duration; the others are lost."""
         start = nanoseconds([event.ts for event in events])

@@ -228,6 +228,12 @@ def profile_words(spec: Options, windows: int | None) -> list[str]:
     return words + [render_flag(name) for name in spec.flags if name not in OURS]
 
 
+# Why a session has no window of a phase: from outside only steps are known.
+PHASES_NEED = (
+    "each: phase: a worker opens these windows itself, so its own process has to tell its phases, by our"
+    " runtime or as tasks that its trainer's adapter marks; one that tells none has no report"
+)
+
 _ENDS = re.compile(r"none|stop(-shutdown)?|repeat(:[1-9][0-9]*)?|repeat-shutdown:[1-9][0-9]*", re.ASCII)
 # Names that a trainer understands and translates before nsys sees them.
 _TRANSLATED = {"rlinf": ("stop-on-range-end",)}
@@ -264,6 +270,8 @@ def validate(spec: Asked, where: Where) -> Verdict:
                 else "steps and output_dir decide it"
             )
             warnings.append(f"option {name!r} has no effect: {why}")
+    if spec.each == "phase" and not opened_by and not where.trainer:
+        warnings.append(PHASES_NEED)
     if opened_by and not where.trainer and not errors:
         opener = {
             "cudaProfilerApi": "a window is cudaProfilerStart to Stop",

@@ -137,7 +137,7 @@ class DrainSequence:
 
     def _recover(self, name: str) -> Step:
         def run(seconds: float, most_s: float) -> Phase:
-            phase = steps.recover(self.node_dir, self.node, deadline_s=seconds, most_s=most_s, say=self._say)
+            phase = steps.recover(self.node_dir, deadline_s=seconds, most_s=most_s, say=self._say)
             self._recovered += phase.done
             self._failed = phase.failed  # what failed before and is there still has failed again
             return phase

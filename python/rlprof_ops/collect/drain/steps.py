@@ -290,7 +290,6 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 def recover(
     node_dir: str | os.PathLike[str],
-    node: str,
     *,
     deadline_s: float = 60.0,
     most_s: float = 0.0,

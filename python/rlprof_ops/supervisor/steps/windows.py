@@ -38,9 +38,6 @@ TRAINER = "trainer"  # who asks for the windows of a trainer's own profiler call
 _MISSED = "no supervisor heard its steps: this node's or the head's was killed, and another one took over"
 _STOP_BEFORE_S, _LOOK_S = 120.0, 0.2  # for the `nsys stop` of a supervisor that was killed
 _AT_ONCE = 16  # nsys commands beside each other; each is a short process of its own
-_PHASES = (
-    "windows of single phases are opened inside the process: they need our runtime there, or capture ranges"
-)
 
 
 class Windows:
@@ -59,6 +56,7 @@ class Windows:
         self._names_the_driver = any(DRIVER in spec.workers for spec in self._specs)
         self._say = say
         self._watched: dict[str, WatchedSession] = {}
+        self._phased: dict[str, tuple[Session, tuple[CaptureSpec, ...]]] = {}  # whose process is to open them
         self._step = 0
         self._closed = False
         self._wanted: list[CaptureRequest] = []
@@ -180,8 +178,8 @@ class Windows:
 
     async def _look(self) -> None:
         """Find sessions that are new, or whose process has told who it is meanwhile."""
-        sessions = await asyncio.to_thread(session_file.read_all, self._node_dir)
-        for session in sessions:
+        sessions = await asyncio.to_thread(session_file.read_all, self._node_dir, ended=True)
+        for session in filter(lambda session: session.lives, sessions):
             known = self._watched.get(session.name)
             if session.gate != "supervisor" or (known is not None and known.session == session):
                 continue
@@ -191,11 +189,26 @@ class Windows:
                 continue  # no adapter has given it a name: COMMAND only waits for the actors it created
             wanted = self._request.for_worker(session.worker, session.rank)
             wanted = tuple(spec for spec in wanted if _is_ours(spec))
-            if wanted:
+            if wanted and wanted[0].each == "phase":  # one process, one mode
+                self._phased[session.name] = session, wanted
+            elif wanted:
                 self._watch(session, wanted).steps.store(self._step)
         gone = {session.name for session in sessions if session.gate != "supervisor"}
-        for name in gone & set(self._watched):
-            del self._watched[name]
+        for name in gone:
+            self._watched.pop(name, None)
+            self._phased.pop(name, None)
+
+    def _asks_for_phases(self, session: Session) -> bool:
+        wanted = self._request.for_worker(session.worker, session.rank) if self._request else ()
+        return any(_is_ours(spec) and spec.each == "phase" for spec in wanted)
+
+    def _fail_phases(self) -> None:
+        """Say of phases' windows whose process has opened none why that is."""
+        for session, specs in self._phased.values():
+            watched = self._watched.get(session.name) or self._watch(session)
+            for window in (window for spec in specs for window in spec.windows()):
+                if window.start <= self._step:
+                    watched.delivery.failed(OpenWindow(window), nsys_options.PHASES_NEED)
 
     async def _begin_one(self, watched: WatchedSession, step: int) -> None:
         session = watched.session
@@ -208,9 +221,6 @@ class Windows:
             if window is None or (number, window.start) in watched.taken or not session.lives:
                 continue
             watched.taken.add((number, window.start))
-            if spec.each == "phase":
-                watched.delivery.failed(OpenWindow(window), _PHASES)
-                continue
             await self._open(watched, spec, window, [step])
             return
 
@@ -261,10 +271,12 @@ class Windows:
         self, name: str, what: str, asked_by: str = TRAINER, spec: CaptureSpec | None = None
     ) -> bool:
         """Start or stop a window of one session now: the trainer's own profiler calls, `rlprof capture`."""
+        path = self._node_dir / session_file.FOLDER / f"{name}.json"
+        session = await asyncio.to_thread(session_file.read, path)
+        if session is not None and session.gate == "process" and self._asks_for_phases(session):
+            return True  # its trainer's calls fall into windows that the process opens itself
         watched = self._watched.get(name)
         if watched is None:
-            path = self._node_dir / session_file.FOLDER / f"{name}.json"
-            session = await asyncio.to_thread(session_file.read, path)
             if session is None or self._closed:
                 return False
             watched = self._watched.get(name) or self._watch(session)
@@ -318,6 +330,7 @@ class Windows:
         if self._specs:  # those whose window never came are to be told of as well
             await self._look()
         self._closed = True
+        await self._in_thread(self._fail_phases)
         for watched in self._watched.values():
             current = watched.open
             if current is not None:

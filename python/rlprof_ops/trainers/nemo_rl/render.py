@@ -42,7 +42,7 @@ def render(request: ProfileRequest, fmt: str = "env") -> Rendered:
             remarks.lose(f"capture {number} is left out: NeMo RL takes one {spec.backend} capture")
         else:
             done.add(spec.backend)
-            lines += _lines(number, spec, request, remarks)
+            lines += _lines(number, spec, remarks)
     if "nsight" in done:
         lines.append(f"export RAY_LOG_SYNC_FREQUENCY={RAY_LOG_SYNC_FREQUENCY_S}")
         remarks.note("RAY_LOG_SYNC_FREQUENCY is for NeMo RL's own ray.sub; rlprof's copies reports by itself")
@@ -53,7 +53,7 @@ def render(request: ProfileRequest, fmt: str = "env") -> Rendered:
     return remarks.rendered("NeMo RL variables", "".join(line + "\n" for line in lines))
 
 
-def _lines(number: int, spec: CaptureSpec, request: ProfileRequest, remarks: Remarks) -> list[str]:
+def _lines(number: int, spec: CaptureSpec, remarks: Remarks) -> list[str]:
     workers = [w for w in WORKERS if spec.backend == "nsight" or w.name in TORCH_WORKERS]
     patterns = _patterns(spec, workers, remarks)
     if not patterns:

@@ -30,7 +30,7 @@ def read_old(reading: Reading, scheme: Scheme) -> Imported:
     for role, own in scheme.paths.items():
         path = _place(reading, role, own) if document else own
         _unknown(reading, path, document)
-        ranks = _ranks(reading, role, path, document)
+        ranks = _ranks(reading, path, document)
         if ranks is not None:
             roles[role] = {"ranks": ranks}
             modes[role] = reading.truth(False, *path, discrete_key)
@@ -81,7 +81,7 @@ def _unknown(reading: Reading, path: tuple[str, ...], document: bool) -> None:
             )
 
 
-def _ranks(reading: Reading, role: str, path: tuple[str, ...], document: bool) -> Any:
+def _ranks(reading: Reading, path: tuple[str, ...], document: bool) -> Any:
     """ "all", a list, or None for no ranks."""
     if reading.truth(False, *path, "profile_ranks_all" if document else "all_ranks"):
         return "all"

@@ -1,4 +1,4 @@
-"""verl's roles, tasks and names: what both of its configuration schemes and the plan need to know."""
+"""verl's roles and names: what both of its configuration schemes and the plan need to know."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 from rlprof_ops.trainers.dialects import Worker
 from rlprof_ops.trainers.hydra import dig
 
-# Where a role's settings are. `DistProfiler.annotate` marks these tasks (verl `b178a3cd5`, reference verl.md
-# 3.3); in discrete mode each is one capture range per step of the process that runs the role.
+# Where a role's settings are (verl `b178a3cd5`).
 ROLE_PATHS: dict[str, tuple[str, ...]] = {
     "actor": ("actor_rollout_ref", "actor"),
     "rollout": ("actor_rollout_ref", "rollout"),
@@ -17,14 +16,6 @@ ROLE_PATHS: dict[str, tuple[str, ...]] = {
     "critic": ("critic",),
     "reward_model": ("reward_model",),
     "env": ("env", "train"),  # of the VLA trainer
-}
-TASKS: dict[str, tuple[str, ...]] = {
-    "actor": ("compute_log_prob", "update_actor"),
-    "rollout": ("generate_sequences",),
-    "ref": ("compute_ref_log_prob",),
-    "critic": ("compute_values", "update_critic"),
-    "reward_model": ("compute_rm_score",),
-    "env": (),
 }
 CONTROLLER = "controller"
 WORKERS = (

@@ -1,0 +1,41 @@
+"""Commands of this machine that are run to their end."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from rlprof_ops.words import limit
+
+_NOT_RUN = 127  # as a shell says it
+_TOOL_SECONDS = 60.0  # nvidia-smi's first call on a node without the persistence daemon starts every GPU
+
+
+def run(
+    argv: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Exit code and both outputs of a command without input; 127, and why in `stderr`, when it cannot be
+    started or is not done in `seconds`. Never raises.
+    """
+    try:
+        return subprocess.run(
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"not done after {limit(seconds)}"
+    except (OSError, ValueError) as error:  # ValueError: a word with a null character
+        reason = str(error)
+    return subprocess.CompletedProcess(argv, _NOT_RUN, "", reason)
+
+
+def output_of(*argv: str) -> str:
+    """What a tool prints; "" when it is not here, fails, or does not end in time."""
+    done = run(argv, _TOOL_SECONDS)
+    return done.stdout if done.returncode == 0 else ""
