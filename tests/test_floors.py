@@ -114,37 +114,13 @@ FILES_OF_ONE_NAME = {
 }
 # In how many files a public class name stands for something of its own.
 CLASSES_OF_ONE_NAME = {
-    "Answer": 2,
-    "Asked": 2,
-    "Block": 3,
     "Capture": 2,
-    "Captures": 2,
-    "Driver": 2,
-    "Dumper": 2,
     "Finding": 3,
-    "Found": 2,
-    "Head": 2,
-    "History": 2,
-    "Journal": 2,
-    "Link": 2,
     "Member": 2,
     "NodeRecord": 2,
-    "Phase": 3,
-    "Reading": 2,
-    "Recorded": 2,
     "Report": 2,
-    "Settings": 2,
-    "SlowRank": 2,
-    "Step": 3,
-    "Steps": 2,
-    "Summary": 2,
     "Told": 2,
-    "Verdict": 2,
-    "Waiting": 2,
-    "Where": 2,
     "Window": 2,
-    "WindowEvent": 2,
-    "Worker": 4,
 }
 
 

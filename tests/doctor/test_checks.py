@@ -168,7 +168,7 @@ def test_the_table_joins_equal_nodes():
 
 
 def test_srun_lines():
-    plain = remote.Where(nodes=2, srun_args=("--partition=gpu",), python="/venv/bin/python").argv(
+    plain = remote.NodeSelection(nodes=2, srun_args=("--partition=gpu",), python="/venv/bin/python").argv(
         Path("/shared/x y"), True
     )
     assert (
@@ -177,13 +177,13 @@ def test_srun_lines():
         and "--partition=gpu" in plain
         and "'--folder=/shared/x y'" in plain[-1]
     )
-    joined = remote.Where(job="4711").argv(Path("/s"), False)
+    joined = remote.NodeSelection(job="4711").argv(Path("/s"), False)
     assert (
         "--jobid=4711" in joined
         and "--overlap" in joined
         and not any(word.startswith("--nodes") for word in joined)
     )
-    boxed = remote.Where(nodes=1, container="img#x", mounts="/a:/a", node_root="/tmp").argv(
+    boxed = remote.NodeSelection(nodes=1, container="img#x", mounts="/a:/a", node_root="/tmp").argv(
         Path("/s/canary"), False
     )
     assert "--container-image=img#x" in boxed and any(
@@ -194,7 +194,9 @@ def test_srun_lines():
 
 
 def test_an_image_by_apptainer_and_one_without_python(tmp_path):
-    where = remote.Where(nodes=1, container="i.sif", apptainer=("--nv",), python="/no/python", mounts="/b:/s")
+    where = remote.NodeSelection(
+        nodes=1, container="i.sif", apptainer=("--nv",), python="/no/python", mounts="/b:/s"
+    )
     boxed = where.argv(Path("/s/canary"), True)
     start = boxed.index("apptainer")
     assert boxed[start : start + 4] == ["apptainer", "exec", "--nv", "--bind"]

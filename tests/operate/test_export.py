@@ -22,7 +22,7 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.operate.export import openmetrics
 from rlprof_ops.operate.export.endpoint import MetricsServer
 from rlprof_ops.operate.export.follow import export
-from rlprof_ops.operate.export.steps import Steps
+from rlprof_ops.operate.export.steps import NewSteps
 from rlprof_ops.recorder.detect.finding import Finding
 from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.news import News
@@ -194,7 +194,7 @@ def test_spans_by_a_collector(
 
 
 def test_steps_that_come_later_are_exported_once(run: Path, told: list[list[ToldStep]]) -> None:
-    steps = Steps(run)
+    steps = NewSteps(run)
     assert [step.step for step in steps.new()] == list(range(1, 31)) and steps.new() == []
     later = [[row for row in rows if row.leads] for rows in healthy(1, 33, ranks=2)]
     for path in (run / "nodes" / "n1" / "record").iterdir():

@@ -11,7 +11,7 @@ from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.news import News, read
 from rlprof_ops.recorder.samples.gpu import GpuSample
 from rlprof_ops.recorder.samples.host import HostSample
-from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowEvent
+from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowMark
 from rlprof_ops.runtime.marks import Now
 from tests.recorder.simulated import BEGIN_NS, healthy, slower
 
@@ -81,7 +81,7 @@ def test_steps_with_an_open_window_prove_nothing() -> None:
     for told in healthy(5, 60):
         begin, end = told[0].begin_ns, told[0].begin_ns + int(told[0].seconds * 1e9)
         if told[0].step == 40:
-            opened = WindowEvent("opened", begin, "policy_worker", 0, "torch", 40, "")
+            opened = WindowMark("opened", begin, "policy_worker", 0, "torch", 40, "")
             closed = replace(opened, event="closed", t_ns=end)
             told = slower(slower(told, 0, "train", 9.0), 0, "generation", 5.0)
             found += view.take(news(told, windows=(opened,)))

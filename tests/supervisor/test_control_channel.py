@@ -16,9 +16,9 @@ import pytest
 from rlprof_ops.host.ports import free_port
 from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.control_channel import (
+    ControlServer,
     Drain,
     Ending,
-    Head,
     Joined,
     Lost,
     Message,
@@ -42,9 +42,9 @@ class Heard(list):
         raise AssertionError(f"no {kind} of {node} in {list(self)}")
 
 
-async def head_with(token: str) -> tuple[Head, int, Heard]:
+async def head_with(token: str) -> tuple[ControlServer, int, Heard]:
     heard = Heard()
-    head = Head(token, lambda node, message: heard.append((node, message)))
+    head = ControlServer(token, lambda node, message: heard.append((node, message)))
     port = free_port()
     await head.listen("127.0.0.1", port)
     return head, port, heard
@@ -167,7 +167,7 @@ def test_a_visitor_with_the_token_is_heard_and_is_no_node():
             return len(asked) == 1
 
         heard = Heard()
-        head = Head("secret", lambda node, message: heard.append((node, message)), take)
+        head = ControlServer("secret", lambda node, message: heard.append((node, message)), take)
         port = free_port()
         await head.listen("127.0.0.1", port)
         request = CaptureAsked("{}")
@@ -230,9 +230,9 @@ def test_a_node_that_takes_nothing_keeps_no_other_waiting():
 
 HEAD = """
 import asyncio, sys
-from rlprof_ops.supervisor.control_channel import Head
+from rlprof_ops.supervisor.control_channel import ControlServer
 async def main():
-    await Head("secret", lambda node, message: None).listen("127.0.0.1", int(sys.argv[1]))
+    await ControlServer("secret", lambda node, message: None).listen("127.0.0.1", int(sys.argv[1]))
     print("listens", flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())

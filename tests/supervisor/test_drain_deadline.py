@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.supervisor.nodes import node_of, place_of
 
-from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, Step
+from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, DrainStep
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.supervisor.node import node_files
 from rlprof_ops.supervisor.stop import ClosingCommands, NodeStop
@@ -37,7 +37,7 @@ def all_hangs(monkeypatch):
 
     for phase in ("before_ray_stops", "after_ray_stopped"):
         steps = list(getattr(DrainSequence(Path("/n"), Path("/r"), "n1", "7"), phase)())
-        hanging = [Step(step.name, hang) for step in steps]
+        hanging = [DrainStep(step.name, hang) for step in steps]
         monkeypatch.setattr(DrainSequence, phase, lambda self, *_, hanging=hanging: iter(hanging))
     monkeypatch.setattr(DrainSequence, "write_record", hang)
     monkeypatch.setattr(DrainSequence, "clear", hang)

@@ -10,14 +10,14 @@ import time
 import pytest
 from tests.needs import need
 
-from rlprof_ops.supervisor.gcs.resource_probe import BUSY_S, IMPOSSIBLE_S, Demand, Waiting
+from rlprof_ops.supervisor.gcs.resource_probe import BUSY_S, IMPOSSIBLE_S, Demand, UnmetDemands
 
 NODES = [{"CPU": 2.0, "GPU": 1.0, "node:10.0.0.1": 1.0}, {"CPU": 2.0}]
 BIG = Demand.of({"CPU": 8, "node:__internal_head__": 0.001}, 1)
 
 
 def test_what_no_node_has_is_said_soon():
-    waiting = Waiting()
+    waiting = UnmetDemands()
     assert waiting.sentence([BIG], NODES, 100) == ""
     assert waiting.sentence([BIG], NODES, 100 + IMPOSSIBLE_S) == (
         "an actor or task asks for 8 CPU, and no node has that (the largest has 2 CPU)"
@@ -27,7 +27,7 @@ def test_what_no_node_has_is_said_soon():
 
 
 def test_what_is_in_use_is_said_later():
-    waiting = Waiting()
+    waiting = UnmetDemands()
     demands = [Demand.of({"GPU": 1, "CPU": 1}, 3)]
     waiting.sentence(demands, NODES, 0)
     assert waiting.sentence(demands, NODES, IMPOSSIBLE_S + 1) == ""
@@ -37,13 +37,13 @@ def test_what_is_in_use_is_said_later():
 
 
 def test_a_queue_that_moves_waits_for_nothing():
-    waiting = Waiting()
+    waiting = UnmetDemands()
     for second in range(0, 200, 5):
         assert waiting.sentence([Demand.of({"CPU": 1}, 1000 - second)], NODES, second) == ""
 
 
 def test_placement_groups_and_many_demands():
-    waiting = Waiting()
+    waiting = UnmetDemands()
     demands = [Demand.of({"CPU": 4}, 2, group=True), *(Demand.of({"CPU": n}, 1) for n in range(10, 14))]
     waiting.sentence(demands, [], 0)
     said = waiting.sentence(demands, [], 100)

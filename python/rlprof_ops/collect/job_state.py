@@ -22,7 +22,7 @@ _MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Captures:
+class CaptureCounts:
     """Counts of captures. `planned` is None while no worker has registered, so that nobody knows how many
     there will be.
     """
@@ -79,7 +79,7 @@ class JobState:
     control: str = ""
     nodes_up: int | None = None
     step: int | None = None
-    captures: Captures = field(default_factory=Captures)
+    captures: CaptureCounts = field(default_factory=CaptureCounts)
     workers: tuple[WorkerState, ...] = ()
     answers: tuple[Answered, ...] = ()
     steps: tuple[tuple[str, str, int, int, int], ...] = ()
@@ -104,7 +104,7 @@ class JobState:
                 control=str(data["control"]),
                 nodes_up=_count(data["nodes_up"]),
                 step=_count(data["step"]),
-                captures=Captures(**{name: _count(value) for name, value in data["captures"].items()}),
+                captures=CaptureCounts(**{name: _count(value) for name, value in data["captures"].items()}),
                 workers=tuple(
                     WorkerState(str(w), int(r), str(n), int(p), int(t), d is True, e is True)
                     for w, r, n, p, t, d, e in data["workers"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from rlprof_ops.submit.sbatch_line import Asked, Submission, prepare
+from rlprof_ops.submit.sbatch_line import Submission, SubmitRequest, prepare
 from rlprof_ops.submit.send import send
 
 
@@ -24,7 +24,7 @@ class Wishes:
     as_json: bool = False
 
 
-def go(asked: Asked, cwd: Path, wishes: Wishes) -> None:
+def go(asked: SubmitRequest, cwd: Path, wishes: Wishes) -> None:
     """Check, print the plan, submit, and with `--wait` end with the job's exit code."""
     from rlprof_ops.backends import Where
     from rlprof_ops.request.check import check_request

@@ -89,7 +89,7 @@ def command(
         apptainer = settings["RLPROF_CONTAINER_RUNTIME"] == "apptainer"
         venv = settings.path("RLPROF_VENV")
         python = python or settings["RLPROF_PYTHON"] or (str(venv / "bin" / "python") if venv else "")
-        where = remote.Where(
+        where = remote.NodeSelection(
             nodes=nodes or 1,
             job=job or "",
             container=container or "",

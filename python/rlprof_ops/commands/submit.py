@@ -77,7 +77,7 @@ def command(
     given = {env_names.REQUEST: request_file, "CONTAINER": container, "MOUNTS": mounts}
     knobs |= {name: value for name, value in given.items() if value is not None}
     words = words_of(ctx)
-    asked = sbatch_line.Asked(
+    asked = sbatch_line.SubmitRequest(
         sbatch=words.sbatch,
         command=sbatch_line.command_line(words.command) if words.command else None,
         knobs=knobs,

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.demo.settings import PADDED, Settings
+from rlprof_ops.demo.settings import PADDED, DemoSettings
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.words import duration
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    defaults = Settings()
+    defaults = DemoSettings()
     parser = argparse.ArgumentParser(
         prog="python -m rlprof_ops.demo",
         description="A small real GRPO on Ray, CPU only.",
@@ -95,7 +95,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def settings_from(args: argparse.Namespace) -> Settings:
+def settings_from(args: argparse.Namespace) -> DemoSettings:
     """Check what argparse cannot. Raises UsageError."""
     for option in ("steps", "policy_workers", "generation_workers", "prompts", "epochs"):
         if getattr(args, option) < 1:
@@ -110,7 +110,7 @@ def settings_from(args: argparse.Namespace) -> Settings:
         raise UsageError(f"--slow-from {args.slow_from}: must be 1 or more")
     if args.fail_at_step is not None and not 1 <= args.fail_at_step <= args.steps:
         raise UsageError(f"--fail-at-step {args.fail_at_step}: this run has steps 1 to {args.steps}")
-    return Settings(
+    return DemoSettings(
         tail_ms=args.tail_ms,
         least_ms=dict(_least(told) for told in args.least_ms),
         overlap_sync=args.overlap_sync,
@@ -165,7 +165,7 @@ def connect(address: str | None) -> None:
         ray.init(address="local", include_dashboard=False, **quiet)
 
 
-def train(settings: Settings, address: str | None, json_path: Path | None) -> None:
+def train(settings: DemoSettings, address: str | None, json_path: Path | None) -> None:
     import ray
 
     connect(address)

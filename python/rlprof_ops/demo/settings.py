@@ -9,7 +9,7 @@ PADDED = ("generation", "ref_logprob", "logprob", "train", "weight_sync")  # wha
 
 
 @dataclass(frozen=True)
-class Settings:
+class DemoSettings:
     """`prompts` and `group_size` are per policy worker and step; `slow_ms` is added to every `slow_phase`
     of `slow_rank`, `tail_ms` to the generation of one worker, another in each step. From step `slow_from` on
     alone; in `hang_at_step` worker 0 never comes back from `slow_phase`. `least_ms`: what a phase

@@ -15,7 +15,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlprof_ops.demo.settings import Settings
+from rlprof_ops.demo.settings import DemoSettings
 from rlprof_ops.demo.stopwatch import PhaseTimer
 from rlprof_ops.demo.workers import GenerationWorker, PolicyWorker
 from rlprof_ops.errors import RlprofError
@@ -28,7 +28,7 @@ CPUS_PER_WORKER = 0.25  # small, so that the demo fits beside others on two core
 class Trainer:
     """One GRPO run on the connected Ray cluster. `close` ends it in order; a crash does not call it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DemoSettings) -> None:
         self.settings = settings
         self.timer = PhaseTimer(profiler.from_env(worker="controller", rank=0, world_size=1))
         self.history: list[dict[str, Any]] = []

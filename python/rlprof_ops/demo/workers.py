@@ -21,7 +21,7 @@ from torch import distributed as dist
 from rlprof_ops.demo import grpo, task
 from rlprof_ops.demo.network import bind_gloo_to
 from rlprof_ops.demo.policy import Policy, logprobs, new_policy, sample
-from rlprof_ops.demo.settings import Settings
+from rlprof_ops.demo.settings import DemoSettings
 from rlprof_ops.demo.stopwatch import PhaseTimer
 from rlprof_ops.runtime import profiler
 
@@ -31,12 +31,12 @@ Batch = dict[
 Weights = dict[str, torch.Tensor]  # by parameter name
 
 
-class Worker:
+class DemoWorker:
     """What both kinds share: who and where it is, its steps, its profiler."""
 
     name = ""
 
-    def __init__(self, rank: int, world_size: int, settings: Settings) -> None:
+    def __init__(self, rank: int, world_size: int, settings: DemoSettings) -> None:
         torch.set_num_threads(1)
         self.rank, self.world_size, self.settings = rank, world_size, settings
         self.step = 0
@@ -75,12 +75,12 @@ class Worker:
             time.sleep(more_ms / 1000)
 
 
-class GenerationWorker(Worker):
+class GenerationWorker(DemoWorker):
     """Samples completions with the current weights and scores them."""
 
     name = "generation_worker"
 
-    def __init__(self, rank: int, world_size: int, settings: Settings) -> None:
+    def __init__(self, rank: int, world_size: int, settings: DemoSettings) -> None:
         super().__init__(rank, world_size, settings)
         self.policy = new_policy(settings.seed)
 
@@ -109,12 +109,12 @@ class GenerationWorker(Worker):
             self.policy.load_state_dict(weights)
 
 
-class PolicyWorker(Worker):
+class PolicyWorker(DemoWorker):
     """One data-parallel replica of the policy, with a frozen copy of its first weights as the reference."""
 
     name = "policy_worker"
 
-    def __init__(self, rank: int, world_size: int, settings: Settings) -> None:
+    def __init__(self, rank: int, world_size: int, settings: DemoSettings) -> None:
         super().__init__(rank, world_size, settings)
         self.policy = new_policy(settings.seed)
         self.reference = new_policy(settings.seed).requires_grad_(False)

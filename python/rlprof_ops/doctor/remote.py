@@ -21,7 +21,7 @@ from rlprof_ops.words import limit
 
 
 @dataclass(frozen=True)
-class Where:
+class NodeSelection:
     """`nodes` compute nodes of a new short job, or all nodes of `job`; inside `container` when set, with
     `node_root` of the host in it as a job has it. `apptainer`: the words of `apptainer exec`; None for pyxis.
     """
@@ -90,7 +90,7 @@ class Where:
 
 
 def examine(
-    where: Where, shared: Path, quick: bool, progress: Callable[[str], None] = lambda text: None
+    where: NodeSelection, shared: Path, quick: bool, progress: Callable[[str], None] = lambda text: None
 ) -> list[Finding]:
     """The findings of all nodes. `progress` is told once a second how long srun has been at it. Raises
     RlprofError when srun cannot be run or no node answered.

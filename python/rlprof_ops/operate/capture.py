@@ -33,7 +33,7 @@ _MOST_LOOKS = 40  # at reports, of which many may be on their way, a poll
 
 
 @dataclass(frozen=True)
-class Worker:
+class TrainingProcess:
     """A training process that has registered and not ended."""
 
     worker: str
@@ -50,12 +50,12 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CaptureOutcome:
     """What became of one worker's capture: `path` of its report in the run folder, or `reason` why there
     is none.
     """
 
-    worker: Worker
+    worker: TrainingProcess
     path: Path | None
     reason: str = ""
 
@@ -70,7 +70,7 @@ def capture(
     options: dict[str, str],
     timeout_s: float,
     progress: Callable[[int, int, str], None],
-) -> list[Answer]:
+) -> list[CaptureOutcome]:
     """Open a window in each matching worker of the running job `run`, and wait until every report is in the
     run folder.
 
@@ -89,7 +89,7 @@ def capture(
     demand = watcher.CaptureRequest(_new_id(), tuple(workers), ranks, backend, options, next_steps, seconds)
     _ask(run, demand)
     deadline = time.monotonic() + timeout_s + (seconds or 0)
-    found: dict[Worker, Answer] = {}
+    found: dict[TrainingProcess, CaptureOutcome] = {}
     while True:
         state = _state(run)
         waiting = [worker for worker in meant if worker not in found]
@@ -104,12 +104,12 @@ def capture(
             break
         time.sleep(_HEAD_POLL_S if state else _POLL_S)
     why = _ended(run) or f"nothing came within {limit(timeout_s)}; it may still: see {run / 'profiles'}"
-    return [found.get(worker, Answer(worker, None, why)) for worker in meant]
+    return [found.get(worker, CaptureOutcome(worker, None, why)) for worker in meant]
 
 
 def stacks(
     run: Path, workers: Sequence[str], ranks: tuple[int, ...] | None, timeout_s: float
-) -> Iterator[tuple[Worker, str]]:
+) -> Iterator[tuple[TrainingProcess, str]]:
     """The Python stacks of each matching worker, as they come; directly when it runs on this machine."""
     meant = _meant(run, workers, ranks)
     here = {
@@ -148,7 +148,7 @@ def parse_next(text: str) -> int:
     return int(match[1])
 
 
-def _meant(run: Path, patterns: Sequence[str], ranks: tuple[int, ...] | None) -> list[Worker]:
+def _meant(run: Path, patterns: Sequence[str], ranks: tuple[int, ...] | None) -> list[TrainingProcess]:
     ended = _ended(run)
     if ended:
         raise RlprofError(f"{ended}: there is nothing to capture")
@@ -197,18 +197,20 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def registered(run: Path) -> list[Worker]:
+def registered(run: Path) -> list[TrainingProcess]:
     """The processes that registered and have not ended; of one worker and rank the latest (a restarted
     actor). By the head's word, or by all events where there is none.
     """
     state = _state(run)
     if state is not None:
         return [
-            Worker(each.worker, each.rank, each.node, each.pid, run, each.on_demand, each.registered_ns)
+            TrainingProcess(
+                each.worker, each.rank, each.node, each.pid, run, each.on_demand, each.registered_ns
+            )
             for each in state.workers
             if not each.ended
         ]
-    latest: dict[tuple[str, int], tuple[Worker, bool]] = {}
+    latest: dict[tuple[str, int], tuple[TrainingProcess, bool]] = {}
     for path in [*run.glob("nodes/*/events/*.jsonl"), *run.glob("events/*.jsonl")]:
         rows = foreign.read_rows(path)
         first = next((row for row in rows if row.get("event") == "registered"), None)
@@ -217,7 +219,7 @@ def registered(run: Path) -> list[Worker]:
         node = path.parents[1].name if path.parents[2].name == "nodes" else foreign.text(first.get("host"))
         rank, pid, t_ns = (foreign.whole(first.get(key)) or 0 for key in ("rank", "pid", "t_ns"))
         name = foreign.text(first.get("worker"))
-        worker = Worker(name, rank, node, pid, path, first.get("on_demand") is True, t_ns)
+        worker = TrainingProcess(name, rank, node, pid, path, first.get("on_demand") is True, t_ns)
         ended = any(row.get("event") == "ended" for row in rows)
         before = latest.get((worker.worker, worker.rank))
         if before is None or before[0].registered_ns < worker.registered_ns:
@@ -225,40 +227,42 @@ def registered(run: Path) -> list[Worker]:
     return [worker for worker, ended in latest.values() if not ended]
 
 
-def _answers(run: Path, waiting: list[Worker], asked_by: str) -> dict[Worker, Answer]:
+def _answers(
+    run: Path, waiting: list[TrainingProcess], asked_by: str
+) -> dict[TrainingProcess, CaptureOutcome]:
     found = ((worker, _answer(run, worker, asked_by)) for worker in waiting)
     return {worker: answer for worker, answer in found if answer is not None}
 
 
 def _answers_of_head(
-    run: Path, waiting: list[Worker], state: JobState, asked_by: str
-) -> dict[Worker, Answer]:
+    run: Path, waiting: list[TrainingProcess], state: JobState, asked_by: str
+) -> dict[TrainingProcess, CaptureOutcome]:
     """As the head tells. A report counts when it is in the run folder, where some of them are looked for."""
     told = {(each.worker, each.rank): each for each in state.answers if each.asked_by == asked_by}
-    found: dict[Worker, Answer] = {}
+    found: dict[TrainingProcess, CaptureOutcome] = {}
     looks = 0
     for worker in waiting:
         answer = told.get((worker.worker, worker.rank))
         if answer is None:
             continue
         if not answer.path:
-            found[worker] = Answer(worker, None, answer.reason)
+            found[worker] = CaptureOutcome(worker, None, answer.reason)
         elif looks < _MOST_LOOKS:
             looks += 1
             if (run / answer.path).is_file():
-                found[worker] = Answer(worker, run / answer.path)
+                found[worker] = CaptureOutcome(worker, run / answer.path)
     return found
 
 
-def _answer(run: Path, worker: Worker, asked_by: str) -> Answer | None:
+def _answer(run: Path, worker: TrainingProcess, asked_by: str) -> CaptureOutcome | None:
     for row in foreign.read_rows(worker.events):
         if row.get("asked_by") != asked_by:
             continue
         if row.get("event") == "failed":
-            return Answer(worker, None, foreign.text(row.get("reason")))
+            return CaptureOutcome(worker, None, foreign.text(row.get("reason")))
         path = foreign.text(row.get("path"))
         if row.get("event") == "closed" and path and (run / path).is_file():
-            return Answer(worker, run / path)
+            return CaptureOutcome(worker, run / path)
     return None
 
 
@@ -267,11 +271,13 @@ def _ended(run: Path) -> str:
     return _end_of(foreign.read_object(run / "run.json"), run)
 
 
-def _of_lost_nodes(record: dict[str, Any], waiting: Sequence[Worker]) -> dict[Worker, Answer]:
+def _of_lost_nodes(
+    record: dict[str, Any], waiting: Sequence[TrainingProcess]
+) -> dict[TrainingProcess, CaptureOutcome]:
     """What nobody will answer any more: the head has lost the node."""
     lost = foreign.a_list(foreign.an_object(record.get("end")).get("lost_nodes"))
     return {
-        worker: Answer(worker, None, f"node {worker.node} was lost")
+        worker: CaptureOutcome(worker, None, f"node {worker.node} was lost")
         for worker in waiting
         if worker.node in lost
     }
@@ -289,7 +295,7 @@ def _end_of(data: dict[str, Any], run: Path) -> str:
     )
 
 
-def _place(worker: Worker) -> tuple[str, int]:
+def _place(worker: TrainingProcess) -> tuple[str, int]:
     return worker.worker, worker.rank
 
 

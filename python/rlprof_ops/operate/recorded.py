@@ -12,7 +12,7 @@ from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
 from rlprof_ops.recorder.head_recorder import FOLDER, SUMMARY
-from rlprof_ops.recorder.job_view import SCHEMA, Summary
+from rlprof_ops.recorder.job_view import SCHEMA, JobSummary
 from rlprof_ops.recorder.samples.gpu import throttle_words
 from rlprof_ops.words import counted, duration, size
 
@@ -23,7 +23,7 @@ _STALE_S = 30.0
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedSummary:
     """A job's summary as it was read."""
 
     data: dict[str, Any]
@@ -38,13 +38,13 @@ class Recorded:
         return self.age_s > _STALE_S
 
 
-def read_summary(run: Path) -> Recorded:
+def read_summary(run: Path) -> RecordedSummary:
     """The summary in a run folder. Raises RlprofError where there is none, and for another schema."""
     path = run / FOLDER / SUMMARY
     try:
         data = foreign.an_object(foreign.read(path, _MOST_BYTES))
         if data.get("schema") == SCHEMA:
-            foreign.typed(data, Summary)
+            foreign.typed(data, JobSummary)
     except FileNotFoundError:
         raise RlprofError(
             f"{path} does not exist: the job has not begun, or it runs with RLPROF_RECORD=0"
@@ -55,7 +55,7 @@ def read_summary(run: Path) -> Recorded:
         raise RlprofError(f"{path} is damaged: {foreign.reason_of(error)}") from None
     if data.get("schema") != SCHEMA:
         raise RlprofError(f"{path} has schema {data.get('schema')!r}; this version reads {SCHEMA}")
-    return Recorded(data)
+    return RecordedSummary(data)
 
 
 def sparkline(values: Iterable[float], width: int = 60) -> str:
@@ -78,7 +78,7 @@ class Table:
     more: str = ""
 
 
-def headline(recorded: Recorded) -> list[str]:
+def headline(recorded: RecordedSummary) -> list[str]:
     """The lines above the tables."""
     data = recorded.data
     seconds = [row[2] for row in data["history"]["steps"]]
@@ -96,7 +96,7 @@ def headline(recorded: Recorded) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def tables(recorded: Recorded, most_nodes: int = 16) -> list[Table]:
+def tables(recorded: RecordedSummary, most_nodes: int = 16) -> list[Table]:
     """What stands below: roles, nodes, slowest ranks, open windows, findings; those that are empty not."""
     data = recorded.data
     found = [

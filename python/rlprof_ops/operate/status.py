@@ -14,7 +14,7 @@ from rlprof_ops.collect.harvest.expected import count_captures
 from rlprof_ops.collect.harvest.manifest import WHOLE, Manifest
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.collect.harvest.run_state import Observed, observe
-from rlprof_ops.collect.job_state import Captures, JobState
+from rlprof_ops.collect.job_state import CaptureCounts, JobState
 from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, RlprofError
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
@@ -59,7 +59,7 @@ class View:
     elapsed: str = ""
     time_limit: str = ""
     step: int | None = None
-    captures: Captures = field(default_factory=Captures)
+    captures: CaptureCounts = field(default_factory=CaptureCounts)
     found: str = ""
     exit_code: int | None = None
     complete: bool | None = None
@@ -119,7 +119,7 @@ class View:
             parts.append(f"the driver waits: {self.waiting}")
         if self.found and not self.over:
             parts.append(f"found: {self.found}")
-        if self.run_dir and self.captures != Captures():
+        if self.run_dir and self.captures != CaptureCounts():
             parts.append(str(self.captures))
         return printable(", ".join(parts))
 
@@ -208,10 +208,10 @@ def _told(job: Job, observed: Observed) -> dict[str, Any]:
     return found
 
 
-def _from_manifest(manifest: Manifest) -> Captures:
+def _from_manifest(manifest: Manifest) -> CaptureCounts:
     whole = sum(capture.state in WHOLE for capture in manifest.captures)
     missing = sum(capture.state == "missing" for capture in manifest.captures)
-    return Captures(len(manifest.captures), whole, 0, len(manifest.captures) - whole - missing, missing)
+    return CaptureCounts(len(manifest.captures), whole, 0, len(manifest.captures) - whole - missing, missing)
 
 
 def _state(job: Job, observed: Observed | None) -> str:

@@ -18,7 +18,7 @@ from rlprof_ops.recorder.news import News
 from rlprof_ops.recorder.samples.engines import EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample
 from rlprof_ops.recorder.samples.host import HostSample
-from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowEvent
+from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowMark
 from rlprof_ops.recorder.step_history import StepHistory
 from rlprof_ops.runtime.marks import Now
 from rlprof_ops.words import duration
@@ -55,7 +55,7 @@ class RoleSummary(TypedDict):
     median_s: float
 
 
-class SlowRank(TypedDict):
+class SlowRankRow(TypedDict):
     """A rank whose last step took `factor` times its peers'."""
 
     worker: str
@@ -64,13 +64,13 @@ class SlowRank(TypedDict):
     factor: float
 
 
-class History(TypedDict):
+class StepRows(TypedDict):
     """Rows of a step: number, begin (Unix ns), seconds, own seconds of its phases."""
 
     steps: list[tuple[int, int, float, dict[str, float]]]
 
 
-class Summary(TypedDict):
+class JobSummary(TypedDict):
     """What `JobView.summary` writes, in the types in which whoever reads it may find it."""
 
     schema: int
@@ -80,9 +80,9 @@ class Summary(TypedDict):
     step_median_s: float
     nodes: dict[str, NodeSummary]
     roles: list[RoleSummary]
-    history: History
-    slowest: list[SlowRank]
-    windows: list[WindowEvent]
+    history: StepRows
+    slowest: list[SlowRankRow]
+    windows: list[WindowMark]
     findings: list[Finding]
 
 
@@ -116,7 +116,7 @@ class JobView:
         self._keys: set[str] = set()
         self._throttle: dict[tuple[str, int], ThrottleDetector] = {}
         self._memory: dict[tuple[str, str], MemoryDetector] = {}
-        self._open: dict[tuple[str, int, str, int], WindowEvent] = {}
+        self._open: dict[tuple[str, int, str, int], WindowMark] = {}
         self._closed: deque[tuple[int, int]] = deque(maxlen=_MOST_CLOSED)
 
     # ---- news
@@ -210,7 +210,7 @@ class JobView:
         del self.findings[:-_MOST_FINDINGS]
         return True
 
-    def _window(self, event: WindowEvent) -> None:
+    def _window(self, event: WindowMark) -> None:
         key = (event.worker, event.rank, event.backend, event.start)
         if event.event == "opened":
             self._open[key] = event

@@ -11,7 +11,7 @@ from rlprof_ops.host import foreign
 from rlprof_ops.recorder.samples.engines import EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample
 from rlprof_ops.recorder.samples.host import HostSample
-from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowEvent
+from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowMark
 from rlprof_ops.runtime.marks import Now
 from rlprof_ops.runtime.ranges.phase_times import Phase
 
@@ -29,7 +29,7 @@ class News:
     engines: tuple[EngineSample, ...]
     now: tuple[Now, ...]
     steps: tuple[ToldStep, ...]
-    windows: tuple[WindowEvent, ...]
+    windows: tuple[WindowMark, ...]
     throttled: Mapping[int, tuple[float, int]]
 
     def to_json(self) -> str:
@@ -101,7 +101,7 @@ def _step(row: list[Any]) -> ToldStep:
     return ToldStep(str(worker), rank, pid, bool(leads), step, begin_ns, seconds, told)
 
 
-def _window(row: list[Any]) -> WindowEvent:
+def _window(row: list[Any]) -> WindowMark:
     event, t_ns, worker, rank, backend, start, asked_by = row
     _numbers((t_ns, rank, start))
-    return WindowEvent(str(event), t_ns, str(worker), rank, str(backend), start, str(asked_by))
+    return WindowMark(str(event), t_ns, str(worker), rank, str(backend), start, str(asked_by))

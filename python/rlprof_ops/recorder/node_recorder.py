@@ -11,7 +11,7 @@ from rlprof_ops.recorder.record_file import FOLDER, RecordFile, read_folder
 from rlprof_ops.recorder.samples.engines import Engines, EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample, GpuSamples, throttle_words
 from rlprof_ops.recorder.samples.host import HostSample, HostSamples
-from rlprof_ops.recorder.samples.step_marks import StepMarks, ToldStep, WindowEvent
+from rlprof_ops.recorder.samples.step_marks import StepMarks, ToldStep, WindowMark
 
 SEAL_S = 60.0
 # From this size on the record gets every second sample alone, from each doubling on every second of those.
@@ -34,7 +34,7 @@ class NodeRecorder:
         self._then = time.monotonic()
         self._thin_bytes = thin_bytes
         self._steps: list[ToldStep] = []
-        self._windows: list[WindowEvent] = []
+        self._windows: list[WindowMark] = []
         self._throttled: dict[int, tuple[float, int]] = {}
         self._latest: tuple[HostSample | None, list[GpuSample], list[EngineSample]] = (None, [], [])
 

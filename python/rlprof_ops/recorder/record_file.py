@@ -30,7 +30,7 @@ _MOST_BLOCK = _MOST_TAIL = 64 << 20
 
 
 @dataclass(frozen=True)
-class Block:
+class RecordBlock:
     """Rows of one kind after the other, by kind; samples count from `base_ns`."""
 
     number: int
@@ -125,13 +125,13 @@ class RecordFile:
             os.truncate(self._record, whole)
 
 
-def read(path: Path) -> Iterator[Block]:
+def read(path: Path) -> Iterator[RecordBlock]:
     """The whole blocks of a record, in order; nothing for a file that is not there."""
     for block, _ in _blocks(path):
         yield block
 
 
-def read_folder(folder: Path) -> Iterator[Block]:
+def read_folder(folder: Path) -> Iterator[RecordBlock]:
     """Everything that a node has recorded, its tail included."""
     last = 0
     for block in read(folder / RECORD):
@@ -142,7 +142,7 @@ def read_folder(folder: Path) -> Iterator[Block]:
         yield left
 
 
-def _blocks(path: Path) -> Iterator[tuple[Block, int]]:
+def _blocks(path: Path) -> Iterator[tuple[RecordBlock, int]]:
     try:
         file = foreign.open_plain(path, os.O_NOFOLLOW)
     except OSError:
@@ -158,7 +158,7 @@ def _blocks(path: Path) -> Iterator[tuple[Block, int]]:
                 body = inflate.decompress(packed, _MOST_BLOCK)
             except zlib.error:
                 return
-            yield Block(number, base_ns, _sections(body)), len(head) + size
+            yield RecordBlock(number, base_ns, _sections(body)), len(head) + size
 
 
 def _sections(body: bytes) -> dict[int, bytes]:
@@ -187,7 +187,7 @@ def _by_row(kind: int, data: bytes) -> bytes:
     return bytes(found)
 
 
-def read_tail(path: Path) -> Block | None:
+def read_tail(path: Path) -> RecordBlock | None:
     """The rows since the last block; None where there are none."""
     try:
         data = foreign.read_bytes(path, _MOST_TAIL)
@@ -207,4 +207,4 @@ def read_tail(path: Path) -> Block | None:
             break
         found.setdefault(kind, bytearray()).extend(data[place : place + size])
         place += size
-    return Block(number, base_ns, {kind: bytes(part) for kind, part in found.items()})
+    return RecordBlock(number, base_ns, {kind: bytes(part) for kind, part in found.items()})

@@ -22,7 +22,7 @@ from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.ranges.emitter_set import EmitterSet
 from rlprof_ops.runtime.ranges.emitters import RangeEmitter
 from rlprof_ops.runtime.ranges.range_times import Metrics, RangeTimes
-from rlprof_ops.runtime.ranges.span import Span, Step, Tokens, end_tokens, start_tokens
+from rlprof_ops.runtime.ranges.span import Span, StepContext, Tokens, end_tokens, start_tokens
 from rlprof_ops.window.gate import ALWAYS_QUIET
 
 if TYPE_CHECKING:
@@ -88,11 +88,11 @@ class Profiler:
 
     # -- steps
 
-    def step(self, step: int) -> Step:
+    def step(self, step: int) -> StepContext:
         """`with prof.step(n):` around training step `n`, counted from 1. An exception in it ends the open
         windows.
         """
-        return Step(self, step)
+        return StepContext(self, step)
 
     def start_step(self, step: int) -> bool:
         """Step `step` begins; for trainers with callbacks. False, and nothing changes, when it has begun

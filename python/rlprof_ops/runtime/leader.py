@@ -18,7 +18,7 @@ _MOST_PHASES = 1000
 
 
 @dataclass
-class Phase:
+class PhaseSpan:
     """One phase of a step, in Unix nanoseconds; `depth` 0: in no other phase."""
 
     name: str
@@ -47,7 +47,7 @@ class Leader:
         self._pid = os.getpid()
         self._step: int | None = None
         self._begin_ns = 0
-        self._phases: list[Phase] = []
+        self._phases: list[PhaseSpan] = []
         self._dropped = 0
         self._depth = 0
         self._names: list[str] = []
@@ -111,16 +111,16 @@ class Leader:
         if self._step is not None:
             self.end(self._step, cut=True)
 
-    def phase_begins(self, name: str) -> Phase:
+    def phase_begins(self, name: str) -> PhaseSpan:
         """The record of a phase, which `phase_ends` completes."""
-        phase = Phase(name, time.time_ns(), self._depth)
+        phase = PhaseSpan(name, time.time_ns(), self._depth)
         self._depth += 1
         if self._now is not None:
             self._names.append(name)
             self._now.phase(name, phase.begin_ns)
         return phase
 
-    def phase_ends(self, phase: Phase) -> None:
+    def phase_ends(self, phase: PhaseSpan) -> None:
         phase.end_ns = time.time_ns()
         self._depth = phase.depth
         if self._now is not None:

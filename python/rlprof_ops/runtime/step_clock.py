@@ -41,7 +41,7 @@ def short_path(folder: str | os.PathLike[str], name: str) -> Iterator[str]:
         os.close(descriptor)
 
 
-class Link:
+class SupervisorLink:
     """The socket to the node's supervisor. A link that breaks is said once; every message tries whether
     another supervisor has taken the place of one that was killed.
     """
@@ -127,7 +127,7 @@ class Lead:
 
     def __init__(self, node_dir: str, request: ProfileRequest | None) -> None:
         """Raises OSError when the node has no supervisor that listens."""
-        self._link = Link(node_dir)
+        self._link = SupervisorLink(node_dir)
         self._clock = ClockFile(node_dir)
         self._changes = _changes(request)
         self._asked = 0
@@ -178,7 +178,7 @@ def ask_window(what: str) -> bool:
     if not session or not node_dir:
         return False
     try:
-        link = Link(node_dir)
+        link = SupervisorLink(node_dir)
     except OSError:
         return False
     link.send({"window": what, "session": session, "t_ns": time.time_ns()})
@@ -192,7 +192,7 @@ def tell_request(text: str) -> bool:
     if not node_dir:
         return False
     try:
-        link = Link(node_dir)
+        link = SupervisorLink(node_dir)
     except OSError:
         return False
     link.send({"request": text})

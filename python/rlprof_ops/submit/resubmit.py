@@ -18,7 +18,7 @@ from rlprof_ops.job.knobs import read_knobs
 from rlprof_ops.redact import MASK, is_secret_name
 from rlprof_ops.request import ProfileRequest, request_from_dict
 from rlprof_ops.request.environ import REQUEST_VARIABLES
-from rlprof_ops.submit.sbatch_line import Asked
+from rlprof_ops.submit.sbatch_line import SubmitRequest
 from rlprof_ops.submit.send import read_record
 
 _NOT_AGAIN = frozenset({*REQUEST_VARIABLES, env_names.HOME, env_names.JOB, "COMMAND"})
@@ -29,7 +29,7 @@ def request_of(folder: Path) -> ProfileRequest:
     return request_from_dict(_run_record(folder).get("request") or {}, origin=f"{folder}/run.json")
 
 
-def asked_again(folder: Path, env: Mapping[str, str]) -> tuple[Asked, list[str]]:
+def asked_again(folder: Path, env: Mapping[str, str]) -> tuple[SubmitRequest, list[str]]:
     """How to submit the job of a run folder once more, and what had to be guessed about it.
 
     Raises RlprofError when the run folder does not tell its command, UsageError when it is somebody else's.
@@ -53,7 +53,7 @@ def asked_again(folder: Path, env: Mapping[str, str]) -> tuple[Asked, list[str]]
         f"this job was not submitted by `rlprof submit`: it gets {' '.join(words) or 'no nodes'} and no other"
         " flag of sbatch; give those it needs"
     )
-    return Asked(sbatch=words, command=command or None, knobs=_knobs_of(folder)), [note]
+    return SubmitRequest(sbatch=words, command=command or None, knobs=_knobs_of(folder)), [note]
 
 
 def _run_record(folder: Path) -> dict[str, Any]:

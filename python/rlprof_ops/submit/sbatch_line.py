@@ -41,7 +41,7 @@ _OFTEN_MEANT = ("LD_LIBRARY_PATH", "PYTHONPATH", "WANDB_API_KEY", "HF_TOKEN", "H
 
 
 @dataclass(frozen=True)
-class Asked:
+class SubmitRequest:
     """What the command line says.
 
     `sbatch`: words for sbatch; `command`: a line for bash, None for an interactive cluster; `knobs`: knobs
@@ -70,7 +70,7 @@ class Submission:
     settings: Settings
     request: ProfileRequest
     base: Path
-    asked: Asked
+    asked: SubmitRequest
     explicit: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
@@ -137,7 +137,7 @@ def parse_settings(words: Sequence[str], env: Mapping[str, str]) -> tuple[dict[s
     return found, frozenset(taken)
 
 
-def prepare(asked: Asked, env: Mapping[str, str], cwd: Path) -> Submission:
+def prepare(asked: SubmitRequest, env: Mapping[str, str], cwd: Path) -> Submission:
     """Check everything that can be checked here. Raises UsageError (RequestError) with all mistakes of a
     kind.
     """
@@ -193,7 +193,7 @@ def _python(explicit: dict[str, str], site: Site) -> Iterator[str]:
     )
 
 
-def _request(asked: Asked, explicit: Mapping[str, str], settings: Settings) -> ProfileRequest:
+def _request(asked: SubmitRequest, explicit: Mapping[str, str], settings: Settings) -> ProfileRequest:
     asks = {name: settings[name] for name in REQUEST_VARIABLES if settings.values.get(name)}
     others = {name: value for name, value in explicit.items() if name.startswith("NRL_")}
     return load_request(None, {**others, **asks}, asked.overrides)

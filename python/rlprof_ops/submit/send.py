@@ -19,7 +19,7 @@ from rlprof_ops.job.job_history import Remembered, remember
 from rlprof_ops.job.knobs import home
 from rlprof_ops.redact import is_secret_name
 from rlprof_ops.slurm import client, sbatch_options
-from rlprof_ops.submit.sbatch_line import Asked, Submission
+from rlprof_ops.submit.sbatch_line import Submission, SubmitRequest
 
 RECORD = "submit.json"  # in .secrets of the run folder
 
@@ -94,7 +94,7 @@ def write_record(submission: Submission, job: str, cwd: Path) -> None:
         atomic.write(secrets / RECORD, json.dumps(record, indent=1) + "\n", mode=0o600)
 
 
-def read_record(folder: Path, env: Mapping[str, str]) -> Asked | None:
+def read_record(folder: Path, env: Mapping[str, str]) -> SubmitRequest | None:
     """How the job of a run folder was submitted; None when not by `rlprof submit`, or by somebody else.
 
     Variables that came from a shell are taken from `env` now. Raises UsageError naming those that are not
@@ -103,7 +103,7 @@ def read_record(folder: Path, env: Mapping[str, str]) -> Asked | None:
     try:
         data = foreign.read(folder / ".secrets" / RECORD)
         knobs, names = dict(data["knobs"]), list(data["from_shell"])
-        asked = Asked(
+        asked = SubmitRequest(
             tuple(data["sbatch"]), data["command"], knobs, frozenset(names), framework=data["framework"]
         )
     except (OSError, ValueError, KeyError, TypeError):

@@ -193,7 +193,7 @@ class _Lines:
         return line
 
 
-class Head:
+class ControlServer:
     """The head's side: accepts nodes, hands every message to `on_message(node, message)`, sends to all.
 
     `on_message` gets `Joined` after a good handshake and `Lost` when a link breaks. What a visitor asks goes

@@ -21,8 +21,7 @@ from rlprof_ops.supervisor import attach_file, capture_relay, stop
 from rlprof_ops.supervisor.cluster import ended_tasks
 from rlprof_ops.supervisor.cluster.joining import Joining
 from rlprof_ops.supervisor.cluster.other_nodes import OtherNodes
-from rlprof_ops.supervisor.control_channel import Drained, Failed, Joined, Lost, Message, RayUp
-from rlprof_ops.supervisor.control_channel import Head as ControlHead
+from rlprof_ops.supervisor.control_channel import ControlServer, Drained, Failed, Joined, Lost, Message, RayUp
 from rlprof_ops.supervisor.driver import Driver, session_words
 from rlprof_ops.supervisor.end_order import ToldToEnd
 from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher, watch_resources
@@ -80,7 +79,7 @@ class Head:
         self._orders: list[Message] = []  # to all nodes, and to those that join again
         self._sending: list[asyncio.Task[None]] = []
         self.run_record = RunRecord.of(place, node.settings, node.request, node.state, journal.writer)
-        self.control = ControlHead(place.token, self.on_message, self._visited)
+        self.control = ControlServer(place.token, self.on_message, self._visited)
         self.state_file = StateFile(
             place.run.path / job_state.NAME,
             journal.writer,

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlprof_ops import env_names
-from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, Step
-from rlprof_ops.collect.drain.steps import Phase
+from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, DrainStep
+from rlprof_ops.collect.drain.steps import DrainOutcome
 from rlprof_ops.host import foreign
 from rlprof_ops.host.background import in_background
 from rlprof_ops.job import folders
@@ -273,7 +273,7 @@ class NodeStop:
         found = await self.survived(ask, _ASK_SECONDS, "asking Slurm")
         return found is not False
 
-    async def _run(self, step: Step, budget: Budget) -> Phase | None:
+    async def _run(self, step: DrainStep, budget: Budget) -> DrainOutcome | None:
         """Run one step of the drain in a thread; a fault or a time-out is said and the drain goes on.
 
         Its share holds the time in which it says that it was too short.

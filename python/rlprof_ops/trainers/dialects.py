@@ -14,7 +14,7 @@ from rlprof_ops.request.problems import nearest, words
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerKind:
     """A kind of worker of a trainer.
 
     Attributes:
@@ -58,7 +58,7 @@ class Framework:
     name: str
     title: str
     formats: tuple[str, ...]
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerKind, ...]
     phase_names: Mapping[str, tuple[str, ...]]
     render: Callable[[ProfileRequest, str], Rendered]
     import_: Callable[[str, str], Imported]
@@ -98,7 +98,7 @@ class Remarks:
 
 
 def select(
-    patterns: Iterable[str], workers: Sequence[Worker], trainer: str, remarks: Remarks
+    patterns: Iterable[str], workers: Sequence[WorkerKind], trainer: str, remarks: Remarks
 ) -> tuple[str, ...]:
     """The trainer's worker names that patterns mean, in the trainer's order; a pattern without any is a
     loss.

@@ -74,7 +74,7 @@ def to_yaml(settings: Iterable[Setting]) -> str:
     """The same settings as a YAML fragment."""
     import yaml
 
-    class Dumper(yaml.SafeDumper):
+    class PlainDumper(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
@@ -82,27 +82,32 @@ def to_yaml(settings: Iterable[Setting]) -> str:
         plain = _PLAIN.fullmatch(value) and value.lower() not in _KEYWORDS
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else "'")
 
-    Dumper.add_representer(str, text)
+    PlainDumper.add_representer(str, text)
     tree: dict[str, Any] = {}
     for setting in settings:
         _put(tree, setting.path, setting.value)
     if not tree:
         return ""
     dumped: str = yaml.dump(
-        tree, Dumper=Dumper, sort_keys=False, default_flow_style=None, width=10_000, allow_unicode=True
+        tree,
+        Dumper=PlainDumper,
+        sort_keys=False,
+        default_flow_style=None,
+        width=10_000,
+        allow_unicode=True,
     )
     # `default_flow_style=None` writes every mapping of scalars inline; only lists should be.
     return (
         dumped
         if "{" not in dumped
-        else yaml.dump(tree, Dumper=_block(Dumper), sort_keys=False, width=10_000, allow_unicode=True)
+        else yaml.dump(tree, Dumper=_block(PlainDumper), sort_keys=False, width=10_000, allow_unicode=True)
     )
 
 
 def _block(base: Any) -> Any:
     """A dumper whose mappings are blocks and whose lists are inline."""
 
-    class Block(base):  # type: ignore[misc]
+    class BlockDumper(base):  # type: ignore[misc]
         pass
 
     def mapping(dumper: Any, data: dict[str, Any]) -> Any:
@@ -111,10 +116,10 @@ def _block(base: Any) -> Any:
     def sequence(dumper: Any, data: Iterable[Any]) -> Any:
         return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
 
-    Block.add_representer(dict, mapping)
-    Block.add_representer(list, sequence)
-    Block.add_representer(tuple, sequence)
-    return Block
+    BlockDumper.add_representer(dict, mapping)
+    BlockDumper.add_representer(list, sequence)
+    BlockDumper.add_representer(tuple, sequence)
+    return BlockDumper
 
 
 def read_settings(text: str, name: str) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _is_on(step: int, turn: int) -> bool:
 
 def inside(recorder: int, turn: int, argv: list[str]) -> int:
     """Run a trainer's script with a leader that takes turns."""
-    from rlprof_ops.runtime.leader import Leader, Phase
+    from rlprof_ops.runtime.leader import Leader, PhaseSpan
 
     on = [True]
     begin, phase_begins = Leader.begin, Leader.phase_begins
@@ -110,7 +110,7 @@ def inside(recorder: int, turn: int, argv: list[str]) -> int:
     for name in ("opened", "end", "phase_ends"):
         setattr(Leader, name, gated(getattr(Leader, name)))
     Leader.phase_begins = lambda self, name: (  # type: ignore[method-assign]
-        phase_begins(self, name) if on[0] and recorder else Phase(name, 0, 0)
+        phase_begins(self, name) if on[0] and recorder else PhaseSpan(name, 0, 0)
     )
     sys.argv = argv
     try:

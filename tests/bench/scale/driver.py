@@ -9,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from rlprof_ops.runtime.step_clock import Link
+from rlprof_ops.runtime.step_clock import SupervisorLink
 
 base, steps, step_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-link = Link(os.environ["RLPROF_NODE_DIR"])
+link = SupervisorLink(os.environ["RLPROF_NODE_DIR"])
 (base / "driver_began").touch()
 waited_s = []
 for step in range(1, steps + 1):

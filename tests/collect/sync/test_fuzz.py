@@ -22,7 +22,7 @@ from tests.collect.runfolder import NSYS_FRAME, RunFolder
 from rlprof_ops.backends import names
 from rlprof_ops.collect.harvest.harvest import harvest
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest, Report
-from rlprof_ops.collect.sync.sent_log import Journal, Sent
+from rlprof_ops.collect.sync.sent_log import Sent, SentLog
 from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.host.contained_dir import UnsafeName, safe_parts
 from rlprof_ops.request import plan, request_from_dict
@@ -195,13 +195,13 @@ SMALL = st.integers(0, 50)
 @settings(max_examples=50, deadline=None)
 def test_a_journal_gives_back_what_it_was_given_whatever_a_kill_left_at_its_end(tmp_path_factory, sent, torn):
     path = tmp_path_factory.mktemp("journal") / "state.jsonl"
-    journal = Journal(path)
+    journal = SentLog(path)
     for key, value in sent.items():
         journal.add(key, value)
     journal.close()
     with open(path, "ab") as stream:
         stream.write(b"[" + torn.replace(b"\n", b""))
-    again = Journal(path)
+    again = SentLog(path)
     again.close()
     assert again.sent == sent
 

@@ -17,7 +17,7 @@ from rlprof_ops.collect.drain.node_record import build_node_record
 from rlprof_ops.collect.sync import append_logs, send_file
 from rlprof_ops.collect.sync.copy_bytes import Limiter
 from rlprof_ops.collect.sync.evict import make_room
-from rlprof_ops.collect.sync.sent_log import Journal
+from rlprof_ops.collect.sync.sent_log import SentLog
 from rlprof_ops.collect.sync.sync_pass import Syncer
 
 
@@ -326,7 +326,7 @@ def test_a_report_counts_as_sent_when_its_name_is_on_the_disk(node, run, monkeyp
     for number, size in enumerate(sizes):
         report(node, f"r{number}.nsys-rep", size)
     order: list[str] = []
-    fsync, link, add = os.fsync, os.link, Journal.add
+    fsync, link, add = os.fsync, os.link, SentLog.add
 
     def noting(fd):
         order.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
@@ -334,7 +334,7 @@ def test_a_report_counts_as_sent_when_its_name_is_on_the_disk(node, run, monkeyp
 
     monkeypatch.setattr(os, "fsync", noting)
     monkeypatch.setattr(os, "link", lambda *a, **more: (order.append("name"), link(*a, **more))[1])
-    monkeypatch.setattr(Journal, "add", lambda *a: (order.append("sent"), add(*a))[1])
+    monkeypatch.setattr(SentLog, "add", lambda *a: (order.append("sent"), add(*a))[1])
     assert Syncer(node, run, "n1").pass_().copied == len(sizes)
     count = len(sizes)
     assert order == ["file"] * count + ["name"] * count + ["folder"] + ["sent"] * count

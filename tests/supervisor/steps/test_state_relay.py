@@ -12,7 +12,7 @@ import pytest
 
 from rlprof_ops.collect import job_state
 from rlprof_ops.collect.harvest.run_state import observe
-from rlprof_ops.collect.job_state import Captures
+from rlprof_ops.collect.job_state import CaptureCounts
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.run_folder import Job
@@ -95,7 +95,7 @@ def test_status_and_capture_need_the_heads_word_alone(run, tmp_path):
     write(run, one, two)
 
     view = view_of(run)
-    assert (view.nodes_up, view.step, view.captures) == (2, 6, Captures(4, done=1, open=1))
+    assert (view.nodes_up, view.step, view.captures) == (2, 6, CaptureCounts(4, done=1, open=1))
     assert [(each.name, each.node) for each in capture.registered(run)] == [
         ("policy rank 0", "n1"),
         ("policy rank 1", "n2"),

@@ -13,7 +13,7 @@ from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.clock_file import ClockFile
 from rlprof_ops.runtime.trainer_request import with_request
-from rlprof_ops.supervisor.control_channel import Head, Joined, NodeLink
+from rlprof_ops.supervisor.control_channel import ControlServer, Joined, NodeLink
 from rlprof_ops.supervisor.steps.step_relay import StepRelay
 from rlprof_ops.supervisor.steps.windows import Windows
 
@@ -58,7 +58,7 @@ class Cluster:
     async def start(self) -> None:
         said: list[str] = []
         port = free_port()
-        self.head = Head("token", lambda node, message: self.relays["n1"].hear(node, message))
+        self.head = ControlServer("token", lambda node, message: self.relays["n1"].hear(node, message))
         self.relays = {
             "n1": StepRelay(
                 self.folders["n1"],

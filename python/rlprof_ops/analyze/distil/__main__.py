@@ -26,7 +26,7 @@ from rlprof_ops.analyze.distil import one
 from rlprof_ops.backends import names
 from rlprof_ops.backends.nsight import mask_reports, nsys_cli
 from rlprof_ops.collect import event_logs
-from rlprof_ops.collect.sync.sent_log import Journal, Sent
+from rlprof_ops.collect.sync.sent_log import Sent, SentLog
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName
 from rlprof_ops.redact import own_secrets
@@ -101,7 +101,7 @@ class Distiller:
         return otherwise
 
     def _sent(self) -> dict[str, Sent]:
-        return Journal(self.node_dir / "sync" / "state.jsonl", read_only=True).sent
+        return SentLog(self.node_dir / "sync" / "state.jsonl", read_only=True).sent
 
     def _capturing(self) -> bool:
         """Whether a process of this node has a window open now, which this work would show up in."""

@@ -16,7 +16,7 @@ from rlprof_ops.analyze.whole_run.looks import EngineLooks, EngineRows, none
 from rlprof_ops.recorder import rows
 from rlprof_ops.recorder.detect.ranks import WAITING
 from rlprof_ops.recorder.detect.steps import SEASONAL
-from rlprof_ops.recorder.record_file import FOLDER, Block, read_folder
+from rlprof_ops.recorder.record_file import FOLDER, RecordBlock, read_folder
 
 GENERATION = re.compile(r"gen(?!eral)|rollout|sampl", re.IGNORECASE)
 _TENTH_NS = 100_000_000
@@ -113,7 +113,7 @@ def read_node(captured: Sequence[Interval], folder: Path) -> NodeRecord:
     )
 
 
-def table(block: Block, kind: int) -> Table:
+def table(block: RecordBlock, kind: int) -> Table:
     """The rows of one kind as a structured array."""
     layout, names = rows.LAYOUT[kind]
     formats = [_LETTERS[letter] for letter in layout.format.lstrip("<")]
@@ -164,7 +164,7 @@ def _process(
 
 
 def _add_curves(
-    curves: dict[str, list[Floats]], block: Block, names: dict[int, str], captured: Sequence[Interval]
+    curves: dict[str, list[Floats]], block: RecordBlock, names: dict[int, str], captured: Sequence[Interval]
 ) -> None:
     gpu, engine = table(block, rows.GPU), table(block, rows.ENGINE)
     for number in np.unique(gpu["gpu"]):
@@ -180,7 +180,7 @@ def _add_curves(
 def _keep(
     curves: dict[str, list[Floats]],
     name: str,
-    block: Block,
+    block: RecordBlock,
     tenths: Column,
     figures: Sequence[Column],
     captured: Sequence[Interval],

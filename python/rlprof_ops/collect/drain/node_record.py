@@ -11,7 +11,7 @@ from typing import Any
 
 from rlprof_ops.collect.sync.__main__ import read_report
 from rlprof_ops.collect.sync.routes import goes_home, is_report_like
-from rlprof_ops.collect.sync.sent_log import Journal
+from rlprof_ops.collect.sync.sent_log import SentLog
 from rlprof_ops.host.contained_dir import ContainedDir
 
 SCHEMA = 1
@@ -29,7 +29,7 @@ def build_node_record(
     `left`. A node is not `clean` when one of them is a report or a raw capture, wherever it lies, or when a
     recovery has failed; it is `cleared`, its folder removed, when the run folder has all of them.
     """
-    journal = Journal(node_dir / "sync" / "state.jsonl", read_only=True)
+    journal = SentLog(node_dir / "sync" / "state.jsonl", read_only=True)
     files = [
         {
             "path": path,
@@ -71,7 +71,7 @@ def build_node_record(
     return record
 
 
-def _left(node_dir: Path, journal: Journal) -> list[dict[str, Any]]:
+def _left(node_dir: Path, journal: SentLog) -> list[dict[str, Any]]:
     """Files that the run folder does not have as they are now: all of the profiles tree, reports and raw
     captures anywhere.
     """

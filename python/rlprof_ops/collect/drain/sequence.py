@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.collect.drain import steps
-from rlprof_ops.collect.drain.steps import Phase, Say
+from rlprof_ops.collect.drain.steps import DrainOutcome, Say
 
 # How much of what is left a step may take, against the steps after it. `nsys stop` writes the reports, and an
 # import is the slowest there is; what a step leaves is the next one's.
@@ -64,11 +64,11 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Step:
+class DrainStep:
     """One step of the drain; `run` takes the seconds it may take, and those it may take with progress."""
 
     name: str
-    run: Callable[[float, float], Phase]
+    run: Callable[[float, float], DrainOutcome]
 
 
 class DrainSequence:
@@ -94,26 +94,28 @@ class DrainSequence:
         self._recovered: tuple[str, ...] = ()
         self._failed: tuple[tuple[str, str], ...] = ()
 
-    def before_ray_stops(self) -> Iterator[Step]:
+    def before_ray_stops(self) -> Iterator[DrainStep]:
         """Close this job's windows, end what is wrapped in nsys, wait for profilers, bring reports home."""
         if self._sessions:
             close = partial(
                 steps.close_windows, self.node_dir, self.job, gate_first_s=self._gate_first_s, say=self._say
             )
-            yield Step("close_windows", _timed(close))
+            yield DrainStep("close_windows", _timed(close))
         # Without a request too: a trainer may have its own nsight options.
-        yield Step("end_wrapped", _timed(partial(steps.end_wrapped, self.node_dir, self.job, say=self._say)))
+        yield DrainStep(
+            "end_wrapped", _timed(partial(steps.end_wrapped, self.node_dir, self.job, say=self._say))
+        )
         if self._sessions:
             yield self._wait("wait_profilers")
             yield self._recover("recover")
 
-    def after_ray_stopped(self, spare: Callable[[], Iterable[int]] = tuple) -> Iterator[Step]:
+    def after_ray_stopped(self, spare: Callable[[], Iterable[int]] = tuple) -> Iterator[DrainStep]:
         """nsys writes some reports when their worker is gone; then end what is left of the job, but for the
         processes `spare`, and look for reports once more.
         """
         if self._sessions:
             yield self._wait("late_profilers")
-        yield Step("reap", lambda seconds, _: self.end_what_is_left(seconds, spare()))
+        yield DrainStep("reap", lambda seconds, _: self.end_what_is_left(seconds, spare()))
         # Without a request too: what a trainer's own nsys has left must not be cleared away.
         yield self._recover("late_recover")
 
@@ -123,27 +125,27 @@ class DrainSequence:
             self.node_dir, self.run_dir, self.node, facts, recovered=self._recovered, failed=self._failed
         )
 
-    def clear(self, spare: Iterable[str] = ()) -> Phase:
+    def clear(self, spare: Iterable[str] = ()) -> DrainOutcome:
         """Remove the node folder but for the folders `spare`; call it only with a record that says so."""
         return steps.clear(self.node_dir, spare=spare, say=self._say)
 
-    def _wait(self, name: str) -> Step:
-        return Step(name, _timed(partial(steps.wait_profilers, self.node_dir, self.job, say=self._say)))
+    def _wait(self, name: str) -> DrainStep:
+        return DrainStep(name, _timed(partial(steps.wait_profilers, self.node_dir, self.job, say=self._say)))
 
-    def end_what_is_left(self, seconds: float, spare: Iterable[int]) -> Phase:
+    def end_what_is_left(self, seconds: float, spare: Iterable[int]) -> DrainOutcome:
         """End this job's processes on this node, but for `spare`."""
         grace_s = max(0.5, min(5.0, seconds / 2))
         return steps.reap(self.job, self.node_dir, grace_s=grace_s, exclude=spare, say=self._say)
 
-    def _recover(self, name: str) -> Step:
-        def run(seconds: float, most_s: float) -> Phase:
+    def _recover(self, name: str) -> DrainStep:
+        def run(seconds: float, most_s: float) -> DrainOutcome:
             phase = steps.recover(self.node_dir, deadline_s=seconds, most_s=most_s, say=self._say)
             self._recovered += phase.done
             self._failed = phase.failed  # what failed before and is there still has failed again
             return phase
 
-        return Step(name, run)
+        return DrainStep(name, run)
 
 
-def _timed(work: Callable[..., Phase]) -> Callable[[float, float], Phase]:
+def _timed(work: Callable[..., DrainOutcome]) -> Callable[[float, float], DrainOutcome]:
     return lambda seconds, most_s: work(deadline_s=seconds, most_s=most_s)

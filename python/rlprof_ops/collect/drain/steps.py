@@ -41,7 +41,7 @@ _SETTLE_S = 1.0  # a raw capture that has not grown for this long, with no profi
 
 
 @dataclass(frozen=True)
-class Phase:
+class DrainOutcome:
     """What one step of the drain did: `done` names (sessions, files, processes), `failed` (name, reason)."""
 
     name: str
@@ -115,7 +115,7 @@ def close_windows(
     most_s: float = 0.0,
     gate_first_s: float = 2.0,
     say: Say = print,
-) -> Phase:
+) -> DrainOutcome:
     """`nsys stop` on this job's sessions that still collect, after `gate_first_s` for the workers' own step
     gates.
 
@@ -189,7 +189,7 @@ def end_wrapped(
     deadline_s: float = 60.0,
     most_s: float = 0.0,
     say: Say = print,
-) -> Phase:
+) -> DrainOutcome:
     """End the workers under `nsys profile` (a trainer's own nsight options, or a capture range) and wait for
     their reports.
 
@@ -242,7 +242,7 @@ def wait_profilers(
     deadline_s: float = 60.0,
     most_s: float = 0.0,
     say: Say = print,
-) -> Phase:
+) -> DrainOutcome:
     """Wait until no profiler of this job writes: no importer runs and nothing below `tmp/` has grown for a
     second.
 
@@ -294,7 +294,7 @@ def recover(
     deadline_s: float = 60.0,
     most_s: float = 0.0,
     say: Say = print,
-) -> Phase:
+) -> DrainOutcome:
     """Turn raw captures below `tmp/` into reports, and move reports that nsys wrote there, to the profiles
     tree.
 
@@ -320,7 +320,7 @@ def reap(
     grace_s: float = 5.0,
     exclude: Iterable[int] = (),
     say: Say = print,
-) -> Phase:
+) -> DrainOutcome:
     """End what is left of exactly this job on this node: SIGTERM, `grace_s`, SIGKILL. Never this process
     or its parents.
     """
@@ -362,7 +362,7 @@ def write_node_record(
     return record
 
 
-def clear(node_dir: str | os.PathLike[str], *, spare: Iterable[str] = (), say: Say = print) -> Phase:
+def clear(node_dir: str | os.PathLike[str], *, spare: Iterable[str] = (), say: Say = print) -> DrainOutcome:
     """Remove the node folder, but for the folders `spare`, and for `keep/` when it holds anything."""
     started = time.monotonic()
     root = Path(node_dir)
@@ -390,7 +390,7 @@ def clear(node_dir: str | os.PathLike[str], *, spare: Iterable[str] = (), say: S
 
 def _phase(
     name: str, started: float, done: Iterable[str], failed: Iterable[tuple[str, str]], say: Say
-) -> Phase:
-    phase = Phase(name, time.monotonic() - started, tuple(done), tuple(failed))
+) -> DrainOutcome:
+    phase = DrainOutcome(name, time.monotonic() - started, tuple(done), tuple(failed))
     say(f"drain: {phase}")
     return phase

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlprof_ops.collect.harvest.run_state import Observed
-from rlprof_ops.collect.job_state import Captures
+from rlprof_ops.collect.job_state import CaptureCounts
 from rlprof_ops.request import Capture, CaptureSpec, Window, first_match
 from rlprof_ops.words import closest
 
@@ -92,7 +92,7 @@ def _nobody(pattern: str, observed: Observed) -> str:
     )
 
 
-def count_captures(observed: Observed) -> Captures:
+def count_captures(observed: Observed) -> CaptureCounts:
     """From the events that have come so far: which windows of the plan have closed, are open, or failed."""
     states = {
         (log.worker, log.rank, event.backend, event.start): event.event
@@ -100,12 +100,14 @@ def count_captures(observed: Observed) -> Captures:
         for event in log.windows
     }
     if not observed.request:
-        return Captures(0)
+        return CaptureCounts(0)
     if not observed.world:
-        return Captures()
+        return CaptureCounts()
     wanted = {_key_of(item.capture) for item in planned(observed) if not item.problem}
     found = [states[key] for key in wanted if key in states]
-    return Captures(len(wanted) or None, found.count("closed"), found.count("opened"), found.count("failed"))
+    return CaptureCounts(
+        len(wanted) or None, found.count("closed"), found.count("opened"), found.count("failed")
+    )
 
 
 def _key_of(capture: Capture) -> tuple[str, int | None, str, int]:

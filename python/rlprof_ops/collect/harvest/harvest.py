@@ -12,11 +12,11 @@ from typing import Any
 from rlprof_ops.backends import names
 from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.harvest.expected import Planned, planned
-from rlprof_ops.collect.harvest.inventory import Found, find_reports, identify, worlds_of
+from rlprof_ops.collect.harvest.inventory import FoundReport, find_reports, identify, worlds_of
 from rlprof_ops.collect.harvest.manifest import WHOLE, CaptureResult, Manifest, Report
 from rlprof_ops.collect.harvest.missing_reason import ended_because, why_missing
 from rlprof_ops.collect.harvest.run_state import Observed, observe
-from rlprof_ops.collect.harvest.verify import Checker, Verdict
+from rlprof_ops.collect.harvest.verify import Checker, ReportCheck
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
@@ -61,7 +61,7 @@ def harvest(
     return manifest
 
 
-def _whole_world(observed: Observed, found: list[Found], notes: list[str]) -> Observed:
+def _whole_world(observed: Observed, found: list[FoundReport], notes: list[str]) -> Observed:
     """With the workers that only their reports name (other trainers), over which the plan is expanded too."""
     shown = {
         worker: count
@@ -118,7 +118,7 @@ def _findings(run: ContainedDir) -> tuple[dict[str, Any], ...]:
     return tuple(row for row in foreign.rows(raw) if foreign.text(row.get("text")))
 
 
-def _check_all(run: ContainedDir, found: list[Found], budget_s: float, say: Progress) -> list[Report]:
+def _check_all(run: ContainedDir, found: list[FoundReport], budget_s: float, say: Progress) -> list[Report]:
     until = time.monotonic() + budget_s
     checker = Checker(run, budget_left=lambda: until - time.monotonic(), inside=budget_s > 0)
     recovered = {
@@ -139,7 +139,7 @@ def _check_all(run: ContainedDir, found: list[Found], budget_s: float, say: Prog
     return reports
 
 
-def _apply(report: Report, verdict: Verdict) -> Report:
+def _apply(report: Report, verdict: ReportCheck) -> Report:
     warnings = [text for text in (report.warning, verdict.warning) if text]
     return replace(
         report,

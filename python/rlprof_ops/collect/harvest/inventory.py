@@ -19,14 +19,14 @@ _STEP_FOLDER = re.compile(r"(?:^|/)(?:rollout_)?step[_-]?(\d{1,12})(?:/|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundReport:
     """A report file before anybody looked inside."""
 
     report: Report
     expected_bytes: int | None = None  # as its node sent it
 
 
-def find_reports(run: ContainedDir, observed: Observed) -> list[Found]:
+def find_reports(run: ContainedDir, observed: Observed) -> list[FoundReport]:
     """Every report below `profiles/` and in Ray's own folders, with what name, events and node records
     tell.
     """
@@ -44,7 +44,7 @@ def find_reports(run: ContainedDir, observed: Observed) -> list[Found]:
     recovered = {path for record in observed.records.values() for path in record.recovered}
     workers = {names.safe_worker(worker): worker for worker in observed.world if worker}
     told = {event.backend for log in observed.logs for event in log.windows}
-    found: list[Found] = []
+    found: list[FoundReport] = []
     for path, size, mtime, backend, node in _files(run, told):
         path = by_path[path][1].path if path in by_path else path  # the same text, once in memory
         name = names.parse(_own_name(path))
@@ -87,7 +87,7 @@ def find_reports(run: ContainedDir, observed: Observed) -> list[Found]:
             report = _told(report, *event)
         elif report.start is None and (folder := _STEP_FOLDER.search(path)):
             report = replace(report, start=int(folder[1]), stop=int(folder[1]) + 1)
-        found.append(Found(report, expected))
+        found.append(FoundReport(report, expected))
     return found
 
 
@@ -146,14 +146,16 @@ def _backend_of(path: str) -> str | None:
     return found.name if found else None
 
 
-def identify(found: list[Found], plan: Callable[[], Iterable[Planned]], observed: Observed) -> list[Found]:
+def identify(
+    found: list[FoundReport], plan: Callable[[], Iterable[Planned]], observed: Observed
+) -> list[FoundReport]:
     """Give reports of other trainers the worker, rank and steps that the plan and the records allow.
 
     What cannot be told for certain is marked `mapped_by="guess"` with a warning that says on what it rests.
     `plan` is asked only where something is left to guess.
     """
     by_pid: dict[tuple[str, int], ProcessLog] = {(log.node, log.pid): log for log in observed.logs}
-    result: list[Found] = []
+    result: list[FoundReport] = []
     for entry in found:
         report = entry.report
         log = by_pid.get((report.node or report.host or "", report.pid or -1))
@@ -191,7 +193,7 @@ def _by_opening(report: Report, log: ProcessLog) -> Report:
     )
 
 
-def _count_windows(found: list[Found], plan: Callable[[], Iterable[Planned]]) -> list[Found]:
+def _count_windows(found: list[FoundReport], plan: Callable[[], Iterable[Planned]]) -> list[FoundReport]:
     """Ray and verl number the ranges of a process; the n-th report is the n-th window when there are as
     many.
     """
@@ -231,7 +233,7 @@ def _ordinal(report: Report) -> tuple[int, str]:
     return (name.ordinal or 0 if name else 0), report.path
 
 
-def _guess_ranks(found: list[Found], plan: Callable[[], Iterable[Planned]]) -> list[Found]:
+def _guess_ranks(found: list[FoundReport], plan: Callable[[], Iterable[Planned]]) -> list[FoundReport]:
     """NeMo RL's names have no rank: reports of one worker and window are dealt to its ranks by node and
     pid.
     """
@@ -282,7 +284,7 @@ def _guess_ranks(found: list[Found], plan: Callable[[], Iterable[Planned]]) -> l
     return result
 
 
-def worlds_of(found: Iterable[Found]) -> dict[str, int]:
+def worlds_of(found: Iterable[FoundReport]) -> dict[str, int]:
     """Number of ranks by worker that the reports themselves show: distinct processes, or the highest rank."""
     processes: dict[str, set[tuple[str | None, int | None]]] = defaultdict(set)
     highest: dict[str, int] = defaultdict(int)

@@ -45,7 +45,7 @@ class NodeRecord:
 
 
 @dataclass(frozen=True)
-class Driver:
+class DriverRecord:
     """How the driver ended; all None while it runs or when it never started."""
 
     exit_code: int | None = None
@@ -64,7 +64,7 @@ class Observed:
     job: str
     request: ProfileRequest
     nodes: tuple[str, ...]
-    driver: Driver
+    driver: DriverRecord
     cause: str
     detail: str
     world: dict[str, int]
@@ -144,7 +144,7 @@ def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
         job=foreign.text(data.get("job")),
         request=request,
         nodes=tuple(node for node in foreign.a_list(data.get("nodes")) if isinstance(node, str)),
-        driver=Driver(
+        driver=DriverRecord(
             foreign.whole(driver.get("exit_code")),
             foreign.whole(driver.get("signal")),
             foreign.whole(driver.get("started_ns")),

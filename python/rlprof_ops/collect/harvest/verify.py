@@ -14,7 +14,7 @@ from pathlib import Path
 from rlprof_ops import backends
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, look
-from rlprof_ops.collect.harvest.inventory import Found
+from rlprof_ops.collect.harvest.inventory import FoundReport
 from rlprof_ops.collect.sync.copy_bytes import digest_of
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
@@ -24,7 +24,7 @@ _FILE = ".harvest/checks.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReportCheck:
     """What one look found; `looked_inside` when an export was read, not only the file's frame."""
 
     state: str
@@ -47,7 +47,7 @@ class Checker:
     def __init__(self, run: ContainedDir, *, budget_left: Callable[[], float], inside: bool = True) -> None:
         self._run, self._budget_left = run, budget_left
         self._inside = inside and nsys_cli.find() is not None
-        self._known: dict[str, tuple[int, int, Verdict]] = {}
+        self._known: dict[str, tuple[int, int, ReportCheck]] = {}
         self._load()
         try:
             self._stream: io.FileIO | None = io.FileIO(run.open_write(_FILE, os.O_CREAT | os.O_APPEND), "ab")
@@ -60,7 +60,7 @@ class Checker:
         if self._stream is not None:
             self._stream.close()
 
-    def check(self, found: Found) -> Verdict:
+    def check(self, found: FoundReport) -> ReportCheck:
         """The verdict on one report; never raises for a bad file."""
         report = found.report
         known = self._known.pop(report.path, None)  # each report is checked once
@@ -72,7 +72,7 @@ class Checker:
         self._remember(report.path, report.size_bytes, report.mtime_ns, verdict)
         return verdict
 
-    def _can_look(self, found: Found) -> bool:
+    def _can_look(self, found: FoundReport) -> bool:
         return (
             self._inside
             and found.report.backend == "nsight"
@@ -80,33 +80,35 @@ class Checker:
             and self._budget_left() > 0
         )
 
-    def _check(self, found: Found) -> Verdict:
+    def _check(self, found: FoundReport) -> ReportCheck:
         report = found.report
         if found.expected_bytes is not None and found.expected_bytes != report.size_bytes:
-            return Verdict(
+            return ReportCheck(
                 "truncated", f"it has {report.size_bytes} bytes, its node sent {found.expected_bytes}"
             )
         try:
             digest = report.sha256 or self._digest(report.path)
         except OSError as error:
-            return Verdict("truncated", f"cannot be read: {reason_of(error)}")
+            return ReportCheck("truncated", f"cannot be read: {reason_of(error)}")
         if report.backend is None:
-            return Verdict("ok", warning="its kind is unknown: not checked", sha256=digest)
+            return ReportCheck("ok", warning="its kind is unknown: not checked", sha256=digest)
         # The frame check takes a path; what O_NOFOLLOW opened just now was a regular file below the run
         # folder.
         try:
             check = backends.get(report.backend).check(Path(self._run.root) / report.path)
         except Exception as error:  # one bad file is that file's fault alone
             reason = reason_of(error) or type(error).__name__
-            return Verdict("truncated", f"cannot be checked: {reason}", sha256=digest)
+            return ReportCheck("truncated", f"cannot be checked: {reason}", sha256=digest)
         if check.state != "ok":
-            return Verdict(check.state, check.reason, sha256=digest)
+            return ReportCheck(check.state, check.reason, sha256=digest)
         if not self._can_look(found):
-            return Verdict("ok", sha256=digest)
+            return ReportCheck("ok", sha256=digest)
         try:
             contents = look(Path(self._run.root) / report.path, timeout_s=max(10.0, self._budget_left()))
         except ExportFailed as error:
-            return Verdict("truncated", f"nsys cannot read it: {error}", sha256=digest, looked_inside=True)
+            return ReportCheck(
+                "truncated", f"nsys cannot read it: {error}", sha256=digest, looked_inside=True
+            )
         return _judge(contents, digest)
 
     def _digest(self, path: str) -> str:
@@ -125,11 +127,11 @@ class Checker:
             try:
                 path, size, mtime, values = foreign.parse(line)
                 values["pids"], values["steps"] = tuple(values["pids"]), tuple(values["steps"])
-                self._known[path] = (size, mtime, Verdict(**values))
+                self._known[path] = (size, mtime, ReportCheck(**values))
             except (ValueError, TypeError, KeyError):
                 continue
 
-    def _remember(self, path: str, size: int, mtime: int, verdict: Verdict) -> None:
+    def _remember(self, path: str, size: int, mtime: int, verdict: ReportCheck) -> None:
         if self._stream is not None:
             try:
                 self._stream.write((json.dumps([path, size, mtime, asdict(verdict)]) + "\n").encode())
@@ -137,7 +139,7 @@ class Checker:
                 self._stream = None
 
 
-def _judge(contents: Contents, digest: str) -> Verdict:
+def _judge(contents: Contents, digest: str) -> ReportCheck:
     state, reason, warning = "ok", "", ""
     if contents.events == 0:
         state, reason = "empty", "nothing was recorded in it: no range, no kernel, no call"
@@ -145,7 +147,7 @@ def _judge(contents: Contents, digest: str) -> Verdict:
         # nsys-ai #160: nsys may end with 0 and a report without a kernel table. A worker without GPU work
         # looks the same.
         warning = "no CUDA kernel in it although the node has a GPU"
-    return Verdict(
+    return ReportCheck(
         state,
         reason,
         warning,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlprof_ops.collect.sync.copy_bytes import Stopped, digest_of
-from rlprof_ops.collect.sync.sent_log import Journal, Sent
+from rlprof_ops.collect.sync.sent_log import Sent, SentLog
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.folders import pinned_run
 
@@ -18,7 +18,7 @@ from rlprof_ops.job.folders import pinned_run
 def make_room(
     node_dir: Path,
     run_dir: Path,
-    journal: Journal,
+    journal: SentLog,
     keep_free_bytes: int,
     stop: Callable[[], bool] = lambda: False,
     free_bytes: Callable[[Path], int] | None = None,

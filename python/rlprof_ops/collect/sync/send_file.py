@@ -23,7 +23,7 @@ from rlprof_ops.collect.sync.copy_bytes import (
     digest_of,
 )
 from rlprof_ops.collect.sync.routes import GROWS, Item, Kind, are_columns
-from rlprof_ops.collect.sync.sent_log import Journal, Sent
+from rlprof_ops.collect.sync.sent_log import Sent, SentLog
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.redact import own_secrets
@@ -43,7 +43,7 @@ class Sender:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: SentLog,
         node: str,
         limiter: Limiter,
         stop: Callable[[], bool],

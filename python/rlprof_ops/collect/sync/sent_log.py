@@ -33,7 +33,7 @@ class Sent:
         )
 
 
-class Journal:
+class SentLog:
     """`Sent` records by source path, appended one JSON line each; the last line of a path wins.
 
     Paths that are not UTF-8 survive (surrogate escapes). A torn last line, left by a kill, is dropped.

@@ -14,7 +14,7 @@ from rlprof_ops.collect.sync import send_batch
 from rlprof_ops.collect.sync.copy_bytes import Limiter, Stopped
 from rlprof_ops.collect.sync.routes import SESSION, Item, Kind, Route, kind_of, routes_of
 from rlprof_ops.collect.sync.send_file import Sender, SourceError
-from rlprof_ops.collect.sync.sent_log import Journal
+from rlprof_ops.collect.sync.sent_log import SentLog
 from rlprof_ops.host import processes
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName, safe_component
 from rlprof_ops.host.foreign import reason_of
@@ -104,7 +104,7 @@ class Syncer:
         self._run = pinned_run(self.run_dir, self.node_dir)
         self.node = safe_component(node, "node name")
         self.parallel = max(1, parallel)
-        self.journal = Journal(self.node_dir / "sync" / "state.jsonl")
+        self.journal = SentLog(self.node_dir / "sync" / "state.jsonl")
         self.limiter = Limiter(bytes_per_s)
         self.sender = Sender(self.journal, self.node, self.limiter, self._stopped, log)
         self._stop, self._log = stop, log

@@ -11,8 +11,8 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
 from rlprof_ops.job import own_files
 from rlprof_ops.operate.export import openmetrics
-from rlprof_ops.operate.export.steps import RecordedStep, Steps
-from rlprof_ops.operate.recorded import Recorded, read_summary
+from rlprof_ops.operate.export.steps import NewSteps, RecordedStep
+from rlprof_ops.operate.recorded import RecordedSummary, read_summary
 from rlprof_ops.words import limit
 
 _SILENT_S = 600.0
@@ -39,7 +39,7 @@ def export(
     Raises RlprofError where there is no summary for the textfile, and when a job that is followed tells
     nothing for ten minutes: one whose head was killed never writes that it has ended.
     """
-    steps, exported = Steps(run), 0
+    steps, exported = NewSteps(run), 0
     heard, heard_at = 0, clock()
     try:
         while True:
@@ -66,7 +66,7 @@ def export(
             sink.close()
 
 
-def _summary(run: Path, must: bool) -> Recorded | None:
+def _summary(run: Path, must: bool) -> RecordedSummary | None:
     """None where there is none yet; `must`: then raise RlprofError, which says why."""
     try:
         return read_summary(run)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.recorder import rows
-from rlprof_ops.recorder.record_file import FOLDER, Block, read_folder
+from rlprof_ops.recorder.record_file import FOLDER, RecordBlock, read_folder
 
 _NANO = 1_000_000_000
 
@@ -42,7 +42,7 @@ class RecordedStep:
         return self.begin_ns + round(self.seconds * _NANO)
 
 
-class Steps:
+class NewSteps:
     """Reads what is new since the last call. Only nodes on which a process leads are read a second time."""
 
     def __init__(self, run: Path) -> None:
@@ -78,7 +78,7 @@ def _all_steps(folder: Path) -> Iterator[bool]:
             yield True
 
 
-def _steps_of(block: Block) -> Iterator[RecordedStep]:
+def _steps_of(block: RecordBlock) -> Iterator[RecordedStep]:
     """Of one block: those of processes that lead."""
     names = block.names()
     leading = {}
@@ -104,7 +104,7 @@ def _steps_of(block: Block) -> Iterator[RecordedStep]:
         yield RecordedStep(*leading[int(who)], int(step), int(begin_ns), seconds, told)
 
 
-def _rows(block: Block, kind: int) -> Iterator[tuple[float, ...]]:
+def _rows(block: RecordBlock, kind: int) -> Iterator[tuple[float, ...]]:
     layout = rows.LAYOUT[kind][0]
     data = block.sections.get(kind, b"")
     return layout.iter_unpack(data[: len(data) // layout.size * layout.size])

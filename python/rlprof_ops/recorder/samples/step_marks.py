@@ -38,7 +38,7 @@ class ToldStep:
 
 
 @dataclass(frozen=True)
-class WindowEvent:
+class WindowMark:
     """A window that opened, closed or failed; `asked_by` is the capture on demand that wanted it."""
 
     event: str
@@ -57,7 +57,7 @@ class StepMarks:
         self._node_dir = node_dir
         self._files: dict[Path, _Lines] = {}
         self._steps: list[ToldStep] = []
-        self._windows: list[WindowEvent] = []
+        self._windows: list[WindowMark] = []
 
     def now(self) -> list[Now]:
         """Where each process is; those that have ended are left out."""
@@ -68,10 +68,10 @@ class StepMarks:
                 found.append(now)
         return found
 
-    def look(self) -> tuple[list[ToldStep], list[WindowEvent]]:
+    def look(self) -> tuple[list[ToldStep], list[WindowMark]]:
         """The steps that were done, and what became of windows, since the last look."""
         steps: list[ToldStep] = []
-        windows: list[WindowEvent] = []
+        windows: list[WindowMark] = []
         for folder in ("events", marks.FOLDER):
             for path in self._files_of(folder, ".jsonl"):
                 lines = self._files.get(path)
@@ -112,7 +112,7 @@ class _Lines:
         self._inode = 0
         self._last = 0
 
-    def new(self) -> Iterator[ToldStep | WindowEvent]:
+    def new(self) -> Iterator[ToldStep | WindowMark]:
         for line in self._read().split(b"\n"):
             if _STEP in line:
                 told = self._step(line)
@@ -168,11 +168,11 @@ class _Lines:
             return None
         return ToldStep(*self._who, not self._ours, step, begin_ns, (end_ns - begin_ns) / 1e9, phases)
 
-    def _window(self, row: dict[str, Any]) -> WindowEvent | None:
+    def _window(self, row: dict[str, Any]) -> WindowMark | None:
         steps = row.get("steps")
         if self._who is None or not isinstance(steps, list) or not steps:
             return None
-        return WindowEvent(
+        return WindowMark(
             str(row.get("event")),
             _whole(row.get("t_ns")),
             *self._who[:2],

@@ -68,7 +68,7 @@ def end_tokens(tokens: Tokens) -> None:
             log_once(f"a {emitter.kind} range did not end: {error}")
 
 
-class Step:
+class StepContext:
     """One step as a context manager; a second one of the same step inside it changes nothing."""
 
     __slots__ = ("_begun", "_profiler", "_step")

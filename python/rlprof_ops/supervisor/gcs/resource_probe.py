@@ -39,7 +39,7 @@ class Demand:
         return all(node.get(name, 0) >= value for name, value in self.asks)
 
 
-class Waiting:
+class UnmetDemands:
     """Which demands stay unmet, and since when. Pure but for the clock that is given."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ def _ask(client: Any) -> tuple[list[Demand], list[dict[str, float]]]:
 def _watch(address: str) -> None:
     from ray._raylet import GcsClient
 
-    client, waiting, last = GcsClient(address=address), Waiting(), ""
+    client, waiting, last = GcsClient(address=address), UnmetDemands(), ""
     while True:
         try:
             said = waiting.sentence(*_ask(client), time.monotonic())

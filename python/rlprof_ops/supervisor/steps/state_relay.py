@@ -19,8 +19,8 @@ from typing import Any
 from rlprof_ops.collect import event_logs, job_state
 from rlprof_ops.collect.event_logs import LogBuilder
 from rlprof_ops.collect.harvest.expected import count_captures
-from rlprof_ops.collect.harvest.run_state import Driver, Observed, world_of
-from rlprof_ops.collect.job_state import Answered, Captures, JobState
+from rlprof_ops.collect.harvest.run_state import DriverRecord, Observed, world_of
+from rlprof_ops.collect.job_state import Answered, CaptureCounts, JobState
 from rlprof_ops.host import foreign
 from rlprof_ops.host.background import BackgroundWriter, in_background
 from rlprof_ops.host.contained_dir import ContainedDir
@@ -125,7 +125,7 @@ class StateFile:
         self._answers: dict[tuple[str, str, int], Answered] = {}
         self._identity: dict[tuple[str, str], tuple[str, int]] = {}
         self._selected: set[tuple[str, int]] = set()
-        self._captures = Captures(None if request else 0)
+        self._captures = CaptureCounts(None if request else 0)
         self._windows_changed = True
         self._urgent = asyncio.Event()
         self._written: JobState | None = None
@@ -214,7 +214,7 @@ class StateFile:
                 "",
                 self._request,
                 (),
-                Driver(),
+                DriverRecord(),
                 str(EndCause.RUNNING),
                 "",
                 world_of({}, found, set(self._selected)),

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from rlprof_ops.trainers.dialects import Worker
+from rlprof_ops.trainers.dialects import WorkerKind
 
 _POLICY = ("logprob", "ref_logprob", "train", "weight_sync")
 _GENERATION = ("generation", "weight_sync")
 WORKERS = (
-    Worker("dtensor_policy_worker", ("policy_worker",), _POLICY),
-    Worker("dtensor_policy_worker_v2", ("policy_worker",), _POLICY),
-    Worker(
+    WorkerKind("dtensor_policy_worker", ("policy_worker",), _POLICY),
+    WorkerKind("dtensor_policy_worker_v2", ("policy_worker",), _POLICY),
+    WorkerKind(
         "megatron_policy_worker",
         ("policy_worker",),
         _POLICY,
         "needs LD_LIBRARY_PATH, or libtransformer_engine.so fails to load",
     ),
-    Worker("megatron_quant_policy_worker", ("policy_worker",), _POLICY, "as megatron_policy_worker"),
-    Worker(
+    WorkerKind("megatron_quant_policy_worker", ("policy_worker",), _POLICY, "as megatron_policy_worker"),
+    WorkerKind(
         "vllm_generation_worker",
         ("generation_worker",),
         _GENERATION,
         "with TP x PP > 1 its own report is empty; the inner workers write worker_process_<PID> or"
         " vllm_tp_worker_*",
     ),
-    Worker("vllm_async_generation_worker", ("generation_worker",), _GENERATION, "as vllm_generation_worker"),
-    Worker(
+    WorkerKind(
+        "vllm_async_generation_worker", ("generation_worker",), _GENERATION, "as vllm_generation_worker"
+    ),
+    WorkerKind(
         "trtllm_async_generation_worker",
         ("generation_worker",),
         _GENERATION,
         "one report per inner GPU worker",
     ),
-    Worker(
+    WorkerKind(
         "sglang_generation_worker",
         ("generation_worker",),
         _GENERATION,

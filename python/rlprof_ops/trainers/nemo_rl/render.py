@@ -10,7 +10,7 @@ from rlprof_ops import env_names
 from rlprof_ops.backends.nsight.presets import resolve
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 from rlprof_ops.request.selectors import is_pattern
-from rlprof_ops.trainers.dialects import Remarks, Rendered, Worker, common_losses, select, usable
+from rlprof_ops.trainers.dialects import Remarks, Rendered, WorkerKind, common_losses, select, usable
 from rlprof_ops.trainers.nemo_rl.names import (
     LD_LIBRARY_PATH,
     NO_END,
@@ -103,7 +103,7 @@ def _options(spec: CaptureSpec) -> dict[str, str]:
     return {_SHORT.get(name, name): value for name, value in resolve(spec.options, spec.flags).items()}
 
 
-def _patterns(spec: CaptureSpec, workers: list[Worker], remarks: Remarks) -> list[str]:
+def _patterns(spec: CaptureSpec, workers: list[WorkerKind], remarks: Remarks) -> list[str]:
     """Patterns as written where they match NeMo RL's names, its names where they are ours."""
     found: list[str] = []
     for pattern in spec.workers:

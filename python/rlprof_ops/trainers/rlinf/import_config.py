@@ -29,7 +29,7 @@ RANGE_END = dict.fromkeys(("true", "1", "yes", "on"), "stop") | dict.fromkeys(
 MEGATRON_PATHS = (("actor", "megatron"), ("megatron",))
 
 
-class Reading:
+class ImportNotes:
     """Problems and notes of one configuration."""
 
     def __init__(self, name: str) -> None:
@@ -44,7 +44,7 @@ class Reading:
 def import_(text: str, name: str) -> Imported:
     """Read `cluster.profiling` and `megatron.profiler` from YAML or overrides. Raises RequestError."""
     tree = read_settings(text, name)
-    reading = Reading(name)
+    reading = ImportNotes(name)
     captures: list[dict[str, Any]] = []
     data: dict[str, Any] = {"captures": captures}
     profiling = _profiling(tree, reading)
@@ -93,7 +93,7 @@ def request_of(config: Any) -> ProfileRequest:
     return import_(text, "cluster.profiling").request
 
 
-def _misspelt(tree: Mapping[str, Any], reading: Reading) -> None:
+def _misspelt(tree: Mapping[str, Any], reading: ImportNotes) -> None:
     """RLinf ignores an unknown key under `cluster` without a word, its removed `cluster.nsight` too."""
     cluster = tree.get("cluster")
     for key in cluster if isinstance(cluster, Mapping) else ():
@@ -103,7 +103,7 @@ def _misspelt(tree: Mapping[str, Any], reading: Reading) -> None:
             )
 
 
-def _profiling(tree: Mapping[str, Any], reading: Reading) -> dict[str, Any] | None:
+def _profiling(tree: Mapping[str, Any], reading: ImportNotes) -> dict[str, Any] | None:
     found = dig(tree, "cluster", "profiling")
     if found is not None and not isinstance(found, Mapping):
         reading.problem(f"cluster.profiling must be a mapping, not {shown(found)}")
@@ -142,7 +142,7 @@ def _preset(tree: Mapping[str, Any]) -> str:
 
 
 def _capture(
-    profiling: Mapping[str, Any], tree: Mapping[str, Any], reading: Reading
+    profiling: Mapping[str, Any], tree: Mapping[str, Any], reading: ImportNotes
 ) -> dict[str, Any] | None:
     backend = profiling.get("backend")
     if not isinstance(backend, str) or backend not in FIELDS:
@@ -174,7 +174,7 @@ def _capture(
     return capture
 
 
-def _groups(value: Any, tree: Mapping[str, Any], reading: Reading) -> list[str]:
+def _groups(value: Any, tree: Mapping[str, Any], reading: ImportNotes) -> list[str]:
     if value is None:
         return []
     items = [value] if isinstance(value, str) else value
@@ -194,7 +194,7 @@ def _groups(value: Any, tree: Mapping[str, Any], reading: Reading) -> list[str]:
     return ["*"] if "*" in names else names
 
 
-def _steps(profiling: Mapping[str, Any], reading: Reading) -> Any:
+def _steps(profiling: Mapping[str, Any], reading: ImportNotes) -> Any:
     """RLinf counts from 0 and reads null as the whole life; ours from 1, and null is off."""
     steps = profiling.get("steps")
     if steps is None:
@@ -219,7 +219,7 @@ def _steps(profiling: Mapping[str, Any], reading: Reading) -> Any:
     return [n + 1 for n in steps]
 
 
-def _nsight_options(value: Any, ranges: int | None, reading: Reading) -> dict[str, Any]:
+def _nsight_options(value: Any, ranges: int | None, reading: ImportNotes) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -249,7 +249,7 @@ def _count(steps: Any) -> int | None:
     return len(steps) if isinstance(steps, list) else None
 
 
-def _flags(value: Any, reading: Reading) -> list[Any]:
+def _flags(value: Any, reading: ImportNotes) -> list[Any]:
     items = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(items, list):
         reading.problem(f"cluster.profiling.flags must be a list of names or one name, not {shown(value)}")
@@ -257,7 +257,7 @@ def _flags(value: Any, reading: Reading) -> list[Any]:
     return items
 
 
-def _torch(tree: Mapping[str, Any], data: dict[str, Any], reading: Reading) -> dict[str, Any] | None:
+def _torch(tree: Mapping[str, Any], data: dict[str, Any], reading: ImportNotes) -> dict[str, Any] | None:
     path = next((p for p in MEGATRON_PATHS if isinstance(dig(tree, *p), Mapping)), None)
     if path is None:
         return None
@@ -310,7 +310,7 @@ def _torch(tree: Mapping[str, Any], data: dict[str, Any], reading: Reading) -> d
     return {"backend": "torch", "workers": ["ActorGroup"], "steps": steps, "options": options}
 
 
-def _torch_values(found: Mapping[str, Any], where: str, reading: Reading) -> None:
+def _torch_values(found: Mapping[str, Any], where: str, reading: ImportNotes) -> None:
     for name, default in TORCH_DEFAULTS.items():
         value = found.get(name)
         if value is None or is_interpolation(value):

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlprof_ops.trainers.dialects import Worker
+from rlprof_ops.trainers.dialects import WorkerKind
 
 # Channels are groups of their own: `ActorGroup` never implies the channel worker `Actor` (its document, "How
 # To Override Worker Groups"; Reward and RewardGroup exist in code only).
 WORKERS = (
-    Worker("ActorGroup", ("policy_worker", "actor"), ("advantage", "logprob", "train", "weight_sync")),
-    Worker("RolloutGroup", ("generation_worker", "rollout"), ("generation", "weight_sync")),
-    Worker("EnvGroup", ("env_worker", "env"), ("generation",)),
-    Worker("RewardGroup", ("reward_worker", "reward"), ("reward",)),
-    Worker("InferenceGroup", ("ref_worker", "inference"), ("logprob",)),
-    Worker("CriticGroup", ("critic_worker", "critic"), ("train",)),
-    Worker("AgentLoopGroup", ("agentloop",), ()),
-    Worker("RewardActorGroup", ("reward_actor",), ("train",)),
-    Worker("RolloutJudgeGroup", ("rollout_judge",), ("generation",)),
-    Worker("SubWorkerRolloutGroup", ("rollout_fixed_worker",), ("generation",)),
-    Worker("SGLangServerGroup", (), ("generation",)),
-    Worker("SGLangRouterGroup", (), ()),
-    Worker("Actor", ("actor_channel",), (), "a channel: no GPU work, and no window opens in it"),
-    Worker("Rollout", ("rollout_channel",), (), "a channel: no GPU work, and no window opens in it"),
-    Worker("Env", ("env_channel",), (), "a channel: no GPU work, and no window opens in it"),
-    Worker("Reward", ("reward_channel",), (), "a channel: no GPU work, and no window opens in it"),
+    WorkerKind("ActorGroup", ("policy_worker", "actor"), ("advantage", "logprob", "train", "weight_sync")),
+    WorkerKind("RolloutGroup", ("generation_worker", "rollout"), ("generation", "weight_sync")),
+    WorkerKind("EnvGroup", ("env_worker", "env"), ("generation",)),
+    WorkerKind("RewardGroup", ("reward_worker", "reward"), ("reward",)),
+    WorkerKind("InferenceGroup", ("ref_worker", "inference"), ("logprob",)),
+    WorkerKind("CriticGroup", ("critic_worker", "critic"), ("train",)),
+    WorkerKind("AgentLoopGroup", ("agentloop",), ()),
+    WorkerKind("RewardActorGroup", ("reward_actor",), ("train",)),
+    WorkerKind("RolloutJudgeGroup", ("rollout_judge",), ("generation",)),
+    WorkerKind("SubWorkerRolloutGroup", ("rollout_fixed_worker",), ("generation",)),
+    WorkerKind("SGLangServerGroup", (), ("generation",)),
+    WorkerKind("SGLangRouterGroup", (), ()),
+    WorkerKind("Actor", ("actor_channel",), (), "a channel: no GPU work, and no window opens in it"),
+    WorkerKind("Rollout", ("rollout_channel",), (), "a channel: no GPU work, and no window opens in it"),
+    WorkerKind("Env", ("env_channel",), (), "a channel: no GPU work, and no window opens in it"),
+    WorkerKind("Reward", ("reward_channel",), (), "a channel: no GPU work, and no window opens in it"),
 )
 STEPPED = ("ActorGroup", "RolloutGroup", "EnvGroup")  # the groups whose windows the embodied runners open
 # Worker.timer of the workers, and the runner's own timer.

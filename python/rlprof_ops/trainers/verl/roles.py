@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlprof_ops.trainers.dialects import Worker
+from rlprof_ops.trainers.dialects import WorkerKind
 from rlprof_ops.trainers.hydra import dig
 
 # Where a role's settings are (verl `b178a3cd5`).
@@ -19,13 +19,13 @@ ROLE_PATHS: dict[str, tuple[str, ...]] = {
 }
 CONTROLLER = "controller"
 WORKERS = (
-    Worker("actor", ("policy_worker",), ("logprob", "train", "weight_sync")),
-    Worker("rollout", ("generation_worker",), ("generation",)),
-    Worker("ref", ("ref_worker", "reference_worker"), ("ref_logprob",)),
-    Worker("critic", ("critic_worker", "value_worker"), ("train",)),
-    Worker("reward_model", ("reward_worker",), ("reward",)),
-    Worker("env", ("env_worker",), (), "the VLA trainer's environment worker"),
-    Worker(CONTROLLER, ("driver", "TaskRunner"), ()),
+    WorkerKind("actor", ("policy_worker",), ("logprob", "train", "weight_sync")),
+    WorkerKind("rollout", ("generation_worker",), ("generation",)),
+    WorkerKind("ref", ("ref_worker", "reference_worker"), ("ref_logprob",)),
+    WorkerKind("critic", ("critic_worker", "value_worker"), ("train",)),
+    WorkerKind("reward_model", ("reward_worker",), ("reward",)),
+    WorkerKind("env", ("env_worker",), (), "the VLA trainer's environment worker"),
+    WorkerKind(CONTROLLER, ("driver", "TaskRunner"), ()),
 )
 PHASES = {
     "generation": ("gen", "generate_sequences"),
