@@ -16,7 +16,7 @@ from rlprof_ops.window.output_dir import OutputDir
 from rlprof_ops.window.report_file import move_into_place, unused
 
 
-class Recorded(Protocol):
+class WindowOwner(Protocol):
     """Whose windows they are: a process, or the session that its supervisor opens windows of."""
 
     @property
@@ -46,7 +46,7 @@ class Delivery:
         say: tells a person of a failure; the second text is what it has in common with others of its kind.
     """
 
-    who: Recorded
+    who: WindowOwner
     backend: str
     suffix: str
     root: Path
