@@ -181,7 +181,7 @@ class _Lines:
         searched = 0
         while (end := self._rest.find(b"\n", searched)) < 0 and len(self._rest) <= self.most:
             searched = len(self._rest)
-            block = await self._reader.read(_LINE_LIMIT)
+            block = await self._reader.read(self.most + 1)
             if not block:
                 end = searched
                 break
@@ -220,6 +220,8 @@ class ControlServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lines = _Lines(reader, _HELLO_LIMIT)
+        transport: Any = writer.transport
+        block, transport.max_size = transport.max_size, _HELLO_LIMIT  # asyncio's: what one read may take
         self._strangers[writer] = None
         if len(self._strangers) > _MOST_STRANGERS:
             next(iter(self._strangers)).transport.abort()
@@ -232,6 +234,7 @@ class ControlServer:
                 await self._visited(lines, writer)
             writer.close()
             return
+        transport.max_size = block
         node = joined.node
         self._writers[node] = writer
         self._on_message(node, joined)
