@@ -125,7 +125,7 @@ def test_a_range_name_of_64_kib_costs_nothing(tmp_path: Path, text: str) -> None
     name = (text * 65536)[:65536]
     rank_file(tmp_path, 0, [mark("step 3", 0, 1000), mark(name, 1, 500), kernel(name, 10, 10.0)])
     begun = time.process_time()
-    make_report(tmp_path, jobs=1, cache=False)
+    make_report(tmp_path, output=tmp_path, jobs=1, cache=False)
     assert time.process_time() - begun < 5
 
 

@@ -139,7 +139,7 @@ def test_findings_and_straggler_are_on_the_page(browser: Any, page: Path) -> Non
 
 def test_the_stages_of_a_pipeline_are_on_the_page(browser: Any, tmp_path: Path) -> None:
     write_pipeline(tmp_path, [100.0, 100.0, 150.0, 100.0], 8)
-    report(tmp_path, jobs=1, cache=False)
+    report(tmp_path, output=tmp_path, jobs=1, cache=False)
     opened(browser, tmp_path / "report.html")
     assert column(browser, "pipeline-table", 3) == ["0", "1", "2", "3"]
     bubbles = [float(text.split()[0]) for text in column(browser, "pipeline-table", 9)]
