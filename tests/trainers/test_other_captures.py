@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.real_nsys import nvtx_ranges
 from tests.trainers.local_job import LocalJob
 
 pytestmark = [pytest.mark.trainers, pytest.mark.long, pytest.mark.timeout(1500)]
@@ -72,3 +73,30 @@ def trace(run: Path, worker: str) -> tuple[set[str], set[str]]:
         return {event["name"] for event in events if event.get("cat") == kind}
 
     return named("user_annotation"), named("cpu_op")
+
+
+@pytest.mark.nsys
+def test_nsight_windows_of_the_phases_of_its_workers(tmp_path: Path):
+    """Each task of verl's actor is a window of its session; the supervisor, which knows none, opens none."""
+    job = LocalJob.take(
+        "verl",
+        tmp_path / "job",
+        3,
+        RUN_S,
+        GPUS_PER_NODE="1",
+        RLPROF_WORKERS="actor",
+        RLPROF_STEPS="2",
+        RLPROF_EACH="phase",
+        RLPROF_OPTIONS='{"t": "nvtx"}',
+    )
+    states = job.states()
+    phases = {capture.rpartition("/")[2] for capture, state in states.items() if state == "ok"}
+    assert {"actor_compute_log_prob", "actor_update", "update_weights"} <= phases, (
+        states,
+        job.output[-4000:],
+    )
+    assert set(states.values()) == {"ok"}, states
+    folder = job.run / "profiles" / "nsight" / "actor" / "rank0"
+    for phase in phases:
+        [report] = folder.glob(f"actor_rank0_step2-2_{phase.replace('_', '-')}_*.nsys-rep")
+        assert phase in nvtx_ranges(report, tmp_path)
