@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlprof_ops.backends import Where, builtin, validate
+from rlprof_ops.backends.nsight.options import PHASES_NEED
 from rlprof_ops.cli import cli
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.rayenv.wrap import standalone
@@ -74,6 +75,18 @@ def test_what_is_refused_is_refused_everywhere(
             asyncio.run(_created(RlprofPlugin()))
         with pytest.raises(Exception, match=re.escape(said)):
             standalone.wrapped_command("w", 0, ["python"], asked, dict(os.environ))
+
+
+def test_a_warning_is_said_where_a_job_starts_too(
+    clean: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"RLPROF_BACKEND": "nsight", "RLPROF_STEPS": "2", "RLPROF_WORKERS": "w", "RLPROF_EACH": "phase"}
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    planned = CliRunner().invoke(cli, ["plan", "--from-env"])
+    assert preflight.main() == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert PHASES_NEED in line and PHASES_NEED in planned.output
 
 
 async def _created(plugin: RlprofPlugin) -> None:

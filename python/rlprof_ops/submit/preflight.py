@@ -7,7 +7,9 @@ import sys
 
 
 def main() -> int:
-    """0, or the exit code of the first kind of mistake, with all mistakes of that kind in one message."""
+    """0, with a line for each warning, or the exit code of the first kind of mistake, with all mistakes of
+    that kind in one message.
+    """
     if sys.version_info < (3, 10):  # noqa: UP036  a user's Python may be older than ours
         print(
             f"rlprof: {sys.executable} is Python {sys.version.split()[0]}; 3.10 or newer is needed.",
@@ -34,10 +36,12 @@ def main() -> int:
         request = load_request(env=os.environ)
         # A dedicated head may have no GPU while the workers have.
         gpu = None if os.environ.get("DEDICATED_RAY_HEAD") == "1" else has_gpu()
-        check_request(request, Where(gpu=gpu))
+        warnings = (*request.notes, *check_request(request, Where(gpu=gpu)))
     except RlprofError as error:
         print(f"rlprof: {error}", file=sys.stderr)
         return error.exit_code
+    for text in warnings:
+        print(f"rlprof: warning: {text}", file=sys.stderr)
     return 0
 
 
