@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 RLPROF_TESTS_JOBS ?= 2
 WORKERS := $(if $(filter-out 0 1,$(RLPROF_TESTS_JOBS)),-n $(RLPROF_TESTS_JOBS))
 
-.PHONY: demo test test-faults test-gpu bench lint machine docs screenshot clean help
+.PHONY: demo test test-all test-faults test-gpu bench lint machine docs screenshot clean help
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -22,6 +22,12 @@ demo: $(VENV)/.demo  ## The whole chain on this machine: local Ray, a small GRPO
 
 test: machine $(VENV)/.test lint  ## Set up what tests need, check the code, run all tests: RLPROF_TESTS_JOBS=2 at a time
 	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
+
+test-all: export RLPROF_TESTS_REQUIRE := all
+test-all: export RLPROF_FAULTS := all
+test-all: export RLPROF_TRAINERS_BARE := 1
+test-all: export RLPROF_ORDERS := 60
+test-all: test  ## What `make test` runs with every part required, and what takes hours
 
 test-faults: machine $(VENV)/.test  ## Every way a job can end, on the sandbox; writes docs/faults.md
 	RLPROF_FAULTS=all RLPROF_ORDERS=60 RLPROF_FAULTS_TABLE=docs/faults.md \

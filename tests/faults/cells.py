@@ -329,6 +329,7 @@ CELLS = (
         reason="stopped|signal",
         inject=order_after_a_death,
         said="another one took over",
+        short=True,
     ),
     Cell(
         "slow importer",
@@ -464,5 +465,6 @@ CELLS = (
         fault="own_profiler",
         inject=finish,
         said="yielded to a torch.profiler of the program's own, which began in thread",
+        short=True,
     ),
 )

@@ -1,6 +1,6 @@
 """The fault matrix on the sandbox: path by path, with both backends in every job.
 
-A plain `make test` runs the short part; `make test-faults` and CI (RLPROF_FAULTS=all) all of it.
+`make test` and CI run the short part; `make test-faults` and `make test-all` (RLPROF_FAULTS=all) all of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def work_of(cell: Cell) -> Work:
     return Work(cell.name, functools.partial(outcome, cell=cell), cell.seconds)
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize(
     "cell",
     [
@@ -98,7 +98,7 @@ def requeued(slurm: Sandbox) -> tuple[Job, JobState, bool]:
     return job, state, files(job) == first
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(2700)
 @pytest.mark.long
 @pytest.mark.lane(Work("requeue", requeued, 80))
 def test_a_requeued_job_gets_a_folder_of_its_own(lanes):
