@@ -1,4 +1,4 @@
-"""The lanes of the fault tests, and which of them a plain `make test` leaves to `make test-faults` and CI."""
+"""The lanes of the fault tests, and which of them `make test` leaves to `make test-faults`."""
 
 from __future__ import annotations
 
