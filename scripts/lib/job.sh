@@ -396,10 +396,10 @@ job::_on_hosts() {
 # Whether a process of ours ends with 0, in time.
 job::_ended_well() {
     local -r pid="$1"
-    local second
+    local try
 
     [[ -n ${pid} ]] || return 1
-    for (( second = 0; second < _RLPROF_REMOVE_SECONDS * 10; second++ )); do
+    for (( try = 0; try < _RLPROF_REMOVE_SECONDS * 10; try++ )); do
         kill -0 "${pid}" 2> /dev/null || { wait "${pid}" 2> /dev/null; return; }
         sleep 0.1
     done

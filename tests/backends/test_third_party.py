@@ -37,7 +37,7 @@ ASKED = {"RLPROF_WORKERS": "policy_worker", "RLPROF_STEPS": "3:5", "RLPROF_BACKE
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which the wheel was installed."""
-    pytest.importorskip("setuptools")
+    pytest.importorskip("setuptools", minversion="70.1")  # the first that makes wheels alone
     folder = tmp_path_factory.mktemp("third party")
     shutil.copytree(SOURCE, folder / "source")
     build = f"from setuptools import build_meta as b; b.build_wheel({str(folder)!r})"

@@ -35,6 +35,7 @@ NUMBERS = {
     "mode": "from `stat -c %a`",
     "forbidden": "a constant of the callers",
     "port": "hexadecimal digits of the kernel, and `printf %d` evaluates nothing",
+    "_RLPROF_REMOVE_SECONDS": "a constant",
     "EUID": "bash's own",
     "BASH_REMATCH": "matched with [0-9]+ before",
 }

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from tests.nsys_stand_in import answering_nsys
 
+import rlprof_ops
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.backends.nsight.node_turn import NodeTurn
 from rlprof_ops.backends.nsight.options import samples_the_node
@@ -96,6 +97,7 @@ def test_a_window_that_does_not_open_gives_them_back(
 
 def test_a_rank_that_is_killed_leaves_its_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(rlprof_ops.__file__).parents[1]))
     program = (
         "import sys, time\nfrom rlprof_ops.backends.nsight.node_turn import NodeTurn\n"
         "turn = NodeTurn.taken('gpu-metrics')\nprint(turn is not None, flush=True)\ntime.sleep(600)"
