@@ -20,17 +20,16 @@ help:  ## This list
 demo: $(VENV)/.demo  ## The whole chain on this machine: local Ray, a small GRPO, captures, harvest
 	$(BIN)/rlprof demo
 
-test: machine $(VENV)/.test lint  ## Set up what tests need, check the code, run all tests: RLPROF_TESTS_JOBS=2 at a time
+test: export RLPROF_TESTS ?= quick
+test: machine $(VENV)/.test lint  ## Set up what tests need, check the code, run the quick tests; RLPROF_TESTS=all: what CI runs
 	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 test-all: export RLPROF_TESTS_REQUIRE := all
-test-all: export RLPROF_FAULTS := all
-test-all: export RLPROF_TRAINERS_BARE := 1
-test-all: export RLPROF_ORDERS := 60
-test-all: test  ## What `make test` runs with every part required, and what takes hours
+test-all: export RLPROF_TESTS := long
+test-all: test  ## Every test, with every part required: hours
 
 test-faults: machine $(VENV)/.test  ## Every way a job can end, on the sandbox; writes docs/faults.md
-	RLPROF_FAULTS=all RLPROF_ORDERS=60 RLPROF_FAULTS_TABLE=docs/faults.md \
+	RLPROF_TESTS=long RLPROF_FAULTS_TABLE=docs/faults.md \
 		$(BIN)/python -m pytest tests/faults \
 		tests/whole_job/test_order_to_end.py tests/supervisor/test_order_to_end.py $(PYTEST_ARGS)
 

@@ -1,5 +1,5 @@
-"""Writes the pages that are made from the code: docs/api.md, backends.md, cli.md, knobs.md, schemas.md. `make
-docs` runs it, a test compares.
+"""Writes the pages that are made from the code: docs/api.md, backends.md, cli.md, knobs.md, schemas.md, the
+table of windows in request.md, and the JSON Schema of report.json. `make docs` runs it, tests compare.
 
 python docs/generate.py [folder]
 """
@@ -18,10 +18,16 @@ import click
 sys.path.insert(0, str(Path(__file__).parent))
 from api_page import api_page
 
-from rlprof_ops import backends
+from rlprof_ops import analyze, backends
+from rlprof_ops.analyze.report_model import json_schema
+from rlprof_ops.backends import window_support
 from rlprof_ops.cli import cli
+from rlprof_ops.commands import GROUPS, START_WITH
+from rlprof_ops.commands._old_spellings import SPELLINGS
 from rlprof_ops.commands.schema import SCHEMAS, load
 from rlprof_ops.job.knobs import reference
+
+REPORT_SCHEMA = Path(analyze.__file__).parent / "output" / "report.schema.json"  # rlprof schema report
 
 
 def pages() -> dict[str, str]:
@@ -31,8 +37,43 @@ def pages() -> dict[str, str]:
         "backends.md": backend_page(),
         "cli.md": command_page(),
         "knobs.md": reference(),
+        "request.md": request_page(),
         "schemas.md": schema_page(),
     }
+
+
+def request_page() -> str:
+    """docs/request.md with the table of windows as it is now."""
+    text = (Path(__file__).parent / "request.md").read_text(encoding="utf-8")
+    before, begin, rest = text.partition(_TABLE_BEGINS)
+    _, end, after = rest.partition(_TABLE_ENDS)
+    return "".join([before, begin, "\n", window_table(), end, after])
+
+
+_TABLE_BEGINS = "<!-- windows: made by docs/generate.py from rlprof_ops.backends.window_support -->"
+_TABLE_ENDS = "<!-- end of windows -->"
+
+
+def window_table() -> str:
+    """Who opens a window x backend x what is asked of it, with the words of a refusal."""
+    every, notes, lines = backends.every(), list[str](), list[str]()
+    for driver, meaning in window_support.DRIVERS.items():
+        lines += ["", f"| {meaning} | {' | '.join(f'`{each.name}`' for each in every)} |"]
+        lines.append("|---" * (len(every) + 1) + "|")
+        for feature in window_support.FEATURES:
+            cells = [support_cell(window_support.support(each, driver, feature), notes) for each in every]
+            lines.append(f"| `{feature}` | {' | '.join(cells)} |")
+    lines += ["", *(f"{number}. {note}" for number, note in enumerate(notes, 1)), ""]
+    return "\n".join(lines) + "\n"
+
+
+def support_cell(found: window_support.Support, notes: list[str]) -> str:
+    """`yes`, or `no (2)` with the number of its note."""
+    note = found.refused or found.how
+    if note and note not in notes:
+        notes.append(note)
+    number = f" ({notes.index(note) + 1})" if note else ""
+    return f"{'no' if found.refused else 'yes'}{number}"
 
 
 def backend_page() -> str:
@@ -72,7 +113,7 @@ a window.
   and at harvest.
 - `wrap` is for a profiler that has to start the process; `ray_plugin` for one that Ray has a plugin of.
 - Install it where requests are written, where workers run, and where `rlprof harvest` runs. A node that
-  lacks it reads the request all the same and says so of that capture: `unknown backend 'pyspy'`.
+  lacks it still reads the request, and says of that capture: `unknown backend 'pyspy'`.
 - Names of ours cannot be taken. Entry points are read only for a name that rlprof-ops itself does not
   have.
 """
@@ -87,32 +128,50 @@ def command_page() -> str:
         "",
         (
             "`rlprof COMMAND --help` says the same. `python3 -m rlprof_ops COMMAND` works with only PyYAML"
-            " and click installed, for all but `report`, `timeline` and `diff`, which need the extra"
-            " `analyze`. Made by `docs/generate.py`."
+            " and click installed, for all but `report`, `timeline`, `diff` and the table of `top`, which"
+            " need the extra `analyze`; what lacks an extra names it in one line. Made by `docs/generate.py`."
         ),
         "",
-        "Exit codes stand in [operators.md](operators.md#exit-codes-of-rlprof).",
+        "Exit codes are in [operators.md](operators.md#exit-codes-of-rlprof).",
     ]
     parent = click.Context(cli, info_name="rlprof")
-    for name in cli.list_commands(parent):
-        command = cli.get_command(parent, name)
-        assert command is not None
-        words = " ".join(argument(p) for p in command.params if isinstance(p, click.Argument))
-        lines += [
-            "",
-            f"## rlprof {name}",
-            "",
-            "```text",
-            f"rlprof {name} [OPTIONS] {words}".rstrip(),
-            "```",
-            "",
-            help_text(command),
-        ]
-        options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
-        if options:
-            lines += ["", "| option | meaning |", "|---|---|"]
-            lines += [f"| {option_name(p)} | {cell(p.help or '')} |" for p in options]
+    linked = {name: f"[`{name}`](#rlprof-{name})" for name in cli.list_commands(parent)}
+    old = ", ".join(f"`{name}` is `{now}`" for name, (now, _) in SPELLINGS.items())
+    lines += [
+        f"Start with {', '.join(linked[name] for name in START_WITH)}. All of them:",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {group} | {', '.join(linked[name] for name in names)} |" for group, names in GROUPS.items()),
+        "",
+        f"Old names work for one release: {old}. Each is now part of one command:",
+        *_WHY,
+    ]
+    for group, names in GROUPS.items():
+        lines += ["", f"## {group.capitalize()}"]
+        for name in names:
+            lines += command_part(name, cli.get_command(parent, name))
     return "\n".join(lines) + "\n"
+
+
+_WHY = (
+    "`ps` lists jobs, whether Slurm or a folder knows them. `top` shows what a job does now, here or in a",
+    "browser. `report` explains one, in a file or served. `convert` turns a request into a trainer's words",
+    "and back. `rlprof help COMMAND` is `rlprof COMMAND --help`.",
+)
+
+
+def command_part(name: str, command: click.Command | None) -> list[str]:
+    """The usage, help and options of one command."""
+    assert command is not None
+    words = " ".join(argument(p) for p in command.params if isinstance(p, click.Argument))
+    usage = f"rlprof {name} [OPTIONS] {words}".rstrip()
+    lines = ["", f"### rlprof {name}", "", "```text", usage, "```", "", help_text(command)]
+    options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    if options:
+        lines += ["", "| option | meaning |", "|---|---|"]
+        lines += [f"| {option_name(p)} | {cell(p.help or '')} |" for p in options]
+    return lines
 
 
 def argument(param: click.Argument) -> str:
@@ -239,6 +298,8 @@ def kind_of(node: Mapping[str, Any], root: Mapping[str, Any]) -> str:
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    if len(sys.argv) == 1:
+        REPORT_SCHEMA.write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
     for name, text in pages().items():
         (folder / name).write_text(text, encoding="utf-8")
 

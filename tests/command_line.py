@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,9 +30,13 @@ class Ended:
     said: str
 
 
-def run_command(words: tuple[str, ...], here: Path, deadline_s: int = DEADLINE_S) -> Ended:
-    """Run one command in the folder `here`. Standard output takes valid UTF-8 alone, as a terminal's does."""
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict", write_through=True)
+def run_command(
+    words: tuple[str, ...], here: Path, deadline_s: int = DEADLINE_S, encoding: str = "utf-8"
+) -> Ended:
+    """Run one command in the folder `here`. Standard output takes what is valid in `encoding` alone, as a
+    terminal's does.
+    """
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict", write_through=True)
     err = io.StringIO()
     code: object = 0
     before = os.getcwd()
@@ -64,3 +70,8 @@ def _deadline(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+if __name__ == "__main__":  # command lines as JSON come in, what each ended with goes out
+    ends = [run_command(tuple(words), Path(), encoding=sys.stdout.encoding) for words in json.load(sys.stdin)]
+    json.dump([(ended.code, ended.said) for ended in ends], sys.stdout)

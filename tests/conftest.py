@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
 from rlprof_ops import env_names
-from tests import needs
+from tests import needs, tiers
 from tests.sandbox.fixtures import slurm, slurm_sandbox
 from tests.workers import plugin as workers
 
@@ -39,11 +40,17 @@ def need() -> Callable[..., None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell without job control ignores SIGINT in what it starts with `&`, nohup SIGHUP; all that tests
+    # start would inherit it.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     workers.register(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what a person runs who has the part, and says so."""
+    """Deselect what another tier takes, and what a person runs who has the part and says so."""
+    tiers.select(config, items)
     markers = {item: item.get_closest_marker("by_hand") for item in items}
     left_out = [item for item, marker in markers.items() if marker and not os.environ.get(marker.args[0])]
     if left_out:
@@ -79,8 +86,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
-    """Says last what was skipped for want of a part; only pytest's own line with the counts follows."""
+    """Says last what was left to another tier and skipped for want of a part; only pytest's own line with the
+    counts follows.
+    """
     yield
+    if told := tiers.told():
+        terminalreporter.section(f"tests of other tiers (RLPROF_TESTS={tiers.tier()})")
+        for line in told:
+            terminalreporter.line(line)
     if needs.skipped:
         terminalreporter.section("missing parts of the test machine")
         for why, count in needs.skipped.items():

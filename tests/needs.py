@@ -102,10 +102,17 @@ def _chromium() -> str:
     return "no chromium; run env/setup_test_machine.sh chromium as root"
 
 
-def _fuse() -> str:
+def _mount() -> str:
     if os.getuid() != 0:
-        return "not root: a test mounts a file system that hangs"
-    return "" if os.path.exists("/dev/fuse") else "no /dev/fuse: modprobe fuse as root"
+        return "not root: a test mounts file systems"
+    probe = subprocess.run(
+        ["unshare", "--mount", "true"], capture_output=True, text=True, timeout=10, check=False
+    )
+    return f"root may not mount here (CAP_SYS_ADMIN): {probe.stderr.strip()}" if probe.returncode else ""
+
+
+def _fuse() -> str:
+    return _mount() or ("" if os.path.exists("/dev/fuse") else "no /dev/fuse: modprobe fuse as root")
 
 
 def _strace() -> str:
@@ -143,6 +150,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "slurm": _slurm,
     "nsys": _nsys,
     "chromium": _chromium,
+    "mount": _mount,
     "fuse": _fuse,
     "root": _root,
     "memory_cgroup": _memory_cgroup,

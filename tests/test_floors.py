@@ -14,7 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "python" / "rlprof_ops"
 FLOORS = (
-    ("errors", "version", "redact", "words", "env_names", "host", "slurm"),
+    ("errors", "extras", "version", "redact", "words", "env_names", "host", "slurm"),
     ("backends",),
     ("request",),
     ("job", "window"),
@@ -31,37 +31,29 @@ FLOORS = (
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 MOST_FILES = 14
 
-# Folders that import each other. Every entry says why; a list may only get shorter.
-CIRCLES: dict[str, set[frozenset[str]]] = {
-    # Metrics of all reports take merged segments and aligned clocks from `run`, which builds on metrics of
-    # one report; the NVTX reader finds a launch with a metric's index. They become layers when a row of the
-    # report has one model.
-    "rlprof_ops.analyze": {frozenset({"metrics", "readers", "run"})},
-}
-
 # Statements (nodes of the syntax tree, so that breaking or joining lines changes nothing) that a room holds
 # at most. The comment says what today's features fit in.
 BUDGET = {
-    "(root)": 195,
-    "host": 1121,  # host, job and slurm: 1,600
+    "(root)": 247,
+    "host": 1129,  # host, job and slurm: 1,600; the one line of a log that a reason quotes
     "job": 749,
     "slurm": 287,
     "redact": 517,
-    "request": 1335,  # 1,100
-    "backends": 2512,  # 1,300
-    "window": 320,  # 700
-    "trainers": 2815,  # 2,300
-    "runtime": 2842,  # 2,000
-    "rayenv": 531,  # 900
-    "collect": 3263,  # 2,600
-    "supervisor": 3609,  # 2,200
+    "request": 1399,  # 1,100; since then what a GPU refuses, the leader by both names, a folder a backend
+    "backends": 2614,  # 1,300; and which of them records CUDA
+    "window": 356,  # 700
+    "trainers": 2871,  # 2,300; verl asynchronous, NeMo RL timer and libraries, RLinf block and skips
+    "runtime": 2937,  # 2,000; since then ranks that a launcher starts, and loops in Ray tasks
+    "rayenv": 569,  # 900; since then the pattern that matched, a patched Ray, libraries of a worker
+    "collect": 3310,  # 2,600; since then what an engine beside its server lacks
+    "supervisor": 3458,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
     "recorder": 1749,  # 1,500
-    "submit": 457,  # submit, operate and commands: 2,600
-    "operate": 1448,
-    "commands": 1130,
-    "analyze": 8940,  # 7,600
-    "doctor": 713,  # doctor, submitit_job and demo: 1,700
-    "submitit_job": 717,
+    "submit": 473,  # submit, operate and commands: 2,600
+    "operate": 1457,
+    "commands": 1237,  # since then a base of what is converted, rlprof run, and rlprof hang
+    "analyze": 9602,  # 7,600; since then traces without phases, native names, diff, what is so by design
+    "doctor": 711,  # doctor, submitit_job and demo: 1,700
+    "submitit_job": 716,
     "demo": 622,
 }
 
@@ -78,49 +70,8 @@ PLUGIN_PARTS = {
     "placement",
     "reader",
     "recorder",
-    "render",
-    "wrap",
-}
-# In how many folders a file name stands for something of its own.
-FILES_OF_ONE_NAME = {
-    "attach": 2,
-    "capture": 2,
-    "clean": 2,
-    "counters": 2,
-    "dashboard": 2,
-    "diff": 2,
-    "finding": 2,
-    "follow": 2,
-    "gpu": 2,
-    "harvest": 2,
-    "host": 2,
-    "job_state": 2,
-    "logs": 2,
-    "machine": 2,
-    "model": 2,
-    "names": 4,
-    "node": 2,
-    "processes": 2,
-    "render": 3,
-    "rollout": 2,
-    "runs": 2,
-    "schema": 2,
-    "status": 2,
-    "steps": 4,
-    "stop": 3,
-    "task": 2,
-    "windows": 2,
-    "wrap": 2,
-}
-# In how many files a public class name stands for something of its own.
-CLASSES_OF_ONE_NAME = {
-    "Capture": 2,
-    "Finding": 3,
-    "Member": 2,
-    "NodeRecord": 2,
-    "Report": 2,
-    "Told": 2,
-    "Window": 2,
+    "render_config",
+    "wrap_worker",
 }
 
 
@@ -210,7 +161,7 @@ def test_no_folder_is_in_a_circle() -> None:
         rings = set(circles(graph))
         if rings:
             found[folder] = rings
-    assert found == CIRCLES
+    assert found == {}
 
 
 def circles(graph: dict[str, set[str]]) -> Iterator[frozenset[str]]:
@@ -295,23 +246,21 @@ def test_a_room_keeps_to_its_budget() -> None:
 
 
 def test_a_file_name_stands_for_one_thing() -> None:
-    """The list is exact, so that it gets shorter with the names."""
     places: dict[str, set[str]] = defaultdict(set)
     for file in MODULES.values():
         inner = file.relative_to(PACKAGE).parts
         part = len(inner) == 3 and inner[0] in PLUGIN_FOLDERS and file.stem in PLUGIN_PARTS
         places[file.stem].add("a plugin's part" if part else "/".join(inner[:-1]))
-    assert several(places, but={"__init__", "__main__"}) == FILES_OF_ONE_NAME
+    assert not several(places, but={"__init__", "__main__"})
 
 
 def test_a_public_class_name_stands_for_one_thing() -> None:
-    """The list is exact, so that it gets shorter with the names."""
     places: dict[str, set[str]] = defaultdict(set)
     for module, tree in TREES.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].add(module)
-    assert several(places) == CLASSES_OF_ONE_NAME
+    assert not several(places)
 
 
 def several(places: dict[str, set[str]], but: Collection[str] = ()) -> dict[str, int]:

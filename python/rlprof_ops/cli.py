@@ -8,7 +8,6 @@ import errno
 import importlib
 import io
 import os
-import pkgutil
 import sys
 from typing import Any
 
@@ -41,31 +40,65 @@ class LazyCommands(click.Group):
     """A group whose commands are the modules of `rlprof_ops.commands`: `patch_ray.py` holds `patch-ray`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        names = (module.name for module in pkgutil.iter_modules(commands.__path__))
-        return sorted(name.rstrip("_").replace("_", "-") for name in names if not name.startswith("_"))
+        return [name for names in commands.GROUPS.values() for name in names]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        module_name = cmd_name.replace("-", "_")
-        if module_name == "import":  # a Python keyword cannot name a module
-            module_name = "import_"
-        module = importlib.import_module(f"{commands.__name__}.{module_name}")
+        module = importlib.import_module(f"{commands.__name__}.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        words = self._today(ctx, args)
         try:
-            return super().resolve_command(ctx, args)
+            return super().resolve_command(ctx, words)
         except click.UsageError as error:
             from rlprof_ops.words import did_you_mean
 
-            hint = did_you_mean(args[0], self.list_commands(ctx))
+            hint = did_you_mean(words[0], self.list_commands(ctx))
             if not hint:
                 raise
             raise click.UsageError(error.message + hint, ctx) from None
+
+    def _today(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The words as they are written now: `help NAME` is `NAME --help`, and old names have new ones."""
+        if args[0] == "help" and not ctx.resilient_parsing:
+            if args[1:]:
+                return [*self._today(ctx, args[1:2]), "--help"]
+            click.echo(ctx.get_help())
+            ctx.exit()
+        from rlprof_ops.commands._old_spellings import SPELLINGS
+
+        if args[0] not in SPELLINGS:
+            return args
+        said, spell = SPELLINGS[args[0]]
+        if not ctx.resilient_parsing:
+            click.echo(
+                f"rlprof {args[0]} is `rlprof {said}` now; the old name stays for one release", err=True
+            )
+        return spell(args[1:])
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The three to start with, then the others in their groups."""
+        first = {"start with": commands.START_WITH}
+        others = {
+            group: tuple(name for name in names if name not in commands.START_WITH)
+            for group, names in commands.GROUPS.items()
+        }
+        width = max(map(len, self.list_commands(ctx)))
+        for group, names in {**first, **others}.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(group.capitalize()):
+                formatter.write_dl(
+                    [
+                        (name.ljust(width), command.get_short_help_str(formatter.width - width - 6))
+                        for name, command in found
+                        if command is not None
+                    ]
+                )
 
 
 @click.group(
@@ -123,10 +156,11 @@ def _versions() -> str:
 
 def main(argv: list[str] | None = None) -> Any:
     """Run the command line; an `RlprofError` becomes one message and its documented exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that is no UTF-8, or half a character in a record
-        sys.stdout.reconfigure(errors="backslashreplace")
+    for stream in (sys.stdout, sys.stderr):  # a name that is no UTF-8, a terminal that knows ASCII alone
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        cli.main(args=argv, prog_name="rlprof")
+        _run(argv)
     except RlprofError as error:
         click.echo(f"rlprof: {error}", err=True)
         sys.exit(error.exit_code)
@@ -135,6 +169,19 @@ def main(argv: list[str] | None = None) -> Any:
             raise
         click.echo(f"rlprof: {_of_the_machine(error)}", err=True)
         sys.exit(EXIT_FAILED)
+
+
+def _run(argv: list[str] | None) -> None:
+    """Raises NotInstalled where a package of an extra is missing that the command needs."""
+    try:
+        cli.main(args=argv, prog_name="rlprof")
+    except ModuleNotFoundError as error:
+        from rlprof_ops import extras
+
+        package = extras.brought(error.name)
+        if package is None:
+            raise
+        raise extras.NotInstalled(package) from error
 
 
 def _of_the_machine(error: OSError) -> str:

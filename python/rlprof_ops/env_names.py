@@ -32,6 +32,7 @@ NSYS_SESSION = "RLPROF_NSYS_SESSION"
 NSYS_RANGE = "RLPROF_NSYS_RANGE"
 NOT_WRAPPED = "RLPROF_NOT_WRAPPED"
 SESSION_PID = "RLPROF_SESSION_PID"  # set by the process for its children
+WRAP_RANKS = "RLPROF_WRAP_RANKS"  # set by `rlprof wrap` for a launcher
 
 # Knobs that the supervisor hands on to every process.
 NSYS = "RLPROF_NSYS"
@@ -60,3 +61,4 @@ NRL_STEP_RANGE = {"nsight": "NRL_NSYS_PROFILE_STEP_RANGE", "torch": "NRL_TORCH_P
 NRL_WORKER_PATTERNS = {"nsight": "NRL_NSYS_WORKER_PATTERNS", "torch": "NRL_TORCH_PROFILE_WORKER_PATTERNS"}
 NRL_EXTRA_OPTIONS = {"nsight": "NRL_NSYS_EXTRA_OPTIONS"}
 NRL_FOLDER = {"torch": "NRL_TORCH_PROFILE_DIR"}
+NRL_DEFAULT_FOLDER = {"torch": "torch_profiler_trace"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INCOMPLETE = 3
+EXIT_INCOMPLETE = 3  # a planned report is missing, or nothing could be read
+EXIT_UNJUDGED = 4
 
 
 class RlprofError(Exception):

@@ -5,6 +5,7 @@
 readonly _RLPROF_JOB_LOADED=1
 readonly _RLPROF_STORAGE_SECONDS=15  # for one look at the run folder
 readonly _RLPROF_REMOVE_SECONDS=60  # for a node's containers
+RUN_FOLDER="${RLPROF_RUN_DIR-}"  # by which this script writes there; `job::_hold` takes the name's place
 
 # Find mistakes before a node is touched. With a container the head's supervisor does it, where there is a Python.
 job::preflight() {
@@ -34,22 +35,43 @@ job::run_folder() {
     [[ ${restart} == 0 ]] || RLPROF_JOB="${SLURM_JOB_ID}.r${restart}"
     base="$(job::_base)"
     export RLPROF_RUN_DIR="${base}/${RLPROF_JOB}-logs"
-    (
-        # Before `||` bash ignores errexit, so each command says itself that it must not fail.
-        common::umask 027
-        mkdir -p -- "${base}" || exit 1
-        mkdir -- "${RLPROF_RUN_DIR}" 2> /dev/null || job::_is_prepared "${RLPROF_RUN_DIR}" || exit 1
-        mkdir -- "${RLPROF_RUN_DIR}/logs" || exit 1
-        common::umask 077
-        mkdir -p -- "${RLPROF_RUN_DIR}/.secrets" || exit 1
-        mkdir -- "${RLPROF_RUN_DIR}/control" || exit 1
-        set -o noclobber
-        head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' > "${RLPROF_RUN_DIR}/.secrets/ray_token"
-    ) || common::fail 1 "BASE_LOG_DIR: the run folder ${RLPROF_RUN_DIR} cannot be made: $(job::_why_not "${base}"). Nothing in it was touched."
-    _RLPROF_RUN_IDENTITY="$(stat -c "%u %i" -- "${RLPROF_RUN_DIR}")"
+    job::_make "${base}" || common::fail 1 "BASE_LOG_DIR: the run folder ${RLPROF_RUN_DIR} cannot be made: $(job::_why_not "${base}"). Nothing in it was touched."
+    _RLPROF_RUN_IDENTITY="$(stat -L -c "%u %i" -- "${RUN_FOLDER}")"
     common::log "run folder: ${RLPROF_RUN_DIR}"
     slurm::record_run_folder "${RLPROF_RUN_DIR}"
     job::_remember
+}
+
+# Before `||` bash ignores errexit, so each command says itself that it must not fail.
+job::_make() {
+    local -r base="$1"
+
+    (
+        common::umask 027
+        mkdir -p -- "${base}" || exit 1
+        mkdir -- "${RLPROF_RUN_DIR}" 2> /dev/null || job::_is_prepared "${RLPROF_RUN_DIR}"
+    ) || return 1
+    job::_hold "${RLPROF_RUN_DIR}" || return 1
+    (
+        common::umask 027
+        mkdir -- "${RUN_FOLDER}/logs" || exit 1
+        common::umask 077
+        mkdir -p -- "${RUN_FOLDER}/.secrets" || exit 1
+        mkdir -- "${RUN_FOLDER}/control" || exit 1
+        set -o noclobber
+        head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' > "${RUN_FOLDER}/.secrets/ray_token"
+    )
+}
+
+# Hold the run folder open, and set RUN_FOLDER to the path by which this script writes: where others may rename in the
+# folder above, the name can pass to another folder at any time.
+job::_hold() {
+    local -r folder="$1"
+    local held
+
+    exec {held}< "${folder}" || return 1
+    RUN_FOLDER="/proc/self/fd/${held}"
+    job::_is_ours "${RUN_FOLDER}/." 022
 }
 
 # Where run folders go, as an absolute path: `~` is not expanded in a variable that a file or --export sets, and a
@@ -128,7 +150,7 @@ job::who_harvests() {
 
 # What a container's mounts need before they are made: their folders, and an nsys under the name that is mounted.
 job::container() {
-    local output=""
+    local output name
 
     case "$(slurm::container_runtime)" in "" | none) return 0 ;; esac
     if [[ -n ${UV_CACHE_DIR_OVERRIDE} ]]; then
@@ -136,11 +158,12 @@ job::container() {
             || common::fail 2 "UV_CACHE_DIR_OVERRIDE=${UV_CACHE_DIR_OVERRIDE}: cannot be made on $(hostname)."
         export UV_CACHE_DIR="${UV_CACHE_DIR_OVERRIDE}"
     fi
-    if [[ -n ${RLPROF_OUTPUT_DIR} ]]; then
-        output="$(slurm::absolute "${RLPROF_OUTPUT_DIR}")"
+    for name in ${OUTPUT_VARIABLES}; do
+        [[ -n ${!name-} ]] || continue
+        output="$(slurm::absolute "${!name}")"
         (common::umask 027; mkdir -p -- "${output}") \
-            || common::fail 2 "RLPROF_OUTPUT_DIR=${output}: cannot be made on $(hostname). Give a folder on storage that all nodes share."
-    fi
+            || common::fail 2 "${name}=${output}: cannot be made on $(hostname). Give a folder on storage that all nodes share."
+    done
     if [[ ${RLPROF_NSYS} == /* && -x ${RLPROF_NSYS} ]]; then
         # shellcheck disable=SC2034 # slurm.sh mounts each link on its way
         _RLPROF_NSYS_GIVEN="${RLPROF_NSYS}"
@@ -223,7 +246,7 @@ job::salvage() {
     common::log "no record of a clean end from ${behind[*]}: bringing home what is left there (logs/salvage.log)"
     for node in "${behind[@]}"; do
         RLPROF_STEP_CODE="${code}" job::_again "${node}" "$(( RLPROF_DRAIN_SECONDS + 10 ))" rlprof_ops.supervisor.salvage \
-            >> "${RLPROF_RUN_DIR}/logs/salvage.log" 2>&1 &
+            >> "${RUN_FOLDER}/logs/salvage.log" 2>&1 &
         salvages["${node}"]="$!"
     done
     for node in "${behind[@]}"; do
@@ -239,7 +262,7 @@ job::order_harvest() {
 
     [[ ${RLPROF_HARVEST_JOB} == 1 && -e ${RLPROF_RUN_DIR}/run.json ]] || return 0
     ! grep -qs '"cause": "startup_failed"' "${RLPROF_RUN_DIR}/run.json" || [[ ! -e ${RLPROF_RUN_DIR}/manifest.json ]] || return 0
-    if number="$(harvest_job::submit "${RLPROF_HOME}" "${RLPROF_RUN_DIR}" 2>> "${RLPROF_RUN_DIR}/logs/harvest.log")"; then
+    if number="$(harvest_job::submit "${RLPROF_HOME}" "${RLPROF_RUN_DIR}" 2>> "${RUN_FOLDER}/logs/harvest.log")"; then
         common::log "harvest and report: job ${number}, when this one has ended (logs/harvest.log)"
         harvest_ordered=1
     else
@@ -268,7 +291,7 @@ job::record_bad_start() {
 
     [[ ! -e ${RLPROF_RUN_DIR}/run.json ]] || return 0
     if RLPROF_STEP_CODE="${code}" job::_again "$(job::_here)" "${_RLPROF_STORAGE_SECONDS}" rlprof_ops.supervisor.salvage --never-began \
-        >> "${RLPROF_RUN_DIR}/logs/salvage.log" 2>&1; then
+        >> "${RUN_FOLDER}/logs/salvage.log" 2>&1; then
         harvest_here=1
     else
         common::log "no manifest: nothing of ours runs on $(hostname) (logs/salvage.log)"
@@ -357,7 +380,7 @@ job::attend_containers() {
         for name in "pyxis_$1" "pyxis_$2_$1"; do
             ! grep -qFx -- "${name}" <<< "${known}" || enroot remove --force "${name}"
         done' remove "rlprof-${RLPROF_JOB}" "${SLURM_JOB_ID}")
-    local -r log="${RLPROF_RUN_DIR}/logs/salvage.log"
+    local -r log="${RUN_FOLDER}/logs/salvage.log"
     exec {containers}> >(trap '' TERM USR2; job::_on_hosts "--nodes=${SLURM_JOB_NUM_NODES}" "--ntasks=${SLURM_JOB_NUM_NODES}")
     attendant="${!-}"
 }
@@ -365,7 +388,7 @@ job::attend_containers() {
 # Where that step could not do it, as on a node that died, one by one: this host needs no step for it.
 job::remove_containers() {
     local node
-    local log="${RLPROF_RUN_DIR}/logs/salvage.log"
+    local log="${RUN_FOLDER}/logs/salvage.log"
 
     [[ $(slurm::container_runtime) == pyxis ]] || return 0
     exec {containers}>&-
@@ -419,7 +442,7 @@ job::_listen_to_srun() {
     read -ra nodes <<< "${RLPROF_NODES}"
     while IFS= read -r line || [[ -n ${line} ]]; do
         printf '%s\n' "${line}" >&2
-        if [[ ${line} =~ ^(slurmstepd|FATAL|enroot|\[ERROR\]|rlprof): ]]; then
+        if [[ ${line} =~ ^(slurmstepd(-[^ :]+)?|FATAL|enroot|\[ERROR\]|rlprof): ]]; then
             words="$(printf '%s\n%s' "${words}" "${line}" | tail -n 4)"
         elif [[ ${line} =~ ${ended} ]]; then
             for node in $(scontrol show hostnames "${BASH_REMATCH[1]}"); do
@@ -435,7 +458,7 @@ job::_listen_to_srun() {
 job::_task_ended() {
     local -r node="$1" how="$2" words="$3"
     local WHY=""
-    local -r place="${RLPROF_RUN_DIR}/control/ended_${node//\//_}"
+    local -r place="${RUN_FOLDER}/control/ended_${node//\//_}"
 
     job::_storage_answers || { common::log "${WHY}"; return 0; }
     (umask 0077; printf '%s\n%s\n' "${how}" "${words}" > "${place}.tmp" && mv -- "${place}.tmp" "${place}") 2> /dev/null || true

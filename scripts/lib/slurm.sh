@@ -3,6 +3,8 @@
 
 [[ -n ${_RLPROF_SLURM_LOADED-} ]] && return 0
 readonly _RLPROF_SLURM_LOADED=1
+# Folders for reports: ours, and NeMo RL's. Each is made and mounted, from where sbatch was called.
+readonly OUTPUT_VARIABLES="RLPROF_OUTPUT_DIR NRL_TORCH_PROFILE_DIR"
 
 # Write the run folder into the job's comment, after what its user wrote there, so that whoever knows the job's id finds
 # it (slurm/client.py reads it). Any user may change the comment of an own job; a Slurm that refuses is no error.
@@ -219,12 +221,14 @@ slurm::_depth() {
 # for reports, uv's cache; a virtual environment of the host with the Python it was made from; an nsys of the host.
 slurm::_our_folders() {
     local -r home="$1" run_folder="$2"
-    local path
+    local path name
 
     {
         printf '%s\n' "${RLPROF_NODE_ROOT}" "${home}" "${run_folder}" "${SLURM_SUBMIT_DIR}" "${UV_CACHE_DIR_OVERRIDE}"
         [[ -z ${RLPROF_REQUEST} ]] || dirname -- "$(slurm::absolute "${RLPROF_REQUEST}")"
-        [[ -z ${RLPROF_OUTPUT_DIR} ]] || slurm::absolute "${RLPROF_OUTPUT_DIR}"
+        for name in ${OUTPUT_VARIABLES}; do
+            [[ -z ${!name-} ]] || slurm::absolute "${!name}"
+        done
         if [[ -n ${RLPROF_VENV} && -x ${RLPROF_VENV}/bin/python ]]; then
             printf '%s\n' "${RLPROF_VENV}"
             slurm::_installs "${RLPROF_VENV}/bin/python" "${RLPROF_VENV}"

@@ -3,14 +3,17 @@ actors are those of the trainers' sources."""
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 from tests import upstream
 
-from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor
+from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, snake_case
 from rlprof_ops.trainers.nemo_rl import adapter as nemo_rl_adapter
 from rlprof_ops.trainers.nemo_rl import names as nemo_rl_names
 from rlprof_ops.trainers.rlinf import adapter as rlinf_adapter
 from rlprof_ops.trainers.rlinf import names as rlinf_names
+from rlprof_ops.trainers.verl import adapter as verl_adapter
 
 NEMO_RL = {
     "DTensorPolicyWorker": "models.policy.workers.dtensor_policy_worker",
@@ -48,6 +51,58 @@ def test_groups_of_one_class_that_share_rank_0_are_told_apart(actor: str, worker
     module = "nemo_rl.models.policy.workers.dtensor_policy_worker"
     new = NewActor("DTensorPolicyWorker", module, actor, {"RANK": "0"})
     assert nemo_rl_adapter.role_of(new) == (worker, 0)
+
+
+@pytest.mark.parametrize(
+    ("actor", "worker"),
+    [
+        ("vllm_server_1_0", ("rollout", 1)),
+        ("vllm_server_0_2", ("rollout_node2", 0)),
+        ("vllm_server_reward_0_0", ("reward_rollout", 0)),
+        ("sglang_server_teacher_1_0_math", ("teacher_rollout", 1)),
+        ("sglang_server_reward_1_2", ("reward_rollout_node2", 1)),
+        ("trtllm_server_reward_2", ("reward_rollout", 2)),
+    ],
+)
+def test_servers_of_a_reward_model_and_of_a_teacher_are_not_the_policys(actor: str, worker: tuple[str, int]):
+    """Names as verl 0.9.1 gives them, `{prefix}server_reward_{replica}_{node}{suffix}`."""
+    cls = {"vllm": "vLLMHttpServer", "sglang": "SGLangHttpServer", "trtllm": "TRTLLMHttpServer"}
+    new = NewActor(cls[actor.partition("_")[0]], "verl.workers.rollout", actor, {})
+    assert verl_adapter.role_of(new) == worker
+
+
+@pytest.mark.parametrize(
+    ("name", "worker"),
+    [
+        ("TaskRunner", "controller"),
+        ("OneStepTaskRunner", "controller"),
+        ("FullyAsyncTaskRunner", "task_runner"),
+        ("FullyAsyncTrainer", "controller"),
+        ("FullyAsyncRollouter", "rollouter"),
+    ],
+)
+def test_who_leads_verls_steps_is_the_controller(name: str, worker: str):
+    """Actors of verl 0.9.1's synchronous, one-step-off and fully asynchronous trainers."""
+    assert verl_adapter.role_of(NewActor(name, "verl.experimental", "", {})) == (worker, None)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "name"),
+    [
+        (nemo_rl_adapter, "RayWorkerBuilder.IsolatedWorkerInitializer"),  # as Ray calls a class in a class
+        (verl_adapter, "CheckpointEngineWorker"),
+        (verl_adapter, "MessageQueue"),
+    ],
+)
+def test_what_does_no_training_is_known_by_the_name_that_ray_gives(
+    trainer: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    known: list[str] = []
+    monkeypatch.setattr(trainer, "add_helpers", lambda *names: known.extend(names))
+    monkeypatch.setattr(trainer, "expect", lambda *_: None)
+    package = trainer.__name__.split(".")[-2]
+    trainer.install(package, ModuleType(package))
+    assert snake_case(name) in known
 
 
 ENGINES = {name: module for name, module in NEMO_RL.items() if "Vllm" in name or "TRTLLM" in name}

@@ -40,8 +40,6 @@ FOLLOWED = {
     "verl.utils.profiler.profile": {"DistProfiler": ("annotate",)},
     "verl.utils.profiler.performance": {"": ("_timer",)},
     "verl.single_controller.ray.base": {"": ("create_colocated_worker_cls",)},
-    "verl.trainer.ppo.v1.trainer_base": {"PPOTrainer": ("__init__",)},
-    "verl.trainer.ppo.ray_trainer": {"RayPPOTrainer": ("__init__",)},
     "verl.workers.engine_workers": {"ActorRolloutRefWorker": ("update_weights",)},
     "openrlhf.trainer.ppo_trainer": {
         "BasePPOTrainer": ("__init__", "train_step", "ppo_train", "broadcast_to_vllm")

@@ -6,13 +6,14 @@ import random
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit
+from tests.analyze.as_data import data_of
+
 from rlprof_ops.analyze.metrics.kernels import NameTotal
-from rlprof_ops.analyze.metrics.memory import MemoryPeak
 from rlprof_ops.analyze.metrics.phases import Segment, stretches
 from rlprof_ops.analyze.output.answer import build
-from rlprof_ops.analyze.run.identity import Report
-from rlprof_ops.analyze.run.summary import DeviceTimes, PhaseTime, StepTime, Summary
+from rlprof_ops.analyze.report_model import GpuTimes, IdleSplit, MemoryPeak
+from rlprof_ops.analyze.run.identity import ReportFile
+from rlprof_ops.analyze.run.process_summary import DeviceTimes, PhaseTime, StepTime, Summary
 
 MS = 1_000_000
 T0 = 1_790_857_026_000_000_000
@@ -37,7 +38,7 @@ def simulated_summary(worker: str, rank: int, steps: int, slow: bool, rng: rando
             StepTime(step, begin, begin + STEP - MS, True, _gpu(STEP - MS, 6 * MS), _idle(STEP - MS, 6 * MS))
         )
     host = f"gpu{rank // 8:03d}"
-    report = Report(
+    report = ReportFile(
         f"profiles/torch/{worker}/rank{rank}/{worker}_rank{rank}_step1-{steps}_{host}_{rank}.pt.trace.json.gz",
         "torch",
         worker,
@@ -112,4 +113,4 @@ def simulated_summaries(ranks: int, steps: int, slow_rank: int | None = None) ->
 
 def simulated_answer(ranks: int, steps: int, slow_rank: int | None = None) -> dict[str, Any]:
     summaries = simulated_summaries(ranks, steps, slow_rank)
-    return build(Path("/nonexistent"), [s.report for s in summaries], summaries)
+    return data_of(build(Path("/nonexistent"), [s.report for s in summaries], summaries))

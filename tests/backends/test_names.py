@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 
 
 def window(start, stop):
@@ -20,36 +20,40 @@ def window(start, stop):
     ],
 )
 def test_a_report_name_reads_back(worker, phase, host, stop):
-    name = names.report_name(worker, 3, window(3, stop), phase, host, 4711, ".pt.trace.json.gz")
+    name = report_names.report_name(worker, 3, window(3, stop), phase, host, 4711, ".pt.trace.json.gz")
 
-    found = names.parse(name)
+    found = report_names.parse(name)
 
-    assert found == names.ReportName(
-        "rlprof", ".pt.trace.json.gz", worker, 3, 3, stop, phase and names.safe(phase), host, 4711
+    assert found == report_names.ReportName(
+        "rlprof", ".pt.trace.json.gz", worker, 3, 3, stop, phase and report_names.safe(phase), host, 4711
     )
 
 
 def test_a_window_that_opened_by_itself_is_named_after_its_trigger():
-    identity = names.triggered_id("slow_rank", 15, 1)
-    name = names.report_name("policy_worker", 1, window(16, 17), None, "n2", 4711, ".nsys-rep", identity)
+    identity = report_names.triggered_id("slow_rank", 15, 1)
+    name = report_names.report_name(
+        "policy_worker", 1, window(16, 17), None, "n2", 4711, ".nsys-rep", identity
+    )
 
     assert name == "policy_worker_rank1_step16-16_when-slow-rank_n2_4711.nsys-rep"
-    found = names.parse(name)
+    found = report_names.parse(name)
     assert (found.trigger, found.phase, found.start, found.host) == ("slow-rank", None, 16, "n2")
-    assert names.trigger_of("20260101-slow") is None
+    assert report_names.trigger_of("20260101-slow") is None
 
 
 def test_a_report_name_is_the_documented_one():
     assert (
-        names.report_name("dtensor_policy_worker", None, window(3, 5), None, "gpu012", 48213, ".nsys-rep")
+        report_names.report_name(
+            "dtensor_policy_worker", None, window(3, 5), None, "gpu012", 48213, ".nsys-rep"
+        )
         == "dtensor_policy_worker_rank0_step3-4_gpu012_48213.nsys-rep"
     )
 
 
 @pytest.mark.parametrize("hostile", ["../../etc", "a b;rm -rf $HOME", "x\ny", ".hidden", "..", "wörker:0"])
 def test_no_name_leaves_its_folder_or_needs_quoting(hostile):
-    name = names.report_name(hostile, 0, window(1, 2), hostile, hostile, 1, ".nsys-rep")
-    folder = names.report_folder("nsight", hostile, 0)
+    name = report_names.report_name(hostile, 0, window(1, 2), hostile, hostile, 1, ".nsys-rep")
+    folder = report_names.report_folder("nsight", hostile, 0)
 
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
     assert not name.startswith(".")
@@ -74,7 +78,7 @@ def test_no_name_leaves_its_folder_or_needs_quoting(hostile):
     ],
 )
 def test_other_tools_names_are_recognised(filename, kind, fields):
-    found = names.parse(filename)
+    found = report_names.parse(filename)
 
     assert found is not None and found.kind == kind
     assert {key: getattr(found, key) for key in fields} == fields
@@ -82,7 +86,7 @@ def test_other_tools_names_are_recognised(filename, kind, fields):
 
 @pytest.mark.parametrize("filename", ["train.log", "x.nsys-rep", "model.safetensors", ""])
 def test_what_is_no_report_is_not_recognised(filename):
-    assert names.parse(filename) is None
+    assert report_names.parse(filename) is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_what_is_no_report_is_not_recognised(filename):
     ],
 )
 def test_names_of_reports_that_a_tool_writes_itself(filename, kind, worker, rank, start, ordinal):
-    found = names.parse(filename)
+    found = report_names.parse(filename)
 
     assert (found.kind, found.worker, found.rank, found.start, found.ordinal) == (
         kind,

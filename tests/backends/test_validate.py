@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rlprof_ops.backends import Where, builtin, validate
+from rlprof_ops import backends
+from rlprof_ops.backends import Where, builtin, validate, window_support
 from rlprof_ops.backends.nsight.options import PHASES_NEED
 from rlprof_ops.cli import cli
+from rlprof_ops.errors import UsageError
+from rlprof_ops.operate.capture_request import capture, parse_next
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.rayenv.wrap import standalone
 from rlprof_ops.request import RequestError, request_from_dict
@@ -33,6 +36,13 @@ REFUSED = {
     "torch": ("torch", {"with_stak": "true"}, "the torch backend has no option 'with_stak'"),
     "value": ("torch", {"schedule_active": "0"}, "torch option active is '0'"),
     "memory": ("memory", {"hots": "true"}, "the memory backend has no option 'hots'"),
+}
+VALUES = {window_support.MAX_MB: "100", window_support.CAPTURE_RANGE: "nvtx"}
+REFUSED |= {
+    f"{option} of {each.name}": (each.name, {option: value}, found.refused)
+    for each in backends.every()
+    for option, value in VALUES.items()
+    if (found := window_support.support(each, window_support.PROCESS, option)).refused
 }
 
 
@@ -57,7 +67,7 @@ def test_what_is_refused_is_refused_everywhere(
     asked = request(backend, options, on_error="fail")
     (clean / "p.yaml").write_text(request_yaml(asked))
 
-    for command in (["plan"], ["render", "--framework", "verl"], ["submit", "--dry-run", "--request"]):
+    for command in (["plan"], ["convert", "--to", "verl"], ["submit", "--dry-run", "--request"]):
         result = CliRunner().invoke(cli, [*command, "p.yaml"])
         assert said in str(result.exception), command
         assert getattr(result.exception, "exit_code", 0) == 2, command
@@ -87,6 +97,37 @@ def test_a_warning_is_said_where_a_job_starts_too(
     assert preflight.main() == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert PHASES_NEED in line and PHASES_NEED in planned.output
+
+
+@pytest.mark.parametrize("several", [{"steps": "3, 5"}, {"each": "phase"}])
+def test_the_whole_life_of_a_worker_is_one_window(several: dict[str, str]) -> None:
+    asked = request("nsight", {"capture-range": "none"}, **several)
+    with pytest.raises(RequestError, match="the whole life of a worker is one report"):
+        check_request(asked)
+    assert check_request(asked, Where(trainer="verl")) == ()
+
+
+def test_what_cannot_open_by_itself_is_refused() -> None:
+    asked = request("rocprof_sys", {}, when={"rank": "slow"})
+    with pytest.raises(RequestError, match="rocprof_sys takes no capture on demand"):
+        check_request(asked)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "said"),
+    [
+        ("rocprof_sys", {}, window_support.AT_THE_END),
+        ("nsight", {"t": "cuda"}, "option 't' counts when a process is started"),
+        ("torch", {"capture-range": "nvtx"}, "only nsight takes it"),
+    ],
+)
+def test_what_a_running_job_cannot_take_is_refused_before_it_is_asked(
+    backend: str, options: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        capture(tmp_path, ("*",), None, backend, "next:1", None, options, 1.0, lambda *_: None)
+    with pytest.raises(UsageError, match=window_support.ONE_WINDOW):
+        parse_next("3:5, 10")
 
 
 async def _created(plugin: RlprofPlugin) -> None:

@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.request import Window, request_from_dict
 
 NSYS_FRAME = b"NVIDIA Tegra Profiler Report" + bytes(64) + b"[END]"
@@ -66,7 +66,7 @@ class RunFolder:
         """`windows`: (event, backend, start, stop, phase) tuples; a closed one also gets its path."""
         folder = self.root / "nodes" / node / "events"
         folder.mkdir(parents=True, exist_ok=True)
-        stem = names.process_name(worker, rank, node, pid)
+        stem = report_names.process_name(worker, rank, node, pid)
         rows = [
             {
                 "event": "registered",
@@ -99,7 +99,7 @@ class RunFolder:
 
     def place(self, backend, worker, rank, start, stop, phase, node, pid):
         suffix = {"nsight": ".nsys-rep", "torch": ".pt.trace.json.gz"}[backend]
-        return names.report_folder(backend, worker, rank) / names.report_name(
+        return report_names.report_folder(backend, worker, rank) / report_names.report_name(
             worker, rank, Window(start, stop), phase, node, pid, suffix
         )
 

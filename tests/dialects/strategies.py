@@ -29,13 +29,18 @@ def nemo_rl() -> st.SearchStrategy[ProfileRequest]:
         unique=True,
     ).map(tuple)
     nsight = st.builds(CaptureSpec, workers=patterns, steps=one_range, options=options)
-    torch = st.builds(CaptureSpec, backend=st.just("torch"), workers=patterns, steps=one_range)
+    traces = st.one_of(st.just("torch_profiler_trace"), folders.map(str.strip))
+    # Its torch profiler records the controller whatever the patterns are.
+    with_controller = patterns.map(lambda found: (*found, "controller"))
+    torch = st.builds(CaptureSpec, backend=st.just("torch"), workers=with_controller, steps=one_range)
     return st.one_of(
         st.builds(ProfileRequest, captures=st.tuples(nsight)),
-        st.builds(ProfileRequest, captures=st.tuples(nsight, torch)),
         st.builds(
-            ProfileRequest, captures=st.tuples(torch), output_dir=st.one_of(st.none(), folders.map(str.strip))
+            ProfileRequest,
+            captures=st.tuples(nsight, torch),
+            output_dir=traces.map(lambda folder: {"torch": folder}),
         ),
+        st.builds(ProfileRequest, captures=st.tuples(torch), output_dir=traces),
     )
 
 

@@ -26,6 +26,8 @@ from rlprof_ops.trainers import hydra
 from rlprof_ops.trainers.dialects import Framework
 from rlprof_ops.trainers.trainer_file import UnknownWorld
 
+pytestmark = pytest.mark.whole
+
 FORMATS = [(name, fmt) for name in trainers.frameworks() for fmt in trainers.get(name).formats]
 
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from rlprof_ops.backends import names
+from rlprof_ops import backends
+from rlprof_ops.backends import report_names
 from rlprof_ops.request import (
     RequestError,
     first_match,
     load_request,
     plan,
     request_from_dict,
+    request_from_json,
 )
 from rlprof_ops.trainers.nemo_rl import names as nemo_rl_names
 from rlprof_ops.trainers.nemo_rl.dialect import framework
@@ -140,7 +142,7 @@ READ = [
     (
         TORCH,
         'export NRL_TORCH_PROFILE_STEP_RANGE=3:5\nexport NRL_TORCH_PROFILE_WORKER_PATTERNS="*vllm*"',
-        ("torch", "*vllm*", "3:5"),
+        ("torch", "*vllm* controller", "3:5"),
     ),
 ]
 
@@ -163,6 +165,22 @@ def test_the_torch_documents_own_mistake_profiles_nothing() -> None:
     assert "NRL_TORCH_PROFILE_WORKER_PATTERNS is not" in str(caught.value)
 
 
+@pytest.mark.parametrize("patterns", ["*policy*,*vllm*", "*vllm*", "megatron_policy_worker"])
+def test_the_torch_documents_patterns_select_the_controller_too(patterns: str) -> None:
+    env = {"NRL_TORCH_PROFILE_STEP_RANGE": "3:5", "NRL_TORCH_PROFILE_WORKER_PATTERNS": patterns}
+    request = load_request(env=env)
+    for name in ("driver", "controller"):  # ours, and the document's
+        assert request.for_worker(name, 0), name
+    workers = {"megatron_policy_worker": 8, "vllm_generation_worker": 8}
+    assert [row.ranks for row in plan(request, workers).rows if row.worker == "driver"] == [1]
+    assert "controller" not in framework("nemo_rl").render(request).text
+
+
+def test_the_controllers_traces_lie_at_the_top_of_the_folder() -> None:
+    torch = backends.get("torch")
+    assert {torch.output_folder(name, 0) for name in ("driver", "controller")} == {""}
+
+
 def test_torch_folder_becomes_the_output_dir() -> None:
     env = {
         "NRL_TORCH_PROFILE_STEP_RANGE": "3:5",
@@ -170,11 +188,29 @@ def test_torch_folder_becomes_the_output_dir() -> None:
         "NRL_TORCH_PROFILE_DIR": "./torch_profiler_trace",
     }
     assert load_request(env=env).output_dir == "./torch_profiler_trace"
-    both = env | {"NRL_NSYS_PROFILE_STEP_RANGE": "3:5", "NRL_NSYS_WORKER_PATTERNS": "*"}
-    request = load_request(env=both)
-    assert request.output_dir is None and any(
-        "NRL_TORCH_PROFILE_DIR is ignored" in note for note in request.notes
-    )
+
+
+def test_the_torch_folder_has_the_documents_default() -> None:
+    env = {"NRL_TORCH_PROFILE_STEP_RANGE": "3:5", "NRL_TORCH_PROFILE_WORKER_PATTERNS": "*"}
+    assert load_request(env=env).output_dir == "torch_profiler_trace"
+    assert load_request(env=env | {"RLPROF_OUTPUT_DIR": "/mine"}).output_dir == "/mine"
+    assert load_request(env={"RLPROF_STEPS": "3", "RLPROF_WORKERS": "*"}).output_dir is None
+
+
+@pytest.mark.parametrize("folder", ["", "/traces"])
+def test_beside_nsys_the_torch_folder_is_for_torch_alone(folder: str) -> None:
+    env = {
+        "NRL_TORCH_PROFILE_STEP_RANGE": "3:5",
+        "NRL_TORCH_PROFILE_WORKER_PATTERNS": "*",
+        "NRL_TORCH_PROFILE_DIR": folder,
+        "NRL_NSYS_PROFILE_STEP_RANGE": "3:5",
+        "NRL_NSYS_WORKER_PATTERNS": "*",
+    }
+    request = request_from_json(load_request(env=env).to_json())
+    assert request.folder("torch") == (folder or "torch_profiler_trace")
+    assert request.folder("nsight") is None
+    placed = request.in_folder("/submitted")
+    assert placed.folder("torch") == (folder or "/submitted/torch_profiler_trace")
 
 
 NAMES = [
@@ -211,7 +247,7 @@ REPORTS = [
 
 @pytest.mark.parametrize(("origin", "filename", "kind", "worker"), REPORTS)
 def test_report_names_are_recognised(origin: str, filename: str, kind: str, worker: str | None) -> None:
-    found = names.parse(filename)
+    found = report_names.parse(filename)
     assert found is not None and (found.kind, found.worker) == (kind, worker), origin
 
 

@@ -220,6 +220,30 @@ def test_the_preset() -> None:
     assert spec.options["osrt-threshold"] == str(PRESETS["profile/default"]["options"]["osrt-threshold"])
 
 
+def test_the_presets_groups_are_the_files_and_those_of_the_document_alone_are_named() -> None:
+    """Its file has three groups, its document lists six."""
+    preset = "defaults:\n  - profile/default@cluster.profiling\n"
+    imported = read(preset)
+    assert imported.request.captures[0].workers == ("ActorGroup", "RolloutGroup", "EnvGroup")
+    [said] = [note for note in imported.notes if note.startswith("profile/default")]
+    assert all(f" {channel}" in said for channel in ("Actor,", "Rollout,", "Env too")), said
+    six = ["ActorGroup", "RolloutGroup", "EnvGroup", "Actor", "Rollout", "Env"]
+    imported = read(preset + f"cluster:\n  profiling:\n    worker_groups: {six}\n")
+    assert imported.request.captures[0].workers == tuple(six)
+    assert not [note for note in imported.notes if note.startswith("profile/default")]
+
+
+def test_the_documents_rocprof_block_is_read_as_it_stands_alone() -> None:
+    block = (
+        "backend: rocprof_sys\nenabled: true\nworker_groups: [ActorGroup, RolloutGroup, EnvGroup]\nargs:\n"
+        "  T: hip           # trace HIP API calls\n"
+    )
+    [spec] = read(block).request.captures
+    assert (spec.backend, spec.workers, spec.options) == (
+        "rocprof_sys", ("ActorGroup", "RolloutGroup", "EnvGroup"), {"T": "hip"},
+    )  # fmt: skip
+
+
 TOKENS = [
     (f"{DOC}: single-character keys", {"t": "cuda,nvtx"}, (), ["-t", "cuda,nvtx"]),
     (f"{DOC}: multi-character keys", {"backtrace": "fp"}, (), ["--backtrace=fp"]),

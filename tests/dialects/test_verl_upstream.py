@@ -1,4 +1,6 @@
 """verl of every scheme: our words composed by Hydra with its own configurations, and gated by its own
+
+pytestmark = pytest.mark.whole
 classes.
 """
 

@@ -20,6 +20,8 @@ from rlprof_ops.trainers.ranks_by_worker import world_of_trainer
 from rlprof_ops.trainers.rlinf.placement import group_names, processes
 from rlprof_ops.trainers.trainer_file import UnknownWorld, dig_resolved
 
+pytestmark = pytest.mark.whole
+
 NEMO_RL, RLINF, VERL = (trainers.get(name) for name in ("nemo_rl", "rlinf", "verl"))
 # What the ranks of NeMo RL's workers follow from.
 FACTS = (

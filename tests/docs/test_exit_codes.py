@@ -15,17 +15,28 @@ NAMES = cli.list_commands(CONTEXT)
 # What a command needs so that its options are looked at.
 ARGUMENTS = {
     "attach": ["4711"],
+    "convert": ["x"],
     "diff": ["a", "b"],
-    "import": ["x"],
     "init": ["x"],
     "plan": ["x"],
-    "render": ["x"],
     "wrap": ["--", "true"],
 }
-JOB = {"attach", "capture", "dashboard", "harvest", "logs", "report", "stacks", "status", "stop", "timeline"}
+JOB = {
+    "attach",
+    "capture",
+    "dashboard",
+    "hang",
+    "harvest",
+    "logs",
+    "report",
+    "stacks",
+    "status",
+    "stop",
+    "timeline",
+}
 PASSES_ON = {"submit": "--dry-run", "retry": "--dry-run"}  # what is not nearly theirs is sbatch's
 FIRST = {"retry"}  # whose job stands before options
-NONE = {"attach", "completion", "help", "schema"}  # no long option of its own but --help
+NONE = {"attach", "completion", "schema"}  # no long option of its own but --help
 
 
 def run(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

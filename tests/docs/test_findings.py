@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,19 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of, data_of
 from tests.analyze.causes.loops import usual_loop
 from tests.analyze.fake_run import make_run
 from tests.analyze.output.test_uncaptured import Marks, loop
 from tests.analyze.output.test_uncaptured import answer_for as run_of
 from tests.analyze.pipelines import write_pipeline
+from tests.analyze.shared import real
 from tests.analyze.whole_run.generations import two_engines
 
-from rlprof_ops.analyze.output import findings
+from rlprof_ops.analyze.output import findings, gpu_findings
 from rlprof_ops.analyze.output.advice import advice_on
 from rlprof_ops.analyze.output.answer import build
 from rlprof_ops.analyze.readers import cache, read_report
-from rlprof_ops.analyze.reporting import answer_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
 Answer = dict[str, Any]
@@ -90,7 +92,7 @@ def a_long_tail(folder: Path) -> Answer:
         if phase == "generation" and rank == step % 4:
             pieces[0] += 200_000
     summaries = lengthy.summaries()
-    return build(folder, [s.report for s in summaries], summaries)
+    return data_of(build(folder, [s.report for s in summaries], summaries))
 
 
 def a_pipeline_with_one_heavy_stage(folder: Path) -> Answer:
@@ -101,6 +103,28 @@ def a_pipeline_with_one_heavy_stage(folder: Path) -> Answer:
 def engines_that_wait_and_preempt(folder: Path) -> Answer:
     two_engines(folder)
     return answer_of(folder, jobs=1, cache=False)
+
+
+def an_export_that_marks_nothing(folder: Path) -> Answer:
+    return answer_of(Path(shutil.copyfile(real("h100_2gpu_part.sqlite"), folder / "trainer.sqlite")), jobs=1)
+
+
+def an_engine_of_short_kernels(folder: Path) -> Answer:
+    trace = real("torch/b200_eager_part.json.gz")
+    return answer_of(Path(shutil.copyfile(trace, folder / "engine_rank0.json.gz")), jobs=1)
+
+
+def two_ranks_of_a_recommender(folder: Path) -> Answer:
+    for rank in (0, 1):
+        shutil.copyfile(real(f"torch/sampled_rank-{rank}.json.gz"), folder / f"trainer_rank{rank}.json.gz")
+    return answer_of(folder, jobs=1)
+
+
+def two_traces_of_one_name(folder: Path) -> Answer:
+    for name in ("tmp/trace.json.gz", "trace.json.gz"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(real("torch/vllm_prefill_decode_piecewise_part.json.gz"), folder / name)
+    return answer_of(folder, jobs=1)
 
 
 RUNS: tuple[Callable[[Path], Answer], ...] = (
@@ -114,6 +138,10 @@ RUNS: tuple[Callable[[Path], Answer], ...] = (
     engines_that_wait_and_preempt,
     a_pipeline_with_one_heavy_stage,
     still_training,
+    an_export_that_marks_nothing,
+    an_engine_of_short_kernels,
+    two_ranks_of_a_recommender,
+    two_traces_of_one_name,
 )
 
 
@@ -141,11 +169,15 @@ def quoted(section: str) -> list[str]:
 
 
 def kinds_of_the_code() -> set[str]:
-    """The first argument of every `Finding(...)`."""
-    tree = ast.parse(Path(findings.__file__).read_text())
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Finding"]
-    assert all(isinstance(call.args[0], ast.Constant) for call in calls)
-    return {str(call.args[0].value) for call in calls if isinstance(call.args[0], ast.Constant)}
+    """The first argument of every `Finding(...)`, and the times of GPUs that one is made of."""
+    found = {kind for kind, *_ in gpu_findings.TIMES}
+    for module in (findings, gpu_findings):
+        for call in ast.walk(ast.parse(Path(module.__file__).read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "Finding":
+                found |= (
+                    {str(ast.literal_eval(call.args[0]))} if ast.unparse(call.args[0]) != "kind" else set()
+                )
+    return found
 
 
 def test_the_gallery_holds_every_kind_of_finding_and_no_other(made: list[tuple[str, str]]) -> None:

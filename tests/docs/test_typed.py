@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("msgspec")
 
 from tests.analyze.fake_run import make_run
+from tests.analyze.shared import kernel, real, write_trace
 from tests.docs.typed import DOCUMENTS, HOME, lines
 from tests.needs import need
 from tests.operate.conftest import RunFolder
@@ -27,6 +28,8 @@ from tests.recorder.recorded import write_summary
 from tests.recorder.simulated import healthy
 from tests.sandbox import Sandbox
 
+pytestmark = pytest.mark.whole
+
 # Their commands run in tests of their own: the tutorial's session, and tests/adapters/test_add_a_trainer.py.
 ELSEWHERE = ("tutorial.md", "add_a_trainer.md")
 PAGES = [page for page in DOCUMENTS if page.name not in ELSEWHERE and lines(page.read_text())]
@@ -34,23 +37,26 @@ PAGES = [page for page in DOCUMENTS if page.name not in ELSEWHERE and lines(page
 NOT_HERE = {
     r"make demo": "sets up a checkout; continuous integration runs it in a fresh clone",
     r"make test": "is all tests",
-    r"RLPROF_TESTS_(REQUIRE|JOBS)=": "is tests",
+    r"RLPROF_TESTS(_REQUIRE|_JOBS)?=": "is tests",
     r"python3 -m venv": "installs: the tutorial's session does, and tests/packaging",
     r"/shared/me/venv/bin/pip": "the same; the environment is not there",
+    r"venv/bin/": "an environment that is not there: tests/packaging",
     r"git pull": "needs the repository's home",
     r"ssh ": "needs a second machine; tests/analyze/page/test_server.py is the server that it leads to",
     r"scp ": "needs a second machine",
-    r"rlprof view": "serves until Ctrl-C: tests/analyze/page/test_server.py",
+    r"rlprof report --serve": "serves until Ctrl-C: tests/analyze/page/test_server.py",
     r"rlprof demo": "starts Ray for a minute: tests/demo",
+    r"rlprof run": "starts Ray for a minute: tests/demo/test_run_command.py",
     r".*python -m rlprof_ops\.demo(?!.*sbatch)": "starts Ray for a minute: tests/demo",
     r"python -m tests\.sandbox": "needs root: tests/sandbox",
     r"rlprof doctor --nodes 2 --container": "needs pyxis and an image",
     r"rlprof doctor": "takes nsys and, with --nodes, Slurm: tests/doctor, and the tutorial's session",
     r"(RLPROF_\w+=\S+ )*torchrun": "needs eight GPUs: tests/rayenv/wrap starts ranks in this way",
     r"rlprof (capture|stacks) ": "needs the supervisor of a running job: tests/operate/test_capture.py",
-    r"rlprof (top|live) ": "needs the recorder of a running job: tests/recorder/test_live.py",
+    r"rlprof top ": "needs the recorder of a running job: tests/recorder/test_live.py",
     r"rlprof export \S+ --openmetrics-port": "answers while its job runs: tests/operate/test_export.py",
     r"rlprof patch-ray --python /opt/venv": "needs that environment: tests/rayenv/builtin",
+    r"RLPROF_PATCH_RAY=1": "changes the Ray of this environment: tests/supervisor/test_patch_ray.py",
     r"(rlprof patch-ray|scripts/patch_ray)": "changes the Ray of this environment: tests/rayenv/builtin",
 }
 # Exit codes other than 0 that a line may end with here, as docs/cli.md has them.
@@ -135,6 +141,13 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         "global_profiler: {tool: nsys, steps: [1, 2]}\n"
         "actor_rollout_ref: {actor: {profiler: {enable: true}}}\n"
     )
+    (work / "my_traces").mkdir()
+    for name in ("trainer", "trainer_after"):
+        shutil.copyfile(real("h100_2gpu_part.sqlite"), work / "my_traces" / f"{name}.sqlite")
+    for name in ("before/actor", "before/rollout", "after/policy", "after/engine"):
+        write_trace(work / "my_traces" / f"{name}_rank0.json", [kernel("a", 0, 9)])
+    (shared / "dumps").mkdir()
+    (shared / "dumps" / "nccl_trace_rank_0").write_text('{"version": "2.10", "pg_config": {}, "entries": []}')
     (work / "Qwen3-8B").mkdir()
     (work / "Qwen3-8B" / "config.json").write_text(
         '{"model_type": "qwen3", "hidden_size": 4096, "vocab_size": 151936, "num_hidden_layers": 36,'

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops.doctor import machine, profilers, remote, shared_storage, slurm_config
-from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, output, run_all
-from rlprof_ops.doctor.node import joined, pieces
+from rlprof_ops.doctor import node_resources, profilers, remote, shared_storage, slurm_config
+from rlprof_ops.doctor.check_result import FAIL, OK, WARN, CheckResult, output, run_all
+from rlprof_ops.doctor.node_checks import joined, pieces
 from rlprof_ops.doctor.table import merged, render
 from rlprof_ops.job.knobs import Settings
 from tests.nsys_stand_in import answering_nsys
@@ -125,14 +125,16 @@ def test_dcgm_is_named(tmp_path):
 
 def test_a_long_node_root_is_told(tmp_path):
     deep = "/tmp/" + "x" * 40
-    found = {entry.check: entry for entry in machine.room(Settings.load({"RLPROF_NODE_ROOT": deep}), None)}
+    found = {
+        entry.check: entry for entry in node_resources.room(Settings.load({"RLPROF_NODE_ROOT": deep}), None)
+    }
     assert found["socket paths"].state == FAIL
     assert found["space: RLPROF_NODE_ROOT"].state == FAIL, "the folder is not there"
 
 
 def test_three_tasks_on_a_shared_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
-    found: dict[int, list[Finding]] = {}
+    found: dict[int, list[CheckResult]] = {}
 
     def task(rank: int) -> None:
         found[rank] = list(shared_storage.together(tmp_path, rank, 3, 20, f"n{rank}"))
@@ -155,9 +157,9 @@ def test_a_folder_that_is_not_shared(tmp_path):
 
 
 def test_the_table_joins_equal_nodes():
-    findings = [Finding("ray", OK, "2.60", place=place) for place in ("login", "n1", "n2", "n3", "n4")] + [
-        Finding("nsys", FAIL, "no", "install it", "n1")
-    ]
+    findings = [
+        CheckResult("ray", OK, "2.60", place=place) for place in ("login", "n1", "n2", "n3", "n4")
+    ] + [CheckResult("nsys", FAIL, "no", "install it", "n1")]
     assert [places for _, places in merged(findings)] == [("login",), ("n1", "n2", "n3", "n4"), ("n1",)]
     text = render(findings)
     assert (
@@ -208,7 +210,7 @@ def test_an_image_by_apptainer_and_one_without_python(tmp_path):
 
 
 def test_answers_survive_mixed_lines():
-    tasks = [[Finding("check", OK, "said " * 400, place=f"n{rank}")] for rank in range(3)]
+    tasks = [[CheckResult("check", OK, "said " * 400, place=f"n{rank}")] for rank in range(3)]
     lines = [
         line
         for number in range(9)
@@ -274,9 +276,9 @@ def test_an_agent_that_outlives_its_trial_is_ended(tmp_path):
 
 def test_problems_come_first_in_colour_and_alone():
     findings = [
-        Finding("a", OK, "fine"),
-        Finding("b", WARN, "hm", "mend b"),
-        Finding("c", FAIL, "no", "mend c"),
+        CheckResult("a", OK, "fine"),
+        CheckResult("b", WARN, "hm", "mend b"),
+        CheckResult("c", FAIL, "no", "mend c"),
     ]
     lines = render(findings, paint=lambda text, state: f"<{state}>{text}").splitlines()
     assert [line.split(">")[0] for line in lines if line.startswith("<")] == ["<fail", "<warn", "<ok"]
@@ -323,7 +325,7 @@ def test_on_the_sandbox(slurm):
         "--json",
     ]
     done = slurm.run(argv, env=env, timeout=240, check=False)
-    found = [Finding(**entry) for entry in json.loads(done.stdout)]
+    found = [CheckResult(**entry) for entry in json.loads(done.stdout)]
     by = {(entry.place, entry.check): entry for entry in found}
     assert {entry.place for entry in found} == {"login", *slurm.nodes}
     for node in slurm.nodes:
@@ -364,11 +366,11 @@ MOUNTS = """\
     ],
 )
 def test_on_which_file_system_a_folder_lies(path, kind):
-    assert machine._file_system(Path(path), MOUNTS) == kind
+    assert node_resources._file_system(Path(path), MOUNTS) == kind
 
 
 def test_a_node_root_in_memory_is_warned_of():
-    (found,) = machine.node_root(Settings.load({"RLPROF_NODE_ROOT": "/dev/shm"}))
+    (found,) = node_resources.node_root(Settings.load({"RLPROF_NODE_ROOT": "/dev/shm"}))
     assert (found.state, "is memory (tmpfs)" in found.said) == (WARN, True)
 
 
@@ -385,6 +387,6 @@ def test_a_node_root_in_memory_is_warned_of():
 )
 def test_a_host_that_is_reached_by_no_name(monkeypatch, resolves, knobs, state):
     answer = [(0, 0, 0, "", (address, 0)) for address in resolves]
-    monkeypatch.setattr(machine.socket, "getaddrinfo", lambda *_: answer)
-    found = machine.network(Settings.load(knobs), {"NCCL_SOCKET_IFNAME": "ib0"})
+    monkeypatch.setattr(node_resources.socket, "getaddrinfo", lambda *_: answer)
+    found = node_resources.network(Settings.load(knobs), {"NCCL_SOCKET_IFNAME": "ib0"})
     assert found.state == state and "NCCL_SOCKET_IFNAME=ib0" in found.said

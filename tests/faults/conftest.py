@@ -1,4 +1,4 @@
-"""The lanes of the fault tests, and which of them `make test` leaves to `make test-faults`."""
+"""The lanes of the fault tests, and the table that `make test-faults` writes of them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,6 @@ from tests.faults.table import TABLE
 from tests.needs import need
 
 TABLE_PATH = os.environ.get("RLPROF_FAULTS_TABLE")
-ALL = os.environ.get("RLPROF_FAULTS") == "all"
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `long` are deselected unless RLPROF_FAULTS=all."""
-    if ALL:
-        return
-    long = [item for item in items if item.get_closest_marker("long")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 @pytest.fixture(scope="session")

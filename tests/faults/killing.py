@@ -27,8 +27,7 @@ TRAINER = ("--steps", str(STEPS), "--seconds", "0.4")
 # supervisor, whose ends are the job's.
 KINDS = {
     "supervisor": r"-m rlprof_ops\.supervisor( |$)",
-    "readiness probe": r"rlprof_ops\.supervisor\.gcs\.gcs_probe",
-    "resource probe": r"rlprof_ops\.supervisor\.gcs\.resource_probe",
+    "resource probe": r"rlprof_ops\.supervisor\.node\.resource_probe",
     "recorder": r"rlprof_ops\.recorder",
     "sync": r"rlprof_ops\.collect\.sync",
     "nsys start": r"nsys start",

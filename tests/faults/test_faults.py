@@ -1,6 +1,6 @@
 """The fault matrix on the sandbox: path by path, with both backends in every job.
 
-`make test` and CI run the short part; `make test-faults` and `make test-all` (RLPROF_FAULTS=all) all of it.
+CI runs the short part; `make test-faults` and `make test-all` (RLPROF_TESTS=long) all of it.
 """
 
 from __future__ import annotations

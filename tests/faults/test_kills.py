@@ -45,6 +45,5 @@ def test_killing_helpers_at_random_moments_costs_training_nothing(lanes):
         ("supervisor", "another one takes over"),
         ("sync", "sync ended with -9 while the job runs"),
         ("harvest", "harvest ended with -9"),
-        ("readiness probe", "the process that asks"),
     ):
         assert said in job_said, f"{kind}\n{shown}"

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,22 @@ def in_document(document: Path) -> str:
 def put_into(document: Path, transcript: str) -> None:
     kept, _, after = document.read_text().partition(MARK)
     rest = after.partition("\n```\n")[2]
-    document.write_text(f"{kept}{MARK}\n\n```console\n{transcript}\n```\n{rest}")
+    document.write_text(f"{kept}{MARK}\n\n```console\n{shortened(transcript)}\n```\n{rest}")
+
+
+def shortened(transcript: str) -> str:
+    """The transcript with `…` in the middle of a long row of findings that are ok, or of a job's states."""
+    entries = re.findall(r"(?m)^.*\n?(?: {20,}.*\n?)*", transcript)
+    kept = list[str]()
+    for kind, row in groupby(entries, _repeated):
+        lines = list(row)
+        kept += [*lines[:6], "…\n", *lines[-3:]] if kind and len(lines) > 10 else lines
+    return "".join(kept)
+
+
+def _repeated(entry: str) -> str:
+    found = re.match(r"ok(?=    )|\d\d:\d\d:\d\d( job \d+: )", entry)
+    return (found[1] or found[0]) if found else ""
 
 
 def shape(transcript: str) -> list[str]:

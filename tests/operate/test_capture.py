@@ -12,7 +12,7 @@ import pytest
 
 from rlprof_ops.cli import main
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.operate import capture
+from rlprof_ops.operate import capture_request
 from rlprof_ops.supervisor import capture_relay
 
 TRAINING = """
@@ -63,7 +63,7 @@ def ask(run, **changes):
         "options": {"host": "true"},
         "timeout_s": 30.0,
     }
-    return capture.capture(run, progress=lambda *_: None, **{**values, **changes})
+    return capture_request.capture(run, progress=lambda *_: None, **{**values, **changes})
 
 
 def test_windows_of_a_running_job_by_steps_and_by_seconds(run):
@@ -179,7 +179,7 @@ def test_a_job_without_workers_yet_says_so(tmp_path):
 @pytest.mark.parametrize("text", ["2", "next:0", "next:", "3:5"])
 def test_only_the_next_steps_can_be_asked(text):
     with pytest.raises(UsageError, match="expected next:N"):
-        capture.parse_next(text)
+        capture_request.parse_next(text)
 
 
 def test_a_worker_that_does_not_listen_is_named(run):
@@ -212,7 +212,7 @@ def test_stacks_of_a_worker_on_this_machine(run, monkeypatch):
     if capture_relay._py_spy() is None:
         pytest.skip("no py-spy")
 
-    ((worker, text),) = capture.stacks(run, ("*",), None, timeout_s=10)
+    ((worker, text),) = capture_request.stacks(run, ("*",), None, timeout_s=10)
 
     assert worker.name == "policy_worker rank 0"
     assert '"MainThread"' in text or "MainThread" in text
@@ -241,7 +241,7 @@ def test_stacks_of_another_node_are_taken_there(run, monkeypatch):
     thread.start()
     time.sleep(0.3)
     try:
-        ((worker, text),) = capture.stacks(run, ("policy_worker",), (0,), timeout_s=20)
+        ((worker, text),) = capture_request.stacks(run, ("policy_worker",), (0,), timeout_s=20)
     finally:
         stop.set()
         thread.join(timeout=10)

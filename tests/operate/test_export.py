@@ -21,14 +21,14 @@ from rlprof_ops.commands.export import command
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.operate.export import openmetrics
 from rlprof_ops.operate.export.endpoint import MetricsServer
-from rlprof_ops.operate.export.follow import export
-from rlprof_ops.operate.export.steps import NewSteps
-from rlprof_ops.recorder.detect.finding import Finding
+from rlprof_ops.operate.export.export_run import export
+from rlprof_ops.operate.export.led_steps import NewSteps
+from rlprof_ops.recorder.detect.anomaly import Anomaly
 from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.news import News
 from rlprof_ops.recorder.samples.engines import EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample
-from rlprof_ops.recorder.samples.host import HostSample
+from rlprof_ops.recorder.samples.host_samples import HostSample
 from rlprof_ops.recorder.samples.step_marks import ToldStep
 from tests.recorder.recorded import write_record
 from tests.recorder.simulated import BEGIN_NS, healthy
@@ -54,7 +54,7 @@ def summary(told: list[list[ToldStep]]) -> dict[str, Any]:
     engine = EngineSample("http://127.0.0.1:8000/metrics", 7, 2, 500, 0, 1234.5, 1.0)
     for rows in told:
         view.take(News(HOSTILE, BEGIN_NS, host, (gpu,), (engine,), (), tuple(rows), (), {}))
-    view.findings.append(Finding("throttle", "GPU 3 is hot", "x", BEGIN_NS))
+    view.findings.append(Anomaly("throttle", "GPU 3 is hot", "x", BEGIN_NS))
     return view.summary()
 
 

@@ -64,7 +64,9 @@ def test_a_container_that_does_not_start(me):
 def test_a_full_disk(me, slurm):
     """The shared folder runs full while the driver works on it, and stays full."""
     program = (
-        "import time; print('begun', flush=True); time.sleep(8); open('big', 'wb').write(bytes(1 << 26))"
+        "import shutil, time; print('begun', flush=True)\n"
+        "while shutil.disk_usage('.').free > 1 << 20: time.sleep(0.2)\n"
+        "open('big', 'wb').write(bytes(1 << 26))"
     )
     process = me.start("submit", "-N", "1", "--wait", "--", "python", "-c", program)
     try:

@@ -83,3 +83,32 @@ def test_two_folders_of_which_one_may_not_be_read(run_folder, tmp_path):
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1 and "permission denied" in done.stderr, done.stderr
+
+
+def test_a_list_leaves_out_what_may_not_be_read_and_counts_it(run_folder, tmp_path):
+    run_folder.record(cause="driver_exit", exit_code=0)
+    beside = run_folder.path.parent / "4712-logs"
+    beside.mkdir()
+    close(beside)
+    try:
+        done = as_another("ps", str(run_folder.path.parent), cwd=tmp_path)
+    finally:
+        open_again(beside)
+    assert done.returncode == 0 and "4711 " in done.stdout, done.stdout + done.stderr
+    assert done.stderr == f"left out, since they may not be read, 1 folder: {beside}\n"
+
+
+def test_a_folder_that_takes_no_report_hides_no_answer(run_folder, tmp_path):
+    pytest.importorskip("msgspec")
+    from tests.analyze.fake_run import make_run
+
+    make_run(run_folder.path, ranks=1, steps=(3,))
+    run_folder.record(cause="driver_exit", exit_code=0)
+    run_folder.path.chmod(0o555)
+    try:
+        done = as_another("report", str(run_folder.path), cwd=tmp_path)
+    finally:
+        run_folder.path.chmod(0o755)
+    assert done.returncode == 1 and "GPUs over their captures" in done.stdout, done.stdout + done.stderr
+    assert "cannot write the report (Permission denied). Give another folder with --output." in done.stderr
+    assert done.stderr.count("\n") == 1

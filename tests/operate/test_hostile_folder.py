@@ -48,8 +48,8 @@ COMMANDS = (
     ("status", "--json"),
     ("top", "--once"),
     ("top", "--json"),
-    ("runs",),
-    ("runs", "--json"),
+    ("ps",),
+    ("ps", "--json"),
     ("logs",),
     ("logs", "-n", "3"),
     ("logs", "--node", "0"),
@@ -278,7 +278,7 @@ def test_no_file_of_a_run_folder_ends_a_command_with_a_traceback_or_holds_it(
         kind(odd)
         odd.with_name(odd.name + ".sound").unlink()
         filled = [word.format(out=place) for word in words[1:]]
-        where = run.parent if words[0] == "runs" else run
+        where = run.parent if words[0] == "ps" else run
         done = run_command((words[0], str(where), *filled), place, DEADLINE_S)
         if done.code in ("late", "traceback") or (done.code not in (0, 3) and not done.said.strip()):
             wrong.append(f"{' '.join(words)}: {done.code}\n{done.said[-1500:]}")

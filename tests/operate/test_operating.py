@@ -16,9 +16,9 @@ import pytest
 
 from rlprof_ops.errors import UsageError
 from rlprof_ops.job.run_folder import find
-from rlprof_ops.operate import logs
+from rlprof_ops.operate import job_logs
+from rlprof_ops.operate.end_job import stop
 from rlprof_ops.operate.follow import Lines, follow
-from rlprof_ops.operate.stop import stop
 from rlprof_ops.request import load_request
 from rlprof_ops.slurm import client
 from tests.operate.test_submit import run, sent
@@ -204,7 +204,7 @@ def test_ps_lists_ours_alone(fake, run_folder, capsys):
     (fake.folder / "queue").write_text("\x1f".join(row) + "\n" + "\x1f".join(other) + "\n")
     assert run("ps") == 0
     out = capsys.readouterr().out
-    assert "4711" in out and "a|name" in out and "1 of 4 captures" in out
+    assert "4711" in out and "a|name" in out and "1 of 4 " in out
     assert "4712" not in out
     assert run("ps", "--json") == 0
     assert [view["job"] for view in json.loads(capsys.readouterr().out)] == ["4711"]
@@ -216,7 +216,7 @@ def test_ps_lists_ours_alone(fake, run_folder, capsys):
 ])  # fmt: skip
 def test_the_last_lines_of_a_log(text, lines, expected):
     file = io.BytesIO(text)
-    file.seek(logs.start_of(file, lines))
+    file.seek(job_logs.start_of(file, lines))
     assert file.read() == expected
 
 
@@ -232,9 +232,9 @@ def test_logs_follow_a_file_that_comes_late_and_grows(tmp_path, monkeypatch):
                 file.write(text)
 
     looks = iter([(None, False), (None, False), (path, False), (path, False), (path, False), (path, True)])
-    source = logs.Source("4711", "driver")
-    monkeypatch.setattr(logs.Source, "look", lambda self: next(looks))
-    logs.follow(source, said.append, sleep=sleep, clock=lambda: clock[0])
+    source = job_logs.Source("4711", "driver")
+    monkeypatch.setattr(job_logs.Source, "look", lambda self: next(looks))
+    job_logs.follow(source, said.append, sleep=sleep, clock=lambda: clock[0])
     assert b"".join(said) == b"one\ntwo\nend\n"
 
 
@@ -393,7 +393,7 @@ def test_attach_leads_into_the_container_of_the_job(fake, run_folder, tmp_path):
     srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     srun.chmod(0o755)
     from rlprof_ops.job.run_folder import Job
-    from rlprof_ops.operate.attach import into, node_and_command
+    from rlprof_ops.operate.attach_line import into, node_and_command
 
     file = run_folder.path / ".secrets" / "attach.env"
     tail = [
@@ -516,7 +516,7 @@ def test_a_job_is_over_when_its_harvest_is(fake, run_folder, capsys):
     assert "harvest     job 4712, waits in Slurm's queue (Resources)" in capsys.readouterr().out
     assert run("retry", "4711") == 1
     assert "the harvest, job 4712, waits in Slurm's queue (Resources)" in capsys.readouterr().err
-    assert logs.Source("4711", "head").look()[1]
+    assert job_logs.Source("4711", "head").look()[1]
 
     def ends() -> None:
         run_folder.manifest(("policy_worker", 0, 3, 5, "ok"))
@@ -559,6 +559,7 @@ def test_the_next_run_of_a_requeued_job_is_followed(fake, run_folder):
 
 @pytest.mark.parametrize(("line", "word", "expected"), [
     ("rlprof st", "1", {"status", "stop", "stacks"}), ("rlprof submit -N 2 --partition x --dr", "6", {"--dry-run"}), ("rlprof status 47", "2", {"4711"}), ("rlprof report 47", "2", {"4711"}), ("rlprof diff 47", "2", {"4711"}),
+    ("rlprof view 47", "2", {"4711"}),
 ])  # fmt: skip
 def test_a_shell_completes_commands_options_and_jobs(fake, capsys, monkeypatch, line, word, expected):
     run("submit", "--", "true")
@@ -571,12 +572,21 @@ def test_a_shell_completes_commands_options_and_jobs(fake, capsys, monkeypatch, 
     assert found and found <= expected
 
 
+@pytest.mark.parametrize("line", ["plan", "convert --to verl", "submit --request", "wrap --request"])
+def test_a_shell_completes_files_where_a_request_stands(fake, capsys, monkeypatch, line):
+    monkeypatch.setenv("COMP_WORDS", f"rlprof {line} ")
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) + 1))
+    monkeypatch.setenv("_RLPROF_COMPLETE", "bash_complete")
+    run()
+    assert capsys.readouterr().out.startswith("file,")
+
+
 def test_the_live_view_is_a_table_that_stands_still(fake, run_folder):
     rich_console = pytest.importorskip("rich.console")
     from rich.live import Live
 
     from rlprof_ops.operate.follow import Panel
-    from rlprof_ops.operate.status import look
+    from rlprof_ops.operate.job_status import look
 
     run_folder.record()
     run_folder.worker(0, CLOSED, last_step=5)
@@ -585,7 +595,11 @@ def test_the_live_view_is_a_table_that_stands_still(fake, run_folder):
     console = rich_console.Console(file=out, force_terminal=True, width=100)
     with Panel(Live(console=console, auto_refresh=False, transient=True)) as show:
         show(look(find("4711")))
-    assert "1 of 4 captures" in out.getvalue() and "running (RUNNING)" in out.getvalue()
+    assert (
+        "1 of 4 " in out.getvalue()
+        and "4 captures" not in out.getvalue()
+        and "running (RUNNING)" in out.getvalue()
+    )
 
 
 def test_without_a_job_the_latest_is_meant_and_named(fake, run_folder, capsys):

@@ -301,6 +301,20 @@ def test_nemo_rl_gets_its_variables_and_what_it_cannot_do_is_said(fake, capsys):
     assert "NeMo RL takes one range" in err
 
 
+def test_folders_for_reports_go_along_for_their_mounts(fake):
+    """The request is carried as one variable, which ray.sub does not read."""
+    words = ("NRL_TORCH_PROFILE_STEP_RANGE=3:5", "NRL_TORCH_PROFILE_WORKER_PATTERNS=*")
+    given = [part for word in (*words, "NRL_TORCH_PROFILE_DIR=traces") for part in ("--set", word)]
+    assert run("submit", *given, "--", "true") == 0
+    env = sent(fake)[1]
+    assert env["NRL_TORCH_PROFILE_DIR"] == str(Path.cwd() / "traces")
+    assert load_request(env=env).output_dir == str(Path.cwd() / "traces")
+    (fake.folder / "calls.jsonl").unlink()
+    assert run("submit", *ASKED, "--output-dir", "/reports", "--", "true") == 0
+    env = sent(fake)[1]
+    assert (env["RLPROF_OUTPUT_DIR"], load_request(env=env).output_dir) == ("/reports", "/reports")
+
+
 @pytest.mark.parametrize(("framework", "workers", "trainer"), [
     ("nemo_rl", "dtensor_policy_worker", "nemo_rl"), ("nemo_rl", "megatron_policy_worker", "nemo_rl_megatron"),
     ("nemo_rl", "*policy*", "nemo_rl"), ("verl-legacy", "actor", "verl"), ("rlinf", "ActorGroup", "rlinf"),

@@ -11,6 +11,8 @@ from tests.needs import need
 from tests.packaging.conftest import HOME, link_needed, run
 from tests.packaging.test_wheel import SCANNER
 
+pytestmark = pytest.mark.whole
+
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 TESTS = (
     "tests/request/test_core.py",

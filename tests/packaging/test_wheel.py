@@ -5,6 +5,7 @@ init`.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import zipfile
 from pathlib import Path
@@ -46,9 +47,10 @@ def test_without_a_compiler_the_scanner_alone_is_missing(wheel, tmp_path):
 
 def test_the_command_line_in_an_empty_environment(installed):
     assert run(installed / "rlprof", "--version").stdout.strip().endswith(__version__)
-    commands = run(installed / "rlprof", "--help").stdout.partition("Commands:")[2].split("\n")
-    for line in filter(str.strip, commands):
-        run(installed / "rlprof", line.split()[0], "--help")
+    found = re.findall(r"(?m)^  ([a-z-]+)  ", run(installed / "rlprof", "--help").stdout)
+    assert len(found) > 20
+    for name in found:
+        run(installed / "rlprof", name, "--help")
     home = run(
         installed / "python", "-c", "from rlprof_ops.job import knobs; print(knobs.home())"
     ).stdout.strip()

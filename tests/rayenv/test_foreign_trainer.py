@@ -41,13 +41,20 @@ def start(options, **variables):
 
 ray.init(log_to_driver=False, logging_level="error", **eval(sys.argv[1]))
 workers = [start(NEMO_RL, RANK="0"), start(NEMO_RL, RANK="1"), start(VERL, RANK="0")]
+pids = []
 for worker in workers:
     ready, _ = ray.wait([worker.train.remote()], timeout=float(sys.argv[2]))
-    print(*(ray.get(ready)[0] if ready else ["never", "started", ""]), sep="|", flush=True)
+    told = ray.get(ready)[0] if ready else ["never", "started", ""]
+    print(*told, sep="|", flush=True)
     if not ready:
         sys.exit()
-# An orderly end, as trainers have it: what a killed process had not handed to nsys yet is lost. nsys still writes then.
+    pids.append(told[1])
+# An orderly end: nsys loses what a killed process had not handed to it, and Ray kills what is left of a driver
+# that has ended.
 ray.wait([worker.__ray_terminate__.remote() for worker in workers], num_returns=3, timeout=30)
+until = time.monotonic() + 60
+while any(os.path.exists(f"/proc/{pid}/exe") for pid in pids) and time.monotonic() < until:
+    time.sleep(0.1)
 """
 
 

@@ -7,20 +7,23 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.nsys_stand_in import FakeNsys
 from tests.rayenv.stand_ins import Context
 
 from rlprof_ops import rayenv
-from rlprof_ops.backends.nsight.wrap import nsys_command
+from rlprof_ops.backends.nsight.wrap_worker import nsys_command
 from rlprof_ops.backends.wrapping import Identity
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.request import CaptureSpec, request_from_dict
 from rlprof_ops.runtime.process.ray_children import HOOK_VARIABLE
+from rlprof_ops.trainers.nemo_rl.names import LIBRARY_PATHS
 
 LOG = logging.getLogger("test")
+HOME = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -70,6 +73,37 @@ def test_a_selected_worker_is_wrapped_and_its_interpreter_text_is_kept(node, tmp
     assert (tmp_path / "node dir's" / "tmp").is_dir()
 
 
+@pytest.mark.parametrize("mine", ["/mine", ""])
+def test_a_megatron_worker_under_nsys_finds_its_libraries(node, monkeypatch, mine):
+    """NeMo RL's document: else libtransformer_engine.so does not load."""
+    node()
+    monkeypatch.setenv("LD_LIBRARY_PATH", mine)
+    needed = LIBRARY_PATHS[os.uname().machine]
+    for worker in (
+        "megatron_policy_worker",
+        "megatron_quant_policy_worker",
+        "teacher_megatron_policy_worker",
+    ):
+        path = modify({"worker": worker, "rank": 0}).env_vars["LD_LIBRARY_PATH"]
+        assert path == (f"{needed}:/mine" if mine else needed)
+    for value in ({"worker": "dtensor_policy_worker", "rank": 0}, {"worker": "megatron_reward", "rank": 0}):
+        assert "LD_LIBRARY_PATH" not in modify(value).env_vars
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{needed}:/mine")  # by RLPROF_TRAINER=nemo_rl_megatron
+    assert "LD_LIBRARY_PATH" not in modify({"worker": "megatron_policy_worker", "rank": 0}).env_vars
+
+
+def test_a_megatron_worker_that_is_not_selected_keeps_its_libraries(node):
+    node(ranks=[0])
+    assert "LD_LIBRARY_PATH" not in modify({"worker": "megatron_policy_worker", "rank": 1}).env_vars
+
+
+def test_the_settings_of_megatron_have_the_same_folders():
+    lines = (HOME / "env" / "trainer_nemo_rl_megatron.env").read_text().splitlines()
+    assert {f"RLPROF_LD_LIBRARY_PATH_{name.upper()}={path}" for name, path in LIBRARY_PATHS.items()} <= set(
+        lines
+    )
+
+
 def test_a_wrapped_worker_is_said_in_the_agents_log(node, caplog):
     node(ranks=[0])
     with caplog.at_level(logging.INFO):
@@ -77,7 +111,9 @@ def test_a_wrapped_worker_is_said_in_the_agents_log(node, caplog):
         modify({"worker": "policy_worker", "rank": 1})
 
     said = [record.getMessage() for record in caplog.records if "enabled" in record.getMessage()]
-    assert said == ["rlprof: Nsight profiling enabled for worker 'policy_worker' rank 0"]
+    assert said == [
+        "rlprof: Nsight profiling enabled for worker 'policy_worker' rank 0 (matched pattern '*policy*')"
+    ]
 
 
 def test_bash_hands_nsys_exactly_what_was_meant(node, tmp_path):

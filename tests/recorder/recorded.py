@@ -11,7 +11,7 @@ from rlprof_ops.recorder import rows
 from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.news import News
 from rlprof_ops.recorder.record_file import FOLDER, RecordFile
-from rlprof_ops.recorder.samples.host import HostSample
+from rlprof_ops.recorder.samples.host_samples import HostSample
 from rlprof_ops.recorder.samples.step_marks import ToldStep
 
 SECOND = 1_000_000_000

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from rlprof_ops.recorder.detect.finding import HANG, MEMORY, SLOW_RANK, SLOW_STEP, THROTTLE, Finding
+from rlprof_ops.recorder.detect.anomaly import HANG, MEMORY, SLOW_RANK, SLOW_STEP, THROTTLE, Anomaly
 from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.news import News, read
 from rlprof_ops.recorder.samples.gpu import GpuSample
-from rlprof_ops.recorder.samples.host import HostSample
+from rlprof_ops.recorder.samples.host_samples import HostSample
 from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowMark
 from rlprof_ops.runtime.marks import Now
 from tests.recorder.simulated import BEGIN_NS, healthy, slower
@@ -24,7 +24,7 @@ def news(steps: list[ToldStep], t_ns: int = BEGIN_NS, **more: object) -> News:
     return found
 
 
-def findings(view: JobView, *told: list[ToldStep]) -> list[Finding]:
+def findings(view: JobView, *told: list[ToldStep]) -> list[Anomaly]:
     return [finding for steps in told for finding in view.take(news(steps))]
 
 
@@ -42,7 +42,7 @@ def test_healthy_runs_trigger_nothing() -> None:
 def test_a_slow_rank_is_named_within_four_steps(ranks: int, factor: float) -> None:
     for seed in range(10 if ranks < 64 else 3):
         view = JobView("1", ["n1"])
-        named: list[Finding] = []
+        named: list[Anomaly] = []
         for told in healthy(seed, 40, ranks):
             step = told[0].step
             named += findings(view, slower(told, 1, "train", factor) if step >= 12 else told)

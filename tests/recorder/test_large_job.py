@@ -15,7 +15,7 @@ from rlprof_ops.recorder import __main__ as recorder
 from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.news import News, read
 from rlprof_ops.recorder.samples.gpu import GpuSample
-from rlprof_ops.recorder.samples.host import HostSample
+from rlprof_ops.recorder.samples.host_samples import HostSample
 from rlprof_ops.recorder.samples.step_marks import ToldStep
 from rlprof_ops.runtime.marks import Now
 from rlprof_ops.runtime.ranges.phase_times import Phase

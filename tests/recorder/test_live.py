@@ -1,4 +1,4 @@
-"""`rlprof live`: a page of its own for whoever has the address, which follows the job; in a real browser."""
+"""`rlprof top --serve`: a page for whoever has the address, which follows the job; in a real browser."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlprof_ops.operate.live_server import LiveServer
-from rlprof_ops.recorder.detect.finding import Finding
+from rlprof_ops.recorder.detect.anomaly import Anomaly
 from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.news import News
 from tests.recorder.simulated import BEGIN_NS, healthy
@@ -24,7 +24,7 @@ def write(run: Path, steps: int) -> None:
     view = JobView("4711", ["n1", HOSTILE])
     for told in healthy(1, steps, ranks=2):
         view.take(News("n1", BEGIN_NS, None, (), (), (), tuple(told), (), {}))
-    view.findings.append(Finding("slow_rank", f"rank 1 is slow {HOSTILE}", "x", BEGIN_NS))
+    view.findings.append(Anomaly("slow_rank", f"rank 1 is slow {HOSTILE}", "x", BEGIN_NS))
     (run / "recorder").mkdir(exist_ok=True)
     (run / "recorder" / "summary.json").write_text(json.dumps(view.summary()))
 

@@ -23,7 +23,7 @@ from rlprof_ops.operate.recorded import headline, read_summary, tables
 from rlprof_ops.recorder import rows
 from rlprof_ops.recorder.record_file import read_folder
 
-pytestmark = [pytest.mark.ray, pytest.mark.torch]
+pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(600)]
 
 STEPS = 24
 REQUEST = {
@@ -48,7 +48,7 @@ def recorders(root: Path) -> list[int]:
 def test_a_slow_rank_is_captured_and_a_killed_recorder_goes_on(tmp_path: Path) -> None:
     command = [
         sys.executable, "-u", "-m", "rlprof_ops.demo", f"--steps={STEPS}", "--policy-workers=3",
-        "--slow-rank=1", "--slow-ms=400", "--slow-phase=ref_logprob",
+        "--slow-rank=1", "--slow-ms=1000", "--slow-phase=ref_logprob",
     ]  # fmt: skip
     request = tmp_path / "profile.yaml"
     request.write_text(json.dumps(REQUEST))
@@ -68,16 +68,11 @@ def test_a_slow_rank_is_captured_and_a_killed_recorder_goes_on(tmp_path: Path) -
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    watch = threading.Timer(60, kill)  # whatever the driver's lines look like
-    watch.start()
-    try:
-        result = run_local(tmp_path, settings, on_line)
-    finally:
-        watch.cancel()
+    result = run_local(tmp_path, settings, on_line)
     assert result.exit_code == 0
     run = result.run.path
     log = (run / "logs" / "head.log").read_text()
-    assert killed and "the recorder ended with -9; starting it again" in log
+    assert killed and "the recorder ended with -9 while the job runs; starting it again" in log
 
     manifest = Manifest.load(run)
     slow = [finding for finding in manifest.findings if finding["kind"] == "slow_rank"]

@@ -17,7 +17,7 @@ import pytest
 
 from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.recorder import record_file, rows
-from rlprof_ops.recorder.detect.finding import Finding
+from rlprof_ops.recorder.detect.anomaly import Anomaly
 from rlprof_ops.recorder.head_recorder import HeadRecorder
 from rlprof_ops.recorder.news import News
 from rlprof_ops.recorder.node_recorder import NodeRecorder
@@ -186,7 +186,7 @@ def state_of(pid: int) -> str:
 
 def test_what_a_killed_head_has_told_is_not_told_again(tmp_path: Path) -> None:
     told: list[dict[str, object]] = []
-    finding = Finding("throttle", "GPU 0 is hot", "throttle:n1:0", 1, node="n1")
+    finding = Anomaly("throttle", "GPU 0 is hot", "throttle:n1:0", 1, node="n1")
     (tmp_path / "recorder").mkdir()
     (tmp_path / "recorder" / "findings.jsonl").write_text(json.dumps(finding.to_dict()) + '\n{"kind": "thr')
     head = HeadRecorder(pinned_run(tmp_path, tmp_path), "1", ["n1"], ProfileRequest(), told.append)

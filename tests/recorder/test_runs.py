@@ -1,4 +1,4 @@
-"""`rlprof runs` on run folders of several kinds."""
+"""`rlprof ps FOLDER` on run folders of several kinds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from rlprof_ops.commands import runs
+from rlprof_ops.commands import ps
 from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.news import News
 from tests.recorder.simulated import BEGIN_NS, healthy
@@ -26,15 +26,15 @@ def test_runs_are_listed_the_latest_first(tmp_path: Path) -> None:
     (tmp_path / "2-logs" / "recorder").mkdir()
     (tmp_path / "2-logs" / "recorder" / "summary.json").write_text(json.dumps(view.summary()))
 
-    told_runs = json.loads(CliRunner().invoke(runs.command, [str(tmp_path), "--json"]).output)
+    told_runs = json.loads(CliRunner().invoke(ps.command, [str(tmp_path), "--json"]).output)
     assert [(run["job"], run["steps"], run["exit_code"]) for run in told_runs] == [
         ("2", 20, 7),
         ("1", None, 7),
     ]
     assert told_runs[0]["median_s"] > 5
-    text = CliRunner().invoke(runs.command, [str(tmp_path)]).output
+    text = CliRunner().invoke(ps.command, [str(tmp_path)]).output
     assert "median step" in text and "driver-exit" in text
     assert (
         "no run folder below"
-        in CliRunner().invoke(runs.command, [str(tmp_path / "2-logs" / "recorder")]).output
+        in CliRunner().invoke(ps.command, [str(tmp_path / "2-logs" / "recorder")]).output
     )

@@ -16,7 +16,7 @@ import pytest
 
 from rlprof_ops.recorder.samples.engines import Engines
 from rlprof_ops.recorder.samples.gpu import GpuSamples
-from rlprof_ops.recorder.samples.host import HostSamples
+from rlprof_ops.recorder.samples.host_samples import HostSamples
 from rlprof_ops.recorder.samples.step_marks import StepMarks
 from rlprof_ops.runtime import marks, profiler
 from rlprof_ops.runtime.ranges.phase_times import phases_of

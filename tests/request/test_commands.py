@@ -1,4 +1,4 @@
-"""`rlprof plan`, `render`, `import` and `schema` as a person runs them."""
+"""`rlprof plan`, `convert` and `schema` as a person runs them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rlprof_ops.request import (
     request_from_dict,
     request_from_json,
 )
-from rlprof_ops.request.schema import schema
 from rlprof_ops.request.yaml_file import parse_yaml
+from rlprof_ops.request.yaml_schema import schema
 
 PYTHON = Path(__file__).parents[2] / "python"
 FILE = "captures:\n- workers: '*policy*'\n  steps: 3:5, 10\n"
@@ -125,35 +125,34 @@ def test_flags_change_the_request(request_file: str) -> None:
     assert run("plan", request_file, "--steps", "5:5", code=2)[1].startswith("--steps: steps '5:5' is empty")
 
 
-def test_render_and_import(request_file: str, tmp_path: Path) -> None:
-    out, err = run("render", "--framework", "nemo_rl", request_file)
+def test_convert_there_and_back(request_file: str, tmp_path: Path) -> None:
+    out, err = run("convert", "--to", "nemo_rl", request_file)
     assert "export NRL_NSYS_WORKER_PATTERNS='*policy*'\n" in out
     assert err == "rlprof: lost: capture 1: steps '10'; NeMo RL takes one range, the first is written\n"
-    run("render", "--framework", "nemo_rl", request_file, "--strict", code=2)
+    run("convert", "--to", "nemo_rl", request_file, "--strict", code=2)
     assert (
-        "configured by env"
-        in run("render", "--framework", "nemo_rl", request_file, "--format", "yaml", code=2)[1]
+        "configured by env" in run("convert", "--to", "nemo_rl", request_file, "--format", "yaml", code=2)[1]
     )
     script = tmp_path / "run.sh"
     script.write_text(out)
-    back, _ = run("import", "--framework", "nemo_rl", str(script))
+    back, _ = run("convert", "--from", "nemo_rl", str(script))
     assert back == "captures:\n- backend: nsight\n  workers: ['*policy*']\n  steps: '3:5'\n"
 
 
-def test_import_of_overrides_and_stdin() -> None:
+def test_converting_overrides_and_stdin() -> None:
     words = [
         "global_profiler.tool=nsys",
         "global_profiler.steps=[1,2]",
         "actor_rollout_ref.ref.profiler.enable=True",
     ]
-    out, err = run("import", "--framework", "verl", "--json", *words)
+    out, err = run("convert", "--from", "verl", "--format", "json", *words)
     assert json.loads(out)["captures"] == [
         {"backend": "nsight", "workers": ["ref"], "ranks": [0], "steps": "1:3"}
     ]
     assert "read as rank 0" in err
-    result = CliRunner().invoke(cli, ["import", "--framework", "verl", "-"], input="\n".join(words))
+    result = CliRunner().invoke(cli, ["convert", "--from", "verl", "-"], input="\n".join(words))
     assert "workers: [ref]" in result.stdout
-    assert "cannot read the request" in run("import", "--framework", "verl", "nowhere.yaml", code=2)[1]
+    assert "cannot read the request" in run("convert", "--from", "verl", "nowhere.yaml", code=2)[1]
 
 
 def test_the_schema_agrees_with_the_loader() -> None:
@@ -220,7 +219,15 @@ def test_importing_the_request_is_cheap() -> None:
     )
     modules = out.stdout.split()
     assert not [m for m in modules if m.startswith(("yaml", "click", "json"))]
-    small = ("env_names", "errors", "version", "words", "backends", "backends.contract")
+    small = (
+        "env_names",
+        "errors",
+        "version",
+        "words",
+        "backends",
+        "backends.contract",
+        "backends.window_support",
+    )
     assert all(
         m in ("rlprof_ops", *(f"rlprof_ops.{name}" for name in small)) or m.startswith("rlprof_ops.request")
         for m in modules
@@ -249,7 +256,7 @@ def test_a_bad_request_ends_the_demo_before_ray(env: dict[str, str], message: st
     assert not list(tmp_path.rglob("session_*"))
 
 
-def test_import_reads_a_script_a_file_with_overrides_and_fails_on_nothing(tmp_path: Path) -> None:
+def test_convert_reads_a_script_a_file_with_overrides_and_fails_on_nothing(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
         "#!/bin/bash\n# don't stop\nSTEPS='[3,4]'; export UNUSED=1;\n"
@@ -258,19 +265,41 @@ def test_import_reads_a_script_a_file_with_overrides_and_fails_on_nothing(tmp_pa
         "    actor_rollout_ref.actor.profiler.enable=True"
         " actor_rollout_ref.actor.profiler.all_ranks=True $@\n"
     )
-    out, _ = run("import", "--framework", "verl", "--json", str(script))
+    out, _ = run("convert", "--from", "verl", "--format", "json", str(script))
     assert json.loads(out)["captures"] == [
         {"backend": "nsight", "workers": ["actor", "rollout"], "steps": "3:5"}
     ]
-    out, _ = run("import", "--framework", "verl", "--json", str(script), "global_profiler.steps=[7]")
+    out, _ = run("convert", "--from", "verl", "--format", "json", str(script), "global_profiler.steps=[7]")
     assert json.loads(out)["captures"][0]["steps"] == "7"
     nothing = tmp_path / "nothing.yaml"
     nothing.write_text("trainer: {nnodes: 2}\n")
-    assert (
-        "no key of verl's profiling is in it" in run("import", "--framework", "verl", str(nothing), code=2)[1]
-    )
-    assert "nothing is profiled" in run("import", "--framework", "nemo_rl", "A=1 python x.py", code=2)[1]
+    assert "no key of verl's profiling is in it" in run("convert", "--from", "verl", str(nothing), code=2)[1]
+    assert "nothing is profiled" in run("convert", "--from", "nemo_rl", "A=1 python x.py", code=2)[1]
     inner = "NRL_NSYS_PROFILE_STEP_RANGE=3:5 NRL_NSYS_WORKER_PATTERNS=*policy* uv run x.py"
     (tmp_path / "launch.sh").write_text(f"COMMAND='{inner}' sbatch ray.sub")
-    out, _ = run("import", "--framework", "nemo_rl", "--json", str(tmp_path / "launch.sh"))
+    out, _ = run("convert", "--from", "nemo_rl", "--format", "json", str(tmp_path / "launch.sh"))
     assert json.loads(out)["captures"][0]["steps"] == "3:5"
+
+
+def test_what_changes_a_runs_own_file_is_read_over_it(tmp_path: Path) -> None:
+    """RLinf's document: `enabled`, `steps` and a rocprof block beside the run's own YAML."""
+    main, block, script = tmp_path / "main.yaml", tmp_path / "rocm.yaml", tmp_path / "launch.sh"
+    main.write_text("defaults:\n  - profile/default@cluster.profiling\n")
+    read = ("convert", "--from", "rlinf", "--format", "json")
+    alone = run(*read, "cluster.profiling.enabled=false", code=2)[1]
+    assert "--base" in alone, "what to do where the backend stands in a file"
+    base = (*read, "--base", str(main))
+    off = json.loads(run(*base, "cluster.profiling.enabled=false")[0])
+    assert off["enabled"] is False and off["captures"][0]["workers"][0] == "ActorGroup"
+    steps = json.loads(run(*base, "+cluster.profiling.steps=[3]")[0])
+    assert steps["captures"][0]["steps"] == "4", "RLinf counts from 0"
+    script.write_text("#!/bin/bash\npython train.py '+cluster.profiling.steps=[3]'\n")
+    assert json.loads(run(*base, str(script))[0]) == steps
+    main.write_text("cluster:\n  num_nodes: 1\n")
+    block.write_text("backend: rocprof_sys\nworker_groups: [ActorGroup]\nargs: {T: hip}\n")
+    [capture] = json.loads(run(*base, str(block))[0])["captures"]
+    assert capture["backend"] == "rocprof_sys" and capture["options"] == {"T": "hip"}
+    first = tmp_path / "first.sh"
+    first.write_text("export NRL_NSYS_PROFILE_STEP_RANGE=3:5\n")
+    words = ("--base", str(first), "NRL_NSYS_WORKER_PATTERNS=*policy*")
+    assert '"*policy*"' in run("convert", "--from", "nemo_rl", "--format", "json", *words)[0]

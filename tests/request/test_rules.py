@@ -324,7 +324,7 @@ ENVIRONMENTS = [
         "!NRL_NSYS_EXTRA_OPTIONS: '{t: x' is not JSON",
     ),
     Rule(f"{TEST_GROUPS}: a JSON list", NSYS | {"NRL_NSYS_EXTRA_OPTIONS": "[1]"}, "!must be a JSON object"),
-    Rule(TORCH_DOC, TORCH, (spec(backend="torch", workers=("*vllm*",)),)),
+    Rule(TORCH_DOC, TORCH, (spec(backend="torch", workers=("*vllm*", "controller")),)),
     Rule(
         f"{TORCH_DOC}: 0:10 is an error",
         TORCH | {"NRL_TORCH_PROFILE_STEP_RANGE": "0:10"},
@@ -335,7 +335,11 @@ ENVIRONMENTS = [
         {"NRL_TORCH_PROFILE_STEP_RANGE": "3:5"},
         "!NRL_TORCH_PROFILE_WORKER_PATTERNS is not",
     ),
-    Rule("own: both of NeMo RL's", NSYS | TORCH, (spec(), spec(backend="torch", workers=("*vllm*",)))),
+    Rule(
+        "own: both of NeMo RL's",
+        NSYS | TORCH,
+        (spec(), spec(backend="torch", workers=("*vllm*", "controller"))),
+    ),
     Rule("own: twins", TWINS, (spec(workers=("*policy*",), steps=Steps.parse("3:5,7")),)),
     Rule(
         "own: twins win over NeMo RL's",
@@ -386,6 +390,12 @@ ENVIRONMENTS = [
         TWINS | {"RLPROF_OPTION": "{}"},
         "!RLPROF_OPTION: is not a variable of rlprof. Did you mean 'RLPROF_OPTIONS'?",
     ),
+    Rule(
+        "own: misspelt alone",
+        {"RLPROF_STEPZ": "3:5"},
+        "!RLPROF_STEPZ: is not a variable of rlprof. Did you mean 'RLPROF_STEPS'?",
+    ),
+    Rule("own: ranks in a variable's words", TWINS | {"RLPROF_RANKS": "0-3"}, "!are numbers: write 0,1,2,3"),
     Rule("own: the plugin's own variables are no slips", {"RLPROF_WORKER": "x", "RLPROF_RANK": "0"}, ()),
     Rule(
         "own: options not JSON", TWINS | {"RLPROF_OPTIONS": "t=cuda"}, "!RLPROF_OPTIONS: 't=cuda' is not JSON"
@@ -497,6 +507,33 @@ def test_phases_are_counted_when_they_are_known() -> None:
     assert (known.reports, known.exact, known.captures[1].id) == (16, True, "nsight/w/rank0/step3-3/train")
 
 
+@pytest.mark.parametrize(
+    ("nsight", "ranks", "refused", "of"),
+    [
+        ({}, [0], [True], " ranks 0"),
+        ({}, "all", [True], " ranks 0"),
+        ({"t": "nvtx"}, [0], [], ""),
+        ({}, [1], [], ""),
+    ],
+    ids=["one CUPTI", "on some ranks", "nsys leaves it", "another rank"],
+)
+def test_a_plan_says_which_profiler_a_gpu_will_refuse(
+    nsight: dict[str, str], ranks: Any, refused: list[bool], of: str
+) -> None:
+    """Two profilers in a worker fail (NeMo RL's document on its torch profiler), whatever their steps: nsys
+    holds CUPTI from the start of the process.
+    """
+    captures = [
+        {"workers": "w", "steps": 3, "ranks": [0], "options": nsight},
+        {"workers": "w", "steps": 9, "ranks": ranks, "backend": "torch"},
+    ]
+    for order, number in ((captures, 2), (captures[::-1], 1)):
+        warnings = plan(request_from_dict({"captures": order}), {"w": 2}).warnings
+        said = [text for text in warnings if "CUPTI serves one profiler only" in text]
+        begin = f"capture {number} (torch) of 'w'{of} is refused on a GPU: "
+        assert [text.startswith(begin) for text in said] == refused
+
+
 def test_a_rank_that_does_not_exist_is_named() -> None:
     request = request_from_dict({"captures": [{"workers": "w", "steps": 3, "ranks": [0, 9]}]})
     with pytest.raises(RequestError, match="'w' has ranks 0 to 3, so 9 cannot be profiled"):
@@ -597,3 +634,11 @@ def test_no_variable_of_ours_counts_as_misspelt() -> None:
         names - set(REQUEST_VARIABLES) - {"RLPROF_STEP", "RLPROF_OPTION", "RLPROF_REQUEST_JSON"}
     ):  # slips in the docs; its own test is below
         assert not load_request(env={name: "1"}).captures
+
+
+def test_a_range_of_nemo_rl_that_is_overruled_is_named_with_its_value() -> None:
+    asked = load_request(env={**NSYS, "RLPROF_STEPS": "4", "RLPROF_WORKERS": "*"})
+
+    [note] = asked.notes
+    assert [str(spec.steps) for spec in asked.captures] == ["4"]
+    assert "NRL_NSYS_PROFILE_STEP_RANGE=3:5 is dropped" in note

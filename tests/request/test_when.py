@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlprof_ops.recorder.detect.finding import HANG, SLOW_RANK, THROTTLE, Finding
+from rlprof_ops.recorder.detect.anomaly import HANG, SLOW_RANK, THROTTLE, Anomaly
 from rlprof_ops.recorder.detect.trigger import StepFact, Trigger
 from rlprof_ops.request import RequestError, request_from_dict, request_from_json
 
@@ -61,8 +61,8 @@ def test_a_mistake_is_named(when: object, message: str) -> None:
     assert message in str(raised.value)
 
 
-def slow(rank: int, step: int) -> Finding:
-    return Finding(SLOW_RANK, "it is slow", f"x{step}", 1, step, "policy_worker", (rank,))
+def slow(rank: int, step: int) -> Anomaly:
+    return Anomaly(SLOW_RANK, "it is slow", f"x{step}", 1, step, "policy_worker", (rank,))
 
 
 def trigger(when: dict[str, object]) -> Trigger:
@@ -78,13 +78,13 @@ def test_a_slow_rank_opens_its_next_step_with_two_peers() -> None:
 
 
 def test_a_throttled_gpu_opens_the_ranks_of_its_node() -> None:
-    found = Finding(THROTTLE, "hot", "x", 1, 9, node="n2")
+    found = Anomaly(THROTTLE, "hot", "x", 1, 9, node="n2")
     opened = trigger({"throttle": True}).on_finding(found, range(8), 0, here=(4, 5))
     assert opened is not None and opened.ranks == (0, 1, 4, 5)
 
 
 def test_a_hang_is_captured_by_seconds_since_no_step_comes() -> None:
-    opened = trigger({"hang": "30s"}).on_finding(Finding(HANG, "still", "x", 1, 9), range(8), 0)
+    opened = trigger({"hang": "30s"}).on_finding(Anomaly(HANG, "still", "x", 1, 9), range(8), 0)
     assert opened is not None and (opened.seconds, opened.next_steps) == (5.0, None)
 
 

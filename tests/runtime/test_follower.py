@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -57,3 +58,57 @@ def test_a_child_takes_the_windows_that_are_taken_inside_a_process(tmp_path: Pat
         ("closed", backend, 2),
     ], done.stderr
     assert (tmp_path / log.windows[-1].path).is_file()
+
+
+SPAWNED = """
+import json, os, socket, sys, threading
+from rlprof_ops.runtime import follower, profiler
+from rlprof_ops.runtime.clock_file import ClockFile, ClockState
+
+node_dir, told = sys.argv[1], []
+if sys.argv[2] == "with a clock":
+    ClockFile(node_dir, write=True).store(ClockState(2, 0, True, 0))
+    os.chdir(node_dir)
+    supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    supervisor.bind("clock.sock")
+    supervisor.listen()
+
+    def hear():
+        while True:
+            link, _ = supervisor.accept()
+            told.append(link.recv(4096).decode())
+            link.close()
+
+    threading.Thread(target=hear, daemon=True).start()
+with follower.task("generation"):
+    pass
+follows, leads = follower.follow() is not None, [profiler.current().leads]
+if follows:
+    leads.append(profiler.from_env().leads)
+print(json.dumps([told, follows, leads]))
+"""
+
+
+@pytest.mark.parametrize("job", ["with a clock", "without one"])
+def test_what_follows_never_leads_and_without_a_clock_is_no_worker(tmp_path: Path, job: str):
+    """COMMAND is `rlprof wrap --worker rollout -- …`: the engine that it starts inherits who it is, and
+    that it leads. A program that follows first, and then tells its own steps, does lead."""
+    need("torch")
+    captures = [{"backend": "torch", "workers": ["*"], "steps": "2"}]
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": python_path(None),
+        "RLPROF_NODE_DIR": str(tmp_path),
+        "RLPROF_WORKER": "rollout",
+        "RLPROF_RANK": "0",
+        "RLPROF_LEADS": "1",
+        "RLPROF_OPEN_WAIT_SECONDS": "1",
+        "RLPROF_REQUEST_JSON": request_from_dict({"captures": captures}).to_json(),
+    }
+    argv = [sys.executable, "-c", SPAWNED, str(tmp_path), job]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    with_clock = job == "with a clock"
+    assert json.loads(done.stdout) == [[], with_clock, [False, True] if with_clock else [False]], done.stderr
+    registered = [(log.worker, log.rank) for log in read_node(tmp_path / "events")]
+    assert registered == ([("rollout", 0)] if with_clock else [])

@@ -1,10 +1,13 @@
 """The process that leads a job's steps: what it writes down of each."""
 
+import os
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+from rlprof_ops.runtime import step_clock
+from rlprof_ops.runtime.clock_file import ClockFile, ClockState
 from rlprof_ops.runtime.leader import Leader
 from rlprof_ops.runtime.process.event_log import EventLog
 
@@ -30,6 +33,32 @@ def test_phases_of_an_inner_loop_are_counted_and_said_once(tmp_path, asked, even
     said = capsys.readouterr().err
     assert said.count("step 1 had 1003 phases: its first 1000 are written down") == 1
     assert "step 2" not in said
+
+
+def test_one_task_of_a_job_leads_and_another_after_it(tmp_path, monkeypatch, asked):
+    """Many tasks of a script may tell steps: the windows go by one of them."""
+    node = asked()
+    node.mkdir()
+    clock = ClockFile(node, write=True)
+    led = []
+    monkeypatch.setattr(step_clock, "_led", led)
+    assert step_clock.take_lead_in_task() and step_clock.take_lead_in_task()
+
+    monkeypatch.setattr(step_clock, "_led", [])  # as in the process of another task
+    clock.store(ClockState(step=3))
+    assert not step_clock.take_lead_in_task()
+    os.close(led.pop())  # as when the first one's process ends
+    assert step_clock.take_lead_in_task()
+    os.close(step_clock._led.pop())
+
+
+def test_no_task_leads_where_another_process_tells_steps(tmp_path, monkeypatch, asked):
+    node = asked()
+    monkeypatch.setattr(step_clock, "_led", [])
+    assert not step_clock.take_lead_in_task()  # no job
+    node.mkdir()
+    ClockFile(node, write=True).store(ClockState(step=1))
+    assert not step_clock.take_lead_in_task()
 
 
 @pytest.mark.parametrize("asked_for", [True, False])

@@ -74,7 +74,7 @@ class Nodes:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Nodes:
-    need("root")
+    need("mount")
     made = Nodes(tmp_path / "hosts", tmp_path / "my project" / "7-logs")
     for folder in ("n1", "n2", "n1.enroot", "n2.enroot", "bin"):
         (made.hosts / folder).mkdir(parents=True)
@@ -140,14 +140,15 @@ def test_where_that_step_is_gone_too_the_batch_host_needs_none_and_the_others_ar
     assert "enroot remove --force pyxis_rlprof-7" in done.stderr
 
 
-def test_a_container_that_does_not_start_is_told_to_the_head_with_its_words(nodes):
+@pytest.mark.parametrize(("daemon", "name"), [({}, "slurmstepd"), ({"DAEMON_NODE": "1"}, "slurmstepd-n2")])
+def test_a_container_that_does_not_start_is_told_to_the_head_with_its_words(nodes, daemon, name):
     (nodes.hosts / "n2.enroot/broken").touch()
-    done = nodes.job()
+    done = nodes.job(**daemon)
 
     assert done.returncode == 1
     words = (nodes.run / "control/ended_n2").read_text().split("\n")
     assert words[0] == "Exited with exit code 1"
-    assert "slurmstepd: error: pyxis: failed to import docker image image" in words
+    assert f"{name}: error: pyxis: failed to import docker image image" in words
     assert "srun: error: n2: task 1: Exited with exit code 1" in done.stderr, "passed on as srun said it"
     assert not (nodes.hosts / "scancel.log").exists()
 
@@ -187,8 +188,9 @@ def test_a_mount_that_is_missing_is_told_in_pyxis_words(nodes):
 
 
 def test_the_folders_of_uv_and_of_reports_are_made(nodes, tmp_path):
-    env = {"UV_CACHE_DIR_OVERRIDE": str(tmp_path / "uv/cache"), "RLPROF_OUTPUT_DIR": "reports"}
-    assert nodes.job(**env).returncode == 0
-    assert (tmp_path / "uv/cache").is_dir() and (nodes.run.parent / "reports").is_dir()
+    folders = {"RLPROF_OUTPUT_DIR": "reports", "NRL_TORCH_PROFILE_DIR": "./traces"}
+    assert nodes.job(UV_CACHE_DIR_OVERRIDE=str(tmp_path / "uv/cache"), **folders).returncode == 0
+    assert (tmp_path / "uv/cache").is_dir()
+    assert (nodes.run.parent / "reports").is_dir() and (nodes.run.parent / "traces").is_dir()
     done = nodes.job(UV_CACHE_DIR_OVERRIDE="/proc/nowhere/uv")
     assert done.returncode == 2 and "UV_CACHE_DIR_OVERRIDE=/proc/nowhere/uv: cannot be made" in done.stderr

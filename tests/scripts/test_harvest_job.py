@@ -17,7 +17,7 @@ from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.recorder.head_recorder import HeadRecorder
 from rlprof_ops.recorder.news import News
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.supervisor import stop
+from rlprof_ops.supervisor import job_end
 
 HOME = Path(__file__).parents[2]
 SBATCH = """#!{python}
@@ -196,7 +196,7 @@ def test_a_report_is_made_where_the_recorder_has_seen_steps(tmp_path: Path) -> N
     def both() -> tuple[bool, bool]:
         asked = sbatch.bash(LIBRARIES + 'harvest_job::has_something "$RLPROF_RUN_DIR"')
         assert not asked.stderr, asked.stderr
-        return asked.returncode == 0, stop._has_something(run)
+        return asked.returncode == 0, job_end._has_something(run)
 
     assert both() == (False, False)
     for steps, there in ((0, False), (3, True)):

@@ -235,3 +235,46 @@ job::_storage_answers && echo back
     )
     assert done.stdout.split()[1:] == ["own", "another", "gone", "back"], done
     assert f"{tmp_path}/4711-logs has been replaced" in done.stderr
+
+
+def test_no_secret_is_written_into_a_folder_that_took_the_run_folders_name(tmp_path):
+    """Where others may rename in the folder above, between the making of the folder and that of its token."""
+    need("root")
+    strangers = tmp_path / "strangers"
+    strangers.mkdir(mode=0o777)
+    os.chown(strangers, NOBODY, -1)
+    swap = """
+mkdir() {
+    command mkdir "$@" || return
+    [[ ${*: -1} != "${RLPROF_RUN_DIR}" ]] || { mv -- "${RLPROF_RUN_DIR}" "${RLPROF_RUN_DIR}.aside"; mv -- "${STRANGERS}" "${RLPROF_RUN_DIR}"; }
+}
+"""  # noqa: E501
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SLURM_JOB_ID": "4711"}
+    env |= {"SLURM_SUBMIT_DIR": str(tmp_path), "BASE_LOG_DIR": str(tmp_path), "RLPROF_NODES": "n0"}
+    done = subprocess.run(
+        ["bash", "-c", MAKE.replace("job::run_folder", swap + "job::run_folder", 1)],
+        env=env | {"STRANGERS": str(strangers)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1 and "belongs to somebody else" in done.stderr, done
+    assert not list((tmp_path / "4711-logs").iterdir())
+
+
+def test_the_logs_of_the_jobs_end_stay_in_the_run_folder_when_its_name_passes_to_another(tmp_path):
+    look = (
+        MAKE
+        + """
+mv -- "${RLPROF_RUN_DIR}" "${RLPROF_RUN_DIR}.aside"
+mkdir -p -- "${RLPROF_RUN_DIR}/logs"
+job::_again() { echo "salvage says"; }
+job::record_bad_start 1
+"""
+    )
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SLURM_JOB_ID": "4711"}
+    env |= {"SLURM_SUBMIT_DIR": str(tmp_path), "BASE_LOG_DIR": str(tmp_path), "RLPROF_NODES": "n0"}
+    subprocess.run(["bash", "-c", look], env=env, capture_output=True, text=True, timeout=30, check=True)
+    assert (tmp_path / "4711-logs.aside/logs/salvage.log").read_text() == "salvage says\n"
+    assert not list((tmp_path / "4711-logs/logs").iterdir())

@@ -215,6 +215,7 @@ def test_what_a_job_needs_of_the_host_is_mounted(tmp_path):
         RLPROF_NSYS=str(link),
         RLPROF_REQUEST="asked/profile.yaml",
         RLPROF_OUTPUT_DIR="/reports",
+        NRL_TORCH_PROFILE_DIR="../traces/./torch",
         RLPROF_NODE_ROOT="/raid/nodes",
         RLPROF_CONTAINER_WRITABLE="1",
         UV_CACHE_DIR_OVERRIDE="/cache/uv",
@@ -223,6 +224,7 @@ def test_what_a_job_needs_of_the_host_is_mounted(tmp_path):
 
     (listed,) = (word.partition("=")[2] for word in line if word.startswith("--container-mounts="))
     ours = ["/raid/nodes", str(HOME), "/shared/7-logs", "/shared/my project", "/shared/my project/asked"]
+    ours += ["/shared/my project/../traces/./torch"]
     ours += ["/cache/uv", str(venv), str(tmp_path / "pythons/cpython-3.11"), str(tmp_path / "nsight/2025.1")]
     ours += [str(tmp_path / "pythons/cpython-3.11.9")]
     ours += [str(tmp_path / "tools"), str(tmp_path / "parted/host-linux-x64")]

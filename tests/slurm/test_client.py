@@ -10,7 +10,7 @@ from tests.sandbox import Sandbox
 from tests.waits import wait_until
 
 from rlprof_ops.slurm import client
-from rlprof_ops.slurm.job_state import read_state
+from rlprof_ops.slurm.job_over import read_state
 
 ELEMENTS = (  # as 22.05 prints them of an array of two, shortened
     "JobId=1 ArrayJobId=1 ArrayTaskId=1 JobName=a job UserId=root(0)\n"
@@ -48,12 +48,12 @@ def test_elements_that_wait_are_one_job(tasks: str, alone: str) -> None:
 
 ASK = """
 import sys
-from rlprof_ops.slurm import client, job_state
+from rlprof_ops.slurm import client, job_over
 number = sys.argv[1]
 if sys.argv[2:] == ["cancel"]:
     client.cancel(client.show(number))
 known = client.show(number)
-print(known and known.state, job_state.is_cancelled(number), repr(job_state.ended_as(number)))
+print(known and known.state, job_over.is_cancelled(number), repr(job_over.ended_as(number)))
 """
 
 

@@ -48,11 +48,18 @@ def test_local_requeue_takes_the_rest(tmp_path):
     """submitit's signal after the first window: the second start captures the second window alone."""
     executor = submitit.AutoExecutor(folder=tmp_path, cluster="local")
     executor.update_parameters(timeout_min=10, tasks_per_node=1)
-    slow = [*TRAINER, "--step-seconds", "1"]
-    job = executor.submit(RayJob(slow, ASKED, QUICK, requeue=True))
+    stuck = tmp_path / "stuck"
+    trainer = [*TRAINER, "--stuck-once", str(stuck)]
+    job = executor.submit(RayJob(trainer, ASKED, QUICK, requeue=True))
     first = tmp_path / f"local-{job.job_id}-logs"
     window = "profiles/memory/policy_worker/rank0/*step2-2*"
-    wait_until(lambda: list(first.glob(window)), 90, lambda: say(tmp_path), pause_s=0.2, unless=job.done)
+    wait_until(
+        lambda: stuck.exists() and list(first.glob(window)),
+        90,
+        lambda: say(tmp_path),
+        pause_s=0.2,
+        unless=job.done,
+    )
     [task] = Path(f"/proc/{job.job_id}/task/{job.job_id}/children").read_text().split()
     os.kill(int(task), signal.SIGUSR2)  # as submitit's local controller does near the time limit
     summary = job.result()

@@ -167,7 +167,7 @@ def start_again(slurm, job: Submitted) -> None:
 
 def test_out_of_time_drains(slurm):
     """Without requeue: the time limit's signal drains, and result() is a summary with what came home."""
-    job = Submitted(slurm, slurm.shared / "out of time", nodes=2, minutes=2, signal_delay_s=60,
+    job = Submitted(slurm, slurm.shared / "out of time", nodes=2, minutes=2, signal_delay_s=30,
                     command=[*TRAINER, "--nodes", "2", "--step-seconds", "1", "--steps", "1000"])  # fmt: skip
     found = job.result()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def node_of(
     **knobs: str,
 ) -> Node:
     """`environment` and `sessions`: instead of the node's own."""
-    never: Any = SimpleNamespace(given=None, cause=None)
+    never: Any = SimpleNamespace(given=None, cause=None, told=lambda before: asyncio.sleep(600))
     name = "head" if place.is_head else place.node
     journal = Journal(
         place.run.logs / f"{name}.log", place.node, time.time(), place.folder.logs / "supervisor.log"
@@ -46,7 +47,7 @@ def node_of(
     state = NodeState.make(place.folder.path)
     node = Node(Settings.load(knobs), ProfileRequest(captures=()), place, journal, state, never, Path.cwd())
     if environment is not None:
-        node.environment = node.files._environment = environment  # type: ignore[method-assign]
+        node.environment = environment  # type: ignore[method-assign]
     if sessions is not None:
         node.may_profile = lambda: sessions  # type: ignore[method-assign]
     return node

@@ -51,8 +51,7 @@ class OneNode:
     @classmethod
     def start(cls, base: Path, code: int = 0, **knobs: str) -> OneNode:
         """`code`: the driver's exit code when it is asked to end; 0: SIGTERM kills it."""
-        for folder in ("alive", "nodes"):
-            (base / folder).mkdir(parents=True)
+        (base / "nodes").mkdir(parents=True)
         (base / "driver.py").write_text(DRIVER)
         job = f"local-{os.getpid()}-{time.monotonic_ns() % 1_000_000}"
         run = RunFolder(base / f"{job}-logs")
@@ -71,7 +70,6 @@ class OneNode:
             "RAY_LOG_SYNC_FREQUENCY": "1",
             "GPUS_PER_NODE": "0",
             "PYTHONPATH": import_path(),
-            "SCALE_ALIVE": str(base / "alive"),
             "SCALE_PYTHON": sys.executable,
             **knobs,
         }

@@ -16,8 +16,8 @@ from tests.supervisor.nodes import node_of, place_of
 
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence, DrainStep
 from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.supervisor.node import node_files
-from rlprof_ops.supervisor.stop import ClosingCommands, NodeStop
+from rlprof_ops.supervisor.job_end import ClosingCommands, NodeStop
+from rlprof_ops.supervisor.node import node_sync
 
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
 
@@ -41,7 +41,7 @@ def all_hangs(monkeypatch):
         monkeypatch.setattr(DrainSequence, phase, lambda self, *_, hanging=hanging: iter(hanging))
     monkeypatch.setattr(DrainSequence, "write_record", hang)
     monkeypatch.setattr(DrainSequence, "clear", hang)
-    monkeypatch.setattr(node_files, "sync_command", lambda *_: [sys.executable, "-c", DEAF])
+    monkeypatch.setattr(node_sync, "sync_command", lambda *_: [sys.executable, "-c", DEAF])
     yield
     released.set()
 
@@ -55,7 +55,9 @@ def test_a_drain_in_which_everything_hangs_ends_with_its_budget(place, all_hangs
 
     async def end() -> float:
         node.ray.stop = ray_hangs
-        await node.files.start_sync()
+        node.sync.begin()
+        while node.sync.process is None:
+            await asyncio.sleep(0.01)
         stop = NodeStop(node)
         began = time.monotonic()
         budget = Budget(10)
@@ -65,7 +67,7 @@ def test_a_drain_in_which_everything_hangs_ends_with_its_budget(place, all_hangs
 
     took_s = asyncio.run(end())
     assert took_s < 13, f"{took_s:.1f} s of 10"  # before: 33 s
-    assert node.files.sync is not None and node.files.sync.returncode is not None, "the sync still runs"
+    assert node.sync.process is not None and node.sync.process.returncode is not None, "the sync still runs"
 
 
 def test_after_a_drain_no_command_begins_that_slurm_would_cut_off(place, capsys):

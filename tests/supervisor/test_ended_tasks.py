@@ -9,21 +9,23 @@ import pytest
 from tests.supervisor.nodes import node_of, place_of
 
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.supervisor.cluster import ended_tasks
+from rlprof_ops.supervisor import other_nodes
 from rlprof_ops.supervisor.control_channel import Failed
 from rlprof_ops.supervisor.head import Head
 
 
 def test_the_words_of_a_task_are_told_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(ended_tasks, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(ended_tasks, "_JOINING_SECONDS", 0.01)
+    monkeypatch.setattr(other_nodes, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(other_nodes, "_JOINING_SECONDS", 0.01)
     (tmp_path / "ended_n2").write_text("Exited with exit code 1\n\npyxis: no such image\n")
     (tmp_path / "ended_n3.tmp").write_text("half")
     (tmp_path / "capture-1.json").write_text("{}")
     told: list[tuple[str, str]] = []
 
     async def watch() -> None:
-        watching = asyncio.create_task(ended_tasks.watch(tmp_path, lambda *words: told.append(words)))
+        watching = asyncio.create_task(
+            other_nodes.watch_ended_tasks(tmp_path, lambda *words: told.append(words))
+        )
         for _ in range(500):
             await asyncio.sleep(0.02)
             if told:
@@ -43,17 +45,16 @@ def head(base: Path, **knobs: str) -> Head:
 def test_it_ends_the_start_unless_the_node_has_said_more_itself_or_may_be_missing(tmp_path):
     one = head(tmp_path)
     one.task_ended("somebody", "Killed")
-    one.joining.raise_failures()
+    assert one.others.failure() == ""
     one.on_message("n2", Failed("node n2: SETUP_COMMAND ended with exit code 9"))
     one.task_ended("n2", "Exited with exit code 1")
-    with pytest.raises(RlprofError, match=r"^node n2: SETUP_COMMAND ended with exit code 9$"):
-        one.joining.raise_failures()
+    assert one.others.failure() == "node n2: SETUP_COMMAND ended with exit code 9"
 
     other = head(tmp_path / "other")
     other.task_ended("n3", "Exited with exit code 1\n  pyxis: no such image")
     with pytest.raises(RlprofError, match="node n3: its task ended before the cluster was up: Exited with"):
-        other.joining.raise_failures()
+        asyncio.run(other.unless_told(asyncio.sleep(30)))
 
     spare = head(tmp_path / "spare", RLPROF_MIN_NODES="2")
     spare.task_ended("n3", "Exited with exit code 1")
-    spare.joining.raise_failures()
+    assert asyncio.run(spare.unless_told(asyncio.sleep(0.2, "started"))) == "started"

@@ -22,9 +22,9 @@ from rlprof_ops.host.background import BackgroundWriter, in_background
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.knobs import import_path
 from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.supervisor import stop
+from rlprof_ops.supervisor import job_end
+from rlprof_ops.supervisor.job_end import ClosingCommands, NodeStop
 from rlprof_ops.supervisor.run_record import RunRecord
-from rlprof_ops.supervisor.stop import ClosingCommands, NodeStop
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def place(tmp_path: Path) -> NodeContext:
 
 def test_nothing_reads_the_run_folder_of_a_storage_that_hangs(place, monkeypatch, capsys):
     """Not even SIGKILL may end who does."""
-    monkeypatch.setattr(stop, "_LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(job_end, "_LOOK_SECONDS", 1.0)
     closing = ClosingCommands(NodeStop(node_of(place, sessions=False)), os.environ)
     assert asyncio.run(closing.storage_answers())
     with hung(place.run.path):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tests.supervisor.nodes import place_of
 
-from rlprof_ops.collect.drain import steps
+from rlprof_ops.collect.drain import drain_steps
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.supervisor import task
+from rlprof_ops.supervisor import node_task
 from rlprof_ops.supervisor.node.node import Node
 from rlprof_ops.supervisor.node.node_state import FOLDER, NodeState
 from rlprof_ops.supervisor.run_record import RunRecord
@@ -33,14 +33,14 @@ class Ending:
         node = self.node
         record = RunRecord.of(node.place, node.settings, node.request, node.state, node.journal.writer)
         record.ending(EndCause.DRIVER_EXIT)
-        steps.clear(node.place.folder.path, spare=(FOLDER,), say=node.journal.note)
+        drain_steps.clear(node.place.folder.path, spare=(FOLDER,), say=node.journal.note)
         Ending.spared = sorted(path.name for path in node.place.folder.path.iterdir())
         return 0
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeContext:
-    monkeypatch.setattr(task, "Head", Ending)
+    monkeypatch.setattr(node_task, "Head", Ending)
     found = place_of(tmp_path)
     found.run.write_token()
     return found
@@ -50,7 +50,7 @@ def supervise(place: NodeContext) -> int:
     """A whole life of the node, but for its keeper."""
     state = NodeState.make(place.folder.path)
     try:
-        return task.supervise(Settings.load({}), place, Path.cwd(), "")
+        return node_task.supervise(Settings.load({}), place, Path.cwd(), "")
     finally:
         state.remove()
         place.folder.let_go()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import re
 import signal
@@ -17,14 +16,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests import tiers
 from tests.hung import hung
 from tests.needs import need
 from tests.supervisor.one_node import OneNode
 from tests.waits import wait_until
 
-from rlprof_ops.collect.harvest.harvest import harvest
+from rlprof_ops.collect.harvest.run_harvest import harvest
 
-TIMES = int(os.environ.get("RLPROF_ORDERS", 3))  # `make test-faults` gives 60
+pytestmark = pytest.mark.whole
+
+TIMES = 60 if tiers.tier() == tiers.LONG else 3
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from tests.supervisor.nodes import node_of, place_of
 from tests.waits import wait_until
 
-from rlprof_ops.supervisor.stop import ClosingCommands, NodeStop
+from rlprof_ops.supervisor.job_end import ClosingCommands, NodeStop
 
 
 def alive(pid: int) -> bool:
@@ -64,10 +64,10 @@ def test_workers_of_a_report_end_with_it(tmp_path: Path) -> None:
     script = tmp_path / "report.py"
     script.write_text(
         "import os, sys, time\nfrom pathlib import Path\nfrom rlprof_ops.analyze.run import engine\nfrom"
-        " rlprof_ops.analyze.run.identity import Report\ndef stuck(root, report, cache):\n    (root /"
+        " rlprof_ops.analyze.run.identity import ReportFile\ndef stuck(root, report, cache):\n    (root /"
         " f'pid{os.getpid()}').touch()\n    time.sleep(300)\nif __name__ == '__main__':\n   "
-        " engine.summarise_file = stuck\n    reports = [Report(f'{i}.json', 'torch', 'w', i, '', None, None,"
-        " None, None, 1) for i in range(2)]\n    engine.summarise_all(Path(sys.argv[1]), reports,"
+        " engine.summarise_file = stuck\n    reports = [ReportFile(f'{i}.json', 'torch', 'w', i, '', None,"
+        " None, None, None, 1) for i in range(2)]\n    engine.summarise_all(Path(sys.argv[1]), reports,"
         " workers=2)\n"
     )
     report = subprocess.Popen([sys.executable, str(script), str(tmp_path)])

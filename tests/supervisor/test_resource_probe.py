@@ -10,7 +10,7 @@ import time
 import pytest
 from tests.needs import need
 
-from rlprof_ops.supervisor.gcs.resource_probe import BUSY_S, IMPOSSIBLE_S, Demand, UnmetDemands
+from rlprof_ops.supervisor.node.resource_probe import BUSY_S, IMPOSSIBLE_S, Demand, UnmetDemands
 
 NODES = [{"CPU": 2.0, "GPU": 1.0, "node:10.0.0.1": 1.0}, {"CPU": 2.0}]
 BIG = Demand.of({"CPU": 8, "node:__internal_head__": 0.001}, 1)
@@ -57,7 +57,7 @@ def test_a_real_ray_tells_its_waiting_actors(tmp_path):
     """An actor that asks for 8 CPUs and a placement group for GPUs, on a Ray with two CPUs."""
     need("ray")
     probe = (
-        "import sys, threading, rlprof_ops.supervisor.gcs.resource_probe as probe\n"
+        "import sys, threading, rlprof_ops.supervisor.node.resource_probe as probe\n"
         "probe.POLL_S, probe.IMPOSSIBLE_S = 0.5, 1.0\n"
         "threading.Thread(target=probe._watch, args=(sys.argv[1],), daemon=True).start()\n"
         "sys.stdin.read()\n"

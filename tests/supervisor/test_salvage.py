@@ -27,11 +27,11 @@ from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.slurm import job_state
-from rlprof_ops.supervisor import salvage, stop
+from rlprof_ops.slurm import job_over
+from rlprof_ops.supervisor import job_end, salvage
+from rlprof_ops.supervisor.job_end import NodeStop
 from rlprof_ops.supervisor.node.node_state import NodeState
 from rlprof_ops.supervisor.run_record import RunRecord
-from rlprof_ops.supervisor.stop import NodeStop
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
     record.ending(EndCause.DRIVER_EXIT)
     assert writer.flush(10)
     one = ending(place)
-    one.node.files.clock = [{"at_ns": 1, "offset_ns": 2, "error_ns": 3}]
+    one.node.clock = [{"at_ns": 1, "offset_ns": 2, "error_ns": 3}]
     with pytest.raises(OSError):
         one._write_record(False)
     aside.rename(place.run.path)  # and is back
@@ -84,7 +84,7 @@ def test_the_command_brings_home_what_the_storage_did_not_take(place, tmp_path):
     assert (node["role"], node["clean"], node["clock"], [file["state"] for file in node["files"]]) == (
         "head",
         True,
-        one.node.files.clock,
+        one.node.clock,
         ["copied"],
     )
     assert not place.folder.path.exists()
@@ -128,12 +128,12 @@ def test_a_sync_that_slurm_has_told_to_end_before_us_has_made_no_last_pass(place
         report = place.folder.path / "profiles/torch/w/rank0/a.pt.trace.json.gz"
         report.parent.mkdir(parents=True)
         report.write_bytes(b"report")
-        files = one.node.files
-        files.sync = await asyncio.create_subprocess_exec(
+        sync = one.node.sync
+        sync.process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", _TOLD_TO_END_BY_SLURM, stdout=asyncio.subprocess.PIPE
         )
-        await files.sync.stdout.readline()
-        return await files.last_sync(30)
+        await sync.process.stdout.readline()
+        return await sync.last_pass(30)
 
     assert asyncio.run(drained())
     assert (place.run.path / "profiles/torch/w/rank0/a.pt.trace.json.gz").read_bytes() == b"report"
@@ -151,7 +151,7 @@ def test_a_node_with_a_report_that_came_nowhere_keeps_its_folder(place, monkeypa
         return True
 
     one = ending(place)
-    monkeypatch.setattr(one.node.files, "last_sync", said_to_be_done)
+    monkeypatch.setattr(one.node.sync, "last_pass", said_to_be_done)
     (place.folder.path / left).parent.mkdir(parents=True)
     (place.folder.path / left).write_bytes(b"report")
 
@@ -183,7 +183,7 @@ def test_a_record_that_the_storage_takes_again_is_kept_nowhere_else(place, tmp_p
 )
 def test_a_cancelled_job_drains_within_slurms_patience(place, monkeypatch, wait, seconds):
     monkeypatch.setenv("RLPROF_KILL_WAIT", wait)
-    assert stop.cancelled_seconds(Settings.load({"RLPROF_DRAIN_SECONDS": "90"})) == seconds
+    assert job_end.cancelled_seconds(Settings.load({"RLPROF_DRAIN_SECONDS": "90"})) == seconds
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ def test_a_signal_to_the_step_alone_is_no_cancelled_job(tmp_path, monkeypatch, s
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert shutil.which("scontrol") == str(tool)
-    assert job_state.is_cancelled("7.r2") is cancelled
-    assert not job_state.is_cancelled("local-9")
+    assert job_over.is_cancelled("7.r2") is cancelled
+    assert not job_over.is_cancelled("local-9")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ beside="$(dirname -- "$(dirname -- "$(readlink -f -- "$0")")")/bench/scale/pytho
 case "$*" in
   "-m rlprof_ops.supervisor")
     exec "$SCALE_PYTHON" -c 'import sys; sys.executable = sys.argv[1]
-from rlprof_ops.supervisor import task
-sys.exit(task.main())' "$beside" "$@" ;;
+from rlprof_ops.supervisor import node_task
+sys.exit(node_task.main())' "$beside" "$@" ;;
   *) exec "$SCALE_PYTHON" "$@" ;;
 esac

@@ -31,6 +31,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import needs
+
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
 PYTHON_VERSION = (3, 11)
@@ -180,7 +182,8 @@ def lacking(name: str) -> str:
             archive(recipe.source)
     except BuildError as error:
         return str(error)
-    return ""
+    there = (cache_root() / f"{name}-{recipe.digest()}" / "ready").exists()
+    return "" if there or needs.required("trainers") else needs.lacking("index")
 
 
 def ensure(name: str) -> Installed:

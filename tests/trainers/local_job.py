@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -39,9 +39,11 @@ class LocalJob:
         overrides: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         last_words: str = "",
+        argv: Sequence[str] = (),
         **knobs: str,
     ) -> LocalJob:
-        """Run the trainer for `steps` steps, with the job's `knobs`, and `env` for its command alone.
+        """Run the trainer for `steps` steps, with the job's `knobs`, and `env` for its command alone. `argv`
+        runs in the trainer's stead.
 
         `last_words` is what the trainer says after its last step. An interpreter that crashes later, while
         it ends (NeMo RL on its CPU shim, once in five runs), is said and does not fail what is tested here.
@@ -57,6 +59,8 @@ class LocalJob:
             env=env,
             overrides=overrides,
         )
+        if argv:
+            run = replace(run, argv=tuple(argv))
         settings = {
             **run.environment(),
             "PYTHONPATH": import_path(),

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.job.knobs import python_path
+from tests.analyze.as_data import answer_of
 from tests.real_nsys import nvtx_ranges
 from tests.trainers import environments
 from tests.trainers.local_job import LocalJob

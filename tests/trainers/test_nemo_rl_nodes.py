@@ -1,6 +1,6 @@
 """NeMo RL over two nodes: each worker is known by the node that it runs on, whatever the driver hands on.
 
-A start of NeMo RL on two nodes takes some minutes and 10 GB, so it is run where RLPROF_TRAINERS_BARE=1 asks.
+A start of NeMo RL on two nodes takes some minutes and 10 GB, so it is run where RLPROF_TESTS=long asks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlprof_ops.analyze.reporting import answer_of
+from tests.analyze.as_data import answer_of
 from tests.trainers import environments, runs
 from tests.trainers.local_job import command
 from tests.whole_job.jobs import Job

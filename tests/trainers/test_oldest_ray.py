@@ -21,7 +21,6 @@ TESTS = (
     "tests/supervisor/test_resource_probe.py",
     "tests/supervisor/test_ray_process.py",
     "tests/supervisor/test_start_ray.py",
-    "tests/supervisor/test_gcs_watcher.py",
 )
 
 

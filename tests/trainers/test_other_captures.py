@@ -1,6 +1,6 @@
 """torch and memory windows of unmodified trainers' workers, and of the vLLM engine that works for them.
 
-Each is a run of some minutes beside those of CI, so it is taken where RLPROF_TRAINERS_BARE=1 asks for it.
+Each is a run of some minutes beside those of CI, so it is taken where RLPROF_TESTS=long asks for it.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.job.knobs import python_path
 from rlprof_ops.request import load_request, request_from_json
+from tests.analyze.as_data import answer_of
 from tests.backends.rocprof_sys import rocprof_stand_in
 from tests.real_nsys import nvtx_ranges
 from tests.trainers import environments
@@ -115,6 +115,25 @@ def test_rlinfs_own_block_becomes_sessions_of_the_job(its_own: LocalJob, tmp_pat
     assert not (its_own.run / "profiles" / "nsight" / "RolloutGroup").exists()
     assert not list(its_own.run.parent.rglob("rlinf_profile_*"))
     assert [row["step"] for row in answer_of(its_own.run, quiet=True)["steps"]] == [2]
+
+
+def test_a_step_whose_attempt_rlinf_skips_keeps_its_window(tmp_path: Path):
+    """AsyncEmbodiedRunner skips an attempt at steps 1 and 3, and tries again after a second."""
+    script = environments.HERE / "rlinf" / "toy_asynchronous.py"
+    argv = [str(environments.ensure("rlinf").python), str(script), "4"]
+    asked = {"RLPROF_STEPS": "3", "RLPROF_WORKERS": "ActorGroup", "RLPROF_OPTIONS": '{"t": "nvtx"}'}
+    job = LocalJob.take("rlinf", tmp_path / "skipped", 4, RUN_S, argv=argv, **asked)
+    assert job.states() == {"nsight/ActorGroup/rank0/step3-3": "ok"}, job.output[-5000:]
+    told, own = steps(job), own_times(job)
+    assert sorted(told) == sorted(own) == [1, 2, 3, 4]
+    for number, step in told.items():
+        mine, theirs = (step["end_ns"] - step["begin_ns"]) / 1e9, own[number]["time/step"]
+        waited = 1.0 if number in (1, 3) else 0.0
+        assert theirs + waited <= mine <= theirs + waited + 1.0, (number, mine, theirs)
+    [report] = (job.run / "profiles" / "nsight" / "ActorGroup" / "rank0").glob("*.nsys-rep")
+    # the skipped attempt and the step's; step 4 may have begun when nsys stopped
+    ended = nvtx_ranges(report, tmp_path, ended=True)
+    assert ended.count("run_training") >= 2, ended
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from rlprof_ops.analyze.reporting import answer_of
+from tests.analyze.as_data import answer_of
 from tests.trainers import environments, runs
 from tests.whole_job.jobs import HOME, Job
 
@@ -130,7 +130,8 @@ def phases(answer: dict[str, Any]) -> dict[tuple[int, str], float]:
 
 
 def close(mine: float, own: float) -> bool:
-    return abs(mine - own) <= max(0.02 * own, 0.002)
+    """Within 2 %, or what one turn of another process on this processor takes."""
+    return abs(mine - own) <= max(0.02 * own, 0.006)
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +152,13 @@ def job(slurm_sandbox: Any) -> Job:
     return made
 
 
+@pytest.mark.quick
 def test_windows_of_each_backend_are_home_by_name(job: Job):
     backends = ("nsight", "torch", "memory")
     assert job.states() == {f"{backend}/trainer/rank0/step2-3": "ok" for backend in backends}, job.manifest
 
 
+@pytest.mark.quick
 def test_the_report_shows_the_steps_and_phases_that_trl_timed(job: Job):
     answer = answer_of(job.run, quiet=True)
     assert [step["step"] for step in answer["steps"]] == [2, 3]

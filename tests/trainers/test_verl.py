@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from rlprof_ops.analyze.metrics.phases import canonical
-from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.recorder.record_file import read_folder
 from rlprof_ops.recorder.rows import ENGINE, LAYOUT
+from tests.analyze.as_data import answer_of
 from tests.real_nsys import nvtx_ranges
 from tests.trainers import verl_job
 from tests.whole_job.jobs import Job

@@ -1,6 +1,6 @@
 """However a run of verl ends after its window, the window's reports are whole.
 
-A start of verl takes one to five minutes, so each way to end is run where RLPROF_TRAINERS_BARE=1 asks for it.
+A start of verl takes one to five minutes, so each way to end is run where RLPROF_TESTS=long asks for it.
 """
 
 from __future__ import annotations

@@ -80,6 +80,7 @@ def other_users_ray(slurm):
     process.wait(timeout=30)
 
 
+@pytest.mark.quick
 def test_every_window_comes_home(slurm, other_users_ray, tmp_path):
     strangers = other_users_ray()
 

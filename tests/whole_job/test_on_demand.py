@@ -63,26 +63,21 @@ def test_windows_of_a_job_in_which_nothing_was_planned(slurm, tmp_path):
     )
 
     folder = str(job.run)
-    code, said = rlprof(
-        job,
-        "capture",
-        folder,
-        "--workers",
-        "policy_worker",
-        "--ranks",
-        "1",
-        "--steps",
-        "next:2",
-        "--option",
-        "t=nvtx",
-    )
+    words = ["capture", folder, "--workers", "policy_worker", "--ranks", "1", "--steps", "next:2"]
+    refused = "option 't' counts when a process is started"
+    code, said = rlprof(job, *words, "--backend", "nsight", "--option", "t=nvtx")
+    assert code == 2 and refused in said, said
+    code, said = rlprof(job, *words, "--option", "t=nvtx")  # which backend takes it, the worker says
+    assert code == 3 and refused in said and not list(job.run.glob("profiles/nsight/*/*/*")), said
+    code, said = rlprof(job, *words)
     assert code == 0, said
     by_rank = list(job.run.glob("profiles/nsight/*/*/*.nsys-rep"))
     assert len(by_rank) == 1 and str(by_rank[0]) in said and "policy_worker_rank1_" in said
     steps = {text for text in nvtx_ranges(by_rank[0], tmp_path) if text.startswith("step ")}
     first, last = map(int, by_rank[0].name.split("_step")[1].split("_")[0].split("-"))
     assert steps == {f"step {first}", f"step {last}"} and last == first + 1
-    assert len(list((job.run / "control").glob("*.json"))) == 1  # the head cannot be reached from here
+    asked = sorted((job.run / "control").glob("*.json"))  # the head cannot be reached from here
+    assert len(asked) == 2, "what the worker refused, and what it took"
 
     # From a login node the head is asked itself.
     words = ["capture", folder, "--workers", "*", "--seconds", "2", "--backend", "torch"]
@@ -91,7 +86,7 @@ def test_windows_of_a_job_in_which_nothing_was_planned(slurm, tmp_path):
         env={"PYTHONPATH": ":".join(sys.path)}, timeout=150, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(list((job.run / "control").glob("*.json"))) == 1
+    assert sorted((job.run / "control").glob("*.json")) == asked
     assert {path.parts[-3] for path in job.run.glob("profiles/torch/*/*/*.gz")} == {
         "policy_worker",
         "generation_worker",

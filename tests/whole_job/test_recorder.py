@@ -110,7 +110,7 @@ def test_a_job_that_becomes_slow_and_then_stands_still(slurm: Sandbox, tmp_path:
     assert "was killed, exit code" in said and "told to end" not in said, said
     assert str(next(path.parent for path in stacks())) in said, said
     log = (job.run / "logs" / "head.log").read_text() + job.output
-    assert log.count("the recorder ended with -9; starting it again") >= 1, log
+    assert log.count("the recorder ended with -9 while the job runs; starting it again") >= 1, log
     steps = recorded_steps(job.run / "nodes")
     assert sorted(steps) == sorted(RANKS)
     wrong = {who: told for who, told in steps.items() if told != list(range(1, HANG_AT))}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import needs
+from tests import needs, tiers
 from tests.workers import shares
 
 
@@ -47,6 +47,7 @@ class Worker:
 
     def pytest_sessionfinish(self) -> None:
         self._output["rlprof_skipped"] = dict(needs.skipped)
+        self._output["rlprof_left"] = dict(tiers.left)
 
 
 class Controller:
@@ -82,7 +83,9 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker that died says nothing; the test with which it died is told as failed."""
-        needs.skipped.update(getattr(node, "workeroutput", {}).get("rlprof_skipped", {}))
+        output = getattr(node, "workeroutput", {})
+        needs.skipped.update(output.get("rlprof_skipped", {}))
+        tiers.left |= output.get("rlprof_left", {})  # each worker has collected all of them
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:

@@ -12,6 +12,8 @@ import pytest
 
 from tests.workers import shares
 
+pytestmark = pytest.mark.whole
+
 HOME = Path(__file__).parents[2]
 pytest.importorskip("xdist")
 

@@ -23,8 +23,8 @@ def open_in_browser(url: str) -> None:
         webbrowser.open(url)
     else:
         print(
-            "--open: no browser can be shown here (DISPLAY is not set). `rlprof view JOB` serves the page and"
-            " prints the ssh line; or copy report.html, one file, to your own machine.",
+            "--open: no browser can be shown here (DISPLAY is not set). `rlprof report --serve JOB` serves"
+            " the page and prints the ssh line; or copy report.html, one file, to your own machine.",
             file=sys.stderr,
         )
 

@@ -257,3 +257,20 @@ def codes_where(names: tuple[str, ...], test: Callable[[str], bool]) -> Flags:
     event.
     """
     return np.fromiter((test(name) for name in names), np.bool_, len(names))
+
+
+class LaunchIndex:
+    """Finds the call that launched a piece of GPU work, by its correlation."""
+
+    def __init__(self, launches: Launches) -> None:
+        known = launches.correlation
+        self.order = None if bool((known[1:] >= known[:-1]).all()) else np.argsort(known, kind="stable")
+        self.known = known if self.order is None else known[self.order]
+
+    def rows(self, correlation: Ints) -> Ints:
+        """(n,) row of the call for each of n correlations, -1 where none is in the trace."""
+        if len(self.known) == 0 or len(correlation) == 0:
+            return np.full(len(correlation), -1, np.int64)
+        place = np.minimum(np.searchsorted(self.known, correlation), len(self.known) - 1)
+        found = (self.known[place] == correlation) & (correlation > 0)
+        return np.where(found, place if self.order is None else self.order[place], -1)

@@ -1,39 +1,62 @@
-"""The report between readers, metrics and page: what `report.json` holds, typed.
+"""The rows of the report: what `report.json` holds, what terminal and page read, and its JSON Schema.
 
-Built by `output.answer`, read back by `reporting.load_answer`, shown by `output.terminal` and `page`. Values
-are plain data, so that writing it is `json.dumps` and nothing else; `output/report.schema.json` says the same
-to readers in other languages. Times are integer nanoseconds, `start_ns` counts from `t0_ns` (UTC); ranks and
-phases are indices into `ranks` and `phase_names`.
+Built by `output.answer`, written and read back by `answer_file`. Times are integer nanoseconds, `start_ns`
+counts from `t0_ns` (UTC); ranks and phases are indices into `ranks` and `phase_names`. A field with a default
+is absent in a report of an earlier version.
 """
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Annotated, Any, Literal
 
-from rlprof_ops.analyze.whole_run.model import WholeRun
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from rlprof_ops.analyze.whole_run.run_data import WholeRun
+
+SCHEMA: Literal[1] = 1
+
+ClockMethod = Literal["reference", "collectives", "probe", "unaligned"]
+ChangeKind = Literal["faster", "like_peers", "even", "overlapped", "one_more"]
+
+Ns = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0)]
+RankIndex = Annotated[int, Meta(ge=0, description="index into ranks")]
+Segment = Annotated[list[int], Meta(min_length=5, max_length=5)]
+Three = Annotated[list[int], Meta(min_length=3, max_length=3)]
+StepsHeld = Annotated[
+    Annotated[int, Meta(ge=1)] | None,
+    Meta(
+        description="steps it holds: more than one in a window that no mark divides, null where nothing tells"
+        " how many"
+    ),
+]
 
 
-class _Finding(TypedDict):
+class Finding(msgspec.Struct, frozen=True):
+    """A sentence of the report, the time of a step on one rank that it is about, and where to look."""
+
     kind: str
     text: str
-    cost_ns: int
-    worker: str
-    rank: int | None
-    phase: str
-    advice: str
+    cost_ns: Ns
+    worker: Annotated[str, Meta(description='whom it is about, "" if nobody')] = ""
+    rank: Annotated[RankIndex | None, Meta(description="index into ranks")] = None
+    phase: str = ""
+    advice: Annotated[str, Meta(description="what to try")] = ""
+    saves_ns: Annotated[
+        Ns | None,
+        Meta(
+            description="what a step would lose if it were mended, by a replay of the measured graph; null"
+            " where nothing tells"
+        ),
+    ] = None
+    step: Annotated[int | None, Meta(description="the step that shows it best")] = None
+    link: Annotated[
+        str, Meta(description="its place in report.html, as #step=5&rank=3&worker=policy_worker")
+    ] = ""
 
 
-class FindingRow(_Finding, total=False):
-    """A sentence of the report; `worker` "" and `rank` None: about nobody in particular. What follows is
-    absent in a report of an earlier version.
-    """
-
-    saves_ns: int | None
-    step: int | None
-    link: str
-
-
-class MissingRow(TypedDict):
+class MissingRow(msgspec.Struct, frozen=True):
     """A planned capture of which no report could be read."""
 
     capture: str
@@ -41,8 +64,8 @@ class MissingRow(TypedDict):
     reason: str
 
 
-class ReportRow(TypedDict):
-    """A report that was read; `processes`: those in it that are ranks of their own."""
+class ReportRow(msgspec.Struct, frozen=True):
+    """A report that was read."""
 
     path: str
     backend: str
@@ -50,33 +73,33 @@ class ReportRow(TypedDict):
     rank: int
     host: str
     steps: list[int]
-    size_bytes: int
-    events: int
+    size_bytes: Count
+    events: Count
     seconds: float
     truncated: str
-    damaged: int
-    processes: int
+    damaged: Count
+    processes: Annotated[int, Meta(ge=1, description="processes in it that are ranks of their own")]
 
 
-class UnreadRow(TypedDict):
+class UnreadRow(msgspec.Struct, frozen=True):
     """A report that could not be read."""
 
     path: str
     reason: str
 
 
-class ListedRow(TypedDict):
+class ListedRow(msgspec.Struct, frozen=True):
     """A report of a kind that is only listed."""
 
     path: str
     backend: str
     worker: str
-    size_bytes: int
-    modified_ns: int
+    size_bytes: Count
+    modified_ns: Ns
 
 
-class Coverage(TypedDict):
-    """What was planned and what arrived; None where no manifest tells it."""
+class Coverage(msgspec.Struct, frozen=True):
+    """What was planned and what arrived; null where no manifest tells it."""
 
     planned: int | None
     arrived: int | None
@@ -86,446 +109,528 @@ class Coverage(TypedDict):
     listed: list[ListedRow]
 
 
-class HostClockRow(TypedDict):
+class HostClockRow(msgspec.Struct, frozen=True):
     """How a host's clock was put on that of the run."""
 
     host: str
     offset_ns: int
     drift_ppm: float
-    residual_ns: int | None
-    matches: int
-    method: str
+    residual_ns: Ns | None
+    matches: Count
+    method: ClockMethod
 
 
-class ClocksAnswer(TypedDict):
-    """The clocks of all hosts; `residual_ns` None: some host could not be aligned."""
+class ClocksAnswer(msgspec.Struct, frozen=True):
+    """The clocks of all hosts; `residual_ns` null: some host could not be aligned."""
 
-    residual_ns: int | None
+    residual_ns: Ns | None
     hosts: list[HostClockRow]
 
 
-class RankRow(TypedDict):
-    """One process. `told_apart`: another one has the same worker, rank and host."""
+class RankRow(msgspec.Struct, frozen=True):
+    """One process."""
 
     worker: str
     rank: int
     host: str
     pid: int
-    told_apart: bool
+    told_apart: Annotated[
+        bool,
+        Meta(description="another process has the same worker, rank and host: it is named with its pid"),
+    ]
     controller: bool
     backends: list[str]
     device: str
 
+    @property
+    def label(self) -> str:
+        return f"{self.worker} {self.rank}" + (f" (pid {self.pid})" if self.told_apart else "")
 
-class StepRow(TypedDict):
-    """A step, or a window that no mark divides; `count`: steps it holds, None where nothing tells."""
+
+class StepRow(msgspec.Struct, frozen=True):
+    """A step, or a window that no mark divides."""
 
     step: int
     start_ns: int
-    duration_ns: int
-    mean_rank_ns: int
-    ranks: int
+    duration_ns: Ns
+    mean_rank_ns: Ns
+    ranks: Count
     marked: bool
-    count: int | None
+    count: StepsHeld
 
 
-class GpuTimesRow(TypedDict):
-    """What a GPU did in a window."""
+class GpuTimes(msgspec.Struct, frozen=True):
+    """Nanoseconds of one window of one GPU. `communication_ns` and `memcpy_ns` are whole unions, hidden parts
+    included.
+    """
 
-    window_ns: int
-    compute_ns: int
-    communication_ns: int
-    exposed_communication_ns: int
-    memcpy_ns: int
-    exposed_memcpy_ns: int
-    busy_ns: int
-    idle_ns: int
-
-
-class IdleTimesRow(TypedDict):
-    """Why a GPU was idle."""
-
-    queued_ns: int
-    synchronising_ns: int
-    waiting_ns: int
-    host_ns: int
+    window_ns: Ns
+    compute_ns: Ns
+    communication_ns: Ns
+    exposed_communication_ns: Ns
+    memcpy_ns: Ns
+    exposed_memcpy_ns: Ns
+    busy_ns: Ns
+    idle_ns: Ns
 
 
-class _PhaseTimes(TypedDict):
-    phase: int
-    duration_ns: int
-    communication_ns: int
+class IdleSplit(msgspec.Struct, frozen=True):
+    """Why a GPU was idle in a window; the four parts add up to its idle time.
+
+    queued: the work that ended the gap had been launched before the gap began (launch latency, waiting for
+    another stream or for a graph's edges). Of the rest: synchronising is while the host stood in a
+    synchronise call; waiting is while the process was in no phase of its step (another role had the turn);
+    host is everything else: the process was in a phase and had not launched the next work yet.
+    """
+
+    queued_ns: Ns
+    synchronising_ns: Ns
+    waiting_ns: Ns
+    host_ns: Ns
 
 
-class PhasePart(_PhaseTimes, total=False):
+class PhasePart(msgspec.Struct, frozen=True):
     """A phase of one rank's step; the GPU's times where its work was recorded."""
 
-    gpu: GpuTimesRow
-    gpu_idle: IdleTimesRow | None
+    phase: Annotated[int, Meta(ge=0, description="index into phase_names")]
+    duration_ns: Ns
+    communication_ns: Ns
+    gpu: GpuTimes | UnsetType = UNSET
+    gpu_idle: IdleSplit | UnsetType | None = UNSET
 
 
-class AnatomyRow(TypedDict):
+class AnatomyRow(msgspec.Struct, frozen=True):
     """One rank's step: phases + idle = duration, and waiting + unexplained + uncaptured = idle."""
 
-    rank: int
+    rank: RankIndex
     step: int
     start_ns: int
-    duration_ns: int
+    duration_ns: Ns
     marked: bool
-    count: int | None
-    opening_ns: int
-    thinned: bool
+    count: StepsHeld
+    opening_ns: Ns
+    thinned: Annotated[
+        bool,
+        Meta(
+            description="more stretches of phases than segments are drawn: a segment stands for what takes"
+            " most of its time"
+        ),
+    ]
     phases: list[PhasePart]
-    idle_ns: int
-    waiting_ns: dict[str, int]
-    unexplained_ns: int
-    uncaptured_ns: int
-    gpu: GpuTimesRow | None
-    gpu_idle: IdleTimesRow | None
+    idle_ns: Ns
+    waiting_ns: dict[str, Ns]
+    unexplained_ns: Annotated[
+        Ns, Meta(description="in no phase, and neither was any other worker; all were recorded")
+    ]
+    uncaptured_ns: Annotated[
+        Ns, Meta(description="in no phase, no recorded worker was in one, and some worker was not recorded")
+    ]
+    gpu: GpuTimes | None
+    gpu_idle: IdleSplit | None
 
 
-class PhaseRow(TypedDict):
-    """A phase of a worker over its ranks and steps; `by_rank`: [rank, mean_ns, own_mean_ns]."""
+class PhaseRow(msgspec.Struct, frozen=True):
+    """A phase of a worker over its ranks and steps."""
 
     worker: str
     phase: str
     ranks: int
     steps: int
-    mean_ns: int
-    median_ns: int
-    min_ns: int
-    max_ns: int
-    own_mean_ns: int
-    communication_ns: int
+    mean_ns: Ns
+    median_ns: Ns
+    min_ns: Ns
+    max_ns: Ns
+    own_mean_ns: Ns
+    communication_ns: Ns
     imbalance: float
-    slowest: int | None
+    slowest: RankIndex | None
     share_of_step: float
-    by_rank: list[list[int]]
+    by_rank: Annotated[list[Three], Meta(description="[rank, mean_ns, own_mean_ns]")]
 
 
-class LinkRow(TypedDict):
-    """One phase on the critical path of a step; `rank` had the most of it."""
+class LinkRow(msgspec.Struct, frozen=True):
+    """One phase on the critical path of a step."""
 
     worker: str
-    rank: int
+    rank: Annotated[RankIndex, Meta(description="index into ranks: the rank that had the most of it")]
     phase: str
     start_ns: int
-    duration_ns: int
-    after_ns: int
-    by_rank: list[list[int]]
+    duration_ns: Ns
+    after_ns: Annotated[int, Meta(description="from the end of what it waited for to its begin")]
+    by_rank: Annotated[list[list[int]], Meta(description="[rank, nanoseconds on it]")]
 
 
-class ChainRow(TypedDict):
-    """The chain of work that decided the length of a step; `rest_ns`: what is in no link."""
+class ChainRow(msgspec.Struct, frozen=True):
+    """The chain of work that decided the length of a step."""
 
     step: int
     start_ns: int
-    length_ns: int
-    rest_ns: int
-    links: list[LinkRow]
-    stretches: list[list[int]]
+    length_ns: Ns
+    rest_ns: Annotated[
+        int,
+        Meta(description="of the step, what is in no link: scheduling, transfers, work that no report shows"),
+    ]
+    links: Annotated[list[LinkRow], Meta(description="first to last: which chain of work decided the length")]
+    stretches: Annotated[list[list[int]], Meta(description="[rank, start_ns, length_ns]")]
 
 
-class SlackRow(TypedDict):
-    """How much longer a phase could have taken; `on_path`: in how many steps it was a link."""
+class SlackRow(msgspec.Struct, frozen=True):
+    """How much longer a phase could have taken."""
 
     worker: str
     phase: str
-    steps: int
-    on_path: int
-    tightest_ns: int
-    by_rank: list[list[int]]
+    steps: Count
+    on_path: Annotated[Count, Meta(description="in how many of the steps it was a link")]
+    tightest_ns: Annotated[
+        Ns,
+        Meta(description="how much longer it could have taken on its tightest rank, mean of the steps"),
+    ]
+    by_rank: Annotated[list[list[int]], Meta(description="[rank, mean slack]")]
 
 
-class _CriticalPath(TypedDict):
-    steps: list[ChainRow]
-    slack: list[SlackRow]
+class CriticalPath(msgspec.Struct, frozen=True):
+    """One chain a step, and the slack of the rest."""
+
+    steps: Annotated[
+        list[ChainRow],
+        Meta(description="one chain a step; none where hosts have clocks that nothing aligned"),
+    ] = []
+    slack: list[SlackRow] = []
+    untold: Annotated[
+        str,
+        Meta(
+            description="why there is no chain, as where clocks of hosts are not aligned; empty where there"
+            " is one"
+        ),
+    ] = ""
 
 
-class CriticalPath(_CriticalPath, total=False):
-    """One chain a step, and the slack of the rest; `untold`: why there is none, "" where there is one."""
+class WhatIfRow(msgspec.Struct, frozen=True):
+    """What one change would save."""
 
-    untold: str
-
-
-class WhatIfRow(TypedDict):
-    """What one change would save a step, by a replay of the measured graph."""
-
-    kind: str
+    kind: ChangeKind
     change: str
     worker: str
     phase: str
-    rank: int | None
-    saves_ns: int
+    rank: RankIndex | None
+    saves_ns: Annotated[Ns, Meta(description="nanoseconds a step, by a replay of the measured graph")]
     share: float
 
 
-class StragglerRow(TypedDict):
-    """A rank that is slower than the others in a phase; `cost_ns`: excess_ns times others."""
+class StragglerRow(msgspec.Struct, frozen=True):
+    """A rank that is slower than the others in a phase."""
 
-    rank: int
+    rank: RankIndex
     phase: str
-    excess_ns: int
+    excess_ns: Annotated[
+        Ns,
+        Meta(
+            description="what it is slower by than the median of the others, a step, and so what they may"
+            " wait"
+        ),
+    ]
     share_of_phase: float
     steps: int
     steps_slower: int
-    noise_ns: int
+    noise_ns: Annotated[Ns, Meta(description="standard error of the excess")]
     others: int
-    cost_ns: int
+    cost_ns: Annotated[Ns, Meta(description="rank time: excess_ns times others")]
 
 
-class BubbleRow(TypedDict):
-    """A worker that waited in a step, and for whom."""
+class Bubble(msgspec.Struct, frozen=True):
+    """How long, in one step or window, the ranks of `worker` stood idle on average because `because` was in
+    `phase`.
+    """
 
     step: int
     worker: str
     because: str
     phase: str
-    mean_ns: int
-    share: float
-    steps: int
-    count: int
+    mean_ns: Ns
+    share: Annotated[float, Meta(description="of the worker's mean step, or window")]
+    count: Annotated[int, Meta(ge=1, description="steps that the step or window holds")]
+    steps: Annotated[int, Meta(ge=1, description="steps of the run in which both workers were recorded")]
 
 
-class GpuRow(GpuTimesRow):
+class GpuRow(GpuTimes, frozen=True):
     """One GPU in one report."""
 
-    rank: int
+    rank: RankIndex
     report: str
     device: int
-    uuid: str
+    uuid: Annotated[str, Meta(description="of the physical GPU; empty where untold")]
     name: str
     start_ns: int
-    kernels: int
-    idle: IdleTimesRow
+    kernels: Count
+    idle: IdleSplit
 
 
-class SharedGpuRow(TypedDict):
-    """A GPU that several processes used, once; `doubt_ns`: what busy and idle may be wrong by."""
+class SharedGpuRow(msgspec.Struct, frozen=True):
+    """A GPU that several processes used, once: idle is when none of them worked."""
 
     uuid: str
     name: str
     host: str
-    ranks: list[int]
+    ranks: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=2, description="indices into ranks")]
     start_ns: int
-    window_ns: int
-    busy_ns: int
-    idle_ns: int
-    doubt_ns: int
+    window_ns: Ns
+    busy_ns: Ns
+    idle_ns: Ns
+    doubt_ns: Annotated[
+        Ns, Meta(description="what busy and idle may be wrong by: only above 8,000 stretches of work")
+    ]
 
 
-class NameRow(TypedDict):
+class NameRow(msgspec.Struct, frozen=True):
     """A kernel or an operator over all ranks of a worker."""
 
     worker: str
     phase: str
     name: str
-    count: int
-    total_ns: int
-    max_ns: int
-    share: float
+    count: Count
+    total_ns: Ns
+    max_ns: Ns
+    share: Annotated[
+        float,
+        Meta(
+            description="of all kernels' time; of an operator, of the time of the worker's steps, all ranks:"
+            " operators inside of others count in both"
+        ),
+    ]
 
 
-class KernelClassRow(TypedDict):
-    """GPU work of one class in a phase of a worker; `share` is of all GPU work in that phase."""
-
-    worker: str
-    phase: str
-    kernel_class: str
-    count: int
-    total_ns: int
-    share: float
-
-
-class CopyRow(TypedDict):
-    """Copies of one direction in a phase of a worker; the rate is of those whose size is known."""
+class KernelClassRow(msgspec.Struct, frozen=True):
+    """GPU work of one class in a phase of a worker."""
 
     worker: str
     phase: str
-    direction: str
+    kernel_class: Annotated[
+        str,
+        Meta(
+            description="attention, gemm, moe, norm, optimizer, sampling, communication, ...; other where no"
+            " rule knows the name"
+        ),
+    ]
     count: int
-    total_ns: int
+    total_ns: Ns
+    share: Annotated[float, Meta(description="of all GPU work in that phase")]
+
+
+class CopyRow(msgspec.Struct, frozen=True):
+    """Copies of one direction in a phase of a worker."""
+
+    worker: str
+    phase: str
+    direction: Annotated[str, Meta(description="HtoD, DtoH, DtoD, PtoP or unknown")]
+    count: int
+    total_ns: Ns
     size_bytes: int | None
-    gb_per_s: float | None
+    gb_per_s: Annotated[float | None, Meta(description="of the copies whose size is known, one at a time")]
 
 
-class ServingRow(TypedDict):
-    """GPU work of an engine of one kind (prefill, decode, mixed, CUDA graphs) in a phase of a worker;
-    `told_by` is what tells it, and `count` counts. `batch_mean` (requests decoded a pass) and `batch` (the
-    same over the phase) where passes tell them.
-    """
+class ServingRow(msgspec.Struct, frozen=True):
+    """GPU work of an engine of one kind in a phase of a worker."""
 
     worker: str
     phase: str
-    kind: str
-    told_by: str
-    count: int
-    total_ns: int
-    share: float
+    kind: Annotated[str, Meta(description="prefill, decode, mixed or CUDA graphs")]
+    told_by: Annotated[str, Meta(description="passes, attention kernels or launches")]
+    count: Annotated[int, Meta(description="of what tells it")]
+    total_ns: Annotated[Ns, Meta(description="time in which any of that work ran")]
+    share: Annotated[float, Meta(description="of all GPU work launched in the phase")]
     prompt_tokens: int
-    batch_mean: float | None
-    batch: list[float]
+    batch_mean: Annotated[float | None, Meta(description="requests decoded a pass")]
+    batch: Annotated[list[float], Meta(description="the same over the phase")]
 
 
-class CounterRow(TypedDict):
-    """The mean of one of the GPUs' own counters over a phase of a worker ("": its steps), or while kernels of
-    one class ran (`phase` "" then); a share of its peak. `sampled_ns`: time of all GPUs that it is a mean of.
-    """
+class CounterRow(msgspec.Struct, frozen=True):
+    """The mean of one of the GPUs' own counters over a phase of a worker, or while kernels of a class ran."""
 
     worker: str
-    phase: str
-    kernel_class: str
+    phase: Annotated[str, Meta(description='"": all of its steps, or by class of kernels')]
+    kernel_class: Annotated[str, Meta(description='"": by phase')]
     metric: str
-    share: float
+    share: Annotated[float, Meta(description="of its peak, mean by time")]
     gpus: int
-    sampled_ns: int
+    sampled_ns: Annotated[int, Meta(description="time of all GPUs that it is a mean of")]
 
 
-class KernelSpans(TypedDict):
-    """The longest kernels and copies of every rank, at most `a_report` of a report; `spans` are [rank, index
-    into `names`, start_ns, duration_ns].
-    """
+class KernelSpans(msgspec.Struct, frozen=True):
+    """The longest kernels and copies of every rank."""
 
-    a_report: int
-    names: list[str]
-    spans: list[list[int]]
+    a_report: Annotated[int, Meta(description="most of one report")] = 0
+    names: list[str] = []
+    spans: Annotated[
+        list[list[int]], Meta(description="[rank, index into names, start_ns, duration_ns]")
+    ] = []
 
 
-class MfuRow(TypedDict):
-    """The model's work in a phase: `tflops` a GPU and second, and its share of `peak_tflops`. `gpus` are
-    those of the whole job's worker.
-    """
+class MfuRow(msgspec.Struct, frozen=True):
+    """The model's work in a phase."""
 
     worker: str
     phase: str
-    flops_a_token: int
-    gpus: int
+    flops_a_token: Annotated[int, Meta(description="times met")]
+    gpus: Annotated[int, Meta(description="of the worker in the whole job")]
     mean_ns: int
-    tflops: float
+    tflops: Annotated[float, Meta(description="a GPU and second")]
     peak_tflops: float
-    share: float
+    share: Annotated[float, Meta(description="of the peak")]
 
 
-class MfuAnswer(TypedDict):
-    """`met`: parameters that one token is multiplied with; `flops_a_token` of a row are times these.
-    `untold`: why a row is missing.
-    """
+class MfuAnswer(msgspec.Struct, frozen=True):
+    """The model's work against the GPUs' peak, where its size is told."""
 
     parameters: int
-    met: int
-    model: str
+    met: Annotated[int, Meta(description="parameters that one token is multiplied with")]
+    model: Annotated[str, Meta(description="what told them")]
     tokens_per_step: int | None
-    tokens_from: str
+    tokens_from: Annotated[str, Meta(description="what told the tokens, or why nothing did")]
     rows: list[MfuRow]
-    untold: list[str]
+    untold: Annotated[list[str], Meta(description="why a row is missing")]
 
 
-class PipelineRow(TypedDict):
-    """A stage of a pipeline-parallel model in one phase: means of a step on a rank. `share`: what of the
-    phase is waiting for another stage, or idle.
-    """
+class PipelineRow(msgspec.Struct, frozen=True):
+    """A stage of a pipeline-parallel model in one phase."""
 
     worker: str
     phase: str
-    stage: int | None
+    stage: Annotated[
+        int | None,
+        Meta(description="place of the ranks in their pipeline, null where no trace tells"),
+    ]
     stages: int
     ranks: int
-    window_ns: int
+    window_ns: Annotated[
+        int, Meta(description="of the phase; this and what follows: means of a step on a rank")
+    ]
     compute_ns: int
-    waiting_ns: int
-    idle_ns: int
-    share: float
+    waiting_ns: Annotated[int, Meta(description="nothing ran but transfers between stages")]
+    idle_ns: Annotated[int, Meta(description="nothing ran")]
+    share: Annotated[float, Meta(description="of the phase, waiting and idle")]
 
 
-class CollectiveRow(TypedDict):
-    """A kind of collective of a worker; `transfer_ns`: mean of a call without waiting."""
+class CollectiveRow(msgspec.Struct, frozen=True):
+    """A kind of collective of a worker."""
 
     worker: str
     op: str
     group: str
     group_size: int
     dtype: str
-    count: int
-    total_ns: int
-    min_ns: int
-    transfer_ns: int
-    message_bytes: int | None
+    count: Count
+    total_ns: Ns
+    min_ns: Ns
+    transfer_ns: Annotated[
+        Ns, Meta(description="mean of a call without waiting, which the bandwidths are of")
+    ]
+    message_bytes: Count | None
     algorithm_gb_per_s: float | None
     bus_gb_per_s: float | None
 
 
-class SkewRow(TypedDict):
-    """How far apart the ranks of a collective came to it; `last` came last most often."""
+class SkewRow(msgspec.Struct, frozen=True):
+    """How far apart the ranks of a collective came to it."""
 
     worker: str
     key: str
     ranks: int
     calls: int
-    transfer_ns: int
-    waiting_ns: int
-    skew_ns: int
-    last: int | None
+    transfer_ns: Ns
+    waiting_ns: Annotated[Ns, Meta(description="mean of a rank and call")]
+    skew_ns: Annotated[Ns, Meta(description="mean of the last start less the first")]
+    last: Annotated[RankIndex | None, Meta(description="index into ranks: who came last most often")]
     last_share: float
 
 
-class WeightSyncRow(TypedDict):
+class WeightSyncRow(msgspec.Struct, frozen=True):
     """The weight sync of a step, from the first rank's begin to the last one's end."""
 
     step: int
-    total_ns: int
-    by_worker_ns: dict[str, int]
-    between_ns: int
+    total_ns: Ns
+    by_worker_ns: dict[str, Ns]
+    between_ns: Ns
 
 
-class MemoryRow(TypedDict):
-    """The peak of a device's memory in a phase."""
+class MemoryPeak(msgspec.Struct, frozen=True):
+    """The most that was allocated, and reserved from the device, during one phase."""
 
-    rank: int
-    device: int
-    phase: str
-    allocated_bytes: int
-    reserved_bytes: int
+    device: Annotated[int, Meta(description="-1 is host memory")]
+    phase: Annotated[str, Meta(description='"": outside all')]
+    allocated_bytes: Annotated[int, Meta(description="-1 is unknown")]
+    reserved_bytes: Annotated[int, Meta(description="-1 is unknown")]
 
 
-class _Answer(TypedDict):
-    schema: int
+class MemoryRow(MemoryPeak, frozen=True):
+    """The peak of a device's memory in a phase of one rank."""
+
+    rank: RankIndex
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """All times are integer nanoseconds; start_ns counts from t0_ns (UTC); ranks and phases are indices into
+    ranks and phase_names. Definitions stand in the page and in the docstrings of rlprof_ops.analyze.metrics
+    and causes.
+    """
+
+    schema: Literal[1]
     made_by: str
     made_ns: int
-    run: dict[str, object]
+    run: Annotated[dict[str, Any], Meta(extra_json_schema={"required": ["path"]})]
     t0_ns: int
-    findings: list[FindingRow]
+    findings: list[Finding]
     coverage: Coverage
     clocks: ClocksAnswer
     ranks: list[RankRow]
     phase_names: list[str]
     steps: list[StepRow]
     anatomy: list[AnatomyRow]
-    segments: list[list[int]]
+    segments: Annotated[list[Segment], Meta(description="[rank, step, phase, start_ns, duration_ns]")]
     phases: list[PhaseRow]
     stragglers: list[StragglerRow]
-    bubbles: list[BubbleRow]
+    bubbles: list[Bubble]
     gpu: list[GpuRow]
-    shared_gpus: list[SharedGpuRow]
+    shared_gpus: Annotated[
+        list[SharedGpuRow],
+        Meta(description="GPUs that several processes used, each once: idle is when none of them worked"),
+    ]
     kernels: list[NameRow]
     ops: list[NameRow]
     collectives: list[CollectiveRow]
     skews: list[SkewRow]
     weight_sync: list[WeightSyncRow]
     memory: list[MemoryRow]
+    critical_path: CriticalPath = CriticalPath()
+    what_if: list[WhatIfRow] = []
+    whole_run: Annotated[
+        WholeRun | None, Meta(description="every step of the run, as the flight recorder kept them")
+    ] = None
+    kernel_classes: list[KernelClassRow] = []
+    copies: list[CopyRow] = []
+    serving: Annotated[
+        list[ServingRow], Meta(description="prefill and decode apart, as far as traces tell")
+    ] = []
+    pipeline: Annotated[list[PipelineRow], Meta(description="stages of pipeline-parallel models")] = []
+    mfu: MfuAnswer | None = None
+    counters: Annotated[
+        list[CounterRow], Meta(description="the GPUs' own counters, where nsys sampled them")
+    ] = []
+    kernel_spans: Annotated[KernelSpans, Meta(description="the longest kernels and copies, one by one")] = (
+        KernelSpans()
+    )
 
 
-class Answer(_Answer, total=False):
-    """The whole report; `segments` are [rank, step, phase, start_ns, duration_ns]. What follows is absent in
-    a report of an earlier version.
+def json_schema() -> dict[str, object]:
+    """The JSON Schema (draft 2020-12) of report.json as it is written: what an earlier version lacks is
+    required.
     """
-
-    critical_path: CriticalPath
-    what_if: list[WhatIfRow]
-    whole_run: WholeRun | None
-    kernel_classes: list[KernelClassRow]
-    copies: list[CopyRow]
-    serving: list[ServingRow]
-    pipeline: list[PipelineRow]
-    mfu: MfuAnswer | None
-    counters: list[CounterRow]
-    kernel_spans: KernelSpans
+    found = msgspec.json.schema(Answer)
+    for part in found["$defs"].values():
+        part["description"] = " ".join(part["description"].split())
+        if part["title"] != PhasePart.__name__:
+            part["required"] = list(part["properties"])
+        for said in part["properties"].values():
+            said.pop("default", None)
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    about = found["$defs"][Answer.__name__]["description"]
+    return {"$schema": dialect, "title": "report.json of rlprof report", "description": about, **found}

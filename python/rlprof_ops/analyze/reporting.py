@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from pathlib import Path
 
 import msgspec
 
-from rlprof_ops.analyze.model_size.utilisation import Told
+from rlprof_ops.analyze.answer_file import is_answer, read_answer, written
+from rlprof_ops.analyze.model_size.utilisation import StatedModel
 from rlprof_ops.analyze.output.answer import build
 from rlprof_ops.analyze.report_model import Answer
 from rlprof_ops.analyze.run.engine import Results, summarise_all
-from rlprof_ops.analyze.run.identity import Report, find_reports
+from rlprof_ops.analyze.run.identity import ReportFile, find_reports
 from rlprof_ops.analyze.whole_run.records import has_records
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.host import foreign
 from rlprof_ops.job import own_files
-
-_MOST_BYTES = 2 << 30
 
 
 def report(
@@ -30,29 +27,30 @@ def report(
     jobs: int | None = None,
     output: Path | None = None,
     cache: bool = True,
-    model: Told | None = None,
+    model: StatedModel | None = None,
 ) -> Answer:
     """Reads a run, writes `report.json` and `report.html`, prints the summary; returns the answer.
 
     Raises `UsageError` when there is nothing to read, `RlprofError` when the output folder cannot be written
-    to.
+    to: then the summary is printed all the same, for reading may have taken hours.
     """
-    from rlprof_ops.analyze.page.render import render
+    from rlprof_ops.analyze.page.html_page import render
 
     folder = own_files.output_folder(root, output)
     targets = folder / "report.json", folder / "report.html"
     for path in targets:  # before hours of reading
         own_files.check_ours(path)
     answer = answer_of(root, engine, jobs, cache, quiet=as_json, model=model)
-    text = json.dumps(answer, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace").decode()
+    text = written(answer)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         own_files.write(targets[0], text + "\n")
         own_files.write(targets[1], render(answer, timeline_files(folder)))
+        unwritten = None
     except OSError as error:
-        raise RlprofError(
+        unwritten = RlprofError(
             f"{folder}: cannot write the report ({error.strerror}). Give another folder with --output."
-        ) from error
+        )
     if as_json:
         # Indented by msgspec, which takes a tenth of the time of `json.dumps(indent=…)`: that is Python.
         sys.stdout.write(msgspec.json.format(text, indent=1) + "\n")
@@ -61,12 +59,20 @@ def report(
 
         console = standard_output()
         show(answer, console)
-        console.print(f"\n{folder / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
+        if unwritten is None:
+            console.print(f"\n{folder / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
+    if unwritten is not None:
+        raise unwritten
     if open_page:
         from rlprof_ops.analyze.browser import open_in_browser
 
         open_in_browser((folder / "report.html").resolve().as_uri())
     return answer
+
+
+def was_read(answer: Answer) -> bool:
+    """Whether anything of a run could be read: a report, or what its recorder kept."""
+    return bool(answer.coverage.reports or answer.whole_run)
 
 
 def timeline_files(folder: Path) -> list[str]:
@@ -76,10 +82,10 @@ def timeline_files(folder: Path) -> list[str]:
 
 def reports_on(folder: Path, root: Path) -> bool:
     """Whether the report.json of a folder is about `root`."""
-    if not _is_answer(folder / "report.json"):
+    if not is_answer(folder / "report.json"):
         return False
     with contextlib.suppress(UsageError, OSError):
-        return folder.resolve() == root.resolve() or load_answer(folder)["run"]["path"] == str(root.resolve())
+        return folder.resolve() == root.resolve() or load_answer(folder).run["path"] == str(root.resolve())
     return False
 
 
@@ -87,7 +93,7 @@ def render_again(folder: Path, root: Path) -> bool:
     """Writes the page of a folder's report.json anew, after the timeline of `root` was made; False where
     there is none.
     """
-    from rlprof_ops.analyze.page.render import render
+    from rlprof_ops.analyze.page.html_page import render
 
     page = folder / "report.html"
     if not page.is_file() or not reports_on(folder, root):
@@ -105,20 +111,20 @@ def answer_of(
     jobs: int | None = None,
     cache: bool = True,
     quiet: bool = False,
-    model: Told | None = None,
+    model: StatedModel | None = None,
 ) -> Answer:
     """The answer to a run folder or a report, with a progress bar on a terminal's standard error.
 
     Raises UsageError where there is nothing to read, also for one report of which nothing can be read.
     """
     answer = _answer(root, engine, jobs, cache, quiet, model)
-    if root.is_file() and (unread := answer["coverage"]["unread"]):
-        raise UsageError(f"{root}: {unread[0]['reason']}")
+    if root.is_file() and (unread := answer.coverage.unread):
+        raise UsageError(f"{root}: {unread[0].reason}")
     return answer
 
 
 def _answer(
-    root: Path, engine: str, jobs: int | None, cache: bool, quiet: bool, model: Told | None
+    root: Path, engine: str, jobs: int | None, cache: bool, quiet: bool, model: StatedModel | None
 ) -> Answer:
     reports = _reports(root)
     folder = root if root.is_dir() else root.parent
@@ -137,7 +143,7 @@ def _answer(
         return build(root, reports, summarise_all(folder, reports, engine, jobs, cache, advance), model)
 
 
-def _reports(root: Path) -> tuple[Report, ...]:
+def _reports(root: Path) -> tuple[ReportFile, ...]:
     """The reports of a run; none where there is only what its recorder kept."""
     try:
         return find_reports(root)
@@ -152,26 +158,5 @@ def load_answer(path: Path, jobs: int | None = None) -> Answer:
 
     Raises `UsageError` when the file is no report.json of this version.
     """
-    from rlprof_ops.analyze.output.answer import SCHEMA
-
     file = path / "report.json" if path.is_dir() else path
-    if not (file.name.endswith(".json") and _is_answer(file)):
-        return answer_of(path, jobs=jobs)
-    try:
-        text = foreign.read_bytes(file, _MOST_BYTES)
-        schema = msgspec.json.decode(text, type=dict[str, object]).get("schema")
-        if schema == SCHEMA:
-            return msgspec.json.decode(text, type=Answer)
-    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise UsageError(
-            f"{file}: cannot be read as report.json ({error}); make it anew with `rlprof report`"
-        ) from error
-    raise UsageError(
-        f"{file}: its schema is {schema!r}, this is for {SCHEMA}; make it anew with `rlprof report`"
-    )
-
-
-def _is_answer(file: Path) -> bool:
-    with contextlib.suppress(OSError), foreign.open_plain(file) as opened:
-        return b'"made_by"' in opened.read(4096)
-    return False
+    return read_answer(file) if file.suffix == ".json" and is_answer(file) else answer_of(path, jobs=jobs)

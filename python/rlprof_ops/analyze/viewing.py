@@ -1,13 +1,13 @@
-"""`rlprof view`: a run's report and timeline in the browser of whoever sits elsewhere."""
+"""`rlprof report --serve`: a run's report and timeline in the browser of whoever sits elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 from rlprof_ops.analyze.browser import advice, open_in_browser
 from rlprof_ops.analyze.page.server import PERFETTO, ReportServer
-from rlprof_ops.analyze.reporting import report, reports_on
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.job import own_files
 
@@ -16,6 +16,7 @@ __all__ = ["advice", "view"]
 
 def view(
     root: Path,
+    was_there: bool = True,
     port: int = 0,
     perfetto: str = PERFETTO,
     output: Path | None = None,
@@ -23,14 +24,14 @@ def view(
     timeline: bool = True,
     open_page: bool = False,
 ) -> None:
-    """Serves a run until Ctrl-C; makes its report and its timeline first where they are missing.
+    """Serve the report of a run until Ctrl-C; its timeline is made first where it is missing.
 
     Raises `RlprofError` when the port is taken.
     """
     folder = own_files.output_folder(root, output)
-    new = not reports_on(folder, root)
-    if new:
-        report(root, jobs=jobs, output=output)
+    if was_there:
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime((folder / "report.json").stat().st_mtime))
+        print(f"the report of {since}; `rlprof report` without --serve makes it anew", file=sys.stderr)
     try:
         server = ReportServer(folder, port, perfetto)
     except OSError as error:
@@ -38,7 +39,7 @@ def view(
             f"--port {port}: cannot listen on 127.0.0.1:{port} ({error.strerror}). Give another, or none."
         ) from error
     with server:
-        if timeline and (not server.timelines() or (new and folder.resolve() != root.resolve())):
+        if timeline and (not server.timelines() or (not was_there and folder.resolve() != root.resolve())):
             _make_timeline(root, output, jobs)
         for line in advice(server.port, server.url):
             print(line, flush=True)

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from rlprof_ops.backends.contract import EMPTY, OK, TRUNCATED, Backend, Check, Spec, Verdict, Where
+from rlprof_ops.backends.window_support import refusals
 from rlprof_ops.errors import UsageError
 from rlprof_ops.words import did_you_mean
 
@@ -42,6 +43,7 @@ __all__ = [
     "is_known",
     "names_allowed",
     "of_demand",
+    "of_one_report",
     "of_report",
     "validate",
     "wraps",
@@ -116,6 +118,11 @@ def from_outside(name: str) -> bool:
     return is_known(name) and get(name).windows_from_outside
 
 
+def of_one_report(name: str | None) -> bool:
+    """Whether one report of this backend holds all windows of its process."""
+    return bool(name) and is_known(str(name)) and get(str(name)).one_report
+
+
 def every() -> tuple[Backend, ...]:
     """The backends that rlprof-ops brings."""
     return tuple(map(get, builtin()))
@@ -132,8 +139,12 @@ def of_report(name: str) -> Backend | None:
 
 
 def validate(spec: Spec, where: Where = ANYWHERE) -> Verdict:
-    """The verdict of a capture's backend: the plan, the job, the dialects and the workers ask here."""
+    """The verdict on a capture, of the table of windows and of its backend: the plan, the job, the dialects
+    and the workers ask here.
+    """
     try:
-        return get(spec.backend).validate(spec, where)
+        backend = get(spec.backend)
     except UsageError as error:  # of a package that is not on this machine
         return Verdict((str(error),))
+    refused = refusals(backend, spec, where.driver)
+    return Verdict(refused) if refused else backend.validate(spec, where)

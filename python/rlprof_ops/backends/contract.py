@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 OK = "ok"
 EMPTY = "empty"
 TRUNCATED = "truncated"
+# What the process that leads the steps is called, by us and by trainers' documents: either selects it.
+LEADERS = ("driver", "controller")
 
 
 class CaptureError(Exception):
@@ -49,10 +51,12 @@ class Where:
     Attributes:
         gpu: whether the workers' machines have one; None when unknown, and then nothing is said about it.
         trainer: the trainer whose own profiler takes the capture; "" for ours.
+        driver: who opens its windows, a name of `window_support`; "" when unknown.
     """
 
     gpu: bool | None = None
     trainer: str = ""
+    driver: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Asked(Options, Protocol):
     @property
     def each(self) -> str: ...
 
+    def windows(self) -> Sequence[Any]: ...
+
 
 class Spec(Asked, Protocol):
     """A `CaptureSpec` (rlprof_ops.request), as backends see it."""
@@ -98,7 +104,8 @@ class Spec(Asked, Protocol):
     @property
     def on_error(self) -> str: ...
 
-    def windows(self) -> Sequence[Any]: ...
+    @property
+    def when(self) -> object: ...
 
 
 class Stopping(Protocol):
@@ -139,9 +146,14 @@ class Backend:
         ranges: how phases get into its reports: "nvtx", "record_function", or "" for not at all.
         bytes_per_rank_step: of a report, a rule of thumb for the estimate of disk space.
         on_demand: whether `rlprof capture` may ask for it in a running process.
+        one_report: its tool writes one report when the process ends, with all windows in it.
+        window_options: those of `window_support.OPTIONS` that it has.
         timed_options: what it has to have where it is started and stopped beside the training thread.
         ray_key: of Ray's own plugin of this profiler in a runtime env, as Ray stores it; "" without one.
+        secret_files: patterns of names, of files beside its reports that hold the process's environment: they
+            stay on the node.
         derived: how files end that its tool makes of its reports.
+        records_cuda: it records CUDA through CUPTI, and is refused where another one `holds_cupti`.
         windows_from_outside: a supervisor opens its windows too, in a process that knows no step.
         wrap: `module:object` of the `Wrap` that a process is started with; "" where it needs none.
         ray_plugin: `module:object` of the `RayPlugin` that stands for Ray's own plugin; "" without one.
@@ -159,9 +171,13 @@ class Backend:
     ranges: str = ""
     bytes_per_rank_step: int = 100 << 20
     on_demand: bool = True
+    one_report: bool = False
+    window_options: tuple[str, ...] = ()
     timed_options: Mapping[str, str] = {}
     ray_key: str = ""
+    secret_files: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
+    records_cuda: bool = False
     windows_from_outside: bool = False
     wrap: str = ""
     ray_plugin: str = ""
@@ -177,12 +193,20 @@ class Backend:
         return Verdict()
 
     def answers_here(self) -> bool:
-        """Whether a capture on demand that names no backend may be taken with this one in this process."""
+        """Whether this process was started so that this backend can record in it: a capture on demand that
+        names none may be taken with it.
+        """
+        return False
+
+    def opened_by_others(self) -> bool:
+        """Whether windows of steps of this process are opened from outside, or by its trainer, where it uses
+        no runtime of ours.
+        """
         return False
 
     def holds_cupti(self, spec: Options) -> str:
-        """Why no other profiler of this process can record CUDA beside this capture: CUPTI serves one of a
-        process. "" where it leaves CUPTI to others.
+        """Why no other profiler of a process that was started for this capture can record CUDA: CUPTI serves
+        one of a process. "" where it leaves CUPTI to others.
         """
         return ""
 

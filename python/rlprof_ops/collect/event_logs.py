@@ -12,6 +12,7 @@ from typing import Any
 
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.request import Window
 
 STEP_SUFFIX = ".step"
 _MOST_BYTES = 64 << 20  # of one event file; a training process writes a few lines a window
@@ -34,13 +35,19 @@ class WindowEvent:
     partial: bool = False
 
     @property
+    def window(self) -> Window:
+        return Window(self.start, self.stop)
+
+    @property
     def key(self) -> tuple[str, int, str | None]:
         return self.backend, self.start, self.phase
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLog:
-    """What one training process told. `last_step` is the last step it entered; None when it entered none."""
+    """What one training process told. `last_step` is the last step it entered; None when it entered none.
+    `began`: the job's step when it registered.
+    """
 
     node: str
     worker: str
@@ -53,6 +60,7 @@ class ProcessLog:
     last_step: int | None = None
     ended: bool = False
     on_demand: bool = False
+    began: int = 0
 
 
 def unclosed(logs: Iterable[ProcessLog]) -> list[tuple[ProcessLog, WindowEvent]]:
@@ -184,6 +192,7 @@ class LogBuilder:
             last_step=self.last_step,
             ended=self._ended,
             on_demand=first.get("on_demand") is True,
+            began=foreign.whole(first.get("began")) or 0,
         )
 
 

@@ -34,9 +34,13 @@ class CaptureCounts:
     missing: int = 0
 
     def __str__(self) -> str:
+        return self.said("captures")
+
+    def said(self, noun: str = "") -> str:
+        """`4 of 9 captures (2 open)`, without a noun where one stands beside it."""
         if self.planned == 0:
             return "none planned"
-        text = f"{self.done} of {'?' if self.planned is None else self.planned} captures"
+        text = f"{self.done} of {'?' if self.planned is None else self.planned} {noun}".rstrip()
         more = [
             f"{count} {word}"
             for count, word in ((self.open, "open"), (self.failed, "failed"), (self.missing, "missing"))

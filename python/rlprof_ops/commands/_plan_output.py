@@ -48,8 +48,10 @@ def print_plan(request: ProfileRequest, plan: Plan) -> None:
         total = "unknown" if plan.reports is None else str(plan.reports)
         size = "unknown" if plan.size_bytes is None else f"about {in_words(plan.size_bytes)}"
         click.echo(f"\nreports: {total}    disk: {size} ({size_rule()})")
-        where = request.output_dir or "<run folder>/profiles"
-        click.echo(f"where:   {where}/<backend>/<worker>/rank<R>/<worker>_rank<R>_step<A>-<B>_<host>_<pid>.*")
+        name = "<worker>_rank<R>_step<A>-<B>_<host>_<pid>.*"
+        click.echo(f"where:   <run folder>/profiles/<backend>/<worker>/rank<R>/{name}")
+        for folder in dict.fromkeys(filter(None, (request.folder(row.backend) for row in plan.rows))):
+            click.echo(f"         {folder}/ (a copy)")
     for text in plan.warnings:
         click.echo(f"warning: {text}", err=True)
 

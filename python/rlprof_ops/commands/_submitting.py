@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from rlprof_ops.errors import UsageError
 from rlprof_ops.submit.sbatch_line import Submission, SubmitRequest, prepare
 from rlprof_ops.submit.send import send
 
@@ -38,6 +39,8 @@ def go(asked: SubmitRequest, cwd: Path, wishes: Wishes) -> None:
     if wishes.dry_run:
         _show(submission, wishes.as_json)
         return
+    if not (submission.env["COMMAND"] or asked.sbatch or asked.retry_of):
+        _ask()
     job = send(submission, cwd, os.environ)
     folder = submission.run_folder(job)
     if wishes.as_json and not wishes.wait:
@@ -57,6 +60,15 @@ def go(asked: SubmitRequest, cwd: Path, wishes: Wishes) -> None:
         from rlprof_ops.commands._waiting import wait_for
 
         sys.exit(wait_for(job, folder, as_json=wishes.as_json))
+
+
+def _ask() -> None:
+    """Nothing but `rlprof submit` takes nodes that wait for somebody: a person is asked, a script says it."""
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "nothing says what to run: give the command after `--`, or -N 2 for a cluster that waits for you"
+        )
+    click.confirm("Submit a cluster without a command, that waits for you?", abort=True, err=True)
 
 
 def _plan(submission: Submission, world: str | None) -> None:

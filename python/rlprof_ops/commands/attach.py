@@ -34,8 +34,8 @@ def command(job: str, words: tuple[str, ...]) -> None:
     Example: rlprof attach 4711 -- ray status
     """
     from rlprof_ops.job.run_folder import find
-    from rlprof_ops.operate import attach
+    from rlprof_ops.operate import attach_line
 
-    node, argv = attach.node_and_command(words)
-    line, env = attach.into(find(job), node, argv, os.environ)
+    node, argv = attach_line.node_and_command(words)
+    line, env = attach_line.into(find(job), node, argv, os.environ)
     os.execvpe(line[0], line, env)

@@ -27,7 +27,7 @@ from rlprof_ops.request.problems import numbers_of_range
 )
 @click.option(
     "--backend",
-    type=click.Choice(["auto", *(each.name for each in backends.every() if each.on_demand)]),
+    type=click.Choice(["auto", *backends.names_allowed()]),
     default="auto",
     show_default=True,
     help="auto: nsight for workers that run under nsys, else torch.",
@@ -67,7 +67,7 @@ def command(
     """
     from rlprof_ops.commands._progress import bar
     from rlprof_ops.job.run_folder import run_folder
-    from rlprof_ops.operate.capture import capture, parse_next
+    from rlprof_ops.operate.capture_request import capture, parse_next
 
     if math.isnan(seconds or 0) or math.isnan(timeout_s):
         raise UsageError("--seconds and --timeout take numbers, not nan")

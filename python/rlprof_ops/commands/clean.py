@@ -33,7 +33,7 @@ def command(folders: tuple[Path, ...], older_than: str, caches: bool, dry_run: b
     Example: rlprof clean --older-than 30d --dry-run
     """
     from rlprof_ops.errors import EXIT_FAILED, UsageError
-    from rlprof_ops.operate.clean import find_old, parse_age, remove
+    from rlprof_ops.operate.leftovers import find_old, parse_age, remove
     from rlprof_ops.words import duration, size
 
     found = find_old(parse_age(older_than), folders, os.environ, caches_only=caches)

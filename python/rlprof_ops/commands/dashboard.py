@@ -33,7 +33,7 @@ def command(job: str, port: int, open_it: bool) -> None:
     Example: rlprof dashboard 4711
     """
     from rlprof_ops.job.run_folder import find
-    from rlprof_ops.operate.dashboard import locate
+    from rlprof_ops.operate.ray_dashboard import locate
 
     found = locate(find(job))
     line = found.tunnel(port)

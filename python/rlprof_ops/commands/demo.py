@@ -37,7 +37,9 @@ def command(steps: int, output: Path, request: Path | None, trainer_arguments: t
     from rlprof_ops.backends.nsight import nsys_cli
     from rlprof_ops.demo.local_job import run_local
     from rlprof_ops.demo.request import write_request
+    from rlprof_ops.extras import need
 
+    need("ray", "torch")
     output.mkdir(parents=True, exist_ok=True)
     if request is None and os.environ.get(env_names.REQUEST):
         request = Path(os.environ[env_names.REQUEST])

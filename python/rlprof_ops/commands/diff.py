@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from rlprof_ops.commands._jobs import complete
-from rlprof_ops.errors import UsageError
+from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_UNJUDGED, UsageError
 
 
 @click.command(short_help="Compare two runs: job ids, run folders, or their report.json.")
@@ -28,6 +28,16 @@ from rlprof_ops.errors import UsageError
     ),
 )
 @click.option(
+    "--as",
+    "same",
+    multiple=True,
+    metavar="BEFORE=AFTER",
+    help=(
+        "A worker of the first run and what it is called in the second. May be repeated. One worker a side is"
+        " the same one."
+    ),
+)
+@click.option(
     "--page",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write both runs side by side to this HTML file, too; never over one of somebody else.",
@@ -40,25 +50,40 @@ from rlprof_ops.errors import UsageError
     help="How many files are read at once where a run has no report.json yet.",
 )
 def command(
-    before: str, after: str, rules: tuple[str, ...], page: Path | None, as_json: bool, jobs: int | None
+    before: str,
+    after: str,
+    rules: tuple[str, ...],
+    same: tuple[str, ...],
+    page: Path | None,
+    as_json: bool,
+    jobs: int | None,
 ) -> None:
     """Compare two runs (job ids, run folders, or their report.json).
 
-    A change is called one when it exceeds 1 % and what chance makes of equal runs (Welch's t test over the
-    steps; at most 2 of 100 equal pairs of runs differ in anything).
+    A change is called one when it exceeds 1 % and what chance makes of equal runs whose neighbouring steps
+    are alike (at most 2 of 100 equal pairs of runs differ in anything). Says how sure it is, and how many
+    more steps would tell. Ends with 4 when a rule could not be judged, and none is broken.
 
     Example: rlprof diff logs/4711-logs logs/4802-logs --fail-if 'step>5%'
     """
-    from rlprof_ops.analyze.output.diff import compare, parse_rule, unjudged, violations
     from rlprof_ops.analyze.output.diff_text import show
-    from rlprof_ops.analyze.reporting import load_answer
+    from rlprof_ops.analyze.output.diff_workers import matched
+    from rlprof_ops.analyze.output.run_diff import compare, parse_rule, unjudged, violations
+    from rlprof_ops.analyze.reporting import load_answer, was_read
     from rlprof_ops.job import own_files
     from rlprof_ops.job.run_folder import folder_of
 
     if page is not None:
         own_files.check_ours(page)
     one, two = load_answer(folder_of(before), jobs), load_answer(folder_of(after), jobs)
-    difference = compare(one, two)
+    for run, answer in ((before, one), (after, two)):
+        if not was_read(answer):
+            click.echo(
+                f"rlprof: {run}: nothing of it could be read, so there is nothing to compare", err=True
+            )
+            sys.exit(EXIT_UNJUDGED if rules else EXIT_INCOMPLETE)
+    one, said = matched(one, two, same)
+    difference = compare(one, two, said)
     parsed = [parse_rule(rule, difference) for rule in rules]
     broken, open_rules = violations(parsed, difference), unjudged(parsed, difference)
     if page is not None:
@@ -82,4 +107,4 @@ def command(
         click.echo(f"not judged {text}", err=True)
     for text in broken:
         click.echo(f"failed {text}", err=True)
-    sys.exit(1 if broken else 0)
+    sys.exit(EXIT_FAILED if broken else EXIT_UNJUDGED if open_rules else 0)

@@ -68,8 +68,8 @@ def command(
     import json
     import shlex
 
-    from rlprof_ops.doctor import node, remote, slurm_config
-    from rlprof_ops.doctor.finding import FAIL, OK, run_all
+    from rlprof_ops.doctor import node_checks, remote, slurm_config
+    from rlprof_ops.doctor.check_result import FAIL, OK, run_all
     from rlprof_ops.doctor.table import render
     from rlprof_ops.errors import EXIT_FAILED, UsageError
     from rlprof_ops.job.knobs import Settings
@@ -84,7 +84,7 @@ def command(
         "Slurm": lambda: slurm_config.checks(settings),
     }
     found = run_all(checks, "login", show)
-    found += node.here(settings, base, quick=quick, place="login", progress=show)
+    found += node_checks.here(settings, base, quick=quick, place="login", progress=show)
     if nodes or job or container:
         apptainer = settings["RLPROF_CONTAINER_RUNTIME"] == "apptainer"
         venv = settings.path("RLPROF_VENV")

@@ -76,9 +76,10 @@ def command(
     from rlprof_ops.errors import RlprofError, UsageError
     from rlprof_ops.job.run_folder import run_folder
     from rlprof_ops.operate.export import endpoint
-    from rlprof_ops.operate.export.follow import Sink, ended, export
+    from rlprof_ops.operate.export.export_run import Sink, export
     from rlprof_ops.operate.export.otlp import OtlpSpans
     from rlprof_ops.operate.export.tensorboard import TensorBoardScalars
+    from rlprof_ops.operate.recorded import ended
 
     if openmetrics is None and openmetrics_port is None and tensorboard is None and otlp is None:
         raise UsageError(

@@ -46,9 +46,9 @@ def command(
 
     Example: rlprof harvest 4711
     """
-    from rlprof_ops.collect.harvest.harvest import harvest
     from rlprof_ops.collect.harvest.manifest_table import render
     from rlprof_ops.collect.harvest.node_archives import archive_nodes
+    from rlprof_ops.collect.harvest.run_harvest import harvest
     from rlprof_ops.collect.harvest.watch import watch_job
     from rlprof_ops.commands._progress import bar
     from rlprof_ops.job.run_folder import run_folder

@@ -28,18 +28,18 @@ def command(job: str, follow: bool, node: str | None, job_output: bool, lines: i
     Example: rlprof logs -f 4711
     """
     from rlprof_ops.errors import UsageError
-    from rlprof_ops.operate import logs
+    from rlprof_ops.operate import job_logs
 
     if node is not None and job_output:
         raise UsageError("--node and --job-output name two logs; give one of them")
-    source = logs.Source(job, "job" if job_output else node if node is not None else "driver")
+    source = job_logs.Source(job, "job" if job_output else node if node is not None else "driver")
     try:
         if follow:
-            logs.follow(source, _put, lines)
+            job_logs.follow(source, _put, lines)
             return
         path = source.file()
         click.echo(f"==> {path} <==", err=True)
-        logs.copy(path, _put, lines)
+        job_logs.copy(path, _put, lines)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader has gone, as `head` does; Python would complain at its end
@@ -56,11 +56,11 @@ def _put(chunk: bytes) -> None:
 
 def _name_more(text: str, node: str) -> None:
     from rlprof_ops.job.run_folder import find
-    from rlprof_ops.operate import logs
-    from rlprof_ops.operate.status import look
+    from rlprof_ops.operate import job_logs
+    from rlprof_ops.operate.job_status import look
 
     job = find(text)
     assert job.run is not None
-    more = logs.more_of(job.run, logs.node_of(node, look(job).nodes))
+    more = job_logs.more_of(job.run, job_logs.node_of(node, look(job).nodes))
     if more:
         click.echo(f"more of this node, in {job.run}: {', '.join(more)}", err=True)

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 
-from rlprof_ops import rayenv
-
-SCRIPT = (
-    Path(rayenv.__file__).parent / "patch_ray_nsight.sh"
-)  # a link to scripts/ in a checkout, a copy in a wheel
+from rlprof_ops.rayenv import PATCH_SCRIPT
 
 
 @click.command(short_help="Make Ray's own nsight plugin keep a worker's interpreter.")
@@ -33,4 +28,4 @@ def command(python: str | None, path: str | None, check: bool) -> None:
     arguments = ["--python", python or sys.executable]
     arguments += ["--file", path] if path else []
     arguments += ["--check"] if check else []
-    sys.exit(subprocess.run(["bash", str(SCRIPT), *arguments]).returncode)
+    sys.exit(subprocess.run(["bash", PATCH_SCRIPT, *arguments]).returncode)

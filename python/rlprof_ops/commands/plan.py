@@ -13,7 +13,7 @@ from rlprof_ops.commands._request_options import request_options
 
 
 @click.command(short_help="Print the captures of FILE or RLPROF_*: reports, disk, warnings.")
-@click.argument("file", required=False)
+@click.argument("file", required=False, type=click.Path())
 @click.option(
     "--world",
     metavar="NAME=RANKS,...",
@@ -21,7 +21,10 @@ from rlprof_ops.commands._request_options import request_options
 )
 @click.option("--framework", type=FrameworkName(), help="The trainer, for its workers' phases.")
 @click.option(
-    "--trainer-config", metavar="FILE", help="Take the world from the trainer's own YAML (needs --framework)."
+    "--trainer-config",
+    type=click.Path(),
+    metavar="FILE",
+    help="Take the world from the trainer's own YAML (needs --framework).",
 )
 @click.option(
     "--gpus-per-node", type=click.IntRange(1), metavar="N", help="GPUs of a node, where the file says `all`."

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import click
 
 from rlprof_ops.commands._jobs import run_argument
+from rlprof_ops.errors import EXIT_INCOMPLETE
 
 
 @click.command(short_help="Explain a run: step anatomy, idle time, stragglers, kernels.")
@@ -16,7 +18,23 @@ from rlprof_ops.commands._jobs import run_argument
     "--json", "as_json", is_flag=True, help="Print report.json to standard output instead of the summary."
 )
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a browser afterwards.")
-@click.option("--serve", is_flag=True, help="Serve it afterwards on 127.0.0.1, as `rlprof view` does.")
+@click.option(
+    "--serve", is_flag=True, help="Serve it and the timeline on 127.0.0.1; makes what is not there yet."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Of --serve, on 127.0.0.1. Default: one that is free.",
+)
+@click.option(
+    "--perfetto",
+    metavar="URL",
+    default="https://ui.perfetto.dev",
+    show_default=True,
+    help="The Perfetto that --serve hands the timeline to.",
+)
+@click.option("--no-timeline", is_flag=True, help="With --serve: do not make the timeline.")
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
@@ -63,6 +81,9 @@ def command(
     as_json: bool,
     open_page: bool,
     serve: bool,
+    port: int,
+    perfetto: str,
+    no_timeline: bool,
     engine: str,
     jobs: int | None,
     output: Path | None,
@@ -77,27 +98,38 @@ def command(
     JOB is a job id, its run folder, any folder of reports, or one report. Writes report.html (opens offline)
     and report.json, never over a file that rlprof did not write.
 
+    --serve prints the ssh line for another machine; only who has the printed address gets in. A report that
+    is there is served as it is. Ctrl-C ends it.
+
     Example: rlprof report 4711 --open
     """
     # Nothing here multiplies matrices, and numpy would start a thread a CPU for it in each process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from rlprof_ops.analyze.model_size.utilisation import told
-    from rlprof_ops.analyze.reporting import report
+    from rlprof_ops.analyze.reporting import report, reports_on, was_read
+    from rlprof_ops.job import own_files
     from rlprof_ops.job.run_folder import folder_of
 
     model = told(model_params, model_config, tokens_per_step, peak_tflops)
     folder = folder_of(run)
-    report(
-        folder,
-        as_json=as_json,
-        open_page=open_page and not serve,
-        engine=engine,
-        jobs=jobs,
-        output=output,
-        cache=not no_cache,
-        model=model,
-    )
+    there = False
+    if serve and not as_json and model is None:
+        there = reports_on(own_files.output_folder(folder, output), folder)
+    if not there:
+        answer = report(
+            folder,
+            as_json=as_json,
+            open_page=open_page and not serve,
+            engine=engine,
+            jobs=jobs,
+            output=output,
+            cache=not no_cache,
+            model=model,
+        )
+        if not was_read(answer):
+            click.echo(f"rlprof: {folder}: none of its reports could be read", err=True)
+            sys.exit(EXIT_INCOMPLETE)
     if serve:
         from rlprof_ops.analyze.viewing import view
 
-        view(folder, output=output, jobs=jobs, timeline=False, open_page=open_page)
+        view(folder, there, port, perfetto, output, jobs, not no_timeline, open_page)

@@ -43,7 +43,7 @@ def command(
     from rlprof_ops.commands import _submitting
     from rlprof_ops.errors import RlprofError
     from rlprof_ops.job.run_folder import find
-    from rlprof_ops.operate.status import look
+    from rlprof_ops.operate.job_status import look
     from rlprof_ops.submit import resubmit, sbatch_line
     from rlprof_ops.submit.missing_captures import missing_request
 

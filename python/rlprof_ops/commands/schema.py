@@ -28,7 +28,7 @@ _FILES = {
 def load(name: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of `request`, `manifest` or `report`."""
     if name == "request":
-        from rlprof_ops.request.schema import schema
+        from rlprof_ops.request.yaml_schema import schema
 
         return schema()
     package, file = _FILES[name]

@@ -27,7 +27,7 @@ def command(job: str, workers: str, ranks: str, timeout_s: float) -> None:
     """
     from rlprof_ops.commands.capture import ranks_of, split
     from rlprof_ops.job.run_folder import run_folder
-    from rlprof_ops.operate.capture import stacks
+    from rlprof_ops.operate.capture_request import stacks
 
     patterns, wanted = split(workers), ranks_of(ranks)
     for worker, text in stacks(run_folder(job), patterns, wanted, timeout_s):

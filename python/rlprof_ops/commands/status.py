@@ -24,7 +24,7 @@ def command(job: str, as_json: bool) -> None:
     """
     from rlprof_ops.job.run_folder import find
     from rlprof_ops.operate.follow import rows
-    from rlprof_ops.operate.status import look
+    from rlprof_ops.operate.job_status import look
     from rlprof_ops.operate.why import why
 
     found = find(job)

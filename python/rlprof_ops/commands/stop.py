@@ -29,8 +29,8 @@ def command(job: str, patience: float) -> None:
     from rlprof_ops.errors import EXIT_INCOMPLETE
     from rlprof_ops.job import harvest_job
     from rlprof_ops.job.run_folder import find
+    from rlprof_ops.operate.end_job import stop
     from rlprof_ops.operate.follow import Lines, follow
-    from rlprof_ops.operate.stop import stop
 
     known = find(job)
     how = stop(known, patience, click.echo)

@@ -22,6 +22,7 @@ from rlprof_ops.commands._sbatch_command import SbatchCommand, forwarded_options
 @click.option(
     "--request",
     "request_file",
+    type=click.Path(),
     metavar="FILE",
     help="What to profile (YAML); without it, and without --steps, nothing.",
 )

@@ -1,10 +1,10 @@
-"""`rlprof top`: a running job, live in the terminal."""
+"""`rlprof top`: a running job, live in the terminal, or as a page for a browser."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,9 +25,18 @@ from rlprof_ops.commands._jobs import job_argument
     type=click.FloatRange(0.5, 3600),
     help="Between two looks.",
 )
-def command(job: str, once: bool, as_json: bool, every_s: float) -> None:
+@click.option("--serve", is_flag=True, help="As a page on 127.0.0.1 instead, for whoever has its address.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Of --serve, on 127.0.0.1. Default: one that is free.",
+)
+def command(job: str, once: bool, as_json: bool, every_s: float, serve: bool, port: int) -> None:
     """Show what JOB does now: nodes, GPUs, the step and phase of every role, step times, slowest ranks, open
-    windows, and what the recorder has found.
+    windows, and what the recorder has found. q ends it.
+
+    With --serve the ssh line for another machine is printed too; Ctrl-C ends it.
 
     Example: rlprof top 4711
     """
@@ -35,24 +44,52 @@ def command(job: str, once: bool, as_json: bool, every_s: float) -> None:
     from rlprof_ops.operate.recorded import read_summary
 
     run = run_folder(job)
+    recorded = read_summary(run)
     if as_json:
-        click.echo(json.dumps(read_summary(run).data))
+        click.echo(json.dumps(recorded.data))
+        return
+    if serve:
+        _serve(run, port, every_s)
         return
     from rich.console import Console
 
     console = Console()
     if once or not sys.stdout.isatty():
-        console.print(_view(read_summary(run)))
+        console.print(_view(recorded))
         return
     from rich.live import Live
 
-    with Live(console=console, auto_refresh=False, screen=True) as live:
+    from rlprof_ops.commands._keys import waiting_for_q
+
+    with Live(console=console, auto_refresh=False, screen=True) as live, waiting_for_q() as pressed:
         try:
             while True:
                 live.update(_view(read_summary(run)), refresh=True)
-                time.sleep(every_s)
+                if pressed(every_s):
+                    return
         except KeyboardInterrupt:
             return
+
+
+def _serve(run: Path, port: int, every_s: float) -> None:
+    from rlprof_ops.analyze.browser import advice
+    from rlprof_ops.errors import RlprofError
+    from rlprof_ops.operate.live_server import LiveServer
+
+    try:
+        server = LiveServer(run, port, every_s)
+    except OSError as error:
+        raise RlprofError(
+            f"--port {port}: cannot listen on 127.0.0.1:{port} ({error.strerror}). Give another, or none."
+        ) from error
+    with server:
+        for line in advice(server.port, server.url):
+            click.echo(line)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            server.ended.set()
+            click.echo("\nended")
 
 
 def _view(recorded: Any) -> Any:

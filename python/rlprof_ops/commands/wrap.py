@@ -22,6 +22,7 @@ from rlprof_ops import env_names
 @click.option(
     "--request",
     "path",
+    type=click.Path(),
     metavar="FILE",
     help="Default: RLPROF_REQUEST_JSON, RLPROF_REQUEST and the RLPROF_* variables.",
 )
@@ -31,7 +32,8 @@ def command(
     worker: str | None, rank: int | None, path: str | None, show: bool, program: tuple[str, ...]
 ) -> None:
     """Run CMD under nsys or rocprof-sys when the request selects this worker and rank; otherwise run it as it
-    is.
+    is. Where CMD is a launcher (torchrun, python -m torch.distributed.run, accelerate launch, deepspeed,
+    mpirun), that holds for each process that it starts.
 
     CMD's windows are opened and closed by the adapter of its trainer (TRL and any transformers.Trainer need
     no change), or by CMD itself with rlprof_ops.runtime.profiler. The exit code is CMD's.
@@ -42,15 +44,23 @@ def command(
 
     from rlprof_ops.rayenv.wrap.standalone import run, wrapped_command
     from rlprof_ops.request import load_request, request_from_json
+    from rlprof_ops.runtime.process.launchers import launcher_of
     from rlprof_ops.runtime.process.worker_identity import rank_from
 
     text = os.environ.get(env_names.REQUEST_JSON)
     request = request_from_json(text) if text and not path else load_request(path, os.environ)
+    for note in request.notes:
+        click.echo(f"rlprof: {note}", err=True)
+    launcher = launcher_of(program)
+    if launcher and rank is not None:
+        raise click.UsageError(f"--rank {rank}: {launcher} gives each process its own; leave --rank out")
     made = wrapped_command(
         worker, rank_from(os.environ) if rank is None else rank, program, request, os.environ
     )
     if show:
         click.echo(shlex.join(made.argv))
+        if env_names.WRAP_RANKS in made.env:
+            click.echo(f"rlprof: each process that {launcher} starts is wrapped by itself", err=True)
         return
     if made.env.get(env_names.NOT_WRAPPED):
         click.echo(f"rlprof: runs unprofiled: {made.env[env_names.NOT_WRAPPED]}", err=True)

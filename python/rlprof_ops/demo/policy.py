@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rlprof_ops.demo.task import COMPLETION_LENGTH, PROMPT_LENGTH, STOP, TOKENS
+from rlprof_ops.demo.toy_task import COMPLETION_LENGTH, PROMPT_LENGTH, STOP, TOKENS
 
 WIDTH = 48
 HEADS = 4

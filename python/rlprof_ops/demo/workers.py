@@ -18,7 +18,7 @@ import ray
 import torch
 from torch import distributed as dist
 
-from rlprof_ops.demo import grpo, task
+from rlprof_ops.demo import grpo, toy_task
 from rlprof_ops.demo.network import bind_gloo_to
 from rlprof_ops.demo.policy import Policy, logprobs, new_policy, sample
 from rlprof_ops.demo.settings import DemoSettings
@@ -91,14 +91,14 @@ class GenerationWorker(DemoWorker):
         longest = step % self.world_size == self.rank and shard < self.world_size
         with self.phase("generation", self.settings.tail_ms if longest else 0):
             generator = torch.Generator().manual_seed(hash((self.settings.seed, step, shard)) % 2**63)
-            prompt = task.prompts(self.settings.prompts, generator)
+            prompt = toy_task.prompts(self.settings.prompts, generator)
             prompt = prompt.repeat_interleave(self.settings.group_size, dim=0)
             completion, mask = sample(self.policy, prompt, generator)
             return {"prompt": prompt, "completion": completion, "mask": mask}
 
     def score(self, batch: Batch) -> Batch:
         with self.timer.phase("reward"):
-            return {**batch, "rewards": task.rewards(batch["prompt"], batch["completion"], batch["mask"])}
+            return {**batch, "rewards": toy_task.rewards(batch["prompt"], batch["completion"], batch["mask"])}
 
     def load_weights(self, shards: list[Any]) -> None:
         """Take the parameters that the policy workers put into the object store."""

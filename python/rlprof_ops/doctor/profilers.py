@@ -16,7 +16,7 @@ from pathlib import Path
 from rlprof_ops import env_names
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.backends.rocprof_sys import front_end
-from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
+from rlprof_ops.doctor.check_result import FAIL, OK, WARN, CheckResult, last_line, output
 from rlprof_ops.host import processes
 from rlprof_ops.host.gpus import has_nvidia_driver
 from rlprof_ops.words import duration, limit, size
@@ -35,14 +35,14 @@ _OTHER_USERS = {
 }
 
 
-def nsys(quick: bool = False) -> Iterator[Finding]:
+def nsys(quick: bool = False) -> Iterator[CheckResult]:
     """Whether nsys is here and gives a report. `quick` leaves out the trial, and all that comes before it."""
     if quick:
         return
     path = nsys_cli.find()
     if path is None:
         named = os.environ.get(env_names.NSYS)
-        yield Finding(
+        yield CheckResult(
             "nsys",
             WARN,
             f"RLPROF_NSYS={named!r} is not there" if named else "not on PATH",
@@ -54,7 +54,7 @@ def nsys(quick: bool = False) -> Iterator[Finding]:
     found = re.search(r"(\d{4}\.\S+)", text)
     version = found[1] if found else ""
     if code or not version:
-        yield Finding(
+        yield CheckResult(
             "nsys",
             FAIL,
             f"{path} --version: {last_line(text)}",
@@ -62,14 +62,14 @@ def nsys(quick: bool = False) -> Iterator[Finding]:
         )
         return
     if version.startswith(_HANGS):
-        yield Finding(
+        yield CheckResult(
             "nsys",
             FAIL,
             f"{version} ({path}) hangs in most runs of short programs",
             "use 2023.1 or newer; set RLPROF_NSYS",
         )
         return
-    yield Finding("nsys", OK, f"{version} ({path})")
+    yield CheckResult("nsys", OK, f"{version} ({path})")
     yield from importing(nsys_cli.find_importer())
     first = trial(path)
     if first.state == OK:
@@ -79,7 +79,7 @@ def nsys(quick: bool = False) -> Iterator[Finding]:
     yield (
         again
         if again.state != OK
-        else Finding(
+        else CheckResult(
             "nsys capture",
             WARN,
             f"{again.said}; before it, {first.said}",
@@ -88,7 +88,7 @@ def nsys(quick: bool = False) -> Iterator[Finding]:
     )
 
 
-def importing(importer: Path | None) -> Iterator[Finding]:
+def importing(importer: Path | None) -> Iterator[CheckResult]:
     """Whether what makes reports of raw captures has its libraries, which an image may lack that nsys is
     mounted into.
     """
@@ -96,7 +96,7 @@ def importing(importer: Path | None) -> Iterator[Finding]:
         "reports of windows that are open when a worker is killed are imported by `rlprof harvest` elsewhere"
     )
     if importer is None:
-        yield Finding("nsys import", WARN, "no QdstrmImporter beside this nsys", late)
+        yield CheckResult("nsys import", WARN, "no QdstrmImporter beside this nsys", late)
         return
     _, text = output(["ldd", str(importer)], seconds=30)
     missing = sorted(
@@ -104,10 +104,10 @@ def importing(importer: Path | None) -> Iterator[Finding]:
     )
     if missing:
         fix = f"install them in the image; until then {late}"
-        yield Finding("nsys import", WARN, f"{importer} lacks {', '.join(missing)}", fix)
+        yield CheckResult("nsys import", WARN, f"{importer} lacks {', '.join(missing)}", fix)
 
 
-def trial(path: str) -> Finding:
+def trial(path: str) -> CheckResult:
     """One second in a session, as a job takes it: the report must be there when `nsys stop` returns."""
     folder = Path(tempfile.mkdtemp(prefix="rlprof-doctor-"))
     session = f"rlprof-doctor-{os.getpid()}"
@@ -128,7 +128,7 @@ def trial(path: str) -> Finding:
         found = nsys_cli.check(report) if not problem else None
         if found is None or found.state != "ok":
             why = problem or (f"the report is {found.state}: {found.reason}" if found else "")
-            return Finding(
+            return CheckResult(
                 "nsys capture",
                 FAIL,
                 f"a 1 s window gave no report: {why}",
@@ -137,7 +137,7 @@ def trial(path: str) -> Finding:
         lost = _lost_ranges(path, report, env)
         if lost:
             return lost
-        return Finding(
+        return CheckResult(
             "nsys capture",
             OK,
             f"a 1 s window gave a report of {size(report.stat().st_size)} ({duration(took * 1e9)} with"
@@ -170,7 +170,7 @@ sys.stdin.read()
 _PUSH_POP, _START_END = 59, 60  # NVTX_EVENTS.eventType of an export
 
 
-def _lost_ranges(path: str, report: Path, env: Mapping[str, str]) -> Finding | None:
+def _lost_ranges(path: str, report: Path, env: Mapping[str, str]) -> CheckResult | None:
     """A finding when nvtx is here and the report has none of its ranges: nvtx from 0.2.12 on hands nsys
     2023.4
     nothing.
@@ -186,10 +186,10 @@ def _lost_ranges(path: str, report: Path, env: Mapping[str, str]) -> Finding | N
         [path, "export", "--type=sqlite", f"--output={database}", str(report)], seconds=_BOUND_S, env=env
     )
     if code:
-        return Finding("nsys capture", WARN, f"nsys export: {last_line(text)}", "run nsys export by hand")
+        return CheckResult("nsys capture", WARN, f"nsys export: {last_line(text)}", "run nsys export by hand")
     if _count_ranges(database):
         return None
-    return Finding(
+    return CheckResult(
         "nsys capture",
         FAIL,
         f"nsys records none of the ranges of nvtx {version}: reports would have no phases",
@@ -229,35 +229,35 @@ def _window(path: str, session: str, report: Path, env: Mapping[str, str]) -> st
     return f"nsys stop: {last_line(text)}" if code else ""
 
 
-def rocprof(quick: bool = False) -> Iterator[Finding]:
+def rocprof(quick: bool = False) -> Iterator[CheckResult]:
     """Only where there is an AMD GPU: elsewhere nobody misses it."""
     try:
         found = front_end.find()
     except front_end.FrontEndError as error:
         needed = os.path.exists("/dev/kfd") or os.environ.get(env_names.ROCPROF_SYS)
-        yield Finding(
+        yield CheckResult(
             "rocprof-sys",
             WARN if needed else OK,
             str(error) if needed else "not here, and no AMD GPU that would need it",
             "load ROCm's module, or set RLPROF_ROCPROF_SYS" if needed else "",
         )
         return
-    yield Finding("rocprof-sys", OK, str(found)[:200])
+    yield CheckResult("rocprof-sys", OK, str(found)[:200])
 
 
-def perf_event_paranoid() -> Iterator[Finding]:
+def perf_event_paranoid() -> Iterator[CheckResult]:
     """2 allows a user to sample own processes, 1 the kernel's side too (kernel documentation,
     perf-security).
     """
     try:
         value = int(_PARANOID.read_text())
     except (OSError, ValueError):
-        yield Finding(
+        yield CheckResult(
             "perf_event_paranoid", WARN, "cannot be read", "CPU samples (nsys -s process-tree) may be missing"
         )
         return
     fine = value <= 2 or os.getuid() == 0
-    yield Finding(
+    yield CheckResult(
         "perf_event_paranoid",
         OK if fine else WARN,
         str(value),
@@ -272,19 +272,19 @@ def perf_event_paranoid() -> Iterator[Finding]:
     )
 
 
-def cupti() -> Iterator[Finding]:
+def cupti() -> Iterator[CheckResult]:
     """NVIDIA's rule: RmProfilingAdminOnly=1 keeps GPU counters to root
     (developer.nvidia.com/ERR_NVGPUCTRPERM).
     """
     if not has_nvidia_driver():
-        yield Finding("GPU counters", OK, "no NVIDIA driver here, so nothing to permit")
+        yield CheckResult("GPU counters", OK, "no NVIDIA driver here, so nothing to permit")
         return
     try:
         found = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", _NVIDIA_PARAMETERS.read_text(), re.MULTILINE)
     except OSError:
         found = None
     if found is None:
-        yield Finding(
+        yield CheckResult(
             "GPU counters",
             WARN,
             f"{_NVIDIA_PARAMETERS} does not tell",
@@ -292,7 +292,7 @@ def cupti() -> Iterator[Finding]:
         )
         return
     closed = found[1] == "1" and os.getuid() != 0
-    yield Finding(
+    yield CheckResult(
         "GPU counters",
         WARN if closed else OK,
         "for administrators only" if closed else "allowed",
@@ -305,7 +305,7 @@ def cupti() -> Iterator[Finding]:
     )
 
 
-def other_users(proc: Path = Path("/proc")) -> Iterator[Finding]:
+def other_users(proc: Path = Path("/proc")) -> Iterator[CheckResult]:
     """Processes that share a GPU's profiling interface with us."""
     names: dict[str, str] = {}
     for entry in proc.iterdir():
@@ -316,10 +316,12 @@ def other_users(proc: Path = Path("/proc")) -> Iterator[Finding]:
                 continue  # it has ended
     found = sorted({name for name in names.values() if name in _OTHER_USERS})
     if not found:
-        yield Finding("other profilers", OK, "no DCGM, ncu or nvprof runs here (as far as this user sees)")
+        yield CheckResult(
+            "other profilers", OK, "no DCGM, ncu or nvprof runs here (as far as this user sees)"
+        )
     for name in found:
         pids = [pid for pid, other in names.items() if other == name]
-        yield Finding(
+        yield CheckResult(
             "other profilers",
             WARN,
             f"{name} runs (pid {', '.join(pids[:3])}) and may hold the GPU's counters",

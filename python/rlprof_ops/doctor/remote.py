@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.doctor.finding import FAIL, Finding, last_line
-from rlprof_ops.doctor.node import joined
+from rlprof_ops.doctor.check_result import FAIL, CheckResult, last_line
+from rlprof_ops.doctor.node_checks import joined
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.job.knobs import home, import_path
 from rlprof_ops.words import limit
@@ -55,7 +55,7 @@ class NodeSelection:
         program = [
             python,
             "-m",
-            "rlprof_ops.doctor.node",
+            "rlprof_ops.doctor.node_checks",
             f"--folder={folder}",
             *(["--quick"] if quick else []),
         ]
@@ -91,7 +91,7 @@ class NodeSelection:
 
 def examine(
     where: NodeSelection, shared: Path, quick: bool, progress: Callable[[str], None] = lambda text: None
-) -> list[Finding]:
+) -> list[CheckResult]:
     """The findings of all nodes. `progress` is told once a second how long srun has been at it. Raises
     RlprofError when srun cannot be run or no node answered.
     """
@@ -111,7 +111,7 @@ def examine(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(argv: list[str], seconds: float, progress: Callable[[str], None]) -> list[Finding]:
+def _run(argv: list[str], seconds: float, progress: Callable[[str], None]) -> list[CheckResult]:
     # The variables of a job that we may be in ourselves would bend the new one.
     env = {
         name: value
@@ -144,7 +144,7 @@ def _run(argv: list[str], seconds: float, progress: Callable[[str], None]) -> li
         )
     if process.returncode:
         found.append(
-            Finding(
+            CheckResult(
                 "srun",
                 FAIL,
                 f"exit code {process.returncode}: {last_line(err)}",

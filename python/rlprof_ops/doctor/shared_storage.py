@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding
+from rlprof_ops.doctor.check_result import FAIL, OK, WARN, CheckResult
 from rlprof_ops.host import foreign
 from rlprof_ops.host.clock_probe import ClockServer, measure
 from rlprof_ops.submitit_job.rendezvous import own_address
@@ -28,7 +28,7 @@ _SKEW_WARN_S, _SKEW_FAIL_S = 0.1, 5.0
 _KEY = b"rlprof-doctor"
 
 
-def together(folder: Path, rank: int, tasks: int, seconds: float, node: str) -> Iterator[Finding]:
+def together(folder: Path, rank: int, tasks: int, seconds: float, node: str) -> Iterator[CheckResult]:
     """The part of one of `tasks` tasks; every wait ends after `seconds`."""
     mine = folder / f"task{rank}"
     others = [number for number in range(tasks) if number != rank]
@@ -45,7 +45,7 @@ def together(folder: Path, rank: int, tasks: int, seconds: float, node: str) -> 
         try:
             _write(mine, text)
         except OSError as error:
-            yield Finding(
+            yield CheckResult(
                 "shared folder",
                 FAIL,
                 f"{folder} cannot be written from here: {error.strerror}",
@@ -55,7 +55,7 @@ def together(folder: Path, rank: int, tasks: int, seconds: float, node: str) -> 
         began = time.monotonic()
         missing = _until(lambda: [number for number in others if _read(folder, number) is None], seconds)
         if missing:
-            yield Finding(
+            yield CheckResult(
                 "shared folder",
                 FAIL,
                 f"{folder}: after {limit(seconds)} the files of {len(missing)} of {len(others)} other nodes"
@@ -77,7 +77,7 @@ def together(folder: Path, rank: int, tasks: int, seconds: float, node: str) -> 
 
 def _rewritten(
     folder: Path, rank: int, tasks: int, seconds: float, appeared: float, text: dict[str, Any]
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """How long a changed file looks unchanged: the first task waits until all have read, then writes
     again.
     """
@@ -87,14 +87,14 @@ def _rewritten(
             lambda: [number for number in range(tasks) if not (folder / f"read{number}").exists()], seconds
         )
         _write(folder / "task0", {**text, "version": 2})
-        yield Finding("shared folder", OK, f"{folder} is written and read by all {tasks} nodes")
+        yield CheckResult("shared folder", OK, f"{folder} is written and read by all {tasks} nodes")
         return
     _until(lambda: [number for number in range(tasks) if not (folder / f"read{number}").exists()], seconds)
     began = time.monotonic()
     stale = _until(lambda: [] if (_read(folder, 0) or {}).get("version") == 2 else [0], seconds)
     late = time.monotonic() - began
     if stale:
-        yield Finding(
+        yield CheckResult(
             "shared folder",
             WARN,
             f"{folder}: a file that another node rewrote still looks old after {limit(seconds)}",
@@ -103,7 +103,7 @@ def _rewritten(
         )
         return
     slow = max(appeared, late) > _STALE_S
-    yield Finding(
+    yield CheckResult(
         "shared folder",
         WARN if slow else OK,
         f"{folder}: others' files seen after {duration(appeared * 1e9)},"
@@ -123,14 +123,14 @@ def _server(rank: int) -> tuple[ClockServer, str] | None:
     return ClockServer(address, _KEY), address
 
 
-def _clock(folder: Path, rank: int) -> Finding:
+def _clock(folder: Path, rank: int) -> CheckResult:
     """This node's clock against the first one's."""
     if rank == 0:
-        return Finding("clock", OK, "the others' are compared with this one")
+        return CheckResult("clock", OK, "the others' are compared with this one")
     reference = _read(folder, 0) or {}
     found = measure(str(reference.get("address")), int(reference.get("port") or 0), _KEY)
     if found is None:
-        return Finding(
+        return CheckResult(
             "clock",
             WARN,
             f"no UDP answer from {reference.get('node')} ({reference.get('address')})",
@@ -138,7 +138,7 @@ def _clock(folder: Path, rank: int) -> Finding:
         )
     off, error = found.offset_ns / 1e9, found.error_ns / 1e9
     state = FAIL if abs(off) > _SKEW_FAIL_S else WARN if abs(off) > _SKEW_WARN_S else OK
-    return Finding(
+    return CheckResult(
         "clock",
         state,
         f"{'+' * (off > 0)}{duration(off * 1e9)} to {reference.get('node')} (within {duration(error * 1e9)})",

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 
-from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
+from rlprof_ops.doctor.check_result import FAIL, OK, WARN, CheckResult, last_line, output
 from rlprof_ops.errors import UsageError
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.site import read_site
@@ -15,10 +15,10 @@ _OLDEST = (22, 5)
 _TEN = 10  # seconds that closing windows and the last sync take at least
 
 
-def checks(settings: Settings) -> Iterator[Finding]:
+def checks(settings: Settings) -> Iterator[CheckResult]:
     """Ask `scontrol show config`; nothing to say about Slurm where there is none."""
     if shutil.which("scontrol") is None:
-        yield Finding(
+        yield CheckResult(
             "slurm",
             WARN,
             "no scontrol on PATH",
@@ -27,7 +27,7 @@ def checks(settings: Settings) -> Iterator[Finding]:
         return
     code, text = output(["scontrol", "show", "config"])
     if code:
-        yield Finding(
+        yield CheckResult(
             "slurm",
             FAIL,
             f"scontrol show config: {last_line(text.splitlines()[0])}",
@@ -38,17 +38,17 @@ def checks(settings: Settings) -> Iterator[Finding]:
     yield from _commands()
 
 
-def site_file(env: Mapping[str, str]) -> Iterator[Finding]:
+def site_file(env: Mapping[str, str]) -> Iterator[CheckResult]:
     """Whether the site's file is there and every line of it sets something."""
     try:
         site = read_site(env)
     except UsageError as error:
-        yield Finding("site file", FAIL, str(error).partition(". ")[0], str(error).partition(". ")[2])
+        yield CheckResult("site file", FAIL, str(error).partition(". ")[0], str(error).partition(". ")[2])
         return
     for warning in site.warnings:
-        yield Finding("site file", WARN, warning, "correct the line")
+        yield CheckResult("site file", WARN, warning, "correct the line")
     if not site.warnings:
-        yield Finding("site file", OK, str(site.path) if site.path else "none; the knobs' defaults")
+        yield CheckResult("site file", OK, str(site.path) if site.path else "none; the knobs' defaults")
 
 
 def parse(text: str) -> dict[str, str]:
@@ -57,7 +57,7 @@ def parse(text: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def judge(config: Mapping[str, str], settings: Settings) -> Iterator[Finding]:
+def judge(config: Mapping[str, str], settings: Settings) -> Iterator[CheckResult]:
     """What each option means for a profiled job. Pure."""
     yield _version(config.get("SLURM_VERSION", ""))
     yield _kill_wait(_seconds(config.get("KillWait", "")), settings.number("RLPROF_DRAIN_SECONDS"))
@@ -67,17 +67,17 @@ def judge(config: Mapping[str, str], settings: Settings) -> Iterator[Finding]:
     yield _devices(config)
     accounting = config.get("AccountingStorageType", "")
     none = "none" in accounting or accounting in ("", "(null)")
-    yield Finding(
+    yield CheckResult(
         "accounting", OK, "no accounting, so sacct is empty: nothing here needs it" if none else accounting
     )
 
 
-def _version(text: str) -> Finding:
+def _version(text: str) -> CheckResult:
     found = re.match(r"(\d+)\.(\d+)", text)
     if not found:
-        return Finding("slurm version", WARN, f"not understood: {text!r}", "22.05 or newer is needed")
+        return CheckResult("slurm version", WARN, f"not understood: {text!r}", "22.05 or newer is needed")
     fine = (int(found[1]), int(found[2])) >= _OLDEST
-    return Finding(
+    return CheckResult(
         "slurm version",
         OK if fine else FAIL,
         text,
@@ -85,12 +85,12 @@ def _version(text: str) -> Finding:
     )
 
 
-def _kill_wait(seconds: int | None, drain: int) -> Finding:
+def _kill_wait(seconds: int | None, drain: int) -> CheckResult:
     """KillWait: seconds between SIGTERM and SIGKILL after scancel, man slurm.conf."""
     if seconds is None:
-        return Finding("KillWait", WARN, "not told", "30 s is assumed")
+        return CheckResult("KillWait", WARN, "not told", "30 s is assumed")
     if seconds < _TEN:
-        return Finding(
+        return CheckResult(
             "KillWait",
             FAIL,
             f"{seconds} s from scancel to SIGKILL",
@@ -101,34 +101,34 @@ def _kill_wait(seconds: int | None, drain: int) -> Finding:
             "enough for small reports; for large ones end jobs with `scancel --signal=TERM <job>.0`, which"
             " has no limit but RLPROF_DRAIN_SECONDS"
         )
-        return Finding(
+        return CheckResult(
             "KillWait", OK, f"{seconds} s from scancel to SIGKILL, below RLPROF_DRAIN_SECONDS={drain}", fix
         )
-    return Finding("KillWait", OK, f"{seconds} s")
+    return CheckResult("KillWait", OK, f"{seconds} s")
 
 
-def _private_tmp(config: Mapping[str, str]) -> Finding:
+def _private_tmp(config: Mapping[str, str]) -> CheckResult:
     """job_container/tmpfs gives each job its own /tmp, gone with it: what is synced is safe, a node's
     leftovers are not.
     """
     if "tmpfs" in config.get("JobContainerType", ""):
-        return Finding(
+        return CheckResult(
             "private /tmp",
             OK,
             "each job has a /tmp of its own, deleted with it",
             "what could not be copied cannot be looked for afterwards; RLPROF_NODE_ROOT on a local disk"
             " outside of /tmp keeps it",
         )
-    return Finding("private /tmp", OK, "jobs on a node share /tmp; our folder in it is mode 0700")
+    return CheckResult("private /tmp", OK, "jobs on a node share /tmp; our folder in it is mode 0700")
 
 
-def _signals(config: Mapping[str, str]) -> Finding:
+def _signals(config: Mapping[str, str]) -> CheckResult:
     tracker = config.get("ProctrackType", "")
     if "cgroup" in tracker:
-        return Finding(
+        return CheckResult(
             "signals", OK, f"{tracker}: signals reach a step's own processes, and nothing survives a job"
         )
-    return Finding(
+    return CheckResult(
         "signals",
         WARN,
         f"{tracker or 'unknown'}: a signal to a step reaches Ray's processes too",
@@ -137,10 +137,10 @@ def _signals(config: Mapping[str, str]) -> Finding:
     )
 
 
-def _requeue(config: Mapping[str, str]) -> Finding:
+def _requeue(config: Mapping[str, str]) -> CheckResult:
     preempt = config.get("PreemptMode", "OFF")
     if "SUSPEND" in preempt or "GANG" in preempt:
-        return Finding(
+        return CheckResult(
             "preemption",
             WARN,
             f"PreemptMode={preempt}: a job may be stopped for hours and go on; a step and a window that"
@@ -149,10 +149,10 @@ def _requeue(config: Mapping[str, str]) -> Finding:
             "submit where jobs are requeued or not preempted at all (another partition or QOS)",
         )
     if "REQUEUE" not in preempt:
-        return Finding("preemption", OK, f"PreemptMode={preempt}")
+        return CheckResult("preemption", OK, f"PreemptMode={preempt}")
     if "send_user_signal" in config.get("PreemptParameters", ""):
-        return Finding("preemption", OK, "requeues, after the job's own signal")
-    return Finding(
+        return CheckResult("preemption", OK, "requeues, after the job's own signal")
+    return CheckResult(
         "preemption",
         WARN,
         "requeues with SIGTERM and GraceTime only",
@@ -161,19 +161,19 @@ def _requeue(config: Mapping[str, str]) -> Finding:
     )
 
 
-def _devices(config: Mapping[str, str]) -> Finding:
+def _devices(config: Mapping[str, str]) -> CheckResult:
     """ConstrainDevices of cgroup.conf: whether a job can open GPUs that are not its own."""
     constrain = config.get("ConstrainDevices", "no").lower() == "yes"
     counts = "gpu" in config.get("GresTypes", "")
     if constrain:
-        return Finding("GPU devices", OK, "ConstrainDevices=yes: a job sees its own GPUs alone")
+        return CheckResult("GPU devices", OK, "ConstrainDevices=yes: a job sees its own GPUs alone")
     if counts:
-        return Finding(
+        return CheckResult(
             "GPU devices",
             OK,
             "ConstrainDevices=no: a job's GPUs are those of CUDA_VISIBLE_DEVICES, which Ray gets",
         )
-    return Finding(
+    return CheckResult(
         "GPU devices",
         OK,
         "Slurm counts no GPUs (GresTypes): Ray gets all that nvidia-smi or rocm-smi sees on a node",
@@ -186,9 +186,9 @@ def _seconds(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _commands() -> Iterator[Finding]:
+def _commands() -> Iterator[CheckResult]:
     missing = [name for name in ("sbatch", "srun", "scancel", "squeue") if shutil.which(name) is None]
-    yield Finding(
+    yield CheckResult(
         "slurm commands",
         FAIL if missing else OK,
         f"missing: {', '.join(missing)}" if missing else "sbatch, srun, scancel, squeue",

@@ -9,10 +9,9 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from rlprof_ops import rayenv
-from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding, last_line, output
+from rlprof_ops.doctor.check_result import FAIL, OK, WARN, CheckResult, last_line, output
 from rlprof_ops.host.gpus import has_gpu
 from rlprof_ops.version import __version__
 
@@ -24,23 +23,23 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip
 """
 
 
-def python() -> Iterator[Finding]:
+def python() -> Iterator[CheckResult]:
     text = f"{platform.python_version()} ({sys.executable}), rlprof-ops {__version__}"
     fine = sys.version_info >= (3, 10)
-    yield Finding(
+    yield CheckResult(
         "python",
         OK if fine else FAIL,
         text,
         "" if fine else "3.10 or newer is needed: set RLPROF_VENV or RLPROF_PYTHON",
     )
     if _version("pyyaml") is None:
-        yield Finding("python", FAIL, f"{sys.executable} lacks PyYAML", "pip install pyyaml there")
+        yield CheckResult("python", FAIL, f"{sys.executable} lacks PyYAML", "pip install pyyaml there")
 
 
-def ray() -> Iterator[Finding]:
+def ray() -> Iterator[CheckResult]:
     version = _version("ray")
     if version is None:
-        yield Finding(
+        yield CheckResult(
             "ray",
             FAIL,
             f"not installed for {sys.executable}",
@@ -49,14 +48,14 @@ def ray() -> Iterator[Finding]:
         return
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     fine = numbers >= _OLDEST_RAY
-    yield Finding(
+    yield CheckResult(
         "ray",
         OK if fine else WARN,
         version,
         "" if fine else "2.49 or newer is tested; older ones may lack what the plugin needs",
     )
     reason = rayenv.check_import(dict(os.environ))
-    yield Finding(
+    yield CheckResult(
         "ray plugin",
         FAIL if reason else OK,
         last_line(reason) if reason else "loads in Ray's runtime-env agent",
@@ -67,38 +66,37 @@ def ray() -> Iterator[Finding]:
     yield _patch_state()
 
 
-def _patch_state() -> Finding:
+def _patch_state() -> CheckResult:
     """Exit codes of scripts/patch_ray_nsight.sh --check: 0 repaired, 1 needs it, 2 unknown."""
-    script = Path(rayenv.__file__).parent / "patch_ray_nsight.sh"
-    code, text = output(["bash", str(script), "--python", sys.executable, "--check"])
+    code, text = output(["bash", rayenv.PATCH_SCRIPT, "--python", sys.executable, "--check"])
     said = last_line(text).removeprefix("patch_ray_nsight: ")
     if code == 0:
-        return Finding("ray's nsight", OK, said)
+        return CheckResult("ray's nsight", OK, said)
     if code == 1:
-        return Finding(
+        return CheckResult(
             "ray's nsight",
             OK,
             "has the bare-python fault in its file; our plugin repairs it in memory",
-            "where the plugin cannot be registered: rlprof patch-ray",
+            "where the plugin cannot be registered: RLPROF_PATCH_RAY=1, or rlprof patch-ray",
         )
-    return Finding(
+    return CheckResult(
         "ray's nsight", WARN, said, "its file is of no known shape; captures through our plugin do not use it"
     )
 
 
-def nvtx() -> Iterator[Finding]:
+def nvtx() -> Iterator[CheckResult]:
     version = _version("nvtx")
     if version is not None:
-        yield Finding("nvtx", OK, version)
+        yield CheckResult("nvtx", OK, version)
     elif _version("torch") is not None:
-        yield Finding(
+        yield CheckResult(
             "nvtx",
             WARN,
             "not installed",
             "pip install nvtx==0.2.10: without it only CUDA builds of torch write ranges",
         )
     else:
-        yield Finding(
+        yield CheckResult(
             "nvtx",
             WARN,
             "neither nvtx nor torch is installed: reports will have no ranges",
@@ -106,13 +104,13 @@ def nvtx() -> Iterator[Finding]:
         )
 
 
-def torch(quick: bool = False) -> Iterator[Finding]:
+def torch(quick: bool = False) -> Iterator[CheckResult]:
     """Whether torch is here and sees the GPUs; `quick` does not load it."""
     if quick:
         return
     version = _version("torch")
     if version is None:
-        yield Finding("torch", WARN, "not installed", "needed for torch and memory captures only")
+        yield CheckResult("torch", WARN, "not installed", "needed for torch and memory captures only")
         return
     code, text = output([sys.executable, "-c", _TORCH], seconds=120)
     try:
@@ -120,7 +118,7 @@ def torch(quick: bool = False) -> Iterator[Finding]:
     except ValueError:
         facts = None
     if facts is None:
-        yield Finding(
+        yield CheckResult(
             "torch",
             FAIL,
             f"{version} does not import: {last_line(text)}",
@@ -132,7 +130,7 @@ def torch(quick: bool = False) -> Iterator[Finding]:
     )
     said = f"{facts['version']}, {build}, {facts['devices']} GPUs seen"
     wrong = (facts["cuda"] or facts["hip"]) and not facts["devices"] and has_gpu()
-    yield Finding(
+    yield CheckResult(
         "torch",
         WARN if wrong else OK,
         said,

@@ -6,22 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rlprof_ops.doctor.finding import FAIL, OK, WARN, Finding
+from rlprof_ops.doctor.check_result import FAIL, OK, WARN, CheckResult
 
 _ORDER = (FAIL, WARN, OK)
 
 
-def merged(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[str, ...]]]:
+def merged(findings: Iterable[CheckResult]) -> list[tuple[CheckResult, tuple[str, ...]]]:
     """Each different finding once, in order, with its places."""
     places: dict[tuple[str, str, str, str, bool], list[str]] = {}
     for found in findings:
         key = (found.check, found.state, found.said, found.fix, found.place == "login")
         places.setdefault(key, []).append(found.place)
-    return [(Finding(*key[:4], place=where[0]), tuple(where)) for key, where in places.items()]
+    return [(CheckResult(*key[:4], place=where[0]), tuple(where)) for key, where in places.items()]
 
 
 def render(
-    findings: list[Finding],
+    findings: list[CheckResult],
     *,
     problems_only: bool = False,
     paint: Callable[[str, str], str] = lambda text, state: text,

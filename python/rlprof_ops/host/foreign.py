@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import re
 import stat
 import types
 import typing
@@ -18,6 +19,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
 MOST_BYTES = 256 << 20
+# The line that names an exception stands at a traceback's end; libraries print more after it.
+EXCEPTION = re.compile(r"^(?:\(\w+ pid=\d+\) )?[\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b")
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _MOST_WHOLE = 1 << 63  # as far as columns and clocks go
 _Path = str | os.PathLike[str]
 _Kind = TypeVar("_Kind")
@@ -54,11 +58,19 @@ def bounded(opened: BinaryIO, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def tail(path: _Path, most_bytes: int = 1 << 16) -> str:
-    """The end of a log; empty where there is none or it cannot be read."""
+    """The end of a log, without colours; empty where there is none or it cannot be read."""
     with contextlib.suppress(OSError), open_plain(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
-        return file.read(most_bytes).decode(errors="replace")
+        return _COLOUR.sub("", file.read(most_bytes).decode(errors="replace"))
     return ""
+
+
+def in_one_line(said: str) -> str:
+    """Of a message that quotes a log: its first line, and the line of the log that says most, the last one
+    that names an exception or else the last."""
+    first, *quoted = [line.strip() for line in said.splitlines() if line.strip()] or [""]
+    named = [line for line in quoted if EXCEPTION.match(line)] or quoted
+    return " ".join([first, *named[-1:]])
 
 
 def parse(raw: bytes | str) -> Any:

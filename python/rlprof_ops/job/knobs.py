@@ -114,7 +114,7 @@ def read_knobs(path: Path | None = None) -> dict[str, Knob]:
     knobs: dict[str, Knob] = {}
     kind = meaning = ""
     section = "General"
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
             section = line[3:]
         elif described := _DESCRIPTION.fullmatch(line):
@@ -130,14 +130,16 @@ def read_knobs(path: Path | None = None) -> dict[str, Knob]:
 def read_env_file(path: Path) -> dict[str, str]:
     """NAME=value lines, taken literally: nothing in such a file is run or expanded."""
     found = (
-        _ASSIGNMENT.fullmatch(line) for line in path.read_text().splitlines() if not line.startswith("#")
+        _ASSIGNMENT.fullmatch(line)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if not line.startswith("#")
     )
     return {match["name"]: match["value"] for match in found if match}
 
 
 def ignored_lines(path: Path) -> list[tuple[int, str]]:
     """Lines, with their numbers, that are neither NAME=value nor a comment nor empty: `export FOO=1`."""
-    lines = enumerate(path.read_text().splitlines(), start=1)
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
     return [
         (number, line)
         for number, line in lines

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlprof_ops.job import attempt
 from rlprof_ops.job.run_folder import Job
-from rlprof_ops.operate.status import View, look
+from rlprof_ops.operate.job_status import View, look
 from rlprof_ops.slurm import client
 from rlprof_ops.slurm.client import SlurmJob
 
@@ -135,7 +135,7 @@ def rows(view: View) -> list[tuple[str, str]]:
         ("names", ", ".join(view.nodes[:_NAMES_MOST]) + (", …" if len(view.nodes) > _NAMES_MOST else "")),
         ("time", f"{view.elapsed}{limit}" if view.elapsed else ""),
         ("step", "" if view.step is None else str(view.step)),
-        ("captures", str(view.captures) if view.run_dir else ""),
+        ("captures", view.captures.said() if view.run_dir else ""),
         ("found", view.found),
         ("waits for", view.waiting if not view.has_ended else ""),
         ("end", ended),

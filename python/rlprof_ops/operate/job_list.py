@@ -10,7 +10,7 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.job import attempt
 from rlprof_ops.job.job_history import recall
 from rlprof_ops.job.run_folder import Job, find
-from rlprof_ops.operate.status import View, look
+from rlprof_ops.operate.job_status import View, look
 from rlprof_ops.slurm import client
 from rlprof_ops.slurm.client import SlurmJob
 
@@ -67,6 +67,6 @@ def row(view: View) -> tuple[str, ...]:
         view.elapsed,
         f"{up}{view.node_count}",
         "" if view.step is None else str(view.step),
-        str(view.captures) if view.run_dir else "",
+        view.captures.said() if view.run_dir else "",
         view.run_dir or "",
     )

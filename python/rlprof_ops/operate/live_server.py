@@ -64,7 +64,7 @@ class _Handler(PrivateHandler):
                 self.server.viewers.release()
         else:
             self.head(404, "text/plain")
-            self.wfile.write(b"Nothing here: use the whole address that rlprof live printed.\n")
+            self.wfile.write(b"Nothing here: use the whole address that rlprof top --serve printed.\n")
 
     def _page(self) -> None:
         nonce = secrets.token_urlsafe(12)

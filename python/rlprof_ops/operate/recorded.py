@@ -27,6 +27,7 @@ class RecordedSummary:
     """A job's summary as it was read."""
 
     data: dict[str, Any]
+    has_ended: bool = False
 
     @property
     def age_s(self) -> float:
@@ -55,17 +56,20 @@ def read_summary(run: Path) -> RecordedSummary:
         raise RlprofError(f"{path} is damaged: {foreign.reason_of(error)}") from None
     if data.get("schema") != SCHEMA:
         raise RlprofError(f"{path} has schema {data.get('schema')!r}; this version reads {SCHEMA}")
-    return RecordedSummary(data)
+    return RecordedSummary(data, ended(run))
+
+
+def ended(run: Path) -> bool:
+    """Whether the job has written down how it ended."""
+    end = foreign.an_object(foreign.read_object(run / "run.json").get("end"))
+    return foreign.text(end.get("cause")) not in ("", "running")
 
 
 def sparkline(values: Iterable[float], width: int = 60) -> str:
-    """The latest values as blocks from the least to the most."""
+    """The latest values as blocks from zero to the most, so that noise looks like noise."""
     found = list(values)[-width:]
-    if not found:
-        return ""
-    low, high = min(found), max(found)
-    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((value - low) * scale)] for value in found)
+    scale = (len(_BLOCKS) - 1) / (max(found, default=0.0) or 1.0)
+    return "".join(_BLOCKS[round(max(0.0, value) * scale)] for value in found)
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,13 @@ def headline(recorded: RecordedSummary) -> list[str]:
     """The lines above the tables."""
     data = recorded.data
     seconds = [row[2] for row in data["history"]["steps"]]
-    lines = [
-        f"job {data['job']}: step {data['step']}, {counted(len(data['nodes']), 'node')},"
-        f" {duration(recorded.age_s * 1e9)} old"
-    ]
-    if recorded.is_stale:
-        lines[0] += " (the recorder tells no more)"
+    age = duration(recorded.age_s * 1e9)
+    said = f"{age} old"
+    if recorded.has_ended:
+        said = f"ended {age} ago"
+    elif recorded.is_stale:
+        said = f"nothing told for {age}"
+    lines = [f"job {data['job']}: step {data['step']}, {counted(len(data['nodes']), 'node')}, {said}"]
     if seconds:
         lines.append(
             f"step times {sparkline(seconds)} last {duration(seconds[-1] * 1e9)},"
@@ -133,8 +138,10 @@ def tables(recorded: RecordedSummary, most_nodes: int = 16) -> list[Table]:
 
 
 def _shown(table: Table) -> Table:
-    rows = tuple(tuple(printable(cell) for cell in row) for row in table.rows)
-    return Table(table.title, table.columns, rows, table.more)
+    """Columns that no row fills are left out: of nodes without GPUs, on a narrow terminal."""
+    filled = [index for index in range(len(table.columns)) if any(row[index] for row in table.rows)]
+    rows = tuple(tuple(printable(row[index]) for index in filled) for row in table.rows)
+    return Table(table.title, tuple(table.columns[index] for index in filled), rows, table.more)
 
 
 def _roles(roles: list[dict[str, Any]]) -> Table:

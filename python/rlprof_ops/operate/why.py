@@ -14,20 +14,18 @@ from pathlib import Path
 from rlprof_ops.host import foreign
 from rlprof_ops.job.end_cause import STEP_KILLED, EndCause
 from rlprof_ops.job.run_folder import Job
-from rlprof_ops.operate.status import View
-from rlprof_ops.recorder.detect.finding import HANG
+from rlprof_ops.operate.job_status import View
+from rlprof_ops.recorder.detect.anomaly import HANG
 from rlprof_ops.recorder.head_recorder import FINDINGS, FOLDER, read_rows
 from rlprof_ops.runtime.on_demand.watcher import STACKS
 
 _MOST_LINES = 6
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # Our own lines that say what comes next, and srun's that say only that a task has ended.
 _SAYS_NOTHING = re.compile(
     r"\[rlprof\] (run folder:|ended with exit code|no record of a clean end|harvest and report: job)|"
-    r"srun: (error: .*: Exited with exit code|Terminating StepId|Force Terminated)|slurmstepd: error: \*\*\*"
+    r"srun: (error: .*: Exited with exit code|Terminating StepId|Force Terminated)|"
+    r"slurmstepd(-\S+)?: error: \*\*\*"  # some daemons add their node: slurmstepd-n3
 )
-# The line that names an exception stands at a traceback's end; libraries print more after it.
-_EXCEPTION = re.compile(r"^(?:\(\w+ pid=\d+\) )?[\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b")
 
 
 def why(job: Job, view: View) -> list[str]:
@@ -82,7 +80,7 @@ def _of_driver(job: Job) -> Iterator[str]:
         yield f"the driver said nothing ({path} is empty)"
         return
     last = _last(lines, _MOST_LINES)
-    named = next((line for line in reversed(lines) if _EXCEPTION.match(line)), "")
+    named = next((line for line in reversed(lines) if foreign.EXCEPTION.match(line)), "")
     yield f"the driver's last words ({path}):"
     if named and named not in last:
         yield f"  {named}"
@@ -136,5 +134,5 @@ def _tail(path: Path) -> list[str]:
     """The last lines of a log, without colours and control characters."""
     from rlprof_ops.collect.harvest.manifest_table import printable
 
-    text = _COLOUR.sub("", foreign.tail(path)).replace("\r\n", "\n").replace("\t", "    ")
+    text = foreign.tail(path).replace("\r\n", "\n").replace("\t", "    ")
     return [printable(line.rpartition("\r")[2].rstrip()) for line in text.split("\n") if line.strip()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 
 from rlprof_ops import env_names
@@ -10,6 +11,8 @@ from rlprof_ops import env_names
 PLUGIN_CLASS = "rlprof_ops.rayenv.plugin.RlprofPlugin"
 PRIORITY = 90
 KEY = "rlprof"
+# Repairs Ray's installed nsight plugin: a link to scripts/ in a checkout, a copy in a wheel.
+PATCH_SCRIPT = os.path.join(os.path.dirname(__file__), "patch_ray_nsight.sh")
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -43,7 +46,6 @@ def check_import(
     which shows as "current node timed out during startup" (`RuntimeEnvPluginManager.__init__`,
     ray/_private/runtime_env/plugin.py).
     """
-    import os
     import sys
 
     from rlprof_ops.host import command
@@ -62,21 +64,19 @@ def check_import(
     return lines[-1] if lines else f"exit code {done.returncode}"
 
 
-def load_problem() -> str | None:
-    """Why Ray in this very process does not load our plugin as `RAY_RUNTIME_ENV_PLUGINS` says; None when it
-    does.
+def patch_installed(python: str, env: Mapping[str, str], timeout_s: float = 120.0) -> str:
+    """Repair the nsight plugin of the Ray that `python` imports under `env`, in the installed file; what was
+    done, with the file.
 
-    Imports ray. The test leaves no marker: that is for the agent of a node to leave.
+    Raises:
+        RlprofError: the script's reason. The file is as it was.
     """
-    import os
+    from rlprof_ops.errors import RlprofError
+    from rlprof_ops.host import command
 
-    folder = os.environ.pop(env_names.NODE_DIR, None)
-    try:
-        from ray._private.runtime_env.plugin import RuntimeEnvPluginManager
-
-        return None if KEY in RuntimeEnvPluginManager().plugins else "Ray knows nothing of it"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        if folder is not None:
-            os.environ[env_names.NODE_DIR] = folder
+    done = command.run(["bash", PATCH_SCRIPT, "--python", python], timeout_s, env)
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    said = lines[-1] if lines else f"exit code {done.returncode}"
+    if done.returncode:
+        raise RlprofError(said.removeprefix("patch_ray_nsight: error: "))
+    return said.removeprefix("patch_ray_nsight: ")

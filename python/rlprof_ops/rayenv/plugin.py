@@ -76,7 +76,7 @@ class RlprofPlugin(RuntimeEnvPlugin):
             if spec is None:
                 return 0
             backend = backends.get(spec.backend)
-            reason: str | None = "; ".join(backend.validate(spec, backends.ANYWHERE).errors)
+            reason: str | None = "; ".join(backends.validate(spec).errors)
             wrap = wrap_of(backend)
             if not reason and wrap is not None:
                 reason = await wrap.reason_against(
@@ -105,11 +105,12 @@ class RlprofPlugin(RuntimeEnvPlugin):
             interpreter = context.py_executable
             refused = self._refused.pop(context, None)
             wrapped = wrap_context(context, worker, rank, with_request(os.environ), refused)
-            if wrapped:
-                logger.info("rlprof: %s profiling enabled for worker '%s' rank %s", wrapped, worker, rank)
             if env_names.WORKER in context.env_vars:
                 _of_this_node(context)
                 keep_to_itself(context, interpreter)
+            if wrapped:
+                said = f"{wrapped} profiling enabled for worker '{worker}' rank {rank}"
+                logger.info("rlprof: %s (%s)", said, _selected_by(worker, rank))
         except WrapError as error:
             raise RuntimeError(f"rlprof: {error}") from None
         except Exception as error:
@@ -132,6 +133,14 @@ def _specs(worker: str, rank: int | None) -> tuple[CaptureSpec, ...]:
     from rlprof_ops.request import request_from_json
 
     return tuple(request_from_json(text).for_worker(worker, rank))
+
+
+def _selected_by(worker: str, rank: int | None) -> str:
+    """Why this worker is started under its profiler, in NeMo RL's words (its docs, nsys-profiling.md)."""
+    from rlprof_ops.request import first_match
+
+    spec = wrapping_spec(_specs(worker, rank))
+    return f"matched pattern {first_match(worker, spec.workers)!r}" if spec else "for captures on demand"
 
 
 def _node() -> str:

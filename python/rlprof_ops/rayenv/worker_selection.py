@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlprof_ops import env_names
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.backends.wrapping import Identity
 from rlprof_ops.runtime.process.worker_identity import DRIVERS, rank_from
 
@@ -43,14 +43,14 @@ def identify(runtime_env: Mapping[str, Any], options: Mapping[str, Any] | None =
     output = (options or {}).get("o")
     own = runtime_env.get("rlprof") or {}
     variables = runtime_env.get("env_vars") or {}
-    named = names.parse(_stem(output).replace("%p", "0") + ".nsys-rep") if output else None
+    named = report_names.parse(_stem(output).replace("%p", "0") + ".nsys-rep") if output else None
     worker = own.get("worker") or variables.get(env_names.WORKER) or (named.worker if named else None)
     rank = own.get("rank")
     if rank is None:
         rank = rank_from(variables)
     if rank is None and named is not None:
         rank = named.rank
-    window = names.StepsNamed(named.start, named.stop) if named and named.start is not None else None
+    window = report_names.StepsNamed(named.start, named.stop) if named and named.start is not None else None
     if not own and (options == _VLLM_OPTIONS or (named is not None and named.worker in _INNER_WORKERS)):
         return Identity(named.worker if named and named.worker else INNER_WORKER, None, window, rank or 0)
     return Identity(worker, rank, window)

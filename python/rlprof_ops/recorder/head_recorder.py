@@ -14,7 +14,7 @@ from typing import Any
 from rlprof_ops.host import foreign
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.host.contained_dir import PinnedDir
-from rlprof_ops.recorder.detect.finding import HANG, Finding
+from rlprof_ops.recorder.detect.anomaly import HANG, Anomaly
 from rlprof_ops.recorder.detect.trigger import StepFact, Trigger
 from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.news import News
@@ -90,7 +90,7 @@ class HeadRecorder:
         self.write()
         self._writer.flush(seconds)
 
-    def _deal(self, found: Sequence[Finding]) -> None:
+    def _deal(self, found: Sequence[Anomaly]) -> None:
         for finding in found:
             line = json.dumps(finding.to_dict()) + "\n"
             self._writer.append(self._folder / FINDINGS, line.encode())
@@ -128,12 +128,12 @@ class HeadRecorder:
         )
 
 
-def _findings_before(path: Path) -> list[Finding]:
+def _findings_before(path: Path) -> list[Anomaly]:
     """The findings of a recorder that was killed."""
     found = []
     for row in read_rows(path, ("ranks",)):
         with contextlib.suppress(TypeError):
-            found.append(Finding(**{**row, "ranks": tuple(row["ranks"])}))
+            found.append(Anomaly(**{**row, "ranks": tuple(row["ranks"])}))
     return found
 
 

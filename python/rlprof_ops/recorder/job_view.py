@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypedDict
 
-from rlprof_ops.recorder.detect.finding import HANG, Finding
+from rlprof_ops.recorder.detect.anomaly import HANG, Anomaly
 from rlprof_ops.recorder.detect.machine import MemoryDetector, ThrottleDetector
 from rlprof_ops.recorder.detect.ranks import RankDetector
-from rlprof_ops.recorder.detect.steps import StepDetector
+from rlprof_ops.recorder.detect.slow_steps import StepDetector
 from rlprof_ops.recorder.detect.trigger import StepFact
 from rlprof_ops.recorder.news import News
 from rlprof_ops.recorder.samples.engines import EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample
-from rlprof_ops.recorder.samples.host import HostSample
+from rlprof_ops.recorder.samples.host_samples import HostSample
 from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowMark
 from rlprof_ops.recorder.step_history import StepHistory
 from rlprof_ops.runtime.marks import Now
@@ -83,7 +83,7 @@ class JobSummary(TypedDict):
     history: StepRows
     slowest: list[SlowRankRow]
     windows: list[WindowMark]
-    findings: list[Finding]
+    findings: list[Anomaly]
 
 
 @dataclass
@@ -102,7 +102,7 @@ class JobView:
 
     def __init__(self, job: str, nodes: Iterable[str], hang_s: float | None = None) -> None:
         self.job = job
-        self.findings: list[Finding] = []
+        self.findings: list[Anomaly] = []
         self.facts: deque[StepFact] = deque(maxlen=256)
         self.history = StepHistory()
         self._nodes: dict[str, News | None] = dict.fromkeys(nodes)
@@ -121,11 +121,11 @@ class JobView:
 
     # ---- news
 
-    def take(self, news: News) -> list[Finding]:
+    def take(self, news: News) -> list[Anomaly]:
         """What these news let find."""
         self._nodes[news.node] = news
         self._now[news.node] = news.now
-        found: list[Finding | None] = []
+        found: list[Anomaly | None] = []
         for event in news.windows:
             self._window(event)
         for step in sorted(news.steps, key=lambda step: (step.step, step.rank)):
@@ -133,12 +133,12 @@ class JobView:
         found += self._machine(news)
         return [finding for finding in found if finding is not None and self._is_new(finding)]
 
-    def remember(self, findings: Iterable[Finding]) -> None:
+    def remember(self, findings: Iterable[Anomaly]) -> None:
         """Findings that were told before: they are not told again."""
         for finding in findings:
             self._is_new(finding)
 
-    def look(self, t_ns: int) -> list[Finding]:
+    def look(self, t_ns: int) -> list[Anomaly]:
         """Without news: whether the step clock stands still."""
         for now in self._all_now():
             if now.leads:
@@ -156,7 +156,7 @@ class JobView:
             f", in {phase}" if phase else ""
         )
         evidence = {"still_s": still_s, "limit_s": limit_s, "median_s": self._driver.steps.median_s}
-        finding = Finding(
+        finding = Anomaly(
             HANG, text, f"{HANG}:{self._moved_ns}", t_ns, step, self._driver_name, (), "", phase, evidence
         )
         return [finding] if self._is_new(finding) else []
@@ -202,7 +202,7 @@ class JobView:
         for there in self._now.values():
             yield from there
 
-    def _is_new(self, finding: Finding) -> bool:
+    def _is_new(self, finding: Anomaly) -> bool:
         if finding.key in self._keys:
             return False
         self._keys.add(finding.key)
@@ -226,9 +226,9 @@ class JobView:
             opened <= end and begin <= closed + _AROUND_WINDOW_NS for opened, closed in self._closed
         )
 
-    def _step(self, node: str, step: ToldStep) -> list[Finding | None]:
+    def _step(self, node: str, step: ToldStep) -> list[Anomaly | None]:
         exempt = self._exempt(step)
-        found: list[Finding | None] = []
+        found: list[Anomaly | None] = []
         if step.leads:
             self._driver_name = step.worker
             self._moved_ns = max(self._moved_ns, step.begin_ns + int(step.seconds * 1e9))
@@ -251,9 +251,9 @@ class JobView:
             found += self._judge(role, exempt)
         return found
 
-    def _judge(self, role: _Role, exempt: bool) -> list[Finding]:
+    def _judge(self, role: _Role, exempt: bool) -> list[Anomaly]:
         """The steps of a role that every rank has told, or that are too old to wait for."""
-        found: list[Finding] = []
+        found: list[Anomaly] = []
         newest = max(role.untold)
         for number in sorted(role.untold):
             told = role.untold[number]
@@ -272,7 +272,7 @@ class JobView:
             found += role.detector.add(number, seconds, phases, last)
         return found
 
-    def _machine(self, news: News) -> Iterator[Finding | None]:
+    def _machine(self, news: News) -> Iterator[Anomaly | None]:
         t_s = news.t_ns / 1e9
         for gpu, (seconds, bits) in news.throttled.items():
             key = (news.node, gpu)

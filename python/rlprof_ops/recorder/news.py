@@ -10,7 +10,7 @@ from typing import Any
 from rlprof_ops.host import foreign
 from rlprof_ops.recorder.samples.engines import EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample
-from rlprof_ops.recorder.samples.host import HostSample
+from rlprof_ops.recorder.samples.host_samples import HostSample
 from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowMark
 from rlprof_ops.runtime.marks import Now
 from rlprof_ops.runtime.ranges.phase_times import Phase

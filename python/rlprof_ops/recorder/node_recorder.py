@@ -10,7 +10,7 @@ from rlprof_ops.recorder.news import MOST_STEPS, News
 from rlprof_ops.recorder.record_file import FOLDER, RecordFile, read_folder
 from rlprof_ops.recorder.samples.engines import Engines, EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample, GpuSamples, throttle_words
-from rlprof_ops.recorder.samples.host import HostSample, HostSamples
+from rlprof_ops.recorder.samples.host_samples import HostSample, HostSamples
 from rlprof_ops.recorder.samples.step_marks import StepMarks, ToldStep, WindowMark
 
 SEAL_S = 60.0

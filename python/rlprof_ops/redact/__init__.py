@@ -8,8 +8,8 @@ name: then it is looked for in the encodings that logs use (`known.py`). `scan.p
 
 from rlprof_ops.redact.known import holds_secret, own_secrets, secret_values
 from rlprof_ops.redact.log import CONTEXT_BYTES, may_hold_secret, open_key_at, redact_log
-from rlprof_ops.redact.names import MASK, is_secret_name
 from rlprof_ops.redact.scan import redact_text, spans
+from rlprof_ops.redact.secret_names import MASK, is_secret_name
 
 __all__ = [
     "CONTEXT_BYTES",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, quote_plus
 
-from rlprof_ops.redact.names import MASK, is_plain, is_secret_name, may_hold_a_login
+from rlprof_ops.redact.secret_names import MASK, is_plain, is_secret_name, may_hold_a_login
 from rlprof_ops.redact.shapes import LOGIN, SHAPES, is_login
 
 _SHORTEST = 6

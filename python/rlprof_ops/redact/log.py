@@ -11,8 +11,8 @@ import re
 from collections.abc import Collection, Iterator
 
 from rlprof_ops.redact.known import Known, known
-from rlprof_ops.redact.names import HINTS, is_secret_name
 from rlprof_ops.redact.scan import Span, line_spans, merged, replaced
+from rlprof_ops.redact.secret_names import HINTS, is_secret_name
 from rlprof_ops.redact.shapes import KEY_BEGIN, KEY_END, KEY_HINT, SHAPES
 
 # What is looked at before and after a piece, so that a secret may stand across its ends.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from rlprof_ops.redact.known import Known, known, own_secrets, secret_values
-from rlprof_ops.redact.names import HINTS, MASK, is_plain, is_secret_name, may_hold_a_login
+from rlprof_ops.redact.secret_names import HINTS, MASK, is_plain, is_secret_name, may_hold_a_login
 from rlprof_ops.redact.shapes import KEY_BEGIN, KEY_END, KEY_HINT, LOGIN, MOST_KEY, SHAPES, Shape, is_login
 
 Span = tuple[int, int]

@@ -136,15 +136,30 @@ def read_request(reader: Reader, data: Any) -> ProfileRequest:
             ("captures",), f"captures must be a list of captures, not {shown(raw)}{';' if hint else ''}{hint}"
         )
     enabled = _boolean(reader, ("enabled",), data.get("enabled", True))
-    output_dir = data.get("output_dir")
-    if output_dir is not None and (
-        not isinstance(output_dir, str) or not output_dir or _CONTROL.search(output_dir)
-    ):
+    return ProfileRequest(tuple(captures), enabled, _output_dir(reader, data.get("output_dir")))
+
+
+def _output_dir(reader: Reader, given: Any) -> str | dict[str, str] | None:
+    """One folder, or one for each backend; None for none."""
+    if given is None:
+        return None
+    folders = dict(given) if isinstance(given, Mapping) else {"": given}
+    wrong = [
+        path for path in folders.values() if not isinstance(path, str) or not path or _CONTROL.search(path)
+    ]
+    if wrong or not folders:
         reader.problem(
-            ("output_dir",), f"output_dir must be a folder's path or null, not {shown(output_dir)}"
+            ("output_dir",),
+            "output_dir must be a folder's path, a mapping of backends to one each, or null, not"
+            f" {shown(wrong[0] if wrong else given)}",
         )
-        output_dir = None
-    return ProfileRequest(tuple(captures), enabled, output_dir)
+        return None
+    if isinstance(given, str):
+        return given
+    for name in [name for name in folders if not backends.is_known(str(name))]:
+        reader.unknown_key(("output_dir", name), backends.names_allowed())
+        return None
+    return folders
 
 
 def read_capture(reader: Reader, path: Path, data: Any) -> CaptureSpec:
@@ -245,8 +260,10 @@ def _ranks(reader: Reader, path: Path, value: Any) -> tuple[int, ...] | None:
             return None
         if value.strip().lower() in ("none", "null", "[]"):
             return ()
-        digits = numbers_of_range(value) or [int(d[:9]) for d in re.findall(r"[0-9]+", value)[:8]]
-        fix = f"write [{', '.join(map(str, digits))}]" if digits else "write 'all' or a list such as [0, 1]"
+        meant = numbers_of_range(value) or [int(d[:9]) for d in re.findall(r"[0-9]+", value)[:8]]
+        typed = reader.at(path).startswith(("--", "RLPROF_"))  # by a flag or a variable, which know no list
+        listed = ",".join(map(str, meant or (0, 1))) if typed else str(meant or [0, 1])
+        fix = f"write {listed}" if meant else f"write 'all' or {'' if typed else 'a list '}such as {listed}"
         reader.problem(path, f"ranks {shown(value)} is text; ranks are numbers: {fix}")
         return None
     if isinstance(value, int) and not isinstance(value, bool):

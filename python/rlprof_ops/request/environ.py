@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlprof_ops import env_names
+from rlprof_ops.backends.contract import LEADERS
 from rlprof_ops.request.build import Path, Reader
 from rlprof_ops.request.problems import Problem, shown
 from rlprof_ops.request.selectors import split_words
-from rlprof_ops.words import did_you_mean
+from rlprof_ops.words import closest
 
 TWINS = {  # variable -> field of the one capture that the variables describe
     "RLPROF_STEPS": "steps",
@@ -28,6 +29,7 @@ REQUEST_VARIABLES = (env_names.REQUEST, *TWINS, "RLPROF_OUTPUT_DIR", "RLPROF_ENA
 OTHER_VARIABLES = (  # of other rooms (docs/contracts.md) whose names come close to ours
     env_names.RANK, env_names.WORKER, env_names.REQUEST_JSON,
 )  # fmt: skip
+_AFTER_PREFIX = {name.removeprefix("RLPROF_"): name for name in REQUEST_VARIABLES}
 NRL_RULES = "NeMo RL's form is one range start:stop, counted from 1, stop not included, e.g. '3:5'"
 
 
@@ -110,9 +112,10 @@ def misspelt_variables(reader: Reader, env: Mapping[str, str]) -> None:
     for name in env:
         if not name.startswith("RLPROF_") or name in REQUEST_VARIABLES or name in OTHER_VARIABLES:
             continue
-        hint = did_you_mean(name, REQUEST_VARIABLES, cutoff=0.92)
-        if hint:
-            reader.problems.append(Problem(f"is not a variable of rlprof.{hint}", name))
+        near = closest(name.removeprefix("RLPROF_"), _AFTER_PREFIX, cutoff=0.8)
+        if near:
+            text = f"is not a variable of rlprof. Did you mean {_AFTER_PREFIX[near]!r}?"
+            reader.problems.append(Problem(text, name))
 
 
 def nrl_captures(reader: Reader, env: Mapping[str, str]) -> list[tuple[dict[str, Any], dict[str, str]]]:
@@ -129,6 +132,8 @@ def nrl_captures(reader: Reader, env: Mapping[str, str]) -> list[tuple[dict[str,
         if not patterns or not steps:
             continue
         nrl_range(reader, range_name, steps)
+        if backend == "torch":  # "from the controller and workers", whatever the patterns of workers are
+            patterns += f",{LEADERS[1]}"
         capture: dict[str, Any] = {"backend": backend, "workers": patterns, "steps": steps}
         origins = {"": range_name, "backend": range_name, "workers": patterns_name, "steps": range_name}
         extra_name = env_names.NRL_EXTRA_OPTIONS.get(backend, "")

@@ -36,14 +36,19 @@ def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any])
     if over and captures:
         notes.append(f"{over} replace the captures of {values.get((), 'the request file')}")
     if twins and nrl:
-        notes.append("RLPROF_STEPS and RLPROF_WORKERS overrule NeMo RL's NRL_* variables")
+        dropped = (
+            f"{name}={env[name].strip()}" for name in env_names.NRL_STEP_RANGE.values() if env.get(name)
+        )
+        notes.append(
+            f"RLPROF_STEPS and RLPROF_WORKERS overrule NeMo RL's variables: {', '.join(dropped)} is dropped"
+        )
     if twins:
         data, values, keys = _replace(
             data, values, keys, twins, [{n: environ.twin_origin(n) for n in ("", *twins[0])}]
         )
     elif nrl:
         data, values, keys = _replace(data, values, keys, [c for c, _ in nrl], [o for _, o in nrl])
-    _nrl_folder(env, [] if twins else [capture["backend"] for capture, _ in nrl], data, values, notes)
+    _nrl_folder(env, [] if twins else [capture["backend"] for capture, _ in nrl], data, values)
     for name, field in (("RLPROF_OUTPUT_DIR", "output_dir"), ("RLPROF_ENABLED", "enabled")):
         if env.get(name, "").strip():
             data[field], values[(field,)] = env[name].strip(), name
@@ -97,16 +102,18 @@ def _nrl_folder(
     backends: list[str],
     data: dict[str, Any],
     values: dict[Path, str],
-    notes: list[str],
 ) -> None:
-    """NRL_TORCH_PROFILE_DIR is the torch profiler's folder only; a request has one for all captures."""
+    """NRL_TORCH_PROFILE_DIR is the folder of the torch profiler alone; unset it is NeMo RL's default, unless
+    the file names one.
+    """
     for backend, name in env_names.NRL_FOLDER.items():
-        if not env.get(name, "").strip() or not backends:
+        given, before = env.get(name, "").strip(), data.get("output_dir")
+        if backend not in backends or (not given and before is not None):
             continue
-        if backends == [backend]:
-            data["output_dir"], values[("output_dir",)] = env[name].strip(), name
-            continue
-        notes.append(f"{name} is ignored, since other reports would go there too; they go to the run folder")
+        folder = given or env_names.NRL_DEFAULT_FOLDER[backend]
+        others = dict.fromkeys(backends, before) if isinstance(before, str) else before or {}
+        data["output_dir"] = folder if backends == [backend] else {**others, backend: folder}
+        values[("output_dir",)] = name
 
 
 def _replace(

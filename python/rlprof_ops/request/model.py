@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -98,17 +99,30 @@ class CaptureSpec:
 class ProfileRequest:
     """What a person asks: YAML, environment and flags all end as one of these.
 
-    False when nothing is asked. `notes` are remarks of the loader for the person (a variable that was
+    False when nothing is asked. `output_dir`: one folder for all reports, or one for each backend that has
+    one. `notes` are remarks of the loader for the person (a variable that was
     overruled, an option that is ignored).
     """
 
     captures: tuple[CaptureSpec, ...] = ()
     enabled: bool = True
-    output_dir: str | None = None
+    output_dir: str | dict[str, str] | None = field(default=None, hash=False)
     notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __bool__(self) -> bool:
         return self.enabled and any(spec.is_on or spec.waits for spec in self.captures)
+
+    def folder(self, backend: str) -> str | None:
+        """Where copies of a backend's reports go; None for nowhere but the run folder."""
+        return self.output_dir.get(backend) if isinstance(self.output_dir, dict) else self.output_dir
+
+    def in_folder(self, cwd: str) -> ProfileRequest:
+        """The same request with folders that counted from `cwd`."""
+        if self.output_dir is None:
+            return self
+        if isinstance(self.output_dir, str):
+            return replace(self, output_dir=os.path.join(cwd, self.output_dir))
+        return replace(self, output_dir={n: os.path.join(cwd, path) for n, path in self.output_dir.items()})
 
     def to_json(self) -> str:
         """One line, what `RLPROF_REQUEST_JSON` carries."""

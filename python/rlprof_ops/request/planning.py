@@ -4,13 +4,14 @@ wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlprof_ops import backends
+from rlprof_ops.backends.contract import LEADERS
 from rlprof_ops.request.model import ANY_PHASE, Capture, CaptureSpec, ProfileRequest, share_steps
 from rlprof_ops.request.problems import Problem, RequestError, nearest, words
-from rlprof_ops.request.selectors import is_pattern, ranks_overlap
+from rlprof_ops.request.selectors import first_match, is_pattern, ranks_overlap
 from rlprof_ops.request.steps import Steps, Window
 
 MANY_REPORTS = 256
@@ -100,6 +101,7 @@ def plan(
     if world is None:
         rows = [_row(index, spec, " ".join(spec.workers), None, steps_total, None) for index, spec in asked]
     else:
+        world = _with_leader(world, asked)
         rows = _rows(asked, world, steps_total, phases or {}, captures, problems, warnings)
     if problems:
         raise RequestError(problems)
@@ -145,6 +147,8 @@ def _rows(
                 open_phases = spec.each == "phase" and any(window.stop is None for window in windows)
                 unknown = open_phases or names == (ANY_PHASE,) or old.reports is None
                 reports = None if unknown else (old.reports or 0) + len(new)
+                if backends.of_one_report(spec.backend):
+                    reports = (old.ranks or 0) + 1
                 found[index, worker] = replace(
                     old,
                     ranks=(old.ranks or 0) + 1,
@@ -152,11 +156,19 @@ def _rows(
                     size_bytes=_plus(old.size_bytes, _size(spec.backend, windows)),
                 )
     rows = [found[index, worker] for index, _ in asked for worker in world if (index, worker) in found]
-    return [replace(row, formula=_formula(row.ranks, row.windows, row.each)) for row in rows]
+    return [replace(row, formula=_formula(row.backend, row.ranks, row.windows, row.each)) for row in rows]
 
 
-def _formula(ranks: int | None, windows: Sequence[Window], each: str) -> str:
+def _with_leader(world: Mapping[str, int], asked: Sequence[tuple[int, CaptureSpec]]) -> Mapping[str, int]:
+    """The world with the process that leads the steps, where a capture names it: every run has one."""
+    named = any(name in spec.workers for _, spec in asked for name in LEADERS)
+    return {**world, LEADERS[0]: 1} if named and not any(name in world for name in LEADERS) else world
+
+
+def _formula(backend: str, ranks: int | None, windows: Sequence[Window], each: str) -> str:
     """What the number of reports is the product of."""
+    if backends.of_one_report(backend):
+        return "ranks" if ranks is None else str(ranks)
     unknown_steps = each == "phase" and any(window.stop is None for window in windows)
     factors = ["ranks" if ranks is None else str(ranks), "steps" if unknown_steps else str(len(windows))]
     return " x ".join([*factors, "phases"] if each == "phase" else factors)
@@ -236,10 +248,8 @@ def _fix(steps: Steps, total: int | None, resume: int | None) -> str:
 
 def _workers(spec: CaptureSpec, world: Mapping[str, int], problems: list[Problem]) -> list[str]:
     """The workers of the world that the spec selects; each pattern must select one."""
-    from fnmatch import fnmatchcase
-
     for pattern in spec.workers:
-        if not any(fnmatchcase(worker, pattern) for worker in world):
+        if not any(first_match(worker, (pattern,)) for worker in world):
             kind = "pattern" if is_pattern(pattern) else "worker"
             near = nearest(pattern.strip("*?"), list(world))
             known = words(sorted(world)) if world else "none"
@@ -270,10 +280,15 @@ def _ranks(spec: CaptureSpec, worker: str, count: int, problems: list[Problem]) 
 def _conflicts(
     specs: Sequence[tuple[int, CaptureSpec]], worker: str, problems: list[Problem], warnings: list[str]
 ) -> None:
-    """Captures of one backend in one process: two modes are a problem, the same step twice is a warning."""
+    """Captures of one process. Two modes of a backend are a problem; the same step twice, and a profiler that
+    will find CUPTI held by another, are warnings.
+    """
     for place, (index, spec) in enumerate(specs):
         for number, other in specs[:place]:
-            if other.backend != spec.backend or not ranks_overlap(spec.ranks, other.ranks):
+            if not ranks_overlap(spec.ranks, other.ranks):
+                continue
+            if other.backend != spec.backend:
+                warnings += _refused_on_gpus(worker, (number, other), (index, spec))
                 continue
             if other.each != spec.each:
                 problems.append(
@@ -291,6 +306,16 @@ def _conflicts(
                 )
 
 
+def _refused_on_gpus(worker: str, *pair: tuple[int, CaptureSpec]) -> Iterator[str]:
+    """That one capture of the pair will find CUPTI held by the other, in whichever steps."""
+    for (_, holder), (index, spec) in (pair, pair[::-1]):
+        held = backends.get(holder.backend).holds_cupti(holder)
+        if held and backends.get(spec.backend).records_cuda:
+            named = [set(each.ranks) for _, each in pair if each.ranks is not None]
+            of = f" ranks {words(map(str, sorted(set.intersection(*named))))}" if named else ""
+            yield f"capture {index + 1} ({spec.backend}) of {worker!r}{of} is refused on a GPU: {held}"
+
+
 def _row(
     index: int, spec: CaptureSpec, worker: str, ranks: int | None, total: int | None, reports: int | None
 ) -> PlanRow:
@@ -303,7 +328,9 @@ def _row(
         and not is_pattern(spec.workers[0])
     ):
         ranks = len(spec.ranks)
-        if spec.each == "step":
+        if backends.of_one_report(spec.backend):
+            reports = ranks
+        elif spec.each == "step":
             reports = ranks * len(windows)
     each_size = _size(spec.backend, windows)
     size = None if ranks is None or each_size is None else ranks * each_size
@@ -317,7 +344,7 @@ def _row(
         windows,
         spec.each,
         reports,
-        _formula(ranks, windows, spec.each),
+        _formula(spec.backend, ranks, windows, spec.each),
         size,
     )
 

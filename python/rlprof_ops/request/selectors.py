@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from rlprof_ops.backends.contract import LEADERS
+
 Ranks = tuple[int, ...] | None  # None: all; (): none
 
 
@@ -14,8 +16,11 @@ def split_words(text: str) -> tuple[str, ...]:
 
 
 def first_match(worker: str, patterns: Iterable[str]) -> str | None:
-    """The first pattern that matches, as NeMo RL reports it ("matched pattern '*policy*'")."""
-    return next((pattern for pattern in patterns if fnmatchcase(worker, pattern)), None)
+    """The first pattern that matches, as NeMo RL reports it ("matched pattern '*policy*'"). The process that
+    leads the steps is matched under each of its names.
+    """
+    names = LEADERS if worker in LEADERS else (worker,)
+    return next((p for p in patterns if any(fnmatchcase(name, p) for name in names)), None)
 
 
 def is_pattern(word: str) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from rlprof_ops.request.problems import Problem, RequestError
+from rlprof_ops.words import did_you_mean
 
 if TYPE_CHECKING:
     from rlprof_ops.request.model import ProfileRequest
@@ -27,13 +29,23 @@ def read_file(path: str) -> str:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RequestError([Problem(f"cannot read the request: {reason}", path)]) from None
+        near = nearest_file(path) if isinstance(error, FileNotFoundError) else ""
+        raise RequestError([Problem(f"cannot read the request: {reason}.{near}", path)]) from None
     if len(data) > MAX_BYTES:
         raise RequestError([Problem(f"a request is a short file; this one is over {MAX_BYTES} bytes", path)])
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError([Problem(f"not UTF-8 text: {error.reason} at byte {error.start}", path)]) from None
+
+
+def nearest_file(path: str) -> str:
+    """` Did you mean 'x.yaml'?`, of the files that lie where this one does not."""
+    folder, name = os.path.split(path)
+    try:
+        return did_you_mean(name, os.listdir(folder or "."))
+    except OSError:
+        return ""
 
 
 def parse_yaml(text: str, name: str) -> tuple[Any, dict[Path, str], dict[Path, str]]:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, overload
 
 from rlprof_ops import env_names
-from rlprof_ops.runtime.captures import Capture, Captures
+from rlprof_ops.runtime import step_clock
+from rlprof_ops.runtime.captures import Captures, ProcessCapture
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext
 from rlprof_ops.runtime.process import signals
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile, log
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
     from rlprof_ops.runtime.leader import Leader
     from rlprof_ops.runtime.on_demand.watcher import CaptureRequest, Watcher
+    from rlprof_ops.window.output_dir import Folders
 
 Function = TypeVar("Function")
 
@@ -48,7 +50,7 @@ class Profiler:
         place: WorkerIdentity,
         specs: Sequence[CaptureSpec],
         metrics: bool = False,
-        output_dir: str | None = None,
+        output_dir: Folders | None = None,
         on_demand: bool = False,
     ) -> None:
         self.place = place
@@ -77,6 +79,7 @@ class Profiler:
             place,
             (spec.backend for spec in specs),
             on_demand=on_demand,
+            began=step_clock.current_step(),
             wrapped=bool(os.environ.get(env_names.NSYS_SESSION)),
         )
         self._captures = Captures(place, specs, self._events, output_dir)
@@ -95,8 +98,8 @@ class Profiler:
         return StepContext(self, step)
 
     def start_step(self, step: int) -> bool:
-        """Step `step` begins; for trainers with callbacks. False, and nothing changes, when it has begun
-        already.
+        """Step `step` begins; for trainers with callbacks. False when it has begun already: then its time
+        counts from here, and nothing else changes.
         """
         self._last_step = step
         self._step_file.store(step)
@@ -245,7 +248,7 @@ class Profiler:
         """
         return self._metrics.read(reset) if self._metrics else {}
 
-    def _phase_begins(self, name: str) -> tuple[Capture, ...]:
+    def _phase_begins(self, name: str) -> tuple[ProcessCapture, ...]:
         """A range begins: open the captures of this phase; what `_phase_ends` needs."""
         if not self._captures.phases_armed:
             return ()
@@ -254,7 +257,7 @@ class Profiler:
             self._settle()
         return opened
 
-    def _phase_ends(self, opened: tuple[Capture, ...], partial: bool) -> None:
+    def _phase_ends(self, opened: tuple[ProcessCapture, ...], partial: bool) -> None:
         with self._work():
             end_tokens(self._step_tokens)
             self._captures.end_phase(opened, partial)

@@ -24,7 +24,7 @@ from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker
 from rlprof_ops.window.delivery import Delivery
 from rlprof_ops.window.gate import ALWAYS_QUIET, Gate, PhaseGate, StepGate, TimedGate
 from rlprof_ops.window.open_window import OpenWindow
-from rlprof_ops.window.output_dir import OutputDir
+from rlprof_ops.window.output_dir import Folders, OutputDir
 from rlprof_ops.window.reason import reason_of
 from rlprof_ops.words import limit
 
@@ -35,7 +35,7 @@ _LOOK_S = 0.5  # between two looks whether reports get on
 
 
 @dataclass
-class Capture:
+class ProcessCapture:
     """One spec that this process can take, or cannot (`impossible` says why). `asked_by`: the id of an
     on-demand request.
     """
@@ -60,13 +60,13 @@ class Captures:
         place: WorkerIdentity,
         specs: Sequence[CaptureSpec],
         events: EventLog,
-        output_dir: str | None = None,
+        output_dir: Folders | None = None,
     ) -> None:
         self._place = place
         self._events = events
         self._output_dir = OutputDir(output_dir or "", log_once)
-        self._all: list[Capture] = []
-        self._phased: list[Capture] = []
+        self._all: list[ProcessCapture] = []
+        self._phased: list[ProcessCapture] = []
         self._finishing: list[threading.Thread] = []
         for spec in specs:
             self.add(spec, specs)
@@ -87,15 +87,16 @@ class Captures:
         beside: Sequence[CaptureSpec] = (),
         asked_by: str | None = None,
         timed: bool = False,
-    ) -> Capture:
+    ) -> ProcessCapture:
         """Take `spec` from now on. `beside`: all specs of the process, which may exclude each other."""
-        taker, impossible = choose_taker(spec, [*beside, *(capture.spec for capture in self._all)])
+        others = (capture.spec for capture in self._all)
+        taker, impossible = choose_taker(spec, [*beside, *others], asked_by)
         place = self._place
         suffix = taker.suffix if taker else ""
         delivery = Delivery(
             place, spec.backend, suffix, place.root, place.tmp, self._events, self._output_dir, log_once
         )
-        capture = Capture(spec, taker, impossible, delivery, asked_by=asked_by)
+        capture = ProcessCapture(spec, taker, impossible, delivery, asked_by=asked_by)
 
         def on_open(window: OpenWindow) -> None:
             window.asked_by = asked_by
@@ -114,7 +115,7 @@ class Captures:
         self._all.append(capture)
         return capture
 
-    def remove(self, capture: Capture) -> None:
+    def remove(self, capture: ProcessCapture) -> None:
         """Forget a capture whose window is done."""
         self._all.remove(capture)
 
@@ -134,11 +135,11 @@ class Captures:
         for capture in reversed(self._all):
             capture.gate.leave(step)
 
-    def begin_phase(self, name: str) -> tuple[Capture, ...]:
+    def begin_phase(self, name: str) -> tuple[ProcessCapture, ...]:
         """Open the captures that want this phase of this step."""
         return tuple(capture for capture in self._phased if _phase_gate(capture).begin(name))
 
-    def end_phase(self, opened: Sequence[Capture], partial: bool) -> None:
+    def end_phase(self, opened: Sequence[ProcessCapture], partial: bool) -> None:
         for capture in reversed(opened):
             _phase_gate(capture).end(partial)
 
@@ -220,7 +221,7 @@ class Captures:
 
     # -- one window
 
-    def _open(self, capture: Capture, window: OpenWindow) -> None:
+    def _open(self, capture: ProcessCapture, window: OpenWindow) -> None:
         if capture.taker is None:
             self._not_opened(capture, window, capture.impossible)
             return
@@ -239,7 +240,7 @@ class Captures:
             return
         capture.delivery.opened(window)
 
-    def _yield(self, capture: Capture, window: OpenWindow, reason: str) -> None:
+    def _yield(self, capture: ProcessCapture, window: OpenWindow, reason: str) -> None:
         """Something of the program's own is in the way; the window's next step tries again."""
         before, capture.yielded = capture.yielded, (window, reason)
         if before is None or before[0].window != window.window or before[0].phase != window.phase:
@@ -249,7 +250,7 @@ class Captures:
             capture.gate.drop()
         capture.gate.retry(window)
 
-    def _other_open(self, capture: Capture) -> bool:
+    def _other_open(self, capture: ProcessCapture) -> bool:
         return any(
             other is not capture
             and other.gate.current
@@ -259,7 +260,7 @@ class Captures:
             for other in self._all
         )
 
-    def _close(self, capture: Capture, window: OpenWindow, partial: bool) -> None:
+    def _close(self, capture: ProcessCapture, window: OpenWindow, partial: bool) -> None:
         target, capture.target = capture.target, None
         if capture.taker is None or target is None:
             return
@@ -298,7 +299,7 @@ class Captures:
 
     def _finish(
         self,
-        capture: Capture,
+        capture: ProcessCapture,
         window: OpenWindow,
         partial: bool,
         wait: Callable[[], Path],
@@ -315,18 +316,18 @@ class Captures:
         except Exception as error:
             delivery.failed(window, reason_of(error))
 
-    def _guarded(self, capture: Capture, action: Callable[[int], None], step: int) -> None:
+    def _guarded(self, capture: ProcessCapture, action: Callable[[int], None], step: int) -> None:
         try:
             action(step)
         except Exception as error:
             log_once(f"{capture.spec.backend} at step {step}: {reason_of(error)}")
 
-    def _not_opened(self, capture: Capture, window: OpenWindow, reason: str) -> None:
+    def _not_opened(self, capture: ProcessCapture, window: OpenWindow, reason: str) -> None:
         capture.target = None
         capture.gate.drop()
         capture.delivery.failed(window, reason)
 
 
-def _phase_gate(capture: Capture) -> PhaseGate:
+def _phase_gate(capture: ProcessCapture) -> PhaseGate:
     assert isinstance(capture.gate, PhaseGate)
     return capture.gate

@@ -56,7 +56,7 @@ class Follower:
             self._busy -= 1
 
     def _sync(self) -> None:
-        if self._clock is None or self.profiler.closed:
+        if self._clock is None or self.profiler.closed or self.profiler.leads:
             return
         state = self._clock.read()
         if state.step == self._step and state.running:
@@ -126,29 +126,29 @@ def follow() -> Follower | None:
 
     if profiler.current().leads:
         return None
-    found: Profiler | NullProfiler = NullProfiler()
-    if os.environ.get(env_names.WORKER) and _takes_windows(session):
-        found = profiler.from_env(without=_elsewhere())
-    if isinstance(found, NullProfiler) and not session:
-        return None
     clock = None
     try:
         clock = ClockFile(os.environ[env_names.NODE_DIR])
     except (OSError, KeyError):
-        if not session:
+        if not session:  # it would be a worker of whom nothing is ever told
             return None
+    found: Profiler | NullProfiler = NullProfiler()
+    if os.environ.get(env_names.WORKER) and _takes_windows(session):
+        found = profiler.from_env(without=_elsewhere(), follows=True)
+    if isinstance(found, NullProfiler) and not session:
+        return None
     supervised = session and (isinstance(found, NullProfiler) or found.elsewhere)
     _MADE.follower = Follower(found, clock, nvtx_ranges() if supervised else None)
     return _MADE.follower
 
 
 def _elsewhere() -> tuple[str, ...]:
-    """The backends whose windows the node's supervisor opens. Of phases it knows nothing: the owner of a
-    session that is asked for those takes them itself, at its tasks.
+    """The backends whose windows the node's supervisor opens, or the trainer's own calls. Of phases they know
+    nothing: the owner of a session that is asked for those takes them itself, at its tasks.
     """
     from rlprof_ops.runtime.process.session_file import is_owner
 
-    outside = tuple(filter(backends.from_outside, backends.builtin()))
+    outside = tuple(name for name in backends.builtin() if backends.get(name).opened_by_others())
     phased = {spec.backend for spec in _specs() if spec.each == "phase"}
     return tuple(name for name in outside if name not in phased or not is_owner(os.environ))
 

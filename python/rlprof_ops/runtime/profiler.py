@@ -36,6 +36,11 @@ _ASKING = (
 # Any of these: there is work for a profiler although no capture is planned.
 _LISTENING = (env_names.METRICS, env_names.ON_DEMAND, env_names.RECORD, env_names.TRACKERS)
 
+_TASK = (
+    "Ray starts tasks in processes that are there already, none of them under a profiler: put the loop into"
+    " an actor to have it recorded, or take it with the torch backend"
+)
+
 
 def _concerned() -> bool:
     return any(map(os.environ.get, _ASKING)) or any(
@@ -63,6 +68,7 @@ def from_env(
     rank: int | None = None,
     world_size: int | None = None,
     without: tuple[str, ...] = (),
+    follows: bool = False,
 ) -> Profiler | NullProfiler:
     """The profiler of this process, from the job's request. Asked again for the same worker and rank, it is
     the same one.
@@ -72,6 +78,7 @@ def from_env(
         rank: index within that kind; default: as the runtime env named it, then `RANK`.
         world_size: workers of that kind, for the manifest.
         without: backends that somebody else takes in this process (adapters: what the supervisor opens).
+        follows: the process takes its steps from the job's clock, so it does not lead, whatever it inherits.
 
     Never raises: a request that cannot be read is logged and nothing is profiled.
     """
@@ -82,7 +89,8 @@ def from_env(
 
         keep_profiling()
     try:
-        return _made(request_from_env(os.environ), worker, rank, world_size, reuse=True, without=without)
+        request = request_from_env(os.environ)
+        return _made(request, worker, rank, world_size, reuse=True, without=without, follows=follows)
     except Exception as error:
         from rlprof_ops.runtime.process.event_log import log
 
@@ -107,10 +115,11 @@ def _made(
     world_size: int | None,
     reuse: bool,
     without: tuple[str, ...] = (),
+    follows: bool = False,
 ) -> Profiler | NullProfiler:
-    from rlprof_ops.runtime import marks
+    from rlprof_ops.runtime import marks, step_clock
     from rlprof_ops.runtime.on_demand import watcher
-    from rlprof_ops.runtime.process.worker_identity import find_identity
+    from rlprof_ops.runtime.process.worker_identity import CONTROLLER, DRIVERS, find_identity, in_ray_task
     from rlprof_ops.runtime.ranges import range_times, trackers
 
     with_metrics = range_times.asked()
@@ -118,12 +127,20 @@ def _made(
     listening = with_metrics or on_demand or marks.asked() or trackers.asked()
     if not request and not listening:
         return NullProfiler()
-    place = find_identity(worker, rank, world_size, os.environ)
+    worker = worker or os.environ.get(env_names.WORKER)
+    # A script's loop in a Ray task: no variable can say so, but such a task goes by no worker's name.
+    loop = (not worker or worker in DRIVERS) and in_ray_task() and step_clock.take_lead_in_task()
+    if loop and env_names.NSYS_SESSION not in os.environ:
+        os.environ.setdefault(env_names.NOT_WRAPPED, _TASK)
+    place = find_identity(worker or (CONTROLLER if loop else None), rank, world_size, os.environ)
     from rlprof_ops import backends
     from rlprof_ops.runtime.active_profiler import Profiler
 
     before = _CURRENT.profiler
+    leads = (loop or os.environ.get(env_names.LEADS) == "1") and place.rank == 0 and not follows
     if reuse and isinstance(before, Profiler) and not before.closed and before.place == place:
+        if leads and not before.leads:  # it followed, until the program told its own steps
+            _take_the_lead(before, request)
         return before
     specs = request.for_worker(place.worker, place.rank) if request else ()
     specs = tuple(spec for spec in specs if spec.backend not in without)
@@ -137,7 +154,7 @@ def _made(
         session_file.register(place.worker, place.rank, gate="process", world=place.world_size)
     if on_demand:
         _CURRENT.profiler.watch(place.root / watcher.FOLDER)
-    if os.environ.get(env_names.LEADS) == "1" and place.rank == 0:
+    if leads:
         _take_the_lead(_CURRENT.profiler, request)
     elif marks.asked():
         _tell_steps(_CURRENT.profiler)

@@ -8,6 +8,7 @@ ends with that step. Nothing here raises, and nothing happens where nothing is a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -197,6 +198,38 @@ def tell_request(text: str) -> bool:
         return False
     link.send({"request": text})
     return link.wait("request", True, open_wait_s()) is not None
+
+
+def current_step() -> int:
+    """The job's step begun last; 0 before the first, and where nobody tells steps."""
+    with contextlib.suppress(OSError, KeyError):
+        return ClockFile(os.environ[env_names.NODE_DIR]).read().step
+    return 0
+
+
+_LED = "led_by_a_task"
+_led: list[int] = []  # the open file of a process that leads; its lock ends with the process
+
+
+def take_lead_in_task() -> bool:
+    """Whether this process, which runs a Ray task, may lead the job: nobody has told a step yet, or the task
+    that did ran on this node and its process is gone. One process of a node at a time.
+    """
+    if _led:
+        return True
+    try:
+        path = os.path.join(os.environ[env_names.NODE_DIR], _LED)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except (KeyError, OSError):
+        return False
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file).st_size or not current_step():
+            os.pwrite(file, b"1", 0)
+            _led.append(file)
+            return True
+    os.close(file)
+    return False
 
 
 def note(event: str, **fields: object) -> None:

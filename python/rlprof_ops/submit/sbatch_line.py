@@ -17,7 +17,9 @@ from rlprof_ops.job.site import Site, likely_misspelt, read_site
 from rlprof_ops.redact import MASK, is_secret_name, redact_text
 from rlprof_ops.request import ProfileRequest, load_request
 from rlprof_ops.request.environ import REQUEST_VARIABLES
+from rlprof_ops.request.yaml_file import nearest_file
 from rlprof_ops.slurm import sbatch_options
+from rlprof_ops.trainers.dialects import Framework, Remarks, select
 from rlprof_ops.words import did_you_mean
 
 # What a job is given of the shell it was submitted from. Anything else is asked for by name, with --set.
@@ -147,7 +149,7 @@ def prepare(asked: SubmitRequest, env: Mapping[str, str], cwd: Path) -> Submissi
     if site.named:
         explicit["RLPROF_SITE_ENV"] = str(site.path)
     notes = [*slips, *site.warnings, *_python(explicit, site)]
-    for name in ("BASE_LOG_DIR", env_names.REQUEST, "RLPROF_OUTPUT_DIR"):
+    for name in ("BASE_LOG_DIR", env_names.REQUEST, "RLPROF_OUTPUT_DIR", *env_names.NRL_FOLDER.values()):
         if explicit.get(name):
             explicit[name] = str(cwd / Path(explicit[name]).expanduser())
     settings = Settings.load(explicit)
@@ -196,7 +198,11 @@ def _python(explicit: dict[str, str], site: Site) -> Iterator[str]:
 def _request(asked: SubmitRequest, explicit: Mapping[str, str], settings: Settings) -> ProfileRequest:
     asks = {name: settings[name] for name in REQUEST_VARIABLES if settings.values.get(name)}
     others = {name: value for name, value in explicit.items() if name.startswith("NRL_")}
-    return load_request(None, {**others, **asks}, asked.overrides)
+    file = explicit.get(env_names.REQUEST)
+    if file and not os.path.exists(file):
+        typed = asked.knobs[env_names.REQUEST]
+        raise UsageError(f"--request {typed}: there is no such file.{nearest_file(file)}")
+    return load_request(file or None, {**others, **asks}, asked.overrides)
 
 
 def _carried(request: ProfileRequest, explicit: dict[str, str], settings: Settings) -> dict[str, str]:
@@ -205,8 +211,11 @@ def _carried(request: ProfileRequest, explicit: dict[str, str], settings: Settin
     """
     closed = {name: "" for name in REQUEST_VARIABLES if settings.values.get(name)}
     for name in list(explicit):
-        if name.startswith("NRL_") and ("PROFILE" in name or "NSYS" in name):
+        asks = name.startswith("NRL_") and ("PROFILE" in name or "NSYS" in name)
+        if asks and name not in env_names.NRL_FOLDER.values():  # ray.sub mounts that one
             del explicit[name]
+    if isinstance(request.output_dir, str):  # for its mount into a container
+        closed["RLPROF_OUTPUT_DIR"] = request.output_dir
     if not request.captures:
         return closed
     return {**closed, env_names.REQUEST_JSON: request.to_json()}
@@ -298,7 +307,8 @@ def in_trainers_words(framework: str, request: ProfileRequest, command: str) -> 
     it. What a trainer writes itself goes below `profiles/` of the run folder, unless the request names a
     folder.
 
-    Gives the line and remarks: what the trainer cannot do, what to know. Raises UsageError without a command.
+    Gives the line and remarks: what the trainer cannot do, what to know. Raises UsageError without a command,
+    and where the request matches none of its workers.
     """
     from rlprof_ops import trainers
 
@@ -309,6 +319,7 @@ def in_trainers_words(framework: str, request: ProfileRequest, command: str) -> 
     if not request.captures:
         return command, []
     dialect = trainers.get(framework)
+    _some_worker(dialect, request)
     fmt = "env" if "env" in dialect.formats else "hydra"
     remarks = [f"{dialect.title} cannot do this: {loss}" for loss in dialect.render(request, fmt).losses]
     rendered = dialect.render(_in_run_folder(framework, request), fmt)
@@ -318,6 +329,17 @@ def in_trainers_words(framework: str, request: ProfileRequest, command: str) -> 
         return "".join(f"export {_shell_word(word, '')}\n" for word in exports) + command, remarks
     line = " ".join(_shell_word(word, "'") for word in words)
     return (f"{command} {line}" if words else command), remarks
+
+
+def _some_worker(dialect: Framework, request: ProfileRequest) -> None:
+    """Raise UsageError where no capture matches a worker of the trainer: its profilers would all be off."""
+    remarks = Remarks()
+    patterns = [pattern for spec in request.captures for pattern in spec.workers]
+    if not select(patterns, dialect.workers, dialect.title, remarks):
+        raise UsageError(
+            f"{'; '.join(remarks.losses)} So every profiler of {dialect.title} would be off; for workers of"
+            " your own leave out --framework"
+        )
 
 
 def _in_run_folder(framework: str, request: ProfileRequest) -> ProfileRequest:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.errors import RlprofError
@@ -19,9 +19,6 @@ from rlprof_ops.job import attempt, harvest_job
 from rlprof_ops.submitit_job import task_context
 from rlprof_ops.submitit_job.run_summary import RunSummary
 from rlprof_ops.words import limit
-
-if TYPE_CHECKING:
-    from rlprof_ops.analyze.report_model import Answer
 
 _ASK_EVERY_S = 5.0
 _LOCAL_S = 1.0
@@ -97,7 +94,7 @@ def _shower(job: Any, progress: bool | None) -> Callable[[], None]:
         return lambda: None
     from rlprof_ops.job.run_folder import find
     from rlprof_ops.operate.follow import Lines
-    from rlprof_ops.operate.status import look
+    from rlprof_ops.operate.job_status import look
 
     lines = Lines(lambda text: print(text, file=sys.stderr, flush=True))
 
@@ -159,7 +156,7 @@ class HarvestRun:
         return cls(str(run_folder_of(job)))
 
     def __call__(self) -> Any:
-        from rlprof_ops.collect.harvest.harvest import harvest
+        from rlprof_ops.collect.harvest.run_harvest import harvest
 
         return harvest(newest(Path(self.folder)))
 
@@ -176,10 +173,11 @@ class ReportRun:
     def of(cls, job: Any) -> ReportRun:
         return cls(str(run_folder_of(job)))
 
-    def __call__(self) -> Answer:
+    def __call__(self) -> dict[str, object]:
+        from rlprof_ops.analyze.answer_file import as_data
         from rlprof_ops.analyze.reporting import report
 
-        return report(newest(Path(self.folder)))
+        return as_data(report(newest(Path(self.folder))))
 
 
 def newest(folder: Path) -> Path:

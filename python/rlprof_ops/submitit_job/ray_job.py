@@ -264,8 +264,8 @@ def _manifest(folder: Path) -> Any:
     """The manifest of an attempt; made now when that one was killed before its harvest. None when it
     cannot be made.
     """
-    from rlprof_ops.collect.harvest.harvest import harvest
     from rlprof_ops.collect.harvest.manifest import Manifest
+    from rlprof_ops.collect.harvest.run_harvest import harvest
 
     with contextlib.suppress(RlprofError):
         return Manifest.load(folder)

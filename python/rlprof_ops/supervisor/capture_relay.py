@@ -25,7 +25,7 @@ from rlprof_ops.job.folders import pinned_run
 from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.on_demand import watcher
 from rlprof_ops.supervisor import control_channel
-from rlprof_ops.supervisor.control_channel import Message, register
+from rlprof_ops.supervisor.control_channel import Message
 
 LOOK_S = 30.0  # at the run folder, for requests that could not be sent
 _PY_SPY_SECONDS = 20.0
@@ -33,7 +33,6 @@ _SEND_SECONDS = 10.0
 _STORAGE_SECONDS = 600.0  # a thread that hangs is left behind then
 
 
-@register
 @dataclass(frozen=True)
 class CaptureAsked(Message):
     """`rlprof capture` or `rlprof stacks` has asked for something; `request` is a CaptureRequest in JSON."""

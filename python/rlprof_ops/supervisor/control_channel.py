@@ -3,21 +3,20 @@
 It carries who has joined, when to drain, and who is done, so that nobody polls a file on shared storage (a
 cached negative lookup there can hide a new file for minutes). Both sides prove that they belong to the job
 with an HMAC of the job's token over a number the other has just drawn; the token itself never crosses the
-network. A message is a frozen dataclass of this file; its class's name is its `kind` on the wire.
+network. A message is a frozen dataclass; its class's name is its `kind` on the wire.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import hmac
 import json
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rlprof_ops.host import foreign
 
@@ -31,7 +30,12 @@ _VISITOR = "\nvisitor"  # no node's name
 
 
 class Message:
-    """What goes over the channel; subclasses are the kinds."""
+    """What goes over the channel; subclasses are the kinds, wherever they are defined."""
+
+    kinds: ClassVar[dict[str, type[Message]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls.kinds[cls.__name__] = cls
 
 
 # ---- from a node to the head
@@ -39,20 +43,17 @@ class Message:
 
 @dataclass(frozen=True)
 class Joined(Message):
-    """A node has proved that it belongs to the job. `again`: it, or a head, goes on after a supervisor that
-    was killed; it hears steps once it has told that Ray is up. `before`: how the node's last one ended.
-    """
+    """A node has proved that it belongs to the job. `before`: how its last supervisor ended."""
 
     node: str
     ip: str
     pid: int = 0
-    again: bool = False
     before: str = ""
 
 
 @dataclass(frozen=True)
 class RayUp(Message):
-    """Ray runs on the node."""
+    """Ray runs on the node, and the cluster's GCS knows it: `ray start` waits for that. It hears steps."""
 
 
 @dataclass(frozen=True)
@@ -113,27 +114,14 @@ class StopRay(Message):
     """Every node's windows are closed: Ray may go."""
 
 
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind
-    for kind in (Joined, RayUp, Failed, Ending, ProfilersDone, Drained, Visits, Drain, StopRay)
-}
-
-
-def register(kind: type[Message]) -> type[Message]:
-    """A class decorator for kinds of messages that another file defines."""
-    _KINDS[kind.__name__] = kind
-    return kind
-
-
 def encode(message: Message) -> bytes:
     """One line."""
-    assert dataclasses.is_dataclass(message)
-    return json.dumps({"kind": type(message).__name__, **dataclasses.asdict(message)}).encode() + b"\n"
+    return json.dumps({"kind": type(message).__name__, **vars(message)}).encode() + b"\n"
 
 
 def decode(values: dict[str, Any]) -> Message | None:
     """The message of one line; None for a kind this version does not know and for fields of a wrong type."""
-    kind = _KINDS.get(str(values.get("kind")))
+    kind = Message.kinds.get(str(values.get("kind")))
     if kind is None:
         return None
     with contextlib.suppress(ValueError):
@@ -240,7 +228,7 @@ class ControlServer:
         self._on_message(node, joined)
         while (values := await _receive(lines)) is not None:
             message = decode(values)
-            if message is not None and not isinstance(message, Joined):
+            if message is not None and not isinstance(message, (Joined, Lost)):
                 self._on_message(node, message)
         if self._writers.get(node) is writer:
             del self._writers[node]
@@ -373,6 +361,6 @@ async def _shake_hands(
     who = hello.node if isinstance(hello, Joined) else _VISITOR
     proof = _proof(token, str(challenge["nonce"]), who)
     kind = type(hello).__name__
-    await _send(writer, {"kind": kind, **dataclasses.asdict(hello), "nonce": nonce, "proof": proof})
+    await _send(writer, {"kind": kind, **vars(hello), "nonce": nonce, "proof": proof})
     answer = await asyncio.wait_for(_receive(lines), _HANDSHAKE_SECONDS)
     return answer is not None and _is_proof(answer, token, nonce, "head")

@@ -22,8 +22,9 @@ _START_SECONDS, _CODE_SECONDS, _LOOK_S = 30.0, 5.0, 0.02
 def session_words(request: ProfileRequest, python: str) -> list[str]:
     """What runs COMMAND in an nsys session, where the request selects the driver under any of its names."""
     specs = [spec for spec in request.captures if spec.backend == "nsight" and spec] if request else []
-    named = (name for name in DRIVERS if any(spec.matches(name, 0) for spec in specs))
-    name = next(named, None)
+    named = [name for name in DRIVERS if any(spec.matches(name, 0) for spec in specs)]
+    written = (name for name in named if any(name in spec.workers for spec in specs))
+    name = next(written, named[0] if named else None)
     return [] if name is None else [python, "-m", "rlprof_ops", "wrap", "--worker", name, "--rank", "0", "--"]
 
 

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Awaitable
+from typing import NoReturn, TypeVar
 
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
 from rlprof_ops.supervisor.node.node_state import NodeState
 
+_Result = TypeVar("_Result")
 # SIGTERM: the job ends now. SIGUSR2: its time runs out. The first one decides the cause.
 CAUSES = {
     signal.SIGTERM: EndCause.SIGNAL,
@@ -45,7 +48,22 @@ class EndOrder:
     def cause(self) -> EndCause | None:
         return self.given.result() if self.given.done() else None
 
+    async def told(self, before: str) -> NoReturn:
+        """Raise ToldToEnd once the order is given; `before`: what it came before."""
+        raise ToldToEnd(await asyncio.shield(self.given), before)
+
     def _give(self, cause: EndCause) -> None:
         if not self.given.done():
             self._state.order_end(cause)
             self.given.set_result(cause)
+
+
+async def first_of(work: Awaitable[_Result], *ends: Awaitable[_Result]) -> _Result:
+    """What `work` gives, or the end that comes before it gives or raises; the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in (work, *ends)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task in done).result()
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,25 +17,33 @@ from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.background import in_background
 from rlprof_ops.host.clock_probe import ClockServer
 from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
+from rlprof_ops.job.knobs import home
+from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.supervisor import attach_file, capture_relay, stop
-from rlprof_ops.supervisor.cluster import ended_tasks
-from rlprof_ops.supervisor.cluster.joining import Joining
-from rlprof_ops.supervisor.cluster.other_nodes import OtherNodes
+from rlprof_ops.supervisor import capture_relay, job_end
 from rlprof_ops.supervisor.control_channel import ControlServer, Drained, Failed, Joined, Lost, Message, RayUp
 from rlprof_ops.supervisor.driver import Driver, session_words
-from rlprof_ops.supervisor.end_order import ToldToEnd
-from rlprof_ops.supervisor.gcs.gcs_watcher import GcsWatcher, watch_resources
-from rlprof_ops.supervisor.helpers.recording import Recorded
+from rlprof_ops.supervisor.end_order import ToldToEnd, first_of
+from rlprof_ops.supervisor.node.helper_processes import Recorded
 from rlprof_ops.supervisor.node.node import GROUP_CLEANUP, Node
 from rlprof_ops.supervisor.node.node_state import End
 from rlprof_ops.supervisor.node.ray_process import RayProcess, no_authentication, ray_version
+from rlprof_ops.supervisor.other_nodes import OtherNodes, watch_ended_tasks
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.supervisor.steps.state_relay import StateFile, StateTold
-from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
+from rlprof_ops.supervisor.steps.step_relay import StepMessage
 
 REJOIN_SECONDS = 30.0  # in which a node finds the head's new supervisor
 _OF_COLLECTIVES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA")  # reported, never changed
+_OF_A_SHELL = {
+    "RAY_ADDRESS",
+    "RAY_AUTH_MODE",
+    "RAY_AUTH_TOKEN_PATH",
+    "PYTHONPATH",
+    "PATH",
+    "CONTAINER",
+    "MOUNTS",
+}
 _LATE_SIGNAL_SECONDS = 1.0
 _STORAGE_SECONDS = 20.0  # for one call to storage
 _Result = TypeVar("_Result")
@@ -72,12 +81,10 @@ class Head:
         self.node = node
         place, journal = node.place, node.journal
         self.others = OtherNodes(journal)
-        self.joining = Joining(place, node.settings, journal, self.others)
         self.driver: Driver | None = None
         self.clock_server: ClockServer | None = None
-        self.on_demand: asyncio.Task[None] | None = None
+        self._on_demand = node.settings[env_names.ON_DEMAND] != "0"
         self._orders: list[Message] = []  # to all nodes, and to those that join again
-        self._sending: list[asyncio.Task[None]] = []
         self.run_record = RunRecord.of(place, node.settings, node.request, node.state, journal.writer)
         self.control = ControlServer(place.token, self.on_message, self._visited)
         self.state_file = StateFile(
@@ -102,12 +109,12 @@ class Head:
             self.run_record.save()
         try:
             await self._listen()
+            await self._resume_steps()
             if state.end is None:
                 await self._start()
                 cause, code = await self._serve(await self._ray_up())
                 state.end = End(cause, code, time.time())
             else:
-                await self._resume_steps()
                 await node.end_what_was_before()
         except RlprofError as error:
             node.journal.say(str(error))
@@ -117,7 +124,7 @@ class Head:
         finally:
             node.end_watching()
         state.save()
-        await stop.stop_job(self, state.end)
+        await job_end.stop_job(self, state.end)
         return state.end.code
 
     # ---- start
@@ -135,16 +142,21 @@ class Head:
             ) from error
 
     async def _start(self) -> None:
-        """Everything before the driver, as far as no supervisor before has done it."""
+        """Everything before Ray, as far as no supervisor before has done it, and what goes on beside it and
+        the driver.
+        """
         node, state = self.node, self.node.state
+        await node.end_what_was_before()
         if state.serving:
-            await self._begin_beside()
             self.state_file.up(state.nodes_up or 0)
-            return
-        self.check_authentication()
-        self.say_what_is_off()
-        await self._unless_told(node.run_setup())
-        await self._begin_beside()
+        else:
+            self.check_authentication()
+            self.say_what_is_off()
+            await self.unless_told(node.run_setup())
+        await node.begin_beside(self._hear_state, self._recorded)
+        node.beside(self.state_file.keep())
+        if self._on_demand:
+            node.watch_beside(capture_relay.watch(node.place.run.path, self._capture))
 
     async def _ray_up(self) -> RayProcess:
         """Ray, with the nodes that the job needs. Raises RlprofError."""
@@ -152,31 +164,47 @@ class Head:
         deadline = asyncio.get_running_loop().time() + node.settings.number("RLPROF_READY_SECONDS")
         if state.serving:
             return await node.ray.find_or_start(deadline)
-        address = f"{node.place.head_ip}:{node.place.gcs_port}"
-        ended = asyncio.create_task(ended_tasks.watch(node.place.run.control, self.task_ended))
-        asking = GcsWatcher(address, node.environment(), node.helpers, node.journal.say)
-        await asking.start()
+        ended = asyncio.create_task(watch_ended_tasks(node.place.run.control, self.task_ended))
         try:
-            ray = await self._unless_told(node.ray.find_or_start(deadline))
-            with node.journal.phase("nodes_join"):
-                await self._unless_told(self.joining.all_joined(asking, deadline, self.state_file.up))
+            ray = await self.unless_told(self._cluster_up(deadline))
         finally:
             ended.cancel()
-            await asking.stop()
         state.serving = True
         return ray
 
-    async def _unless_told(self, work: Awaitable[_Result]) -> _Result:
-        return await self.joining.race(work, self.node.order)
+    async def _cluster_up(self, deadline: float) -> RayProcess:
+        node, nodes = self.node, self.node.place.nodes
+        plugin = asyncio.create_task(node.ray.plugin_problem())  # while Ray starts
+        ray = await node.ray.find_or_start(deadline)
+        with node.journal.phase("nodes_join"):
+            wanted = node.settings.number("RLPROF_MIN_NODES") or len(nodes)
+            left_s = deadline - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(self.others.be_up(wanted - 1, self._note_nodes), left_s)
+            except asyncio.TimeoutError:
+                raise RlprofError(
+                    f"after {node.settings['RLPROF_READY_SECONDS']} s (RLPROF_READY_SECONDS)"
+                    f" {self.state_file.nodes_up} of {wanted} nodes are up; {self.others.missing(nodes[1:])}"
+                ) from None
+            if problem := await plugin:
+                raise RlprofError(problem)
+        node.journal.say(f"{self.state_file.nodes_up} of {len(nodes)} nodes are up")
+        return ray
 
-    async def _begin_beside(self) -> None:
-        """Start everything that goes on beside Ray and the driver; the steps first, which may be going on."""
-        node = self.node
-        await self._resume_steps()
-        await node.begin_beside(self._hear_state, self._recorded)
-        node.beside(self.state_file.keep())
-        if node.settings[env_names.ON_DEMAND] != "0":
-            self.on_demand = asyncio.create_task(capture_relay.watch(node.place.run.path, self._capture))
+    def _note_nodes(self, others: int) -> None:
+        """Ray is up here and on so many other nodes."""
+        if self.state_file.nodes_up != others + 1:
+            self.node.journal.note(f"{others + 1} of {len(self.node.place.nodes)} nodes are up")
+        self.state_file.up(others + 1)
+
+    async def unless_told(self, work: Awaitable[_Result]) -> _Result:
+        """What `work` gives. Raises RlprofError when a node that the job needs reports a failed start,
+        ToldToEnd when an order to end comes first.
+        """
+        ends = [self.node.order.told("the cluster was up")]
+        if not self.node.settings.number("RLPROF_MIN_NODES"):
+            ends.append(self.others.fails())
+        return await first_of(work, *ends)
 
     async def _resume_steps(self) -> None:
         """Hear the driver's steps, and the nodes of a supervisor before: they come back to this one, or are
@@ -231,7 +259,7 @@ class Head:
         self._save_nodes()
         ended = asyncio.ensure_future(self.driver.wait()) if self.driver is not None else None
         address = f"{node.place.head_ip}:{node.place.gcs_port}"
-        node.watch_beside(watch_resources(address, node.environment(), node.helpers, self._note_waiting))
+        node.watch_beside(node.helpers.watch_resources(address, self._note_waiting))
         await asyncio.wait({*waiting, *([ended] if ended else [])}, return_when=asyncio.FIRST_COMPLETED)
         if ended is not None and ended.done() and ended.result() in SIGNAL_EXIT.values():
             # Slurm may signal the driver and us at once, and the driver can be the faster one to end.
@@ -265,13 +293,13 @@ class Head:
     async def _write_attach_file(self) -> None:
         """Write what `attach.sh` reads, and only then say that one can attach."""
         node = self.node
-        write = in_background(attach_file.write, node.place, node.environment(), seconds=_STORAGE_SECONDS)
+        write = in_background(write_attach_file, node.place, node.environment(), seconds=_STORAGE_SECONDS)
         try:
             await write
         except (OSError, TimeoutError) as error:
             node.journal.say(f"no attach file: {error}")
         if not node.settings["COMMAND"]:
-            line = attach_file.command_line(node.place)
+            line = shlex.join(["bash", str(home() / "scripts" / "attach.sh"), str(node.place.run.path)])
             node.journal.say(f"no COMMAND: the cluster waits. Attach with: {line}")
 
     def _save_nodes(self) -> None:
@@ -322,7 +350,7 @@ class Head:
     def on_message(self, name: str, message: Message) -> None:
         """Take what node `name` says."""
         node = self.node
-        if node.relay is not None and isinstance(message, (*STEP_KINDS, Lost)):
+        if node.relay is not None and isinstance(message, (StepMessage, Lost)):
             node.relay.hear(name, message)
         if isinstance(message, Recorded):
             if node.recording is not None:
@@ -347,7 +375,7 @@ class Head:
             self.node.journal.say(f"node {name} is back: its supervisor has joined again")
             self.run_record.back(name)
         for order in self._orders:  # who has heard it already takes it as said
-            self._sending.append(asyncio.create_task(self.control.tell(order)))
+            self.node.beside(self.control.tell(order))
 
     async def _capture(self, asked: capture_relay.CaptureAsked) -> None:
         """Something is asked while the job runs: every node hears it, this one too."""
@@ -366,10 +394,25 @@ class Head:
 
     async def _visited(self, asked: Message) -> bool:
         """Somebody with the job's token asks for something."""
-        if self.on_demand is None or not isinstance(asked, capture_relay.CaptureAsked):
+        if not self._on_demand or not isinstance(asked, capture_relay.CaptureAsked):
             return False
-        self._sending.append(asyncio.create_task(self._capture(asked)))
+        self.node.beside(self._capture(asked))
         return True
 
     async def _hear_state(self, message: StateTold) -> None:
         self.state_file.hear(self.node.place.node, message)
+
+
+def write_attach_file(place: NodeContext, env: Mapping[str, str]) -> None:
+    """`.secrets/attach.env`, mode 0600: shell assignments that scripts/attach.sh reads, beside the token that
+    they point to.
+    """
+    names = [
+        name
+        for name in env
+        if name in _OF_A_SHELL or (name.startswith("RLPROF_") and name != env_names.REQUEST_JSON)
+    ]
+    lines = [f"export {name}={shlex.quote(env[name])}" for name in sorted(names)]
+    data = ("\n".join(lines) + "\n").encode("utf-8", errors="replace")
+    with place.pinned_run().open() as run:
+        run.write_atomic(f"{place.run.secrets.name}/attach.env", data, mode=0o600)

@@ -59,6 +59,7 @@ class RunRecord:
             "framework": settings["RLPROF_TRAINER"] or None,
             "command": redact_text(settings["COMMAND"]),
             "request": request.to_dict(),
+            "request_notes": list(state.notes),
             "world": {},
             "versions": _versions(),
             "submit_dir": os.environ.get("SLURM_SUBMIT_DIR", os.getcwd()),

@@ -34,9 +34,10 @@ from rlprof_ops.job.end_cause import STEP_KILLED, EndCause
 from rlprof_ops.job.knobs import Settings, import_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.redact import redact_text
-from rlprof_ops.request import load_request
+from rlprof_ops.request import load_request, request_from_json
 from rlprof_ops.supervisor.node.node_state import FOLDER, NodeState
 from rlprof_ops.supervisor.run_record import RunRecord
+from rlprof_ops.window.output_dir import Folders, folder_of
 from rlprof_ops.words import duration
 
 NEVER_BEGAN = "--never-began"
@@ -75,7 +76,7 @@ def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> 
         return _came_home_before(folder, run, node, reason)
     started_ns = time.time_ns()
     budget = Budget(seconds)
-    sequence = DrainSequence(folder, run, node, job, gate_first_s=0)
+    sequence = DrainSequence(folder, run, node, job, gate_first_s=0, output_dir=_output_dir(folder))
     for step in (*sequence.before_ray_stops(), *sequence.after_ray_stopped()):
         step.run(budget.share(step.name), budget.share(step.name))
     syncer = Syncer(folder, run, node, log=print)
@@ -96,6 +97,14 @@ def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> 
         shutil.rmtree(folders.NodeFolder(folder).keep, ignore_errors=True)
         sequence.clear()
     return bool(record["cleared"])
+
+
+def _output_dir(folder: Path) -> Folders:
+    """Where the request wants copies, as the supervisor that was killed had it."""
+    with contextlib.suppress(RlprofError):
+        if text := NodeState.load(folder).request:
+            return folder_of(request_from_json(text, "the node's state"), Path.cwd())
+    return ""
 
 
 def _not_there(folder: Path) -> str:

@@ -9,12 +9,12 @@ import os
 import time
 from typing import Any
 
-from rlprof_ops.collect.drain import steps
+from rlprof_ops.collect.drain import drain_steps
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import clock_probe
 from rlprof_ops.host.background import in_background
 from rlprof_ops.job.end_cause import EndCause
-from rlprof_ops.supervisor import stop
+from rlprof_ops.supervisor import job_end
 from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.control_channel import (
     Drain,
@@ -28,13 +28,13 @@ from rlprof_ops.supervisor.control_channel import (
     RayUp,
     StopRay,
 )
-from rlprof_ops.supervisor.end_order import ToldToEnd
+from rlprof_ops.supervisor.end_order import first_of
 from rlprof_ops.supervisor.head import REJOIN_SECONDS
-from rlprof_ops.supervisor.helpers.recording import Recorded
+from rlprof_ops.supervisor.node.helper_processes import Recorded
 from rlprof_ops.supervisor.node.node import Node
 from rlprof_ops.supervisor.node.node_state import End
 from rlprof_ops.supervisor.node.ray_process import RayProcess
-from rlprof_ops.supervisor.steps.step_relay import KINDS as STEP_KINDS
+from rlprof_ops.supervisor.steps.step_relay import StepMessage
 
 _PROBE_SECONDS = 15.0
 _OF_A_STATE = (RayUp, Failed, Ending, ProfilersDone, Drained)
@@ -50,7 +50,6 @@ class Worker:
         self._link: NodeLink | None = None
         self._joined_before = False
         self._latest: Message | None = None  # of its states, for a head that is new
-        self._captures: list[asyncio.Task[None]] = []
 
     async def run(self) -> int:
         """0 when the node served until the job's end, or has told the head why it cannot; the head decides
@@ -65,12 +64,12 @@ class Worker:
         linked = asyncio.create_task(self._stay_linked())
         probing = asyncio.create_task(self.probe_clock("start"))
         try:
+            await node.serve_steps(self.tell)
             if state.end is None:
-                cause = await self._serve(linked, deadline)
+                cause = await first_of(self._ended(linked), self._serve(deadline))
                 state.end = End(cause, 0, time.time())
                 state.save()
             else:
-                await node.serve_steps(self.tell)
                 await node.end_what_was_before()
             await probing
         except RlprofError as error:
@@ -80,7 +79,7 @@ class Worker:
         finally:
             node.end_watching()
         try:
-            await stop.stop_worker(self, state.end)
+            await job_end.stop_worker(self, state.end)
         finally:
             linked.cancel()
             if self._link is not None:
@@ -99,8 +98,7 @@ class Worker:
     async def _join(self, deadline: float) -> NodeLink:
         """A new link to the head. Raises TimeoutError."""
         node, place = self.node, self.node.place
-        again = bool(node.before) or node.state.serving
-        hello = Joined(place.node, place.ip, os.getpid(), again, "" if self._joined_before else node.before)
+        hello = Joined(place.node, place.ip, os.getpid(), "" if self._joined_before else node.before)
         link = await NodeLink.join(place.head_ip, place.control_port, place.token, hello, deadline)
         self._joined_before = True
         return link
@@ -108,16 +106,11 @@ class Worker:
     async def _first_link(self, deadline: float) -> None:
         """Raises RlprofError when the head does not answer, or an order to end comes first."""
         node, place = self.node, self.node.place
-        joining = asyncio.create_task(self._join(deadline))
-        either: set[asyncio.Future[Any]] = {joining, node.order.given}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        told = node.order.told(f"the head answered node {place.node}")
         try:
-            if not joining.done():
-                joining.cancel()
-                raise ToldToEnd(node.order.given.result(), f"the head answered node {place.node}")
-            self._link = joining.result()
+            self._link = await first_of(self._join(deadline), told)
         except (TimeoutError, RlprofError) as error:
-            steps.clear(place.folder.path, say=node.journal.note)
+            drain_steps.clear(place.folder.path, say=node.journal.note)
             raise (
                 error if isinstance(error, RlprofError) else RlprofError(f"node {place.node}: {error}")
             ) from error
@@ -147,10 +140,10 @@ class Worker:
 
     def _on_message(self, message: Message) -> None:
         node = self.node
-        if node.relay is not None and isinstance(message, STEP_KINDS):
+        if node.relay is not None and isinstance(message, StepMessage):
             node.relay.hear(node.place.nodes[0], message)
         if isinstance(message, CaptureAsked):
-            self._captures.append(asyncio.create_task(node.take_capture(message)))
+            node.beside(node.take_capture(message))
         elif isinstance(message, Drain) and not self.drain_order.done():
             self.drain_order.set_result(message)
         elif isinstance(message, StopRay):
@@ -158,34 +151,35 @@ class Worker:
 
     # ---- start
 
-    async def _serve(self, linked: asyncio.Task[None], deadline: float) -> EndCause:
-        """Everything until the node's end, and why that came. An order to end is heard from the first moment
-        on.
-        """
+    async def _serve(self, deadline: float) -> EndCause:
+        """Everything until this node's Ray ends by itself."""
         node = self.node
-        starting = asyncio.create_task(self._start(deadline))
-        cause = await self._first_of(starting, linked)
-        if cause is not None:
-            starting.cancel()
-            return cause
-        ray = starting.result()
+        ray = await self._start(deadline)
         node.watch_beside(node.watch_plugin())
-        cause = await self._first_of(asyncio.create_task(ray.gone.wait()), linked)
-        if cause is None:
-            node.journal.say(
-                f"node {node.place.node}: Ray ended here by itself; its last words:\n{ray.tail(5)}"
-            )
-        return cause or EndCause.RAY_GONE
+        await ray.gone.wait()
+        if (cause := self._told()) is not None:
+            return cause
+        node.journal.say(f"node {node.place.node}: Ray ended here by itself; its last words:\n{ray.tail(5)}")
+        return EndCause.RAY_GONE
+
+    async def _ended(self, linked: asyncio.Task[None]) -> EndCause:
+        """What ends this node, from the first moment on: the head's order, a signal, the end of the head."""
+        ends: set[asyncio.Future[Any]] = {linked, self.drain_order, self.node.order.given}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        return self._told() or EndCause.HEAD_GONE
+
+    def _told(self) -> EndCause | None:
+        return EndCause.ORDERED if self.drain_order.done() else self.node.order.cause
 
     async def _start(self, deadline: float) -> RayProcess:
         """Everything before this node serves, as far as no supervisor before has done it."""
         node, state = self.node, self.node.state
+        if state.serving:  # from here on the driver may wait for this node's windows
+            await self.tell(RayUp())
+        await node.end_what_was_before()
         if not state.serving:
             await node.run_setup()
             await self._wait_for_gcs(deadline)
-        await node.serve_steps(self.tell)
-        if state.serving:  # from here on the driver may wait for this node's windows
-            await self.tell(RayUp())
 
         async def on_recorded(told: dict[str, Any]) -> None:
             if isinstance(told.get("news"), str):
@@ -217,19 +211,6 @@ class Worker:
             f"node {place.node}: Ray's head at {place.head_ip}:{place.gcs_port} did not come up in time"
         )
 
-    async def _first_of(self, work: asyncio.Task[Any], linked: asyncio.Task[None]) -> EndCause | None:
-        """None when `work` was done first; else what came: the head's order, a signal, the end of the
-        head.
-        """
-        order = self.node.order
-        ends: set[asyncio.Future[Any]] = {linked, self.drain_order, order.given}
-        await asyncio.wait({*ends, work}, return_when=asyncio.FIRST_COMPLETED)
-        if self.drain_order.done():
-            return EndCause.ORDERED
-        if order.cause is not None:
-            return order.cause
-        return None if work.done() else EndCause.HEAD_GONE
-
     async def probe_clock(self, moment: str) -> None:
         """How far this node's clock is from the head's, for the one timeline; a head that does not answer
         costs little.
@@ -246,4 +227,4 @@ class Worker:
         except TimeoutError:
             return
         if found is not None:
-            self.node.files.clock.append(found.to_dict(moment, place.nodes[0]))
+            self.node.clock.append(found.to_dict(moment, place.nodes[0]))

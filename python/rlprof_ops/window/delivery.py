@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlprof_ops import backends
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.backends.contract import CaptureError
 from rlprof_ops.window.open_window import OpenWindow
 from rlprof_ops.window.output_dir import OutputDir
@@ -69,7 +69,7 @@ class Delivery:
         if found.state != backends.OK:
             raise CaptureError(f"the report is {found.state}: {found.reason} ({finished})")
         who = self.who
-        folder = self.root / names.report_folder(self.backend, who.worker, who.rank)
+        folder = self.root / report_names.report_folder(self.backend, who.worker, who.rank)
         final = move_into_place(finished, folder / self._name(window))
         self.events.write(
             "closed",
@@ -90,7 +90,7 @@ class Delivery:
 
     def _name(self, window: OpenWindow) -> str:
         who = self.who
-        return names.report_name(
+        return report_names.report_name(
             who.worker,
             who.rank,
             window.window,

@@ -12,17 +12,21 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from rlprof_ops.backends import OK, get, names
+from rlprof_ops.backends import OK, get, report_names
 from rlprof_ops.redact import own_secrets
+
+
+def place_of(final: Path, output_dir: str, backend: str, worker: str, rank: int) -> Path:
+    """Where a report lies in the request's `output_dir`."""
+    return Path(output_dir, get(backend).output_folder(report_names.safe_worker(worker), rank), final.name)
 
 
 def mirror(final: Path, output_dir: str, backend: str, worker: str, rank: int) -> Path:
     """Also put a finished report where the request's `output_dir` wants it, without the secrets of this
     node's processes; the path there. Raises OSError.
     """
-    folder = Path(output_dir, get(backend).output_folder(names.safe_worker(worker), rank))
-    target = folder / final.name
-    folder.mkdir(parents=True, exist_ok=True)
+    target = place_of(final, output_dir, backend, worker, rank)
+    target.parent.mkdir(parents=True, exist_ok=True)
     with _without_secrets(final, backend) as source:
         try:
             os.link(source, target)
@@ -88,7 +92,7 @@ def move_into_place(finished: Path, final: Path) -> Path:
 
 def numbered(path: Path, ordinal: int) -> Path:
     """`w_rank0_step3-4_n1_7.nsys-rep` -> `w_rank0_step3-4_n1_7.2.nsys-rep`; 0 leaves it."""
-    suffix = next((known for known in names.SUFFIXES if path.name.endswith(known)), path.suffix)
+    suffix = next((known for known in report_names.SUFFIXES if path.name.endswith(known)), path.suffix)
     stem = path.name.removesuffix(suffix)
     return path.with_name(f"{stem}.{ordinal}{suffix}") if ordinal else path
 

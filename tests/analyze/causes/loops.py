@@ -11,9 +11,9 @@ import numpy as np
 
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents
 from rlprof_ops.analyze.metrics.phases import Segment, stretches
-from rlprof_ops.analyze.run.identity import Report
+from rlprof_ops.analyze.run.identity import ReportFile
 from rlprof_ops.analyze.run.merge import Merged, merge
-from rlprof_ops.analyze.run.summary import PhaseTime, StepTime, Summary
+from rlprof_ops.analyze.run.process_summary import PhaseTime, StepTime, Summary
 
 T0 = 1_790_857_026_000_000_000
 Key = tuple[int, str, str, int]  # step, worker, phase, rank
@@ -84,7 +84,7 @@ class Loop:
         pid = 100 * sorted(self.ranks).index(worker) + rank
         name = f"{worker}_rank{rank}_step1-{self.steps}_n0_{pid}.pt.trace.json.gz"
         return Summary(
-            report=Report(name, "torch", worker, rank, "n0", pid, 1, self.steps + 1, None, 1),
+            report=ReportFile(name, "torch", worker, rank, "n0", pid, 1, self.steps + 1, None, 1),
             kind="torch", host="n0", pid=pid, rank=rank, on_utc=True,
             events=1, damaged=0, truncated="", seconds=0.0,
             start=times.step[1][0], end=times.step[self.steps][1], details={},

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("numpy")
+pytest.importorskip("msgspec")
+from tests.analyze.as_data import data_of
 from tests.analyze.causes.loops import Loop, usual_loop
 
 from rlprof_ops.analyze.output.answer import build
@@ -17,7 +18,7 @@ SEEDS = range(10)
 
 def first_finding(loop: Loop) -> tuple[dict[str, Any], dict[str, Any]]:
     summaries = loop.summaries()
-    answer = build(Path("/nonexistent"), [s.report for s in summaries], summaries)
+    answer = data_of(build(Path("/nonexistent"), [s.report for s in summaries], summaries))
     return answer["findings"][0], answer
 
 

@@ -14,13 +14,13 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of, report  # noqa: E402
 from tests.analyze.nsys_exports import METRICS, MS, Process, Work, add_metrics, two_phases, write_export  # noqa: E402
 
 from rlprof_ops.analyze.columns import MetricSamples  # noqa: E402
 from rlprof_ops.analyze.metrics.gpu_work import counters  # noqa: E402
 from rlprof_ops.analyze.readers import read_report  # noqa: E402
 from rlprof_ops.analyze.readers.nsys_metrics import kept_name  # noqa: E402
-from rlprof_ops.analyze.reporting import answer_of, report  # noqa: E402
 
 FIRST, SECOND_GPU = "GPU-aaaa-1", "GPU-bbbb-2"
 

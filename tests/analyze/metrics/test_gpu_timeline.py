@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 
 np = pytest.importorskip("numpy")
+structs = pytest.importorskip("msgspec").structs
 
 from tests.analyze.shared import TORCH_FILES, real  # noqa: E402
 
-from rlprof_ops.analyze.columns import take  # noqa: E402
-from rlprof_ops.analyze.metrics import kernels, windows  # noqa: E402
-from rlprof_ops.analyze.metrics.gpu import GpuTimes, LaunchIndex, gpu_unions  # noqa: E402
+from rlprof_ops.analyze.columns import LaunchIndex, take  # noqa: E402
+from rlprof_ops.analyze.metrics import kernels, windowed_work  # noqa: E402
+from rlprof_ops.analyze.metrics.gpu_time import gpu_unions  # noqa: E402
 from rlprof_ops.analyze.readers import read_report, spill  # noqa: E402
-from rlprof_ops.analyze.run.identity import Report  # noqa: E402
+from rlprof_ops.analyze.report_model import GpuTimes  # noqa: E402
+from rlprof_ops.analyze.run.identity import ReportFile  # noqa: E402
 from rlprof_ops.analyze.run.summary import summarise  # noqa: E402
 
 EXPECTED = json.loads((Path(__file__).parents[1] / "expected" / "gpu_timeline.json").read_text())
@@ -101,7 +103,7 @@ def naive(path: Path) -> dict[str, int]:
 def test_equals_the_naive_sweep_to_the_nanosecond(name: str) -> None:
     path = real(f"torch/{name}.json.gz")
     trace = read_report(path, cache=False)
-    times = gpu_unions(trace.gpu, trace.names).whole().to_dict()
+    times = structs.asdict(gpu_unions(trace.gpu, trace.names).whole())
     truth = naive(path)
     assert {key: times[key] for key in truth} == truth
 
@@ -117,7 +119,7 @@ def test_time_is_conserved(name: str) -> None:
         assert times.busy_ns + times.idle_ns == times.window_ns
         assert times.compute_ns + times.exposed_communication_ns + times.exposed_memcpy_ns == times.busy_ns
         assert idle.queued_ns + idle.synchronising_ns + idle.waiting_ns + idle.host_ns == times.idle_ns
-        assert min(idle.to_dict().values()) >= 0 and min(times.to_dict().values()) >= 0
+        assert min(structs.astuple(idle)) >= 0 and min(structs.astuple(times)) >= 0
     for step in summary.steps:
         parts = [p for p in summary.phases if p.step == step.step]
         assert sum(p.duration_ns for p in parts) <= step.end - step.start
@@ -134,8 +136,8 @@ def test_a_stretch_at_a_time_gives_the_same(name: str, rows: int, monkeypatch: p
     """Also from columns that were spilled to files."""
     path = real(f"torch/{name}.json.gz")
     whole = summarise(read_report(path, cache=False), _report(path), 0.0)
-    monkeypatch.setattr(windows, "STRETCH_ROWS", rows)
-    monkeypatch.setattr(windows, "_LOOK_AHEAD", 3)
+    monkeypatch.setattr(windowed_work, "STRETCH_ROWS", rows)
+    monkeypatch.setattr(windowed_work, "_LOOK_AHEAD", 3)
     monkeypatch.setattr(kernels, "_ROWS", rows * 50)
     monkeypatch.setattr(spill, "BLOCK_ROWS", 100)
     parts = summarise(read_report(path, cache=False), _report(path), 0.0)
@@ -170,5 +172,5 @@ def _joined(start: Any, end: Any) -> list[tuple[int, int]]:
     return [(a, b) for a, b in out]
 
 
-def _report(path: Path) -> Report:
-    return Report(path.name, "torch", "worker", 0, "", None, None, None, None, path.stat().st_size)
+def _report(path: Path) -> ReportFile:
+    return ReportFile(path.name, "torch", "worker", 0, "", None, None, None, None, path.stat().st_size)

@@ -9,6 +9,7 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of  # noqa: E402
 from tests.analyze.fake_run import make_run  # noqa: E402
 from tests.analyze.shared import real  # noqa: E402
 from tests.analyze.simulated import simulated_answer  # noqa: E402
@@ -16,7 +17,6 @@ from tests.analyze.simulated import simulated_answer  # noqa: E402
 from rlprof_ops.analyze.metrics.gpu_work import longest  # noqa: E402
 from rlprof_ops.analyze.output import work_tables  # noqa: E402
 from rlprof_ops.analyze.readers import read_report  # noqa: E402
-from rlprof_ops.analyze.reporting import answer_of  # noqa: E402
 
 
 def test_they_are_the_longest_of_a_real_trace(monkeypatch: pytest.MonkeyPatch) -> None:

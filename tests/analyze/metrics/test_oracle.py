@@ -23,13 +23,15 @@ pytest.importorskip("msgspec")
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from tests.analyze.nsys_exports import Process, Work, write_export
 from tests.analyze.shared import TORCH_FILES, kernel, launch, mark, real, write_trace, x
 
-from rlprof_ops.analyze.run.identity import Report
-from rlprof_ops.analyze.run.merge import merge, rank_of
-from rlprof_ops.analyze.run.shared_gpus import shared_gpus
-from rlprof_ops.analyze.run.summary import Summary, summarise_file
+from rlprof_ops.analyze.output.work_tables import shared_gpu_rows
+from rlprof_ops.analyze.run.identity import ReportFile
+from rlprof_ops.analyze.run.merge import merge
+from rlprof_ops.analyze.run.process_summary import Summary
+from rlprof_ops.analyze.run.summary import summarise_file
 
 EXAMPLES = int(os.environ.get("RLPROF_ORACLE_EXAMPLES", "60"))
 RANDOM = settings(
@@ -105,8 +107,8 @@ def check(summary: Summary, truth: Truth) -> None:
     for device in summary.devices:
         mine = [w for w in truth.work if w.device == device.device]
         whole = min(w.start for w in mine), max(w.end for w in mine)
-        assert device.times.to_dict() == sweep(mine, whole) and device.kernels == len(mine)
-        assert sum(device.idle.to_dict().values()) == device.times.idle_ns
+        assert structs.asdict(device.times) == sweep(mine, whole) and device.kernels == len(mine)
+        assert sum(structs.astuple(device.idle)) == device.times.idle_ns
     for step in summary.steps:
         check_window([(step.start, step.end)], truth, devices, step.gpu, step.idle)
         if step.step in truth.steps:
@@ -150,12 +152,12 @@ def check_window(windows: list[Span], truth: Truth, devices: list[int], gpu: Any
     if not devices:
         assert gpu is None
         return
-    assert gpu.to_dict() == {key: expected[key] for key in gpu.to_dict()}
-    assert sum(idle.to_dict().values()) == gpu.idle_ns and min(idle.to_dict().values()) >= 0
+    assert structs.asdict(gpu) == {key: expected[key] for key in gpu.__struct_fields__}
+    assert sum(structs.astuple(idle)) == gpu.idle_ns and min(structs.astuple(idle)) >= 0
 
 
 def summaries(path: Path) -> list[Summary]:
-    report = Report(path.name, "torch", "w", None, "", None, None, None, None, path.stat().st_size)
+    report = ReportFile(path.name, "torch", "w", None, "", None, None, None, None, path.stat().st_size)
     found = [s for s in summarise_file(path.parent, report, cache=False) if isinstance(s, Summary)]
     assert found
     return found
@@ -272,7 +274,7 @@ def test_random_exports_of_up_to_three_processes(data: st.DataObject) -> None:
     for process, truth in made:
         for w in truth.work:
             users.setdefault(process.gpus[w.device], {}).setdefault(process.pid, []).append(w)
-    shared = {gpu.uuid: gpu for gpu in shared_gpus({rank_of(s): s.devices for s in merge(found).summaries})}
+    shared = {gpu.uuid: gpu for gpu in shared_gpu_rows(merge(found))}
     assert set(shared) == {uuid for uuid, by in users.items() if len(by) > 1}
     for uuid, gpu in shared.items():
         work = [w for by in users[uuid].values() for w in by]

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of
 from tests.analyze.output.test_answer import check_sums, validate
 from tests.analyze.pipelines import GROUP, write_pipeline
 
 from rlprof_ops.analyze.metrics.gpu_work.pipeline import is_pipeline
-from rlprof_ops.analyze.reporting import answer_of
 
 Answer = dict[str, Any]
 

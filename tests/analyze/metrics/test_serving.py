@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of
 from tests.analyze.shared import kernel, launch, mark, real, write_trace
 
 from rlprof_ops.analyze.metrics.gpu_work.serving import Pass, serving_totals, told
 from rlprof_ops.analyze.readers import read_report
-from rlprof_ops.analyze.reporting import answer_of
 
 
 @pytest.mark.parametrize(

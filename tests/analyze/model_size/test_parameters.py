@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlprof_ops.analyze.model_size.parameters import count_parameters, read_config, told_parameters
-from rlprof_ops.analyze.model_size.peaks import PEAKS, peak_tflops
+from rlprof_ops.analyze.model_size.utilisation import PEAKS, peak_tflops
 from rlprof_ops.errors import UsageError
 
 EXPECTED = json.loads((Path(__file__).parents[1] / "expected" / "parameter_counts.json").read_text())

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("msgspec")
 
 from click.testing import CliRunner
+from tests.analyze.as_data import answer_of
 from tests.analyze.fake_run import PLAN, make_run
 from tests.analyze.whole_run.generations import tokens_a_step, two_engines
 
 from rlprof_ops.analyze.model_size.parameters import told_parameters
-from rlprof_ops.analyze.model_size.utilisation import Told
-from rlprof_ops.analyze.reporting import answer_of
+from rlprof_ops.analyze.model_size.utilisation import StatedModel
 from rlprof_ops.commands import report
 from rlprof_ops.errors import UsageError
 
@@ -27,7 +27,7 @@ def seconds(worker: str, phase: str) -> float:
 
 
 def test_the_share_of_the_peak_is_what_was_simulated(tmp_path: Path) -> None:
-    told = Told(told_parameters("1e9"), TOKENS, None)
+    told = StatedModel(told_parameters("1e9"), TOKENS, None)
     mfu = answer_of(make_run(tmp_path, ranks=4, generation_ranks=2), jobs=1, cache=False, model=told)["mfu"]
     assert mfu is not None and mfu["untold"] == [] and mfu["tokens_per_step"] == TOKENS
     rows = {(row["worker"], row["phase"]): row for row in mfu["rows"]}
@@ -46,7 +46,7 @@ def test_all_ranks_of_the_job_share_the_tokens(tmp_path: Path) -> None:
     """Four of 64 ranks were captured: the step's tokens went to 64 GPUs."""
     run = make_run(tmp_path, ranks=4)
     (run / "manifest.json").write_text(json.dumps({"world": {"policy_worker": 64}, "captures": []}))
-    mfu = answer_of(run, jobs=1, cache=False, model=Told(told_parameters("1e9"), TOKENS, 100.0))["mfu"]
+    mfu = answer_of(run, jobs=1, cache=False, model=StatedModel(told_parameters("1e9"), TOKENS, 100.0))["mfu"]
     assert mfu is not None
     train = next(row for row in mfu["rows"] if row["phase"] == "train")
     assert (train["gpus"], train["peak_tflops"]) == (64, 100.0)
@@ -56,7 +56,7 @@ def test_all_ranks_of_the_job_share_the_tokens(tmp_path: Path) -> None:
 
 def test_tokens_come_from_the_engines(tmp_path: Path) -> None:
     two_engines(tmp_path)
-    mfu = answer_of(tmp_path, jobs=1, cache=False, model=Told(told_parameters("7B")))["mfu"]
+    mfu = answer_of(tmp_path, jobs=1, cache=False, model=StatedModel(told_parameters("7B")))["mfu"]
     assert mfu is not None and mfu["tokens_per_step"] == pytest.approx(tokens_a_step() + 2000, rel=0.01)
     assert mfu["rows"] == [] and mfu["untold"] == [
         "no phase of train, generation, logprob, ref_logprob was captured"
@@ -90,6 +90,6 @@ def test_a_gpu_that_nobody_knows_is_named(tmp_path: Path) -> None:
         events,
         deviceProperties=[{"id": 0, "name": "Zeta Z9"}],
     )
-    mfu = answer_of(tmp_path, jobs=1, cache=False, model=Told(told_parameters("7B"), 10))["mfu"]
+    mfu = answer_of(tmp_path, jobs=1, cache=False, model=StatedModel(told_parameters("7B"), 10))["mfu"]
     assert mfu is not None and mfu["rows"] == []
     assert mfu["untold"] == ["policy_worker: the peak of Zeta Z9 is not known here; give --peak-tflops"]

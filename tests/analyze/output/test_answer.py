@@ -15,10 +15,10 @@ jsonschema = pytest.importorskip("jsonschema")
 pytest.importorskip("msgspec")
 pytest.importorskip("rich")
 
+from tests.analyze.as_data import answer_of, report  # noqa: E402
 from tests.analyze.fake_run import PLAN, SLOW_US, STEP_US, make_run  # noqa: E402
 from tests.analyze.shared import TORCH_FILES, real  # noqa: E402
 
-from rlprof_ops.analyze.reporting import answer_of, report  # noqa: E402
 from rlprof_ops.errors import UsageError  # noqa: E402
 
 MS = 1_000_000

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import pytest
+from tests.analyze.as_data import typed
 from tests.analyze.simulated import simulated_answer
 
-from rlprof_ops.analyze.output.terminal import show, standard_output
+from rlprof_ops.analyze.output.terminal import MAX_ROWS, show, standard_output
 
 
 def test_a_log_cuts_no_word(capsys, monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.delenv("COLUMNS", raising=False)
     answer = simulated_answer(2, 3)
-    show(answer, standard_output())
+    show(typed(answer), standard_output())
     said = capsys.readouterr().out
     assert "…" not in said and "\x1b" not in said
     assert all(name in said for name in {row["worker"] for row in answer["phases"]})
+
+
+def test_of_many_gpus_the_worst_are_shown_and_the_others_counted(capsys, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    answer = simulated_answer(36, 3)
+    gpus = len(answer["gpu"])
+    assert gpus > MAX_ROWS
+    show(typed(answer), standard_output())
+    said = capsys.readouterr().out
+    assert f"… {gpus - MAX_ROWS} more that idle less, in report.html" in said
+    table = said.partition("GPUs over their captures")[2].partition("more that idle less")[0]
+    worst = max(answer["gpu"], key=lambda row: row["idle_ns"] / row["window_ns"])
+    rank = answer["ranks"][worst["rank"]]
+    assert f"{rank['worker']} {rank['rank']} " in table

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("msgspec")
 pytest.importorskip("rich")
 
+from tests.analyze.as_data import answer_of, report, typed
 from tests.analyze.fake_run import make_run
 from tests.analyze.output.test_answer import validate
 from tests.collect.runfolder import RunFolder
 
-from rlprof_ops.analyze.output import diff
-from rlprof_ops.analyze.report_model import Answer
-from rlprof_ops.analyze.reporting import answer_of, report
-from rlprof_ops.collect.harvest.harvest import harvest
+from rlprof_ops.analyze.output import run_diff
 from rlprof_ops.collect.harvest.manifest import Manifest
+from rlprof_ops.collect.harvest.run_harvest import harvest
 
 WORKER = "policy_worker"
 RANKS = 4
@@ -38,7 +38,7 @@ def run_folder(root: Path, last_step: int, closed: bool) -> Path:
     return root
 
 
-def lead(answer: Answer) -> str:
+def lead(answer: dict[str, Any]) -> str:
     """What the findings say of coverage; empty when they say nothing."""
     return " ".join(f["text"] for f in answer["findings"] if f["kind"] == "coverage")
 
@@ -59,7 +59,7 @@ def test_truncated_reports_that_are_read_are_called_truncated(
     assert all("was cut short (last step seen: 4)" in row["truncated"] for row in coverage["reports"])
     assert "4 reports are truncated" in lead(answer) and "missing" not in lead(answer)
     assert capsys.readouterr().out.count("cut short") == RANKS
-    assert diff.compare(answer, answer).missing_after == 0
+    assert run_diff.compare(typed(answer), typed(answer)).missing[1] == 0
 
 
 def test_a_report_that_came_home_after_the_manifest_is_not_missing(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_truncated_report_that_cannot_be_read_is_counted_once(tmp_path: Path) 
     assert "missing" not in lead(answer) and "1 report could not be read" in lead(answer)
     assert "3 reports are truncated" in lead(answer)
     assert answer["coverage"]["missing"] == [] and len(answer["coverage"]["unread"]) == 1
-    assert diff.compare(answer, answer).missing_after == 1
+    assert run_diff.compare(typed(answer), typed(answer)).missing[1] == 1
 
 
 def test_a_file_without_a_byte_is_counted_once(tmp_path: Path) -> None:

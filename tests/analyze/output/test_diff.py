@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,21 @@ import pytest
 pytest.importorskip("msgspec")
 pytest.importorskip("rich")
 from click.testing import CliRunner
+from tests.analyze.as_data import typed
 from tests.analyze.fake_run import make_run
+from tests.analyze.shared import kernel, mark, real, write_trace
 from tests.analyze.simulated import simulated_answer
+from tests.bench.diff.run import simulate
 
-from rlprof_ops.analyze.output.diff import compare, describe, parse_rule, unjudged, violations
 from rlprof_ops.analyze.output.diff_text import show
+from rlprof_ops.analyze.output.diff_workers import matched
+from rlprof_ops.analyze.output.run_diff import Diff, compare, describe, parse_rule, unjudged, violations
 from rlprof_ops.commands.diff import command
 from rlprof_ops.errors import UsageError
+
+
+def compared(before: dict[str, Any], after: dict[str, Any]) -> Diff:
+    return compare(typed(before), typed(after))
 
 
 def slower(answer: dict[str, Any], phase: str, factor: float) -> dict[str, Any]:
@@ -29,15 +38,15 @@ def slower(answer: dict[str, Any], phase: str, factor: float) -> dict[str, Any]:
         for part in row["phases"]:
             if part["phase"] == number:
                 part["duration_ns"] = round(part["duration_ns"] * factor)
-    for kernel in changed["kernels"]:
-        if kernel["name"].startswith("kernel_39"):
-            kernel["total_ns"] *= 2
+    for row in changed["kernels"]:
+        if row["name"].startswith("kernel_39"):
+            row["total_ns"] *= 2
     return changed
 
 
 def test_a_phase_that_got_slower_is_found_and_nothing_else() -> None:
     before = simulated_answer(8, 8)
-    diff = compare(before, slower(before, "train", 1.1))
+    diff = compared(before, slower(before, "train", 1.1))
     assert [c.what for c in diff.phases if c.real] == ["policy_worker/train"]
     change = diff.phases[0]
     assert (
@@ -49,7 +58,7 @@ def test_a_phase_that_got_slower_is_found_and_nothing_else() -> None:
 
 def test_one_step_tells_nothing_and_says_so() -> None:
     before = simulated_answer(4, 1)
-    diff = compare(before, slower(before, "train", 2.0))
+    diff = compared(before, slower(before, "train", 2.0))
     assert not any(c.real for c in diff.phases)
     assert "noise is not known" in diff.notes[0]
 
@@ -61,7 +70,7 @@ def test_one_step_tells_nothing_and_says_so() -> None:
 )  # fmt: skip
 def test_rules(rule: str, broken: bool) -> None:
     before = simulated_answer(8, 8)
-    diff = compare(before, slower(before, "train", 1.1))
+    diff = compared(before, slower(before, "train", 1.1))
     assert bool(violations([parse_rule(rule, diff)], diff)) is broken
 
 
@@ -78,7 +87,7 @@ def test_rules(rule: str, broken: bool) -> None:
 def test_rules_that_say_nothing_are_refused(rule: str, said: str) -> None:
     answer = simulated_answer(4, 2)
     with pytest.raises(UsageError) as error:
-        parse_rule(rule, compare(answer, answer))
+        parse_rule(rule, compared(answer, answer))
     assert said in str(error.value)
 
 
@@ -134,21 +143,72 @@ def test_equal_runs_do_not_differ(steps: int) -> None:
     """Two of a hundred pairs at most, over everything that is compared: with 150 pairs, 8 is three sigma."""
     false = 0
     for pair in range(150):
-        diff = compare(run_of(2 * pair, steps), run_of(2 * pair + 1, steps))
+        diff = compared(run_of(2 * pair, steps), run_of(2 * pair + 1, steps))
         false += diff.step.real or any(c.real for c in diff.phases)
     assert false <= 8
+
+
+@pytest.mark.parametrize(("steps", "rho"), [(6, 0.8), (20, 0.5), (20, 0.8)])
+def test_equal_runs_whose_steps_are_alike_do_not_differ(steps: int, rho: float) -> None:
+    """Two of a hundred pairs at most: of 30, four is above three sigma. It was a quarter to five sixths."""
+    assert simulate("each", steps, rho, pairs=30, slower=0).false * 30 <= 3
+
+
+def test_a_loop_that_is_a_tenth_slower_is_found_where_steps_are_alike() -> None:
+    found = simulate("each", 20, 0.5, pairs=0, slower=20)
+    assert found.anything >= 0.9 and found.step >= 0.4
+
+
+def test_power_and_how_many_more_steps_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = run_of(1, 6, 0.04), run_of(2, 6, 0.04)
+    diff = compared(before, longer_steps(after, 1.05))
+    step = diff.step
+    assert step.verdict == "noise" and step.power is not None and 0 < step.power < 0.9
+    assert step.more_steps is not None and 5 < step.more_steps < 500
+    show(diff, "a", "b")
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"capture about {step.more_steps} more steps in each run" in said
+    assert f"found in {100 * step.power:.0f} of 100" in said
+    sure = compared(run_of(1, 50, 0.01), run_of(2, 50, 0.01)).step
+    assert sure.power == 1.0 and sure.to_dict()["power"] == 1.0
+
+
+def test_with_the_steps_that_were_asked_for_the_change_is_found() -> None:
+    row = compared(run_of(1, 6, 0.04), longer_steps(run_of(2, 6, 0.04), 1.05)).step
+    assert row.more_steps is not None and row.share is not None
+    steps, factor = 6 + row.more_steps, 1 + row.share
+    found = [
+        compared(run_of(seed, steps, 0.04), longer_steps(run_of(seed + 1, steps, 0.04), factor)).step.real
+        for seed in range(10, 20, 2)
+    ]
+    assert sum(found) >= 4
+
+
+def longer_steps(answer: dict[str, Any], factor: float) -> dict[str, Any]:
+    for row in answer["steps"]:
+        row["duration_ns"] = round(row["duration_ns"] * factor)
+    return answer
+
+
+def test_warming_up_is_no_noise_and_is_said() -> None:
+    """Its first step compiles: four times as long, in the first run alone."""
+    before, after = run_of(1, 8, 0.02), run_of(2, 8, 0.02)
+    before["steps"][0]["duration_ns"] *= 4
+    diff = compared(before, after)
+    assert diff.step.verdict == "noise" and abs(diff.step.share or 1) < 0.05
+    assert "before: the first step took" in diff.notes[0] and "warm-up" in diff.notes[0]
 
 
 def test_a_large_change_is_found_with_five_steps() -> None:
     found = 0
     for pair in range(20):
-        diff = compare(run_of(2 * pair, 5, 0.02), slower(run_of(2 * pair + 1, 5, 0.02), "train", 1.2))
+        diff = compared(run_of(2 * pair, 5, 0.02), slower(run_of(2 * pair + 1, 5, 0.02), "train", 1.2))
         found += "policy_worker/train" in {c.what for c in diff.phases if c.real}
     assert found >= 18
 
 
 def test_a_worker_that_was_not_captured_is_not_faster() -> None:
-    diff = compare(run_of(1, 5), run_of(2, 5, drop="policy_worker"))
+    diff = compared(run_of(1, 5), run_of(2, 5, drop="policy_worker"))
     said = {c.what: c for c in diff.phases}
     assert said["policy_worker/train"].verdict == "not captured after"
     assert said["policy_worker/train"].share is None and not said["policy_worker/train"].real
@@ -163,9 +223,54 @@ def test_one_step_is_not_called_noise(capsys: pytest.CaptureFixture[str]) -> Non
     before = simulated_answer(4, 1)
     after = json.loads(json.dumps(before))
     after["steps"][0]["duration_ns"] *= 2
-    diff = compare(before, after)
+    diff = compared(before, after)
     show(diff, "a", "b")
     said = " ".join(capsys.readouterr().out.split())
     assert "with a single step this cannot be told from chance" in said
     assert "within the noise" not in said and "single step" in diff.notes[0]
     assert unjudged([parse_rule("step>5%", diff)], diff)[0].endswith("its noise is not known")
+
+
+def test_one_worker_a_side_is_the_same_worker(tmp_path: Path) -> None:
+    """Two exports are named after their files, and no kernel of one was found in the other."""
+    for name in ("before.sqlite", "after.sqlite"):
+        shutil.copyfile(real("h100_2gpu_part.sqlite"), tmp_path / name)
+    run = CliRunner().invoke(
+        command, [str(tmp_path / "before.sqlite"), str(tmp_path / "after.sqlite"), "--json"]
+    )
+    told = json.loads(run.stdout)
+    assert told["kernels"] == [] and told["ranks"] == [2, 2]
+    assert "before before and after after are compared as one worker." in told["notes"]
+
+
+def test_a_kernel_that_got_longer_is_found_in_the_other_file(tmp_path: Path) -> None:
+    for name, long in (("control.json", 1.0), ("test.json", 2.0)):
+        write_trace(
+            tmp_path / name, [mark("step 1", 0, 99), kernel("gemm", 1, 9 * long), kernel("norm", 50, 9)]
+        )
+    run = CliRunner().invoke(command, [str(tmp_path / "control.json"), str(tmp_path / "test.json"), "--json"])
+    (change,) = json.loads(run.stdout)["kernels"]
+    assert change["what"] == "test/-: gemm" and change["share"] == 1.0
+
+
+def test_two_jobs_that_captured_one_worker_each_have_two() -> None:
+    run = {"path": "/logs/1-logs", "job": "1"}
+    one, two = (simulated_answer(2, 2) | {"run": run} for _ in range(2))
+    for answer, kept in ((one, "policy_worker"), (two, "generation_worker")):
+        answer["ranks"] = [row | {"worker": kept} for row in answer["ranks"]]
+    assert matched(typed(one), typed(two), []) == (typed(one), [])
+
+
+def test_workers_are_matched_by_hand() -> None:
+    before = simulated_answer(4, 4)
+    after = json.loads(json.dumps(before).replace("policy_worker", "actor"))
+    one, said = matched(typed(before), typed(after), ["policy_worker=actor"])
+    assert [c.uncaptured for c in compare(one, typed(after)).phases] == [""] * len(
+        compare(one, typed(after)).phases
+    )
+    assert "policy_worker before and actor after" in said[0]
+    assert {row.worker for row in one.kernels} == {row.worker for row in typed(after).kernels}
+    with pytest.raises(UsageError, match=r"'polcy_worker' is no worker of the first run.*policy_worker"):
+        matched(typed(before), typed(after), ["polcy_worker=actor"])
+    with pytest.raises(UsageError, match="BEFORE=AFTER"):
+        matched(typed(before), typed(after), ["policy_worker"])

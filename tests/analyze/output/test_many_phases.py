@@ -12,12 +12,12 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of, typed
 from tests.analyze.output.test_answer import check_sums
 from tests.analyze.shared import mark, write_trace
 
 from rlprof_ops.analyze.metrics.phases import MAX_SEGMENTS
-from rlprof_ops.analyze.page.render import render
-from rlprof_ops.analyze.reporting import answer_of
+from rlprof_ops.analyze.page.html_page import render
 
 STEP_US = 100_000.0
 Phases = list[tuple[str, float, float]]  # name, start and length in µs of the step
@@ -45,7 +45,7 @@ def test_401_names_are_401_phases(tmp_path: Path) -> None:
     assert sorted(answer["phase_names"]) == sorted(f"batch {i}" for i in range(401))
     assert len(answer["anatomy"][0]["phases"]) == 401 and answer["anatomy"][0]["idle_ns"] < 401
     assert len(answer["segments"]) <= MAX_SEGMENTS
-    assert "batch 400" in render(answer)
+    assert "batch 400" in render(typed(answer))
 
 
 def test_a_short_phase_after_hundreds_of_others_counts(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of
 from tests.analyze.output.test_answer import validate
 from tests.analyze.shared import mark, write_trace, x
 
-from rlprof_ops.analyze.metrics.stragglers import spreads
-from rlprof_ops.analyze.reporting import answer_of
+from rlprof_ops.analyze.causes.stragglers import spreads
 from rlprof_ops.analyze.run.clocks import Clocks, HostClock
 
 MS = 1_000_000
@@ -45,9 +45,9 @@ def test_an_offset_is_that_of_the_run_and_not_of_1970() -> None:
     now = 1_790_000_000 * 10**9
     clocks = Clocks((HostClock("a", 0, 0.0, 0, 0, 0, "reference"), HostClock("b", 0, 1.0, 0, 5, 9, "probe")))
     begun = Clocks((HostClock("b", 700, 1.0, now, 5, 9, "probe"),))
-    assert [h["offset_ns"] for h in clocks.to_dict(now)["hosts"]] == [0, 1_790_000_000 * 1000]
-    assert begun.to_dict(now)["hosts"][0]["offset_ns"] == 700
-    assert begun.to_dict(now + 10**9)["hosts"][0]["offset_ns"] == 1700
+    assert [h.offset_ns for h in clocks.as_rows(now).hosts] == [0, 1_790_000_000 * 1000]
+    assert begun.as_rows(now).hosts[0].offset_ns == 700
+    assert begun.as_rows(now + 10**9).hosts[0].offset_ns == 1700
 
 
 def test_shares_of_operators_do_not_count_the_inner_ones_twice(tmp_path: Path) -> None:

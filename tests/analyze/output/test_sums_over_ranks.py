@@ -13,16 +13,17 @@ import pytest
 pytest.importorskip("msgspec")
 
 from rich.console import Console
+from tests.analyze.as_data import answer_of, typed
+from tests.analyze.as_data import report as make_report
 from tests.analyze.nsys_exports import Process, write_export
 from tests.analyze.output.test_answer import check_sums, validate
 from tests.analyze.shared import kernel, launch, mark, write_trace, x
 
-from rlprof_ops.analyze.names import shortened
 from rlprof_ops.analyze.output.terminal import show
-from rlprof_ops.analyze.reporting import answer_of
-from rlprof_ops.analyze.reporting import report as make_report
-from rlprof_ops.analyze.run.identity import Report
-from rlprof_ops.analyze.run.summary import Summary, summarise_file
+from rlprof_ops.analyze.run.identity import ReportFile
+from rlprof_ops.analyze.run.process_summary import Summary
+from rlprof_ops.analyze.run.summary import summarise_file
+from rlprof_ops.analyze.short_names import shortened
 
 BASE_NS = 1_790_857_026_000_000_000
 
@@ -152,7 +153,7 @@ def test_numbers_are_whole_at_80_columns(tmp_path: Path) -> None:
     ]
     rank_file(tmp_path, 0, events)
     out = io.StringIO()
-    show(answered(tmp_path), Console(file=out, width=80))
+    show(typed(answered(tmp_path)), Console(file=out, width=80))
     (line,) = [line for line in out.getvalue().splitlines() if "void at::" in line]
     assert "1.11 ms" in line and "100 %" in line and "1,234" in line
 
@@ -180,7 +181,7 @@ def test_ranges_of_an_export_are_read_in_bounded_memory(tmp_path: Path) -> None:
     c.executemany("insert into NVTX_EVENTS values(?,?,?,?,?,?,?)", rows)
     c.commit()
     c.close()
-    report = Report("r.sqlite", "nsight", "w", 0, "", None, 3, 4, None, 1)
+    report = ReportFile("r.sqlite", "nsight", "w", 0, "", None, 3, 4, None, 1)
     found = summarise_file(tmp_path, report, cache=False)
     (summary,) = found
     assert isinstance(summary, Summary)

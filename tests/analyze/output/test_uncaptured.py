@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of
 from tests.analyze.output.test_answer import check_sums, rows_of, validate
 from tests.analyze.shared import mark, write_trace
-
-from rlprof_ops.analyze.reporting import answer_of
 
 MS = 1_000_000
 # worker -> step -> (mark's start and end, {phase: (start, end)}), in ms of the run; no mark: None
@@ -63,6 +62,23 @@ def test_means_are_over_the_steps_in_which_both_were_captured(tmp_path: Path) ->
         assert row["unexplained_ns"] == (10 * MS if both else 0)
         assert row["uncaptured_ns"] == (0 if both else 50 * MS)
         assert row["waiting_ns"] == ({"vllm_worker": 40 * MS} if both else {})
+
+
+def test_who_takes_turns_by_design_is_told_from_who_waits(tmp_path: Path) -> None:
+    """A synchronous loop of two roles; then one that trains while half of the next generation runs."""
+    for overlap, by_design in ((0.0, True), (20.0, False)):
+        marks: Marks = {"vllm_worker": {}, "policy_worker": {}}
+        for s in (1, 2, 3, 4):
+            t = 100.0 * s
+            marks["vllm_worker"][s] = ((t, t + 100), {"generation": (t, t + 50)})
+            marks["policy_worker"][s] = ((t, t + 100), {"train": (t + 50 - overlap, t + 95)})
+        answer = answer_for(tmp_path / str(overlap), marks)
+
+        idle = texts(answer, "bubble")
+        assert idle and all(("take turns by design" in text) is by_design for text in idle), idle
+        kinds = [finding["kind"] for finding in answer["findings"]]
+        if by_design:
+            assert set(kinds[-len(idle) - 1 :]) == {"bubble", "phase"}, "what is so by design comes last"
 
 
 def test_the_policy_alone_is_not_called_idle(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("msgspec")
 
 from rich.console import Console
+from tests.analyze.as_data import answer_of, typed
 from tests.analyze.output.test_answer import check_sums, validate
 from tests.analyze.shared import kernel, launch, mark, write_trace
 
-from rlprof_ops.analyze.output.diff import compare
+from rlprof_ops.analyze.output.run_diff import compare
 from rlprof_ops.analyze.output.terminal import show
-from rlprof_ops.analyze.page.render import render
-from rlprof_ops.analyze.reporting import answer_of
+from rlprof_ops.analyze.page.html_page import render
 
 MS = 1_000_000
 FILE = "policy_worker_rank0_step{0}_n0_100.pt.trace.json.gz"
@@ -49,7 +49,7 @@ def step(begin_ms: float, marked: int | None = None, order: str = "gt", factor: 
 def said(answer: dict[str, Any]) -> str:
     console = Console(width=200, record=True, file=None)
     with console.capture() as captured:
-        show(answer, console)
+        show(typed(answer), console)
     return captured.get()
 
 
@@ -63,7 +63,7 @@ def test_a_window_that_nothing_divides_is_not_called_one_step(tmp_path: Path) ->
     text = said(answer)
     assert "steps 3:5" in text and "a window of 2 steps" in text
     assert "38.0 ms" in text and "76.0 ms" not in text
-    assert "a window of 2 steps" in render(answer)
+    assert "a window of 2 steps" in render(typed(answer))
     assert answer["coverage"]["reports"][0]["steps"] == [3, 4]
 
 
@@ -96,7 +96,7 @@ def test_a_marked_run_and_the_same_without_marks_differ_by_nothing(tmp_path: Pat
     events = [*step(0), *step(100), mark("checkpoint", 199_000, 1000)]
     whole = answer_for(tmp_path / "b", events)
     assert [s["count"] for s in whole["steps"]] == [2]
-    difference = compare(marked, whole)
+    difference = compare(typed(marked), typed(whole))
     assert difference.kernels == () and difference.step.before_ns == difference.step.after_ns == 100 * MS
     train = next(c for c in difference.phases if c.what == "policy_worker/train")
     assert train.before_ns == train.after_ns == 38 * MS

@@ -24,16 +24,16 @@ from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+from tests.analyze.as_data import report, typed  # noqa: E402
 from tests.analyze.fake_run import make_run  # noqa: E402
 from tests.analyze.pipelines import write_pipeline  # noqa: E402
 from tests.analyze.simulated import simulated_answer  # noqa: E402
 
 from rlprof_ops.analyze import page as page_module  # noqa: E402
-from rlprof_ops.analyze.output.diff import Change, compare  # noqa: E402
+from rlprof_ops.analyze.output.run_diff import Change, compare  # noqa: E402
 from rlprof_ops.analyze.page import compare as compare_page  # noqa: E402
 from rlprof_ops.analyze.page.compare import render_comparison  # noqa: E402
-from rlprof_ops.analyze.page.render import render  # noqa: E402
-from rlprof_ops.analyze.reporting import report  # noqa: E402
+from rlprof_ops.analyze.page.html_page import render  # noqa: E402
 from rlprof_ops.commands.timeline import command as timeline  # noqa: E402
 from rlprof_ops.words import duration, size  # noqa: E402
 
@@ -119,6 +119,7 @@ def column(browser: Any, table: str, number: int) -> list[str]:
     return [cell.text for cell in cells]
 
 
+@pytest.mark.quick
 def test_findings_and_straggler_are_on_the_page(browser: Any, page: Path) -> None:
     opened(browser, page)
     findings = [e.text for e in browser.find_elements(By.CSS_SELECTOR, "#findings-list li")]
@@ -168,7 +169,7 @@ def test_tables_sort_and_filter(browser: Any, page: Path) -> None:
 
 def test_filter_narrows_a_long_table(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    path.write_text(render(simulated_answer(16, 4)))
+    path.write_text(render(typed(simulated_answer(16, 4))))
     opened(browser, path)
     search = browser.find_element(By.CSS_SELECTOR, "#kernels-table input[type=search]")
     before = len(column(browser, "kernels-table", 1))
@@ -219,7 +220,7 @@ def test_one_rank_and_512(browser: Any, tmp_path: Path, ranks: int, steps: int) 
     untold = "The clock of <n1> is not aligned" if ranks == 1 else ""
     if untold:
         answer["critical_path"] = {"steps": [], "slack": [], "untold": untold}
-    path.write_text(render(answer))
+    path.write_text(render(typed(answer)))
     assert path.stat().st_size < 10_000_000
     begun = time.monotonic()
     opened(browser, path)
@@ -244,7 +245,7 @@ def gantt_view(browser: Any) -> list[float]:
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
     path = tmp_path / "report.html"
-    path.write_text(render(simulated_answer(64, 4, slow_rank=30)))
+    path.write_text(render(typed(simulated_answer(64, 4, slow_rank=30))))
     return path
 
 
@@ -342,8 +343,9 @@ def test_two_runs_side_by_side(browser: Any, tmp_path: Path) -> None:
     before, after = simulated_answer(4, 3), simulated_answer(4, 3)
     for row in after["anatomy"]:
         row["duration_ns"] //= 2
+    one, two = typed(before), typed(after)
     path = tmp_path / "diff.html"
-    path.write_text(render_comparison(before, after, ("one", "two")))
+    path.write_text(render_comparison(one, two, ("one", "two")))
     for width, beside in ((1400, True), (700, False), (420, False)):
         browser.set_window_size(width, 900)
         browser.get(path.as_uri())
@@ -360,7 +362,7 @@ def test_two_runs_side_by_side(browser: Any, tmp_path: Path) -> None:
     assert link.get_attribute("download") == "rlprof-diff-phases.csv"
     kind, _, text = unquote(link.get_attribute("href")).partition(",")
     rows = list(csv.DictReader(io.StringIO(text)))
-    shown = compare(before, after).phases
+    shown = compare(one, two).phases
     assert kind.startswith("data:text/csv") and len(rows) == len(shown) > 3
     assert [(row["worker/phase"], row["before (ns)"]) for row in rows] == [
         (change.what, str(change.before_ns)) for change in shown

@@ -19,12 +19,12 @@ import pytest
 pytest.importorskip("msgspec")
 pytest.importorskip("jinja2")
 
+from tests.analyze.as_data import report
 from tests.analyze.fake_run import make_run
 
 from rlprof_ops.analyze import viewing
 from rlprof_ops.analyze.browser import open_in_browser
 from rlprof_ops.analyze.page.server import ReportServer
-from rlprof_ops.analyze.reporting import report
 from rlprof_ops.analyze.timeline.make import make
 
 
@@ -72,7 +72,7 @@ def test_the_address_shows_the_report_and_its_numbers(server: ReportServer) -> N
 )  # fmt: skip
 def test_without_the_whole_address_there_is_nothing(server: ReportServer, path: str) -> None:
     status, body, _ = get(server, path.format(t=server.token))
-    assert status == 404 and b"rlprof view" in body and b"What stands out" not in body
+    assert status == 404 and b"rlprof report --serve" in body and b"What stands out" not in body
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,11 @@ def test_open_where_there_is_no_browser_says_what_to_do(
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
     open_in_browser("http://127.0.0.1:1/")
-    assert "rlprof view JOB" in capsys.readouterr().err
+    assert "rlprof report --serve JOB" in capsys.readouterr().err
 
 
 def test_the_command_serves_until_it_is_interrupted(run: Path) -> None:
-    line = [sys.executable, "-m", "rlprof_ops", "view", str(run), "--no-timeline"]
+    line = [sys.executable, "-m", "rlprof_ops", "report", "--serve", str(run), "--no-timeline"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         line,
@@ -143,7 +143,17 @@ def test_the_command_serves_until_it_is_interrupted(run: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_one_line(server: ReportServer, run: Path) -> None:
-    line = [sys.executable, "-m", "rlprof_ops", "view", str(run), "--port", str(server.port), "--no-timeline"]
+    line = [
+        sys.executable,
+        "-m",
+        "rlprof_ops",
+        "report",
+        "--serve",
+        str(run),
+        "--port",
+        str(server.port),
+        "--no-timeline",
+    ]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and f"cannot listen on 127.0.0.1:{server.port}" in done.stderr
     assert "Traceback" not in done.stderr

@@ -27,13 +27,13 @@ import json, re, resource, sys
 from pathlib import Path
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
 from rlprof_ops.analyze.run import summary
-from rlprof_ops.analyze.run.identity import Report
+from rlprof_ops.analyze.run.identity import ReportFile
 resource.setrlimit(resource.RLIMIT_CPU, (50, 50))
 def peak():  # not ru_maxrss, which begins with the peak of the process that started this one
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 2**20
 for name in sys.argv[2:]:
     path = Path(name)
-    report = Report(path.name, "torch", "w", 0, "", None, None, None, None, path.stat().st_size)
+    report = ReportFile(path.name, "torch", "w", 0, "", None, None, None, None, path.stat().st_size)
     found = summary.summarise_file(path.parent, report, cache=False)[0]
     said = found.reason if isinstance(found, summary.Unread) else f"read {found.events} {found.truncated}"
     print(json.dumps([path.name, said, peak()]), flush=True)

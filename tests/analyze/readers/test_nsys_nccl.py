@@ -15,13 +15,15 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+from msgspec import structs
 from tests.analyze.nsys_exports import MS, Process, Work, write_export
 from tests.analyze.shared import real
 
-from rlprof_ops.analyze.output.work_tables import collective_rows
+from rlprof_ops.analyze.causes.collectives import collective_rows
 from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite
 from rlprof_ops.analyze.run.identity import find_reports
-from rlprof_ops.analyze.run.summary import Summary, summarise_file
+from rlprof_ops.analyze.run.process_summary import Summary
+from rlprof_ops.analyze.run.summary import summarise_file
 
 INIT, ALL_REDUCE = 16777218, 16777220  # schemas of the real export
 COMM, OTHER_COMM = 0x9E3779B97F4A7C15, 0x1234
@@ -65,7 +67,7 @@ def export(path: Path, calls: list[tuple[str, int, int, bytes]], kernels: list[t
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     (report,) = find_reports(folder)
     read = [s for s in summarise_file(folder, report, cache=False) if isinstance(s, Summary)]
-    return [dict(row) for row in collective_rows(read, [])]
+    return [structs.asdict(row) for row in collective_rows(read, [])]
 
 
 def test_an_all_reduce_has_its_bytes_and_its_bus_bandwidth(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from tests.nsys_stand_in import answering_nsys  # noqa: E402
 from tests.real_nsys import profile  # noqa: E402
 
 from rlprof_ops.analyze.columns import take  # noqa: E402
-from rlprof_ops.analyze.metrics.gpu import gpu_unions  # noqa: E402
+from rlprof_ops.analyze.metrics.gpu_time import gpu_unions  # noqa: E402
 from rlprof_ops.analyze.metrics.phases import find_phases, find_steps  # noqa: E402
 from rlprof_ops.analyze.readers import UnreadableReport, read_report  # noqa: E402
 from rlprof_ops.analyze.readers.nsys_sqlite import read_nsys_sqlite  # noqa: E402
-from rlprof_ops.analyze.run.identity import Report  # noqa: E402
+from rlprof_ops.analyze.run.identity import ReportFile  # noqa: E402
 from rlprof_ops.analyze.run.summary import summarise  # noqa: E402
 
 UTC = 1_795_227_257_000_000_000
@@ -132,7 +132,7 @@ def test_schemas_old_and_new_give_the_same(
         (3, "train", 490_000),
     ]
     assert phases[-1].end == steps[-1].end  # the range that was still open lasts to the end
-    summary = summarise(trace, Report("r.sqlite", "nsight", "w", 0, "", None, 3, 5, None, 1))
+    summary = summarise(trace, ReportFile("r.sqlite", "nsight", "w", 0, "", None, 3, 5, None, 1))
     assert [(k.phase, k.name, k.count) for k in summary.kernels] == [
         ("train", "gemm", 2)
     ]  # by launch: they run after it
@@ -199,7 +199,7 @@ def test_missing_tables_are_normal(tmp_path: Path, table: str) -> None:
     c.close()
     trace = read_nsys_sqlite(path)
     assert trace.origin.on_utc is (table != "TARGET_INFO_SESSION_START_TIME")
-    summarise(trace, Report("r.sqlite", "nsight", "w", 0, "", None, None, None, None, 1))
+    summarise(trace, ReportFile("r.sqlite", "nsight", "w", 0, "", None, None, None, None, 1))
 
 
 def test_values_of_the_wrong_type_cost_their_row(tmp_path: Path) -> None:

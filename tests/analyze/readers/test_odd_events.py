@@ -22,8 +22,9 @@ from tests.analyze.shared import kernel, write_trace, x
 from rlprof_ops.analyze.columns import Trace
 from rlprof_ops.analyze.readers import cache, chrome_events, inflate
 from rlprof_ops.analyze.readers.torch_trace import read_torch
-from rlprof_ops.analyze.run.identity import Report
-from rlprof_ops.analyze.run.summary import Unread, summarise_file
+from rlprof_ops.analyze.run.identity import ReportFile
+from rlprof_ops.analyze.run.process_summary import Unread
+from rlprof_ops.analyze.run.summary import summarise_file
 
 ODD = {
     "a list": "[1]", "lists": "[[1, [2]]]", "an object": '{"a": 1}', "true": "true", "null": "null",
@@ -80,7 +81,7 @@ def test_an_odd_value_costs_its_event_and_no_more(
             before, after = len(getattr(sound, table)), len(getattr(trace, table))
             assert before <= after <= before + len(odd), table
         assert set(sound.tracks) <= set(trace.tracks) and set(sound.names) <= set(trace.names)
-    report = Report(path.name, "torch", "w", 0, "", None, None, None, None, path.stat().st_size)
+    report = ReportFile(path.name, "torch", "w", 0, "", None, None, None, None, path.stat().st_size)
     assert not [part for part in summarise_file(tmp_path, report, cache=False) if isinstance(part, Unread)]
 
 

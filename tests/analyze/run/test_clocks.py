@@ -11,7 +11,7 @@ import pytest
 np = pytest.importorskip("numpy")
 
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents  # noqa: E402
-from rlprof_ops.analyze.run.clocks import Member, align, probes_of  # noqa: E402
+from rlprof_ops.analyze.run.clocks import RankCollectives, align, probes_of  # noqa: E402
 
 T0 = 1_790_857_026_000_000_000
 
@@ -26,7 +26,7 @@ def member(
     skip: int = 0,
     seed: int = 0,
     numbered: bool = False,
-) -> Member:
+) -> RankCollectives:
     """A rank whose clock reads true + offset + drift; 3 µs jitter and 5 % of ends late by up to 5 ms, as
     on a real node.
     """
@@ -37,7 +37,7 @@ def member(
     end = true + own.normal(0, 3000, len(true)).astype(np.int64) + late
     read = end + offset_ns + ((end - T0) * drift_ppm / 1e6).astype(np.int64)
     sequence = np.arange(len(read)) if numbered else np.full(len(read), -1)
-    return Member(
+    return RankCollectives(
         host,
         worker,
         rank,

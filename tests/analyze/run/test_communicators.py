@@ -10,10 +10,9 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of
 from tests.analyze.output.test_answer import check_sums, validate
 from tests.analyze.shared import kernel, launch, mark, write_trace
-
-from rlprof_ops.analyze.reporting import answer_of
 
 BASE_NS = 1_790_857_026_000_000_000
 LATE_US = 5000.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,10 +14,12 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of
 from tests.analyze.shared import kernel, mark, write_trace
 
-from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.analyze.run import worker_pool
+from rlprof_ops.analyze.run.engine import summarise_all
+from rlprof_ops.analyze.run.identity import find_reports
 from rlprof_ops.analyze.run.worker_pool import each
 
 KEPT: list[bytearray] = []
@@ -53,6 +56,31 @@ def test_512_reports_at_the_default_number_of_workers(tmp_path: Path) -> None:
     answer = answer_of(tmp_path, cache=False)
     assert len(answer["coverage"]["reports"]) == 512 and len(answer["ranks"]) == 512
     assert time.monotonic() - begun < 60  # a few seconds, on a machine that has nothing else to do
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_every_window_of_the_drivers_log_is_read(tmp_path: Path, workers: int) -> None:
+    """No profiler saw the driver; the two windows are parts of one file."""
+    second = 1_000_000_000
+    begin = 1_700_000_000 * second
+    steps = [
+        {"event": "step", "step": n, "begin_ns": begin + n * second, "end_ns": begin + (n + 1) * second,
+         "phases": [["generation", begin + n * second, begin + n * second + second // 2, 0]]}
+        for n in range(1, 11)
+    ]  # fmt: skip
+    log = tmp_path / "nodes/n1/events/controller_rank0_n1_42.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    for first, last in ((3, 4), (10, 10)):
+        name = f"policy_worker_rank0_step{first}-{last}_n1_1000.pt.trace.json"
+        events = [mark(f"step {first}", 0, 1000), mark("train", 10, 900), kernel("gemm", 20, 100.0)]
+        write_trace(tmp_path / "profiles/torch/policy_worker/rank0" / name, events)
+    read = summarise_all(tmp_path, find_reports(tmp_path), workers=workers, cache=False)
+    steps_of = {(each.report.worker, each.report.start): [step.step for step in each.steps] for each in read}
+    assert steps_of == {
+        ("controller", 3): [3, 4], ("controller", 10): [10], ("policy_worker", 3): [3],
+        ("policy_worker", 10): [10],
+    }  # fmt: skip
 
 
 def test_small_files_are_read_by_as_many_processes_as_were_asked() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of
 from tests.analyze.fake_run import make_run
 
-from rlprof_ops.analyze.reporting import answer_of
 from rlprof_ops.errors import RlprofError
 
 pytestmark = pytest.mark.ray

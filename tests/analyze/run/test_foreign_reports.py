@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of, typed
 from tests.analyze.nsys_exports import two_phases, write_export
 from tests.analyze.output.test_answer import check_sums, validate
 from tests.analyze.shared import kernel, mark, real, write_trace
 
-from rlprof_ops.analyze.output.causes import path_lines
-from rlprof_ops.analyze.reporting import answer_of
+from rlprof_ops.analyze.output.terminal import path_lines
 from rlprof_ops.analyze.run.foreign_names import told_by
 from rlprof_ops.errors import UsageError
 
@@ -60,6 +60,101 @@ def answered(folder: Path) -> dict[str, Any]:
 def test_what_a_foreign_name_tells(path: str, told: tuple[Any, ...]) -> None:
     found = told_by(PurePath(path))
     assert (found.worker, found.rank, found.start, found.stop) == told
+
+
+# What tools write by themselves: worker, rank, first step, and the rank where the trace itself tells none
+NATIVE = [
+    # vllm.distributed.utils.get_worker_rank_suffix, alone and after a prefix; earlier an engine's id
+    ("dp0_pp0_tp1_dcp0_ep1_rank1.1790857026000000000.pt.trace.json.gz", ("worker", 1, None, None)),
+    ("warmup_dp0_pp0_tp1_dcp0_ep1_rank1.1790857026000000000.pt.trace.json.gz", ("warmup", 1, None, None)),
+    ("a3f9c-rank-1.1790857026000000000.pt.trace.json.gz", ("a3f9c", 1, None, None)),
+    # sglang.srt.managers.scheduler_profiler_mixin: <profile id>-TP-1, others where they are more than one
+    ("1790857026.1234567-TP-1.trace.json.gz", ("worker", None, None, 1)),
+    ("1790857026.1234567-TP-1-DP-0-PP-0-EP-1.trace.json.gz", ("worker", None, None, 1)),
+    ("1790857026.1234567-TP-1-DP-1-PP-0-EP-1.trace.json.gz", ("dp1", None, None, 1)),
+    ("warm-1790857026.1-TP-0-DECODE.trace.json.gz", ("warm", None, None, 0)),
+    # verl.utils.profiler.torch_profile.build_trace_basename, and the name of earlier versions
+    (
+        "actor_train_step3_rank1-of-4_tp1-pp0-dp0_pid123_20261123123456789_part1.json.gz",
+        ("actor_train", 1, 3, None),
+    ),
+    ("actor/prof_rank-1.json.gz", ("actor", 1, None, 1)),
+    # accelerate.utils.constants.PROFILE_PATTERN_NAME (TRL, too); Megatron-LM; torchtitan
+    ("profile_1.json", ("worker", None, None, 1)),
+    ("torch_profile/rank-1.json.gz", ("worker", 1, None, 1)),
+    ("iteration_10/rank1_trace.json", ("worker", 1, None, None)),
+    # Kineto inside Meta, as HolisticTraceAnalysis ships it
+    ("rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz", ("worker", 0, None, None)),
+    # by hand
+    ("trace_1.json", ("worker", None, None, 1)),
+    ("1/trace.json", ("worker", None, None, 1)),
+    ("torch_1/profile.json.gz", ("worker", None, None, 1)),
+    ("Qwen1.5-0.5B.json.gz", ("Qwen1.5-0.5B", None, None, None)),
+    ("Qwen1.5-0.5B_rank1.json.gz", ("Qwen1.5-0.5B", 1, None, None)),
+    ("h100_qwen1.5_0.5b.json.gz", ("h100_qwen1.5_0.5b", None, None, None)),
+    # nsys: its default, and -o profile_%p
+    ("report1.nsys-rep", ("worker", None, None, None)),
+    ("profile_1234567.nsys-rep", ("worker", None, None, None)),
+]
+
+
+@pytest.mark.parametrize(("path", "told"), NATIVE)
+def test_what_a_tool_calls_its_reports(path: str, told: tuple[Any, ...]) -> None:
+    found = told_by(PurePath(path))
+    assert (found.worker, found.rank, found.start, found.ordinal) == told
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"dp0_pp0_tp{r}_dcp0_ep{r}_rank{r}.179085702600000000{r}.pt.trace.json.gz" for r in range(2)],
+        [f"1790857026.12-TP-{r}.trace.json.gz" for r in range(2)],
+        [f"{r}/trace.json" for r in range(2)],
+        [f"trace_{r}.json" for r in range(2)],
+        [f"megatron_policy_worker/{r}/gpu7_100.1790857026000000000.pt.trace.json.gz" for r in range(2)],
+    ],
+)
+def test_ranks_told_by_names_alone_are_ranks(tmp_path: Path, names: list[str]) -> None:
+    """Equal pids, as in containers, and traces that tell no rank: such ranks were folded into one."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        write_trace(tmp_path / name, events("generation", "train"), None, BASE_NS)
+    answer = answered(tmp_path)
+    worker = "megatron_policy_worker" if "megatron" in names[0] else "worker"
+    assert [(r["worker"], r["rank"]) for r in answer["ranks"]] == [(worker, 0), (worker, 1)]
+    assert answer["coverage"]["reports"][1]["rank"] == 1
+
+
+def test_what_a_trace_tells_outweighs_a_bare_number(tmp_path: Path) -> None:
+    """The number may be that of an iteration."""
+    told = {"rank": 0, "world_size": 2}
+    write_trace(tmp_path / "trace_7.json", events("a", "b"), None, BASE_NS, distributedInfo=told)
+    assert [r["rank"] for r in answered(tmp_path)["ranks"]] == [0]
+
+
+def test_two_files_of_one_name_are_never_folded_silently(tmp_path: Path) -> None:
+    for name in ("tmp/trace.json", "trace.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_trace(tmp_path / name, events("generation", "train"), None, BASE_NS, host_name="gpu7")
+    answer = answered(tmp_path)
+    assert len(answer["ranks"]) == 2 and len({r["worker"] for r in answer["ranks"]}) == 2
+    said = answer["findings"][0]
+    assert said["kind"] == "coverage" and "tmp/trace.json and trace.json were taken" in said["text"]
+    assert "<worker>_rank<number>" in said["text"]
+
+
+def test_a_report_that_is_named_after_its_host_is_of_no_worker_of_its_own(tmp_path: Path) -> None:
+    """`nsys profile -o %h_%p`."""
+    for rank, host in enumerate(("gpu7", "gpu8")):
+        write_trace(
+            tmp_path / f"{host}_100.json",
+            events("generation", "train"),
+            None,
+            BASE_NS,
+            host_name=host,
+            distributedInfo={"rank": rank, "world_size": 2},
+        )
+    assert [(r["worker"], r["rank"]) for r in answered(tmp_path)["ranks"]] == [("worker", 0), ("worker", 1)]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +236,7 @@ def test_an_unknown_host_is_not_the_same_host(tmp_path: Path, told: bool) -> Non
     assert not [f for f in answer["findings"] if "comes last" in f["text"]]
     path, last = answer["critical_path"], answer["ranks"][-1]["host"]
     assert path["steps"] == [] and f"The clock of {last} is not aligned" in path["untold"]
-    assert path_lines(path, []) == [path["untold"]]  # said in the terminal, too
+    assert path_lines(typed(answer).critical_path, []) == [path["untold"]]  # said in the terminal, too
 
 
 def test_a_run_of_one_node_tells_the_host(tmp_path: Path) -> None:

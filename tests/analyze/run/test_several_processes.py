@@ -12,18 +12,19 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of
 from tests.analyze.nsys_exports import MS, Process, two_phases, write_export
 from tests.analyze.output.test_answer import check_sums, validate
 from tests.analyze.shared import real
 from tests.real_nsys import profile
 
-from rlprof_ops.analyze.reporting import answer_of
-from rlprof_ops.analyze.run.identity import Report
-from rlprof_ops.analyze.run.summary import Summary, summarise_file
+from rlprof_ops.analyze.run.identity import ReportFile
+from rlprof_ops.analyze.run.process_summary import Summary
+from rlprof_ops.analyze.run.summary import summarise_file
 
 
 def summaries(path: Path, rank: int | None = None, pid: int | None = None) -> list[Summary]:
-    report = Report(path.name, "nsight", "w", rank, "", pid, 3, 4, None, path.stat().st_size)
+    report = ReportFile(path.name, "nsight", "w", rank, "", pid, 3, 4, None, path.stat().st_size)
     found = summarise_file(path.parent, report, cache=False)
     assert all(isinstance(s, Summary) for s in found)
     return [s for s in found if isinstance(s, Summary)]

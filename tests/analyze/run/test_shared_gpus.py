@@ -9,11 +9,10 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of
 from tests.analyze.nsys_exports import MS, UTC, Process, Work, two_phases, write_export
 from tests.analyze.output.test_answer import check_sums, validate
 from tests.analyze.shared import kernel, mark, write_trace, x
-
-from rlprof_ops.analyze.reporting import answer_of
 
 GPU_A, GPU_B = "GPU-aaaaaaaa", "GPU-bbbbbbbb"
 

@@ -170,7 +170,7 @@ def test_archive_holds_every_trace_byte_for_byte_on_one_clock(tmp_path: Path) ->
 
 def test_bytes_are_moved_not_packed_again(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "t.json.gz", [kernel("k", float(i), 0.5) for i in range(2000)])
-    archive.write_archive(tmp_path / "a.zip", [archive.Member("t.json", "n/w/0", 0, trace)], {})
+    archive.write_archive(tmp_path / "a.zip", [archive.ArchiveMember("t.json", "n/w/0", 0, trace)], {})
     body = trace.read_bytes()[10:-8]
     assert body in (tmp_path / "a.zip").read_bytes()
 
@@ -191,7 +191,10 @@ def test_what_cannot_be_moved_is_packed_again(tmp_path: Path, kind: str) -> None
         path.write_bytes(gzip.compress(plain)[:-300])
     else:
         path.write_bytes(gzip.compress(plain) + b"\0" * 64)
-    assert archive.write_archive(tmp_path / "a.zip", [archive.Member("t.json", "n/w/0", 0, path)], {}) == []
+    assert (
+        archive.write_archive(tmp_path / "a.zip", [archive.ArchiveMember("t.json", "n/w/0", 0, path)], {})
+        == []
+    )
     _, file = manifest_of(tmp_path / "a.zip")
     got = file.read("t.json")
     assert got == plain if kind != "truncated" else plain.startswith(got) and len(got) > 100

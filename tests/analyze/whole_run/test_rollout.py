@@ -9,6 +9,7 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
+from tests.analyze.as_data import answer_of, report, typed  # noqa: E402
 from tests.analyze.whole_run.generations import (  # noqa: E402
     PHASE_S,
     PREEMPTED,
@@ -19,8 +20,7 @@ from tests.analyze.whole_run.generations import (  # noqa: E402
     two_engines,
 )
 
-from rlprof_ops.analyze.output.rollout import rollout_lines  # noqa: E402
-from rlprof_ops.analyze.reporting import answer_of, report  # noqa: E402
+from rlprof_ops.analyze.output.rollout_lines import rollout_lines  # noqa: E402
 from rlprof_ops.analyze.whole_run import looks  # noqa: E402
 from rlprof_ops.analyze.whole_run.section import whole_run  # noqa: E402
 
@@ -28,7 +28,7 @@ from rlprof_ops.analyze.whole_run.section import whole_run  # noqa: E402
 def test_every_number_is_what_the_engines_said(tmp_path: Path) -> None:
     two_engines(tmp_path)
     answer = answer_of(tmp_path, jobs=1)
-    found = answer["whole_run"]["rollout"]  # type: ignore[index]
+    found = answer["whole_run"]["rollout"]
     assert (found["steps"], found["phase_ms"], found["step_ms"]) == (len(STEPS), 40_000, 50_000)
     done = {row["share"]: (row["left"], row["saves_ms"], row["requests"]) for row in found["done"]}
     assert done == {
@@ -53,7 +53,7 @@ def test_every_number_is_what_the_engines_said(tmp_path: Path) -> None:
     )
     assert findings["last_requests"]["saves_ns"] == 14_000_000_000
     assert f": {PREEMPTED} requests a step are preempted" in findings["preemption"]["text"]
-    text = "\n".join(rollout_lines(answer))
+    text = "\n".join(rollout_lines(typed(answer)))
     assert "95 % after 65 % (then 14.0 s more)" in text and "12 preempted a step" in text
 
 
@@ -66,9 +66,9 @@ def test_few_requests_tell_no_share_that_is_less_than_one_of_them(tmp_path: Path
     told = [[ToldStep("driver", 0, 1, True, 1, 1_760_000_000 * SECOND, 20.0, phases)]]
     write_record(tmp_path, "n1", told, {1_760_000_000 + s: 12 if s < 10 else 2 for s in range(20)})
     found = whole_run(tmp_path)
-    assert found is not None and found["rollout"] is not None
-    assert [row["share"] for row in found["rollout"]["done"]] == [0.5, 0.9]
-    assert found["rollout"]["done"][0]["left"] == 0.5
+    assert found is not None and found.rollout is not None
+    assert [row.share for row in found.rollout.done] == [0.5, 0.9]
+    assert found.rollout.done[0].left == 0.5
 
 
 def test_without_engines_there_is_none(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_without_engines_there_is_none(tmp_path: Path) -> None:
 
     write_record(tmp_path, "n1", healthy(1, 10, 2))
     found = whole_run(tmp_path)
-    assert found is not None and found["rollout"] is None
+    assert found is not None and found.rollout is None
 
 
 def test_long_records_keep_their_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +86,9 @@ def test_long_records_keep_their_sums(tmp_path: Path, monkeypatch: pytest.Monkey
     whole = whole_run(tmp_path)
     monkeypatch.setattr(looks, "MOST_LOOKS", 60)
     fewer = whole_run(tmp_path)
-    assert whole is not None and fewer is not None and whole["rollout"] and fewer["rollout"]
+    assert whole is not None and fewer is not None and whole.rollout and fewer.rollout
     for name in ("tokens", "preempted"):
-        assert fewer["rollout"][name] == pytest.approx(whole["rollout"][name], rel=0.1)  # type: ignore[literal-required]
+        assert getattr(fewer.rollout, name) == pytest.approx(getattr(whole.rollout, name), rel=0.1)
 
 
 @pytest.mark.chromium

@@ -9,16 +9,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import pytest
 
 np = pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
 from click.testing import CliRunner  # noqa: E402
+from tests.analyze.as_data import data_of, report  # noqa: E402
 from tests.recorder.recorded import SECOND, write_record  # noqa: E402
 from tests.recorder.simulated import BEGIN_NS, healthy, slower  # noqa: E402
 
-from rlprof_ops.analyze.reporting import load_answer, report  # noqa: E402
+from rlprof_ops.analyze.reporting import load_answer  # noqa: E402
 from rlprof_ops.analyze.whole_run.section import MOST_STEPS, whole_run  # noqa: E402
 from rlprof_ops.analyze.whole_run.tail import tail_share  # noqa: E402
 from rlprof_ops.commands import diff  # noqa: E402
@@ -29,7 +31,7 @@ from rlprof_ops.runtime.ranges.phase_times import Phase  # noqa: E402
 def section(run: Path, **more: Any) -> dict[str, Any]:
     found = whole_run(run, **more)
     assert found is not None
-    return dict(found)
+    return msgspec.to_builtins(found)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,7 @@ def test_without_a_record_there_is_none(tmp_path: Path) -> None:
 def test_a_run_without_captures_has_a_report(run: tuple[Path, list[list[ToldStep]]]) -> None:
     answer = report(run[0], as_json=True, jobs=1)
     assert answer["ranks"] == [] and answer["whole_run"] is not None
-    again = load_answer(run[0])
+    again = data_of(load_answer(run[0]))
     assert again["whole_run"] == answer["whole_run"]
 
 

@@ -17,9 +17,9 @@ from tests.backends.rocprof_sys import rocprof_stand_in
 from tests.rayenv.stand_ins import Context
 from tests.rayenv.stock import pristine
 
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.backends.rocprof_sys import BACKEND, front_end
-from rlprof_ops.backends.rocprof_sys.wrap import PLUGIN
+from rlprof_ops.backends.rocprof_sys.wrap_worker import PLUGIN
 from rlprof_ops.rayenv.builtin import repair
 from rlprof_ops.rayenv.plugin import RlprofPlugin
 from rlprof_ops.request import request_from_dict
@@ -222,7 +222,7 @@ def test_the_requests_worker_records_its_window_alone_and_is_named_by_it(node, m
     assert trace["options"]["builtin"] is True, "Python functions are not traced unless asked for"
     ((begin, end),) = trace["sections"]
     assert 0.009e9 < end - begin < 5e9, done.stderr
-    assert names.parse(path.name).pid == trace["pid"]
+    assert report_names.parse(path.name).pid == trace["pid"]
 
 
 def test_several_windows_are_in_one_trace_without_steps_in_its_name(node, monkeypatch):

@@ -13,7 +13,7 @@ pytest.importorskip("ray")
 
 from tests.backends.rocprof_sys import rocprof_stand_in
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.whole]
 
 TRAINER = r"""
 import os, sys, time

@@ -2,7 +2,7 @@
 hand: `python own_profiler.py FOLDER 20 < cases.json`.
 
 A case is {"order": …, "where": …, "options": …}. The order's words: `o` is ours, `t` the script's own
-torch.profiler, in thread `where` (main or server; sglang: in main, by its calls), `m` one of its main
+torch.profiler, in thread `where` (main or server; sglang, vllm: in main, by their calls), `m` one of its main
 thread; `s` starts, `p` stops and exports, `r` prepares (a schedule's warm-up), `b` begins what was prepared.
 `next` is the next step of our window, `fork` a child that profiles itself. Each case is a forked child of one
 process that has torch loaded.
@@ -121,6 +121,33 @@ class SglangProfiler(OwnProfiler):
         work()
 
 
+class VllmProfiler(OwnProfiler):
+    """The calls that a worker of vLLM 0.5.5 to 0.15.1 makes for `start_profile` and `stop_profile` where
+    VLLM_TORCH_PROFILER_DIR is set (0.12.0, `v1/worker/cpu_worker.py`), without vLLM: one profiler, made with
+    the worker and started again and again."""
+
+    def __init__(self, call, out):
+        super().__init__(call, out)
+        self._profile = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            record_shapes=False,
+            with_stack=True,
+            on_trace_ready=torch.profiler.tensorboard_trace_handler(str(out), "own-rank-0", use_gzip=False),
+        )
+
+    def _start(self):
+        self._profile.start()
+        work()
+
+    def _stop(self):
+        work()
+        self._profile.stop()
+        self._profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=50)
+
+
+BY_CALLS = {"sglang": SglangProfiler, "vllm": VllmProfiler}
+
+
 def profile_once(profiler):
     profiler.do("s")
     profiler.do("p")
@@ -134,7 +161,7 @@ def run(case, out):
     if case["where"] == "server":
         theirs = OwnProfiler(Thread("server"), out)
     else:
-        theirs = SglangProfiler(lambda call: call(), out) if case["where"] == "sglang" else main
+        theirs = main if case["where"] == "main" else BY_CALLS[case["where"]](lambda call: call(), out)
     prof = profiler.from_env("policy_worker", 0)
     step = 1
     prof.start_step(step)

@@ -2,16 +2,15 @@
 reason.
 """
 
-from types import SimpleNamespace
-
 import pytest
 
 from rlprof_ops.backends.torch import trace_check as torch_backend
+from rlprof_ops.request import CaptureSpec
 from rlprof_ops.runtime.recorders.base import choose_taker
 
 
 def spec(backend, **options):
-    return SimpleNamespace(backend=backend, options=options, flags=())
+    return CaptureSpec(backend=backend, options=options)
 
 
 @pytest.mark.parametrize(

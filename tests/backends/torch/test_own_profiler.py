@@ -38,45 +38,56 @@ LOST = {"failed": "so its trace is lost: set `all_threads: true`"}
 ONE_THREAD = {"all_threads": "false"}
 SCHEDULED = {"schedule_wait": "0", "schedule_active": "1"}
 
-CASES = [
-    case
-    for where in ("main", "server")
-    for case in (
-        Case("os ts tp op", where, (2,), CUT),
-        Case("os ts op tp", where, (2 if where == "server" else 4,), CUT),
-        Case("ts os tp op", where, (2 if where == "server" else 3,), YIELDED),
-        Case("ts os op tp", where, (2 if where == "server" else 5,), YIELDED),
-        # a schedule's warm-up
-        Case("tr os tb tp op", where, (2,), YIELDED),
-        Case("os tr op tb tp", where, (2,), CUT),
-        Case("os tr next tb tp op", where, (2,), CUT),
-        # theirs has ended: the next step of our window is taken
-        Case("ts os tp next next op", where, (2 if where == "server" else 3,), LATE),
-        # and where it ends only steps later
-        Case("ts os next tp next op", where, (2 if where == "server" else 4,), LATER),
-        # twice in one window
-        Case("os ts tp next ts tp op", where, (2, 2), CUT),
-        # ours has a schedule
-        Case("os next ts tp op", where, (2,), CUT, SCHEDULED),
-    )
-] + [
-    Case("os ts tp op", "main", (2,), CUT, ONE_THREAD),
-    Case("os ts tp op", "server", (2,), LOST, ONE_THREAD),
-    Case("os ts op tp", "server", (2,), LOST, ONE_THREAD),
-    # what ran on for nothing is ended before the thread profiles itself
-    Case("os ts tp ms mp op", "server", (2, 2), LOST, ONE_THREAD),
-    Case("os ts op tp ms mp", "server", (2, 2), LOST, ONE_THREAD),
-    # a forked child has nothing of ours
-    Case("os fork op", "main", (), {"closed": ""}),
-    Case("os fork op", "main", (), {"closed": ""}, ONE_THREAD),
-    Case("os op ts tp", "main", (2,), {"closed": ""}),
-    # SGLang opens one by the same calls and another set of options; a SGLang needs a GPU
-    Case("os ts tp op", "sglang", (2,), CUT),
-    Case("os ts op tp", "sglang", (4,), CUT),
-    Case("ts os tp op", "sglang", (3,), YIELDED),
-    Case("ts os op tp", "sglang", (5,), YIELDED),
-    Case("ts os tp next next op", "sglang", (3,), LATE),
-]
+CASES = (
+    [
+        case
+        for where in ("main", "server")
+        for case in (
+            Case("os ts tp op", where, (2,), CUT),
+            Case("os ts op tp", where, (2 if where == "server" else 4,), CUT),
+            Case("ts os tp op", where, (2 if where == "server" else 3,), YIELDED),
+            Case("ts os op tp", where, (2 if where == "server" else 5,), YIELDED),
+            # a schedule's warm-up
+            Case("tr os tb tp op", where, (2,), YIELDED),
+            Case("os tr op tb tp", where, (2,), CUT),
+            Case("os tr next tb tp op", where, (2,), CUT),
+            # theirs has ended: the next step of our window is taken
+            Case("ts os tp next next op", where, (2 if where == "server" else 3,), LATE),
+            # and where it ends only steps later
+            Case("ts os next tp next op", where, (2 if where == "server" else 4,), LATER),
+            # twice in one window
+            Case("os ts tp next ts tp op", where, (2, 2), CUT),
+            # ours has a schedule
+            Case("os next ts tp op", where, (2,), CUT, SCHEDULED),
+        )
+    ]
+    + [
+        Case("os ts tp op", "main", (2,), CUT, ONE_THREAD),
+        Case("os ts tp op", "server", (2,), LOST, ONE_THREAD),
+        Case("os ts op tp", "server", (2,), LOST, ONE_THREAD),
+        # what ran on for nothing is ended before the thread profiles itself
+        Case("os ts tp ms mp op", "server", (2, 2), LOST, ONE_THREAD),
+        Case("os ts op tp ms mp", "server", (2, 2), LOST, ONE_THREAD),
+        # a forked child has nothing of ours
+        Case("os fork op", "main", (), {"closed": ""}),
+        Case("os fork op", "main", (), {"closed": ""}, ONE_THREAD),
+        Case("os op ts tp", "main", (2,), {"closed": ""}),
+    ]
+    + [
+        # SGLang opens one by the same calls and another set of options; a SGLang needs a GPU. vLLM as it was
+        # when a variable switched its profiler on: the installed one has none
+        case
+        for where in ("sglang", "vllm")
+        for case in (
+            Case("os ts tp op", where, (2,), CUT),
+            Case("os ts op tp", where, (4,), CUT),
+            Case("ts os tp op", where, (3,), YIELDED),
+            Case("ts os op tp", where, (5,), YIELDED),
+            Case("ts os tp next next op", where, (3,), LATE),
+            Case("os ts tp next ts tp op", where, (2, 2), CUT),
+        )
+    ]
+)
 
 
 @pytest.fixture(scope="module")

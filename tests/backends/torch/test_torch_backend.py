@@ -104,7 +104,12 @@ def test_nemo_rls_folders(asked, events, monkeypatch, tmp_path):
     text = json.loads(os.environ["RLPROF_REQUEST_JSON"])
     monkeypatch.setenv("RLPROF_REQUEST_JSON", json.dumps({**text, "output_dir": str(tmp_path / "traces")}))
 
-    for worker, rank in (("controller", 0), ("dtensor_policy_worker", 1), ("vllm_generation_worker", 0)):
+    for worker, rank in (
+        ("controller", 0),
+        ("driver", 0),
+        ("dtensor_policy_worker", 1),
+        ("vllm_generation_worker", 0),
+    ):
         train(profiler.from_env(worker, rank), range(1, 6))
 
     pid = os.getpid()
@@ -113,10 +118,11 @@ def test_nemo_rls_folders(asked, events, monkeypatch, tmp_path):
     )
     assert found == [
         f"controller_rank0_step3-4_n1_{pid}.pt.trace.json.gz",
+        f"driver_rank0_step3-4_n1_{pid}.pt.trace.json.gz",
         f"dtensor_policy_worker/1/dtensor_policy_worker_rank1_step3-4_n1_{pid}.pt.trace.json.gz",
         f"vllm_generation_worker/vllm_generation_worker_rank0_step3-4_n1_{pid}.pt.trace.json.gz",
     ]
-    assert len(events("closed")) == 3
+    assert len(events("closed")) == 4
 
 
 def test_a_schedule_takes_its_active_steps_in_files_of_their_own(asked, events):

@@ -27,10 +27,10 @@ REPO = Path(__file__).resolve().parents[3]
 OURS = """
 import sys
 from pathlib import Path
-from rlprof_ops.analyze.run.identity import Report
+from rlprof_ops.analyze.run.identity import ReportFile
 from rlprof_ops.analyze.run.summary import summarise_file
 path = Path(sys.argv[1])
-report = Report(path.name, "torch", "policy_worker", 0, "", None, None, None, None, path.stat().st_size)
+report = ReportFile(path.name, "torch", "policy_worker", 0, "", None, None, None, None, path.stat().st_size)
 for s in summarise_file(path.parent, report, cache=False):
     print(f"{s.events} events, {len(s.steps)} steps, {len(s.phases)} phase rows, idle {sum(d.times.idle_ns for d in s.devices) / 1000:.0f} us", file=sys.stderr)
 """
@@ -54,9 +54,9 @@ if len(sys.argv) < 3:
 ZIP = """
 import sys
 from pathlib import Path
-from rlprof_ops.analyze.timeline.archive import Member, base_ns, write_archive
+from rlprof_ops.analyze.timeline.archive import ArchiveMember, base_ns, write_archive
 files = [Path(p) for p in sys.argv[2:]]
-members = [Member(f"{i:04d}_policy_worker_rank{i}.json", f"n0/policy_worker/{i}", base_ns(p), p) for i, p in enumerate(files)]
+members = [ArchiveMember(f"{i:04d}_policy_worker_rank{i}.json", f"n0/policy_worker/{i}", base_ns(p), p) for i, p in enumerate(files)]
 assert not write_archive(Path(sys.argv[1]), members, {}, lambda _: True)
 """
 MERGE = """

@@ -57,7 +57,7 @@ def make(base: Path, reports: int, kib: int) -> Path:
 
 def once(folder: Path) -> None:
     """The child: harvest, print seconds and peak memory."""
-    from rlprof_ops.collect.harvest.harvest import harvest
+    from rlprof_ops.collect.harvest.run_harvest import harvest
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()

@@ -86,7 +86,7 @@ follow("local-1", Path(sys.argv[1]), lambda view: None)
 CAPTURE = """
 import sys
 from pathlib import Path
-from rlprof_ops.operate.capture import capture
+from rlprof_ops.operate.capture_request import capture
 capture(Path(sys.argv[1]), ["*"], None, "torch", None, 1000.0, {}, 1000.0, lambda *_: None)
 """
 

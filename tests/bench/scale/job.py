@@ -4,8 +4,8 @@ machine of its own, without Ray and without training.
     python tests/bench/scale/job.py HEAD|NODES JOB.json [FIRST LAST]
 
 What is real: the supervisor's code from its start to its end, the control channel, the step clock, the
-state, the sync process, the drain, harvest. What stands in: `ray start` and the process that asks Ray which
-nodes are alive (python.sh), the training processes, whose files each node's supervisor writes here itself,
+state, the sync process, the drain, harvest. What stands in: `ray start` and the check of its plugin
+(python.sh), the training processes, whose files each node's supervisor writes here itself,
 and the recorders but the head's: the others' news are made here.
 """
 
@@ -29,17 +29,17 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT)]
 
 from tests.recorder.test_large_job import line  # noqa: E402
 
-from rlprof_ops.backends import names  # noqa: E402
+from rlprof_ops.backends import report_names  # noqa: E402
 from rlprof_ops.job.folders import RunFolder  # noqa: E402
 from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env  # noqa: E402
 from rlprof_ops.recorder.__main__ import news_every_s  # noqa: E402
 from rlprof_ops.request import Window  # noqa: E402
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile  # noqa: E402
-from rlprof_ops.supervisor import stop, task  # noqa: E402
+from rlprof_ops.supervisor import job_end, node_task  # noqa: E402
 from rlprof_ops.supervisor.control_channel import Message  # noqa: E402
+from rlprof_ops.supervisor.job_end import NodeStop  # noqa: E402
 from rlprof_ops.supervisor.node.node import Node  # noqa: E402
 from rlprof_ops.supervisor.steps.step_relay import StepBegan, StepEnded  # noqa: E402
-from rlprof_ops.supervisor.stop import NodeStop  # noqa: E402
 
 WORKER, RANKS = "policy_worker", 8
 WINDOW = Window(3, 5)
@@ -55,7 +55,7 @@ class Trainers:
         self._ranks = range(index * RANKS, (index + 1) * RANKS)
         self._events, self._steps = {}, {}
         for rank in self._ranks:
-            stem = names.process_name(WORKER, rank, node, TRAINING_PID + rank)
+            stem = report_names.process_name(WORKER, rank, node, TRAINING_PID + rank)
             self._events[rank] = EventLog(folder / "events" / f"{stem}.jsonl")
             self._steps[rank] = StepFile(folder / "events" / f"{stem}.step")
             self._events[rank].write(
@@ -78,7 +78,7 @@ class Trainers:
         if step != WINDOW.stop - 1:
             return
         for rank in self._ranks:
-            path = names.report_folder("torch", WORKER, rank) / self._name(rank)
+            path = report_names.report_folder("torch", WORKER, rank) / self._name(rank)
             final = self._folder / path
             final.parent.mkdir(parents=True, exist_ok=True)
             part = self._folder / "tmp" / final.name
@@ -91,7 +91,7 @@ class Trainers:
             self._events[rank].write("ended", last_step=step, step_times_ns={})
 
     def _name(self, rank: int) -> str:
-        return names.report_name(
+        return report_names.report_name(
             WORKER, rank, WINDOW, None, self._node, TRAINING_PID + rank, ".pt.trace.json.gz"
         )
 
@@ -180,7 +180,7 @@ async def drain_job(head: Any, *rest: Any) -> float | None:
     return kill_at
 
 
-REAL_DRAIN = stop._drain_job
+REAL_DRAIN = job_end._drain_job
 
 
 def environment(job: dict[str, Any], node: str) -> dict[str, str]:
@@ -197,7 +197,6 @@ def environment(job: dict[str, Any], node: str) -> dict[str, str]:
         "RLPROF_NODE_ROOT": str(root),
         "RLPROF_BEGAN": str(job["began"]),
         "PYTHONPATH": str(ROOT / "python"),
-        "SCALE_ALIVE": str(Path(job["base"], "alive")),
         "SCALE_PYTHON": sys.executable,
     }
     return env
@@ -209,9 +208,9 @@ def be(job: dict[str, Any], node: str) -> None:
     os.environ.update(environment(job, node))
     sys.executable = str(Path(__file__).with_name("python.sh"))
     SimulatedNode.job = job
-    task.Node, stop.NodeStop = SimulatedNode, SimulatedStop  # type: ignore[misc]
-    stop._drain_job = drain_job
-    os._exit(task.main())
+    node_task.Node, job_end.NodeStop = SimulatedNode, SimulatedStop  # type: ignore[misc]
+    job_end._drain_job = drain_job
+    os._exit(node_task.main())
 
 
 def alone() -> None:

@@ -1,12 +1,9 @@
-"""What supervisors of a simulated job see of Ray: a port that answers, and a list of the living nodes."""
+"""What supervisors of a simulated job see of Ray's head: a port that answers."""
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import sys
-import time
 
 
 def listen(address: str) -> None:
@@ -16,17 +13,5 @@ def listen(address: str) -> None:
             server.accept()[0].close()
 
 
-def alive(folder: str) -> None:
-    """As gcs_probe prints it."""
-    print(json.dumps({"plugin": None}), flush=True)
-    last: list[str] = []
-    while True:
-        found = sorted(os.listdir(folder))
-        if found != last:
-            print(json.dumps(found), flush=True)
-            last = found
-        time.sleep(0.1)
-
-
 if __name__ == "__main__":
-    {"listen": listen, "alive": alive}[sys.argv[1]](sys.argv[2])
+    listen(sys.argv[1])

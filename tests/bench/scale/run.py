@@ -124,7 +124,7 @@ def simulate(base: Path, nodes: int, steps: int, step_s: float, kib: int) -> Fou
 
     Raises GaveUp when a part of it does not end in its time.
     """
-    for name in ("nodes", "alive", "late", "output"):
+    for name in ("nodes", "late", "output"):
         (base / name).mkdir()
     run = RunFolder(base / f"{nodes}-logs")
     run.create()

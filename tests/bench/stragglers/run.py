@@ -24,8 +24,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from rlprof_ops.analyze.metrics.significance import slow_ranks
-from rlprof_ops.analyze.metrics.stragglers import MIN_SHARE_OF_PHASE
+from rlprof_ops.analyze.causes.significance import slow_ranks
+from rlprof_ops.analyze.causes.stragglers import MIN_SHARE_OF_PHASE
 
 PHASES, NODE, MEAN = 4, 8, 100.0
 RANKS, STEPS, SPREADS = (2, 8, 16, 256), (2, 3, 5, 10, 20), (0.02, 0.05, 0.10)

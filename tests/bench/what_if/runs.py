@@ -56,7 +56,7 @@ def demo(folder: Path, options: Sequence[str], seed: int = 0, steps: int = STEPS
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    from rlprof_ops.analyze.reporting import answer_of
+    from tests.analyze.as_data import answer_of
 
     record = json.loads((folder / "times.json").read_text())
     driver = next(w for w in record["workers"] if w["worker"] == "controller")

@@ -24,19 +24,21 @@ import numpy as np
 REPO = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(REPO / "python"), str(REPO)]
 
+from msgspec import to_builtins  # noqa: E402
+from tests.analyze.as_data import typed  # noqa: E402
 from tests.analyze.simulated import simulated_answer  # noqa: E402
 from tests.recorder.recorded import write_record  # noqa: E402
 from tests.recorder.simulated import BEGIN_NS, PHASES, healthy  # noqa: E402
 
-from rlprof_ops.analyze.page.render import render  # noqa: E402
-from rlprof_ops.analyze.whole_run.records import NodeRecord, ProcessSteps, read_all  # noqa: E402
+from rlprof_ops.analyze.page.html_page import render  # noqa: E402
+from rlprof_ops.analyze.whole_run.records import ProcessSteps, RecordedNode, read_all  # noqa: E402
 from rlprof_ops.analyze.whole_run.section import from_records  # noqa: E402
 
 STEP_S = 10.4
 MOST_BYTES, MOST_OPEN_S, MOST_RECORD_BYTES = 3_000_000, 2.0, 1_000_000
 
 
-def simulated_nodes(nodes: int, ranks: int, steps: int) -> list[NodeRecord]:
+def simulated_nodes(nodes: int, ranks: int, steps: int) -> list[RecordedNode]:
     """As the records of a run with noise are read; rank 77 is slow from the middle on."""
     rng = np.random.default_rng(0)
     step = np.arange(1, steps + 1)
@@ -71,7 +73,7 @@ def simulated_nodes(nodes: int, ranks: int, steps: int) -> list[NodeRecord]:
                     "n0000", "driver", 0, 1, True, step, begin, seconds, seconds, phases["generation"], phases
                 )
             )
-        found.append(NodeRecord(f"n{node:04}", tuple(processes), (step[:0], step[:0]), {}))
+        found.append(RecordedNode(f"n{node:04}", tuple(processes), (step[:0], step[:0]), {}))
     return found
 
 
@@ -126,10 +128,10 @@ def main() -> int:
         assert whole is not None
         page = folder / "report.html"
         answer = simulated_answer(64, 4)
-        answer["whole_run"] = whole
-        page.write_text(render(answer))
+        answer["whole_run"] = told = to_builtins(whole)
+        page.write_text(render(typed(answer)))
         found["page_bytes"] = page.stat().st_size
-        found["whole_run_bytes"] = len(json.dumps(whole, separators=(",", ":")))
+        found["whole_run_bytes"] = len(json.dumps(told, separators=(",", ":")))
         found["opened_s"], found["opened_cpu_s"] = opened_s(page, folder)
         size, found["read_node_cpu_s"] = record(folder / "run", options.ranks, options.steps)
         found["record_bytes_a_node_hour"] = size * 3600 / (options.steps * STEP_S)

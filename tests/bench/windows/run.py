@@ -108,7 +108,7 @@ def interval(differences: list[float]) -> tuple[float, float, float]:
 def run(mode: str, cycles: int) -> list[Cycle]:
     """One run of the demo."""
     from rlprof_ops import rayenv
-    from rlprof_ops.collect.drain import steps as drain
+    from rlprof_ops.collect.drain import drain_steps as drain
     from rlprof_ops.request import load_request
 
     steps = WARM_UP + 3 * cycles

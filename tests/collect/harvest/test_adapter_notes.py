@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.collect.harvest.expected import planned
 from rlprof_ops.collect.harvest.missing_reason import why_missing
 from rlprof_ops.collect.harvest.run_state import observe
@@ -70,7 +70,7 @@ def test_who_was_created_and_never_began_is_planned_and_missing(
     (tmp_path / "nodes" / "n1.json").write_text(json.dumps({"plugin_loaded": loaded}))
     rows = [{"event": "selected", "worker": "my actor", "rank": rank} for rank in (0, 1)]
     rows.append({"event": "begun", "worker": "my actor", "rank": 0})
-    session = f"rlprof-7-{names.safe_worker('my actor')}-r1"
+    session = f"rlprof-7-{report_names.safe_worker('my actor')}-r1"
     rows += [{"event": "nsys_failed", "session": f"{session}-", "reason": text} for text in failures]
     rows.append({"event": "nsys_failed", "session": f"{session}1-", "reason": "another one's"})
     notes = tmp_path / "nodes" / "n1" / "events" / "notes_5.jsonl"

@@ -9,10 +9,10 @@ import pytest
 from tests.collect.runfolder import NSYS_FRAME, TRACE, RunFolder
 
 import rlprof_ops.collect.harvest
-from rlprof_ops.collect.harvest.harvest import harvest
 from rlprof_ops.collect.harvest.manifest import Manifest
+from rlprof_ops.collect.harvest.run_harvest import harvest
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.slurm.job_state import read_state
+from rlprof_ops.slurm.job_over import read_state
 
 SCHEMA = json.loads((Path(rlprof_ops.collect.harvest.__file__).parent / "manifest.schema.json").read_text())
 REQUEST = {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "3:5, 7"}]}
@@ -253,6 +253,35 @@ def test_a_worker_that_says_why_it_cut_a_window_short_is_heard(tmp_path):
     job.worker("policy_worker", 0, windows=[("closed", "torch", 3, 5, None, told)], last_step=8)
     state, reason = reasons(run(job.write()))["torch/policy_worker/rank0/step3-4"]
     assert (state, reason) == ("truncated", "the window (steps 3 to 4) was cut short: yielded to another")
+
+
+@pytest.mark.parametrize(
+    ("engine", "state"),
+    [
+        ([("opened", 25), ("closed", 45)], "truncated"),
+        ([("failed", 25)], "truncated"),
+        ([("failed", 25), ("opened", 30), ("closed", 45)], "truncated"),
+        ([("opened", 5), ("closed", 10)], "ok"),  # it came before: a worker that was started again
+    ],
+)
+def test_what_the_engine_beside_its_server_lacks_is_said(tmp_path, engine, state):
+    """Both are one worker and rank, each records the window in its own process."""
+    request = {"captures": [{"backend": "torch", "workers": ["rollout"], "steps": "3:5"}]}
+    job = RunFolder(tmp_path / "4711-logs", request, nodes=("n1",))
+
+    def windows(*told, **more):
+        return [(event, "torch", 3, 5, None, {"t_ns": t_ns, **more}) for event, t_ns in told]
+
+    job.worker("rollout", 0, windows=windows(("opened", 20), ("closed", 40)))
+    yielded = windows(*engine, partial=True, reason="yielded to another")
+    job.worker("rollout", 0, pid=101, windows=yielded)
+    job.report("torch", "rollout", 0, 3, 5)
+    if engine[-1][0] == "closed":
+        job.report("torch", "rollout", 0, 3, 5, pid=101)
+    reason = "its process 101 has not recorded all of the window: yielded to another"
+    capture = run(job.write()).captures[0]
+    assert (capture.state, capture.reason) == (state, "" if state == "ok" else reason)
+    assert "_100." in capture.report  # the server's is whole
 
 
 def test_a_report_that_nobody_said_was_closed_is_not_taken_for_the_whole_window(job):

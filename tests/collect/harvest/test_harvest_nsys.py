@@ -13,8 +13,8 @@ from tests.waits import wait_until
 
 from rlprof_ops.backends.nsight.nsys_cli import find_importer
 from rlprof_ops.collect.drain.nsys_contents import look
-from rlprof_ops.collect.harvest.harvest import harvest
 from rlprof_ops.collect.harvest.manifest_table import render
+from rlprof_ops.collect.harvest.run_harvest import harvest
 
 pytestmark = pytest.mark.nsys
 REQUEST = {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "3:5, 7, 9"}]}

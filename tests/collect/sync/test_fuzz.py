@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from tests.collect.harvest.test_harvest import SCHEMA
 from tests.collect.runfolder import NSYS_FRAME, RunFolder
 
-from rlprof_ops.backends import names
-from rlprof_ops.collect.harvest.harvest import harvest
+from rlprof_ops.backends import report_names
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest, Report
+from rlprof_ops.collect.harvest.run_harvest import harvest
 from rlprof_ops.collect.sync.sent_log import Sent, SentLog
 from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.host.contained_dir import UnsafeName, safe_parts
@@ -329,4 +329,6 @@ def test_what_is_planned_and_taken_is_what_harvest_finds(
     manifest = harvest(job.write(), content_budget_s=0)
     assert sorted(capture.id for capture in manifest.captures) == sorted(capture.id for capture in asked)
     assert manifest.complete and not manifest.unplanned
-    assert all(names.parse(report.path.rsplit("/", 1)[-1]).kind == "rlprof" for report in manifest.reports)
+    assert all(
+        report_names.parse(report.path.rsplit("/", 1)[-1]).kind == "rlprof" for report in manifest.reports
+    )

@@ -8,7 +8,7 @@ import pwd
 
 import pytest
 
-from rlprof_ops.collect.drain.steps import write_node_record
+from rlprof_ops.collect.drain.drain_steps import write_node_record
 from rlprof_ops.collect.sync.live_logs import LiveLogs
 from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.host.background import BackgroundWriter

@@ -11,7 +11,7 @@ import pytest
 from tests.needs import need
 from tests.strange_storage import Storage, strange
 
-from rlprof_ops.collect.drain.steps import write_node_record
+from rlprof_ops.collect.drain.drain_steps import write_node_record
 from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.host import atomic
 

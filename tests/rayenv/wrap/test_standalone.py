@@ -12,9 +12,9 @@ from tests.backends.rocprof_sys import rocprof_stand_in
 from tests.rayenv.stand_ins import own_environment
 from tests.real_nsys import nvtx_ranges
 
-from rlprof_ops.backends import names
-from rlprof_ops.backends.nsight.wrap import SCRIPT
-from rlprof_ops.backends.rocprof_sys.wrap import split_python
+from rlprof_ops.backends import report_names
+from rlprof_ops.backends.nsight.wrap_worker import SCRIPT
+from rlprof_ops.backends.rocprof_sys.wrap_worker import split_python
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.rayenv.wrap import standalone
 from rlprof_ops.request import request_from_dict
@@ -92,7 +92,7 @@ def test_a_capture_range_gives_one_report_a_window_when_the_process_ends(tmp_pat
 
     assert process.returncode == 7, out + err
     reports = sorted((tmp_path / "node dir").glob("inplace/nsight/policy_worker/rank0/*.nsys-rep"))
-    assert [names.parse(path.name).ordinal for path in reports] == [1, 2]
+    assert [report_names.parse(path.name).ordinal for path in reports] == [1, 2]
     found = [nvtx_ranges(path, tmp_path) for path in reports]
     assert found == [["capture", "step 1", "step 2", "train", "train"], ["capture", "step 4", "train"]]
     (events,) = (tmp_path / "node dir" / "events").glob("*.jsonl")
@@ -275,6 +275,6 @@ def test_a_program_that_does_not_exist_is_one_message(tmp_path):
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=60)
 
     assert (done.returncode, done.stderr) == (
-        1,
+        127,
         "rlprof: cannot run '/no/such program': No such file or directory\n",
     )

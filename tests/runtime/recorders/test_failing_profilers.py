@@ -15,11 +15,11 @@ import pytest
 from tests.collect.runfolder import RunFolder
 from tests.nsys_stand_in import answering_nsys
 
-from rlprof_ops.collect.harvest.harvest import harvest
+from rlprof_ops.collect.harvest.run_harvest import harvest
 from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.request import request_from_dict
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.whole]
 
 TRAINING = """
 import os, resource, shutil, sys

@@ -16,7 +16,7 @@ from rlprof_ops.collect.job_state import CaptureCounts
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.run_folder import Job
-from rlprof_ops.operate import capture, status
+from rlprof_ops.operate import capture_request, job_status
 from rlprof_ops.request import request_from_dict
 from rlprof_ops.slurm.client import SlurmJob
 from rlprof_ops.supervisor.steps.state_relay import EventTail, StateFile, StateTold
@@ -79,8 +79,8 @@ def write(run: Path, *nodes: Node, up: int = 2) -> StateFile:
     return head
 
 
-def view_of(run: Path) -> status.View:
-    return status.look(Job("4711", run, SlurmJob("4711", "train", "RUNNING")))
+def view_of(run: Path) -> job_status.View:
+    return job_status.look(Job("4711", run, SlurmJob("4711", "train", "RUNNING")))
 
 
 def test_status_and_capture_need_the_heads_word_alone(run, tmp_path):
@@ -96,7 +96,7 @@ def test_status_and_capture_need_the_heads_word_alone(run, tmp_path):
 
     view = view_of(run)
     assert (view.nodes_up, view.step, view.captures) == (2, 6, CaptureCounts(4, done=1, open=1))
-    assert [(each.name, each.node) for each in capture.registered(run)] == [
+    assert [(each.name, each.node) for each in capture_request.registered(run)] == [
         ("policy rank 0", "n1"),
         ("policy rank 1", "n2"),
     ]
@@ -130,15 +130,18 @@ def test_an_answer_counts_when_its_report_is_there(run, tmp_path):
     node.registers(1)
     node.window(1, "failed", 3, 4, reason="no nsys", asked_by="q")
     write(run, node)
-    workers = capture.registered(run)
-    state = capture._state(run)
+    workers = capture_request.registered(run)
+    state = capture_request._state(run)
 
-    first = capture._answers_of_head(run, workers, state, "q")
+    first = capture_request._answers_of_head(run, workers, state, "q")
     assert [(each.worker.rank, each.reason) for each in first.values()] == [(1, "no nsys")]
     report = run / "profiles/nsight/policy/rank0/r.nsys-rep"
     report.parent.mkdir(parents=True)
     report.write_text("report")
-    found = {worker.rank: each for worker, each in capture._answers_of_head(run, workers, state, "q").items()}
+    found = {
+        worker.rank: each
+        for worker, each in capture_request._answers_of_head(run, workers, state, "q").items()
+    }
     assert found[0].path == report
 
 

@@ -14,8 +14,8 @@ from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.clock_file import ClockFile
 from rlprof_ops.runtime.trainer_request import with_request
 from rlprof_ops.supervisor.control_channel import ControlServer, Joined, NodeLink
+from rlprof_ops.supervisor.steps.session_windows import Windows
 from rlprof_ops.supervisor.steps.step_relay import StepRelay
-from rlprof_ops.supervisor.steps.windows import Windows
 
 
 class SlowWindows:
@@ -208,7 +208,7 @@ def test_the_driver_finds_a_supervisor_that_has_taken_over(tmp_path: Path, capfd
             pass
 
         relay = StepRelay(folder, "n1", again, nobody, said.append)  # type: ignore[arg-type]
-        await relay.listen(list, resumed=True)
+        await relay.listen(list)
         assert again.resumed == [(2, False)]
         for step in (5, 6):
             await asyncio.to_thread(one, step)

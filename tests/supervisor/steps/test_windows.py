@@ -20,14 +20,14 @@ from tests.waits import wait_until
 
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.backends.nsight import options as nsys_options
-from rlprof_ops.backends.nsight.wrap import NsysCommand
+from rlprof_ops.backends.nsight.wrap_worker import NsysCommand
 from rlprof_ops.collect.event_logs import WindowEvent, read_node
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
 from rlprof_ops.request.check import check_request
 from rlprof_ops.runtime.clock_file import ClockFile, ClockState
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.process import session_file
-from rlprof_ops.supervisor.steps.windows import Windows
+from rlprof_ops.supervisor.steps.session_windows import Windows
 
 # A child process of the worker does the work, as vLLM's EngineCore does: it is inside the session too.
 WORKER = """

@@ -14,6 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def distinct_characters(completions: list, **_: object) -> list[float]:
+    time.sleep(0.2)  # as a verifier of answers takes its time
     return [len(set(completion[0]["content"])) / 100.0 for completion in completions]
 
 

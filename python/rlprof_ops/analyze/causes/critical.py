@@ -4,131 +4,94 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
 
 from rlprof_ops.analyze.causes.activities import Activity
-from rlprof_ops.analyze.causes.dependencies import Piece, Window
+from rlprof_ops.analyze.causes.dependencies import Piece, StepGraph
 from rlprof_ops.analyze.causes.graph import critical_path, slacks
+from rlprof_ops.analyze.report_model import ChainRow, LinkRow, SlackRow
 from rlprof_ops.analyze.run.merge import Merged, Rank
 
+MAX_STRETCHES = 400  # drawn a step
+MAX_RANKS_OF_LINK = 8
 
-@dataclass(frozen=True)
-class Link:
-    """One phase of one worker on the path. `rank` is the one that had the most of it; where ranks meet in
-    collectives the path goes from one to the other, and `by_rank` says how long it was on each.
 
-    `after_ns` is the time before it in which nothing ran that it is known to have waited for: scheduling,
-    transfers, work that no report shows. Negative where clocks disagree by that.
+def chains(merged: Merged, windows: Sequence[StepGraph]) -> list[ChainRow]:
+    """The chain of every step of every window: its links and the time before and after them add up to its
+    length.
     """
-
-    worker: str
-    rank: Rank
-    phase: str
-    start: int
-    duration_ns: int
-    after_ns: int
-    by_rank: tuple[tuple[Rank, int], ...]
-
-
-@dataclass(frozen=True)
-class Chain:
-    """What decided one step: its links and the time before and after them add up to its length."""
-
-    step: int
-    start: int
-    length_ns: int
-    links: tuple[Link, ...]
-    stretches: tuple[tuple[Rank, int, int], ...]  # where the path was, for pictures
-
-    @property
-    def rest_ns(self) -> int:
-        """Of the step, what is in no link."""
-        return self.length_ns - sum(link.duration_ns for link in self.links)
-
-
-@dataclass(frozen=True)
-class PhaseSlack:
-    """How much longer one phase could have taken, nanoseconds a step: the tightest rank and each rank's mean.
-    `on_path`: in how many of the `steps` it was on the path.
-    """
-
-    worker: str
-    phase: str
-    steps: int
-    on_path: int
-    tightest_ns: int
-    by_rank: tuple[tuple[Rank, int], ...]
-
-
-def chains(merged: Merged, windows: Sequence[Window]) -> tuple[Chain, ...]:
-    """The chain of every step of every window."""
     bounds: dict[int, tuple[int, int]] = {}
     for row in merged.steps:
         start, end = bounds.get(row.step, (row.start, row.end))
         bounds[row.step] = (min(start, row.start), max(end, row.end))
-    found = []
+    links: dict[int, list[LinkRow]] = defaultdict(list)
+    stretches: dict[int, list[list[int]]] = defaultdict(list)
     for window in windows:
         path = [(node, piece) for node in critical_path(window.graph) if (piece := window.pieces[node])]
         before = window.graph.origin
         for step, nodes in groupby(path, key=lambda item: item[1].activity.step):
-            start, end = bounds[step]
-            found.append(_chain(window, step, list(nodes), max(before, start), start, end))
-            before = window.graph.end[path[0][0]] if not found[-1].links else _end(found[-1])
-    return tuple(_joined(found))
+            before = max(before, bounds[step][0])
+            parts: list[list[int]] = []
+            found = _links(window, list(nodes), before, merged.t0, parts)
+            before = merged.t0 + found[-1].start_ns + found[-1].duration_ns
+            links[step] += found  # a step that the path leaves and comes back to is one chain
+            stretches[step] += parts
+    return [
+        ChainRow(
+            step=step,
+            start_ns=bounds[step][0] - merged.t0,
+            length_ns=bounds[step][1] - bounds[step][0],
+            rest_ns=bounds[step][1] - bounds[step][0] - sum(link.duration_ns for link in found),
+            links=found,
+            stretches=sorted(
+                sorted(stretches[step], key=lambda s: -s[2])[:MAX_STRETCHES], key=lambda s: s[1]
+            ),
+        )
+        for step, found in sorted(links.items())
+    ]
 
 
-def _end(chain: Chain) -> int:
-    return chain.links[-1].start + chain.links[-1].duration_ns
-
-
-def _joined(found: Sequence[Chain]) -> list[Chain]:
-    """A step that the path leaves and comes back to, as with asynchronous training, is one chain."""
-    by_step: dict[int, Chain] = {}
-    for chain in found:
-        known = by_step.get(chain.step)
-        if known is not None:
-            chain = Chain(
-                chain.step,
-                known.start,
-                known.length_ns,
-                (*known.links, *chain.links),
-                (*known.stretches, *chain.stretches),
-            )
-        by_step[chain.step] = chain
-    return [by_step[step] for step in sorted(by_step)]
-
-
-def _chain(
-    window: Window, step: int, nodes: Sequence[tuple[int, Piece]], before: int, start: int, end: int
-) -> Chain:
+def _links(
+    window: StepGraph, nodes: Sequence[tuple[int, Piece]], before: int, t0: int, stretches: list[list[int]]
+) -> list[LinkRow]:
+    """The phases of workers that the path goes through, and, in `stretches`, where it was. Where ranks meet
+    in collectives the path goes from one to the other. `after_ns` is the time before a link in which nothing
+    ran that it is known to have waited for, negative where clocks disagree by that.
+    """
     graph = window.graph
-    links: list[Link] = []
-    stretches: list[tuple[Rank, int, int]] = []
-    keyed = groupby(nodes, key=lambda item: _what(item[1].activity))
-    for (worker, phase, _), group in keyed:
+    links: list[LinkRow] = []
+    for (worker, phase, _), group in groupby(nodes, key=lambda item: _what(item[1].activity)):
         members = list(group)
         begin, until = graph.start[members[0][0]], graph.end[members[-1][0]]
         by_rank: dict[Rank, int] = defaultdict(int)
         for node, piece in members:
-            rank = piece.activity.rank
+            rank, start, end = piece.activity.rank, graph.start[node] - t0, graph.end[node] - t0
             by_rank[rank] += graph.duration[node]
-            if stretches and stretches[-1][0] == rank and stretches[-1][2] == graph.start[node]:
-                stretches[-1] = (rank, stretches[-1][1], graph.end[node])
+            if stretches and stretches[-1][0] == rank.index and sum(stretches[-1][1:]) == start:
+                stretches[-1][2] = end - stretches[-1][1]
             elif graph.duration[node]:
-                stretches.append((rank, graph.start[node], graph.end[node]))
+                stretches.append([rank.index, start, end - start])
         ranked = sorted(by_rank.items(), key=lambda item: (-item[1], item[0]))
-        links.append(Link(worker, ranked[0][0], phase, begin, until - begin, begin - before, tuple(ranked)))
+        row = LinkRow(
+            worker=worker,
+            rank=ranked[0][0].index,
+            phase=phase,
+            start_ns=begin - t0,
+            duration_ns=until - begin,
+            after_ns=begin - before,
+            by_rank=[[rank.index, ns] for rank, ns in ranked[:MAX_RANKS_OF_LINK]],
+        )
+        links.append(row)
         before = until
-    return Chain(step, start, end - start, tuple(links), tuple(stretches))
+    return links
 
 
 def _what(activity: Activity) -> tuple[str, str, int]:
     return activity.rank.worker, activity.phase, activity.occurrence
 
 
-def phase_slacks(windows: Sequence[Window]) -> tuple[PhaseSlack, ...]:
+def phase_slacks(windows: Sequence[StepGraph]) -> list[SlackRow]:
     """The slack of every phase of every worker, the tightest first."""
     slack: dict[tuple[str, str], dict[int, dict[Rank, int]]] = defaultdict(lambda: defaultdict(dict))
     on_path: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -147,9 +110,10 @@ def phase_slacks(windows: Sequence[Window]) -> tuple[PhaseSlack, ...]:
     found = []
     for (worker, phase), steps in slack.items():
         ranks = sorted({rank for ranks in steps.values() for rank in ranks})
-        by_rank = tuple(
-            (rank, round(fmean(mine[rank] for mine in steps.values() if rank in mine))) for rank in ranks
-        )
+        by_rank = [
+            [rank.index, round(fmean(mine[rank] for mine in steps.values() if rank in mine))]
+            for rank in ranks
+        ]
         tightest = round(fmean(min(mine.values()) for mine in steps.values()))
-        found.append(PhaseSlack(worker, phase, len(steps), len(on_path[worker, phase]), tightest, by_rank))
-    return tuple(sorted(found, key=lambda s: (s.tightest_ns, -s.on_path, s.worker, s.phase)))
+        found.append(SlackRow(worker, phase, len(steps), len(on_path[worker, phase]), tightest, by_rank))
+    return sorted(found, key=lambda s: (s.tightest_ns, -s.on_path, s.worker, s.phase))

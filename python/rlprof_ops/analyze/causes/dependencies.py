@@ -32,7 +32,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Window:
+class StepGraph:
     """Consecutive captured steps as a graph. `pieces[i]` is None where piece i only stands for "all of these
     have ended".
     """
@@ -58,7 +58,7 @@ def untold(merged: Merged) -> str:
     return ""
 
 
-def windows(merged: Merged) -> list[Window]:
+def windows(merged: Merged) -> list[StepGraph]:
     """One graph for every run of consecutive steps; none where `untold` says why."""
     if untold(merged):
         return []
@@ -141,12 +141,12 @@ class _Builder:
         at = max(self.end[i] for i in members)
         return self.add(at, at, members, None)
 
-    def window(self, origin: int, steps: int) -> Window:
+    def window(self, origin: int, steps: int) -> StepGraph:
         graph = Graph(tuple(self.start), tuple(self.end), tuple(map(tuple, self.after)), origin)
-        return Window(graph, tuple(self.pieces), steps)
+        return StepGraph(graph, tuple(self.pieces), steps)
 
 
-def _window(part: Sequence[Activity], related: Relations, origin: int, steps: int, meet: bool) -> Window:
+def _window(part: Sequence[Activity], related: Relations, origin: int, steps: int, meet: bool) -> StepGraph:
     built = _Builder()
     groups = _groups(part)
     numbers = sorted({step for step, _ in groups})

@@ -10,42 +10,28 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median, median_low
 
-from rlprof_ops.analyze.causes.dependencies import Piece, Window
+from rlprof_ops.analyze.causes.dependencies import Piece, StepGraph
 from rlprof_ops.analyze.causes.graph import replayed
-from rlprof_ops.analyze.metrics.stragglers import Straggler
-from rlprof_ops.analyze.metrics.waiting import ROLLOUT, TRAINING
+from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING
+from rlprof_ops.analyze.report_model import ChangeKind, StragglerRow, WhatIfRow
 from rlprof_ops.analyze.run.merge import Merged, Rank
 
 FASTER = 0.2
 MIN_SHARE = 0.001  # of a step; less is not said
 MIN_SHARE_OF_PATH = 0.03  # a phase that is on the path for less is not asked about
 Times = tuple[list[int], list[int]]  # duration and lag of every piece
-Change = Callable[[Window], Times]
-
-
-@dataclass(frozen=True)
-class WhatIf:
-    """One change and what it would take off a step, in the mean of the captured ones."""
-
-    kind: str  # "faster", "like_peers", "even", "overlapped", "one_more"
-    change: str
-    worker: str
-    phase: str
-    rank: Rank | None
-    saves_ns: int
-    share: float  # of a step
+Change = Callable[[StepGraph], Times]
 
 
 def what_ifs(
-    merged: Merged, windows: Sequence[Window], stragglers: Sequence[Straggler]
-) -> tuple[WhatIf, ...]:
+    merged: Merged, windows: Sequence[StepGraph], stragglers: Sequence[StragglerRow]
+) -> tuple[WhatIfRow, ...]:
     """Every change that is asked about and would save anything, the largest first."""
     step_ns = mean_step(merged)
     asked = [
-        *_slow_ranks(stragglers),
+        *_slow_ranks(merged, stragglers),
         *_phases(windows, step_ns),
         *_uneven(windows),
         *_rollout_workers(windows),
@@ -54,14 +40,15 @@ def what_ifs(
     for kind, text, worker, phase, rank, change in asked:
         saves = saved(windows, change)
         if step_ns and saves >= MIN_SHARE * step_ns:
-            found.append(WhatIf(kind, text, worker, phase, rank, round(saves), saves / step_ns))
+            row = WhatIfRow(kind, text, worker, phase, rank, round(saves), round(saves / step_ns, 5))
+            found.append(row)
     return tuple(sorted(found, key=lambda w: -w.saves_ns))
 
 
-Asked = tuple[str, str, str, str, Rank | None, Change]
+Asked = tuple[ChangeKind, str, str, str, int | None, Change]
 
 
-def saved(windows: Sequence[Window], change: Change) -> float:
+def saved(windows: Sequence[StepGraph], change: Change) -> float:
     """Nanoseconds a step that a change takes off."""
     steps = sum(window.steps for window in windows)
     gained = sum(window.graph.length - replayed(window.graph, *change(window)) for window in windows)
@@ -78,21 +65,16 @@ def mean_step(merged: Merged) -> float:
     return sum(end - start for start, end, _ in bounds.values()) / steps if steps else 0.0
 
 
-def _slow_ranks(stragglers: Sequence[Straggler]) -> list[Asked]:
-    return [
-        (
-            "like_peers",
-            f"{s.rank.label} like its peers in {s.phase}",
-            s.rank.worker,
-            s.phase,
-            s.rank,
-            like_peers(s.rank, s.phase),
-        )
-        for s in stragglers
-    ]
+def _slow_ranks(merged: Merged, stragglers: Sequence[StragglerRow]) -> list[Asked]:
+    asked: list[Asked] = []
+    for row in stragglers:
+        rank = merged.ranks[row.rank]
+        text = f"{rank.label} like its peers in {row.phase}"
+        asked.append(("like_peers", text, rank.worker, row.phase, rank.index, like_peers(rank, row.phase)))
+    return asked
 
 
-def _phases(windows: Sequence[Window], step_ns: float) -> list[Asked]:
+def _phases(windows: Sequence[StepGraph], step_ns: float) -> list[Asked]:
     spent: dict[tuple[str, str], int] = defaultdict(int)
     steps = max(sum(window.steps for window in windows), 1)
     for (worker, _, phase, _, _), group in _groups(windows).items():
@@ -112,7 +94,7 @@ def _phases(windows: Sequence[Window], step_ns: float) -> list[Asked]:
     return asked
 
 
-def _uneven(windows: Sequence[Window]) -> list[Asked]:
+def _uneven(windows: Sequence[StepGraph]) -> list[Asked]:
     kinds = {
         (worker, phase)
         for (worker, _, phase, _, _), group in _groups(windows).items()
@@ -131,7 +113,7 @@ def _uneven(windows: Sequence[Window]) -> list[Asked]:
     ]
 
 
-def _rollout_workers(windows: Sequence[Window]) -> list[Asked]:
+def _rollout_workers(windows: Sequence[StepGraph]) -> list[Asked]:
     does: dict[str, set[str]] = defaultdict(set)
     for worker, _, phase, _, _ in _groups(windows):
         does[worker].add(phase)
@@ -149,7 +131,7 @@ def _rollout_workers(windows: Sequence[Window]) -> list[Asked]:
 def faster(phase: str, share: float) -> Change:
     """All work in a phase takes `share` less time; pauses inside stay."""
 
-    def changed(window: Window) -> Times:
+    def changed(window: StepGraph) -> Times:
         duration, lag = list(window.graph.duration), list(window.graph.lag)
         for node, piece in enumerate(window.pieces):
             if piece is not None and piece.activity.phase == phase:
@@ -164,7 +146,7 @@ def faster(phase: str, share: float) -> Change:
 def hidden(phase: str) -> Change:
     """A phase takes no time of its own, and nothing waits for its begin."""
 
-    def changed(window: Window) -> Times:
+    def changed(window: StepGraph) -> Times:
         duration, lag = list(window.graph.duration), list(window.graph.lag)
         for node, piece in enumerate(window.pieces):
             if piece is not None and piece.activity.phase == phase:
@@ -177,7 +159,7 @@ def hidden(phase: str) -> Change:
 def like_peers(rank: Rank, phase: str) -> Change:
     """One rank takes as long in each piece of a phase as the median of the others does."""
 
-    def changed(window: Window) -> Times:
+    def changed(window: StepGraph) -> Times:
         duration, lag = list(window.graph.duration), list(window.graph.lag)
         for (worker, _, other, _, _), group in _groups([window]).items():
             if worker != rank.worker or other != phase:
@@ -194,7 +176,7 @@ def like_peers(rank: Rank, phase: str) -> Change:
 def even(worker: str, phase: str) -> Change:
     """No rank of a worker takes longer in a phase than the median one; of two, than the faster."""
 
-    def changed(window: Window) -> Times:
+    def changed(window: StepGraph) -> Times:
         duration, lag = list(window.graph.duration), list(window.graph.lag)
         for (other, _, its_phase, _, _), group in _groups([window]).items():
             if (other, its_phase) == (worker, phase):
@@ -211,7 +193,7 @@ def one_more(worker: str, phase: str) -> Change:
     to whoever is free first; work that a rank did in one part is taken as divisible.
     """
 
-    def changed(window: Window) -> Times:
+    def changed(window: StepGraph) -> Times:
         duration, lag = list(window.graph.duration), list(window.graph.lag)
         for (other, _, its_phase, _, _), group in _groups([window]).items():
             if (other, its_phase) != (worker, phase):
@@ -237,10 +219,10 @@ def _dealt(parts: Sequence[int], workers: int) -> int:
     return max(free)
 
 
-Place = tuple[Window, int, Piece]
+Place = tuple[StepGraph, int, Piece]
 
 
-def _groups(windows: Sequence[Window]) -> dict[tuple[str, int, str, int, int], list[Place]]:
+def _groups(windows: Sequence[StepGraph]) -> dict[tuple[str, int, str, int, int], list[Place]]:
     """Worker, step, phase, occurrence and number of a piece -> that piece of every rank."""
     groups: dict[tuple[str, int, str, int, int], list[Place]] = defaultdict(list)
     for window in windows:
@@ -253,7 +235,7 @@ def _groups(windows: Sequence[Window]) -> dict[tuple[str, int, str, int, int], l
     return groups
 
 
-def unevenness(windows: Sequence[Window], worker: str, phase: str) -> list[tuple[float, float]]:
+def unevenness(windows: Sequence[StepGraph], worker: str, phase: str) -> list[tuple[float, float]]:
     """The slowest and the median rank's time in a phase in each step that several ranks were captured in; of
     two ranks, the slower's and the faster's.
     """

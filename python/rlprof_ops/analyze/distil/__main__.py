@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from rlprof_ops.analyze.distil import one
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.backends.nsight import mask_reports, nsys_cli
 from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.sync.sent_log import Sent, SentLog
@@ -87,7 +87,7 @@ class Distiller:
             folder, _, name = path.rpartition("/")
             if (
                 _is_worth_it(name, found.st_size)
-                and (path in otherwise or f"{folder}/{names.columns_of(name)}" not in files)
+                and (path in otherwise or f"{folder}/{report_names.columns_of(name)}" not in files)
                 and self._tries.get(_key(path, found), 0) < _TRIES
             ):
                 yield path, found

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlprof_ops.analyze.columns import Collective, Ints, Trace, codes_where, distinct
-from rlprof_ops.analyze.metrics.gpu import communicates
-from rlprof_ops.analyze.metrics.host import meets
+from rlprof_ops.analyze.kernel_names import communicates
+from rlprof_ops.analyze.metrics.host_waits import meets
 from rlprof_ops.analyze.readers.spill import release, rows_named
 
 MAX_MEETINGS = 20_000  # a trace: enough for any fit, small enough to pass between processes

@@ -1,4 +1,4 @@
-"""Which kernels and operators a phase's time goes to, and what communication moved."""
+"""Which kernels and operators a phase's time goes to, what communication moved, and its peaks of memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rlprof_ops.analyze.columns import NO_VALUE, Codes, Ints, Trace, codes_where, distinct
-from rlprof_ops.analyze.metrics.gpu import LaunchIndex, communicates
+from rlprof_ops.analyze.columns import NO_VALUE, Codes, Ints, LaunchIndex, Trace, codes_where, distinct
+from rlprof_ops.analyze.kernel_names import communicates
 from rlprof_ops.analyze.metrics.phases import Segment
 from rlprof_ops.analyze.readers.spill import release, rows_named
+from rlprof_ops.analyze.report_model import MemoryPeak
 
 NO_PHASE = ""
 TOP = 4000  # names of a phase that a summary carries: what is cut here is in no sum over ranks
@@ -143,8 +144,8 @@ def top_ops(trace: Trace, segments: tuple[Segment, ...]) -> tuple[NameTotal, ...
 
 
 @dataclass(frozen=True)
-class CollectiveCalls:
-    """All calls of one collective on one communicator.
+class CollectiveTotal:
+    """All calls of one collective on one communicator in one trace.
 
     `bus_bytes` is what the ring or tree must move a rank, by NCCL's rule (nccl-tests, doc/PERFORMANCE.md):
     all-reduce 2(n-1)/n, all-gather, reduce-scatter and all-to-all (n-1)/n of the larger buffer, the others 1.
@@ -160,12 +161,6 @@ class CollectiveCalls:
     min_ns: int
     message_bytes: int
     bus_bytes: int
-
-
-@dataclass(frozen=True)
-class CollectiveTotal(CollectiveCalls):
-    """The same, in one trace."""
-
     by_size: tuple[tuple[int, int, int], ...] = ()  # (bytes of a message, calls, the shortest)
 
 
@@ -230,3 +225,19 @@ def _bus_factor(op: str, size: int) -> float:
     if op.startswith(("allgather", "reducescatter", "alltoall")):
         return (size - 1) / size
     return 1.0
+
+
+def memory_peaks(trace: Trace, segments: tuple[Segment, ...]) -> tuple[MemoryPeak, ...]:
+    """Peaks by device and phase, from torch's `[memory]` events or nsys's CUDA memory usage."""
+    samples = trace.memory
+    if len(samples) == 0:
+        return ()
+    codes, phases = phase_codes(samples.time, segments)
+    peaks = []
+    for device in np.unique(samples.device).tolist():
+        for code, phase in enumerate(phases):
+            mine = (samples.device == device) & (codes == code)
+            if mine.any():
+                allocated, reserved = samples.allocated_bytes[mine].max(), samples.reserved_bytes[mine].max()
+                peaks.append(MemoryPeak(int(device), phase, int(allocated), int(reserved)))
+    return tuple(peaks)

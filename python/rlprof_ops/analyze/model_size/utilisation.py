@@ -6,22 +6,47 @@ FLOPs a token where it is trained on, 2 N where it only passes forward; N: the p
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.analyze.model_size.parameters import ModelSize, read_config, told_parameters
-from rlprof_ops.analyze.model_size.peaks import peak_tflops
 from rlprof_ops.analyze.report_model import GpuRow, MfuAnswer, MfuRow, PhaseRow, RankRow
-from rlprof_ops.analyze.whole_run.model import WholeRun
+from rlprof_ops.analyze.whole_run.run_data import WholeRun
 from rlprof_ops.errors import UsageError
+
+# What a GPU can do at most: dense BF16 matrix multiplication, as its maker's data sheet says. NVIDIA's sheets
+# give tensor throughput "with sparsity" for these; dense is half of it. A name that is not here has no peak:
+# it is told with `--peak-tflops`.
+# (name as CUDA or HIP gives it, dense BF16 TFLOP/s, data sheet)
+PEAKS: tuple[tuple[str, float, str], ...] = (
+    (r"GB[23]00", 2500.0, "NVIDIA GB200 NVL72, GB300 NVL72"),
+    (r"\bB[23]00", 2250.0, "NVIDIA HGX B200, HGX B300"),
+    (r"H[12]00 NVL", 835.5, "NVIDIA H100 NVL, H200 NVL"),
+    (r"H[18]00 PCIe", 756.5, "NVIDIA H100 PCIe"),
+    (r"GH200|H[128]00", 989.4, "NVIDIA H100 SXM, H200 SXM, GH200"),
+    (r"\bH20\b", 148.0, "NVIDIA H20"),
+    (r"A[18]00", 312.0, "NVIDIA A100, A800"),
+    (r"\bA30\b", 165.0, "NVIDIA A30"),
+    (r"\bA40\b", 149.7, "NVIDIA A40"),
+    (r"\bL40S\b", 362.05, "NVIDIA L40S"),
+    (r"\bL40\b", 181.05, "NVIDIA L40"),
+    (r"\bL4\b", 121.0, "NVIDIA L4"),
+    (r"MI355X", 2516.6, "AMD Instinct MI355X"),
+    (r"MI350X", 2306.9, "AMD Instinct MI350X"),
+    (r"MI3(00|25)X", 1307.4, "AMD Instinct MI300X, MI325X"),
+    (r"MI300A", 980.6, "AMD Instinct MI300A"),
+    (r"MI250X", 191.5, "AMD Instinct MI250X, one of its two dies, which is one device"),
+)
+_COMPILED = tuple((re.compile(pattern), peak) for pattern, peak, _ in PEAKS)
 
 FLOPS_A_TOKEN = {"train": 6, "generation": 2, "logprob": 2, "ref_logprob": 2}
 
 
 @dataclass(frozen=True)
-class Told:
+class StatedModel:
     """What was told of the model. `tokens_per_step` None: as the recorder counted; `peak_tflops` None: by the
     GPU's name.
     """
@@ -33,7 +58,7 @@ class Told:
 
 def told(
     params: str | None, config: Path | None, tokens_per_step: int | None, peak_tflops: float | None
-) -> Told | None:
+) -> StatedModel | None:
     """What the options of `rlprof report` tell; None where they tell no model. Raises `UsageError`."""
     if params is not None and config is not None:
         raise UsageError(f"--model-params {params} and --model-config {config}: give one of them")
@@ -44,11 +69,11 @@ def told(
                 raise UsageError(f"{option} {value:g}: MFU needs --model-params or --model-config too")
         return None
     model = told_parameters(params) if params is not None else read_config(Path(config or ""))
-    return Told(model, tokens_per_step, peak_tflops)
+    return StatedModel(model, tokens_per_step, peak_tflops)
 
 
 def utilisation(
-    said: Told,
+    said: StatedModel,
     phases: Sequence[PhaseRow],
     ranks: Sequence[RankRow],
     gpus: Sequence[GpuRow],
@@ -63,48 +88,48 @@ def utilisation(
         shared among all of them, captured or not.
     """
     tokens, source = _tokens(said, whole)
-    answer: MfuAnswer = {
-        "parameters": said.model.total,
-        "met": said.model.met,
-        "model": said.model.said_by,
-        "tokens_per_step": tokens,
-        "tokens_from": source,
-        "rows": [],
-        "untold": [],
-    }
+    rows: list[MfuRow] = []
+    missing: list[str] = []
+    answer = MfuAnswer(
+        parameters=said.model.total,
+        met=said.model.met,
+        model=said.model.said_by,
+        tokens_per_step=tokens,
+        tokens_from=source,
+        rows=rows,
+        untold=[source] if tokens is None else missing,
+    )
     if tokens is None:
-        answer["untold"].append(source)
         return answer
     names: dict[str, dict[tuple[int, int], str]] = defaultdict(dict)  # worker -> (rank, device) -> name
     for gpu in gpus:
-        names[ranks[gpu["rank"]]["worker"]][gpu["rank"], gpu["device"]] = gpu["name"]
+        names[ranks[gpu.rank].worker][gpu.rank, gpu.device] = gpu.name
     for row in phases:
-        factor = FLOPS_A_TOKEN.get(row["phase"])
-        captured = [rank for rank, _, _ in row["by_rank"]]
-        if factor is None or not captured or ranks[captured[0]]["controller"]:
+        factor = FLOPS_A_TOKEN.get(row.phase)
+        captured = [rank for rank, _, _ in row.by_rank]
+        if factor is None or not captured or ranks[captured[0]].controller:
             continue
-        found = _row(said, row, factor, tokens, names[row["worker"]], captured, world)
+        found = _row(said, row, factor, tokens, names[row.worker], captured, world)
         if isinstance(found, str):
-            answer["untold"].append(found)
+            missing += [found] * (found not in missing)
         else:
-            answer["rows"].append(found)
-    if not answer["rows"] and not answer["untold"]:
-        answer["untold"].append(f"no phase of {', '.join(FLOPS_A_TOKEN)} was captured")
-    answer["untold"] = list(dict.fromkeys(answer["untold"]))
+            rows.append(found)
+    if not rows and not missing:
+        missing.append(f"no phase of {', '.join(FLOPS_A_TOKEN)} was captured")
     return answer
 
 
-def _tokens(said: Told, whole: WholeRun | None) -> tuple[int | None, str]:
+def _tokens(said: StatedModel, whole: WholeRun | None) -> tuple[int | None, str]:
     if said.tokens_per_step is not None:
         return said.tokens_per_step, f"--tokens-per-step {said.tokens_per_step}"
-    rollout = whole.get("rollout") if whole else None
-    if rollout and rollout["tokens"]:
-        return rollout["tokens"] + rollout["prompt_tokens"], "engines: prompt and generated tokens a step"
+    rollout = whole.rollout if whole else None
+    if rollout and rollout.tokens:
+        return rollout.tokens + rollout.prompt_tokens, "engines: prompt and generated tokens a step"
     return None, "nothing tells the tokens of a step: no engine was recorded; give --tokens-per-step"
 
 
 def _row(
-    said: Told,
+    said: StatedModel,
     row: PhaseRow,
     factor: int,
     tokens: int,
@@ -112,7 +137,7 @@ def _row(
     captured: Sequence[int],
     world: Mapping[str, int],
 ) -> MfuRow | str:
-    worker, seen = row["worker"], {key: name for key, name in names.items() if key[0] in captured}
+    worker, seen = row.worker, {key: name for key, name in names.items() if key[0] in captured}
     if not seen and said.peak_tflops is None:
         return f"{worker}: no report of it has GPU work, so its GPUs are unknown; give --peak-tflops"
     peak = said.peak_tflops
@@ -126,15 +151,20 @@ def _row(
     a_rank = max(len(seen), len(captured)) / len(captured)
     gpus = round(a_rank * max(world.get(worker, 0), len(captured)))
     flops = factor * said.model.met * tokens
-    seconds = row["mean_ns"] / 1e9
+    seconds = row.mean_ns / 1e9
     achieved = flops / max(seconds, 1e-9) / gpus / 1e12
-    return {
-        "worker": worker,
-        "phase": row["phase"],
-        "flops_a_token": factor,
-        "gpus": gpus,
-        "mean_ns": row["mean_ns"],
-        "tflops": round(achieved, 4),
-        "peak_tflops": round(peak, 2),
-        "share": round(achieved / peak, 5),
-    }
+    return MfuRow(
+        worker=worker,
+        phase=row.phase,
+        flops_a_token=factor,
+        gpus=gpus,
+        mean_ns=row.mean_ns,
+        tflops=round(achieved, 4),
+        peak_tflops=round(peak, 2),
+        share=round(achieved / peak, 5),
+    )
+
+
+def peak_tflops(name: str) -> float | None:
+    """Dense BF16 TFLOP/s of a GPU by its name; None where it is not known."""
+    return next((peak for pattern, peak in _COMPILED if pattern.search(name)), None)

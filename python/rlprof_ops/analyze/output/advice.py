@@ -6,7 +6,7 @@ step would lose with it.
 
 from __future__ import annotations
 
-from rlprof_ops.analyze.metrics.waiting import ROLLOUT, TRAINING
+from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING
 
 _ADVICE = {
     "coverage": "`rlprof harvest` and the Coverage section say why each is missing; `rlprof retry` takes only"
@@ -18,8 +18,18 @@ _ADVICE = {
     " where one stage computes longer than the others, move layers away from it.",
     "host": "See Operators (host) for what the host does meanwhile. CUDA graphs, torch.compile or larger"
     " batches launch more at once; a slow loader, logging or .item() in the loop shows up there by name.",
-    "unexplained": "Capture the controller too, or mark what it does between the phases with prof.range():"
-    " then the report says which call it is.",
+    "copies": "Copies from pinned memory on a stream of their own run beside kernels (pin_memory,"
+    " non_blocking=True), at 20 to 55 GB/s over PCIe; a far lower rate means pageable memory or many small"
+    " copies. See Copies for directions and phases: what stays on the GPU needs none.",
+    "queued": "That is the latency of launches, or another stream that the work waits for: CUDA graphs and"
+    " fused kernels (torch.compile) leave fewer gaps. Below a few per cent it is usual.",
+    "synchronise": "Look for .item(), .cpu(), print() of a tensor and torch.cuda.synchronize() in the loop:"
+    " each drains the GPU's queue, which then has to fill again.",
+    "kernels": "Matrix products (gemm) and attention usually take most of the computing. Where elementwise,"
+    " norm or copying kernels do instead, torch.compile or fused kernels shorten it; how near to the GPU's"
+    " peak it is, --model-params tells.",
+    "unexplained": "Mark what runs between the phases with prof.range(), in the controller where there is"
+    " one, and capture that in the same steps: then the report says which call it is.",
     "preemption": "Give the cache more memory (vLLM's gpu_memory_utilization, SGLang's mem_fraction_static),"
     " or let fewer requests run at a time (max_num_seqs, max_running_requests).",
     "skew": "Look at what that rank does before the collective (a click leads there): more data than the"

@@ -5,24 +5,24 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import cast
 
+from msgspec import UNSET
+
+from rlprof_ops.analyze.causes.collectives import collective_rows, collective_skews
 from rlprof_ops.analyze.causes.critical import chains, phase_slacks
 from rlprof_ops.analyze.causes.dependencies import untold, windows
+from rlprof_ops.analyze.causes.stragglers import spreads, stragglers
+from rlprof_ops.analyze.causes.waiting import Waiting, bubbles, waiting
 from rlprof_ops.analyze.causes.what_if import what_ifs
-from rlprof_ops.analyze.metrics.collectives import collective_skews
 from rlprof_ops.analyze.metrics.phases import MAX_SEGMENTS, PHASE_ORDER
-from rlprof_ops.analyze.metrics.stragglers import PhaseSpread, spreads, stragglers
-from rlprof_ops.analyze.metrics.waiting import Waiting, bubbles, waiting
-from rlprof_ops.analyze.model_size.utilisation import Told, utilisation
-from rlprof_ops.analyze.output.causes import path_json, what_if_json
-from rlprof_ops.analyze.output.counters import counter_rows
+from rlprof_ops.analyze.model_size.utilisation import StatedModel, utilisation
+from rlprof_ops.analyze.output.counter_lines import counter_rows
 from rlprof_ops.analyze.output.findings import Causes, find, so_far
+from rlprof_ops.analyze.output.gpu_findings import gpu_findings
 from rlprof_ops.analyze.output.work_tables import (
-    collective_rows,
+    MAX_COLLECTIVES,
     copy_rows,
     gpu_rows,
     kernel_class_rows,
@@ -36,42 +36,41 @@ from rlprof_ops.analyze.output.work_tables import (
     weight_sync_rows,
 )
 from rlprof_ops.analyze.report_model import (
+    SCHEMA,
     AnatomyRow,
     Answer,
-    BubbleRow,
     Coverage,
+    CriticalPath,
+    ListedRow,
     MissingRow,
     PhasePart,
-    PhaseRow,
     RankRow,
     ReportRow,
-    SkewRow,
     StepRow,
-    StragglerRow,
+    UnreadRow,
 )
 from rlprof_ops.analyze.run.clocks import probes_of
 from rlprof_ops.analyze.run.engine import default_workers
-from rlprof_ops.analyze.run.identity import Report
+from rlprof_ops.analyze.run.identity import ReportFile
 from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, merge, rank_of
+from rlprof_ops.analyze.run.process_summary import PhaseTime, Result, Summary, Unread
 from rlprof_ops.analyze.run.run_steps import MIN_COVERED
-from rlprof_ops.analyze.run.summary import PhaseTime, Result, Summary, Unread
-from rlprof_ops.analyze.whole_run.model import WholeRun
+from rlprof_ops.analyze.whole_run.run_data import WholeRun
 from rlprof_ops.analyze.whole_run.section import whole_run
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.host import foreign
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.version import __version__
 from rlprof_ops.words import counted
 
-SCHEMA = 1
 _AROUND_NS = 2_000_000_000  # that the curves show before and after a captured step
 
 
 def build(
-    root: Path, reports: Sequence[Report], results: Sequence[Result], model: Told | None = None
+    root: Path, reports: Sequence[ReportFile], results: Sequence[Result], model: StatedModel | None = None
 ) -> Answer:
-    """The answer to a run folder; the schema is `analyze/output/report.schema.json`. `model`: what was told
-    of the model that is trained.
+    """The answer to a run folder; `rlprof schema report` is its schema. `model`: what was told of the
+    model that is trained.
 
     Times are integer nanoseconds: `*_ns` durations, and starts relative to `t0_ns` (UTC).
     """
@@ -91,13 +90,14 @@ def build(
     graphs = windows(merged)
     causes = Causes(graphs, chains(merged, graphs), what_ifs(merged, graphs, slow))
     coverage = _coverage(folder, reports, read, unread)
-    index = {rank: i for i, rank in enumerate(merged.ranks)}
-    t0 = min((row.start for row in merged.steps), default=min((s.start for s in read), default=0))
+    index = merged.index
+    t0 = merged.t0
     whole = _whole_run(folder, t0, _steps(merged, t0), coverage)
     pipes = pipeline_rows(read)
+    kernels, classes, copies = name_rows(read, "kernels", {}), kernel_class_rows(read), copy_rows(read)
     findings = find(
         merged, spread, slow, gaps, waits, skews, coverage, causes,
-        whole.get("rollout") if whole else None, pipes,
+        whole.rollout if whole else None, pipes, gpu_findings(merged, classes, kernels, copies),
     )  # fmt: skip
     if _goes_on(folder) and results:
         ahead = sum(report.alone for report in reports)
@@ -106,57 +106,48 @@ def build(
     of_rank: dict[Rank, list[Summary]] = defaultdict(list)
     for summary in read:
         of_rank[rank_of(summary)].append(summary)
-    answer: Answer = {
-        "schema": SCHEMA,
-        "made_by": f"rlprof-ops {__version__}",
-        "made_ns": time.time_ns(),
-        "run": _run(folder, root),
-        "t0_ns": t0,
-        "findings": [finding.to_dict(index) for finding in findings],
-        "coverage": coverage,
-        "clocks": merged.clocks.to_dict(t0),
-        "ranks": [_rank(rank, of_rank[rank]) for rank in merged.ranks],
-        "phase_names": phases,
-        "steps": _steps(merged, t0),
-        "anatomy": _anatomy(merged, waits, index, phases, t0),
-        "segments": [
-            [index[row.rank], row.step, phases.index(s.phase), s.start - t0, s.end - s.start]
+    ranks = [_rank(rank, of_rank[rank]) for rank in merged.ranks]
+    gpus = gpu_rows(read, index, t0)
+    return Answer(
+        schema=SCHEMA,
+        made_by=f"rlprof-ops {__version__}",
+        made_ns=time.time_ns(),
+        run=_run(folder, root),
+        t0_ns=t0,
+        findings=findings,
+        coverage=coverage,
+        clocks=merged.clocks.as_rows(t0),
+        ranks=ranks,
+        phase_names=phases,
+        steps=_steps(merged, t0),
+        anatomy=_anatomy(merged, waits, phases),
+        segments=[
+            [row.rank.index, row.step, phases.index(s.phase), s.start - t0, s.end - s.start]
             for row in merged.steps
             for s in row.drawn
         ],
-        "phases": [_spread(s, index) for s in spread],
-        "critical_path": path_json(causes.chains, phase_slacks(graphs), index, t0, untold(merged)),
-        "what_if": what_if_json(causes.changes, index),
-        "stragglers": [
-            cast(StragglerRow, _rounded(asdict(s) | {"cost_ns": s.cost_ns, "rank": index[s.rank]}))
-            for s in slow
-        ],
-        "bubbles": [cast(BubbleRow, asdict(b)) for b in gaps],
-        "gpu": gpu_rows(read, index, t0),
-        "shared_gpus": shared_gpu_rows(merged, index, t0),
-        "kernels": name_rows(read, "kernels", {}),
-        "kernel_classes": kernel_class_rows(read),
-        "copies": copy_rows(read),
-        "serving": serving_rows(read),
-        "pipeline": pipes,
-        "mfu": None,
-        "kernel_spans": kernel_spans(merged, index, t0),
-        "counters": counter_rows(merged),
-        "ops": name_rows(read, "ops", step_times(merged)),
-        "collectives": collective_rows(read, skews),
-        "skews": [
-            cast(SkewRow, _rounded(asdict(s) | {"last": None if s.last is None else index[s.last]}))
-            for s in skews[:100]
-        ],
-        "weight_sync": weight_sync_rows(merged),
-        "memory": memory_rows(read, index),
-        "whole_run": whole,
-    }
-    if model is not None:
-        answer["mfu"] = utilisation(
-            model, answer["phases"], answer["ranks"], answer["gpu"], whole, _world(folder)
-        )
-    return answer
+        phases=list(spread),
+        critical_path=CriticalPath(list(causes.chains), phase_slacks(graphs), untold(merged)),
+        what_if=list(causes.changes),
+        stragglers=list(slow),
+        bubbles=list(gaps),
+        gpu=gpus,
+        shared_gpus=shared_gpu_rows(merged),
+        kernels=kernels,
+        kernel_classes=classes,
+        copies=copies,
+        serving=serving_rows(read),
+        pipeline=pipes,
+        mfu=None if model is None else utilisation(model, spread, ranks, gpus, whole, _world(folder)),
+        kernel_spans=kernel_spans(merged, index, t0),
+        counters=counter_rows(merged),
+        ops=name_rows(read, "ops", step_times(merged)),
+        collectives=collective_rows(read, skews)[:MAX_COLLECTIVES],
+        skews=list(skews[:100]),
+        weight_sync=weight_sync_rows(merged),
+        memory=memory_rows(read, index),
+        whole_run=whole,
+    )
 
 
 def _world(folder: Path) -> dict[str, int]:
@@ -175,13 +166,12 @@ def _goes_on(folder: Path) -> bool:
 
 def _whole_run(folder: Path, t0: int, steps: Sequence[StepRow], coverage: Coverage) -> WholeRun | None:
     captured = [
-        (t0 + row["start_ns"] - _AROUND_NS, t0 + row["start_ns"] + row["duration_ns"] + _AROUND_NS)
-        for row in steps
+        (t0 + row.start_ns - _AROUND_NS, t0 + row.start_ns + row.duration_ns + _AROUND_NS) for row in steps
     ]
     taken: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for report in coverage["reports"]:
-        if report["steps"]:
-            taken[report["backend"], report["steps"][0]].append(report["rank"])
+    for report in coverage.reports:
+        if report.steps:
+            taken[report.backend, report.steps[0]].append(report.rank)
     windows = [
         (step, f"{backend} of {counted(len(ranks), 'rank')}") for (backend, step), ranks in taken.items()
     ]
@@ -213,36 +203,38 @@ def _nodes(folder: Path) -> list[str]:
     return [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
 
 
-def _coverage(folder: Path, reports: Sequence[Report], read: list[Summary], unread: list[Unread]) -> Coverage:
+def _coverage(
+    folder: Path, reports: Sequence[ReportFile], read: list[Summary], unread: list[Unread]
+) -> Coverage:
     manifest = foreign.read_object(folder / "manifest.json")
     captures = [row for row in foreign.a_list(manifest.get("captures")) if isinstance(row, dict)]
     missing, cut_short = _not_whole(captures, reports, {u.report.path for u in unread})
-    return {
-        "planned": len(captures) if manifest else None,
-        "arrived": len(captures) - len(missing) if manifest else None,
-        "missing": missing,
-        "reports": _read_reports(read, cut_short),
-        "unread": [
-            {"path": path, "reason": "; ".join(filter(None, (u.reason, cut_short.get(path))))}
+    return Coverage(
+        planned=len(captures) if manifest else None,
+        arrived=len(captures) - len(missing) if manifest else None,
+        missing=missing,
+        reports=_read_reports(read, cut_short),
+        unread=[
+            UnreadRow(path, "; ".join(filter(None, (u.reason, cut_short.get(path)))))
             for u in unread
             for path in (u.report.path,)
         ],
-        "listed": [
-            {
-                "path": r.path,
-                "backend": r.backend,
-                "worker": r.worker,
-                "size_bytes": r.size_bytes,
-                "modified_ns": r.modified_ns,
-            }
+        listed=[
+            ListedRow(
+                path=r.path,
+                backend=r.backend,
+                worker=r.worker,
+                size_bytes=r.size_bytes,
+                modified_ns=r.modified_ns,
+            )
             for r in reports
             if not r.readable
         ],
-    }
+    )
 
 
 def _not_whole(
-    captures: list[dict[str, object]], reports: Sequence[Report], unread: set[str]
+    captures: list[dict[str, object]], reports: Sequence[ReportFile], unread: set[str]
 ) -> tuple[list[MissingRow], dict[str, str]]:
     """The planned captures without a report, and of the reports that are here why they were cut short.
 
@@ -250,11 +242,13 @@ def _not_whole(
     """
     here = {report.path for report in reports if report.readable}
     by_window = {
-        names.window_key(report.backend, report.worker, report.rank, report.start, report.phase): report.path
+        report_names.window_key(
+            report.backend, report.worker, report.rank, report.start, report.phase
+        ): report.path
         for report in reports
         if report.readable
     }
-    missing: list[MissingRow] = []
+    missing = []
     cut_short: dict[str, str] = {}
     for row in captures:
         state, path, reason = (foreign.text(row.get(key)) for key in ("state", "report", "reason"))
@@ -263,9 +257,9 @@ def _not_whole(
         backend, worker, phase = (foreign.text(row.get(key)) for key in ("backend", "worker", "phase"))
         rank, start = (foreign.whole(row.get(key)) for key in ("rank", "start"))
         if path not in here:
-            path = by_window.get(names.window_key(backend, worker, rank, start, phase), "")
+            path = by_window.get(report_names.window_key(backend, worker, rank, start, phase), "")
         if not path or (state == "empty" and path not in unread):
-            missing.append({"capture": foreign.text(row.get("id")), "state": state, "reason": reason})
+            missing.append(MissingRow(foreign.text(row.get("id")), state, reason))
         elif state == "truncated":
             cut_short[path] = reason or "its window was cut short"
     return missing, cut_short
@@ -277,14 +271,14 @@ def _read_reports(read: list[Summary], cut_short: Mapping[str, str]) -> list[Rep
     for summary in read:
         by_path[summary.report.path].append(summary)
     return [
-        {
-            "path": path,
-            "backend": parts[0].report.backend,
-            "worker": parts[0].report.worker,
-            "rank": parts[0].rank,
-            "host": parts[0].host,
-            "processes": len(parts),
-            "steps": sorted(
+        ReportRow(
+            path=path,
+            backend=parts[0].report.backend,
+            worker=parts[0].report.worker,
+            rank=parts[0].rank,
+            host=parts[0].host,
+            processes=len(parts),
+            steps=sorted(
                 {
                     number
                     for part in parts
@@ -292,28 +286,28 @@ def _read_reports(read: list[Summary], cut_short: Mapping[str, str]) -> list[Rep
                     for number in range(step.step, step.step + (step.count or 1))
                 }
             ),
-            "size_bytes": parts[0].report.size_bytes,
-            "events": sum(part.events for part in parts),
-            "seconds": round(max(part.seconds for part in parts), 3),
-            "truncated": parts[0].truncated or cut_short.get(path, ""),
-            "damaged": parts[0].damaged,
-        }
+            size_bytes=parts[0].report.size_bytes,
+            events=sum(part.events for part in parts),
+            seconds=round(max(part.seconds for part in parts), 3),
+            truncated=parts[0].truncated or cut_short.get(path, ""),
+            damaged=parts[0].damaged,
+        )
         for path, parts in by_path.items()
     ]
 
 
 def _rank(rank: Rank, mine: list[Summary]) -> RankRow:
     names = [d.name for s in mine for d in s.devices if d.name]
-    return {
-        "worker": rank.worker,
-        "rank": rank.rank,
-        "host": rank.host,
-        "pid": rank.pid,
-        "told_apart": rank.told_apart,
-        "controller": rank.is_controller,
-        "backends": sorted({s.report.backend for s in mine}),
-        "device": names[0] if names else "",
-    }
+    return RankRow(
+        worker=rank.worker,
+        rank=rank.rank,
+        host=rank.host,
+        pid=rank.pid,
+        told_apart=rank.told_apart,
+        controller=rank.is_controller,
+        backends=sorted({s.report.backend for s in mine}),
+        device=names[0] if names else "",
+    )
 
 
 def _phase_names(merged: Merged) -> list[str]:
@@ -331,7 +325,7 @@ def _steps(merged: Merged, t0: int) -> list[StepRow]:
     by_step: dict[int, list[RankStep]] = defaultdict(list)
     for row in merged.steps:
         by_step[row.step].append(row)
-    rows: list[StepRow] = []
+    rows = []
     for number, group in sorted(by_step.items()):
         group = [row for row in group if row.marked] or group
         counts = [row.count for row in group if row.count is not None]
@@ -340,68 +334,49 @@ def _steps(merged: Merged, t0: int) -> list[StepRow]:
         if not longest.marked and sum(r.duration_ns for r in group) < MIN_COVERED * (end - start):
             start, end = longest.start, longest.end  # windows apart that nothing numbers are not one
         rows.append(
-            {
-                "step": number,
-                "start_ns": start - t0,
-                "duration_ns": end - start,
-                "mean_rank_ns": round(fmean(r.duration_ns for r in group)),
-                "ranks": len(group),
-                "marked": all(r.marked for r in group),
-                "count": max(counts) if counts else None,
-            }
+            StepRow(
+                step=number,
+                start_ns=start - t0,
+                duration_ns=end - start,
+                mean_rank_ns=round(fmean(r.duration_ns for r in group)),
+                ranks=len(group),
+                marked=all(r.marked for r in group),
+                count=max(counts) if counts else None,
+            )
         )
     return rows
 
 
-def _anatomy(
-    merged: Merged, waits: Sequence[Waiting], index: dict[Rank, int], phases: list[str], t0: int
-) -> list[AnatomyRow]:
+def _anatomy(merged: Merged, waits: Sequence[Waiting], phases: list[str]) -> list[AnatomyRow]:
     """One row a rank and step: phases + idle = duration, and waiting + unexplained + uncaptured = idle."""
     waited = {(w.rank, w.step): w for w in waits}
-    rows: list[AnatomyRow] = []
+    rows = []
     for row in merged.steps:
         wait = waited[row.rank, row.step]
         rows.append(
-            {
-                "rank": index[row.rank],
-                "step": row.step,
-                "start_ns": row.start - t0,
-                "duration_ns": row.duration_ns,
-                "marked": row.marked,
-                "count": row.count,
-                "opening_ns": row.opening_ns,
-                "thinned": sum(p.stretches for p in row.phases) > MAX_SEGMENTS,
-                "phases": [_phase(p, phases) for p in row.phases],
-                "idle_ns": row.duration_ns - row.in_phases_ns,
-                "waiting_ns": wait.for_ns,
-                "unexplained_ns": wait.unexplained_ns,
-                "uncaptured_ns": wait.uncaptured_ns,
-                "gpu": row.gpu.to_dict() if row.gpu else None,
-                "gpu_idle": row.idle.to_dict() if row.idle else None,
-            }
+            AnatomyRow(
+                rank=row.rank.index,
+                step=row.step,
+                start_ns=row.start - merged.t0,
+                duration_ns=row.duration_ns,
+                marked=row.marked,
+                count=row.count,
+                opening_ns=row.opening_ns,
+                thinned=sum(p.stretches for p in row.phases) > MAX_SEGMENTS,
+                phases=[_phase(p, phases) for p in row.phases],
+                idle_ns=row.duration_ns - row.in_phases_ns,
+                waiting_ns=wait.for_ns,
+                unexplained_ns=wait.unexplained_ns,
+                uncaptured_ns=wait.uncaptured_ns,
+                gpu=row.gpu,
+                gpu_idle=row.idle,
+            )
         )
     return rows
 
 
 def _phase(phase: PhaseTime, phases: list[str]) -> PhasePart:
-    said: PhasePart = {
-        "phase": phases.index(phase.phase),
-        "duration_ns": phase.duration_ns,
-        "communication_ns": phase.communication_ns,
-    }
-    if phase.gpu is not None:
-        said["gpu"] = phase.gpu.to_dict()
-        said["gpu_idle"] = phase.idle.to_dict() if phase.idle else None
-    return said
-
-
-def _spread(spread: PhaseSpread, index: dict[Rank, int]) -> PhaseRow:
-    indexed = {
-        "slowest": None if spread.slowest is None else index[spread.slowest],
-        "by_rank": [[index[rank], mean, own] for rank, mean, own in spread.by_rank],
-    }
-    return cast(PhaseRow, _rounded(asdict(spread) | indexed))
-
-
-def _rounded(said: Mapping[str, object]) -> dict[str, object]:
-    return {key: round(value, 5) if isinstance(value, float) else value for key, value in said.items()}
+    """The GPU's times are absent where none of its work was recorded."""
+    gpu = UNSET if phase.gpu is None else phase.gpu
+    idle = UNSET if phase.gpu is None else phase.idle
+    return PhasePart(phases.index(phase.phase), phase.duration_ns, phase.communication_ns, gpu, idle)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlprof_ops.analyze.output.diff import Change, Diff, describe, signed_percent
+from rlprof_ops.analyze.output.run_diff import Change, Diff, describe, resolution, signed_percent
 from rlprof_ops.analyze.output.terminal import standard_output
 from rlprof_ops.analyze.output.text import duration
 
@@ -28,6 +28,8 @@ def show(diff: Diff, before: str, after: str, console: Console | None = None) ->
         f"[bold]A step {escape(describe(diff.step))}[/]{_END[diff.step.verdict]}",
         highlight=False,
     )
+    if sure := resolution(diff.step):
+        console.print(escape(sure), highlight=False)
     for note in diff.notes:
         console.print(f"[yellow]{escape(note)}[/]", highlight=False)
     if diff.phases:
@@ -48,9 +50,9 @@ def show(diff: Diff, before: str, after: str, console: Console | None = None) ->
     ):
         for name in names:
             console.print(f"{label}: {escape(name)}", highlight=False)
-    if diff.missing_before or diff.missing_after:
+    if any(diff.missing):
         console.print(
-            f"Missing or unread reports: {diff.missing_before} before, {diff.missing_after} after.",
+            "Missing or unread reports: {} before, {} after.".format(*diff.missing),
             highlight=False,
         )
 
@@ -58,7 +60,12 @@ def show(diff: Diff, before: str, after: str, console: Console | None = None) ->
 def _table(title: str, changes: tuple[Change, ...], with_noise: bool) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("worker/phase", overflow="fold")
-    for name in ("before", "after", "change", *(("noise", "") if with_noise else ())):
+    for name in (
+        "before",
+        "after",
+        "change",
+        *(("noise", "10 % found", "", "more steps") if with_noise else ()),
+    ):
         table.add_column(name, justify="right")
     for c in changes[:MAX_ROWS]:
         share = "-" if c.share is None else signed_percent(c.share)
@@ -66,10 +73,16 @@ def _table(title: str, changes: tuple[Change, ...], with_noise: bool) -> Table:
         if with_noise:
             color = {"slower": "red", "faster": "green", "new": "yellow", "gone": "yellow"}
             verdict = f"[{color.get(c.verdict, 'dim')}]{c.verdict}[/]"
-            cells += ["?" if c.noise_ns is None else f"±{duration(c.noise_ns)}", verdict]
+            cells += ["?" if c.noise_ns is None else f"±{duration(c.noise_ns)}"]
+            cells += ["?" if c.power is None else f"{100 * c.power:.0f} %", verdict, _more(c)]
         table.add_row(escape(c.what), *cells)
     return table
 
 
 def _or_dash(ns: int | None) -> str:
     return "-" if ns is None else duration(ns)
+
+
+def _more(change: Change) -> str:
+    """How many more steps would tell a change that may be one."""
+    return "" if change.more_steps is None else f"{change.more_steps:,}"

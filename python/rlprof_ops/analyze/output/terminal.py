@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlprof_ops.analyze.output.causes import path_lines, what_if_lines
-from rlprof_ops.analyze.output.rollout import mfu_lines, rollout_lines
+from rlprof_ops.analyze.output.rollout_lines import mfu_lines, rollout_lines
 from rlprof_ops.analyze.output.text import counted, duration, percent, size, step_runs, unmarked
-from rlprof_ops.analyze.report_model import Answer
+from rlprof_ops.analyze.report_model import Answer, CriticalPath, WhatIfRow
 
 FINDINGS_FIRST = 3
 MAX_ROWS = 24
+MAX_LINES = 6
 WIDTH_OF_A_LOG = 160
 
 
@@ -26,27 +27,27 @@ def standard_output() -> Console:
 
 def show(answer: Answer, console: Console) -> None:
     """Prints the summary of a report. Everything that comes from a run is escaped."""
-    run, coverage = answer["run"], answer["coverage"]
+    run, coverage = answer.run, answer.coverage
     title = f"{run.get('job_name') or 'run'} {run.get('job') or ''}".strip()
     console.print(f"[bold]{escape(title)}[/]  {escape(str(run['path']))}")
     console.print(
-        f"{counted(len(coverage['reports']), 'report')} read · {counted(len(answer['ranks']), 'rank')} ·"
-        f" steps {escape(step_runs(answer['steps'])) or 'none'} · clocks {_clocks(answer)}\n"
+        f"{counted(len(coverage.reports), 'report')} read · {counted(len(answer.ranks), 'rank')} ·"
+        f" steps {escape(step_runs(answer.steps)) or 'none'} · clocks {_clocks(answer)}\n"
     )
-    for sentence in unmarked(answer["steps"]):
+    for sentence in unmarked(answer.steps):
         console.print(f"[yellow]{escape(sentence)}[/]", highlight=False)
-    for number, finding in enumerate(answer["findings"][:FINDINGS_FIRST], 1):
-        console.print(f"[bold]{number}.[/] {escape(finding['text'])}")
-        if finding["saves_ns"]:
-            whole = sum(step["duration_ns"] for step in answer["steps"])
-            count = sum(step["count"] or 1 for step in answer["steps"])
-            share = percent(finding["saves_ns"] * count / max(whole, 1))
-            said = f"Mended, a step is {share} shorter ({duration(finding['saves_ns'])})."
-            place = f" See report.html{finding['link']}" if finding["link"] else ""
+    for number, finding in enumerate(answer.findings[:FINDINGS_FIRST], 1):
+        console.print(f"[bold]{number}.[/] {escape(finding.text)}")
+        if finding.saves_ns:
+            whole = sum(step.duration_ns for step in answer.steps)
+            count = sum(step.count or 1 for step in answer.steps)
+            share = percent(finding.saves_ns * count / max(whole, 1))
+            said = f"Mended, a step is {share} shorter ({duration(finding.saves_ns)})."
+            place = f" See report.html{finding.link}" if finding.link else ""
             console.print(f"   {escape(said + place)}", highlight=False, soft_wrap=True)
-        if finding["advice"]:
-            console.print(f"   [dim]{escape(finding['advice'])}[/]", highlight=False)
-    if not answer["findings"]:
+        if finding.advice:
+            console.print(f"   [dim]{escape(finding.advice)}[/]", highlight=False)
+    if not answer.findings:
         console.print("No finding is large enough for a sentence.")
     _causes(answer, console)
     rollout = rollout_lines(answer)
@@ -54,32 +55,57 @@ def show(answer: Answer, console: Console) -> None:
         console.print("[bold]Generation[/]")
     for line in rollout:
         console.print(f"  {escape(line)}", highlight=False)
-    if answer["phases"]:
+    if answer.phases:
         console.print(_phases(answer))
-    for line in mfu_lines(answer.get("mfu")):
+    for line in mfu_lines(answer.mfu):
         console.print(escape(line), highlight=False)
-    if answer["gpu"]:
+    if answer.gpu:
         console.print(_gpu(answer))
-    if answer["kernels"]:
+    if answer.kernels:
         console.print(_kernels(answer, console.width))
     _said_of_files(answer, console)
 
 
 def _causes(answer: Answer, console: Console) -> None:
-    names = [
-        f"{r['worker']} {r['rank']}" + (f" (pid {r['pid']})" if r["told_apart"] else "")
-        for r in answer["ranks"]
-    ]
-    lines = path_lines(answer["critical_path"], names)
+    lines = path_lines(answer.critical_path, [rank.label for rank in answer.ranks])
     if lines:
         console.print("\n[bold]What decided the length of a step[/]")
     for line in lines:
         console.print(escape(line), highlight=False)
-    changes = what_if_lines(answer["what_if"])
+    changes = what_if_lines(answer.what_if)
     if changes:
         console.print("[bold]What if[/]")
     for line in changes:
         console.print(f"  {escape(line)}", highlight=False)
+
+
+def path_lines(path: CriticalPath, names: Sequence[str]) -> list[str]:
+    """The chain of the step that is nearest to the median length, and the slack of what is on no path."""
+    if not path.steps:
+        return [path.untold] if path.untold else []
+    by_length = sorted(path.steps, key=lambda chain: chain.length_ns)
+    usual = by_length[len(by_length) // 2]
+    links = " → ".join(
+        f"{link.phase} of {names[link.rank]} {duration(link.duration_ns)}" for link in usual.links
+    )
+    lines = [
+        f"Step {usual.step} took {duration(usual.length_ns)} because of: {links};"
+        f" between them {duration(usual.rest_ns)}."
+    ]
+    spare = [
+        f"{s.phase} of {s.worker} {duration(s.tightest_ns)}"
+        for s in sorted(path.slack, key=lambda s: -s.tightest_ns)
+        if not s.on_path
+    ]
+    if spare:
+        lines.append(f"Could have taken longer, for nobody waited: {', '.join(spare[:MAX_LINES])}.")
+    return lines
+
+
+def what_if_lines(found: Sequence[WhatIfRow]) -> list[str]:
+    return [
+        f"{w.change}: step {percent(w.share)} shorter ({duration(w.saves_ns)})" for w in found[:MAX_LINES]
+    ]
 
 
 def _phases(answer: Answer) -> Table:
@@ -90,29 +116,27 @@ def _phases(answer: Answer) -> Table:
         table.add_column(name)
     for name in ("a step", "share", "in collectives", "max/mean", "ranks"):
         table.add_column(name, justify="right")
-    for row in answer["phases"][:MAX_ROWS]:
-        slow = {
-            s["phase"] for s in answer["stragglers"] if answer["ranks"][s["rank"]]["worker"] == row["worker"]
-        }
-        mark = " [red]straggler[/]" if row["phase"] in slow else ""
-        talk = duration(row["communication_ns"]) if row["communication_ns"] else "-"
+    for row in answer.phases[:MAX_ROWS]:
+        slow = {s.phase for s in answer.stragglers if answer.ranks[s.rank].worker == row.worker}
+        mark = " [red]straggler[/]" if row.phase in slow else ""
+        talk = duration(row.communication_ns) if row.communication_ns else "-"
         table.add_row(
-            escape(row["worker"]),
-            escape(row["phase"]) + mark,
-            duration(row["mean_ns"]),
-            percent(row["share_of_step"]),
+            escape(row.worker),
+            escape(row.phase) + mark,
+            duration(row.mean_ns),
+            percent(row.share_of_step),
             talk,
-            f"{row['imbalance']:.2f}" if row["ranks"] > 1 else "-",
-            str(row["ranks"]),
+            f"{row.imbalance:.2f}" if row.ranks > 1 else "-",
+            str(row.ranks),
         )
-    for worker in dict.fromkeys(r["worker"] for r in answer["ranks"]):
-        rows = [a for a in answer["anatomy"] if answer["ranks"][a["rank"]]["worker"] == worker]
+    for worker in dict.fromkeys(r.worker for r in answer.ranks):
+        rows = [a for a in answer.anatomy if answer.ranks[a.rank].worker == worker]
         if rows:
-            steps = sum(a["count"] or 1 for a in rows)
-            whole = sum(a["duration_ns"] for a in rows)
-            unseen = sum(a["uncaptured_ns"] for a in rows)
-            idle = sum(a["idle_ns"] for a in rows) - unseen
-            marks = any(a["phases"] for a in rows)
+            steps = sum(a.count or 1 for a in rows)
+            whole = sum(a.duration_ns for a in rows)
+            unseen = sum(a.uncaptured_ns for a in rows)
+            idle = sum(a.idle_ns for a in rows) - unseen
+            marks = any(a.phases for a in rows)
             for label, part in (
                 ("in no phase", idle),
                 ("not captured" if marks else "marks no phase", unseen),
@@ -130,26 +154,28 @@ def _gpu(answer: Answer) -> Table:
     table.add_column("rank")
     for name in ("window", "compute", "comm. exposed", "memcpy exposed", "idle"):
         table.add_column(name, justify="right")
-    for row in answer["gpu"][:MAX_ROWS]:
-        rank, window = answer["ranks"][row["rank"]], max(row["window_ns"], 1)
+    slow = {row.rank for row in answer.stragglers}
+    rows = list(answer.gpu)
+    if len(rows) > MAX_ROWS:  # those that are worth a look: stragglers, then those that idle most
+        rows.sort(key=lambda row: (row.rank not in slow, -row.idle_ns / max(row.window_ns, 1)))
+    for row in rows[:MAX_ROWS]:
+        rank, window = answer.ranks[row.rank], max(row.window_ns, 1)
         shares = [
-            row[k] / window
-            for k in ("compute_ns", "exposed_communication_ns", "exposed_memcpy_ns", "idle_ns")
+            part / window
+            for part in (row.compute_ns, row.exposed_communication_ns, row.exposed_memcpy_ns, row.idle_ns)
         ]
         table.add_row(
-            escape(
-                f"{rank['worker']} {rank['rank']}" + (f" (pid {rank['pid']})" if rank["told_apart"] else "")
-            ),
-            duration(row["window_ns"]),
+            escape(rank.label),
+            duration(row.window_ns),
             *(percent(s) for s in shares),
         )
-    for gpu in answer["shared_gpus"][:MAX_ROWS]:
-        users = ", ".join(
-            f"{answer['ranks'][i]['worker']} {answer['ranks'][i]['rank']}" for i in gpu["ranks"]
-        )
-        idle = percent(gpu["idle_ns"] / max(gpu["window_ns"], 1))
+    if len(rows) > MAX_ROWS:
+        table.add_row(f"… {len(rows) - MAX_ROWS} more that idle less, in report.html", end_section=True)
+    for gpu in answer.shared_gpus[:MAX_ROWS]:
+        users = ", ".join(f"{answer.ranks[i].worker} {answer.ranks[i].rank}" for i in gpu.ranks)
+        idle = percent(gpu.idle_ns / max(gpu.window_ns, 1))
         table.add_row(
-            escape(f"one GPU: {users}"), duration(gpu["window_ns"]), "-", "-", "-", f"{idle} of the GPU"
+            escape(f"one GPU: {users}"), duration(gpu.window_ns), "-", "-", "-", f"{idle} of the GPU"
         )
     return table
 
@@ -161,42 +187,42 @@ def _kernels(answer: Answer, width: int) -> Table:
     table.add_column("phase", no_wrap=True, overflow="ellipsis", max_width=14)
     for name in ("total", "share", "calls"):
         table.add_column(name, justify="right", no_wrap=True, min_width=7)
-    for row in [k for k in answer["kernels"] if k["name"] != "(others)"][:8]:
+    for row in [k for k in answer.kernels if k.name != "(others)"][:8]:
         table.add_row(
-            escape(row["name"]),
-            escape(row["phase"] or "-"),
-            duration(row["total_ns"]),
-            percent(row["share"]),
-            f"{row['count']:,}",
+            escape(row.name),
+            escape(row.phase or "-"),
+            duration(row.total_ns),
+            percent(row.share),
+            f"{row.count:,}",
         )
     return table
 
 
 def _said_of_files(answer: Answer, console: Console) -> None:
-    coverage = answer["coverage"]
-    for lost in coverage["missing"][:MAX_ROWS]:
+    coverage = answer.coverage
+    for lost in coverage.missing[:MAX_ROWS]:
         console.print(
-            f"[red]{escape(lost['state'])}[/] {escape(lost['capture'])} {escape(lost['reason'])}",
+            f"[red]{escape(lost.state)}[/] {escape(lost.capture)} {escape(lost.reason)}",
             highlight=False,
         )
-    for bad in coverage["unread"][:MAX_ROWS]:
-        console.print(f"[red]not read[/] {escape(bad['path'])}: {escape(bad['reason'])}", highlight=False)
-    for row in coverage["reports"]:
-        if row["truncated"]:
+    for bad in coverage.unread[:MAX_ROWS]:
+        console.print(f"[red]not read[/] {escape(bad.path)}: {escape(bad.reason)}", highlight=False)
+    for row in coverage.reports:
+        if row.truncated:
             console.print(
-                f"[yellow]truncated[/] {escape(row['path'])}: {escape(row['truncated'])}", highlight=False
+                f"[yellow]truncated[/] {escape(row.path)}: {escape(row.truncated)}", highlight=False
             )
-        if row["damaged"]:
-            held = row["events"] + row["damaged"]
-            share = f"{row['damaged']:,} of {held:,} events could not be read and are left out"
-            console.print(f"[yellow]damaged[/] {escape(row['path'])}: {share}", highlight=False)
-    for other in coverage["listed"][:MAX_ROWS]:
-        console.print(f"listed only: {escape(other['path'])} ({size(other['size_bytes'])})", highlight=False)
+        if row.damaged:
+            held = row.events + row.damaged
+            share = f"{row.damaged:,} of {held:,} events could not be read and are left out"
+            console.print(f"[yellow]damaged[/] {escape(row.path)}: {share}", highlight=False)
+    for other in coverage.listed[:MAX_ROWS]:
+        console.print(f"listed only: {escape(other.path)} ({size(other.size_bytes)})", highlight=False)
 
 
 def _clocks(answer: Answer) -> str:
-    residual = answer["clocks"]["residual_ns"]
-    hosts = len(answer["clocks"]["hosts"])
+    residual = answer.clocks.residual_ns
+    hosts = len(answer.clocks.hosts)
     if hosts <= 1:
         return "of one host"
     return (

@@ -18,7 +18,7 @@ def step_runs(steps: Sequence[StepRow]) -> str:
     """Steps as a request has them, "3:6, 8"; a window that no mark divides counts as the steps it holds."""
     runs: list[list[int]] = []
     for row in steps:
-        first, last = row["step"], row["step"] + (row["count"] or 1) - 1
+        first, last = row.step, row.step + (row.count or 1) - 1
         if runs and first <= runs[-1][1] + 1:
             runs[-1][1] = max(runs[-1][1], last)
         else:
@@ -30,20 +30,20 @@ def unmarked(steps: Sequence[StepRow]) -> list[str]:
     """Sentences on windows whose steps no range marks: what their figures "a step" are."""
     said = []
     for row in steps:
-        if row["marked"]:
+        if row.marked:
             continue
-        if row["count"] is None:
+        if row.count is None:
             said.append(
-                f"No range marks a step in a window of {duration(row['duration_ns'])}, and nothing tells how"
+                f"No range marks a step in a window of {duration(row.duration_ns)}, and nothing tells how"
                 " many steps it holds: its figures are of the whole window."
             )
-        elif row["count"] > 1:
+        elif row.count > 1:
             said.append(
-                f"Steps {step_runs([row])} are a window of {row['count']} steps that no range marks: its"
-                f" figures a step are those of the window ({duration(row['duration_ns'])}) divided by"
-                f" {row['count']}."
+                f"Steps {step_runs([row])} are a window of {row.count} steps that no range marks: its"
+                f" figures a step are those of the window ({duration(row.duration_ns)}) divided by"
+                f" {row.count}."
             )
-    told = [row for row in steps if not row["marked"] and row["count"] == 1]
+    told = [row for row in steps if not row.marked and row.count == 1]
     if told and len(told) == len(steps):
         one = len(told) == 1
         said.append(

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 
 import numpy as np
+from msgspec import structs
 
-from rlprof_ops.analyze.metrics.bandwidth import bandwidths
-from rlprof_ops.analyze.metrics.collectives import CollectiveSkew
-from rlprof_ops.analyze.metrics.gpu_work.kernel_classes import kernel_class
+from rlprof_ops.analyze.kernel_names import kernel_class
 from rlprof_ops.analyze.metrics.gpu_work.pipeline import UNTOLD, PipelineTime
 from rlprof_ops.analyze.metrics.gpu_work.serving import ServingTotal
 from rlprof_ops.analyze.metrics.intervals import Union
 from rlprof_ops.analyze.metrics.intervals import merged as joined
 from rlprof_ops.analyze.metrics.kernels import NameTotal
-from rlprof_ops.analyze.names import shortened
 from rlprof_ops.analyze.report_model import (
-    CollectiveRow,
     CopyRow,
     GpuRow,
     KernelClassRow,
@@ -30,8 +26,9 @@ from rlprof_ops.analyze.report_model import (
     WeightSyncRow,
 )
 from rlprof_ops.analyze.run.merge import Merged, Rank, rank_of
-from rlprof_ops.analyze.run.shared_gpus import shared_gpus
-from rlprof_ops.analyze.run.summary import DeviceTimes, Summary
+from rlprof_ops.analyze.run.process_summary import DeviceTimes, Summary
+from rlprof_ops.analyze.run.shared_gpus import plain
+from rlprof_ops.analyze.short_names import shortened
 
 MAX_KERNELS = 300
 MAX_COLLECTIVES = 200
@@ -41,41 +38,54 @@ MIN_SPANS = 16  # of a report, however many there are
 
 def gpu_rows(read: list[Summary], index: dict[Rank, int], t0: int) -> list[GpuRow]:
     return [
-        {
-            "rank": index[rank_of(s)],
-            "report": s.report.path,
-            "device": d.device,
-            "uuid": d.uuid,
-            "name": d.name,
-            "start_ns": d.start - t0,
-            "kernels": d.kernels,
-            **d.times.to_dict(),
-            "idle": d.idle.to_dict(),
-        }
+        GpuRow(
+            rank=index[rank_of(s)],
+            report=s.report.path,
+            device=d.device,
+            uuid=d.uuid,
+            name=d.name,
+            start_ns=d.start - t0,
+            kernels=d.kernels,
+            **structs.asdict(d.times),
+            idle=d.idle,
+        )
         for s in read
         for d in s.devices
     ]
 
 
-def shared_gpu_rows(merged: Merged, index: dict[Rank, int], t0: int) -> list[SharedGpuRow]:
-    """GPUs that several processes used, each once."""
-    devices: dict[Rank, list[DeviceTimes]] = defaultdict(list)
+def shared_gpu_rows(merged: Merged) -> list[SharedGpuRow]:
+    """Every GPU that at least two processes used, by its UUID, over the captures of all of them; busy + idle
+    is the window. `doubt_ns`: a process with more than `MAX_INTERVALS` stretches of work has the shortest
+    gaps between them closed.
+    """
+    users: dict[str, list[tuple[Rank, DeviceTimes]]] = defaultdict(list)
     for summary in merged.summaries:
-        devices[rank_of(summary)].extend(summary.devices)
-    return [
-        {
-            "uuid": gpu.uuid,
-            "name": gpu.name,
-            "host": gpu.host,
-            "ranks": [index[rank] for rank in gpu.ranks],
-            "start_ns": gpu.start - t0,
-            "window_ns": gpu.window_ns,
-            "busy_ns": gpu.busy_ns,
-            "idle_ns": gpu.idle_ns,
-            "doubt_ns": gpu.doubt_ns,
-        }
-        for gpu in shared_gpus(devices)
-    ]
+        for device in summary.devices:
+            if device.uuid and device.busy is not None:
+                users[plain(device.uuid)].append((rank_of(summary), device))
+    found = []
+    for _, uses in sorted(users.items()):
+        ranks = sorted({rank for rank, _ in uses})
+        if len(ranks) < 2:
+            continue
+        start, end = min(d.start for _, d in uses), max(d.end for _, d in uses)
+        together = joined(*(d.busy for _, d in uses if d.busy is not None)).length
+        doubt = sum(d.busy.length - d.times.busy_ns for _, d in uses if d.busy is not None)
+        busy = max(together - doubt, max(d.times.busy_ns for _, d in uses))
+        row = SharedGpuRow(
+            uuid=uses[0][1].uuid,
+            name=next((d.name for _, d in uses if d.name), ""),
+            host=ranks[0].host,
+            ranks=[merged.index[rank] for rank in ranks],
+            start_ns=start - merged.t0,
+            window_ns=end - start,
+            busy_ns=busy,
+            idle_ns=end - start - busy,
+            doubt_ns=doubt,
+        )
+        found.append(row)
+    return found
 
 
 def step_times(merged: Merged) -> dict[str, int]:
@@ -102,15 +112,15 @@ def name_rows(read: list[Summary], what: str, whole: dict[str, int]) -> list[Nam
             sums[summary.report.worker] += row.total_ns
     ranked = sorted(totals.items(), key=lambda item: -item[1][1])[:MAX_KERNELS]
     return [
-        {
-            "worker": worker,
-            "phase": phase,
-            "name": shortened(name, 400),
-            "count": count,
-            "total_ns": total,
-            "max_ns": longest,
-            "share": round(total / max(whole.get(worker, 0) or sums[worker], 1), 5),
-        }
+        NameRow(
+            worker=worker,
+            phase=phase,
+            name=shortened(name, 400),
+            count=count,
+            total_ns=total,
+            max_ns=longest,
+            share=round(total / max(whole.get(worker, 0) or sums[worker], 1), 5),
+        )
         for (worker, phase, name), (count, total, longest) in ranked
     ]
 
@@ -129,14 +139,14 @@ def kernel_class_rows(read: list[Summary]) -> list[KernelClassRow]:
             total[1] += row.total_ns
             whole[summary.report.worker, row.phase] += row.total_ns
     rows: list[KernelClassRow] = [
-        {
-            "worker": worker,
-            "phase": phase,
-            "kernel_class": name,
-            "count": count,
-            "total_ns": total,
-            "share": round(total / max(whole[worker, phase], 1), 5),
-        }
+        KernelClassRow(
+            worker=worker,
+            phase=phase,
+            kernel_class=name,
+            count=count,
+            total_ns=total,
+            share=round(total / max(whole[worker, phase], 1), 5),
+        )
         for (worker, phase, name), (count, total) in sorted(totals.items(), key=lambda item: -item[1][1])
     ]
     return rows[:MAX_KERNELS]
@@ -151,15 +161,15 @@ def copy_rows(read: list[Summary]) -> list[CopyRow]:
             for i, value in enumerate((copy.count, copy.total_ns, copy.known_bytes, copy.known_ns)):
                 total[i] += value
     rows: list[CopyRow] = [
-        {
-            "worker": worker,
-            "phase": phase,
-            "direction": direction,
-            "count": count,
-            "total_ns": total,
-            "size_bytes": size or None,
-            "gb_per_s": round(size / known, 3) if size and known else None,
-        }
+        CopyRow(
+            worker=worker,
+            phase=phase,
+            direction=direction,
+            count=count,
+            total_ns=total,
+            size_bytes=size or None,
+            gb_per_s=round(size / known, 3) if size and known else None,
+        )
         for (worker, phase, direction), (count, total, size, known) in sorted(
             totals.items(), key=lambda item: -item[1][1]
         )
@@ -181,7 +191,7 @@ def kernel_spans(merged: Merged, index: dict[Rank, int], t0: int) -> KernelSpans
         starts = (clock.all_aligned(found.start[chosen]) - t0).tolist()
         rows = zip(found.name[chosen].tolist(), starts, found.duration[chosen].tolist(), strict=True)
         spans += [[rank, codes[name], start, duration] for name, start, duration in rows]
-    return {"a_report": most, "names": list(names), "spans": spans}
+    return KernelSpans(most, list(names), spans)
 
 
 def serving_rows(read: list[Summary]) -> list[ServingRow]:
@@ -199,20 +209,20 @@ def serving_rows(read: list[Summary]) -> list[ServingRow]:
         curves = [part.batch for part in parts if part.batch]
         decoding = sum(part.decoding for part in parts)
         rows.append(
-            {
-                "worker": worker,
-                "phase": phase,
-                "kind": kind,
-                "told_by": told_by,
-                "count": count,
-                "total_ns": total,
-                "share": round(min(1.0, total / max(whole[worker, phase], 1)), 5),
-                "prompt_tokens": sum(part.prefilled for part in parts),
-                "batch_mean": round(decoding / max(count, 1), 2) if decoding else None,
-                "batch": [round(sum(points) / len(curves), 2) for points in zip(*curves, strict=True)],
-            }
+            ServingRow(
+                worker=worker,
+                phase=phase,
+                kind=kind,
+                told_by=told_by,
+                count=count,
+                total_ns=total,
+                share=round(min(1.0, total / max(whole[worker, phase], 1)), 5),
+                prompt_tokens=sum(part.prefilled for part in parts),
+                batch_mean=round(decoding / max(count, 1), 2) if decoding else None,
+                batch=[round(sum(points) / len(curves), 2) for points in zip(*curves, strict=True)],
+            )
         )
-    return sorted(rows, key=lambda row: -row["total_ns"])[:MAX_COLLECTIVES]
+    return sorted(rows, key=lambda row: -row.total_ns)[:MAX_COLLECTIVES]
 
 
 def pipeline_rows(read: list[Summary]) -> list[PipelineRow]:
@@ -233,42 +243,19 @@ def pipeline_rows(read: list[Summary]) -> list[PipelineRow]:
             for name in ("window_ns", "compute_ns", "waiting_ns", "idle_ns")
         )
         rows.append(
-            {
-                "worker": worker,
-                "phase": phase,
-                "stage": None if stage == UNTOLD else stage,
-                "stages": max(part.stages for part in parts),
-                "ranks": len(ranks[key]),
-                "window_ns": window // steps,
-                "compute_ns": compute // steps,
-                "waiting_ns": waiting // steps,
-                "idle_ns": idle // steps,
-                "share": round((waiting + idle) / max(window, 1), 5),
-            }
+            PipelineRow(
+                worker=worker,
+                phase=phase,
+                stage=None if stage == UNTOLD else stage,
+                stages=max(part.stages for part in parts),
+                ranks=len(ranks[key]),
+                window_ns=window // steps,
+                compute_ns=compute // steps,
+                waiting_ns=waiting // steps,
+                idle_ns=idle // steps,
+                share=round((waiting + idle) / max(window, 1), 5),
+            )
         )
-    return rows[:MAX_COLLECTIVES]
-
-
-def collective_rows(read: list[Summary], skews: Sequence[CollectiveSkew]) -> list[CollectiveRow]:
-    """Communication kernels over all ranks of a worker; bandwidths where the traces say how much was sent."""
-    rows: list[CollectiveRow] = [
-        {
-            "worker": total.worker,
-            "op": total.op,
-            "group": total.group,
-            "group_size": total.group_size,
-            "dtype": total.dtype,
-            "count": total.count,
-            "total_ns": total.total_ns,
-            "min_ns": total.min_ns,
-            "transfer_ns": total.transfer_ns // max(total.count, 1),
-            "message_bytes": total.message_bytes or None,
-            "algorithm_gb_per_s": total.rate(total.message_bytes),
-            "bus_gb_per_s": total.rate(total.bus_bytes),
-        }
-        for total in bandwidths(((s.report.worker, c) for s in read for c in s.collectives), skews)
-    ]
-    rows.sort(key=lambda row: -row["total_ns"])
     return rows[:MAX_COLLECTIVES]
 
 
@@ -287,21 +274,9 @@ def weight_sync_rows(merged: Merged) -> list[WeightSyncRow]:
         every = joined(*by_worker.values())
         start, end, busy = int(every.start[0]), int(every.end[-1]), every.length
         spans = {worker: int(when.end[-1] - when.start[0]) for worker, when in by_worker.items()}
-        rows.append(
-            {"step": number, "total_ns": end - start, "by_worker_ns": spans, "between_ns": end - start - busy}
-        )
+        rows.append(WeightSyncRow(number, end - start, spans, end - start - busy))
     return rows
 
 
 def memory_rows(read: list[Summary], index: dict[Rank, int]) -> list[MemoryRow]:
-    return [
-        {
-            "rank": index[rank_of(s)],
-            "device": m.device,
-            "phase": m.phase,
-            "allocated_bytes": m.allocated_bytes,
-            "reserved_bytes": m.reserved_bytes,
-        }
-        for s in read
-        for m in s.memory
-    ]
+    return [MemoryRow(**structs.asdict(m), rank=index[rank_of(s)]) for s in read for m in s.memory]

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-from rlprof_ops.analyze.output.diff import Change, compare, describe, signed_percent
+from rlprof_ops.analyze.output.run_diff import Change, compare, describe, signed_percent
 from rlprof_ops.analyze.output.text import duration
 from rlprof_ops.analyze.page.data import WorkerRow, worker_rows
 from rlprof_ops.analyze.report_model import Answer
@@ -47,9 +47,9 @@ def render_comparison(before: Answer, after: Answer, names: tuple[str, str]) -> 
 
 def _lanes(answers: tuple[Answer, Answer], names: tuple[str, str]) -> list[list[dict[str, object]]]:
     """A row a worker, before and after beside each other."""
-    found = [{row["worker"]: row for row in worker_rows(answer)} for answer in answers]
-    phases = list(dict.fromkeys(phase for answer in answers for phase in answer["phase_names"]))
-    longest = max((row["mean_ns"] for rows in found for row in rows.values()), default=1) or 1
+    found = [{row.worker: row for row in worker_rows(answer)} for answer in answers]
+    phases = list(dict.fromkeys(phase for answer in answers for phase in answer.phase_names))
+    longest = max((row.mean_ns for rows in found for row in rows.values()), default=1) or 1
     return [
         [
             _lane(answer, rows.get(worker), worker, name, phases, longest)
@@ -66,15 +66,15 @@ def _lane(
         return {"run": name, "worker": worker, "length": "", "width": 0, "parts": []}
     parts = [
         {
-            "phase": answer["phase_names"][phase],
-            "title": f"{answer['phase_names'][phase]}: {duration(length)}",
-            "width": round(100 * length / max(row["mean_ns"], 1), 3),
-            "color": _COLORS[phases.index(answer["phase_names"][phase]) % len(_COLORS)],
+            "phase": answer.phase_names[phase],
+            "title": f"{answer.phase_names[phase]}: {duration(length)}",
+            "width": round(100 * length / max(row.mean_ns, 1), 3),
+            "color": _COLORS[phases.index(answer.phase_names[phase]) % len(_COLORS)],
         }
-        for phase, length in row["phases"]
+        for phase, length in row.phases
     ]
-    width = round(100 * row["mean_ns"] / longest, 3)
-    return {"run": name, "worker": worker, "length": duration(row["mean_ns"]), "width": width, "parts": parts}
+    width = round(100 * row.mean_ns / longest, 3)
+    return {"run": name, "worker": worker, "length": duration(row.mean_ns), "width": width, "parts": parts}
 
 
 def _csv(changes: Sequence[Change]) -> str:

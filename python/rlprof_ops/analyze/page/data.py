@@ -5,16 +5,18 @@ report.json.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TypedDict, cast
+
+import msgspec
 
 from rlprof_ops.analyze.output.text import step_runs, unmarked
 from rlprof_ops.analyze.report_model import AnatomyRow, Answer
 
 MAX_SEGMENTS = 60_000
 MAX_BUBBLES = 400
+_NOT_DRAWN = ("schema", "t0_ns", "anatomy")
 
 
-class WorkerRow(TypedDict):
+class WorkerRow(msgspec.Struct, frozen=True):
     """The mean step of a worker; `phases` and `waiting`: [phase or worker, mean_ns]."""
 
     worker: str
@@ -31,55 +33,25 @@ def page_data(answer: Answer) -> dict[str, object]:
     """The part of an answer that the page shows. Times stay nanoseconds, but for segments: whole
     microseconds.
     """
-    kept = (
-        "made_by",
-        "made_ns",
-        "run",
-        "findings",
-        "coverage",
-        "clocks",
-        "ranks",
-        "phase_names",
-        "steps",
-        "phases",
-        "stragglers",
-        "gpu",
-        "shared_gpus",
-        "kernels",
-        "ops",
-        "collectives",
-        "skews",
-        "weight_sync",
-        "memory",
-    )
-    whole = cast("dict[str, object]", answer)
-    return {key: whole[key] for key in kept} | {
-        # absent in a report.json of an earlier version
-        "critical_path": answer.get("critical_path", {"steps": [], "slack": []}),
-        "what_if": answer.get("what_if", []),
-        "whole_run": answer.get("whole_run"),
-        "kernel_classes": answer.get("kernel_classes", []),
-        "copies": answer.get("copies", []),
-        "pipeline": answer.get("pipeline", []),
-        "serving": answer.get("serving", []),
-        "mfu": answer.get("mfu"),
-        "kernel_spans": answer.get("kernel_spans", {"a_report": 0, "names": [], "spans": []}),
-        "counters": answer.get("counters", []),
+    cut = {
         "segments": _segments(answer),
         "steps_of": _steps_of(answer),
         "workers": worker_rows(answer),
-        "bubbles": answer["bubbles"][:MAX_BUBBLES],
-        "step_names": {str(row["step"]): step_runs([row]) for row in answer["steps"]},
-        "all_steps": step_runs(answer["steps"]),
-        "unmarked": unmarked(answer["steps"]),
+        "bubbles": answer.bubbles[:MAX_BUBBLES],
+        "step_names": {str(row.step): step_runs([row]) for row in answer.steps},
+        "all_steps": step_runs(answer.steps),
+        "unmarked": unmarked(answer.steps),
     }
+    whole = {name: getattr(answer, name) for name in Answer.__struct_fields__ if name not in _NOT_DRAWN}
+    data: dict[str, object] = msgspec.to_builtins(whole | cut)
+    return data
 
 
 def _segments(answer: Answer) -> list[list[int]]:
     """[rank, step, phase, start µs, length µs]; where there are too many, the shortest of each rank and
     step go.
     """
-    segments = answer["segments"]
+    segments = answer.segments
     groups: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
     for segment in segments:
         groups[segment[0], segment[1]].append(segment)
@@ -101,41 +73,40 @@ def _steps_of(answer: Answer) -> list[list[int]]:
     phases than are drawn, so that a segment stands for what takes most of its time.
     """
     return [
-        [a["rank"], a["step"], a["start_ns"] // 1000, a["duration_ns"] // 1000, int(a["thinned"])]
-        for a in answer["anatomy"]
+        [a.rank, a.step, a.start_ns // 1000, a.duration_ns // 1000, int(a.thinned)] for a in answer.anatomy
     ]
 
 
 def worker_rows(answer: Answer) -> list[WorkerRow]:
     """The mean step of each worker: phases, waiting for whom, and the rest."""
     groups: dict[str, list[AnatomyRow]] = defaultdict(list)
-    for row in answer["anatomy"]:
-        groups[answer["ranks"][row["rank"]]["worker"]].append(row)
-    found: list[WorkerRow] = []
+    for row in answer.anatomy:
+        groups[answer.ranks[row.rank].worker].append(row)
+    found = []
     for worker, rows in groups.items():
-        steps = sum(row["count"] or 1 for row in rows)
+        steps = sum(row.count or 1 for row in rows)
         phases: dict[int, float] = defaultdict(float)
         waits: dict[str, float] = defaultdict(float)
         for row in rows:
-            for phase in row["phases"]:
-                phases[phase["phase"]] += phase["duration_ns"] / steps
-            for other, length in row["waiting_ns"].items():
+            for phase in row.phases:
+                phases[phase.phase] += phase.duration_ns / steps
+            for other, length in row.waiting_ns.items():
                 waits[other] += length / steps
-        ranks = {row["rank"] for row in rows}
+        ranks = {row.rank for row in rows}
         found.append(
-            {
-                "worker": worker,
-                "ranks": len(ranks),
-                "controller": answer["ranks"][rows[0]["rank"]]["controller"],
-                "mean_ns": round(sum(row["duration_ns"] for row in rows) / steps),
-                "phases": [(phase, round(length)) for phase, length in sorted(phases.items())],
-                "waiting": [(other, round(length)) for other, length in sorted(waits.items())],
-                "unexplained_ns": round(sum(row["unexplained_ns"] for row in rows) / steps),
-                "uncaptured_ns": round(sum(row["uncaptured_ns"] for row in rows) / steps),
-            }
+            WorkerRow(
+                worker=worker,
+                ranks=len(ranks),
+                controller=answer.ranks[rows[0].rank].controller,
+                mean_ns=round(sum(row.duration_ns for row in rows) / steps),
+                phases=[(phase, round(length)) for phase, length in sorted(phases.items())],
+                waiting=[(other, round(length)) for other, length in sorted(waits.items())],
+                unexplained_ns=round(sum(row.unexplained_ns for row in rows) / steps),
+                uncaptured_ns=round(sum(row.uncaptured_ns for row in rows) / steps),
+            )
         )
     first: dict[str, int] = {}
-    for rank, _, _, start, _ in answer["segments"]:
-        worker = answer["ranks"][rank]["worker"]
+    for rank, _, _, start, _ in answer.segments:
+        worker = answer.ranks[rank].worker
         first[worker] = min(first.get(worker, start), start)
-    return sorted(found, key=lambda w: (w["controller"], first.get(w["worker"], 0), w["worker"]))
+    return sorted(found, key=lambda w: (w.controller, first.get(w.worker, 0), w.worker))

@@ -9,10 +9,10 @@ import secrets
 import shutil
 from pathlib import Path
 
+from rlprof_ops.analyze.answer_file import read_answer
 from rlprof_ops.analyze.output.text import size
-from rlprof_ops.analyze.page.render import handover, render
+from rlprof_ops.analyze.page.html_page import handover, render
 from rlprof_ops.analyze.report_model import Answer
-from rlprof_ops.host import foreign
 from rlprof_ops.host.private_server import PrivateHandler, PrivateServer
 
 PERFETTO = "https://ui.perfetto.dev"
@@ -36,8 +36,7 @@ class ReportServer(PrivateServer):
         return [path for name in TIMELINES if (path := self.folder / name).is_file()]
 
     def answer(self) -> Answer:
-        found: Answer = foreign.read(self.folder / "report.json", 2 << 30)
-        return found
+        return read_answer(self.folder / "report.json")
 
     def page(self) -> bytes:
         """The page as the folder is now: made anew when the report or the timeline was."""
@@ -52,7 +51,7 @@ class ReportServer(PrivateServer):
             {"name": path.name, "size": size(path.stat().st_size), "what": TIMELINES[path.name]}
             for path in self.timelines()
         ]
-        return handover(self.answer()["run"], files, self.perfetto, nonce).encode()
+        return handover(self.answer().run, files, self.perfetto, nonce).encode()
 
 
 class _Handler(PrivateHandler):
@@ -81,7 +80,9 @@ class _Handler(PrivateHandler):
     do_HEAD = do_GET
 
     def _refuse(self) -> None:
-        self._send(404, b"Nothing here: use the whole address that rlprof view printed.\n", "text/plain")
+        self._send(
+            404, b"Nothing here: use the whole address that rlprof report --serve printed.\n", "text/plain"
+        )
 
     def _file(self, name: str) -> None:
         try:

@@ -35,7 +35,7 @@ from rlprof_ops.analyze.columns import (
 )
 from rlprof_ops.analyze.readers.nsys_metrics import KEPT
 from rlprof_ops.analyze.readers.spill import Parts, release
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 
 VERSION = 6  # of the columns and of what the readers put in them; a cache of another version is not read
 _GROUP_ROWS = 1 << 18
@@ -80,7 +80,7 @@ class Found:
 
 
 def cache_path(report: Path) -> Path:
-    return report.with_name(names.columns_of(report.name))
+    return report.with_name(report_names.columns_of(report.name))
 
 
 def digest(report: Path) -> str:

@@ -28,13 +28,13 @@ from rlprof_ops.analyze.columns import (
     Trace,
     Track,
 )  # fmt: skip
-from rlprof_ops.analyze.names import shortened
 from rlprof_ops.analyze.readers.nsys_metrics import read_metrics
 from rlprof_ops.analyze.readers.nsys_tables import Columns, Export
 from rlprof_ops.analyze.readers.nvtx.nccl import with_nccl
 from rlprof_ops.analyze.readers.nvtx.ranges import coded, nvtx, threads
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.analyze.readers.spill import BLOCK_ROWS, Parts, in_order, release
+from rlprof_ops.analyze.short_names import shortened
 
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "Peer"}
 _SMALL = 1 << 31

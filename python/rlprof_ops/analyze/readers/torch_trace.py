@@ -19,12 +19,12 @@ from rlprof_ops.analyze.columns import (
     Spans,
     Trace,
 )
-from rlprof_ops.analyze.names import shortened
 from rlprof_ops.analyze.readers.chrome_events import ChromeEvents, Event
 from rlprof_ops.analyze.readers.read_error import UnreadableReport
 from rlprof_ops.analyze.readers.scan.batches import Scanned
 from rlprof_ops.analyze.readers.spill import in_order, release
 from rlprof_ops.analyze.readers.torch_columns import INT64, Columns, members, text, whole
+from rlprof_ops.analyze.short_names import shortened
 from rlprof_ops.backends.torch.trace_check import GPUS_KEY
 
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')

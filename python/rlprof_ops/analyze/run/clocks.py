@@ -16,7 +16,7 @@ import numpy as np
 
 from rlprof_ops.analyze.columns import Ints
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, one_communicator
-from rlprof_ops.analyze.report_model import ClocksAnswer, HostClockRow
+from rlprof_ops.analyze.report_model import ClockMethod, ClocksAnswer, HostClockRow
 
 MAX_PAIRS = 4  # pairs of ranks that two hosts are compared by
 MAX_SHIFT = 3  # windows of two ranks may begin this many collectives apart
@@ -38,7 +38,7 @@ class HostClock:
     at_ns: int
     residual_ns: int | None
     matches: int
-    method: str  # "reference", "collectives", "probe", "unaligned"
+    method: ClockMethod
 
     def aligned(self, time: int) -> int:
         return time + self.offset_ns + round((time - self.at_ns) * self.drift_ppm / 1e6)
@@ -70,24 +70,24 @@ class Clocks:
         """A name for the clock that a host's times are on: "" where it is aligned to the others'."""
         return host if self.of(host).method == "unaligned" and len(self.hosts) > 1 else ""
 
-    def to_dict(self, at_ns: int) -> ClocksAnswer:
-        """As data; offsets are those at a moment of the run, for a drift moves them."""
-        hosts: list[HostClockRow] = [
-            {
-                "host": c.host,
-                "offset_ns": c.aligned(at_ns) - at_ns,
-                "drift_ppm": round(c.drift_ppm, 4),
-                "residual_ns": c.residual_ns,
-                "matches": c.matches,
-                "method": c.method,
-            }
+    def as_rows(self, at_ns: int) -> ClocksAnswer:
+        """As in the report; offsets are those at a moment of the run, for a drift moves them."""
+        hosts = [
+            HostClockRow(
+                host=c.host,
+                offset_ns=c.aligned(at_ns) - at_ns,
+                drift_ppm=round(c.drift_ppm, 4),
+                residual_ns=c.residual_ns,
+                matches=c.matches,
+                method=c.method,
+            )
             for c in self.hosts
         ]
-        return {"residual_ns": self.residual_ns, "hosts": hosts}
+        return ClocksAnswer(self.residual_ns, hosts)
 
 
 @dataclass(frozen=True)
-class Member:
+class RankCollectives:
     """One rank's collective events, with what tells its communicators from another worker's."""
 
     host: str
@@ -100,7 +100,7 @@ class Member:
 
 
 def align(
-    members: Iterable[Member], hosts: Iterable[str], probes: dict[str, HostClock] | None = None
+    members: Iterable[RankCollectives], hosts: Iterable[str], probes: dict[str, HostClock] | None = None
 ) -> Clocks:
     """The clock of every host, relative to the one with the most ranks (the first by name among equals)."""
     members, names = list(members), sorted(set(hosts))
@@ -179,10 +179,10 @@ def _chained(base: HostClock, clock: HostClock) -> HostClock:
 Pair = tuple[Ints, Ints]  # ends on the base, ends on the other host
 
 
-def _edges(members: list[Member]) -> dict[tuple[str, str], Pair]:
+def _edges(members: list[RankCollectives]) -> dict[tuple[str, str], Pair]:
     """Ends of matched collective events for each ordered pair of hosts."""
     collected: dict[tuple[str, str], list[Pair]] = {}
-    by_key: dict[tuple[str, str, str, int | None], list[tuple[Member, CollectiveEvents]]] = {}
+    by_key: dict[tuple[str, str, str, int | None], list[tuple[RankCollectives, CollectiveEvents]]] = {}
     for member in members:
         for meeting in member.collective_events:
             key = (member.worker, meeting.key, meeting.communicator, member.window)

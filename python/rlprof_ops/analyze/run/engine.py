@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from rlprof_ops.analyze.run.identity import Report
-from rlprof_ops.analyze.run.summary import Result, Unread, summarise_file
+from rlprof_ops.analyze.run.identity import ReportFile
+from rlprof_ops.analyze.run.process_summary import Result, Unread
+from rlprof_ops.analyze.run.summary import summarise_file
 from rlprof_ops.errors import RlprofError
 
 Results = tuple[Result, ...]  # of one report: one a process in it
+Read = tuple[ReportFile, Results]
 Progress = Callable[[int, int, Results], None]
 
 
@@ -22,7 +24,7 @@ def default_workers() -> int:
 
 def summarise_all(
     root: Path,
-    reports: Sequence[Report],
+    reports: Sequence[ReportFile],
     engine: str = "local",
     workers: int | None = None,
     cache: bool = True,
@@ -37,18 +39,18 @@ def summarise_all(
     """
     readable = [report for report in reports if report.readable]
     run = {"local": _local, "ray": _ray}[engine]
-    results: dict[str, Results] = {}
-    for done, result in enumerate(run(root, readable, workers, cache), 1):
-        results[result[0].report.path] = result
+    results: dict[ReportFile, Results] = {}  # a path is not enough: the driver's log holds several windows
+    for done, (report, result) in enumerate(run(root, readable, workers, cache), 1):
+        results[report] = result
         if progress is not None:
             progress(done, len(readable), result)
-    return [result for report in readable for result in results[report.path]]
+    return [result for report in readable for result in results[report]]
 
 
-def _local(root: Path, reports: list[Report], workers: int | None, cache: bool) -> Iterator[Results]:
+def _local(root: Path, reports: list[ReportFile], workers: int | None, cache: bool) -> Iterator[Read]:
     count = min(workers or default_workers(), len(reports))
     if count <= 1:
-        yield from (summarise_file(root, report, cache) for report in reports)
+        yield from (_summarise(summarise_file, root, cache, report) for report in reports)
         return
     from rlprof_ops.analyze.run.worker_pool import each
 
@@ -56,15 +58,15 @@ def _local(root: Path, reports: list[Report], workers: int | None, cache: bool) 
     yield from each(read, _largest_first(reports), count, _killed)
 
 
-def _summarise(read: Callable[..., Results], root: Path, cache: bool, report: Report) -> Results:
-    return read(root, report, cache)
+def _summarise(read: Callable[..., Results], root: Path, cache: bool, report: ReportFile) -> Read:
+    return report, read(root, report, cache)
 
 
-def _killed(report: Report) -> Results:
-    return (Unread(report, "the process that read it was killed, for its memory as a rule", 0.0),)
+def _killed(report: ReportFile) -> Read:
+    return report, (Unread(report, "the process that read it was killed, for its memory as a rule", 0.0),)
 
 
-def _ray(root: Path, reports: list[Report], workers: int | None, cache: bool) -> Iterator[Results]:
+def _ray(root: Path, reports: list[ReportFile], workers: int | None, cache: bool) -> Iterator[Read]:
     import logging
 
     try:
@@ -85,7 +87,7 @@ def _ray(root: Path, reports: list[Report], workers: int | None, cache: bool) ->
     absolute = root.resolve()
     task = cluster.remote(num_cpus=1, max_retries=2)(summarise_file)
     limit = workers or max(1, int(cluster.cluster_resources().get("CPU", 1)) * 2)
-    waiting: dict[object, Report] = {}
+    waiting: dict[object, ReportFile] = {}
     todo = list(_largest_first(reports))
     while todo or waiting:
         while todo and len(waiting) < limit:
@@ -95,11 +97,11 @@ def _ray(root: Path, reports: list[Report], workers: int | None, cache: bool) ->
         for reference in ready:
             report = waiting.pop(reference)
             try:
-                yield ray.get(reference)
+                yield report, ray.get(reference)
             except ray.exceptions.RayError as error:
                 why = f"its Ray task failed: {str(error).strip().splitlines()[-1][:200]}"
-                yield (Unread(report, why, 0.0),)
+                yield report, (Unread(report, why, 0.0),)
 
 
-def _largest_first(reports: Sequence[Report]) -> list[Report]:
+def _largest_first(reports: Sequence[ReportFile]) -> list[ReportFile]:
     return sorted(reports, key=lambda report: -report.size_bytes)

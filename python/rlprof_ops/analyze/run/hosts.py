@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from rlprof_ops.analyze.run.identity import Report
+from rlprof_ops.analyze.run.identity import ReportFile
 
 
 class HasHost(Protocol):
@@ -19,7 +19,7 @@ class HasHost(Protocol):
     @property
     def rank(self) -> int: ...
     @property
-    def report(self) -> Report: ...
+    def report(self) -> ReportFile: ...
 
 
 P = TypeVar("P", bound=HasHost)

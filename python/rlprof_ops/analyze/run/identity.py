@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlprof_ops import backends
+from rlprof_ops.analyze.columns import Origin
 from rlprof_ops.analyze.run import step_log
-from rlprof_ops.analyze.run.foreign_names import told_by
-from rlprof_ops.backends import names
-from rlprof_ops.backends.names import ReportName
+from rlprof_ops.analyze.run.foreign_names import NAMELESS, told_by
+from rlprof_ops.backends import report_names
+from rlprof_ops.backends.report_names import ReportName
 from rlprof_ops.errors import UsageError
 from rlprof_ops.host import foreign
 
@@ -29,7 +30,7 @@ _SKIP = {"ray", "logs", "nodes", ".secrets"}
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportFile:
     """One report file of a run. `path` is relative to the run folder; what its name does not tell is None."""
 
     path: str
@@ -45,6 +46,15 @@ class Report:
     modified_ns: int = 0
     clock: tuple[tuple[int, int, int], ...] = ()  # the job's steps in it: number, begin, end (Unix ns)
     alone: bool = False  # only its columns are here, as its node read them
+    ordinal: int | None = None  # its rank, where neither its name nor what is in it says one
+
+    def completed(self, origin: Origin) -> ReportFile:
+        """The same with what its own trace tells: the host, the rank, and that a name is but the host's."""
+        told = self.rank if self.rank is not None else origin.rank if origin.rank >= 0 else self.ordinal
+        rank = 0 if told is None or (self.rank is None and told == origin.pid) else told
+        host = self.host or origin.host
+        worker = NAMELESS if self.worker == origin.host else self.worker  # nsys' %h_%p
+        return replace(self, worker=worker, rank=rank, host=host)
 
     @property
     def readable(self) -> bool:
@@ -60,7 +70,7 @@ class Report:
         return self.readable and not self.alone and not self.path.endswith(_MEMORY)
 
 
-def find_reports(root: Path) -> tuple[Report, ...]:
+def find_reports(root: Path) -> tuple[ReportFile, ...]:
     """Every report below a run folder, or the one a file is; sorted by worker, rank, step and path.
 
     Raises `UsageError` when there is nothing to read.
@@ -85,7 +95,7 @@ def find_reports(root: Path) -> tuple[Report, ...]:
     return tuple(sorted(found, key=lambda r: (r.worker, r.rank or 0, r.start or 0, r.path)))
 
 
-def _with_the_jobs_steps(reports: list[Report], logs: tuple[step_log.StepLog, ...]) -> list[Report]:
+def _with_the_jobs_steps(reports: list[ReportFile], logs: tuple[step_log.StepLog, ...]) -> list[ReportFile]:
     """The reports, each with the steps that its window holds, and the driver's where no profiler saw it."""
     if not logs:
         return reports
@@ -106,7 +116,7 @@ def _with_the_jobs_steps(reports: list[Report], logs: tuple[step_log.StepLog, ..
     windows = {(report.start, report.stop) for report in found if report.clock}
     for start, stop in sorted(windows, key=lambda window: (window[0] or 0, window[1] or 0)):
         found.append(
-            Report(
+            ReportFile(
                 path=driver.path,
                 backend=step_log.BACKEND,
                 worker=driver.worker,
@@ -130,7 +140,7 @@ def _walk(base: Path) -> Iterator[Path]:
         )
         for name in sorted(files):
             path = Path(folder, name)
-            report = names.report_of_columns(name)
+            report = report_names.report_of_columns(name)
             if report.endswith(TRACE_SUFFIXES) and report not in files and _stands_alone(path):
                 yield path.with_name(report)
                 continue
@@ -178,10 +188,10 @@ def _begins(path: Path, magic: bytes) -> bool:
         return False
 
 
-def _describe(root: Path, path: Path) -> Report:
+def _describe(root: Path, path: Path) -> ReportFile:
     relative = path.relative_to(root)
     parts = relative.parts
-    named = names.parse(path.name) or ReportName("", "")
+    named = report_names.parse(path.name) or ReportName("", "")
     place = parts[parts.index("profiles") + 1 :] if "profiles" in parts[:-1] else parts
     backend = place[0] if len(place) > 2 else _backend_of(path.name)
     folder_rank = next(
@@ -190,12 +200,12 @@ def _describe(root: Path, path: Path) -> Report:
     folder_worker = place[1] if len(place) > 3 else ""
     told = told_by(relative)
     if named.kind in ("torch", "nsys", "ray"):  # host, pid or chance: a folder may tell the worker
-        told = replace(told, worker=told_by(relative.with_name("trace.json")).worker)
+        told = told_by(relative.with_name("trace.json"))
     if not named.kind:
         named = replace(named, rank=told.rank, start=told.start, stop=told.stop)
     alone = not path.exists()
-    found = (path.with_name(names.columns_of(path.name)) if alone else path).stat()
-    return Report(
+    found = (path.with_name(report_names.columns_of(path.name)) if alone else path).stat()
+    return ReportFile(
         path=str(relative),
         backend=backend,
         worker=named.worker or folder_worker or told.worker,
@@ -208,6 +218,7 @@ def _describe(root: Path, path: Path) -> Report:
         size_bytes=found.st_size,
         modified_ns=found.st_mtime_ns,
         alone=alone,
+        ordinal=told.ordinal,
     )
 
 
@@ -219,7 +230,7 @@ def _harvested(root: Path) -> dict[str, dict[str, object]]:
     return {str(row.get("path")): row for row in rows if isinstance(row, dict)}
 
 
-def _as_harvested(report: Report, known: dict[str, dict[str, object]]) -> Report:
+def _as_harvested(report: ReportFile, known: dict[str, dict[str, object]]) -> ReportFile:
     row = known.get(report.path, {})
 
     def text(key: str, instead: str) -> str:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 
-from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit
 from rlprof_ops.analyze.metrics.intervals import Union, union
 from rlprof_ops.analyze.metrics.phases import Segment
-from rlprof_ops.analyze.run.clocks import Clocks, HostClock, Member, align
+from rlprof_ops.analyze.report_model import GpuTimes, IdleSplit
+from rlprof_ops.analyze.run.clocks import Clocks, HostClock, RankCollectives, align
 from rlprof_ops.analyze.run.hosts import with_hosts
+from rlprof_ops.analyze.run.process_summary import PhaseTime, StepTime, Summary
 from rlprof_ops.analyze.run.run_steps import on_steps_of_the_run
 from rlprof_ops.analyze.run.shared_gpus import plain
 from rlprof_ops.analyze.run.step_parts import whole_step
-from rlprof_ops.analyze.run.summary import PhaseTime, StepTime, Summary
 
 _CONTROLLER = re.compile(r"controller|driver|main_task|task_?runner|ray_trainer", re.IGNORECASE)
 
@@ -31,6 +33,7 @@ class Rank:
     host: str
     pid: int
     told_apart: bool = field(default=False, compare=False)  # named with its pid: another has worker and rank
+    index: int = field(default=-1, compare=False)  # its place among the ranks of the run
 
     @property
     def is_controller(self) -> bool:
@@ -44,7 +47,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class RankStep:
-    """One step of one rank, its times aligned; of several reports the one that says most."""
+    """One step of one rank, its times aligned; of several reports the most complete one."""
 
     rank: Rank
     step: int
@@ -91,6 +94,18 @@ class Merged:
     steps: tuple[RankStep, ...]  # by step, then rank
     clocks: Clocks
     summaries: tuple[Summary, ...]
+    namesakes: tuple[str, ...] = ()  # paths of reports that give one name to processes which ran at a time
+
+    @cached_property
+    def t0(self) -> int:
+        """The moment that starts in the report count from."""
+        first = min((summary.start for summary in self.summaries), default=0)
+        return min((row.start for row in self.steps), default=first)
+
+    @cached_property
+    def index(self) -> dict[Rank, int]:
+        """The place of every rank among `ranks`."""
+        return {rank: place for place, rank in enumerate(self.ranks)}
 
     @property
     def step_numbers(self) -> tuple[int, ...]:
@@ -108,16 +123,22 @@ def merge(
     nodes: Sequence[str] = (),
 ) -> Merged:
     """One `Merged` of all summaries that were read. `nodes`: the hosts of the run, where they are known."""
+    namesakes = _namesakes(summaries)
+    summaries = [_by_its_file(s) if s.report.path in namesakes else s for s in summaries]
     summaries = _told_apart(with_hosts(_windows_apart(summaries), nodes))
     clocks = align(
         (
-            Member(s.host, s.report.worker, s.rank, s.collective_events, s.pid, s.world_rank, s.report.start)
+            RankCollectives(
+                s.host, s.report.worker, s.rank, s.collective_events, s.pid, s.world_rank, s.report.start
+            )
             for s in summaries
             if s.on_utc
         ),
         (s.host for s in summaries),
         probes,
     )
+    ranks = [replace(rank, index=i) for i, rank in enumerate(sorted({rank_of(s) for s in summaries}))]
+    known = {rank: rank for rank in ranks}
     told: dict[tuple[Rank, int], list[tuple[tuple[bool, int, int, bool], Summary, StepTime]]] = {}
     for summary in summaries:
         counts: dict[int, int] = {}
@@ -130,7 +151,7 @@ def merge(
                 int(bool(summary.devices)),
                 summary.collectives_seen,
             )
-            told.setdefault((rank_of(summary), step.step), []).append((says, summary, step))
+            told.setdefault((known[rank_of(summary)], step.step), []).append((says, summary, step))
     phases = {id(summary): _by_step(summary.phases) for summary in summaries}
     pictures = {id(summary): _by_step(summary.drawn) for summary in summaries}
     rows = [
@@ -151,7 +172,7 @@ def merge(
     ]
     rows = on_steps_of_the_run(rows, clocks.shared_by)
     rows.sort(key=lambda row: (row.step, row.rank))
-    return Merged(tuple(sorted({rank_of(s) for s in summaries})), tuple(rows), clocks, tuple(summaries))
+    return Merged(tuple(ranks), tuple(rows), clocks, tuple(summaries), namesakes)
 
 
 def _windows_apart(summaries: Sequence[Summary]) -> Sequence[Summary]:
@@ -177,6 +198,32 @@ def _told_apart(summaries: Sequence[Summary]) -> list[Summary]:
         replace(s, told_apart=True) if len(pids[s.report.worker, s.rank, s.host]) > 1 else s
         for s in summaries
     ]
+
+
+def _namesakes(summaries: Sequence[Summary]) -> tuple[str, ...]:
+    """The reports whose names tell no process, which call themselves the same one and were taken at the same
+    time: torch and nsys record one window of a process after the other.
+    """
+    groups: dict[tuple[object, ...], list[Summary]] = {}
+    for s in sorted(summaries, key=lambda s: s.start):
+        if s.report.pid is None and (s.kind == "torch" or (s.kind == "nsys" and s.on_utc)):
+            groups.setdefault((s.kind, s.report.worker, s.rank, s.host, s.pid), []).append(s)
+    return tuple(
+        dict.fromkeys(
+            s.report.path
+            for group in groups.values()
+            if any(
+                2 * (min(a.end, b.end) - b.start) > min(a.end - a.start, b.end - b.start)
+                for a, b in pairwise(group)
+            )
+            for s in group
+        )
+    )
+
+
+def _by_its_file(summary: Summary) -> Summary:
+    report = summary.report
+    return replace(summary, report=replace(report, worker=f"{report.worker} ({report.path})"))
 
 
 P = TypeVar("P", PhaseTime, Segment)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from rlprof_ops.analyze.columns import GpuSpans, Launches, MemorySamples, Origin, Part, Spans, Trace, join
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.host import foreign
 
 BACKEND = "steps"
@@ -50,7 +50,7 @@ def read_step_logs(root: Path) -> tuple[StepLog, ...]:
 
 def _logs(root: Path) -> Iterator[StepLog]:
     for path in sorted(root.glob("nodes/*/events/*.jsonl")):
-        named = names.parse(path.name.removesuffix(".jsonl") + ".nsys-rep")
+        named = report_names.parse(path.name.removesuffix(".jsonl") + ".nsys-rep")
         if path.is_symlink() or named is None or named.worker is None or named.pid is None:
             continue
         steps = _steps(path)

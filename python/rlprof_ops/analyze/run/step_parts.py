@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlprof_ops.analyze.metrics.gpu import sum_gpu, sum_idle
+from rlprof_ops.analyze.metrics.gpu_time import sum_gpu, sum_idle
 from rlprof_ops.analyze.metrics.intervals import merged
-from rlprof_ops.analyze.run.summary import PhaseTime
+from rlprof_ops.analyze.run.process_summary import PhaseTime
 
 if TYPE_CHECKING:
     from rlprof_ops.analyze.run.merge import RankStep
 
 
 def whole_step(rows: Sequence[RankStep]) -> RankStep:
-    """One row of all that tell a step of one rank, the one that says most first.
+    """Merge the rows of one rank's step into one, the most complete row first.
 
     Rows of the same time are of two profilers, and the first of them counts; those of other times are parts
     of the step, and are put together. Between the parts nobody recorded.

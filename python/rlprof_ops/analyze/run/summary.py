@@ -1,37 +1,31 @@
-"""What one report says, small enough to pass between processes: computed where the file is read, merged
-elsewhere.
-"""
+"""Reads one report and sums it up where the file is: all metrics of a process that need no other rank."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rlprof_ops.analyze.columns import Spans, Trace, distinct, join
-from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, find_collective_events
-from rlprof_ops.analyze.metrics.gpu import GpuTimes, IdleSplit, host_of, sum_gpu, sum_idle
-from rlprof_ops.analyze.metrics.gpu_work.copies import CopyTotal, copy_totals
+from rlprof_ops.analyze.metrics.collective_events import find_collective_events
+from rlprof_ops.analyze.metrics.gpu_time import host_of, sum_gpu, sum_idle
+from rlprof_ops.analyze.metrics.gpu_work.copies import copy_totals
 from rlprof_ops.analyze.metrics.gpu_work.counters import (
-    ClassCounter,
-    CounterSeries,
     class_counters,
     counter_series,
     fewer,
 )
-from rlprof_ops.analyze.metrics.gpu_work.longest import LongKernels, longest_kernels, no_kernels
-from rlprof_ops.analyze.metrics.gpu_work.pipeline import PipelineTime, pipeline_times
-from rlprof_ops.analyze.metrics.gpu_work.serving import ServingTotal, serving_totals
-from rlprof_ops.analyze.metrics.host import host_communication
+from rlprof_ops.analyze.metrics.gpu_work.longest import longest_kernels
+from rlprof_ops.analyze.metrics.gpu_work.pipeline import pipeline_times
+from rlprof_ops.analyze.metrics.gpu_work.serving import serving_totals
+from rlprof_ops.analyze.metrics.host_waits import host_communication
 from rlprof_ops.analyze.metrics.intervals import Union
 from rlprof_ops.analyze.metrics.kernels import (
-    CollectiveTotal,
-    NameTotal,
     collective_totals,
+    memory_peaks,
     top_kernels,
     top_ops,
 )
-from rlprof_ops.analyze.metrics.memory import MemoryPeak, memory_peaks
 from rlprof_ops.analyze.metrics.phases import (
     Segment,
     Step,
@@ -41,124 +35,18 @@ from rlprof_ops.analyze.metrics.phases import (
     phase_union,
     stretches,
 )
-from rlprof_ops.analyze.metrics.windows import GpuWindows, gpu_windows
-from rlprof_ops.analyze.processes import by_process
+from rlprof_ops.analyze.metrics.windowed_work import GpuWindows, gpu_windows
+from rlprof_ops.analyze.process_traces import by_process
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
 from rlprof_ops.analyze.readers.spill import release
+from rlprof_ops.analyze.report_model import GpuTimes, IdleSplit
 from rlprof_ops.analyze.run import step_log
-from rlprof_ops.analyze.run.identity import Report
+from rlprof_ops.analyze.run.identity import ReportFile
+from rlprof_ops.analyze.run.process_summary import DeviceTimes, PhaseTime, Result, StepTime, Summary, Unread
 from rlprof_ops.analyze.run.shared_gpus import busy_of
 
 
-@dataclass(frozen=True)
-class DeviceTimes:
-    """One GPU over the whole capture, as one process used it. `busy`: when, where the GPU's UUID is known, so
-    that processes that share it can be put together.
-    """
-
-    device: int
-    name: str
-    start: int
-    end: int
-    times: GpuTimes
-    idle: IdleSplit
-    kernels: int
-    uuid: str = ""
-    busy: Union | None = None
-
-
-@dataclass(frozen=True)
-class PhaseTime:
-    """One phase of one step on one rank. `communication_ns`: of the duration, time in collectives that
-    nothing hid. `when`: all of its stretches, however many.
-    """
-
-    step: int
-    phase: str
-    duration_ns: int
-    stretches: int
-    communication_ns: int
-    gpu: GpuTimes | None
-    idle: IdleSplit | None
-    when: Union
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """One step on one rank, or a window of `count` steps that no mark tells apart (None: nobody knows how
-    many); with several GPUs in the process the GPU's times are their sum.
-    """
-
-    step: int
-    start: int
-    end: int
-    marked: bool
-    gpu: GpuTimes | None
-    idle: IdleSplit | None
-    count: int | None = 1
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What one process did, as one report tells. `told_apart`: another process has the same worker and rank,
-    so that it is named with its pid.
-    """
-
-    report: Report
-    kind: str
-    host: str
-    pid: int
-    rank: int
-    on_utc: bool
-    events: int
-    damaged: int
-    truncated: str
-    seconds: float
-    start: int
-    end: int
-    details: dict[str, str]
-    steps: tuple[StepTime, ...]
-    phases: tuple[PhaseTime, ...]
-    drawn: tuple[Segment, ...]  # for pictures; sums are taken of `PhaseTime.when`
-    devices: tuple[DeviceTimes, ...]
-    kernels: tuple[NameTotal, ...]
-    ops: tuple[NameTotal, ...]
-    collectives: tuple[CollectiveTotal, ...]
-    memory: tuple[MemoryPeak, ...]
-    collective_events: tuple[CollectiveEvents, ...]
-    collectives_seen: bool
-    world_rank: int = -1  # as torch.distributed counts in the world of this process; -1: untold
-    told_apart: bool = False
-    copies: tuple[CopyTotal, ...] = ()
-    serving: tuple[ServingTotal, ...] = ()
-    pipeline: tuple[PipelineTime, ...] = ()
-    counters: tuple[CounterSeries, ...] = ()  # of every GPU that the report sampled
-    class_counters: tuple[ClassCounter, ...] = ()
-    longest: LongKernels = field(default_factory=no_kernels)
-
-    def as_step(self, number: int) -> Summary:
-        """The same, its one step without a mark numbered so."""
-        return replace(
-            self,
-            steps=tuple(replace(step, step=number) for step in self.steps),
-            phases=tuple(replace(phase, step=number) for phase in self.phases),
-            drawn=tuple(replace(segment, step=number) for segment in self.drawn),
-        )
-
-
-@dataclass(frozen=True)
-class Unread:
-    """A report that could not be read: one line in the answer, not its end."""
-
-    report: Report
-    reason: str
-    seconds: float
-
-
-Result = Summary | Unread
-
-
-def summarise_file(root: Path, report: Report, cache: bool = True) -> tuple[Result, ...]:
+def summarise_file(root: Path, report: ReportFile, cache: bool = True) -> tuple[Result, ...]:
     """Reads one report of a run folder and sums it up, each process in it apart; never raises for what is in
     the file.
     """
@@ -180,16 +68,17 @@ def summarise_file(root: Path, report: Report, cache: bool = True) -> tuple[Resu
     return tuple(summarise(trace, report, begun) for trace in by_process(held.pop()))
 
 
-def _read(root: Path, report: Report, cache: bool) -> Trace:
+def _read(root: Path, report: ReportFile, cache: bool) -> Trace:
     if report.backend != step_log.BACKEND:
         return read_report(root / report.path, cache=cache)
     steps = step_log.steps_of(root / report.path, report.start, report.stop)
     return step_log.trace_of(steps, report.host, report.pid or 0, report.rank or 0)
 
 
-def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summary:
+def summarise(trace: Trace, report: ReportFile, begun: float | None = None) -> Summary:
     """All metrics of one process's trace that need no other rank."""
     begun = time.perf_counter() if begun is None else begun
+    report = report.completed(trace.origin)
     steps = find_steps(trace, report.start, report.stop, report.clock)
     segments = find_phases(trace, steps)
     talking, collective_events = host_communication(trace), find_collective_events(trace)
@@ -208,9 +97,9 @@ def summarise(trace: Trace, report: Report, begun: float | None = None) -> Summa
     return Summary(
         report=report,
         kind=trace.origin.kind,
-        host=report.host or trace.origin.host,
+        host=report.host,
         pid=report.pid if report.pid is not None and trace.origin.processes == 1 else trace.origin.pid,
-        rank=report.rank if report.rank is not None else max(trace.origin.rank, 0),
+        rank=report.rank or 0,
         on_utc=trace.origin.on_utc,
         events=trace.events,
         damaged=trace.damaged,

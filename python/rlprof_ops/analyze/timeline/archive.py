@@ -31,7 +31,7 @@ _HEAD_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
-class Member:
+class ArchiveMember:
     """One file of the archive: a Chrome trace on disk, or bytes (a Perfetto trace) made for it."""
 
     name: str
@@ -61,7 +61,7 @@ class _Deflate:
     plain: int
 
 
-def manifest(members: Sequence[Member], attributes: dict[str, str]) -> bytes:
+def manifest(members: Sequence[ArchiveMember], attributes: dict[str, str]) -> bytes:
     """The manifest: one machine a rank, all files pinned to the first one's own timeline."""
     reference = members[0]
     files: list[dict[str, object]] = []
@@ -83,7 +83,7 @@ def manifest(members: Sequence[Member], attributes: dict[str, str]) -> bytes:
 
 def write_archive(
     path: Path,
-    members: Sequence[Member],
+    members: Sequence[ArchiveMember],
     attributes: dict[str, str],
     sound: Callable[[Path], bool | None] = lambda _: None,
 ) -> list[tuple[str, str]]:
@@ -96,7 +96,7 @@ def write_archive(
     """
     left_out: list[tuple[str, str]] = []
     entries: list[Stored] = []
-    kept: list[Member] = []
+    kept: list[ArchiveMember] = []
     with open(path, "wb") as file:
         for member in members:
             begin = file.tell()
@@ -117,7 +117,7 @@ def write_archive(
     return left_out
 
 
-def _store(file: BinaryIO, member: Member, sound: Callable[[Path], bool | None]) -> Stored | None:
+def _store(file: BinaryIO, member: ArchiveMember, sound: Callable[[Path], bool | None]) -> Stored | None:
     if isinstance(member.source, bytes):
         return _store_bytes(file, member.name, member.source)
     found = _transplantable(member.source, sound)

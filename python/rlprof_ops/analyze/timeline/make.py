@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from rlprof_ops.analyze.run.clocks import Clocks, align, probes_of
-from rlprof_ops.analyze.run.clocks import Member as ClockMember
+from rlprof_ops.analyze.run.clocks import Clocks, RankCollectives, align, probes_of
 from rlprof_ops.analyze.run.engine import default_workers
 from rlprof_ops.analyze.run.hosts import with_hosts
-from rlprof_ops.analyze.run.identity import Report, find_reports
-from rlprof_ops.analyze.run.summary import Unread
+from rlprof_ops.analyze.run.identity import ReportFile, find_reports
+from rlprof_ops.analyze.run.process_summary import Unread
 from rlprof_ops.analyze.timeline import archive, legacy, overview
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
@@ -60,7 +59,9 @@ def make(
     nodes = {path.stem: foreign.read_object(path) for path in sorted((folder / "nodes").glob("*.json"))}
     nodes_told = foreign.read_object(folder / "run.json").get("nodes")
     parts = with_hosts(parts, nodes_told if isinstance(nodes_told, list) else ())
-    members = (ClockMember(p.host, p.report.worker, p.rank, p.collective_events) for p in parts if p.on_utc)
+    members = (
+        RankCollectives(p.host, p.report.worker, p.rank, p.collective_events) for p in parts if p.on_utc
+    )
     clocks = align(members, (p.host for p in parts), probes_of(nodes))
     run = foreign.read_object(folder / "run.json")
     title = " ".join(
@@ -98,7 +99,7 @@ def make(
 
 
 def _read(
-    folder: Path, reports: list[Report], jobs: int | None, cache: bool
+    folder: Path, reports: list[ReportFile], jobs: int | None, cache: bool
 ) -> tuple[list[overview.Part], list[tuple[str, str]]]:
     budget = max(overview.MAX_SLICES // max(len(reports), 1), 64)
     count = min(jobs or default_workers(), len(reports))
@@ -112,7 +113,7 @@ def _read(
     return parts, [(part.report.path, part.reason) for part in found if isinstance(part, Unread)]
 
 
-def _members(folder: Path, parts: Sequence[overview.Part], clocks: Clocks) -> list[archive.Member]:
+def _members(folder: Path, parts: Sequence[overview.Part], clocks: Clocks) -> list[archive.ArchiveMember]:
     """The archive's files in order of worker and rank: torch traces as they are, nsys reports as Perfetto
     traces.
     """
@@ -131,9 +132,11 @@ def _members(folder: Path, parts: Sequence[overview.Part], clocks: Clocks) -> li
         if part.report.path.endswith((".nsys-rep", ".sqlite")):
             unaligned = Clocks(())
             data = b"".join(overview.encode([part], unaligned, part.label))
-            members.append(archive.Member(f"{stem}.pftrace", part.label, shift, data))
+            members.append(archive.ArchiveMember(f"{stem}.pftrace", part.label, shift, data))
         else:
-            members.append(archive.Member(f"{stem}.json", part.label, archive.base_ns(path) + shift, path))
+            members.append(
+                archive.ArchiveMember(f"{stem}.json", part.label, archive.base_ns(path) + shift, path)
+            )
     return members
 
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from rlprof_ops.analyze.columns import Coder, Codes, Ints, codes_where
+from rlprof_ops.analyze.kernel_names import communicates
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, find_collective_events
-from rlprof_ops.analyze.metrics.gpu import communicates, gpu_unions
+from rlprof_ops.analyze.metrics.gpu_time import gpu_unions
 from rlprof_ops.analyze.metrics.phases import drawn, find_phases, find_steps
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
 from rlprof_ops.analyze.run.clocks import Clocks
-from rlprof_ops.analyze.run.identity import Report
-from rlprof_ops.analyze.run.summary import Unread
+from rlprof_ops.analyze.run.identity import ReportFile
+from rlprof_ops.analyze.run.process_summary import Unread
 from rlprof_ops.analyze.timeline import packets
 
 MAX_SLICES = 400_000  # of all ranks together: 57 bytes each, 23 MB at most
@@ -41,7 +42,7 @@ class Row:
 class Part:
     """What one report adds to the overview."""
 
-    report: Report
+    report: ReportFile
     host: str
     rank: int
     pid: int
@@ -58,13 +59,14 @@ class Part:
         return f"{self.host or '?'}/{self.report.worker}/{self.rank}"
 
 
-def part_of(root: Path, report: Report, budget: int, cache: bool = True) -> Part | Unread:
+def part_of(root: Path, report: ReportFile, budget: int, cache: bool = True) -> Part | Unread:
     """Reads one report for the overview; `budget`: slices it may add besides its steps."""
     begun = time.perf_counter()
     try:
         trace = read_report(root / report.path, cache=cache)
     except UnreadableReport as error:
         return Unread(report, error.reason, time.perf_counter() - begun)
+    report = report.completed(trace.origin)
     steps = find_steps(trace, report.start, report.stop, report.clock)
     segments = drawn(find_phases(trace, steps))[:budget]
     names = Coder[str]()
@@ -104,8 +106,8 @@ def part_of(root: Path, report: Report, budget: int, cache: bool = True) -> Part
             rows.append(_lanes("collectives", meeting.start[:count], meeting.end[:count], codes))
     return Part(
         report=report,
-        host=report.host or trace.origin.host,
-        rank=report.rank if report.rank is not None else max(trace.origin.rank, 0),
+        host=report.host,
+        rank=report.rank or 0,
         pid=report.pid if report.pid is not None else trace.origin.pid,
         on_utc=trace.origin.on_utc,
         names=names.values(),

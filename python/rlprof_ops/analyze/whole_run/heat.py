@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlprof_ops.analyze.whole_run.model import Heat
-from rlprof_ops.analyze.whole_run.records import Floats, NodeRecord, ProcessSteps
+from rlprof_ops.analyze.whole_run.records import Floats, ProcessSteps, RecordedNode
+from rlprof_ops.analyze.whole_run.run_data import Heat
 
 MOST_ROWS, MOST_COLUMNS = 256, 400
 _STEPS_OF = 100  # cells a factor of one: 1 is half of the peers', 255 is 2.55 more
 
 
-def heat_maps(nodes: Sequence[NodeRecord]) -> list[Heat]:
+def heat_maps(nodes: Sequence[RecordedNode]) -> list[Heat]:
     """One of each worker that has at least two ranks."""
     groups: dict[str, list[ProcessSteps]] = defaultdict(list)
     for node in nodes:
@@ -43,13 +43,13 @@ def heat_map(worker: str, processes: Sequence[ProcessSteps]) -> Heat:
     for axis, most in ((0, MOST_ROWS), (1, MOST_COLUMNS)):
         factor = _farthest(factor, axis, most)
     cells = np.where(factor < 0, 0, np.clip(1 + np.rint(_STEPS_OF * factor), 1, 255)).astype(np.uint8)
-    return {
-        "worker": worker,
-        "count": len(ranks),
-        "ranks": ranks[_edges(len(ranks), MOST_ROWS)].tolist(),
-        "steps": steps[_edges(len(steps), MOST_COLUMNS)].tolist(),
-        "cells": base64.b64encode(cells.tobytes()).decode(),
-    }
+    return Heat(
+        worker=worker,
+        count=len(ranks),
+        ranks=ranks[_edges(len(ranks), MOST_ROWS)].tolist(),
+        steps=steps[_edges(len(steps), MOST_COLUMNS)].tolist(),
+        cells=base64.b64encode(cells.tobytes()).decode(),
+    )
 
 
 def _edges(count: int, most: int) -> list[int]:

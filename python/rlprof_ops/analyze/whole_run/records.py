@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rlprof_ops.analyze.whole_run.looks import EngineLooks, EngineRows, none
 from rlprof_ops.recorder import rows
 from rlprof_ops.recorder.detect.ranks import WAITING
-from rlprof_ops.recorder.detect.steps import SEASONAL
+from rlprof_ops.recorder.detect.slow_steps import SEASONAL
 from rlprof_ops.recorder.record_file import FOLDER, RecordBlock, read_folder
 
 GENERATION = re.compile(r"gen(?!eral)|rollout|sampl", re.IGNORECASE)
@@ -51,7 +51,7 @@ class ProcessSteps:
 
 
 @dataclass(frozen=True)
-class NodeRecord:
+class RecordedNode:
     """One node. `engines`: what its engines said, over the whole run. `curves`: the samples within the
     captured steps, by what they are of: columns of time (ns), and four figures.
     """
@@ -66,14 +66,14 @@ def has_records(root: Path) -> bool:
     return any(root.glob(f"nodes/*/{FOLDER}/*.bin"))
 
 
-def read_all(root: Path, captured: Sequence[Interval], workers: int) -> list[NodeRecord]:
+def read_all(root: Path, captured: Sequence[Interval], workers: int) -> list[RecordedNode]:
     """Every node's record in a run folder, by name."""
     folders = sorted(
         path for path in root.glob(f"nodes/*/{FOLDER}") if path.is_dir() and not path.is_symlink()
     )
     read = partial(read_node, tuple(captured))
     if len(folders) <= _FEW_NODES or workers <= 1:
-        found: Iterable[NodeRecord] = map(read, folders)
+        found: Iterable[RecordedNode] = map(read, folders)
     else:
         from rlprof_ops.analyze.run.worker_pool import each
 
@@ -81,11 +81,11 @@ def read_all(root: Path, captured: Sequence[Interval], workers: int) -> list[Nod
     return sorted(found, key=lambda record: record.node)
 
 
-def _killed(folder: Path) -> NodeRecord:
-    return NodeRecord(folder.parent.name, (), none(), {})
+def _killed(folder: Path) -> RecordedNode:
+    return RecordedNode(folder.parent.name, (), none(), {})
 
 
-def read_node(captured: Sequence[Interval], folder: Path) -> NodeRecord:
+def read_node(captured: Sequence[Interval], folder: Path) -> RecordedNode:
     """One node's record; `captured` are the times of which its samples are kept."""
     told: dict[str, list[Table]] = defaultdict(list)
     marked: dict[tuple[str, str], list[Table]] = defaultdict(list)
@@ -105,7 +105,7 @@ def read_node(captured: Sequence[Interval], folder: Path) -> NodeRecord:
         engines.add(block.base_ns, names, table(block, rows.ENGINE))
     node = folder.parent.name
     processes = [_process(node, name, parts, marked) for name, parts in sorted(told.items())]
-    return NodeRecord(
+    return RecordedNode(
         node,
         tuple(each for each in processes if each is not None),
         engines.looks(),

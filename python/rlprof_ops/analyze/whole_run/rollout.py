@@ -11,8 +11,8 @@ import numpy as np
 
 from rlprof_ops.analyze.whole_run.looks import EngineLooks, Integers
 from rlprof_ops.analyze.whole_run.looks import Floats as Looked
-from rlprof_ops.analyze.whole_run.model import Done, Rollout
-from rlprof_ops.analyze.whole_run.records import Floats, NodeRecord, ProcessSteps
+from rlprof_ops.analyze.whole_run.records import Floats, ProcessSteps, RecordedNode
+from rlprof_ops.analyze.whole_run.run_data import Done, Rollout
 from rlprof_ops.analyze.whole_run.tail import generation_windows, in_flight, tail_share
 
 DONE = (0.5, 0.9, 0.95, 0.99)
@@ -35,7 +35,7 @@ class _Sums:
     full_permille: int
 
 
-def rollout(driver: ProcessSteps, nodes: Sequence[NodeRecord]) -> Rollout | None:
+def rollout(driver: ProcessSteps, nodes: Sequence[RecordedNode]) -> Rollout | None:
     """None where no engine was looked at in any phase of generation."""
     engines = [node.engines for node in nodes if len(node.engines)]
     moments = np.unique(np.concatenate([e.t_ns for e in engines])) if engines else np.empty(0, np.int64)
@@ -50,32 +50,32 @@ def rollout(driver: ProcessSteps, nodes: Sequence[NodeRecord]) -> Rollout | None
     looked = np.isin(driver.step, [step for step, _, _ in windows])
     whole = float(driver.seconds[looked].sum())
     sums, curves = _sums(engines, windows), _curves(engines, windows)
-    return {
-        "steps": len(windows),
-        "phase_ms": round(1e3 * seconds / len(windows), 1),
-        "step_ms": round(1e3 * whole / len(windows), 1),
-        "done": _done(nodes, windows),
-        "batch_mean": round(float(curves["running"].mean()), 2),
-        "batch_peak": round(float(curves["running"].max()), 2),
-        "tokens": round(sums.made / len(windows)),
-        "prompt_tokens": round(sums.prompt / len(windows)),
-        "tokens_s": round(sums.made / max(seconds, 1e-9), 1),
-        "preempted": round(sums.preempted / len(windows), 3),
-        "steps_preempted": sums.phases_preempted,
-        "cache_peak": round(sums.full_permille / 1000, 3),
-        "running_at": _plain(curves["running"]),
-        "waiting_at": _plain(curves["waiting"]),
-        "tokens_s_at": _plain(curves["tokens_s"]),
-        "prompt_tokens_s_at": _plain(curves["prompt_tokens_s"]),
-        "cache_at": _plain(curves["cache"]),
-    }
+    return Rollout(
+        steps=len(windows),
+        phase_ms=round(1e3 * seconds / len(windows), 1),
+        step_ms=round(1e3 * whole / len(windows), 1),
+        done=_done(nodes, windows),
+        batch_mean=round(float(curves["running"].mean()), 2),
+        batch_peak=round(float(curves["running"].max()), 2),
+        tokens=round(sums.made / len(windows)),
+        prompt_tokens=round(sums.prompt / len(windows)),
+        tokens_s=round(sums.made / max(seconds, 1e-9), 1),
+        preempted=round(sums.preempted / len(windows), 3),
+        steps_preempted=sums.phases_preempted,
+        cache_peak=round(sums.full_permille / 1000, 3),
+        running_at=_plain(curves["running"]),
+        waiting_at=_plain(curves["waiting"]),
+        tokens_s_at=_plain(curves["tokens_s"]),
+        prompt_tokens_s_at=_plain(curves["prompt_tokens_s"]),
+        cache_at=_plain(curves["cache"]),
+    )
 
 
 def _plain(values: Floats) -> list[float]:
     return [round(value, 3) for value in values.tolist()]
 
 
-def _done(nodes: Sequence[NodeRecord], windows: Sequence[Window]) -> list[Done]:
+def _done(nodes: Sequence[RecordedNode], windows: Sequence[Window]) -> list[Done]:
     """When so much of a phase's requests was done. A share that is less than one request is left out."""
     moments, requests = in_flight(nodes)
     found: list[Done] = []
@@ -95,13 +95,13 @@ def _done(nodes: Sequence[NodeRecord], windows: Sequence[Window]) -> list[Done]:
         if lefts:
             count = len(lefts)
             found.append(
-                {
-                    "share": share,
-                    "left": round(float(np.mean(lefts)), 4),
-                    "saves_ms": round(saved / count, 1),
-                    "requests": round(left_over / count, 1),
-                    "steps": count,
-                }
+                Done(
+                    share=share,
+                    left=round(float(np.mean(lefts)), 4),
+                    saves_ms=round(saved / count, 1),
+                    requests=round(left_over / count, 1),
+                    steps=count,
+                )
             )
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,19 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from rlprof_ops.analyze.whole_run.heat import heat_maps
-from rlprof_ops.analyze.whole_run.model import Curve, Mark, PhaseColumn, WholeRun
 from rlprof_ops.analyze.whole_run.records import (
     Floats,
     Integers,
     Interval,
-    NodeRecord,
     ProcessSteps,
+    RecordedNode,
     has_records,
     read_all,
 )
 from rlprof_ops.analyze.whole_run.rollout import rollout
+from rlprof_ops.analyze.whole_run.run_data import Curve, Mark, PhaseColumn, WholeRun
 from rlprof_ops.analyze.whole_run.tail import long_tail
-from rlprof_ops.recorder.detect.steps import SEASONAL
+from rlprof_ops.recorder.detect.slow_steps import SEASONAL
 
 MOST_STEPS = 2400  # drawn one by one; longer runs in as many groups
 MOST_MARKS = 400
@@ -48,7 +47,7 @@ def whole_run(
 
 
 def from_records(
-    nodes: Sequence[NodeRecord],
+    nodes: Sequence[RecordedNode],
     t0_ns: int = 0,
     windows: Iterable[tuple[int, str]] = (),
     findings: Iterable[Mark] = (),
@@ -68,26 +67,26 @@ def from_records(
         *_seasons(driver),
         *(Mark(kind="window", step=step, text=text) for step, text in windows),
     ]
-    return {
-        "worker": driver.worker,
-        "count": len(driver.step),
-        "median_ms": round(float(np.median(driver.seconds)) * 1e3, 3),
-        "steps": driver.step[edges].tolist(),
-        "counts": np.diff([*edges, len(driver.step)]).tolist(),
-        "begin_ms": ((driver.begin_ns[edges] - driver.begin_ns[0]) // 1_000_000).tolist(),
-        "least_ms": _ms(np.minimum.reduceat(driver.seconds, edges)),
-        "middle_ms": _ms(np.array([np.median(part) for part in np.split(driver.seconds, edges[1:])])),
-        "most_ms": _ms(np.maximum.reduceat(driver.seconds, edges)),
-        "phases": _phases(driver, edges),
-        "marks": sorted(_fewer(marks), key=lambda mark: mark["step"]),
-        "heat": heat,
-        "curves": _curves(nodes, t0_ns),
-        "tail": long_tail(driver, nodes),
-        "rollout": rollout(driver, nodes),
-    }
+    return WholeRun(
+        worker=driver.worker,
+        count=len(driver.step),
+        median_ms=round(float(np.median(driver.seconds)) * 1e3, 3),
+        steps=driver.step[edges].tolist(),
+        counts=np.diff([*edges, len(driver.step)]).tolist(),
+        begin_ms=((driver.begin_ns[edges] - driver.begin_ns[0]) // 1_000_000).tolist(),
+        least_ms=_ms(np.minimum.reduceat(driver.seconds, edges)),
+        middle_ms=_ms(np.array([np.median(part) for part in np.split(driver.seconds, edges[1:])])),
+        most_ms=_ms(np.maximum.reduceat(driver.seconds, edges)),
+        phases=_phases(driver, edges),
+        marks=sorted(_fewer(marks), key=lambda mark: mark.step),
+        heat=heat,
+        curves=_curves(nodes, t0_ns),
+        tail=long_tail(driver, nodes),
+        rollout=rollout(driver, nodes),
+    )
 
 
-def _driver(nodes: Sequence[NodeRecord]) -> list[ProcessSteps]:
+def _driver(nodes: Sequence[RecordedNode]) -> list[ProcessSteps]:
     """The lives of the process that leads, in order; where none does, those of the first rank that tells
     steps.
     """
@@ -146,7 +145,7 @@ def _phases(driver: ProcessSteps, edges: Integers) -> list[PhaseColumn]:
     others = [own for name, own in driver.phases.items() if name not in most]
     if others:
         found.append((_REST, np.sum(others, axis=0)))
-    return [{"name": name, "own_ms": _ms(np.add.reduceat(own, edges) / counts)} for name, own in found]
+    return [PhaseColumn(name, _ms(np.add.reduceat(own, edges) / counts)) for name, own in found]
 
 
 def _seasons(driver: ProcessSteps) -> list[Mark]:
@@ -174,11 +173,10 @@ def _findings(root: Path) -> list[Mark]:
 def _fewer(marks: list[Mark]) -> list[Mark]:
     """At most so many; of checkpoints, which follow a rhythm, first."""
     order = {"restart": 0, "finding": 1, "window": 2, "checkpoint": 3}
-    unique = {json.dumps(mark, sort_keys=True): mark for mark in marks}
-    return sorted(unique.values(), key=lambda mark: order[mark["kind"]])[:MOST_MARKS]
+    return sorted(dict.fromkeys(marks), key=lambda mark: order[mark.kind])[:MOST_MARKS]
 
 
-def _curves(nodes: Sequence[NodeRecord], t0_ns: int) -> list[Curve]:
+def _curves(nodes: Sequence[RecordedNode], t0_ns: int) -> list[Curve]:
     """Every node's GPUs and engines in turn, until there are enough."""
     found: list[Curve] = []
     depth = max((len(node.curves) for node in nodes), default=0)
@@ -189,5 +187,5 @@ def _curves(nodes: Sequence[NodeRecord], t0_ns: int) -> list[Curve]:
                 thin = columns[:, :: 1 + columns.shape[1] // _MOST_POINTS]
                 t_ms = np.rint((thin[0] - t0_ns) / 1e6).astype(np.int64).tolist()
                 figures = np.rint(thin[1:]).astype(np.int64).tolist()
-                found.append({"node": node.node, "of": of, "t_ms": t_ms, "figures": figures})
-    return sorted(found, key=lambda curve: (curve["node"], curve["of"]))
+                found.append(Curve(node.node, of, t_ms, figures))
+    return sorted(found, key=lambda curve: (curve.node, curve.of))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlprof_ops.analyze.whole_run.model import Tail
-from rlprof_ops.analyze.whole_run.records import GENERATION, Floats, Integers, NodeRecord, ProcessSteps
+from rlprof_ops.analyze.whole_run.records import GENERATION, Floats, Integers, ProcessSteps, RecordedNode
+from rlprof_ops.analyze.whole_run.run_data import Tail
 
 LAST = 0.05
 _LEAST_LOOKS = 8  # of the engines within one phase
@@ -19,7 +19,7 @@ _LEAST_RANKS = 4
 _LEAST_REQUESTS = 4
 
 
-def long_tail(driver: ProcessSteps, nodes: Sequence[NodeRecord]) -> Tail | None:
+def long_tail(driver: ProcessSteps, nodes: Sequence[RecordedNode]) -> Tail | None:
     """None where neither engines nor enough ranks tell when generation ends."""
     found = _by_requests(driver, nodes)
     of = "requests"
@@ -29,10 +29,10 @@ def long_tail(driver: ProcessSteps, nodes: Sequence[NodeRecord]) -> Tail | None:
         return None
     steps = sorted(found)
     shares = [round(found[step], 4) for step in steps]
-    return {"of": of, "share": round(float(np.mean(shares)), 4), "steps": steps, "shares": shares}
+    return Tail(of, round(float(np.mean(shares)), 4), steps, shares)
 
 
-def _by_requests(driver: ProcessSteps, nodes: Sequence[NodeRecord]) -> dict[int, float]:
+def _by_requests(driver: ProcessSteps, nodes: Sequence[RecordedNode]) -> dict[int, float]:
     moments, requests = in_flight(nodes)
     found = {}
     for step, begin, end in generation_windows(driver) if len(moments) else ():
@@ -69,7 +69,7 @@ def tail_share(
     return float((end - last) / max(end - begin, 1))
 
 
-def in_flight(nodes: Sequence[NodeRecord]) -> tuple[Integers, Integers]:
+def in_flight(nodes: Sequence[RecordedNode]) -> tuple[Integers, Integers]:
     """Every moment at which some node's engines were looked at, and the requests that all of them had then:
     each node's count held until its next.
     """
@@ -84,7 +84,7 @@ def in_flight(nodes: Sequence[NodeRecord]) -> tuple[Integers, Integers]:
     return moments, total
 
 
-def _by_ranks(nodes: Sequence[NodeRecord]) -> dict[int, float]:
+def _by_ranks(nodes: Sequence[RecordedNode]) -> dict[int, float]:
     """Of each step: how long the slowest twentieth of the ranks generated after all others had ended."""
     ends: dict[int, list[float]] = {}
     for node in nodes:

@@ -20,7 +20,7 @@ from rlprof_ops.backends.contract import (
     WindowRecorder,
     not_wrapped,
 )
-from rlprof_ops.backends.nsight.options import NAME, RAW_SUFFIX, SUFFIX
+from rlprof_ops.backends.nsight.options import CUDA_RANGE, NAME, RAW_SUFFIX, SUFFIX
 from rlprof_ops.backends.nsight.options import validate as _validate
 
 
@@ -34,8 +34,9 @@ class Nsight(Backend):
     bytes_per_rank_step = 50 << 20
     derived = (".sqlite",)
     ray_key = "_nsight"
+    window_options = ("capture-range",)
     windows_from_outside = True
-    wrap = "rlprof_ops.backends.nsight.wrap:WRAP"
+    wrap = "rlprof_ops.backends.nsight.wrap_worker:WRAP"
     ray_plugin = "rlprof_ops.backends.nsight.ray_plugin:PLUGIN"
     reader = "rlprof_ops.analyze.readers.nsys_export:read_nsys"
     doctor = "rlprof_ops.doctor.profilers:nsys"
@@ -51,13 +52,16 @@ class Nsight(Backend):
     def answers_here(self) -> bool:
         return bool(os.environ.get(env_names.NSYS_SESSION))
 
+    def opened_by_others(self) -> bool:
+        return os.environ.get(env_names.NSYS_RANGE, CUDA_RANGE) == CUDA_RANGE  # other ranges only we open
+
     def holds_cupti(self, spec: Options) -> str:
         from rlprof_ops.backends.nsight.nsys_cli import traces_cuda
 
-        if not os.environ.get(env_names.NSYS_SESSION) or not traces_cuda(spec):
+        if not traces_cuda(spec):
             return ""
         return (
-            "nsys already traces CUDA in this process and CUPTI serves one profiler only: ask for one of"
+            "nsys traces CUDA in this process and CUPTI serves one profiler only: ask for one of"
             " nsight and torch, or `t: nvtx`"
         )
 

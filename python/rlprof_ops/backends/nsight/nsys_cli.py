@@ -55,8 +55,8 @@ def session_states(listing: str) -> dict[str, str]:
 
 
 def traces_cuda(spec: Options) -> bool:
-    """Whether this capture uses CUPTI, which a process can give to one profiler only."""
-    launch = split_options(spec).launch
+    """Whether this capture uses CUPTI on a node with a GPU; a process can give it to one profiler only."""
+    launch = split_options(spec, driver=True).launch
     for token, following in zip(launch, [*launch[1:], ""], strict=True):
         value = (
             following if token == "-t" else token.partition("=")[2] if token.startswith("--trace=") else ""

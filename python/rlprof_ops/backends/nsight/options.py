@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlprof_ops.backends.contract import Asked, Options, Verdict, Where
 from rlprof_ops.backends.nsight.presets import LONG, resolve
+from rlprof_ops.backends.window_support import ON_DEMAND, counts_at_start
 from rlprof_ops.errors import UsageError
 from rlprof_ops.host.gpus import has_nvidia_driver
 from rlprof_ops.words import did_you_mean
@@ -144,12 +145,13 @@ def render_flag(name: str) -> str:
     return f"-{name}" if len(name) == 1 else f"--{name}"
 
 
-def split_options(spec: Options | None) -> SplitOptions:
+def split_options(spec: Options | None, driver: bool | None = None) -> SplitOptions:
     """Deal the options and flags of `spec` to `nsys launch` and `nsys start`, with defaults for what it
     leaves open.
 
-    An option in neither list goes to `nsys launch`, whose own message then names it. Raises `UsageError` for
-    options that contradict each other.
+    `driver`: whether the node has NVIDIA's driver, where it is not this node. An option in neither list goes
+    to `nsys launch`, whose own message then names it. Raises `UsageError` for options that contradict each
+    other.
     """
     flags = tuple(spec.flags) if spec else ()
     options = resolve(spec.options, flags) if spec else {}
@@ -158,7 +160,8 @@ def split_options(spec: Options | None) -> SplitOptions:
     start: list[str] = []
     left_out: list[str] = []
     if "trace" not in named:
-        launch += ["-t", "cuda,nvtx" if has_nvidia_driver() else "nvtx"]
+        driver = has_nvidia_driver() if driver is None else driver
+        launch += ["-t", "cuda,nvtx" if driver else "nvtx"]
     # CPU sampling and context switches need rights that containers lack, and make nsys slow to start and
     # stop.
     for name in ("sample", "cpuctxsw"):
@@ -180,7 +183,8 @@ def split_options(spec: Options | None) -> SplitOptions:
 
 # How a window may be opened from inside instead, by the words of nsys; "none" records the whole life of the
 # process.
-_RANGES = {"cudaprofilerapi": "cudaProfilerApi", "nvtx": "nvtx", "none": "none"}
+CUDA_RANGE = "cudaProfilerApi"
+_RANGES = {"cudaprofilerapi": CUDA_RANGE, "nvtx": "nvtx", "none": "none"}
 # What opens a window with `capture-range: nvtx`. Not in the domain of the phases, or it would be read as one.
 NVTX_RANGE, NVTX_DOMAIN = "capture", "rlprof-window"
 
@@ -246,10 +250,18 @@ def validate(spec: Asked, where: Where) -> Verdict:
     errors, warnings = [], []
     opened_by = None
     try:
-        resolve(spec.options, tuple(spec.flags))
+        resolved = resolve(spec.options, tuple(spec.flags))
+        if where.driver == ON_DEMAND:  # such a window is an `nsys start` in a session that runs
+            names = (*resolved, *spec.flags)
+            return Verdict(tuple(counts_at_start(name) for name in names if name not in START_OPTIONS))
         opened_by = capture_range(spec)
     except UsageError as error:
         errors.append(str(error))
+    if opened_by == "none" and not where.trainer and (spec.each == "phase" or len(spec.windows()) > 1):
+        errors.append(
+            "capture-range none: the whole life of a worker is one report, so it takes one range of steps and"
+            " each: step; leave capture-range out for sessions, which take several"
+        )
     end = str(spec.options.get("capture-range-end", "stop"))
     if not _ENDS.fullmatch(end):
         errors.append(

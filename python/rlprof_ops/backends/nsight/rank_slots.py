@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlprof_ops import env_names
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 
 # Stands for the number in the words that are wrapped around the worker, and in the settings before them.
 RANK = "@RLPROF_RANK@"
@@ -61,7 +61,9 @@ def numbered(
         ranks: the selected ones; None for all.
     """
     slots = Path(
-        env.get(env_names.NODE_DIR) or "/tmp/rlprof-" + str(os.getuid()), "ranks", names.safe_worker(worker)
+        env.get(env_names.NODE_DIR) or "/tmp/rlprof-" + str(os.getuid()),
+        "ranks",
+        report_names.safe_worker(worker),
     )
     chosen = "all" if ranks is None else "," + ",".join(map(str, ranks)) + ","
     before = ["bash", "-c", _SCRIPT, "rlprof-rank", str(slots), str(base), chosen, str(len(words))]

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops import env_names
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.backends.contract import Spec
 from rlprof_ops.backends.nsight import nsys_cli, nsys_trial
 from rlprof_ops.backends.nsight.options import OURS, render_flag, render_option
 from rlprof_ops.backends.nsight.rank_slots import RANK, numbered
-from rlprof_ops.backends.nsight.wrap import (
+from rlprof_ops.backends.nsight.wrap_worker import (
     NsysCommand,
     job_tmpdir,
     patience_s,
@@ -59,7 +59,7 @@ class ProfileWrap:
         interpreter = py_executable or shlex.quote(sys.executable)
         if self.identity.base is None:
             return command.shell(interpreter)
-        worker = self.identity.worker or names.NAMELESS
+        worker = self.identity.worker or report_names.NAMELESS
         taken = numbered(command.words(), interpreter, worker, self.identity.base, self.ranks, os.environ)
         return f"{command.settings()} {taken}"
 
@@ -90,7 +90,7 @@ class SessionWrap:
     nsys: str
 
     def apply(self, context: Any) -> None:
-        worker, rank = self.identity.worker or names.NAMELESS, self.identity.rank
+        worker, rank = self.identity.worker or report_names.NAMELESS, self.identity.rank
         context.env_vars.update({env_names.WORKER: worker, env_names.RANK: "" if rank is None else str(rank)})
         command = session_command(self.identity, self.spec, os.environ, self.nsys)
         context.py_executable = command.shell(context.py_executable or shlex.quote(sys.executable))

@@ -24,11 +24,13 @@ class RocprofSys(Backend):
     suffixes = (SUFFIX,)
     summary = "AMD's rocprof-sys: HIP, roctx ranges and the host, one trace for all windows of a process"
     ranges = "nvtx"
+    secret_files = ("*metadata*.json",)
     derived = (".pftrace",)
-    on_demand = False  # its trace comes when the process ends
+    on_demand = False
+    one_report = True
     ray_key = "_rocprof_sys"
-    wrap = "rlprof_ops.backends.rocprof_sys.wrap:WRAP"
-    ray_plugin = "rlprof_ops.backends.rocprof_sys.wrap:PLUGIN"
+    wrap = "rlprof_ops.backends.rocprof_sys.wrap_worker:WRAP"
+    ray_plugin = "rlprof_ops.backends.rocprof_sys.wrap_worker:PLUGIN"
     doctor = "rlprof_ops.doctor.profilers:rocprof"
 
     def validate(self, spec: Asked, where: Where) -> Verdict:

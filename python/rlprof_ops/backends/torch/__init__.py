@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlprof_ops.backends.contract import Asked, Backend, Check, Spec, Verdict, Where, WindowRecorder
+from rlprof_ops.backends.contract import LEADERS, Asked, Backend, Check, Spec, Verdict, Where, WindowRecorder
 from rlprof_ops.backends.torch.options import PLAIN_SUFFIX, SUFFIX
 from rlprof_ops.backends.torch.options import validate as _validate
 
@@ -17,8 +17,10 @@ class Torch(Backend):
     suffixes = (SUFFIX, PLAIN_SUFFIX)
     summary = "`torch.profiler`: operators, kernels and phases, inside the process"
     ranges = "record_function"
+    records_cuda = True
     # 150 MiB a rank (slime #1879); the others are in the same range for a step of some seconds.
     bytes_per_rank_step = 150 << 20
+    window_options = ("max_mb",)
     timed_options = {"all_threads": "true"}  # noqa: RUF012
     reader = "rlprof_ops.analyze.readers.torch_trace:read_torch"
     doctor = "rlprof_ops.doctor.software:torch"
@@ -30,7 +32,7 @@ class Torch(Backend):
         """As NeMo RL documents it (NRL_TORCH_PROFILE_DIR): the controller's in the folder itself, those of
         generation workers in one folder each kind, of all others by kind and rank.
         """
-        if "controller" in worker:
+        if worker in LEADERS:
             return ""
         return worker if "generation" in worker else f"{worker}/{rank}"
 
@@ -47,7 +49,8 @@ class Torch(Backend):
         from rlprof_ops.backends.torch.recorder import TorchRecorder
         from rlprof_ops.backends.torch.trace_check import has_cuda_activity
 
-        holders = (get(other.backend).holds_cupti(other) for other in beside if is_known(other.backend))
+        others = ((get(other.backend), other) for other in beside if is_known(other.backend))
+        holders = (backend.holds_cupti(other) for backend, other in others if backend.answers_here())
         conflict = next(filter(None, holders), "")
         return (None, conflict) if conflict and has_cuda_activity() else (TorchRecorder(spec), "")
 

@@ -9,10 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.collect.drain.nsys_contents import Contents, ExportFailed, look, run_bounded
 from rlprof_ops.collect.event_logs import ProcessLog, WindowEvent
@@ -142,11 +141,11 @@ def _named_place(path: str) -> str | None:
     gate.
     """
     name = path.rsplit("/", 1)[-1]
-    parsed = names.parse(name)
+    parsed = report_names.parse(name)
     if parsed is None or parsed.kind != "rlprof" or parsed.worker is None:
         return None
     report = name.removesuffix(nsys_cli.RAW_SUFFIX).removesuffix(nsys_cli.SUFFIX) + nsys_cli.SUFFIX
-    return str(names.report_folder("nsight", parsed.worker, parsed.rank) / report)
+    return str(report_names.report_folder("nsight", parsed.worker, parsed.rank) / report)
 
 
 def choose(contents: Contents | None, unclosed: _Unclosed) -> tuple[ProcessLog, WindowEvent] | None:
@@ -155,37 +154,25 @@ def choose(contents: Contents | None, unclosed: _Unclosed) -> tuple[ProcessLog, 
         return None
     fits = [(log, event) for log, event in unclosed if log.pid in contents.pids and event.backend == "nsight"]
     if contents.steps:
-        fits = [
-            (log, event)
-            for log, event in fits
-            if any(
-                event.start <= step and (event.stop is None or step < event.stop) for step in contents.steps
-            )
-        ]
+        fits = [(log, event) for log, event in fits if any(step in event.window for step in contents.steps)]
     return fits[0] if len(fits) == 1 else None
-
-
-@dataclass(frozen=True)
-class _Range:
-    start: int
-    stop: int | None
 
 
 def _place(path: str, window: tuple[ProcessLog, WindowEvent] | None) -> str:
     if window is None:
         stem = path.rsplit("/", 1)[-1].removesuffix(nsys_cli.RAW_SUFFIX).removesuffix(nsys_cli.SUFFIX)
-        return f"profiles/nsight/unknown/{names.safe_worker(stem)}{nsys_cli.SUFFIX}"
+        return f"profiles/nsight/unknown/{report_names.safe_worker(stem)}{nsys_cli.SUFFIX}"
     log, event = window
-    name = names.report_name(
+    name = report_names.report_name(
         log.worker,
         log.rank,
-        _Range(event.start, event.stop),
+        event.window,
         event.phase,
         log.host or log.node,
         log.pid,
         nsys_cli.SUFFIX,
     )
-    return str(names.report_folder("nsight", log.worker, log.rank) / name)
+    return str(report_names.report_folder("nsight", log.worker, log.rank) / name)
 
 
 def _import(tree: ContainedDir, root: Path, path: str, budget_s: float, most_s: float) -> str:

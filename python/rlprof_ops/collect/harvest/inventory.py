@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from rlprof_ops import backends
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.collect.event_logs import ProcessLog, WindowEvent
 from rlprof_ops.collect.harvest.expected import Planned
 from rlprof_ops.collect.harvest.manifest import Report
@@ -42,12 +42,12 @@ def find_reports(run: ContainedDir, observed: Observed) -> list[FoundReport]:
         for path, file in record.files.items()
     }
     recovered = {path for record in observed.records.values() for path in record.recovered}
-    workers = {names.safe_worker(worker): worker for worker in observed.world if worker}
+    workers = {report_names.safe_worker(worker): worker for worker in observed.world if worker}
     told = {event.backend for log in observed.logs for event in log.windows}
     found: list[FoundReport] = []
     for path, size, mtime, backend, node in _files(run, told):
         path = by_path[path][1].path if path in by_path else path  # the same text, once in memory
-        name = names.parse(_own_name(path))
+        name = report_names.parse(_own_name(path))
         report = Report(
             path=path,
             state="ok",
@@ -125,7 +125,9 @@ def _files(
     for path, stat in run.files("profiles"):
         parts = path.split("/")
         backend = parts[1] if len(parts) > 2 and (parts[1] in told or backends.is_known(parts[1])) else None
-        if parts[-1].startswith(".") or (backend is None and names.parse(_own_name(parts[-1])) is None):
+        if parts[-1].startswith(".") or (
+            backend is None and report_names.parse(_own_name(parts[-1])) is None
+        ):
             continue
         yield path, stat.st_size, stat.st_mtime_ns, backend, None
     for path, stat in run.files("ray"):
@@ -134,7 +136,7 @@ def _files(
             len(parts) > 5
             and parts[3] == "logs"
             and parts[4] in backends.builtin()
-            and names.parse(parts[-1]) is not None
+            and report_names.parse(parts[-1]) is not None
         ):
             if parts[-1].startswith("empty."):
                 continue  # what Ray's plugin leaves when it tries its options
@@ -177,7 +179,7 @@ def identify(
 def _by_opening(report: Report, log: ProcessLog) -> Report:
     """A tool that numbers the ranges of a process counts what the process opened, in that order."""
     opened = [event for event in log.windows if event.event == "opened" and event.backend == report.backend]
-    name = names.parse(report.path.rsplit("/", 1)[-1])
+    name = report_names.parse(report.path.rsplit("/", 1)[-1])
     number = name.ordinal if name and name.ordinal else 1 if len(opened) == 1 else 0
     if not 1 <= number <= len(opened):
         return report
@@ -200,7 +202,10 @@ def _count_windows(found: list[FoundReport], plan: Callable[[], Iterable[Planned
     windows: dict[tuple[str | None, str | None, int | None], set[tuple[int, int | None]]] = defaultdict(set)
     groups: dict[tuple[str | None, int | None], list[int]] = defaultdict(list)
     for index, entry in enumerate(found):
-        if entry.report.start is None and entry.report.worker is not None and entry.report.pid is not None:
+        report = entry.report
+        if backends.of_one_report(report.backend):
+            continue
+        if report.start is None and report.worker is not None and report.pid is not None:
             groups[entry.report.node, entry.report.pid].append(index)
     if not groups:
         return found
@@ -229,7 +234,7 @@ def _count_windows(found: list[FoundReport], plan: Callable[[], Iterable[Planned
 
 
 def _ordinal(report: Report) -> tuple[int, str]:
-    name = names.parse(report.path.rsplit("/", 1)[-1])
+    name = report_names.parse(report.path.rsplit("/", 1)[-1])
     return (name.ordinal or 0 if name else 0), report.path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from rlprof_ops import backends
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.collect.event_logs import ProcessLog, WindowEvent
 from rlprof_ops.collect.harvest.expected import Planned
 from rlprof_ops.collect.harvest.run_state import NodeRecord, Observed
@@ -41,15 +41,17 @@ def _left_on_a_node(item: Planned, observed: Observed) -> str:
     """A report that its node had at the end but could not bring over."""
     capture = item.capture
     wanted = (
-        names.safe_worker(capture.worker),
+        report_names.safe_worker(capture.worker),
         capture.rank,
         capture.window.start,
-        capture.phase and names.safe(capture.phase),
+        capture.phase and report_names.safe(capture.phase),
     )
     for record in observed.records.values():
         for path, file in record.files.items():
             parts = path.split("/")
-            found = names.parse(parts[-1]) if file.state == "left" and capture.backend in parts else None
+            found = (
+                report_names.parse(parts[-1]) if file.state == "left" and capture.backend in parts else None
+            )
             if found is not None and (found.worker, found.rank, found.start, found.phase) == wanted:
                 why = record.failed.get(path) or "the last sync did not bring it over"
                 return (
@@ -134,6 +136,9 @@ def _never_opened(item: Planned, logs: tuple[ProcessLog, ...], observed: Observe
     reached = max((log.last_step or 0 for log in logs), default=0)
     if reached < start:
         return _stopped_before(item, log, reached, start, observed)
+    began = min(log.began for log in logs)
+    if began >= start:
+        return f"the worker began at step {began}, after step {start} had begun"
     resumed = log.last_step is not None and not any(event.start < start for event in log.windows)
     if log.node in observed.lost_nodes:
         return (

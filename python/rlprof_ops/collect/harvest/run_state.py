@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.collect import event_logs, job_state
 from rlprof_ops.collect.event_logs import ProcessLog
 from rlprof_ops.errors import RlprofError
@@ -18,7 +18,7 @@ from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.request import ProfileRequest, request_from_json
-from rlprof_ops.slurm.job_state import ended_as
+from rlprof_ops.slurm.job_over import ended_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,7 @@ def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
             else:
                 records[record.node] = record
     notes += [f"not seen of the trainer: {text}" for text in told.not_seen]
+    notes += [note for note in foreign.a_list(data.get("request_notes")) if isinstance(note, str)]
     notes += _takeovers(data)
     logs = logs if of_head else _with_steps(run, logs)
     request = _request(data, notes)
@@ -151,7 +152,7 @@ def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
             foreign.whole(driver.get("ended_ns")),
         ),
         cause=foreign.text(end.get("cause")),
-        detail=foreign.text(end.get("detail")),
+        detail=foreign.in_one_line(foreign.text(end.get("detail"))),
         world=world_of(foreign.an_object(data.get("world")), logs, never_begun),
         logs=tuple(logs),
         records=records,
@@ -217,7 +218,7 @@ def _never_begun(told: event_logs.Notes, logs: list[ProcessLog]) -> dict[tuple[s
     heard = told.begun | {(log.worker, log.rank) for log in logs}
     found = {}
     for worker, rank in sorted(told.selected - heard):
-        end = f"-{names.safe_worker(worker)}-r{rank}-"
+        end = f"-{report_names.safe_worker(worker)}-r{rank}-"
         said = [reason for session, reason in told.nsys_failed.items() if session.endswith(end)]
         found[worker, rank] = said[-1] if said else ""
     return found

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlprof_ops.collect.harvest.harvest import harvest
 from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.collect.harvest.manifest_table import printable, summary
+from rlprof_ops.collect.harvest.run_harvest import harvest
 from rlprof_ops.collect.harvest.run_state import observe
 from rlprof_ops.host.contained_dir import ContainedDir
 

@@ -6,8 +6,10 @@ import enum
 import os
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
-from rlprof_ops.backends import names
+from rlprof_ops import backends
+from rlprof_ops.backends import report_names
 from rlprof_ops.host.contained_dir import safe_component
 
 # Files that a profiler writes in place and that only count when nobody writes them any more (Ray's own nsight
@@ -78,7 +80,7 @@ def goes_home(path: str) -> bool:
 
 def are_columns(path: str) -> bool:
     """Whether a file holds the columns of the report beside it, which can always be made again."""
-    return bool(names.report_of_columns(path.rsplit("/", 1)[-1]))
+    return bool(report_names.report_of_columns(path.rsplit("/", 1)[-1]))
 
 
 def is_report_like(path: str) -> bool:
@@ -140,7 +142,9 @@ def kind_of(route: Route, relative: str) -> Kind | None:
 
 
 def _holds_the_environment(route: Route, relative: str) -> bool:
-    """rocprof-sys writes the process's whole environment, secrets included, into its `metadata*.json`."""
-    folder, _, name = relative.rpartition("/")
-    place = f"{route.source}/{folder}/"
-    return "/rocprof_sys/" in place and "metadata" in name and name.endswith(".json")
+    """Some tools write the process's whole environment, secrets included, beside their reports."""
+    *folders, name = f"{route.source}/{relative}".split("/")
+    return any(
+        each.name in folders and any(fnmatchcase(name, pattern) for pattern in each.secret_files)
+        for each in backends.every()
+    )

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rlprof_ops.errors import UsageError
-from rlprof_ops.operate.export.steps import RecordedStep
+from rlprof_ops.operate.export.led_steps import RecordedStep
 from rlprof_ops.version import __version__
 
 _FLUSH_MS = 30_000

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.errors import UsageError
-from rlprof_ops.operate.export.steps import RecordedStep
+from rlprof_ops.operate.export.led_steps import RecordedStep
 
 
 class TensorBoardScalars:

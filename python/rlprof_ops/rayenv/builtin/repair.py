@@ -23,6 +23,7 @@ from rlprof_ops.backends.wrapping import CannotWrap, ConfigError, RayPlugin, Wra
 from rlprof_ops.rayenv.fallback import CannotProfile, give_up
 from rlprof_ops.rayenv.inheritance_hook import keep_to_itself
 from rlprof_ops.rayenv.worker_selection import identify, select
+from rlprof_ops.rayenv.wrap.wrap_context import find_libraries
 from rlprof_ops.runtime.clock_file import SOCKET
 
 if TYPE_CHECKING:
@@ -139,9 +140,11 @@ async def _prepare(
         return None
     supervised = os.path.exists(os.path.join(os.environ.get(env_names.NODE_DIR, ""), SOCKET))
     try:
-        return await ours.prepare(
+        wrap = await ours.prepare(
             given, identity, selection.spec, context, trials, os.environ, folder, supervised
         )
+        find_libraries(identity.worker or "", context.env_vars)
+        return wrap
     except CannotWrap as error:
         give_up(identity, selection.spec, context, str(error), logger)
     return None

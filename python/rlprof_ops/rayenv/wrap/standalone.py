@@ -19,9 +19,10 @@ from rlprof_ops.backends.wrapping import CannotWrap, Command, Identity
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job.knobs import python_path
 from rlprof_ops.rayenv.wrap.wrap_context import specs_for
+from rlprof_ops.runtime.process.launchers import launcher_of
 
 if TYPE_CHECKING:
-    from rlprof_ops.request import ProfileRequest
+    from rlprof_ops.request import CaptureSpec, ProfileRequest
 
 TRAINER = "trainer"
 
@@ -39,6 +40,8 @@ def wrapped_command(
         worker: None for a trainer whose adapter names it; it counts as `trainer` here.
         argv: the program and its arguments; never seen by a shell.
 
+    A launcher of ranks is run as it is: each of its ranks comes here by itself.
+
     Raises `UsageError` for options that the tool refuses, `RlprofError` when a selected process cannot be
     profiled here and its capture has `on_error: fail`.
     """
@@ -46,6 +49,8 @@ def wrapped_command(
     if env.get(env_names.ADAPTERS, "1") != "0":
         full["PYTHONPATH"] = python_path(env.get("PYTHONPATH"))
         full.update(trainers.environment())
+    if launcher_of(argv):
+        return _launcher(worker, argv, request, full)
     identity = Identity(worker or TRAINER, rank)
     specs = specs_for(request, worker or TRAINER, rank, env)
     if worker or specs:
@@ -55,9 +60,7 @@ def wrapped_command(
     if specs and request:
         full[env_names.REQUEST_JSON] = request.to_json()
     for spec in specs:
-        errors = backends.validate(spec).errors
-        if errors:
-            raise UsageError("; ".join(errors))
+        _check(spec)
         wrap = wrap_of(backends.get(spec.backend))
         if wrap is None:
             continue
@@ -70,10 +73,37 @@ def wrapped_command(
     return Command(tuple(argv), full)
 
 
+def _launcher(
+    worker: str | None, argv: Sequence[str], request: ProfileRequest | None, env: dict[str, str]
+) -> Command:
+    """The launcher with what its ranks need to wrap themselves (`launchers.wrap_this_rank`)."""
+    for spec in specs_for(request, worker or TRAINER, None, env):
+        _check(spec)
+        env[env_names.WRAP_RANKS] = worker or TRAINER
+        env["PYTHONPATH"] = python_path(env.get("PYTHONPATH"))
+        if request:
+            env[env_names.REQUEST_JSON] = request.to_json()
+    return Command(tuple(argv), env)
+
+
+def _check(spec: CaptureSpec) -> None:
+    errors = backends.validate(spec).errors
+    if errors:
+        raise UsageError("; ".join(errors))
+
+
+class CannotRun(RlprofError):
+    """A program that cannot be started; the exit code is a shell's."""
+
+    def __init__(self, program: str, error: OSError) -> None:
+        super().__init__(f"cannot run {program!r}: {error.strerror or error}")
+        self.exit_code = 127 if isinstance(error, FileNotFoundError) else 126
+
+
 def run(made: Command) -> NoReturn:
     """Become the command; stay its parent where the tool hides the exit code.
 
-    Raises `RlprofError` for a program that cannot be started.
+    Raises `CannotRun` for a program that cannot be started.
     """
     try:
         if made.exit_code_file is None:
@@ -81,7 +111,7 @@ def run(made: Command) -> NoReturn:
             os.execvpe(made.argv[0], made.argv, made.env)
         sys.exit(_supervise(made, made.exit_code_file))
     except OSError as error:
-        raise RlprofError(f"cannot run {made.argv[0]!r}: {error.strerror or error}") from None
+        raise CannotRun(made.argv[0], error) from None
 
 
 def _supervise(made: Command, exit_code_file: str) -> int:

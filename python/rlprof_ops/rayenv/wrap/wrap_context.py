@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ def wrap_context(
         if refused:
             raise CannotWrap(refused)
         wrap.make(Identity(worker, rank), chosen, env, context.env_vars).apply(context)
+        find_libraries(worker, context.env_vars)
     except CannotWrap as error:
         if any(spec.on_error == "fail" for spec in specs if spec.backend == chosen.backend):
             raise WrapError(str(error)) from None
@@ -56,6 +58,16 @@ def wrap_context(
     if not backend.windows_from_outside and text:  # its process opens them: it has to know them too
         context.env_vars.setdefault(env_names.REQUEST_JSON, text)
     return backend.title
+
+
+def find_libraries(worker: str, variables: dict[str, str]) -> None:
+    """Give a worker under a profiler the folders of libraries that its trainer says it needs then."""
+    from rlprof_ops.trainers.nemo_rl.names import library_path
+
+    before = variables.get("LD_LIBRARY_PATH", os.environ.get("LD_LIBRARY_PATH", ""))
+    path = library_path(worker, os.uname().machine, before)
+    if path != before:
+        variables["LD_LIBRARY_PATH"] = path
 
 
 def wrapping_spec(specs: Sequence[CaptureSpec]) -> CaptureSpec | None:

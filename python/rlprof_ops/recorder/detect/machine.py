@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from statistics import median
 
-from rlprof_ops.recorder.detect.finding import MEMORY, THROTTLE, Finding
+from rlprof_ops.recorder.detect.anomaly import MEMORY, THROTTLE, Anomaly
 from rlprof_ops.recorder.samples.gpu import throttle_words
 from rlprof_ops.words import duration, size
 
@@ -29,7 +29,7 @@ class ThrottleDetector:
         self._slow: deque[tuple[float, float]] = deque()
         self._told = False
 
-    def add(self, t_s: float, seconds: float, bits: int) -> Finding | None:
+    def add(self, t_s: float, seconds: float, bits: int) -> Anomaly | None:
         """For `seconds` until `t_s` the reasons in `bits` have slowed it."""
         words = throttle_words(bits)
         if words and seconds > 0:
@@ -40,7 +40,7 @@ class ThrottleDetector:
         if self._told or not words or total < _THROTTLED_S:
             return None
         self._told = True
-        return Finding(
+        return Anomaly(
             THROTTLE,
             f"GPU {self._gpu} of node {self._node} is throttled: {words}",
             f"{THROTTLE}:{self._node}:{self._gpu}",
@@ -58,7 +58,7 @@ class MemoryDetector:
         self._seen: deque[tuple[float, float]] = deque()
         self._told = False
 
-    def add(self, t_s: float, used_mib: float, total_mib: float) -> Finding | None:
+    def add(self, t_s: float, used_mib: float, total_mib: float) -> Anomaly | None:
         if not self._seen or t_s - self._seen[-1][0] >= _GRAIN_S:
             self._seen.append((t_s, used_mib))
         while self._seen[0][0] < t_s - _MEMORY_WINDOW_S:
@@ -70,7 +70,7 @@ class MemoryDetector:
         if left_s > _SOON_S:
             return None
         self._told = True
-        return Finding(
+        return Anomaly(
             MEMORY,
             f"{self._what} of node {self._node} grows by {size(rate * 60 * _MIB)} a minute and is full in"
             f" {duration(max(0.0, left_s) * 1e9)}: {size(used_mib * _MIB)} of"

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from rlprof_ops.recorder.detect.finding import SLOW_RANK, Finding
-from rlprof_ops.recorder.detect.steps import SEASONAL
+from rlprof_ops.recorder.detect.anomaly import SLOW_RANK, Anomaly
+from rlprof_ops.recorder.detect.slow_steps import SEASONAL
 from rlprof_ops.words import duration
 
 STREAK = 3  # steps on end
@@ -52,12 +52,12 @@ class RankDetector:
 
     def add(
         self, step: int, seconds: Mapping[int, float], phases: Mapping[str, Mapping[int, float]], t_ns: int
-    ) -> list[Finding]:
+    ) -> list[Anomaly]:
         """A step that all ranks have told: its seconds by rank, and those of each phase alone."""
         if len(seconds) < 2:
             return []
         whole = median(seconds.values())
-        found: list[Finding] = []
+        found: list[Anomaly] = []
         self.factors = {}
         telling = {
             name: values
@@ -70,7 +70,7 @@ class RankDetector:
 
     def _add(
         self, step: int, name: str, values: Mapping[int, float], whole: float, t_ns: int
-    ) -> list[Finding]:
+    ) -> list[Anomaly]:
         series = self._series.setdefault(name, _Series())
         series.steps += 1
         middle = median(values.values())
@@ -105,7 +105,7 @@ class RankDetector:
 
     def _finding(
         self, step: int, name: str, rank: int, seconds: float, peers: float, sigma: float, t_ns: int
-    ) -> Finding:
+    ) -> Anomaly:
         what = name or "its step"
         since = step - len(self._series[name].streak[rank]) + 1
         text = (
@@ -114,4 +114,4 @@ class RankDetector:
         )
         evidence = {"since_step": since, "seconds": seconds, "peers_s": peers, "sigma": sigma}
         key = f"{SLOW_RANK}:{self._worker}:{rank}"
-        return Finding(SLOW_RANK, text, key, t_ns, step, self._worker, (rank,), "", name, evidence)
+        return Anomaly(SLOW_RANK, text, key, t_ns, step, self._worker, (rank,), "", name, evidence)

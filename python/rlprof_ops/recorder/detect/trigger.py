@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from rlprof_ops.backends import names
-from rlprof_ops.recorder.detect.finding import HANG, SLOW_PHASE, SLOW_RANK, SLOW_STEP, THROTTLE, Finding
+from rlprof_ops.backends import report_names
+from rlprof_ops.recorder.detect.anomaly import HANG, SLOW_PHASE, SLOW_RANK, SLOW_STEP, THROTTLE, Anomaly
 from rlprof_ops.request import CaptureSpec, When
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 
@@ -40,10 +40,12 @@ class Trigger:
     def resume(self, taken: Sequence[tuple[str, int]]) -> None:
         """Captures that a recorder before this one has opened, as (id, step), count towards the budget."""
         for identity, step in taken:
-            if identity == names.triggered_id(names.trigger_of(identity) or "", step, self._number):
+            if identity == report_names.triggered_id(
+                report_names.trigger_of(identity) or "", step, self._number
+            ):
                 self._taken += 1
                 self._steps.add(step)
-                self._turn += names.trigger_of(identity) == "every"
+                self._turn += report_names.trigger_of(identity) == "every"
 
     def on_step(self, fact: StepFact, ranks: Sequence[int], used_bytes: int) -> CaptureRequest | None:
         """A step has ended: open for the next one? `ranks` are all of the workers that are meant."""
@@ -62,7 +64,7 @@ class Trigger:
         return None
 
     def on_finding(
-        self, finding: Finding, ranks: Sequence[int], used_bytes: int, here: Collection[int] = ()
+        self, finding: Anomaly, ranks: Sequence[int], used_bytes: int, here: Collection[int] = ()
     ) -> CaptureRequest | None:
         """Something was found: open for the next step? `here` are the ranks on the finding's node."""
         when = self.when
@@ -97,7 +99,7 @@ class Trigger:
         self._taken += 1
         self._steps.add(step)
         return CaptureRequest(
-            id=names.triggered_id(why, step, self._number),
+            id=report_names.triggered_id(why, step, self._number),
             workers=self._spec.workers,
             ranks=_with_peers(concerned, ranks, peers) if concerned else self._spec.ranks,
             backend=self._spec.backend,

@@ -21,7 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.backends.torch.recorder import TorchProfile
 from rlprof_ops.runtime.compat.rlinf_profiler_config import PyTorchProfilerConfig, checked
 from rlprof_ops.runtime.process.event_log import log_once
@@ -207,7 +207,7 @@ class PyTorchProfiler:
         if self.config.export_tensorboard:
             # The name that TensorBoard's plugin looks for, as torch.profiler.tensorboard_trace_handler writes
             # it.
-            host = names.safe(socket.gethostname())
+            host = report_names.safe(socket.gethostname())
             name = f"{host}_{os.getpid()}_rank{self._rank}.{time.time_ns()}.pt.trace.json"
             if written is None:
                 self._export(profile, folder / name)

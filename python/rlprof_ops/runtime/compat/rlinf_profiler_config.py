@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.words import did_you_mean
 
 
@@ -56,7 +56,7 @@ def _problems(config: PyTorchProfilerConfig) -> Iterator[str]:
     if not config.activities:
         yield "activities is empty: allowed are cpu and cuda"
     prefix = config.chrome_filename_prefix
-    if not isinstance(prefix, str) or not prefix or names.safe_worker(prefix) != prefix:
+    if not isinstance(prefix, str) or not prefix or report_names.safe_worker(prefix) != prefix:
         yield f"chrome_filename_prefix is {prefix!r}: expected letters, digits and . _ - only"
 
 

@@ -14,7 +14,7 @@ from rlprof_ops.window.gate import TimedGate
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
     from rlprof_ops.runtime.active_profiler import Profiler
-    from rlprof_ops.runtime.captures import Capture
+    from rlprof_ops.runtime.captures import ProcessCapture
 
 
 def spec_for(
@@ -65,7 +65,7 @@ def _take_steps(profiler: Profiler, demand: CaptureRequest, step: int) -> None:
         profiler._captures.add(spec, asked_by=demand.id).gate.enter(step)
 
 
-def _open_now(profiler: Profiler, spec: CaptureSpec, asked_by: str) -> Capture:
+def _open_now(profiler: Profiler, spec: CaptureSpec, asked_by: str) -> ProcessCapture:
     """Open a window at once, whatever the training thread does; the capture that `_close_now` needs."""
     from rlprof_ops.request import Window
 
@@ -80,7 +80,7 @@ def _open_now(profiler: Profiler, spec: CaptureSpec, asked_by: str) -> Capture:
     return capture
 
 
-def _close_now(profiler: Profiler, capture: Capture) -> None:
+def _close_now(profiler: Profiler, capture: ProcessCapture) -> None:
     with profiler._work():
         end_tokens(profiler._step_tokens)
         capture.gate.close(partial=False)

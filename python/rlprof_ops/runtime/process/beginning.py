@@ -8,12 +8,11 @@ was started without nsys says so as `failed` windows. Harvest misses what was se
 from __future__ import annotations
 
 import os
-import sys
 
 from rlprof_ops import backends, env_names
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.process import session_file
-from rlprof_ops.runtime.process.worker_identity import WorkerKey, find_identity
+from rlprof_ops.runtime.process.worker_identity import WorkerKey, find_identity, is_ray_worker
 
 SELECTED, BEGUN = "selected", "begun"
 _NO_SESSION = "-"
@@ -35,13 +34,9 @@ def begins() -> None:
     elif env.get(env_names.NOT_WRAPPED):
         _was_not_wrapped(env[env_names.NOT_WRAPPED])
         return
-    if _is_ray_worker() and (env_names.NSYS_SESSION not in env or session_file.registered(env)):
+    if is_ray_worker() and (env_names.NSYS_SESSION not in env or session_file.registered(env)):
         place = find_identity(None, None, None, env)
         step_clock.note(BEGUN, worker=place.worker, rank=place.rank)
-
-
-def _is_ray_worker() -> bool:
-    return any(os.path.basename(word) == "default_worker.py" for word in sys.orig_argv)
 
 
 def _was_not_wrapped(reason: str) -> None:

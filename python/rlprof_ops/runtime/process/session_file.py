@@ -34,6 +34,7 @@ class Session:
     tmpdir: str
     gate: str = "supervisor"
     world_size: int | None = None
+    began: int = 0  # the job's step when its process began
 
     @property
     def lives(self) -> bool:
@@ -53,6 +54,7 @@ def register(
     env[env_names.SESSION_PID] = f"{os.getpid()}:{session}"
     path = Path(node_dir, FOLDER, f"{session}.json")
     before = None if first else read(path)
+    from rlprof_ops.runtime import step_clock
     from rlprof_ops.runtime.process.event_log import log_once
     from rlprof_ops.runtime.process.worker_identity import find_identity
 
@@ -68,6 +70,7 @@ def register(
         env.get("TMPDIR", "/tmp"),
         gate or (before.gate if before else _first_gate(env, place.worker)),
         place.world_size if before is None or world is not None else before.world_size,
+        step_clock.current_step() if before is None else before.began,
     )
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)

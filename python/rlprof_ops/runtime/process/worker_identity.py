@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
 from rlprof_ops import env_names
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
+from rlprof_ops.backends.contract import LEADERS
 
 DEFAULT_FOLDER = "rlprof-profiles"
 # What COMMAND is called, and what its process may be called once an adapter knows the trainer.
-DRIVER = "driver"
-DRIVERS = (DRIVER, "controller", "trainer", "TaskRunner", "task_runner")
+DRIVER, CONTROLLER = LEADERS
+DRIVERS = (*LEADERS, "trainer", "TaskRunner", "task_runner")
 # Where a launcher says a process's rank: ours, torchrun's (and verl's and NeMo RL's), MPI's, Slurm's. The
 # first that is set counts; Slurm's is last, since mpirun's processes inherit that of the batch script.
 RANK_VARIABLES = (
@@ -63,7 +65,7 @@ class WorkerIdentity:
     @property
     def stem(self) -> str:
         """`<worker>_rank<R>_<host>_<pid>`: unique on shared storage."""
-        return names.process_name(self.worker, self.rank, self.host, self.pid)
+        return report_names.process_name(self.worker, self.rank, self.host, self.pid)
 
 
 def find_identity(
@@ -86,7 +88,7 @@ def find_identity(
         own = root
     else:  # no supervisor copies from this node: write where the run folder wants it
         root = Path(run_dir).absolute()
-        own = root / "nodes" / names.safe(host)
+        own = root / "nodes" / report_names.safe(host)
     return WorkerIdentity(worker, rank or 0, world_size, host, os.getpid(), root, own / "tmp", own / "events")
 
 
@@ -97,6 +99,20 @@ def rank_from(env: Mapping[str, str]) -> int | None:
         if re.fullmatch(r"\d{1,9}", str(env.get(name, ""))):
             return int(env[name])
     return None
+
+
+def is_ray_worker() -> bool:
+    """Whether Ray has started this process, for actors or tasks."""
+    return any(os.path.basename(word) == "default_worker.py" for word in sys.orig_argv)
+
+
+def in_ray_task() -> bool:
+    """Whether the code that asks is a task of Ray's, not an actor's or a driver's."""
+    if "ray" not in sys.modules or not is_ray_worker():
+        return False
+    import ray
+
+    return ray.get_runtime_context().get_actor_id() is None
 
 
 def _number(text: str | None) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,15 @@ from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
 from rlprof_ops.supervisor import capture_relay
 from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.end_order import EndOrder
-from rlprof_ops.supervisor.helpers.distilling import Distilling
-from rlprof_ops.supervisor.helpers.recording import Recording
+from rlprof_ops.supervisor.node.helper_processes import Helpers, Recording, is_helper
 from rlprof_ops.supervisor.node.journal import Journal
-from rlprof_ops.supervisor.node.node_files import NodeFiles
 from rlprof_ops.supervisor.node.node_ray import NodeRay
 from rlprof_ops.supervisor.node.node_state import NodeState
+from rlprof_ops.supervisor.node.node_sync import NodeSync
 from rlprof_ops.supervisor.steps import state_relay
+from rlprof_ops.supervisor.steps.session_windows import Windows
 from rlprof_ops.supervisor.steps.state_relay import StateTold
 from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
-from rlprof_ops.supervisor.steps.windows import Windows
 from rlprof_ops.words import limit
 
 GROUP_CLEANUP = "RAY_process_group_cleanup_enabled"
@@ -39,12 +39,6 @@ _PASSED_ON = (
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
     "OMP_NUM_THREADS",
     *env_names.HANDED_ON,
-)
-_HELPERS = (
-    "rlprof_ops.collect.sync",
-    "rlprof_ops.recorder",
-    "rlprof_ops.analyze.distil",
-    "rlprof_ops.supervisor.gcs.",
 )
 _HELPER_SECONDS = 2.0  # enough for the recorder to keep what it has; a sync loses nothing by a kill
 _LEFT_SECONDS = 20.0
@@ -71,15 +65,15 @@ class Node:
     ) -> None:
         self.settings, self.request, self.place, self.journal = settings, request, place, journal
         self.state, self.order, self.cwd, self.before = state, order, cwd, before
-        self.helpers: set[int] = set()  # pids that the drain leaves alone
-        self.files = NodeFiles(settings, place, journal, self.environment, self.helpers)
-        self.ray = NodeRay(settings, place, journal, state, self.environment, cwd, self.helpers)
+        self.clock: list[dict[str, Any]] = []  # what the probes of the node's clock found
+        self.helpers = Helpers(place, journal, lambda: self.environment())
+        self.sync = NodeSync(settings, self.helpers)
+        self.ray = NodeRay(settings, state, lambda: self.environment(), cwd, self.helpers)
         self.windows: Windows | None = None
         self.relay: StepRelay | None = None
         self.recording: Recording | None = None
-        self.distilling: Distilling | None = None
+        self.distiller: Process | None = None
         self.take_request: Callable[[ProfileRequest], None] = self.go_by
-        self._begun = False  # in the place of one before
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: list[asyncio.Task[None]] = []
         self._telling: asyncio.Task[None] | None = None
@@ -134,11 +128,9 @@ class Node:
         """End what a supervisor before ran beside the training, which goes on without it anyway: two syncs or
         two recorders of a node would write the same files. All of the job, where Ray was not even begun.
         """
-        if not self.before or self._begun:
-            return
-        self._begun = True
         node = self.place.node
-        self.journal.say(f"node {node}: the supervisor {self.before}; this one goes on in its place")
+        if self.before:
+            self.journal.say(f"node {node}: the supervisor {self.before}; this one goes on in its place")
         try:
             await in_background(self._end_left, seconds=_LEFT_SECONDS)
         except (OSError, TimeoutError) as error:
@@ -147,12 +139,11 @@ class Node:
     def _end_left(self) -> None:
         found = processes.of_job(self.place.job, self.place.folder.path)
         if self.state.ray is not None:
-            found = [each for each in found if _is_helper(each)]
+            found = [each for each in found if is_helper(each)]
         processes.end(found, grace_s=_HELPER_SECONDS)
 
     async def run_setup(self) -> None:
         """SETUP_COMMAND, before Ray, unless that was done. Raises RlprofError with its exit code."""
-        await self.end_what_was_before()
         command = self.settings["SETUP_COMMAND"]
         if not command or self.state.setup_done:
             return
@@ -181,7 +172,6 @@ class Node:
             return
         for _ in range(int(_PLUGIN_SECONDS / _LOOK_S)):
             if self.place.folder.plugin_marker.exists():
-                self.files.plugin_loaded = True
                 return
             await asyncio.sleep(_LOOK_S)
         self.journal.say(
@@ -198,22 +188,20 @@ class Node:
         on_recorded: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
         """Start what runs beside Ray: sync, state, recorder, distiller."""
-        await self.end_what_was_before()
-        await self.files.start_sync()
+        self.sync.begin()
         self.tell_state(tell_state)
         self.start_recording(on_recorded)
         memory_mib = self.settings.number("RLPROF_DISTIL_MIB")
         if memory_mib and self.may_profile():
-            self.distilling = Distilling(self.place, self.environment, self.journal.note, self.helpers)
-            await self.distilling.start(memory_mib)
+            try:
+                self.distiller = await self.helpers.distil(memory_mib)
+            except OSError as error:
+                self.journal.note(f"node {self.place.node}: no report is distilled: {error}")
 
     def start_recording(self, on_recorded: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
         """Record this node from now on, unless RLPROF_RECORD is 0."""
         if self.settings.flag(env_names.RECORD):
-            self.recording = Recording(
-                self.place, self.environment, self.journal.note, on_recorded, self.helpers
-            )
-            self.recording.start()
+            self.recording = Recording(self.helpers, on_recorded)
 
     async def serve_steps(self, tell: Tell, others: Callable[[], Iterable[str]] | None = None) -> None:
         """Take the job's steps from the driver, and open this node's windows at them. `tell` sends to the
@@ -232,7 +220,7 @@ class Node:
             lambda request: self.take_request(request),
         )
         try:
-            await relay.listen(others, resumed=bool(self.before))
+            await relay.listen(others)
         except OSError as error:
             self.journal.say(f"node {place.node}: no step clock: {error}")
             return
@@ -282,8 +270,3 @@ class Node:
             return
         if request is not None and self.relay is not None:
             self.relay.demand(request)
-
-
-def _is_helper(process: processes.Process) -> bool:
-    module = process.argv[2] if process.argv[1:2] == ("-m",) and len(process.argv) > 2 else ""
-    return module.startswith(_HELPERS)

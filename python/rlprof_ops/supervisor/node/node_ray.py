@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from rlprof_ops import env_names
@@ -14,43 +14,42 @@ from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import ports, processes, topology
 from rlprof_ops.host.background import in_background
 from rlprof_ops.job.knobs import Settings
-from rlprof_ops.job.node_context import NodeContext
-from rlprof_ops.rayenv import check_import
-from rlprof_ops.supervisor.node.journal import Journal
+from rlprof_ops.rayenv import check_import, patch_installed
+from rlprof_ops.supervisor.node.helper_processes import Helpers
 from rlprof_ops.supervisor.node.node_process import NodeProcess
 from rlprof_ops.supervisor.node.node_state import NodeState, RayState
 from rlprof_ops.supervisor.node.ray_process import (
     RayNode,
     RayProcess,
     cpu_count,
-    plugin_message,
     port_knobs,
     start_argv,
     stripped,
+    without_blanks,
 )
 
 _STOP_SECONDS = 10.0
+_PATCH_SECONDS = 150.0  # other nodes with the same installation may hold its lock
 _REAP_SECONDS = 5.0  # between two tries to start Ray
 
 
 class NodeRay:
-    """This node's Ray. `environment` and `cwd` are what it starts with, `helpers` pids that a start which
-    failed leaves alone.
+    """This node's Ray. `environment` and `cwd` are what it starts with; a start that failed leaves `helpers`
+    alone.
     """
 
     def __init__(
         self,
         settings: Settings,
-        place: NodeContext,
-        journal: Journal,
         state: NodeState,
         environment: Callable[[], dict[str, str]],
         cwd: Path,
-        helpers: Collection[int],
+        helpers: Helpers,
     ) -> None:
-        self._settings, self._place, self._journal, self._state = settings, place, journal, state
+        self._settings, self._state = settings, state
+        self._place, self._journal = helpers.place, helpers.journal
         self._environment, self._cwd, self._helpers = environment, cwd, helpers
-        self._log = place.folder.logs / "ray_start.log"
+        self._log = self._place.folder.logs / "ray_start.log"
         self._ray: RayProcess | None = None
 
     async def find_or_start(self, deadline: float) -> RayProcess:
@@ -62,6 +61,8 @@ class NodeRay:
         if before is not None and before.up.is_set():
             return before
         with self._journal.phase("ray_start"):
+            if before is None and self._settings.flag("RLPROF_PATCH_RAY"):
+                await self._patch()
             argv = [] if before is not None else await self._command()
             for left in reversed(range(self._settings.number("RLPROF_RAY_START_TRIES"))):
                 ray, before = before or self._start(argv), None
@@ -72,7 +73,8 @@ class NodeRay:
                 if ray.up.is_set():
                     self._save(ray, up=True)
                     return ray
-                await self._blame_plugin()
+                if problem := await self.plugin_problem():
+                    raise RlprofError(problem)
                 what = "ended" if ray.gone.is_set() else "did not come up in time"
                 words = f"node {node}: `ray start` {what}; its last words:\n{ray.tail()}"
                 if not left or asyncio.get_running_loop().time() > deadline:
@@ -91,6 +93,16 @@ class NodeRay:
             self._ray = RayProcess(NodeProcess(known.pid, known.started), self._log, begin)
         return self._ray
 
+    async def _patch(self) -> None:
+        """Repair Ray's own nsight plugin in the installed file. Raises RlprofError where that fails."""
+        node = self._place.node
+        try:
+            env = self._environment()
+            said = await in_background(patch_installed, sys.executable, env, seconds=_PATCH_SECONDS)
+        except RlprofError as error:
+            raise RlprofError(f"node {node}: RLPROF_PATCH_RAY=1: {error}") from error
+        self._journal.say(f"node {node}: RLPROF_PATCH_RAY=1: Ray's nsight plugin: {said}")
+
     async def _command(self) -> list[str]:
         place = self._place
         ports.check_free(port_knobs(self._settings, place.is_head), place.node)
@@ -104,7 +116,7 @@ class NodeRay:
             cpu_count(self._settings, os.environ),
             await self._topology(),
         )
-        return start_argv(self._settings, found, sys.executable)
+        return start_argv(self._settings, found, without_blanks(sys.executable, place.folder.path))
 
     async def _topology(self) -> dict[str, float]:
         """What RLPROF_TOPOLOGY asks for: Ray resources, and NeMo RL's file of the CPUs beside each GPU."""
@@ -127,19 +139,21 @@ class NodeRay:
 
     def _reap(self) -> None:
         """End what Ray has left of a start that failed."""
-        spare = frozenset(self._helpers)
+        spare = frozenset(self._helpers.pids)
         found = processes.of_job(self._place.job, self._place.folder.path, exclude=spare)
         processes.end(found, grace_s=_REAP_SECONDS)
 
-    async def _blame_plugin(self) -> None:
-        """Raise RlprofError when the plugin is why Ray did not start: Ray itself only says that a node
-        timed out.
+    async def plugin_problem(self) -> str:
+        """Why Ray here cannot load our plugin, of which Ray itself only says that a node timed out; "" where
+        it can.
         """
         env, reason = self._environment(), None
         if env_names.REQUEST_JSON in env:
-            reason = await in_background(check_import, env, seconds=120)
-        if reason is not None:
-            raise RlprofError(plugin_message(self._place.node, reason))
+            most_s = float(self._settings.number("RLPROF_READY_SECONDS"))
+            reason = await in_background(check_import, env, timeout_s=most_s, seconds=most_s * 2)
+        if reason is None:
+            return ""
+        return f"node {self._place.node}: Ray under {sys.executable} cannot load the rlprof plugin: {reason}"
 
     async def stop(self) -> None:
         """Tell this node's `ray start` to end, and wait for that."""

@@ -53,15 +53,16 @@ class End:
 class NodeState:
     """One node's state; `save` after each change.
 
-    `keeper`: its pid. `request`: the job's, as JSON. `serving`: the cluster is up, on the head; elsewhere Ray
-    is. `nodes`: the other nodes that serve. `nodes_up`: what Ray has counted. `drained`: only harvest and
-    report are left.
+    `keeper`: its pid. `request`: the job's, as JSON; `notes`: what it overrules. `serving`: the cluster is
+    up, on the head; elsewhere Ray is. `nodes`: the other nodes that serve. `nodes_up`: what Ray has counted.
+    `drained`: only harvest and report are left.
     """
 
     folder: Path
     keeper: int = 0
     token: str = ""
     request: str = ""
+    notes: tuple[str, ...] = ()
     setup_done: bool = False
     ray: RayState | None = None
     serving: bool = False
@@ -89,7 +90,7 @@ class NodeState:
         try:
             values: dict[str, Any] = foreign.read(folder / _NODE)
             ray, end = values.pop("ray"), values.pop("end")
-            values["nodes"] = tuple(values["nodes"])
+            values["nodes"], values["notes"] = tuple(values["nodes"]), tuple(values["notes"])
             return cls(
                 folder,
                 ray=RayState(**ray) if ray else None,

@@ -7,7 +7,6 @@ import contextlib
 import importlib.metadata
 import json
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +81,18 @@ def resources(settings: Settings, node: RayNode) -> dict[str, float]:
         found |= node.topology
     more: dict[str, float] = json.loads(settings["RLPROF_RAY_RESOURCES"] or "{}")
     return found | more
+
+
+def without_blanks(python: str, folder: Path) -> str:
+    """The same Python, through a link in `folder` where its own path holds a blank: at blanks Ray (2.60)
+    parts the lines that start its client server and preload its allocator, and then it ends.
+    """
+    if not re.search(r"\s", python):
+        return python
+    link = folder / "python"
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path(python).parents[1])
+    return str(link / "bin" / Path(python).name)
 
 
 def start_argv(settings: Settings, node: RayNode, python: str) -> list[str]:
@@ -165,10 +176,6 @@ def no_authentication(version: str) -> str:
         f"Ray {version} runs without authentication (it came with 2.52): whoever reaches its ports runs code"
         " as you"
     )
-
-
-def plugin_message(node: str, reason: str) -> str:
-    return f"node {node}: Ray under {sys.executable} cannot load the rlprof plugin: {reason}"
 
 
 def stripped(env: Mapping[str, str]) -> dict[str, str]:

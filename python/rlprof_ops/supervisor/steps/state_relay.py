@@ -26,7 +26,7 @@ from rlprof_ops.host.background import BackgroundWriter, in_background
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.supervisor.control_channel import Message, register
+from rlprof_ops.supervisor.control_channel import Message
 
 LOOK_S = 1.0  # at the node's own disk
 WRITE_S = 5.0  # between two writes of what changed
@@ -43,7 +43,6 @@ _KEPT = frozenset(
 )
 
 
-@register
 @dataclass(frozen=True)
 class StateTold(Message):
     """What is new on a node: `rows` is JSON, [[[file, row], …], {file: step}]."""

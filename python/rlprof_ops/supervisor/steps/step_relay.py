@@ -24,13 +24,17 @@ from rlprof_ops.runtime import trainer_request
 from rlprof_ops.runtime.clock_file import SOCKET, ClockFile, ClockState
 from rlprof_ops.runtime.on_demand.watcher import CaptureRequest
 from rlprof_ops.runtime.step_clock import short_path
-from rlprof_ops.supervisor.control_channel import Lost, Message, register
-from rlprof_ops.supervisor.steps.windows import Windows
+from rlprof_ops.supervisor.control_channel import Lost, Message
+from rlprof_ops.supervisor.steps.session_windows import Windows
 
 
-@register
 @dataclass(frozen=True)
-class StepBegan(Message):
+class StepMessage(Message):
+    """What the relays of a job's nodes say to each other."""
+
+
+@dataclass(frozen=True)
+class StepBegan(StepMessage):
     """The driver's step begins, at `t_ns` of the driver's clock; it waits for the windows when `wait`."""
 
     step: int
@@ -38,40 +42,35 @@ class StepBegan(Message):
     wait: bool
 
 
-@register
 @dataclass(frozen=True)
-class StepEnded(Message):
+class StepEnded(StepMessage):
     """The driver's step ended."""
 
     step: int
     t_ns: int
 
 
-@register
 @dataclass(frozen=True)
-class WindowsOpened(Message):
+class WindowsOpened(StepMessage):
     """A node has opened the windows that begin with this step."""
 
     step: int
 
 
-@register
 @dataclass(frozen=True)
-class StepGoes(Message):
+class StepGoes(StepMessage):
     """Every node has: the driver need not wait any more."""
 
     step: int
 
 
-@register
 @dataclass(frozen=True)
-class RequestTold(Message):
+class RequestTold(StepMessage):
     """The trainer's own configuration asks for captures; `text` is the request's JSON."""
 
     text: str
 
 
-KINDS = (StepBegan, StepEnded, WindowsOpened, StepGoes, RequestTold)
 Tell = Callable[[Message], Awaitable[None]]
 
 
@@ -109,14 +108,12 @@ class StepRelay:
         """The step begun last; 0 before the first."""
         return self._state.step
 
-    async def listen(
-        self, others: Callable[[], Iterable[str]] | None = None, *, resumed: bool = False
-    ) -> None:
-        """Take steps from processes of this node. `others`, on the head alone: the nodes whose windows
-        count. `resumed`: the clock goes on where a supervisor before this one has left it.
+    async def listen(self, others: Callable[[], Iterable[str]] | None = None) -> None:
+        """Take steps from processes of this node, from where the clock and the windows in the node folder
+        stand. `others`, on the head alone: the nodes whose windows count.
         """
         self._others = others
-        self._file = ClockFile(self._node_dir, write=True, keep=resumed)
+        self._file = ClockFile(self._node_dir, write=True, keep=True)
         self._state = self._file.read()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.suppress(FileNotFoundError):
@@ -124,8 +121,7 @@ class StepRelay:
         with short_path(self._node_dir, SOCKET) as path:
             listener.bind(path)
         self._server = await asyncio.start_unix_server(self._serve, sock=listener)
-        if resumed:
-            await self._windows.resume(self._state.step, self._state.running)
+        await self._windows.resume(self._state.step, self._state.running)
         self._do(self._in_order())
 
     def demand(self, demand: CaptureRequest) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlprof_ops.backends import names
+from rlprof_ops.backends import report_names
 from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
 from rlprof_ops.request import CaptureSpec, Window
@@ -46,7 +46,8 @@ class WatchedSession:
         self.specs = specs
         events = events_path(node_dir, session)
         self.events = EventLog(events)
-        self.steps = StepFile(events.with_suffix(".step"))
+        self._steps = StepFile(events.with_suffix(".step"))
+        self.reached: int | None = None
         self.delivery = Delivery(
             session,
             "nsight",
@@ -61,7 +62,14 @@ class WatchedSession:
         self.asked = 0  # windows that its trainer opened itself
         self.taken: set[tuple[int, int]] = set()
         self.closing: asyncio.Task[None] | None = None
-        self.events.registered(session, ("nsight",), on_demand=False, wrapped=True, gate="supervisor")
+        self.events.registered(
+            session, ("nsight",), on_demand=False, wrapped=True, gate="supervisor", began=session.began
+        )
+
+    def reach(self, step: int) -> None:
+        """The job's step `step` begins, and the process lives."""
+        self.reached = step
+        self._steps.store(step)
 
     def take(self, begun: frozenset[tuple[int, int | None]]) -> None:
         """Windows that a supervisor before has begun already, by their steps."""
@@ -77,5 +85,5 @@ class WatchedSession:
 
 def events_path(node_dir: Path, session: Session) -> Path:
     """The events of a session. Its process may have a file of its own, for captures that it takes itself."""
-    stem = names.process_name(session.worker, session.rank, session.host, session.pid)
+    stem = report_names.process_name(session.worker, session.rank, session.host, session.pid)
     return node_dir / "events" / f"{stem}.session.jsonl"

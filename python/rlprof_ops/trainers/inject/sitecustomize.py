@@ -27,6 +27,14 @@ def _lead_or_not():  # type: () -> None
         os.environ.pop("RLPROF_LEADS", None)
 
 
+def _wrap_this_rank():  # type: () -> None
+    """A rank that a launcher under `rlprof wrap` has started begins again under its profiler."""
+    if "RLPROF_WRAP_RANKS" in os.environ:
+        from rlprof_ops.runtime.process import launchers
+
+        launchers.wrap_this_rank()
+
+
 def _follow_imports():  # type: () -> None
     if os.environ.get("RLPROF_ADAPTERS", "1") == "0":
         return
@@ -63,6 +71,7 @@ def _run_the_next_one():  # type: () -> None
 
 if sys.version_info >= (3, 10):
     try:
+        _wrap_this_rank()
         _lead_or_not()
         _follow_imports()
     except ImportError:  # a Python whose path does not lead to the package

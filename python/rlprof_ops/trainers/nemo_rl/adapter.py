@@ -1,7 +1,7 @@
 """NeMo RL: steps and phases of its driver from `Timer`, roles and ranks of its Ray workers, tasks of these.
 
-A step is `total_steps + 1` (asynchronous GRPO: `step + 1`, the number of the training step), from
-`maybe_gpu_profile_step` to the end of the driver's own `total_step_time`. Where generation runs beside
+A step is `total_steps + 1` (asynchronous GRPO: `step + 1`, the number of the training step). Its windows open
+at `maybe_gpu_profile_step`; its time is the driver's own `total_step_time`. Where generation runs beside
 training it is for a later step, and is shown where it ran. Phases are the other labels of that timer, by
 NeMo RL's own names. The tasks of a worker are what `wrap_with_nvtx_name` names.
 """
@@ -56,7 +56,10 @@ class _Driver:
         self.profiler.stop_step(step)
 
     def timer_begins(self, timer: int, label: str) -> None:
-        if self.step is None or label == _STEP or not self.profiler.active:
+        if self.step is None or not self.profiler.active:
+            return
+        if label == _STEP:  # what opens the windows, NeMo RL's calls of its workers too, is not the step's
+            self.profiler.start_step(self.step)
             return
         found = self.open[timer, label] = self.profiler.range(label)
         found.__enter__()
@@ -90,7 +93,7 @@ def install(name: str, module: ModuleType) -> None:
     """Follow one of NeMo RL's modules."""
     if name == "nemo_rl":
         add_rule(role_of)
-        add_helpers("isolated_worker_initializer")
+        add_helpers("ray_worker_builder.isolated_worker_initializer")
         expect(module, "utils.timer", "utils.nsys")
     elif name == "nemo_rl.utils.timer":
         timer = attribute(module, "Timer")

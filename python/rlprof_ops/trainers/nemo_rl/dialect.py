@@ -8,7 +8,7 @@ from rlprof_ops.trainers.dialects import Framework
 from rlprof_ops.trainers.nemo_rl.import_config import import_
 from rlprof_ops.trainers.nemo_rl.names import PHASES, WORKERS
 from rlprof_ops.trainers.nemo_rl.placement import world
-from rlprof_ops.trainers.nemo_rl.render import render
+from rlprof_ops.trainers.nemo_rl.render_config import render
 
 
 def framework(name: str) -> Framework:

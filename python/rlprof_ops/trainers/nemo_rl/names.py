@@ -59,9 +59,25 @@ PHASES = {
         "prepare_for_generation/transfer_and_update_weights",
     ),
 }
-LD_LIBRARY_PATH = (
-    "/usr/local/cuda/targets/x86_64-linux/lib:/usr/local/cuda/lib64:/usr/local/cuda/lib:/usr/local/nvidia/lib64:"
-    "/usr/local/nvidia/lib:/usr/lib/x86_64-linux-gnu"
-)
+# Without these folders libtransformer_engine.so does not load in a Megatron worker under nsys; its docs,
+# nsys-profiling.md, have x86-64 alone. By CUDA's name and the system's.
+_MACHINES = {"x86_64": ("x86_64-linux", "x86_64-linux-gnu"), "aarch64": ("sbsa-linux", "aarch64-linux-gnu")}
+LIBRARY_PATHS = {
+    machine: f"/usr/local/cuda/targets/{cuda}/lib:/usr/local/cuda/lib64:/usr/local/cuda/lib:"
+    f"/usr/local/nvidia/lib64:/usr/local/nvidia/lib:/usr/lib/{system}"
+    for machine, (cuda, system) in _MACHINES.items()
+}
+LD_LIBRARY_PATH = LIBRARY_PATHS["x86_64"]
+_MEGATRON = tuple(worker.name for worker in WORKERS if "megatron" in worker.name)
 RAY_LOG_SYNC_FREQUENCY_S = 30
 NO_END = 1_000_000  # NeMo RL has no open range; its own tests go this far
+
+
+def library_path(worker: str, machine: str, before: str) -> str:
+    """LD_LIBRARY_PATH of a worker under nsys, `before` without us: a Megatron worker, a teacher's too, has
+    its folders first.
+    """
+    needed = LIBRARY_PATHS.get(machine, "")
+    if not worker.endswith(_MEGATRON) or not needed or before.startswith(needed):
+        return before
+    return f"{needed}:{before}" if before else needed

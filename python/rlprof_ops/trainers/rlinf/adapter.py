@@ -2,10 +2,11 @@
 
 A step is `global_step + 1` (RLinf counts from 0, we from 1), from the runner's own timer `step` beginning to
 its end; a group whose `start_profile(i)` is called begins step i + 1, which ends with the timer, or with
-`stop_profile` where no runner times it. An attempt that an asynchronous runner skips is a step of the same
-number again. In the asynchronous runners what environments and rollout make meanwhile is for a later step,
-and is shown where it ran. Phases are the other names of that timer; the tasks of a worker are those of
-`Worker.timer`. Groups and channels are named as `launch(name=…)` and `Channel.create(name)` say.
+`stop_profile` where no runner times it. An attempt that an asynchronous runner skips, since it has too few
+samples yet, is a part of the step: the wait for them is its time. In the asynchronous runners what
+environments and rollout make meanwhile is for a later step, and is shown where it ran. Phases are the other
+names of that timer; the tasks of a worker are those of `Worker.timer`. Groups and channels are named as
+`launch(name=…)` and `Channel.create(name)` say.
 """
 
 from __future__ import annotations
@@ -74,9 +75,11 @@ class _Runner:
         found.__enter__()
         return found
 
-    def timer_ends(self, begun: Any) -> None:
+    def timer_ends(self, begun: Any, skipped: bool) -> None:
+        """A timer ended. A step whose attempt its runner `skipped` goes on: it is tried again."""
         if begun == _STEP:
-            self.end()
+            if not skipped:
+                self.end()
         else:
             begun.__exit__(None, None, None)
 
@@ -135,7 +138,8 @@ def _timer_begins(_: object, name: str, *__: object, **___: object) -> Any:
 
 
 def _timer_ends(begun: Any, _: object) -> None:
-    _RUNNER.timer_ends(begun)
+    skipped = begun == _STEP and caller_locals("skip_step")[0] is True
+    _RUNNER.timer_ends(begun, skipped)
 
 
 def _group_function(function: Any, *arguments: Any, **named: Any) -> None:
@@ -197,12 +201,12 @@ def _into_run_folder(config: Any, worker: str) -> Any:
         return config
     import copy
 
-    from rlprof_ops.backends import names
+    from rlprof_ops.backends import report_names
 
     group, _, rank = worker.partition(":")
     changed = copy.copy(config)
     backend = str(getattr(config, "BACKEND_TYPE", backends.DEFAULT))
     changed.output_dir = os.path.join(
-        run, names.report_folder(backend, group, int(rank.partition(":")[0] or 0))
+        run, report_names.report_folder(backend, group, int(rank.partition(":")[0] or 0))
     )
     return changed

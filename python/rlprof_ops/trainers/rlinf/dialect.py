@@ -6,7 +6,7 @@ from rlprof_ops.trainers.dialects import Framework
 from rlprof_ops.trainers.rlinf.import_config import import_
 from rlprof_ops.trainers.rlinf.names import PHASES, WORKERS
 from rlprof_ops.trainers.rlinf.placement import world
-from rlprof_ops.trainers.rlinf.render import render
+from rlprof_ops.trainers.rlinf.render_config import render
 
 
 def framework(name: str) -> Framework:

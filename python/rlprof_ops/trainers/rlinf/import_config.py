@@ -11,8 +11,10 @@ from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
 from rlprof_ops.trainers.dialects import Imported
 from rlprof_ops.trainers.hydra import dig, is_interpolation, read_settings
+from rlprof_ops.trainers.hydra_defaults import merge
 from rlprof_ops.trainers.rlinf.names import (
     COMMON_FIELDS,
+    DOCUMENTED_GROUPS,
     FIELDS,
     PRESETS,
     TORCH_DEFAULTS,
@@ -20,7 +22,7 @@ from rlprof_ops.trainers.rlinf.names import (
     canonical_group,
 )
 from rlprof_ops.trainers.rlinf.placement import group_names
-from rlprof_ops.trainers.rlinf.render import window_options
+from rlprof_ops.trainers.rlinf.render_config import window_options
 
 # As RLinf translates `stop-on-range-end`; another value is nsys's own word.
 RANGE_END = dict.fromkeys(("true", "1", "yes", "on"), "stop") | dict.fromkeys(
@@ -105,6 +107,9 @@ def _misspelt(tree: Mapping[str, Any], reading: ImportNotes) -> None:
 
 def _profiling(tree: Mapping[str, Any], reading: ImportNotes) -> dict[str, Any] | None:
     found = dig(tree, "cluster", "profiling")
+    bare = {name: tree[name] for fields in FIELDS.values() for name in fields if name in tree}
+    if "backend" in bare and isinstance(found or {}, Mapping):  # the block alone, as the document has it
+        found = merge(found or {}, bare)
     if found is not None and not isinstance(found, Mapping):
         reading.problem(f"cluster.profiling must be a mapping, not {shown(found)}")
         return None
@@ -114,9 +119,11 @@ def _profiling(tree: Mapping[str, Any], reading: ImportNotes) -> dict[str, Any] 
         for key, value in (found or {}).items():
             both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
             merged[key] = {**merged[key], **value} if both else value
-        reading.notes.append(
-            f"{preset}: RLinf's document lists six worker groups, its file three; the file's are read"
-        )
+        if "worker_groups" not in (found or {}):
+            reading.notes.append(
+                f"{preset}: read with the groups of RLinf's file, {', '.join(merged['worker_groups'])}; its"
+                f" document has {', '.join(DOCUMENTED_GROUPS)} too: name them in worker_groups"
+            )
         if merged["backend"] != "nsight":
             reading.problem(
                 f"cluster.profiling: {preset} has nsight options, which backend {shown(merged['backend'])}"
@@ -148,7 +155,8 @@ def _capture(
     if not isinstance(backend, str) or backend not in FIELDS:
         what = "must be specified" if not backend else f"{shown(backend)} is unknown"
         near = nearest(str(backend), list(FIELDS)) if backend else ""
-        reading.problem(f"cluster.profiling.backend {what}; allowed are {words(FIELDS)}.{near}")
+        base = "" if backend else " Where the run's own file has it, give that file with --base."
+        reading.problem(f"cluster.profiling.backend {what}; allowed are {words(FIELDS)}.{near}{base}")
         return None
     for key in profiling:
         if key not in FIELDS[backend]:

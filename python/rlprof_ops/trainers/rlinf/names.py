@@ -51,8 +51,7 @@ PHASES = {
 }
 COMMON_FIELDS = ("backend", "enabled", "worker_groups", "steps", "output_dir")
 FIELDS = {"nsight": (*COMMON_FIELDS, "options", "flags"), "rocprof_sys": (*COMMON_FIELDS, "args", "env")}
-# examples/embodiment/config/profile/default.yaml. Its document lists Actor, Rollout and Env too; the file
-# does not.
+# examples/embodiment/config/profile/default.yaml.
 PRESETS: dict[str, dict[str, Any]] = {
     "profile/default": {
         "backend": "nsight",
@@ -68,6 +67,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "flags": [],
     }
 }
+# Groups that RLinf's document lists in its preset too, and the file has not.
+DOCUMENTED_GROUPS = ("Actor", "Rollout", "Env")
 # `megatron.profiler` with the values of its document; RLinf wants every one of them written.
 TORCH_DEFAULTS: dict[str, Any] = {
     "output_dir": "${runner.output_dir}/${runner.experiment_name}/profiler",

@@ -3,8 +3,6 @@
 FOLLOWS = (
     "verl",
     "verl.single_controller.ray.base",
-    "verl.trainer.ppo.ray_trainer",
-    "verl.trainer.ppo.v1.trainer_base",
     "verl.utils.profiler.performance",
     "verl.utils.profiler.profile",
     "verl.workers.engine_workers",

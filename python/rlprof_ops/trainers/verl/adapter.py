@@ -2,16 +2,20 @@
 workers.
 
 A step is `global_steps` of the trainer, from the beginning to the end of its own timer `step` (rollout to
-weight update; validation and logging come after it). In the asynchronous trainers (one step off, fully
-async, separate) it is the same timer of the trainer: what the rollout makes meanwhile is for a later step,
-and is shown where it ran. Phases are the timers inside it, by verl's own names, as `timing_s/<name>` has
-them.
+weight update; validation and logging come after it). The trainer is whose method runs that timer, of
+whatever class. In the asynchronous trainers (one step off, separate) it is the same timer: what the rollout
+makes meanwhile is for a later step, and is shown where it ran. The fully asynchronous trainer runs the timer
+once a mini-step, and counts by versions of its parameters (verl 6461): its step is the version that it works
+towards, from the first of its mini-steps to the end of the one that hands the version over. Phases are the
+timers inside a step, by verl's own names, as `timing_s/<name>` has them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
+import sys
 import weakref
 from types import ModuleType
 from typing import Any
@@ -34,10 +38,19 @@ _KINDS = (
     (re.compile(r"(?:v?llm|sglang|trtllm)\w*Server", re.IGNORECASE), "rollout"),
     (re.compile(r"AgentLoopWorker"), "agent_loop"),
     (re.compile(r"RewardLoopWorker"), "reward_loop"),
-    (re.compile(r"\w*TaskRunner"), CONTROLLER),
+    (re.compile(r"FullyAsyncTaskRunner"), "task_runner"),  # it starts the trainer, an actor, and waits
+    (re.compile(r"\w*TaskRunner|FullyAsyncTrainer"), CONTROLLER),
+    (re.compile(r"FullyAsyncRollouter"), "rollouter"),
 )
 # They hold data or route requests; their work is in the waiting of the others.
-_HELPERS = ("transfer_queue_controller", "simple_storage_unit", "global_request_load_balancer")
+_HELPERS = (
+    "transfer_queue_controller",
+    "simple_storage_unit",
+    "global_request_load_balancer",
+    "checkpoint_engine_worker",
+    "message_queue",
+    "task_runner",
+)
 # The roles of a colocated process, most telling first.
 _ROLES = (
     ("actor", "actor"),
@@ -48,6 +61,10 @@ _ROLES = (
 )
 
 
+# Frames between a hook in `_timer` and the trainer's method: the hook's own, two generators, `contextlib`'s.
+_MOST_FRAMES = 16
+
+
 class _State:
     """What this process knows: the trainer, its step, and the roles of the colocated classes that it made."""
 
@@ -55,30 +72,67 @@ class _State:
         self.trainer: weakref.ref[Any] | None = None
         self.profiler: Any = None
         self.step: int | None = None
+        self.step_task: Any = None
         self.roles: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
     def begin(self, name: str) -> Any:
         """A timer begins: a step, a phase of it, or nothing of ours (None)."""
-        if self.trainer is None:  # a worker, e.g. an agent loop around each of its samples
-            return begin_task(name)
-        if name == "step" and self.step is None:
-            if self.profiler is None:
-                self.profiler = leader(CONTROLLER)
-            self.step = int(attribute(self.trainer(), "global_steps"))
-            self.profiler.start_step(self.step)
+        trainer = self.trainer() if self.trainer is not None else None
+        if trainer is None:
+            trainer = _trainer_of_timer()
+            if trainer is None:  # a worker, e.g. an agent loop around each of its samples
+                return begin_task(name)
+            self.trainer = weakref.ref(trainer)
+        if name == "step" and (self.step is None or _version(trainer) is not None):
+            self._begin_step(_version(trainer) or int(attribute(trainer, "global_steps")))
             return "step"
-        if self.step is None or not self.profiler.active:
-            return None
-        found = self.profiler.range(name)
+        if self.step is None or not self.profiler.active or _asyncio_task() is not self.step_task:
+            return None  # what another task of the loop does, is for a later step
+        found = self.profiler.range(name.removeprefix("timing_s/"))
         found.__enter__()
         return found
 
+    def _begin_step(self, step: int) -> None:
+        if self.profiler is None:
+            self.profiler = leader(CONTROLLER)
+        if step != self.step:  # else the next mini-step
+            self.step, self.step_task = step, _asyncio_task()
+            self.profiler.start_step(step)
+
     def end(self, begun: Any) -> None:
-        if begun == "step":
+        if begun != "step":
+            begun.__exit__(None, None, None)
+        elif self.step is not None and self.step != _version(self.trainer and self.trainer()):
             step, self.step = self.step, None
             self.profiler.stop_step(step)
-        else:
-            begun.__exit__(None, None, None)
+
+
+def _version(trainer: Any) -> int | None:
+    """The version of its parameters that a trainer works towards; None where it does not count them."""
+    version = getattr(trainer, "current_param_version", None)
+    return version + 1 if isinstance(version, int) else None
+
+
+def _trainer_of_timer() -> Any:
+    """Whose method runs the timer that has just begun, where it counts steps; a subclass need not call the
+    `__init__` of any class of verl's."""
+    frame = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        found = frame.f_locals.get("self")
+        if isinstance(getattr(found, "global_steps", None), int):
+            return found
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _asyncio_task() -> Any:
+    """The task of the event loop that runs in this thread; None without one."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 _STATE = _State()
@@ -94,10 +148,6 @@ def install(name: str, module: ModuleType) -> None:
         add_rule(role_of)
         add_helpers(*_HELPERS)
         expect(module, "utils.profiler.performance", "utils.profiler.profile", "single_controller.ray.base")
-        try:
-            expect(module, "trainer.ppo.ray_trainer")  # before V1
-        except UnknownShape:
-            expect(module, "trainer.ppo.v1.trainer_base")
     elif name == "verl.utils.profiler.performance":
         if not inspect.isgeneratorfunction(attribute(module, "_timer")):
             raise UnknownShape("_timer is no generator function")
@@ -108,10 +158,6 @@ def install(name: str, module: ModuleType) -> None:
         follow(module, "create_colocated_worker_cls", _COLOCATED)
         if hasattr(module, "create_colocated_worker_cls_fused"):
             follow(module, "create_colocated_worker_cls_fused", _COLOCATED)
-    elif name == "verl.trainer.ppo.v1.trainer_base":
-        follow(attribute(module, "PPOTrainer"), "__init__", _TRAINER)
-    elif name == "verl.trainer.ppo.ray_trainer":
-        follow(attribute(module, "RayPPOTrainer"), "__init__", _TRAINER)
     elif name == "verl.workers.engine_workers":
         hook = task("verl", "update_weights")
         follow(attribute(module, "ActorRolloutRefWorker"), "update_weights", hook)
@@ -133,11 +179,13 @@ def role_of(actor: NewActor) -> tuple[str, int | None] | None:
 
 
 def _numbered(role: str, name: str) -> tuple[str, int | None]:
-    """`vllm_server_<replica>_<node>` and `agent_loop_worker_<i>_<random>`: the replica is the rank of a
-    rollout."""
-    server = re.search(r"server_(\d+)_(\d+)", name)
+    """`vllm_server_<replica>_<node>`, `vllm_server_reward_<replica>_<node>` and
+    `agent_loop_worker_<i>_<random>`: the replica is the rank of a rollout. TensorRT's servers have no node.
+    """
+    server = re.search(r"server_(?:(reward|teacher)_)?(\d+)(?:_(\d+))?", name)
     if server:
-        return (role if server[2] == "0" else f"{role}_node{server[2]}"), int(server[1])
+        role = f"{server[1]}_{role}" if server[1] else role
+        return (f"{role}_node{server[3]}" if int(server[3] or 0) else role), int(server[2])
     worker = re.search(r"_worker_(\d+)", name)
     return role, int(worker[1]) if worker else None
 
@@ -149,10 +197,6 @@ def _note_roles(made: Any, arguments: tuple[Any, ...], named: dict[str, Any]) ->
     return made
 
 
-def _note_trainer(trainer: Any, *_: object, **__: object) -> None:
-    _STATE.trainer = weakref.ref(trainer)
-
-
 def _timer_begins(name: str, *_: object, **__: object) -> Any:
     return _STATE.begin(name)
 
@@ -162,4 +206,3 @@ def _timer_ends(begun: Any, _: object) -> None:
 
 
 _COLOCATED = Intercept("verl", finish=_note_roles)
-_TRAINER = Watch("verl", _note_trainer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rlprof_ops.trainers.dialects import Framework
 from rlprof_ops.trainers.verl.import_config import importer
-from rlprof_ops.trainers.verl.render import renderer
+from rlprof_ops.trainers.verl.render_config import renderer
 from rlprof_ops.trainers.verl.roles import CONTROLLER, PHASES, WORKERS, world
 from rlprof_ops.trainers.verl.schemes import SCHEMES, installed_version, scheme_of_version
 

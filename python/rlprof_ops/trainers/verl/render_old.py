@@ -13,7 +13,7 @@ from rlprof_ops.trainers.verl.schemes import DOCUMENT, HYBRID, Scheme
 
 def old_settings(request: ProfileRequest, chosen: Chosen, remarks: Remarks) -> list[Setting]:
     """The schemes before `global_profiler`: `trainer.profile_steps`, and ranks and mode per role."""
-    if request.output_dir is not None:
+    if request.folder("nsight") is not None:
         remarks.lose(
             "output_dir; verl's nsys reports stay in /tmp/ray/session_latest/logs/nsight of each node"
         )

@@ -36,7 +36,7 @@ PHASES = {
     "advantage": ("adv",),
     "train": ("update_actor",),
     "critic_train": ("update_critic",),
-    "weight_sync": ("update_weights",),
+    "weight_sync": ("update_weights", "sync_rollout_weights", "param_sync"),
 }
 
 

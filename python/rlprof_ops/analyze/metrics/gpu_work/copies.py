@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlprof_ops.analyze.columns import MEMCPY, Trace, distinct
-from rlprof_ops.analyze.metrics.gpu import copies
+from rlprof_ops.analyze.kernel_names import copies
 from rlprof_ops.analyze.metrics.kernels import launch_moments, phase_codes
 from rlprof_ops.analyze.metrics.phases import Segment
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlprof_ops.analyze.columns import KERNEL, Ints, Trace, distinct
-from rlprof_ops.analyze.metrics.gpu_work.kernel_classes import kernel_class
+from rlprof_ops.analyze.kernel_names import kernel_class
 from rlprof_ops.analyze.readers.nsys_metrics import KEPT
 
 MOST_POINTS = 4096  # of a GPU and metric that leave the process that reads a report

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlprof_ops.analyze.columns import Trace, distinct, take
-from rlprof_ops.analyze.metrics.gpu import gpu_unions
+from rlprof_ops.analyze.metrics.gpu_time import gpu_unions
 from rlprof_ops.analyze.metrics.intervals import union
 from rlprof_ops.analyze.metrics.phases import Segment
 

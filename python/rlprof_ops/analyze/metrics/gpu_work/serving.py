@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlprof_ops.analyze.columns import MEMCPY, Ints, Trace, codes_where, distinct
-from rlprof_ops.analyze.metrics.gpu import LaunchIndex
+from rlprof_ops.analyze.columns import MEMCPY, Ints, LaunchIndex, Trace, codes_where, distinct
 from rlprof_ops.analyze.metrics.intervals import union
 from rlprof_ops.analyze.metrics.kernels import launch_moments, phase_codes
 from rlprof_ops.analyze.metrics.phases import Segment

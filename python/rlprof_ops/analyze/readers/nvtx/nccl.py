@@ -17,8 +17,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlprof_ops.analyze.columns import NO_VALUE, Coder, Collective, GpuSpans, Launches, Track, codes_where
-from rlprof_ops.analyze.metrics.gpu import LaunchIndex, communicates
+from rlprof_ops.analyze.columns import (
+    NO_VALUE,
+    Coder,
+    Collective,
+    GpuSpans,
+    Launches,
+    LaunchIndex,
+    Track,
+    codes_where,
+)
+from rlprof_ops.analyze.kernel_names import communicates
 from rlprof_ops.analyze.readers.nsys_tables import Export
 from rlprof_ops.analyze.readers.nvtx.ranges import threads
 

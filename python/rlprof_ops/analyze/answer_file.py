@@ -1,0 +1,54 @@
+"""`report.json` as a file: written for every reader, read back into the same rows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import msgspec
+
+from rlprof_ops.analyze.report_model import SCHEMA, Answer
+from rlprof_ops.errors import UsageError
+from rlprof_ops.host import foreign
+
+_MOST_BYTES = 2 << 30
+
+
+class _Version(msgspec.Struct):
+    schema: object = None
+
+
+def as_data(answer: Answer) -> dict[str, object]:
+    """The answer by the names that stand in report.json."""
+    data: dict[str, object] = msgspec.to_builtins(answer)
+    return data
+
+
+def written(answer: Answer) -> str:
+    """The text of report.json. A name that is not UTF-8, as a path may be, has "?" for what is not."""
+    text = json.dumps(as_data(answer), separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "replace").decode()
+
+
+def is_answer(file: Path) -> bool:
+    """Whether a file begins as report.json does."""
+    with contextlib.suppress(OSError), foreign.open_plain(file) as opened:
+        return b'"made_by"' in opened.read(4096)
+    return False
+
+
+def read_answer(file: Path) -> Answer:
+    """What a report.json holds. Raises `UsageError` where it is none of this version."""
+    try:
+        text = foreign.read_bytes(file, _MOST_BYTES)
+        schema = msgspec.json.decode(text, type=_Version).schema
+        if schema == SCHEMA:
+            return msgspec.json.decode(text, type=Answer)
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise UsageError(
+            f"{file}: cannot be read as report.json ({error}); make it anew with `rlprof report`"
+        ) from error
+    raise UsageError(
+        f"{file}: its schema is {schema!r}, this is for {SCHEMA}; make it anew with `rlprof report`"
+    )

@@ -1,0 +1,189 @@
+"""Dumps of PyTorch's flight recorder, as pickle or as JSON, from anywhere and by anybody.
+
+A pickle is a program. Here it may only build strings, numbers and plain containers: its operations are looked
+at before one of them runs, so that neither an import nor a memo of 68 GB comes to anything.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import pickle
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlprof_ops.host import foreign
+
+MOST_BYTES = 64 << 20  # 2,000 entries are 0.5 MB
+_MOST_FILES = 1 << 14
+_MOST_KEPT, _MOST_OPEN = 32, 4096  # entries of a rank in a group
+_NAME = re.compile(r"(.*?)(\d+)((?:\.(?:json|pickle|pkl))?)\Z", re.DOTALL)
+_LOOKS_LIKE_ONE = re.compile(r"trace|rank|flight|fr_")
+# Every operation of fixed length that builds plain data; memo indexes up to a million.
+_PLAIN = re.compile(
+    rb"(?:[Kqh].[()\]}Nateslu\x85-\x89\x94]*|[()\]}Nateslu\x85-\x89\x94]+|[jr]..[\x00-\x10]\x00|M..|J....|"
+    rb"\x80[\x02-\x05]|[G\x95].{8}|"
+    rb"\x8a(?:\x00|\x01.|\x02..|\x03...|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))*",
+    re.DOTALL,
+)
+_LENGTHS = {0x58: 4, 0x8C: 1, 0x8D: 8}  # BINUNICODE, SHORT_BINUNICODE, BINUNICODE8: bytes of the length
+_STOP = 0x2E
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> object:
+        raise pickle.UnpicklingError(f"it names {module[:40]}.{name[:40]}: only plain data is read")
+
+    def persistent_load(self, pid: object) -> object:
+        raise pickle.UnpicklingError("it refers to something outside: only plain data is read")
+
+
+@dataclass(frozen=True)
+class FlightDump:
+    """What one rank had recorded. `entries` are as they were enqueued: all that are open, and the latest of
+    each group.
+    """
+
+    rank: int
+    path: Path
+    entries: list[dict[str, object]]
+    groups: dict[str, tuple[str, tuple[int, ...]]]  # name -> description, ranks
+    has_lost: bool  # older entries have made room for newer ones
+
+
+@dataclass
+class FoundDumps:
+    """`worlds`: dumps whose ranks count together, by rank; `unread`: path and reason."""
+
+    worlds: list[dict[int, FlightDump]] = field(default_factory=list)
+    unread: list[tuple[Path, str]] = field(default_factory=list)
+
+
+def read_folder(folder: Path) -> FoundDumps:
+    """Every dump below `folder`."""
+    was_on = gc.isenabled()
+    gc.disable()  # a million small dicts, none of them garbage
+    try:
+        return _read_folder(folder)
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _read_folder(folder: Path) -> FoundDumps:
+    found = FoundDumps()
+    parts: dict[tuple[str, tuple[int, ...], Path], dict[int, FlightDump]] = defaultdict(dict)
+    for path, prefix, rank in _candidates(folder):
+        try:
+            dump = read_dump(path, rank)
+        except (OSError, ValueError) as error:
+            if _LOOKS_LIKE_ONE.search(path.name):
+                found.unread.append((path, foreign.reason_of(error)))
+            continue
+        largest = max((ranks for _, ranks in dump.groups.values()), key=len, default=())
+        part = parts[prefix, largest if _is_everyone(largest) else (), path.parent]
+        if rank not in part or _worth(dump) > _worth(part[rank]):
+            part[rank] = dump
+    found.worlds = _together(parts)
+    return found
+
+
+def _together(
+    parts: Mapping[tuple[str, tuple[int, ...], Path], dict[int, FlightDump]],
+) -> list[dict[int, FlightDump]]:
+    """One world may have a folder a node; a trainer and a rollout server both have a rank 0."""
+    worlds: dict[tuple[str, tuple[int, ...]], list[dict[int, FlightDump]]] = defaultdict(list)
+    for (prefix, size, _), part in parts.items():
+        same = worlds[prefix, size]
+        for world in same:
+            if not world.keys() & part.keys():
+                world.update(part)
+                break
+        else:
+            same.append(part)
+    return sorted((world for same in worlds.values() for world in same), key=len, reverse=True)
+
+
+def _is_everyone(ranks: tuple[int, ...]) -> bool:
+    return ranks == tuple(range(len(ranks)))
+
+
+def _worth(dump: FlightDump) -> tuple[bool, int]:
+    """Of two dumps of a rank the one with stacks counts, then the later one."""
+    last = dump.entries[-1] if dump.entries else {}
+    return bool(last.get("frames")), foreign.whole(last.get("time_created_ns")) or 0
+
+
+def _candidates(folder: Path) -> Iterator[tuple[Path, str, int]]:
+    count = 0
+    for here, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            matched = _NAME.match(name)
+            if matched and len(matched[2]) < 9 and count < _MOST_FILES:
+                count += 1
+                yield Path(here, name), matched[1], int(matched[2])
+
+
+def read_dump(path: Path, rank: int) -> FlightDump:
+    """One dump. Raises OSError, and ValueError for what is none."""
+    raw = foreign.read_bytes(path, MOST_BYTES)
+    found = foreign.an_object(foreign.parse(raw) if raw[:1] in (b"{", b"[") else plain_pickle(raw))
+    if "version" not in found or "pg_config" not in found:
+        raise ValueError("it is no dump of the flight recorder")
+    entries = [each for each in foreign.a_list(found.get("entries")) if isinstance(each, dict)]
+    groups = {}
+    for name, config in foreign.an_object(found["pg_config"]).items():
+        described = foreign.an_object(config)
+        ranks = [int(word) for word in re.findall(r"\b\d{1,8}\b", foreign.text(described.get("ranks")))]
+        groups[foreign.text(name)] = (foreign.text(described.get("desc")), tuple(sorted({*ranks})))
+    has_lost = bool(entries and foreign.whole(entries[0].get("record_id")))
+    return FlightDump(rank, path, _latest(entries), groups, has_lost)
+
+
+def is_open(entry: Mapping[str, object]) -> bool:
+    """gloo never says `completed`: there `retired` means that a collective has ended, well or not. To NCCL,
+    one that is retired without being completed has timed out.
+    """
+    if foreign.text(entry.get("profiling_name")).startswith("gloo:"):
+        return not entry.get("retired")
+    return entry.get("state") != "completed"
+
+
+def _latest(entries: list[dict[str, object]]) -> list[dict[str, object]]:
+    """512 ranks with 2,000 entries each are 1 GB of memory, of which the ends matter."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for entry in reversed(entries):
+        named = entry.get("process_group")
+        name = str(named[0])[:200] if isinstance(named, tuple | list) and named else ""
+        seen[name] += 1
+        if seen[name] <= _MOST_KEPT or (is_open(entry) and seen[name] <= _MOST_OPEN):
+            kept.append(entry)
+    return kept[::-1]
+
+
+def plain_pickle(raw: bytes) -> object:
+    """What a pickle of plain data holds. Raises ValueError for every other one, before any of it runs."""
+    at = 0
+    while True:
+        matched = _PLAIN.match(raw, at)
+        at = matched.end() if matched else at
+        code = raw[at] if at < len(raw) else -1
+        if code == _STOP:
+            break
+        width = _LENGTHS.get(code)
+        if width is None:
+            what = f"operation {code:#x} at byte {at}" if code >= 0 else "its end is missing"
+            raise ValueError(f"it is no pickle of plain data: {what}")
+        at += 1 + width + int.from_bytes(raw[at + 1 : at + 1 + width], "little")
+    try:
+        return _PlainUnpickler(io.BytesIO(raw)).load()
+    except MemoryError:
+        raise ValueError("it is too large for this machine's memory") from None
+    except Exception as error:  # whatever a broken one makes the unpickler raise
+        raise ValueError(f"it is a broken pickle: {foreign.reason_of(error)[:80]}") from None

@@ -1,0 +1,138 @@
+"""A verdict for people and for programs: one sentence, what the missing ranks did last, ranks by sequence."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rlprof_ops.analyze.hang.flight_dumps import FlightDump, FoundDumps, is_open, read_folder
+from rlprof_ops.analyze.hang.hang_verdict import Enqueued, HangVerdict, enqueued, judge, name_of, ranks_text
+from rlprof_ops.collect.harvest.manifest_table import grid, printable
+
+_MOST_GROUPS, _MOST_ROWS, _MOST_NAMED = 4, 24, 8
+
+
+def explain(folder: Path) -> tuple[list[str], dict[str, object]]:
+    """The lines for people and the JSON of every dump below `folder`; neither holds a verdict where none was
+    read.
+    """
+    found = read_folder(folder)
+    judged = [(world, judge(world)) for world in found.worlds]
+    judged.sort(key=lambda each: (each[1].kind == "nothing", not each[1].sure, -len(each[0])))
+    lines = [line for world, verdict in judged for line in _lines(world, verdict)]
+    lines += [f"not read: {path}: {reason}" for path, reason in found.unread[:_MOST_NAMED]]
+    return [printable(line) for line in lines], _for_programs(found, judged)
+
+
+def _lines(world: Mapping[int, FlightDump], verdict: HangVerdict) -> Iterator[str]:
+    text = verdict.text if verdict.sure else f"{verdict.text} (not sure)"
+    yield text[0].upper() + text[1:] + "."
+    if verdict.collective and verdict.collective.call_site and not verdict.sides:
+        yield f"  {ranks_text(verdict.waiting)}: at {verdict.collective.call_site}"
+    for ranks, side in verdict.sides[:_MOST_NAMED]:
+        yield f"  {ranks_text(ranks)}: {side}{_at(side)}"
+    for last, missing in _by_last(verdict)[:_MOST_NAMED]:
+        if last is None:
+            yield f"  {ranks_text(missing)}: no collective in the dump"
+        else:
+            yield f"  {ranks_text(missing)}: last {'in' if last.is_open else 'ended'} {last}{_at(last)}"
+    for note in verdict.notes:
+        yield f"  {note}"
+    yield ""
+    names, rows = _table(world)
+    yield from grid(("ranks", *names, "now"), rows[:_MOST_ROWS])
+    if len(rows) > _MOST_ROWS:
+        yield f"… and {len(rows) - _MOST_ROWS} more rows; --json has all"
+    yield ""
+
+
+def _at(what: Enqueued) -> str:
+    return f" at {what.call_site}" if what.call_site else ""
+
+
+def _by_last(verdict: HangVerdict) -> list[tuple[Enqueued | None, list[int]]]:
+    """The missing ranks, by what they did last and where."""
+    found: dict[tuple[str, str], tuple[Enqueued | None, list[int]]] = {}
+    for rank, last in sorted(verdict.last.items()):
+        key = (str(last), last.call_site) if last else ("", "")
+        found.setdefault(key, (last, []))[1].append(rank)
+    return list(found.values())
+
+
+def _stands(world: Mapping[int, FlightDump]) -> dict[int, tuple[dict[str, int], Enqueued | None]]:
+    """Of each rank: its last sequence number in every group, and its first open collective, else its last."""
+    stands = {}
+    for rank, dump in sorted(world.items()):
+        last: dict[str, int] = defaultdict(int)
+        for each in map(enqueued, dump.entries):
+            last[name_of(each.group)] = max(last[name_of(each.group)], each.sequence)
+        first = next(filter(is_open, dump.entries), dump.entries[-1] if dump.entries else None)
+        stands[rank] = (dict(last), None if first is None else enqueued(first))
+    return stands
+
+
+def _table(world: Mapping[int, FlightDump]) -> tuple[list[str], list[list[str]]]:
+    """Ranks that stand alike share a row: their last sequence number in each group, and what they are in."""
+    stands = _stands(world)
+    names = sorted({name for last, _ in stands.values() for name in last})[:_MOST_GROUPS]
+    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for rank, (last, now) in stands.items():
+        done = "" if now is None else f"{'in' if now.is_open else 'ended'} {now.operation}{_at(now)}"
+        row = (*(f"#{last[name]}" if name in last else "-" for name in names), done)
+        alike[row].append(rank)
+    rows = [[ranks_text(ranks).partition(" ")[2], *row] for row, ranks in alike.items()]
+    return names, rows
+
+
+def _for_programs(
+    found: FoundDumps, judged: list[tuple[dict[int, FlightDump], HangVerdict]]
+) -> dict[str, object]:
+    return {
+        "verdicts": [_verdict(world, verdict) for world, verdict in judged],
+        "unread": [{"file": str(path), "reason": reason} for path, reason in found.unread],
+    }
+
+
+def _verdict(world: Mapping[int, FlightDump], verdict: HangVerdict) -> dict[str, object]:
+    stands = _stands(world)
+    stacks: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for rank, (_, now) in stands.items():
+        if now is not None and now.frames:
+            stacks[now.frames].append(rank)
+    return {
+        "kind": verdict.kind,
+        "text": verdict.text,
+        "sure": verdict.sure,
+        "collective": _collective(verdict.collective),
+        "waiting": list(verdict.waiting),
+        "missing": [
+            {"rank": rank, "dump": rank in world, "last": _collective(verdict.last.get(rank))}
+            for rank in verdict.missing
+        ],
+        "without_dump": list(verdict.without_dump),
+        "sides": [{"ranks": list(ranks), "collective": _collective(side)} for ranks, side in verdict.sides],
+        "notes": verdict.notes,
+        "ranks": [
+            {"rank": rank, "file": str(world[rank].path), "last": last, "now": _collective(now)}
+            for rank, (last, now) in stands.items()
+        ],
+        "stacks": [{"ranks": ranks, "frames": list(frames)} for frames, ranks in stacks.items()],
+    }
+
+
+def _collective(what: Enqueued | None) -> dict[str, object] | None:
+    return (
+        None
+        if what is None
+        else {
+            "group": name_of(what.group),
+            "sequence": what.sequence,
+            "operation": what.operation,
+            "sizes": [list(size) for size in what.sizes],
+            "dtypes": list(what.dtypes),
+            "open": what.is_open,
+            "created_ns": what.created_ns,
+            "at": what.call_site,
+        }
+    )

@@ -1,0 +1,64 @@
+"""What generation did inside, and the model's work against the GPUs' peak, as lines for the terminal."""
+
+from __future__ import annotations
+
+from rlprof_ops.analyze.output.text import counted, duration, percent
+from rlprof_ops.analyze.report_model import Answer, MfuAnswer, ServingRow
+from rlprof_ops.analyze.whole_run.run_data import Rollout
+
+MAX_LINES = 4
+
+
+def rollout_lines(answer: Answer) -> list[str]:
+    """By the engines' own numbers where they were recorded, and by traces of what the GPUs did."""
+    whole = answer.whole_run
+    lines = _by_engines(whole.rollout) if whole and whole.rollout else []
+    return lines + [_by_trace(row) for row in answer.serving[:MAX_LINES]]
+
+
+def _by_engines(rollout: Rollout) -> list[str]:
+    steps = counted(rollout.steps, "step")
+    lines = [
+        f"Engines, mean of {steps}: {rollout.tokens:,} tokens of {rollout.prompt_tokens:,} prompt"
+        f" tokens a step, {rollout.tokens_s:,.0f} tokens/s; {rollout.batch_mean:.0f} requests at a time"
+        f" ({rollout.batch_peak:.0f} at most); {rollout.preempted:g} preempted a step, KV cache"
+        f" {percent(rollout.cache_peak)} full at most."
+    ]
+    if rollout.done:
+        parts = [
+            f"{percent(done.share)} after {percent(1 - done.left)}"
+            f" (then {duration(round(1e6 * done.saves_ms))} more)"
+            for done in rollout.done
+        ]
+        lines.append(f"Requests done, by share of the phase: {', '.join(parts)}.")
+    return lines
+
+
+def _by_trace(row: ServingRow) -> str:
+    batch = f", {row.batch_mean:.1f} requests decoded a pass" if row.batch_mean is not None else ""
+    prompt = f", {row.prompt_tokens:,} prompt tokens" if row.prompt_tokens else ""
+    where = f" in {row.phase}" if row.phase else ""
+    return (
+        f"{row.worker}{where}: {row.kind} {duration(row.total_ns)} of GPU work"
+        f" ({percent(row.share)}), by {row.count:,} {row.told_by}{prompt}{batch}."
+    )
+
+
+def mfu_lines(mfu: MfuAnswer | None) -> list[str]:
+    """The share of the GPUs' peak in each phase, and why one is not told."""
+    if mfu is None:
+        return []
+    lines = [f"MFU not told: {reason}" for reason in mfu.untold]
+    if not mfu.rows:
+        return lines
+    head = (
+        f"MFU with N = {mfu.met / 1e9:,.3g} billion parameters a token meets ({mfu.model}),"
+        f" {mfu.tokens_per_step:,} tokens a step ({mfu.tokens_from}):"
+    )
+    rows = [
+        f"  {row.worker} {row.phase}: {percent(row.share)} of {counted(row.gpus, 'GPU')} at"
+        f" {row.peak_tflops:g} TFLOP/s ({row.flops_a_token} N tokens in {duration(row.mean_ns)}:"
+        f" {row.tflops:.3g} TFLOP/s each)"
+        for row in mfu.rows
+    ]
+    return [head, *rows, *lines]

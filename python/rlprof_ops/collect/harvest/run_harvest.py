@@ -1,0 +1,284 @@
+"""After the job (or while it runs): recover, find, check, name and list everything into the manifest."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+from rlprof_ops import backends
+from rlprof_ops.backends import report_names
+from rlprof_ops.collect import event_logs
+from rlprof_ops.collect.harvest.expected import Planned, planned
+from rlprof_ops.collect.harvest.inventory import FoundReport, find_reports, identify, worlds_of
+from rlprof_ops.collect.harvest.manifest import WHOLE, CaptureResult, Manifest, Report
+from rlprof_ops.collect.harvest.missing_reason import ended_because, why_missing
+from rlprof_ops.collect.harvest.run_state import Observed, observe
+from rlprof_ops.collect.harvest.verify import Checker, ReportCheck
+from rlprof_ops.errors import RlprofError
+from rlprof_ops.host import foreign
+from rlprof_ops.host.contained_dir import ContainedDir
+
+Progress = Callable[[int, int, str], None]
+FINDINGS = "recorder/findings.jsonl"
+_MOST_FINDINGS_BYTES = 4 << 20
+_RECOVER_BUDGET_S = 600.0
+
+
+def harvest(
+    run_dir: str | os.PathLike[str],
+    *,
+    recover: bool = True,
+    progress: Progress | None = None,
+    content_budget_s: float = 120.0,
+) -> Manifest:
+    """List every planned capture and every report of a run folder in `manifest.json`, and return it.
+
+    Idempotent; a second run reuses what the first one checked. `progress(done, total, what)` is called per
+    report. `content_budget_s` bounds the time spent on looking inside reports with nsys; 0 checks only their
+    frames.
+
+    Raises:
+        RlprofError: the folder is not a run folder, or the manifest cannot be written.
+    """
+    say = progress or (lambda done, total, what: None)
+    try:
+        with ContainedDir(run_dir) as run:
+            observed = observe(run)
+            notes = list(observed.notes)
+            if recover and not observed.running:
+                notes += _recover(run, observed)
+            found = find_reports(run, observed)
+            observed = _whole_world(observed, found, notes)
+            found = identify(found, lambda: planned(observed), observed)
+            reports = _check_all(run, found, content_budget_s, say)
+            manifest = _join(reports, observed, notes, os.fspath(run_dir), _findings(run))
+            manifest.write(run)
+    except OSError as error:
+        raise RlprofError(f"{os.fspath(run_dir)}: {error.strerror or error}") from error
+    return manifest
+
+
+def _whole_world(observed: Observed, found: list[FoundReport], notes: list[str]) -> Observed:
+    """With the workers that only their reports name (other trainers), over which the plan is expanded too."""
+    shown = {
+        worker: count
+        for worker, count in worlds_of(found).items()
+        if observed.request.for_worker(worker, None)
+    }
+    extra = {worker: count for worker, count in shown.items() if worker not in observed.world}
+    if extra:
+        told = ", ".join(f"{worker} ({count})" for worker, count in sorted(extra.items()))
+        notes.append(
+            "the number of ranks is taken from the reports themselves, so a missing rank would not be"
+            f" noticed: {told}"
+        )
+        return replace(observed, world=dict(sorted({**observed.world, **extra}.items())))
+    return observed
+
+
+def _recover(run: ContainedDir, observed: Observed) -> list[str]:
+    """Import the raw captures that the nodes could not; returns notes."""
+    from pathlib import Path
+
+    from rlprof_ops.collect.drain.import_raw import recover_tree
+
+    notes: list[str] = []
+    failures: list[tuple[str, str]] = []
+    until = time.monotonic() + _RECOVER_BUDGET_S
+    for node in sorted({log.node for log in observed.logs} | set(observed.records) | set(observed.nodes)):
+        if "/" in node or node in ("", ".", "..") or run.stat(f"nodes/{node}/tmp") is None:
+            continue
+        logs = [log for log in observed.logs if log.node == node]
+        done, failed = recover_tree(
+            Path(run.root), f"nodes/{node}/tmp", until=until, unclosed=event_logs.unclosed(logs)
+        )
+        for path in done:
+            run.write_atomic(
+                f".harvest/recovered/{path.rsplit('/', 1)[-1]}", path.encode("utf-8", "surrogateescape")
+            )
+        failures += failed
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for path, reason in sorted(failures):
+        by_reason[reason].append(path)
+    for reason, paths in by_reason.items():
+        which = f"raw capture {paths[0]!r}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+        notes.append(f"{which} could not be recovered: {reason}")
+    return notes
+
+
+def _findings(run: ContainedDir) -> tuple[dict[str, Any], ...]:
+    """What the job's recorder has found; lines that make no sense are left out."""
+    try:
+        raw = run.read(FINDINGS, _MOST_FINDINGS_BYTES)
+    except OSError:
+        return ()
+    return tuple(row for row in foreign.rows(raw) if foreign.text(row.get("text")))
+
+
+def _check_all(run: ContainedDir, found: list[FoundReport], budget_s: float, say: Progress) -> list[Report]:
+    until = time.monotonic() + budget_s
+    checker = Checker(run, budget_left=lambda: until - time.monotonic(), inside=budget_s > 0)
+    recovered = {
+        run.read(path).decode("utf-8", "surrogateescape") for path, _ in list(run.files(".harvest/recovered"))
+    }
+    reports: list[Report] = []
+    total = len(found)
+    found.reverse()
+    try:
+        while found:  # taken away one by one, so that thousands of reports are not in memory twice
+            entry = found.pop()
+            report = _apply(entry.report, checker.check(entry))
+            reports.append(replace(report, recovered=True) if report.path in recovered else report)
+            say(len(reports), total, report.path)
+    finally:
+        checker.close()
+    reports.sort(key=lambda report: report.path)
+    return reports
+
+
+def _apply(report: Report, verdict: ReportCheck) -> Report:
+    warnings = [text for text in (report.warning, verdict.warning) if text]
+    return replace(
+        report,
+        state=verdict.state,
+        reason=verdict.reason,
+        warning="; ".join(warnings),
+        sha256=verdict.sha256 or report.sha256,
+        opened_ns=report.opened_ns or verdict.started_ns,
+    )
+
+
+def _join(
+    reports: list[Report],
+    observed: Observed,
+    notes: list[str],
+    run_dir: str,
+    findings: tuple[dict[str, Any], ...],
+) -> Manifest:
+    """Each planned capture with its reports, which are marked with it in their list."""
+    by_key: dict[object, list[int]] = defaultdict(list)
+    for index, report in enumerate(reports):
+        for start, phase in _windows_in(report, observed):
+            key = report_names.window_key(report.backend, report.worker, report.rank, start, phase)
+            by_key[key].append(index)
+    results: list[CaptureResult] = []
+    for item in planned(observed):
+        capture = item.capture
+        key = report_names.window_key(
+            capture.backend, capture.worker, capture.rank, capture.window.start, capture.phase
+        )
+        indices = by_key.get(key, [])
+        result = _result(item, [reports[index] for index in indices], observed)
+        for index in indices:
+            reports[index] = replace(reports[index], capture=result.id)
+        results.append(result)
+    return Manifest(
+        observed.job, tuple(results), tuple(reports), observed.world, tuple(notes), run_dir, findings
+    )
+
+
+def _windows_in(report: Report, observed: Observed) -> Collection[tuple[int, str | None]]:
+    """What a report holds, by first step and phase: its window, or all of its process's where the tool writes
+    one report when that ends.
+    """
+    if report.worker is None:
+        return ()
+    if backends.of_one_report(report.backend):
+        logs = observed.logs_of(report.worker, report.rank or 0)
+        events = (event for log in logs if log.pid == report.pid for event in log.windows)
+        opened = {event.key for event in events if event.event == "opened"}
+        if held := [(start, phase) for backend, start, phase in opened if backend == report.backend]:
+            return held
+    return () if report.start is None else ((report.start, report.phase),)
+
+
+def _result(item: Planned, reports: list[Report], observed: Observed) -> CaptureResult:
+    capture = item.capture
+    base = CaptureResult(
+        capture.id,
+        capture.backend,
+        capture.worker,
+        capture.rank,
+        capture.window.start,
+        capture.window.stop,
+        capture.phase,
+        "missing",
+    )
+    if not reports:
+        host = _host(item, observed)
+        return replace(base, reason=why_missing(item, observed), host=host)
+    order = {"ok": 0, "truncated": 1, "empty": 2}
+    best, *others = sorted(
+        reports, key=lambda report: (report.partial, order.get(report.state, 3), -report.size_bytes)
+    )
+    state, reason = best.state, best.reason
+    if state == "ok" and (cut := _cut_short(item, best, observed) or _lacks_another(item, best, observed)):
+        state, reason = "truncated", cut
+    elif state == "ok" and best.recovered:
+        state, reason = "recovered", "its raw capture was turned into a report afterwards"
+    assert state in (*WHOLE, "empty", "truncated")
+    return replace(
+        base,
+        state=state,
+        reason=reason,
+        host=best.host or best.node,
+        report=best.path,
+        stop=capture.window.stop or best.stop,
+        more_reports=tuple(report.path for report in others),
+    )
+
+
+def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
+    """Why the report holds less than its window; empty when it holds all of it."""
+    stop = item.capture.window.stop
+    if stop is None or item.capture.rank is None:
+        return ""
+    reached = max(
+        (log.last_step or 0 for log in observed.logs_of(item.capture.worker, item.capture.rank)), default=0
+    )
+    label = (
+        f"steps {item.capture.window.start} to {stop - 1}"
+        if stop - item.capture.window.start > 1
+        else f"step {item.capture.window.start}"
+    )
+    # A worker that closes a window says so; once all its node's events are here, a report of ours without
+    # that word was closed for it, or by its end.
+    all_told = not observed.running and (report.node or report.host) in observed.records
+    unsaid = report.recovered or (report.kind == "rlprof" and report.mapped_by == "name" and all_told)
+    if report.partial or (unsaid and 0 < reached < stop - 1):
+        if report.partial and report.warning and report.backend != "nsight":  # nsys's are of the file
+            return f"the window ({label}) was cut short: {report.warning}"
+        seen = f" (last step seen: {reached})" if reached else ""
+        return f"the window ({label}) was cut short{seen}" + (
+            "" if observed.running else ended_because(observed, ": ")
+        )
+    return ""
+
+
+def _lacks_another(item: Planned, report: Report, observed: Observed) -> str:
+    """What another process of this worker, in the window at the same time, says that it lacks; empty when
+    none does. vLLM's engine is beside its server, and does the work.
+    """
+    capture, opened_ns, closed_ns = item.capture, report.opened_ns, report.closed_ns
+    if capture.rank is None or opened_ns is None or closed_ns is None:
+        return ""
+    key = (capture.backend, capture.window.start, capture.phase)
+    for log in observed.logs_of(capture.worker, capture.rank):
+        told = [event for event in log.windows if event.key == key]
+        if log.pid == report.pid or not any(opened_ns <= event.t_ns <= closed_ns for event in told):
+            continue
+        last = told[-1]
+        if last.reason and (last.partial or last.event == "failed"):
+            return f"its process {log.pid} has not recorded all of the window: {last.reason}"
+    return ""
+
+
+def _host(item: Planned, observed: Observed) -> str | None:
+    if item.capture.rank is None:
+        return None
+    logs = observed.logs_of(item.capture.worker, item.capture.rank)
+    return (logs[-1].host or logs[-1].node or None) if logs else None

@@ -1,0 +1,132 @@
+"""The JSON Schema of a request's YAML, so that editors complete and check it while it is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlprof_ops import backends
+from rlprof_ops.request.model import EACH, ON_ERROR
+from rlprof_ops.request.when import AT_MOST, MOST_CAPTURES
+
+ITEM = r"([1-9][0-9]*|[1-9][0-9]*\s*:\s*([1-9][0-9]*)?(\s*:\s*[1-9][0-9]*)?)"
+STEPS_TEXT = rf"^\s*({ITEM}(\s*,\s*{ITEM})*)?\s*$"
+VALUE = {"type": ["string", "number", "boolean"]}
+
+
+def schema() -> dict[str, Any]:
+    """A draft 2020-12 schema. It is looser than the loader only where JSON Schema cannot say it (`5:5` is
+    empty).
+    """
+    step = {"type": "integer", "minimum": 1}
+    steps_text = {"type": "string", "pattern": STEPS_TEXT}
+    capture = {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["workers"],
+        "anyOf": [{"required": ["steps"]}, {"required": ["when"]}],
+        "properties": {
+            "backend": {
+                "enum": list(backends.names_allowed()),
+                "default": backends.DEFAULT,
+                "description": "The profiler.",
+            },
+            "workers": {
+                "description": (
+                    "Worker names or fnmatch patterns; a string with commas is the same as a list."
+                ),
+                "oneOf": [
+                    {"type": "string", "minLength": 1},
+                    {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+                ],
+                "examples": [["*policy*"]],
+            },
+            "ranks": {
+                "description": "all (default), a list of ranks, or null / [] for none.",
+                "default": "all",
+                "oneOf": [
+                    {"enum": ["all", "none"]},
+                    {"type": "null"},
+                    {"type": "integer", "minimum": 0},
+                    {"type": "array", "items": {"type": "integer", "minimum": 0}},
+                ],
+            },
+            "steps": {
+                "description": (
+                    "Steps from 1; start:stop without stop, start:stop:stride, start: until the end; null is"
+                    " off."
+                ),
+                "oneOf": [
+                    step,
+                    steps_text,
+                    {"type": "null"},
+                    {"type": "array", "items": {"oneOf": [step, steps_text]}},
+                ],
+                "examples": ["3:5, 10", [3, 4, 10], "3:20:5", "3:"],
+            },
+            "each": {
+                "enum": list(EACH),
+                "default": "step",
+                "description": "One report per window, or per phase in each step.",
+            },
+            "options": {
+                "description": "Options of the profiler without dashes: t is -t, backtrace is --backtrace=.",
+                "type": ["object", "null"],
+                "propertyNames": {"pattern": "^[A-Za-z0-9][A-Za-z0-9_-]*$"},
+                "additionalProperties": VALUE,
+            },
+            "flags": {
+                "description": "Options without a value, without dashes.",
+                "oneOf": [
+                    {"type": "string"},
+                    {"type": "null"},
+                    {"type": "array", "items": {"type": "string"}},
+                ],
+            },
+            "env": {
+                "description": "Extra environment of the profiled worker.",
+                "type": ["object", "null"],
+                "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+                "additionalProperties": VALUE,
+            },
+            "on_error": {
+                "enum": list(ON_ERROR),
+                "default": "continue",
+                "description": "What a failed capture does to training: continue, or fail.",
+            },
+            "when": {
+                "description": "Opens the capture for the next step when one of these is found in the job.",
+                "type": ["object", "null"],
+                "additionalProperties": False,
+                "properties": {
+                    "step_time": {"type": "string", "examples": ["> 1.3 x median", "> 20 s"]},
+                    "phase": {"type": "string", "minLength": 1},
+                    "rank": {"enum": ["slow"]},
+                    "throttle": {"type": "boolean"},
+                    "hang": {"type": ["string", "number"], "examples": ["300s"]},
+                    "every": {"type": "integer", "minimum": 1, "maximum": MOST_CAPTURES},
+                    "at_most": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": MOST_CAPTURES,
+                        "default": AT_MOST,
+                    },
+                    "disk": {"type": ["string", "number"], "examples": ["2GiB"]},
+                },
+            },
+        },
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "rlprof request",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "captures": {"type": ["array", "null"], "items": capture},
+            "enabled": {"type": "boolean", "default": True},
+            "output_dir": {
+                "type": ["string", "object", "null"],
+                "additionalProperties": {"type": "string"},
+                "description": "Default: <run folder>/profiles. One folder, or one for each backend.",
+            },
+        },
+    }

@@ -1,0 +1,126 @@
+"""`python -m rlprof_ops.supervisor.node.resource_probe IP:PORT`: asks Ray what resources somebody waits for.
+
+A process of its own, because it imports ray, which the supervisor must not. Each line of its output is a JSON
+string, printed when it changes: what is waited for, as a sentence, or "" when nothing is. It ends when its
+standard input closes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+POLL_S = 5.0
+IMPOSSIBLE_S = 15.0  # a node may be about to join
+BUSY_S = 45.0  # others may be about to end
+_SHOWN = 3
+_HIDDEN = ("node:", "slurm_node:", "bundle", "memory", "object_store_memory", "implicit_resource")
+
+
+@dataclass(frozen=True)
+class Demand:
+    """`count` actors or tasks, or bundles of a placement group, that each ask for `asks`."""
+
+    asks: tuple[tuple[str, float], ...]
+    count: int
+    group: bool = False
+
+    @classmethod
+    def of(cls, asks: Mapping[str, float], count: int, group: bool = False) -> Demand:
+        kept = {name: value for name, value in asks.items() if value and not name.startswith(_HIDDEN)}
+        return cls(tuple(sorted(kept.items())), count, group)
+
+    def fits(self, node: Mapping[str, float]) -> bool:
+        return all(node.get(name, 0) >= value for name, value in self.asks)
+
+
+class UnmetDemands:
+    """Which demands stay unmet, and since when. Pure but for the clock that is given."""
+
+    def __init__(self) -> None:
+        self._since: dict[Demand, float] = {}
+
+    def sentence(self, demands: Sequence[Demand], nodes: Sequence[Mapping[str, float]], now: float) -> str:
+        """What is waited for; "" while nothing is, or not for long. `nodes`: each node's resources, used or
+        not.
+        """
+        # A queue of tasks that gets shorter or longer waits for nothing: its count is part of what is timed.
+        self._since = {demand: self._since.get(demand, now) for demand in demands}
+        parts = []
+        for demand in demands:
+            possible = any(demand.fits(node) for node in nodes)
+            if now - self._since[demand] >= (BUSY_S if possible else IMPOSSIBLE_S):
+                parts.append(_part(demand, nodes, possible))
+        more = [f"and {len(parts) - _SHOWN} more"] if len(parts) > _SHOWN else []
+        return "; ".join([*parts[:_SHOWN], *more])
+
+
+def _part(demand: Demand, nodes: Sequence[Mapping[str, float]], possible: bool) -> str:
+    what = "a placement group's bundle" if demand.group else "an actor or task"
+    if demand.count > 1:
+        what = f"{demand.count} {'bundles of a placement group' if demand.group else 'actors or tasks'}"
+    asks = " and ".join(f"{value:g} {name}" for name, value in demand.asks) or "no named resource"
+    verb = "asks" if demand.count == 1 else "ask"
+    each = "" if demand.count == 1 else " each"
+    if possible:
+        has = ", ".join(f"{sum(node.get(name, 0) for node in nodes):g} {name}" for name, _ in demand.asks)
+        return f"{what} {verb} for {asks}{each}; all that fits is in use (Ray has {has})"
+    most = ", ".join(
+        f"{max((node.get(name, 0) for node in nodes), default=0):g} {name}" for name, _ in demand.asks
+    )
+    return f"{what} {verb} for {asks}{each}, and no node has that (the largest has {most})"
+
+
+def _demands(state: Any) -> list[Demand]:
+    """From `ClusterResourceState` of ray.core.generated.autoscaler_pb2, Ray 2.9 and later."""
+    found = [
+        Demand.of(dict(row.request.resources_bundle), row.count) for row in state.pending_resource_requests
+    ]
+    for gang in state.pending_gang_resource_requests:
+        bundles = [dict(bundle.resources_bundle) for bundle in gang.requests]
+        for selector in () if bundles else getattr(gang, "bundle_selectors", ()):  # its name since Ray 2.50
+            bundles += [dict(bundle.resources_bundle) for bundle in selector.resource_requests]
+        counts: dict[Demand, int] = {}
+        for bundle in bundles:
+            one = Demand.of(bundle, 1, group=True)
+            counts[one] = counts.get(one, 0) + 1
+        found += [Demand(one.asks, count, True) for one, count in counts.items()]
+    return [demand for demand in found if demand.count]
+
+
+def _ask(client: Any) -> tuple[list[Demand], list[dict[str, float]]]:
+    from ray.core.generated import autoscaler_pb2
+
+    reply = autoscaler_pb2.GetClusterResourceStateReply()
+    reply.ParseFromString(client.get_cluster_resource_state(timeout_s=10))
+    state = reply.cluster_resource_state
+    dead = autoscaler_pb2.NodeStatus.DEAD
+    nodes = [dict(node.total_resources) for node in state.node_states if node.status != dead]
+    return _demands(state), nodes
+
+
+def _watch(address: str) -> None:
+    from ray._raylet import GcsClient
+
+    client, waiting, last = GcsClient(address=address), UnmetDemands(), ""
+    while True:
+        try:
+            said = waiting.sentence(*_ask(client), time.monotonic())
+        except (ImportError, AttributeError, TypeError):
+            return  # a Ray whose inner client has another shape: nothing is said
+        except Exception:  # the GCS is busy, or gone: ask again
+            said = last
+        if said != last:
+            print(json.dumps(said), flush=True)
+            last = said
+        time.sleep(POLL_S)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_watch, args=(sys.argv[1],), daemon=True).start()
+    sys.stdin.read()

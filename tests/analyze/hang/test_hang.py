@@ -1,0 +1,309 @@
+"""Verdicts on dumps that real ranks wrote while they hung, and on what the reader must refuse."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rlprof_ops.analyze.hang.flight_dumps import plain_pickle, read_dump, read_folder
+from rlprof_ops.analyze.hang.hang_text import explain
+from rlprof_ops.cli import cli
+
+torch = pytest.importorskip("torch")
+from tests.analyze.hang import ranks as hung  # noqa: E402 - imports torch
+
+HERE = Path(__file__).parent
+SCENARIOS = (
+    "sleeps", "leaves_early", "leaves_no_dump", "calls_another", "shape", "dtype", "opposite_order",
+    "opposite_at_once", "two_groups", "fine",
+)  # fmt: skip
+SECONDS = 240
+
+
+def expected_files() -> set[str]:
+    files = {
+        f"{name}/nccl_trace_rank_{rank}" for name in SCENARIOS for rank in range(hung.SIZES.get(name, 2))
+    }
+    return files - {"leaves_no_dump/nccl_trace_rank_1"}
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder a scenario, of real gloo processes that have hung."""
+    folder = tmp_path_factory.mktemp("dumps")
+    env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "200", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, str(HERE / "ranks.py"), str(folder), *SCENARIOS]
+    process = subprocess.Popen(command, env=env, start_new_session=True, stdout=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + SECONDS
+        while missing := sorted(name for name in expected_files() if not (folder / name).exists()):
+            assert time.monotonic() < until and process.poll() is None, f"not written: {missing}"
+            time.sleep(0.2)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    yield folder
+
+
+def verdict(folder: Path) -> dict[str, Any]:
+    _, answer = explain(folder)
+    assert not answer["unread"] and len(answer["verdicts"]) == 1, answer
+    found: dict[str, Any] = answer["verdicts"][0]
+    return found
+
+
+FIRST_SENTENCE = {
+    "sleeps": "Rank 1 is missing: ranks 0, 2-7 wait in all_reduce #4 of default_pg",
+    "leaves_early": "Rank 2 is missing: ranks 0, 1, 3 wait in all_reduce #4 of default_pg",
+    "leaves_no_dump": "Rank 1 left no dump and may be missing: rank 0 waits in all_reduce #4 of default_pg",
+    "calls_another": "Collectives do not match in their operation: rank 0 calls all_reduce #4 of default_pg",
+    "shape": "Collectives do not match in their shape: rank 0 calls broadcast #4 of default_pg (Float [4, 5])"
+    " where rank 1 calls broadcast #4 of default_pg (Float [4, 6])",
+    "dtype": "Collectives do not match in their dtype: rank 0 calls broadcast #4 of default_pg (Float [4])"
+    " where rank 1 calls broadcast #4 of default_pg (Double [4])",
+    "opposite_order": "Ranks use their groups in different orders: rank 0 waits in all_reduce #2 of tp",
+    "opposite_at_once": "Ranks seem to use their groups in different orders: rank 0 waits in all_reduce #1",
+    "two_groups": "Rank 1 is missing: rank 0 waits in all_reduce #2 of pair",
+    "fine": "No collective is open in these dumps, and no rank is behind",
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_first_sentence_is_the_verdict(dumps: Path, scenario: str) -> None:
+    lines, _ = explain(dumps / scenario)
+    assert lines[0].startswith(FIRST_SENTENCE[scenario]), "\n".join(lines)
+
+
+@pytest.mark.parametrize("scenario", ["sleeps", "leaves_early", "calls_another", "shape", "opposite_order"])
+def test_json_dumps_say_the_same_without_stacks(dumps: Path, scenario: str) -> None:
+    one, other = verdict(dumps / scenario), verdict(dumps / f"{scenario}.json")
+    assert (other["kind"], other["text"]) == (one["kind"], one["text"])
+    assert one["stacks"] and not other["stacks"]
+    assert any("no stacks" in note for note in other["notes"])
+
+
+def test_a_missing_rank_is_told_with_the_last_thing_it_did(dumps: Path) -> None:
+    found = verdict(dumps / "sleeps")
+    (missing,) = found["missing"]
+    assert missing["rank"] == 1 and missing["last"]["sequence"] == 3 and not missing["last"]["open"]
+    assert re.fullmatch(rf"steps {HERE}/ranks.py:\d+", missing["last"]["at"])
+    assert found["waiting"] == [0, 2, 3, 4, 5, 6, 7] and found["sure"]
+    lines, _ = explain(dumps / "sleeps")
+    rows = [line.split() for line in lines if re.match(r"[\d, -]+ +#\d", line)]
+    assert [word for row in rows for word in row if word in ("in", "ended")] == ["in", "ended"], lines
+    assert [ranks["ranks"] for ranks in found["stacks"]] == [[0, 2, 3, 4, 5, 6, 7], [1]]
+
+
+def test_both_call_sites_of_a_mismatch_are_named(dumps: Path) -> None:
+    found = verdict(dumps / "calls_another")
+    sites = {side["collective"]["operation"]: side["collective"]["at"] for side in found["sides"]}
+    assert len(sites) == 2 and all("calls_another" in at and "ranks.py" in at for at in sites.values())
+    assert len({*sites.values()}) == 2
+
+
+def test_a_late_rank_beside_a_mismatch_is_said(dumps: Path) -> None:
+    assert any(note.startswith("rank 2 has not begun it") for note in verdict(dumps / "shape")["notes"])
+
+
+def test_what_gloo_does_not_tell_is_not_said_for_sure(dumps: Path) -> None:
+    found = verdict(dumps / "opposite_at_once")
+    assert not found["sure"] and any("do not say which ranks" in note for note in found["notes"])
+
+
+def rewritten(source: Path, target: Path, change: Any) -> Path:
+    """The dumps of `source`, each after `change(dump, rank)`."""
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        rank = int(path.name.rpartition("_")[2])
+        dump = plain_pickle(path.read_bytes())
+        change(dump, rank)
+        (target / path.name).write_bytes(pickle.dumps(dump, protocol=2))
+    return target
+
+
+def as_nccl(dump: dict[str, Any], rank: int, size: int = 8) -> None:
+    """As NCCL tells it: groups by their name with all ranks, and `completed`."""
+    dump["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": str([*range(size)])}}
+    for entry in dump["entries"]:
+        entry["profiling_name"] = entry["profiling_name"].replace("gloo:", "nccl:")
+        if entry["retired"]:
+            entry["state"] = "completed"
+
+
+def test_torchs_own_tool_finds_the_same_rank_missing(dumps: Path, tmp_path: Path) -> None:
+    """It cannot read gloo's dumps, whose groups have no name: it gets them as NCCL writes them."""
+    for scenario, size, missing in (("sleeps", 8, 1), ("leaves_early", 4, 2)):
+        folder = rewritten(
+            dumps / scenario, tmp_path / scenario, lambda dump, rank, size=size: as_nccl(dump, rank, size)
+        )
+        tool = "from torch.distributed.flight_recorder.fr_trace import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", tool, str(folder), "--prefix", "nccl_trace_rank_"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        said = re.search(r"missing ranks: \{([\d, ]+)\}", done.stdout + done.stderr)
+        assert said and said[1] == str(missing), done.stdout + done.stderr
+        assert [each["rank"] for each in verdict(folder)["missing"]] == [missing]
+
+
+def test_nobody_missing_is_the_network_or_a_gpu(dumps: Path, tmp_path: Path) -> None:
+    def all_in(dump: dict[str, Any], rank: int) -> None:
+        as_nccl(dump, rank)
+        dump["entries"] = dump["entries"][:3]
+        dump["entries"][-1]["state"] = "started"
+
+    found = verdict(rewritten(dumps / "sleeps", tmp_path / "in", all_in))
+    assert found["kind"] == "network" and found["waiting"] == [*range(8)] and found["sure"]
+
+
+def test_an_nccl_collective_that_timed_out_is_still_the_one(dumps: Path, tmp_path: Path) -> None:
+    def timed_out(dump: dict[str, Any], rank: int) -> None:
+        as_nccl(dump, rank)
+        dump["entries"][-1]["retired"] = True
+
+    found = verdict(rewritten(dumps / "sleeps", tmp_path / "late", timed_out))
+    assert (found["kind"], [each["rank"] for each in found["missing"]]) == ("missing", [1])
+
+
+def test_a_receive_whose_sender_never_comes(dumps: Path, tmp_path: Path) -> None:
+    def receives(dump: dict[str, Any], rank: int) -> None:
+        as_nccl(dump, rank)
+        dump["entries"] = dump["entries"][:3]
+        if rank in (2, 3):
+            last = copy.deepcopy(dump["entries"][-1])
+            last.update(is_p2p=True, p2p_seq_id=1, state="started", record_id=3)
+            last["profiling_name"] = f"nccl:recv {rank}<-{rank - 1}"
+            dump["entries"].append(last)
+
+    found = verdict(rewritten(dumps / "sleeps", tmp_path / "p2p", receives))
+    assert [each["rank"] for each in found["missing"]] == [1] and found["waiting"] == [2]
+
+
+def test_ranks_of_two_nodes_and_of_two_worlds(dumps: Path, tmp_path: Path) -> None:
+    """A node has a folder; a rollout server of two ranks has a rank 0 too."""
+    for path in (dumps / "sleeps").iterdir():
+        node = tmp_path / ("n1" if int(path.name[-1]) < 4 else "n2")
+        node.mkdir(exist_ok=True)
+        (node / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "server").mkdir()
+    for path in (dumps / "fine").iterdir():
+        (tmp_path / "server" / path.name).write_bytes(path.read_bytes())
+    _, answer = explain(tmp_path)
+    assert [(each["kind"], len(each["ranks"])) for each in answer["verdicts"]] == [
+        ("missing", 8),
+        ("nothing", 2),
+    ]
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch evil",)
+
+
+HOSTILE = {
+    "code": pickle.dumps({"version": _Evil(), "pg_config": {}}),
+    "a memo of 68 GB": b"\x80\x02]r\xff\xff\xff\xff.",
+    "a promise of bytes": b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x0f.",
+    "a string that is not there": b"\x80\x02X\xff\xff\xff\x7fabc.",
+    "no end": b"\x80\x02]q\x00",
+    "nothing": b"",
+    "depth": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
+    "a list": pickle.dumps([1, 2], protocol=2),
+    "deep JSON": b"[" * 100_000,
+    "other JSON": b'{"version": 1}',
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_file_is_refused_and_named(kind: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nccl_trace_rank_0").write_bytes(HOSTILE[kind])
+    done = CliRunner().invoke(cli, ["hang", str(tmp_path)])
+    assert done.exit_code == 3, done.output
+    assert f"not read: {tmp_path}/nccl_trace_rank_0: " in done.stdout
+    assert not (tmp_path / "evil").exists()
+
+
+ODD: tuple[Any, ...] = (None, 7, "x", [], {}, [[]], [{}], -1, 1 << 70, float("nan"), ["", None])
+
+
+def test_odd_values_in_any_place_break_nothing(dumps: Path, tmp_path: Path) -> None:
+    source = plain_pickle((dumps / "sleeps" / "nccl_trace_rank_0").read_bytes())
+    path = tmp_path / "nccl_trace_rank_0"
+    for key in source["entries"][-1]:
+        for value in ODD:
+            dump = copy.deepcopy(source)
+            dump["entries"][-1][key] = value
+            path.write_bytes(pickle.dumps(dump, protocol=2))
+            explain(tmp_path)
+    for key in ("pg_config", "entries", "pg_status"):
+        for value in ODD:
+            path.write_bytes(pickle.dumps({**source, key: value}, protocol=2))
+            explain(tmp_path)
+
+
+def test_a_full_buffer_is_no_missing_rank(dumps: Path, tmp_path: Path) -> None:
+    """What a rank did in a group may have been overwritten: then it is said that it is not known."""
+
+    def lost(dump: dict[str, Any], rank: int) -> None:
+        as_nccl(dump, rank)
+        if rank == 1:
+            for number, entry in enumerate(dump["entries"]):
+                entry.update(process_group=("7", "other"), record_id=900 + number, state="completed")
+
+    found = verdict(rewritten(dumps / "sleeps", tmp_path / "lost", lost))
+    assert not [each for each in found["missing"] if each["rank"] == 1]
+    assert any(note.startswith("rank 1: older entries") for note in found["notes"])
+
+
+def test_one_rank_of_512_is_found(dumps: Path, tmp_path: Path) -> None:
+    """30 entries each, of which rank 77 lacks the last."""
+    source = plain_pickle((dumps / "sleeps" / "nccl_trace_rank_0").read_bytes())
+    as_nccl(source, 0, size=512)
+    entry = source["entries"][0]
+    for rank in range(512):
+        entries = [
+            {**entry, "collective_seq_id": n, "record_id": n - 1, "state": "completed", "input_sizes": [[n]]}
+            for n in range(1, 31 - (rank == 77))
+        ]
+        if rank != 77:
+            entries[-1].update(state="started", retired=False)
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(
+            pickle.dumps({**source, "entries": entries}, protocol=2)
+        )
+    lines, answer = explain(tmp_path)
+    assert lines[0].startswith("Rank 77 is missing: ranks 0-76, 78-511 wait in all_reduce #30"), lines[0]
+    assert len(answer["verdicts"][0]["ranks"]) == 512 and len(lines) < 40
+
+
+def test_the_command_prints_json_for_programs(dumps: Path) -> None:
+    done = CliRunner().invoke(cli, ["hang", str(dumps / "sleeps"), "--json"])
+    assert done.exit_code == 0 and json.loads(done.stdout)["verdicts"][0]["kind"] == "missing"
+
+
+def test_an_empty_folder_is_no_success(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["hang", str(tmp_path)])
+    assert done.exit_code == 3 and "no dump of PyTorch's flight recorder" in done.stderr
+
+
+def test_the_names_of_other_files_are_left_alone(dumps: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes_2").write_text("nothing of ours")
+    (tmp_path / "nccl_trace_rank_0").write_bytes((dumps / "fine" / "nccl_trace_rank_0").read_bytes())
+    found = read_folder(tmp_path)
+    assert not found.unread and len(found.worlds) == 1
+    assert read_dump(tmp_path / "nccl_trace_rank_0", 0).entries

@@ -1,0 +1,94 @@
+"""A training process of the matrix: told by `DRIVER` it uses our runtime, or works as an actor of a trainer
+that is not modified, whose steps others count. It goes through steps 1 to 7, of two phases each.
+"""
+
+import contextlib
+import os
+import sys
+import time
+
+DRIVER, STEPS = sys.argv[1], range(1, 8)
+PHASES = ("generation", "train")
+
+
+def work():
+    if "torch" in sys.modules:
+        import torch
+
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    time.sleep(0.02)
+
+
+def with_our_runtime(pause=lambda step: None):
+    from rlprof_ops.runtime import profiler
+
+    prof = profiler.from_env()
+    for step in STEPS:
+        with prof.step(step):
+            for phase in PHASES:
+                with prof.range(phase):
+                    work()
+        pause(step)
+    prof.close()
+
+
+def unmodified(around=lambda step: contextlib.nullcontext()):
+    from rlprof_ops.runtime import follower
+    from rlprof_ops.runtime.clock_file import ClockFile, ClockState
+    from rlprof_ops.runtime.process import session_file
+
+    session_file.register()
+    clock = ClockFile(os.environ["RLPROF_NODE_DIR"], write=True)
+    for step in STEPS:
+        clock.store(ClockState(step, time.time_ns(), True, 0))
+        with around(step):
+            for phase in PHASES:
+                with follower.task(phase):
+                    work()
+
+
+def with_a_range_of_its_own():
+    import nvtx
+
+    @contextlib.contextmanager
+    def around(step):
+        mine = nvtx.start_range("mine", domain="theirs") if step == 3 else None
+        yield
+        if mine is not None:
+            nvtx.end_range(mine)
+
+    unmodified(around)
+
+
+def asked_meanwhile():
+    """Our runtime; each request of the folder `asked` is made once the process runs."""
+    from pathlib import Path
+
+    from rlprof_ops.runtime.on_demand import watcher
+
+    node_dir = Path(os.environ["RLPROF_NODE_DIR"])
+    watcher.POLL_S = 0.02
+
+    def events():
+        return "".join(path.read_text() for path in (node_dir / "events").glob("*.jsonl"))
+
+    def pause(step):
+        requests = sorted((node_dir / "asked").glob("*.json"))
+        if step != 2:
+            return
+        for path in requests:
+            watcher.leave(node_dir / watcher.FOLDER, watcher.CaptureRequest.from_json(path.read_text()))
+        time.sleep(1)  # those of the next steps are heard of; those of seconds are over
+
+    with_our_runtime(pause)
+
+
+if "torch" in os.environ.get("RLPROF_REQUEST_JSON", "") or os.environ.get("LOADS_TORCH"):
+    import torch  # noqa: F401 - no part of a step
+
+{
+    "process": with_our_runtime,
+    "supervisor": unmodified,
+    "trainer": with_a_range_of_its_own,
+    "on_demand": asked_meanwhile,
+}[DRIVER]()
