@@ -111,7 +111,8 @@ def test_a_vllm_engine_with_its_own_profiler(tmp_path: Path):
     our second, in which `stop_profile` comes."""
     if why := environments.lacking("verl"):
         pytest.skip(why)
-    bare = vllm(tmp_path / "bare")
+    script = "profiled_llm.py"
+    bare = vllm(tmp_path / "bare", script)
     in_theirs = [operators(trace(path)) for path in engine_traces(tmp_path / "bare")]
     assert len(bare) == 6 and len(in_theirs) == 2 and min(in_theirs) > 0
     steps = "2, 4:6"
@@ -119,28 +120,30 @@ def test_a_vllm_engine_with_its_own_profiler(tmp_path: Path):
     for attempt in range(TIMES):
         folder = tmp_path / f"ours-{attempt}"
         env = {**asked(folder / "node"), "RLPROF_STEPS": steps}
-        said = vllm(folder, "-m", "rlprof_ops", "wrap", "--worker", "rollout", "--", **env)
+        said = vllm(folder, script, "-m", "rlprof_ops", "wrap", "--worker", "rollout", "--", **env)
         assert said == bare
         assert [operators(trace(path)) for path in engine_traces(folder)] == in_theirs
         check_ours(folder, request, "step4-5", "it begins at step 5")
 
 
 @pytest.mark.long
-def test_a_vllm_engine_in_processes_of_its_own_with_its_own_profiler(tmp_path: Path):
-    """The same worker, wrapped, as the command of a job: its engine's worker process takes the windows too,
-    by the job's clock, and `start_profile` reaches that one."""
+@pytest.mark.parametrize("script", ["profiled_llm.py", "profiled_server.py"])
+def test_a_vllm_engine_in_processes_of_its_own_with_its_own_profiler(script: str, tmp_path: Path):
+    """The same worker, wrapped, as the command of a job, or a wrapped `vllm serve` that the job's driver asks:
+    the engine's worker process takes the windows too, by the job's clock, and `start_profile` reaches that
+    one."""
     if why := environments.lacking("verl"):
         pytest.skip(why)
-    bare = vllm(tmp_path / "bare", VLLM_ENABLE_V1_MULTIPROCESSING="1")
+    bare = vllm(tmp_path / "bare", script, VLLM_ENABLE_V1_MULTIPROCESSING="1")
     in_theirs = [operators(trace(path)) for path in engine_traces(tmp_path / "bare")]
     assert len(bare) == 6 and len(in_theirs) == 2 and min(in_theirs) > 0
-    python, *script = vllm_script(tmp_path / "job")
-    wrap = [python, "-P", "-m", "rlprof_ops", "wrap", "--worker", "rollout", "--", python, *script]
     for attempt in range(TIMES):
         folder = tmp_path / f"job-{attempt}"
         asked = {"RLPROF_BACKEND": "torch", "RLPROF_STEPS": "2, 4:6", "RLPROF_WORKERS": "rollout"}
-        wrap[-1] = str(folder / "own")
-        job = LocalJob.take("verl", folder, 6, RUN_S, argv=wrap, **asked)
+        command = vllm_script(folder, script)
+        wrap = [command[0], "-P", "-m", "rlprof_ops", "wrap", "--worker", "rollout", "--"]
+        argv = [*wrap, *command] if script == "profiled_llm.py" else [*command, *wrap]
+        job = LocalJob.take("verl", folder, 6, RUN_S, argv=argv, **asked)
         assert [line for line in job.output.splitlines() if line.startswith("tokens of step")] == bare
         assert [operators(trace(path)) for path in engine_traces(folder)] == in_theirs
         manifest = Manifest.load(job.run)
@@ -160,18 +163,18 @@ def engine_traces(folder: Path) -> list[Path]:
     return sorted((folder / "own").glob("*.pt.trace.json.gz"), key=lambda path: path.stat().st_mtime_ns)
 
 
-def vllm(folder: Path, *before: str, **env: str) -> list[str]:
+def vllm(folder: Path, script: str, *before: str, **env: str) -> list[str]:
     """Run the script in the environment that verl has vLLM in; a line for each step's tokens."""
     folder.mkdir()
     run = runs.trainer_run("verl", work=folder)
-    argv = vllm_script(folder)
+    argv = vllm_script(folder, script)
     said = finished(run, argv, import_path(), before, {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **env})
     return [line for line in said.splitlines() if line.startswith("tokens of step")]
 
 
-def vllm_script(folder: Path) -> list[str]:
+def vllm_script(folder: Path, name: str) -> list[str]:
     """The script's command; vLLM writes its traces into `own` of the folder."""
-    installed, script = environments.ensure("verl"), environments.HERE / "vllm_cpu" / "profiled_llm.py"
+    installed, script = environments.ensure("verl"), environments.HERE / "vllm_cpu" / name
     return [str(installed.python), "-P", str(script), str(installed.data / "model"), str(folder / "own")]
 
 

@@ -123,6 +123,7 @@ def test_torch_windows_of_the_ranks_are_told_apart(tmp_path):
         ("env A=b OMP_NUM_THREADS=1 torchrun train.py", "torchrun"),
         ("python train.py --launcher torchrun -m torch.distributed.run", ""),
         ("python -m train torchrun", ""),
+        ("python docs/examples/torchrun.py", ""),
         ("python -c pass", ""),
         ("accelerate config", ""),
         ("bash run.sh torchrun", ""),

@@ -32,7 +32,9 @@ def launcher_of(argv: Sequence[str]) -> str:
     """
     words = iter(argv)
     for word in words:
-        name = os.path.basename(word).partition(".")[0]
+        name = os.path.basename(word)
+        if not name.endswith(".py"):  # `mpiexec.hydra`, `python3.11`; a script may be called torchrun.py
+            name = name.partition(".")[0]
         if name in _PROGRAMS:
             return name
         if name == "accelerate":
