@@ -91,7 +91,8 @@ class Sandbox:
             raise SandboxError("the sandbox makes namespaces, bridges and mounts: it needs root")
         paths = [REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)]
         trainers = Path(os.environ.get("RLPROF_TRAINERS") or "~/.cache/rlprof-ops/trainers").expanduser()
-        paths += [trainers] if trainers.is_dir() else []  # environments of tests/trainers
+        trainers.mkdir(parents=True, exist_ok=True)  # environments of tests/trainers; some may be built later
+        paths.append(trainers)
         options = {"visible": under_tmp(paths), "opened": opened(paths), **options}
         spec = Spec(name=name or f"s{os.getpid()}-{secrets.token_hex(3)}", nodes=nodes, **options)
         lock = store.claim(spec)
