@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("hypothesis")
 pytest.importorskip("numpy")
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analyze.causes.loops import Key, Loop, usual_loop
@@ -28,6 +29,7 @@ from rlprof_ops.analyze.causes.what_if import (
     saved,
     what_ifs,
 )
+from rlprof_ops.analyze.metrics.intervals import union
 from rlprof_ops.analyze.run.merge import RankStep
 
 LOOPS = st.builds(
@@ -171,3 +173,27 @@ def test_generation_beside_training_is_no_link_of_its_chain() -> None:
 def _named(row: RankStep) -> RankStep:
     phase = "train" if row.rank.worker == "policy" else "generation"
     return replace(row, phases=tuple(replace(part, phase=phase) for part in row.phases))
+
+
+def test_short_calls_do_not_span_what_ran_between_them() -> None:
+    """A reference policy is called before the training and after it, and marks nothing else."""
+    plan = (("first", ("reference",)), ("train", ("policy",)), ("second", ("reference",)))
+    loop = Loop({"reference": 2, "policy": 2}, plan, 4)
+    for step in range(1, 5):
+        for phase, workers in plan:
+            for rank in range(2):
+                key = (step, workers[0], phase, rank)
+                loop.work[key], loop.wait[key] = [600_000 if phase == "train" else 13_000], 1000
+    merged = loop.merged()
+    merged = replace(merged, steps=tuple(map(_called_twice, merged.steps)))
+    for chain in chains(merged, windows(merged)):
+        assert [link.phase for link in chain.links] == ["call", "train", "call"]
+        assert [link.duration_ns for link in chain.links] == [13_000, 600_000, 13_000]
+    assert saved(windows(merged), faster("train", 0.5)) == pytest.approx(300_000, rel=0.01)
+
+
+def _called_twice(row: RankStep) -> RankStep:
+    if row.rank.worker == "policy":
+        return row
+    starts, ends = (np.sort([getattr(part.when, end)[0] for part in row.phases]) for end in ("start", "end"))
+    return replace(row, phases=(replace(row.phases[0], phase="call", when=union(starts, ends)),))

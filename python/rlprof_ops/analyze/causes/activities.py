@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +14,9 @@ from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, rank_of
 
 MAX_ACTIVITIES = 64  # a rank and step; more are told as one, named by the phase that takes most
 MAX_STRETCHES = 1000  # of phases, a rank and step; as for activities
+MAX_CALLS = 16  # of a phase that mostly pauses; with more they are taken together
 MAX_MEETINGS = 200  # an activity: beyond, its collectives are taken together
+_MOSTLY_PAUSES = 0.5  # of an activity: with less work in it, its calls are activities of their own
 _MOSTLY_OTHERS = 0.1  # of a controller's phase: with more work of others inside, it only waits for them
 Meeting = tuple[str, int, int]  # collective, arrival, release
 
@@ -50,8 +53,9 @@ def activities(merged: Merged) -> list[Activity]:
     meetings = _meetings(merged)
     found: list[Activity] = []
     drivers: list[Activity] = []
+    apart = _short_calls(merged)
     for row in merged.steps:
-        mine = _of_row(row)
+        mine = _of_row(row, apart[row.rank.worker])
         if row.rank.is_controller:
             drivers += mine
         else:
@@ -60,10 +64,25 @@ def activities(merged: Merged) -> list[Activity]:
     return sorted(found, key=lambda a: (a.start, a.end, a.rank))
 
 
-def _of_row(row: RankStep) -> list[Activity]:
+def _short_calls(merged: Merged) -> dict[str, set[str]]:
+    """Worker -> its phases that are short calls with long pauses, in which others may have worked."""
+    told: dict[tuple[str, str], list[Activity]] = defaultdict(list)
+    for row in merged.steps:
+        for run in _runs(row) if row.phases else ():
+            told[row.rank.worker, run.phase].append(run)
+    found: dict[str, set[str]] = defaultdict(set)
+    for (worker, phase), runs in told.items():
+        span = sum(run.end - run.start for run in runs)
+        few = max(len(run.parts) for run in runs) <= MAX_CALLS
+        if few and sum(run.busy_ns for run in runs) < _MOSTLY_PAUSES * span:
+            found[worker].add(phase)
+    return found
+
+
+def _of_row(row: RankStep, apart: Collection[str]) -> list[Activity]:
     if not row.phases:
         return []
-    runs = _runs(row)
+    runs = _runs(row, apart)
     phases = {part.phase: part for part in row.phases}
     seen: dict[str, int] = {}
     for i, run in enumerate(runs):
@@ -74,8 +93,10 @@ def _of_row(row: RankStep) -> list[Activity]:
     return runs
 
 
-def _runs(row: RankStep) -> list[Activity]:
-    """The stretches of a row's phases, those of one phase together until another phase begins."""
+def _runs(row: RankStep, apart: Collection[str] = ()) -> list[Activity]:
+    """The stretches of a row's phases, those of one phase together until another phase begins; each for
+    itself for the phases in `apart`.
+    """
     if sum(len(part.when) for part in row.phases) <= MAX_STRETCHES:
         stretches = sorted(
             (a, b, part.phase)
@@ -84,7 +105,7 @@ def _runs(row: RankStep) -> list[Activity]:
         )
         runs: list[tuple[str, list[tuple[int, int]]]] = []
         for a, b, phase in stretches:
-            if runs and runs[-1][0] == phase:
+            if runs and runs[-1][0] == phase and phase not in apart:
                 runs[-1][1].append((a, b))
             else:
                 runs.append((phase, [(a, b)]))
