@@ -43,15 +43,15 @@ BUDGET = {
     "backends": 2614,  # 1,300; and which of them records CUDA
     "window": 356,  # 700
     "trainers": 2871,  # 2,300; verl asynchronous, NeMo RL timer and libraries, RLinf block and skips
-    "runtime": 2937,  # 2,000; since then ranks that a launcher starts, and loops in Ray tasks
+    "runtime": 2939,  # 2,000; since then ranks that a launcher starts, and loops in Ray tasks
     "rayenv": 569,  # 900; since then the pattern that matched, a patched Ray, libraries of a worker
     "collect": 3310,  # 2,600; since then what an engine beside its server lacks
     "supervisor": 3458,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
     "recorder": 1749,  # 1,500
     "submit": 473,  # submit, operate and commands: 2,600
     "operate": 1457,
-    "commands": 1237,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 9602,  # 7,600; since then traces without phases, native names, diff, what is so by design
+    "commands": 1240,  # since then a base of what is converted, rlprof run, and rlprof hang
+    "analyze": 9692,  # 7,600; since then traces without phases, native names, diff, what is so by design
     "doctor": 711,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 622,

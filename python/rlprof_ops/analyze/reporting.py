@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -18,10 +19,12 @@ from rlprof_ops.analyze.whole_run.records import has_records
 from rlprof_ops.errors import RlprofError, UsageError
 from rlprof_ops.job import own_files
 
+Form = Literal["text", "json", "markdown"]
+
 
 def report(
     root: Path,
-    as_json: bool = False,
+    form: Form = "text",
     open_page: bool = False,
     engine: str = "local",
     jobs: int | None = None,
@@ -29,7 +32,7 @@ def report(
     cache: bool = True,
     model: StatedModel | None = None,
 ) -> Answer:
-    """Reads a run, writes `report.json` and `report.html`, prints the summary; returns the answer.
+    """Reads a run, writes `report.json` and `report.html`, prints the summary in `form`; returns the answer.
 
     Raises `UsageError` when there is nothing to read, `RlprofError` when the output folder cannot be written
     to: then the summary is printed all the same, for reading may have taken hours.
@@ -40,7 +43,7 @@ def report(
     targets = folder / "report.json", folder / "report.html"
     for path in targets:  # before hours of reading
         own_files.check_ours(path)
-    answer = answer_of(root, engine, jobs, cache, quiet=as_json, model=model)
+    answer = answer_of(root, engine, jobs, cache, quiet=form != "text", model=model)
     text = written(answer)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,9 +54,13 @@ def report(
         unwritten = RlprofError(
             f"{folder}: cannot write the report ({error.strerror}). Give another folder with --output."
         )
-    if as_json:
+    if form == "json":
         # Indented by msgspec, which takes a tenth of the time of `json.dumps(indent=…)`: that is Python.
         sys.stdout.write(msgspec.json.format(text, indent=1) + "\n")
+    elif form == "markdown":
+        from rlprof_ops.analyze.output.markdown import markdown
+
+        sys.stdout.write(markdown(answer))
     else:
         from rlprof_ops.analyze.output.terminal import show, standard_output
 

@@ -5,18 +5,28 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rlprof_ops.commands._jobs import run_argument
 from rlprof_ops.errors import EXIT_INCOMPLETE
 
+if TYPE_CHECKING:
+    from rlprof_ops.analyze.reporting import Form
+
 
 @click.command(short_help="Explain a run: step anatomy, idle time, stragglers, kernels.")
 @run_argument
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print report.json to standard output instead of the summary."
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "markdown"]),
+    default="text",
+    show_default=True,
+    help="What is printed: the summary, report.json, or Markdown for an issue (secrets masked).",
 )
+@click.option("--json", "form", flag_value="json", help="The same as --format json.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a browser afterwards.")
 @click.option(
     "--serve", is_flag=True, help="Serve it and the timeline on 127.0.0.1; makes what is not there yet."
@@ -78,7 +88,7 @@ from rlprof_ops.errors import EXIT_INCOMPLETE
 )
 def command(
     run: str,
-    as_json: bool,
+    form: Form,
     open_page: bool,
     serve: bool,
     port: int,
@@ -113,12 +123,12 @@ def command(
     model = told(model_params, model_config, tokens_per_step, peak_tflops)
     folder = folder_of(run)
     there = False
-    if serve and not as_json and model is None:
+    if serve and form == "text" and model is None:
         there = reports_on(own_files.output_folder(folder, output), folder)
     if not there:
         answer = report(
             folder,
-            as_json=as_json,
+            form=form,
             open_page=open_page and not serve,
             engine=engine,
             jobs=jobs,

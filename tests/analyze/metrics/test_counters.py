@@ -140,7 +140,7 @@ def test_they_come_back_from_the_cache_and_stand_on_the_page(tmp_path: Path) -> 
     for column in ("time", "gpu", "metric", "share"):
         assert np.array_equal(getattr(first.metrics, column), getattr(again.metrics, column))
     assert again.origin.metered == (FIRST,)
-    report(tmp_path, as_json=True, jobs=1)
+    report(tmp_path, form="json", jobs=1)
     assert '"metric":"SM active","share":0.8' in (tmp_path / "report.html").read_text()
 
 

@@ -161,7 +161,7 @@ def test_nothing_to_read_says_what_was_looked_for(tmp_path: Path) -> None:
 
 def test_the_page_is_safe_from_names_in_traces(tmp_path: Path) -> None:
     make_run(tmp_path)
-    report(tmp_path, as_json=True, jobs=1, cache=False)
+    report(tmp_path, form="json", jobs=1, cache=False)
     page = (tmp_path / "report.html").read_text()
     assert "<b>run</b>" not in page and "fake &lt;b&gt;run" in page
     assert (

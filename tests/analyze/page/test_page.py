@@ -74,7 +74,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = make_run(tmp_path_factory.mktemp("run"), ranks=4, slow_rank=1)
-    report(run, as_json=True, jobs=1, cache=False)
+    report(run, form="json", jobs=1, cache=False)
     return run / "report.html"
 
 
@@ -413,7 +413,7 @@ def test_kinds_of_idle_time_differ_without_their_colour(browser: Any, page: Path
 
 def test_links_to_the_timeline_work_or_are_not_there(browser: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=2)
-    report(run, as_json=True, jobs=1, cache=False)
+    report(run, form="json", jobs=1, cache=False)
     opened(browser, run / "report.html")
     note = browser.find_element(By.ID, "timeline-note")
     assert note.find_elements(By.TAG_NAME, "a") == [] and "rlprof timeline 4711" in note.text

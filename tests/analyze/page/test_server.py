@@ -31,7 +31,7 @@ from rlprof_ops.analyze.timeline.make import make
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_run(tmp_path_factory.mktemp("run"), ranks=2)
-    report(folder, as_json=True, jobs=1, cache=False)
+    report(folder, form="json", jobs=1, cache=False)
     return folder
 
 

@@ -98,7 +98,7 @@ def test_the_page_shows_generation_from_inside(tmp_path: Path) -> None:
     from tests.analyze.page.test_page import chromium, nothing_wrong, opened
 
     two_engines(tmp_path)
-    report(tmp_path, as_json=True, jobs=1)
+    report(tmp_path, form="json", jobs=1)
     browser = chromium(tmp_path / "chromium")
     try:
         opened(browser, tmp_path / "report.html")

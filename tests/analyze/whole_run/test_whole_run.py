@@ -123,7 +123,7 @@ def test_without_a_record_there_is_none(tmp_path: Path) -> None:
 
 
 def test_a_run_without_captures_has_a_report(run: tuple[Path, list[list[ToldStep]]]) -> None:
-    answer = report(run[0], as_json=True, jobs=1)
+    answer = report(run[0], form="json", jobs=1)
     assert answer["ranks"] == [] and answer["whole_run"] is not None
     again = data_of(load_answer(run[0]))
     assert again["whole_run"] == answer["whole_run"]
@@ -158,7 +158,7 @@ def test_the_page_shows_the_whole_run(run: tuple[Path, list[list[ToldStep]]], tm
     from selenium.webdriver.common.by import By
     from tests.analyze.page.test_page import chromium, nothing_wrong, opened
 
-    report(run[0], as_json=True, jobs=1, output=tmp_path)
+    report(run[0], form="json", jobs=1, output=tmp_path)
     browser = chromium(tmp_path / "chromium")
     try:
         opened(browser, tmp_path / "report.html")

@@ -27,13 +27,8 @@ def standard_output() -> Console:
 
 def show(answer: Answer, console: Console) -> None:
     """Prints the summary of a report. Everything that comes from a run is escaped."""
-    run, coverage = answer.run, answer.coverage
-    title = f"{run.get('job_name') or 'run'} {run.get('job') or ''}".strip()
-    console.print(f"[bold]{escape(title)}[/]  {escape(str(run['path']))}")
-    console.print(
-        f"{counted(len(coverage.reports), 'report')} read · {counted(len(answer.ranks), 'rank')} ·"
-        f" steps {escape(step_runs(answer.steps)) or 'none'} · clocks {_clocks(answer)}\n"
-    )
+    console.print(f"[bold]{escape(title(answer))}[/]  {escape(str(answer.run['path']))}")
+    console.print(f"{escape(coverage_line(answer))}\n")
     for sentence in unmarked(answer.steps):
         console.print(f"[yellow]{escape(sentence)}[/]", highlight=False)
     for number, finding in enumerate(answer.findings[:FINDINGS_FIRST], 1):
@@ -55,15 +50,31 @@ def show(answer: Answer, console: Console) -> None:
         console.print("[bold]Generation[/]")
     for line in rollout:
         console.print(f"  {escape(line)}", highlight=False)
-    if answer.phases:
-        console.print(_phases(answer))
+    for table in tables(answer, console.width):
+        console.print(table)
     for line in mfu_lines(answer.mfu):
         console.print(escape(line), highlight=False)
-    if answer.gpu:
-        console.print(_gpu(answer))
-    if answer.kernels:
-        console.print(_kernels(answer, console.width))
     _said_of_files(answer, console)
+
+
+def title(answer: Answer) -> str:
+    """The job's name and number."""
+    return f"{answer.run.get('job_name') or 'run'} {answer.run.get('job') or ''}".strip()
+
+
+def coverage_line(answer: Answer) -> str:
+    """What the report stands on."""
+    return (
+        f"{counted(len(answer.coverage.reports), 'report')} read · {counted(len(answer.ranks), 'rank')} ·"
+        f" steps {step_runs(answer.steps) or 'none'} · clocks {_clocks(answer)}"
+    )
+
+
+def tables(answer: Answer, width: int) -> list[Table]:
+    """Phases, GPUs and kernels, as far as the run has them; `width` is that of the terminal."""
+    found = [_phases(answer)] if answer.phases else []
+    found += [_gpu(answer)] if answer.gpu else []
+    return found + ([_kernels(answer, width)] if answer.kernels else [])
 
 
 def _causes(answer: Answer, console: Console) -> None:
