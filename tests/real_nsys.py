@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -28,14 +28,18 @@ def profile(
 ) -> subprocess.CompletedProcess[str]:
     """The report of a program that ends well. `run`: a command, or the code of a Python program."""
     words = [sys.executable, "-c", run] if isinstance(run, str) else run
-    return subprocess.run(
-        command(output, *options, run=words),
-        env={**os.environ, **env},
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    return _nsys(command(output, "--force-overwrite=true", *options, run=words), {**os.environ, **env})
+
+
+def _nsys(argv: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run to its good end, at most three times: nsys 2023.4 fails now and then on a busy machine."""
+    for _ in range(3):
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=180)
+        if not done.returncode:
+            break
+        print(done.stdout[-2000:], done.stderr[-2000:])
+    done.check_returncode()
+    return done
 
 
 def nvtx_ranges(report: Path, folder: Path, *, ended: bool = False) -> list[str]:
@@ -43,8 +47,17 @@ def nvtx_ranges(report: Path, folder: Path, *, ended: bool = False) -> list[str]
     an end. The export is kept below `folder`.
     """
     target = Path(tempfile.mkdtemp(prefix="export-", dir=folder)) / f"{report.name}.sqlite"
-    argv = ["nsys", "export", "--type", "sqlite", "--output", str(target), str(report)]
-    subprocess.run(argv, check=True, capture_output=True, timeout=60)
+    argv = [
+        "nsys",
+        "export",
+        "--force-overwrite=true",
+        "--type",
+        "sqlite",
+        "--output",
+        str(target),
+        str(report),
+    ]
+    _nsys(argv, os.environ)
     with closing(sqlite3.connect(target)) as database:
         rows = database.execute(_QUERY + (" AND end IS NOT NULL" if ended else "")).fetchall()
     return sorted(text for (text,) in rows)

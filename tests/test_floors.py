@@ -45,7 +45,7 @@ BUDGET = {
     "trainers": 2871,  # 2,300; verl asynchronous, NeMo RL timer and libraries, RLinf block and skips
     "runtime": 2939,  # 2,000; since then ranks that a launcher starts, and loops in Ray tasks
     "rayenv": 569,  # 900; since then the pattern that matched, a patched Ray, libraries of a worker
-    "collect": 3310,  # 2,600; since then what an engine beside its server lacks
+    "collect": 3318,  # 2,600; since then what an engine beside its server lacks
     "supervisor": 3458,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
     "recorder": 1749,  # 1,500
     "submit": 473,  # submit, operate and commands: 2,600

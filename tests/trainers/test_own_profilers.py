@@ -129,14 +129,14 @@ def test_a_vllm_engine_with_its_own_profiler(tmp_path: Path):
 @pytest.mark.long
 @pytest.mark.parametrize("script", ["profiled_llm.py", "profiled_server.py"])
 def test_a_vllm_engine_in_processes_of_its_own_with_its_own_profiler(script: str, tmp_path: Path):
-    """The same worker, wrapped, as the command of a job, or a wrapped `vllm serve` that the job's driver asks:
-    the engine's worker process takes the windows too, by the job's clock, and `start_profile` reaches that
-    one."""
+    """The same worker, wrapped, as the command of a job, or a wrapped `vllm serve` that the job's driver
+    asks: the engine's worker process takes the windows too, by the job's clock, and `start_profile` reaches
+    that one."""
     if why := environments.lacking("verl"):
         pytest.skip(why)
     bare = vllm(tmp_path / "bare", script, VLLM_ENABLE_V1_MULTIPROCESSING="1")
-    in_theirs = [operators(trace(path)) for path in engine_traces(tmp_path / "bare")]
-    assert len(bare) == 6 and len(in_theirs) == 2 and min(in_theirs) > 0
+    in_theirs = sorted(operators(trace(path)) for path in engine_traces(tmp_path / "bare"))
+    assert len(bare) == 6 and sum(count > 0 for count in in_theirs) == 2  # a server's own traces have none
     for attempt in range(TIMES):
         folder = tmp_path / f"job-{attempt}"
         asked = {"RLPROF_BACKEND": "torch", "RLPROF_STEPS": "2, 4:6", "RLPROF_WORKERS": "rollout"}
@@ -145,15 +145,16 @@ def test_a_vllm_engine_in_processes_of_its_own_with_its_own_profiler(script: str
         argv = [*wrap, *command] if script == "profiled_llm.py" else [*command, *wrap]
         job = LocalJob.take("verl", folder, 6, RUN_S, argv=argv, **asked)
         assert [line for line in job.output.splitlines() if line.startswith("tokens of step")] == bare
-        assert [operators(trace(path)) for path in engine_traces(folder)] == in_theirs
+        assert sorted(operators(trace(path)) for path in engine_traces(folder)) == in_theirs
         manifest = Manifest.load(job.run)
         print(folder.name, [(each.id, each.state, each.reason) for each in manifest.captures])
         first, second = manifest.captures
         assert first.state == second.state == "truncated"
         assert f"{YIELDED}, which began" in first.reason
         assert f"it begins at step 5: until then {YIELDED}" in second.reason
-        server, engine = [operators(trace(job.run / path)) for path in (second.report, *second.more_reports)]
-        assert server == 0 < engine
+        reports = [operators(trace(job.run / path)) for path in (second.report, *second.more_reports)]
+        assert reports[-1] > 0 and not any(reports[:-1])  # the script's own process runs no operator
+        assert len(reports) == (2 if script == "profiled_llm.py" else 1)
         told = "".join(path.read_text() for path in job.run.glob("nodes/*/events/*.jsonl"))
         rows = [json.loads(line) for line in told.splitlines()]
         assert [row["step"] for row in rows if row["event"] == "step"] == [1, 2, 3, 4, 5, 6]  # one leads

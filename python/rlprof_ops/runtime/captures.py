@@ -22,8 +22,7 @@ from rlprof_ops.runtime.process.event_log import EventLog, log_once
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker
 from rlprof_ops.window.delivery import Delivery
-from rlprof_ops.window.gate import ALWAYS_QUIET, Gate, PhaseGate, StepGate, TimedGate
-from rlprof_ops.window.open_window import OpenWindow
+from rlprof_ops.window.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
 from rlprof_ops.window.output_dir import Folders, OutputDir
 from rlprof_ops.window.reason import reason_of
 from rlprof_ops.words import limit

@@ -11,7 +11,7 @@ from typing import Protocol
 from rlprof_ops import backends
 from rlprof_ops.backends import report_names
 from rlprof_ops.backends.contract import CaptureError
-from rlprof_ops.window.open_window import OpenWindow
+from rlprof_ops.window.gate import OpenWindow
 from rlprof_ops.window.output_dir import OutputDir
 from rlprof_ops.window.report_file import move_into_place, unused
 

@@ -12,10 +12,10 @@ from typing import Any
 from rlprof_ops import backends
 from rlprof_ops.backends import report_names
 from rlprof_ops.collect import event_logs
-from rlprof_ops.collect.harvest.expected import Planned, planned
+from rlprof_ops.collect.harvest.capture_state import result_of
+from rlprof_ops.collect.harvest.expected import planned
 from rlprof_ops.collect.harvest.inventory import FoundReport, find_reports, identify, worlds_of
-from rlprof_ops.collect.harvest.manifest import WHOLE, CaptureResult, Manifest, Report
-from rlprof_ops.collect.harvest.missing_reason import ended_because, why_missing
+from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest, Report
 from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.collect.harvest.verify import Checker, ReportCheck
 from rlprof_ops.errors import RlprofError
@@ -172,7 +172,7 @@ def _join(
             capture.backend, capture.worker, capture.rank, capture.window.start, capture.phase
         )
         indices = by_key.get(key, [])
-        result = _result(item, [reports[index] for index in indices], observed)
+        result = result_of(item, [reports[index] for index in indices], observed)
         for index in indices:
             reports[index] = replace(reports[index], capture=result.id)
         results.append(result)
@@ -194,91 +194,3 @@ def _windows_in(report: Report, observed: Observed) -> Collection[tuple[int, str
         if held := [(start, phase) for backend, start, phase in opened if backend == report.backend]:
             return held
     return () if report.start is None else ((report.start, report.phase),)
-
-
-def _result(item: Planned, reports: list[Report], observed: Observed) -> CaptureResult:
-    capture = item.capture
-    base = CaptureResult(
-        capture.id,
-        capture.backend,
-        capture.worker,
-        capture.rank,
-        capture.window.start,
-        capture.window.stop,
-        capture.phase,
-        "missing",
-    )
-    if not reports:
-        host = _host(item, observed)
-        return replace(base, reason=why_missing(item, observed), host=host)
-    order = {"ok": 0, "truncated": 1, "empty": 2}
-    best, *others = sorted(
-        reports, key=lambda report: (report.partial, order.get(report.state, 3), -report.size_bytes)
-    )
-    state, reason = best.state, best.reason
-    if state == "ok" and (cut := _cut_short(item, best, observed) or _lacks_another(item, best, observed)):
-        state, reason = "truncated", cut
-    elif state == "ok" and best.recovered:
-        state, reason = "recovered", "its raw capture was turned into a report afterwards"
-    assert state in (*WHOLE, "empty", "truncated")
-    return replace(
-        base,
-        state=state,
-        reason=reason,
-        host=best.host or best.node,
-        report=best.path,
-        stop=capture.window.stop or best.stop,
-        more_reports=tuple(report.path for report in others),
-    )
-
-
-def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
-    """Why the report holds less than its window; empty when it holds all of it."""
-    stop = item.capture.window.stop
-    if stop is None or item.capture.rank is None:
-        return ""
-    reached = max(
-        (log.last_step or 0 for log in observed.logs_of(item.capture.worker, item.capture.rank)), default=0
-    )
-    label = (
-        f"steps {item.capture.window.start} to {stop - 1}"
-        if stop - item.capture.window.start > 1
-        else f"step {item.capture.window.start}"
-    )
-    # A worker that closes a window says so; once all its node's events are here, a report of ours without
-    # that word was closed for it, or by its end.
-    all_told = not observed.running and (report.node or report.host) in observed.records
-    unsaid = report.recovered or (report.kind == "rlprof" and report.mapped_by == "name" and all_told)
-    if report.partial or (unsaid and 0 < reached < stop - 1):
-        if report.partial and report.warning and report.backend != "nsight":  # nsys's are of the file
-            return f"the window ({label}) was cut short: {report.warning}"
-        seen = f" (last step seen: {reached})" if reached else ""
-        return f"the window ({label}) was cut short{seen}" + (
-            "" if observed.running else ended_because(observed, ": ")
-        )
-    return ""
-
-
-def _lacks_another(item: Planned, report: Report, observed: Observed) -> str:
-    """What another process of this worker, in the window at the same time, says that it lacks; empty when
-    none does. vLLM's engine is beside its server, and does the work.
-    """
-    capture, opened_ns, closed_ns = item.capture, report.opened_ns, report.closed_ns
-    if capture.rank is None or opened_ns is None or closed_ns is None:
-        return ""
-    key = (capture.backend, capture.window.start, capture.phase)
-    for log in observed.logs_of(capture.worker, capture.rank):
-        told = [event for event in log.windows if event.key == key]
-        if log.pid == report.pid or not any(opened_ns <= event.t_ns <= closed_ns for event in told):
-            continue
-        last = told[-1]
-        if last.reason and (last.partial or last.event == "failed"):
-            return f"its process {log.pid} has not recorded all of the window: {last.reason}"
-    return ""
-
-
-def _host(item: Planned, observed: Observed) -> str | None:
-    if item.capture.rank is None:
-        return None
-    logs = observed.logs_of(item.capture.worker, item.capture.rank)
-    return (logs[-1].host or logs[-1].node or None) if logs else None

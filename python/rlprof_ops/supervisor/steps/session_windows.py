@@ -33,7 +33,7 @@ from rlprof_ops.supervisor.steps import left_open
 from rlprof_ops.supervisor.steps.watched_session import SessionWindow, WatchedSession
 from rlprof_ops.window import output_dir
 from rlprof_ops.window.delivery import Delivery
-from rlprof_ops.window.open_window import OpenWindow
+from rlprof_ops.window.gate import OpenWindow
 from rlprof_ops.window.output_dir import OutputDir
 from rlprof_ops.window.reason import reason_of
 

@@ -15,7 +15,7 @@ from rlprof_ops.request.steps import window_at
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile
 from rlprof_ops.runtime.process.session_file import Session
 from rlprof_ops.window.delivery import Delivery
-from rlprof_ops.window.open_window import OpenWindow
+from rlprof_ops.window.gate import OpenWindow
 from rlprof_ops.window.output_dir import OutputDir
 
 
