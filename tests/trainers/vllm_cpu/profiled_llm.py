@@ -5,10 +5,13 @@ the end of what step 4 generates.
 """
 
 import sys
+import time
 
 from vllm import LLM, SamplingParams
 
 from rlprof_ops.runtime import profiler
+
+LATE_S = 0.5  # the engine's process learns of a step a little later; a real step has this time
 
 
 def main(model: str, folder: str) -> None:
@@ -32,6 +35,7 @@ def main(model: str, folder: str) -> None:
         if step == 4:
             engine.start_profile()
         with rank0.step(step):
+            time.sleep(LATE_S)
             tokens = generate()
             if step == 2:
                 engine.start_profile()

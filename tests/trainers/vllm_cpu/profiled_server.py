@@ -18,6 +18,7 @@ from pathlib import Path
 from rlprof_ops.runtime import profiler
 
 START_S = 400
+LATE_S = 0.5  # the engine's process learns of a step a little later; a real step has this time
 
 
 def main(model: str, folder: str, *wrap: str) -> None:
@@ -52,6 +53,7 @@ def main(model: str, folder: str, *wrap: str) -> None:
             if step == 4:
                 ask("start_profile")
             with lead.step(step):
+                time.sleep(LATE_S)
                 texts = [generate()]
                 if step == 2:
                     ask("start_profile")
