@@ -16,7 +16,7 @@ from tests.analyze.output.test_answer import check_sums, validate
 from tests.analyze.shared import kernel, mark, real, write_trace
 
 from rlprof_ops.analyze.output.terminal import path_lines
-from rlprof_ops.analyze.run.foreign_names import told_by
+from rlprof_ops.analyze.run.foreign_names import stage_in_name, told_by
 from rlprof_ops.errors import UsageError
 
 BASE_NS = 1_790_857_026_000_000_000
@@ -247,3 +247,18 @@ def test_a_run_of_one_node_tells_the_host(tmp_path: Path) -> None:
     answer = answered(tmp_path)
     assert answer["clocks"]["residual_ns"] == 0 and {r["host"] for r in answer["ranks"]} == {"n7"}
     assert answer["critical_path"]["untold"] == "" and answer["critical_path"]["steps"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("dp0_pp1_tp1_dcp0_ep1_rank3.1790857026.pt.trace.json.gz", 1),
+        ("tp1-pp3-dp0.json.gz", 3),
+        ("1790857026.5-TP-1-DP-0-PP-2-EP-1-DECODE.trace.json.gz", 2),
+        ("1790857026.5-TP-1.trace.json.gz", None),
+        ("policy_worker_rank3_step3-5_n1_7.pt.trace.json.gz", None),
+        ("app3_pp.json", None),
+    ],
+)
+def test_the_stage_in_a_name(name: str, stage: int | None) -> None:
+    assert stage_in_name(name) == stage
