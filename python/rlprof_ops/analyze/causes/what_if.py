@@ -27,7 +27,7 @@ Times = tuple[list[int], list[int]]  # duration and lag of every piece
 Change = Callable[[StepGraph], Times]
 
 
-class Asked(NamedTuple):
+class AskedChange(NamedTuple):
     """A change that is asked about; the names are those of its row."""
 
     kind: ChangeKind
@@ -83,7 +83,7 @@ def mean_step(merged: Merged) -> float:
 
 def _slow_nodes(
     merged: Merged, windows: Sequence[StepGraph], stragglers: Sequence[StragglerRow], stages: Stages
-) -> list[Asked]:
+) -> list[AskedChange]:
     """Each slow node in all that it is slow in, for that is what mending it would bring."""
     nodes: dict[str, list[StragglerRow]] = defaultdict(list)
     for row in stragglers:
@@ -97,42 +97,46 @@ def _slow_nodes(
         worker, phase = ("" if len(names) > 1 else names[0] for names in (workers, phases))
         text = f"node {node} like the other nodes in {' and '.join(phases)}"
         change = like_other_nodes(windows, slow, stages)
-        asked.append(Asked("like_peers", text, worker, phase, None, change, node))
+        asked.append(AskedChange("like_peers", text, worker, phase, None, change, node))
     return asked
 
 
-def _slow_ranks(merged: Merged, stragglers: Sequence[StragglerRow], stages: Stages) -> list[Asked]:
+def _slow_ranks(merged: Merged, stragglers: Sequence[StragglerRow], stages: Stages) -> list[AskedChange]:
     asked = []
     for row in stragglers:
         if row.node is None:
             rank = merged.ranks[row.rank]
             text = f"{rank.label} like its peers in {row.phase}"
             change = like_peers(rank, row.phase, stages)
-            asked.append(Asked("like_peers", text, rank.worker, row.phase, rank.index, change))
+            asked.append(AskedChange("like_peers", text, rank.worker, row.phase, rank.index, change))
     return asked
 
 
-def _phases(windows: Sequence[StepGraph], step_ns: float) -> list[Asked]:
+def _phases(windows: Sequence[StepGraph], step_ns: float) -> list[AskedChange]:
     spent: dict[tuple[str, str], int] = defaultdict(int)
     steps = max(sum(window.steps for window in windows), 1)
     for (worker, _, phase, _, _), group in _groups(windows).items():
         spent[worker, phase] += max(piece.activity.busy_ns for _, _, piece in group)
-    asked: list[Asked] = []
+    asked: list[AskedChange] = []
     for phase in sorted({phase for _, phase in spent}):
         workers = [worker for worker, other in spent if other == phase]
         if max(spent[worker, phase] for worker in workers) / steps < MIN_SHARE_OF_PATH * step_ns:
             continue
         main = max(workers, key=lambda worker: spent[worker, phase])
         percent = round(100 * FASTER)
-        asked.append(Asked("faster", f"{phase} {percent} % faster", main, phase, None, faster(phase, FASTER)))
+        asked.append(
+            AskedChange("faster", f"{phase} {percent} % faster", main, phase, None, faster(phase, FASTER))
+        )
         if phase == "weight_sync":
             asked.append(
-                Asked("overlapped", "weight_sync hidden behind other work", main, phase, None, hidden(phase))
+                AskedChange(
+                    "overlapped", "weight_sync hidden behind other work", main, phase, None, hidden(phase)
+                )
             )
     return asked
 
 
-def _uneven(windows: Sequence[StepGraph], stages: Stages) -> list[Asked]:
+def _uneven(windows: Sequence[StepGraph], stages: Stages) -> list[AskedChange]:
     kinds = {
         (worker, phase)
         for (worker, _, phase, _, _), group in _groups(windows).items()
@@ -141,7 +145,7 @@ def _uneven(windows: Sequence[StepGraph], stages: Stages) -> list[Asked]:
         and len({stages.of(piece.activity.rank, phase) for _, _, piece in group}) == 1
     }
     return [
-        Asked(
+        AskedChange(
             "even",
             f"no rank of {worker} longer in {phase} than the median one",
             worker,
@@ -153,12 +157,12 @@ def _uneven(windows: Sequence[StepGraph], stages: Stages) -> list[Asked]:
     ]
 
 
-def _rollout_workers(windows: Sequence[StepGraph]) -> list[Asked]:
+def _rollout_workers(windows: Sequence[StepGraph]) -> list[AskedChange]:
     does: dict[str, set[str]] = defaultdict(set)
     for worker, _, phase, _, _ in _groups(windows):
         does[worker].add(phase)
     return [
-        Asked("one_more", f"one more {worker}", worker, phase, None, one_more(worker, phase))
+        AskedChange("one_more", f"one more {worker}", worker, phase, None, one_more(worker, phase))
         for worker, phases in sorted(does.items())
         for phase in sorted(phases & ROLLOUT)
         if not phases & TRAINING
