@@ -108,7 +108,7 @@ def without(folder: Path, *ranks: int) -> None:
 
 def shown(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", "160")
-    report(folder, jobs=1, cache=False)
+    report(folder, output=folder, jobs=1, cache=False)
     return capsys.readouterr().out
 
 
