@@ -28,18 +28,22 @@ SLOW_US = 6_000.0
 def make_run(
     folder: Path, ranks: int = 2, generation_ranks: int = 1, steps: tuple[int, ...] = (3, 4, 5), kernels: int = 20,
     slow_rank: int | None = None, offsets_ns: dict[str, int] | None = None, hosts: int = 2, seed: int = 0,
+    slow_node: str | None = None, tell_world: bool = False,
 ) -> Path:  # fmt: skip
     """Writes the torch traces of `ranks` policy and `generation_ranks` generation workers, spread over
     `hosts` nodes.
 
     The slow rank computes `SLOW_US` longer in train and waits the less in its collectives, as it is in life.
-    `offsets_ns`: host -> what its clock is ahead by.
+    `offsets_ns`: host -> what its clock is ahead by. `slow_node`: all ranks on it are
+    slow. `tell_world`: the traces say how many ranks there are.
     """
     for worker, count in (("generation_worker", generation_ranks), ("policy_worker", ranks)):
         for rank in range(count):
             host = f"n{rank % hosts}"
+            world = {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": count}}
             rng = random.Random(f"{seed} {worker} {rank}")
-            events = _rank(worker, rank, steps, kernels, slow_rank, rng)
+            slow = slow_rank if slow_node is None else rank if host == slow_node else None
+            events = _rank(worker, rank, steps, kernels, slow, rng)
             for event in events:  # Kineto writes microseconds with three digits
                 event["ts"], event["dur"] = round(event["ts"], 3), round(event["dur"], 3)
             name = f"{worker}_rank{rank}_step{steps[0]}-{steps[-1]}_{host}_{1000 + rank}.pt.trace.json.gz"
@@ -51,6 +55,7 @@ def make_run(
                 base,
                 host_name=host,
                 deviceProperties=[{"id": 0, "name": "NVIDIA H100"}],
+                **(world if tell_world else {}),
             )
     (folder / "run.json").write_text(
         json.dumps(

@@ -12,6 +12,8 @@ from tests.analyze.shared import kernel, launch, mark, write_trace
 
 BASE_NS = 1_790_857_026_000_000_000
 GROUP = "PIPELINE_MODEL_PARALLEL_GROUP"
+SLOW_US = 600.0
+KERNELS = {"compute": "gemm", "wait": "ncclDevKernel_SendRecv", "meet": "ncclDevKernel_AllReduce_Sum_f32"}
 Piece = tuple[str, float, float]  # "compute" or "wait", begin and end in µs
 
 
@@ -55,14 +57,21 @@ def one_forward_one_backward(computes_us: list[float], microbatches: int) -> lis
 
 
 def write_pipeline(
-    folder: Path, computes_us: list[float], microbatches: int, group: str = GROUP, data_parallel: int = 1
+    folder: Path,
+    computes_us: list[float],
+    microbatches: int,
+    group: str = GROUP,
+    data_parallel: int = 1,
+    steps: int = 1,
+    slow_rank: int | None = None,
 ) -> float:
-    """Reports of one step of all ranks, rank = stage * data_parallel + copy; the length of its train phase
-    in µs.
+    """Reports of `steps` steps of all ranks, rank = stage * data_parallel + copy; the length of a train phase
+    in µs. In the last `SLOW_US` of it the slow rank computes and the others wait in a collective.
     """
     stages = len(computes_us)
     schedule = one_forward_one_backward(computes_us, microbatches)
-    whole = max(pieces[-1][2] for pieces in schedule)
+    flushed = max(pieces[-1][2] for pieces in schedule)
+    whole = flushed + (0 if slow_rank is None else SLOW_US)
     for rank in range(stages * data_parallel):
         stage, copy = divmod(rank, data_parallel)
         says: dict[str, Any] = {
@@ -75,13 +84,19 @@ def write_pipeline(
             "Process Group Description": group,
             "Process Group Ranks": str([copy + data_parallel * other for other in range(stages)]),
         }
-        events = [mark("step 3", 0, whole), mark("train", 0, whole)]
-        for number, (what, begin, end) in enumerate(schedule[stage], 1):
-            events.append(launch(begin, number, dur=0.5))
-            name, more = ("gemm", {}) if what == "compute" else ("ncclDevKernel_SendRecv", says)
-            stream = 7 if what == "compute" else 20
-            events.append(kernel(name, begin, end - begin, stream, 0, number, **more))
-        name = f"policy_worker_rank{rank}_step3-3_n1_{rank + 9}.pt.trace.json"
+        pieces = list(schedule[stage])
+        if slow_rank is not None:
+            pieces.append(("compute" if rank == slow_rank else "meet", flushed, whole))
+        events = []
+        for step in range(steps):
+            at = step * whole
+            events += [mark(f"step {3 + step}", at, whole), mark("train", at, whole)]
+            for number, (what, begin, end) in enumerate(pieces, 1 + step * len(pieces)):
+                events.append(launch(at + begin, number, dur=0.5))
+                name, more = KERNELS[what], says if what == "wait" else {}
+                stream = 7 if what == "compute" else 20
+                events.append(kernel(name, at + begin, end - begin, stream, 0, number, **more))
+        name = f"policy_worker_rank{rank}_step3-{2 + steps}_n1_{rank + 9}.pt.trace.json"
         write_trace(
             folder / "profiles/torch/policy_worker" / f"rank{rank}" / name,
             events,

@@ -38,6 +38,16 @@ def one_slow_rank(folder: Path) -> Answer:
     return answer_of(make_run(folder, ranks=4, slow_rank=1), jobs=1, cache=False)
 
 
+def one_slow_node(folder: Path) -> Answer:
+    return answer_of(make_run(folder, ranks=4, slow_node="n1"), jobs=1, cache=False)
+
+
+def one_report_fewer(folder: Path) -> Answer:
+    make_run(folder, ranks=4, tell_world=True)
+    shutil.rmtree(folder / "profiles" / "torch" / "policy_worker" / "rank2")
+    return answer_of(folder, jobs=1, cache=False)
+
+
 def weights_on_their_way(folder: Path) -> Answer:
     """Training hands its weights over for 30 ms of a step of 100, and generation stands still."""
     marks: Marks = {"policy_worker": {}, "vllm_worker": {}}
@@ -129,6 +139,8 @@ def two_traces_of_one_name(folder: Path) -> Answer:
 
 RUNS: tuple[Callable[[Path], Answer], ...] = (
     one_slow_rank,
+    one_slow_node,
+    one_report_fewer,
     weights_on_their_way,
     a_long_tail,
     no_ranges,
@@ -199,5 +211,6 @@ def test_the_advice_of_the_gallery_is_that_of_the_page() -> None:
     phases = ("generation", "train", "weight_sync")
     for kind, section in sections().items():
         text = " ".join(section.split())
-        for advice in {advice_on(kind, phase) for phase in phases} - {""}:
+        asked = {kind, "slow_node"} if kind == "straggler" else {kind}
+        for advice in {advice_on(name, phase) for name in asked for phase in phases} - {""}:
             assert advice in text, advice

@@ -98,6 +98,18 @@ class ListedRow(msgspec.Struct, frozen=True):
     modified_ns: Ns
 
 
+class WorkerRanks(msgspec.Struct, frozen=True):
+    """How many ranks of a worker were read, of how many in the job."""
+
+    worker: str
+    ranks: Annotated[int, Meta(ge=1, description="that were read")]
+    world: Annotated[int, Meta(ge=1, description="in the whole job")]
+    missing: Annotated[
+        list[int],
+        Meta(description="ranks without a report that was read; with a manifest, those that were asked for"),
+    ]
+
+
 class Coverage(msgspec.Struct, frozen=True):
     """What was planned and what arrived; null where no manifest tells it."""
 
@@ -107,6 +119,14 @@ class Coverage(msgspec.Struct, frozen=True):
     reports: list[ReportRow]
     unread: list[UnreadRow]
     listed: list[ListedRow]
+    ranks: Annotated[
+        list[WorkerRanks], Meta(description="of the workers whose number of ranks in the job is known")
+    ] = []
+
+    @property
+    def not_read(self) -> int:
+        """How many ranks more there are of the workers that were read, as far as is known."""
+        return sum(row.world - row.ranks for row in self.ranks)
 
 
 class HostClockRow(msgspec.Struct, frozen=True):
@@ -310,17 +330,18 @@ class WhatIfRow(msgspec.Struct, frozen=True):
 
     kind: ChangeKind
     change: str
-    worker: str
-    phase: str
+    worker: Annotated[str, Meta(description='"" of a node in which several are slow')]
+    phase: Annotated[str, Meta(description='"" of a node that is slow in several')]
     rank: RankIndex | None
     saves_ns: Annotated[Ns, Meta(description="nanoseconds a step, by a replay of the measured graph")]
     share: float
+    node: Annotated[str | None, Meta(description="the node whose ranks are changed together")] = None
 
 
 class StragglerRow(msgspec.Struct, frozen=True):
-    """A rank that is slower than the others in a phase."""
+    """A node or a rank that is slower than the others in a phase; in a pipeline, than others of its stage."""
 
-    rank: RankIndex
+    rank: Annotated[RankIndex, Meta(description="index into ranks; of a node, its first")]
     phase: str
     excess_ns: Annotated[
         Ns,
@@ -335,6 +356,11 @@ class StragglerRow(msgspec.Struct, frozen=True):
     noise_ns: Annotated[Ns, Meta(description="standard error of the excess")]
     others: int
     cost_ns: Annotated[Ns, Meta(description="rank time: excess_ns times others")]
+    ranks: Annotated[list[RankIndex], Meta(description="indices into ranks: all that are slow with it")] = []
+    node: Annotated[str | None, Meta(description="the node that is slow; null where it is one rank")] = None
+    stage: Annotated[
+        int | None, Meta(description="of a pipeline: the rank is slower than the others of that stage")
+    ] = None
 
 
 class Bubble(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ class Loop:
     wait: dict[Key, int] = field(default_factory=dict)
     transfer_ns: int = 700
     tail_ns: int = 900
+    ranks_a_node: int = 1_000
 
     def run(self, work: Mapping[Key, list[int]] | None = None) -> Times:
         """When everything began and ended, with these durations."""
@@ -82,10 +83,11 @@ class Loop:
             np.full(len(met), -1, np.int64),
         )
         pid = 100 * sorted(self.ranks).index(worker) + rank
-        name = f"{worker}_rank{rank}_step1-{self.steps}_n0_{pid}.pt.trace.json.gz"
+        host = f"n{rank // self.ranks_a_node}"
+        name = f"{worker}_rank{rank}_step1-{self.steps}_{host}_{pid}.pt.trace.json.gz"
         return Summary(
-            report=ReportFile(name, "torch", worker, rank, "n0", pid, 1, self.steps + 1, None, 1),
-            kind="torch", host="n0", pid=pid, rank=rank, on_utc=True,
+            report=ReportFile(name, "torch", worker, rank, host, pid, 1, self.steps + 1, None, 1),
+            kind="torch", host=host, pid=pid, rank=rank, on_utc=True,
             events=1, damaged=0, truncated="", seconds=0.0,
             start=times.step[1][0], end=times.step[self.steps][1], details={},
             steps=tuple(StepTime(n, a, b, True, None, None) for n, (a, b) in times.step.items()),

@@ -70,3 +70,67 @@ def test_of_two_causes_the_dearer_leads_and_without_one_nobody_is_accused(seed: 
     assert saves == sorted(saves, reverse=True)
     _, quiet = first_finding(usual_loop(seed, rollout=4, policy=4, steps=6, noise=0.04))
     assert not {"straggler", "tail"} & {f["kind"] for f in quiet["findings"]}
+
+
+def nodes_of_eight(seed: int, ranks: int, slower: float) -> tuple[Loop, float]:
+    """A loop whose policy has eight ranks on each node, and what a step is longer because all work in train
+    on one node takes `slower` times as long.
+    """
+    loop = usual_loop(seed, rollout=4, policy=ranks, steps=6, noise=0.04)
+    loop.ranks_a_node = 8
+    for (_, _, phase, _), pieces in loop.work.items():
+        if phase == "weight_sync":
+            pieces[:] = [ns // 4 for ns in pieces]
+    even = loop.length()
+    for (_, _, phase, rank), pieces in loop.work.items():
+        if phase == "train" and rank // 8 == seed % (ranks // 8):
+            pieces[:] = [round(slower * ns) for ns in pieces]
+    return loop, (loop.length() - even) / loop.steps
+
+
+@pytest.mark.parametrize("ranks", [16, 32, 64])
+def test_a_slow_node_is_named_before_its_ranks(ranks: int) -> None:
+    """Thirty seeds; of ten quiet runs none names anybody."""
+    first, errors = 0, []
+    for seed in range(30):
+        loop, truth_ns = nodes_of_eight(seed, ranks, 1.25)
+        found, answer = first_finding(loop)
+        node = f"n{seed % (ranks // 8)}"
+        [row] = answer["stragglers"]
+        assert row["node"] == node and len(row["ranks"]) == 8
+        assert {answer["ranks"][rank]["host"] for rank in row["ranks"]} == {node}
+        first += found["kind"] == "straggler" and found["text"].startswith(f"Node {node} is slow in train")
+        [change] = [w for w in answer["what_if"] if w["kind"] == "like_peers"]
+        assert (change["node"], change["rank"], change["saves_ns"]) == (node, None, found["saves_ns"])
+        errors.append(abs(change["saves_ns"] - truth_ns) / truth_ns)
+        if seed % 3 == 0:
+            quiet, _ = nodes_of_eight(seed, ranks, 1.0)
+            assert not first_finding(quiet)[1]["stragglers"]
+    assert first >= 28 and max(errors) < 0.2
+
+
+def test_a_slow_node_that_is_slow_in_two_phases_is_one_finding_and_one_change() -> None:
+    loop, _ = nodes_of_eight(3, 16, 1.25)
+    for (_, worker, phase, rank), pieces in loop.work.items():
+        if (worker, phase) == ("policy", "weight_sync") and rank // 8 == 1:
+            pieces[:] = [2 * ns for ns in pieces]
+    found, answer = first_finding(loop)
+    assert [(row["node"], row["phase"]) for row in answer["stragglers"]] == [
+        ("n1", "train"), ("n1", "weight_sync"),
+    ]  # fmt: skip
+    assert "Node n1 is slow in train: 8 ranks of policy on it take" in found["text"]
+    assert "It is slow in weight_sync (" in found["text"]
+    assert [f["kind"] for f in answer["findings"]].count("straggler") == 1
+    changes = [w for w in answer["what_if"] if w["kind"] == "like_peers"]
+    assert [w["change"] for w in changes] == ["node n1 like the other nodes in train and weight_sync"]
+    assert "nvidia-smi" in found["advice"] and "Slurm" in found["advice"]
+
+
+def test_a_rank_that_is_slower_still_than_its_slow_node_is_named_beside_it() -> None:
+    loop, _ = nodes_of_eight(3, 32, 1.25)
+    for (_, _, phase, rank), pieces in loop.work.items():
+        if phase == "train" and rank == 26:
+            pieces[:] = [round(1.4 * ns) for ns in pieces]
+    _, answer = first_finding(loop)
+    assert [(row["node"], len(row["ranks"])) for row in answer["stragglers"]] == [("n3", 8), (None, 1)]
+    assert answer["ranks"][answer["stragglers"][1]["rank"]]["rank"] == 26

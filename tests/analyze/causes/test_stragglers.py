@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
-from tests.bench.stragglers.run import simulate
+import numpy as np
+from tests.bench.stragglers.run import NOISES, simulate
 
 from rlprof_ops.analyze.causes.significance import quantile
+from rlprof_ops.analyze.causes.stages import Stages
 from rlprof_ops.analyze.causes.stragglers import stragglers
 from rlprof_ops.analyze.metrics.phases import Segment, stretches
 from rlprof_ops.analyze.run.merge import Rank, RankStep
@@ -20,7 +24,9 @@ from rlprof_ops.analyze.run.process_summary import PhaseTime
 MS = 1_000_000
 
 
-def run(own_ms: list[list[float]]) -> list[RankStep]:
+def run(
+    own_ms: Sequence[Sequence[float]], ranks_a_node: int = 1, phase_name: str = "train"
+) -> list[RankStep]:
     """One row a rank and step; `own_ms[rank][step]`. All ranks leave the phase together, as collectives
     make them.
     """
@@ -28,9 +34,11 @@ def run(own_ms: list[list[float]]) -> list[RankStep]:
     for step in range(len(own_ms[0])):
         duration = round(max(mine[step] for mine in own_ms) * MS) + MS
         for number, mine in enumerate(own_ms):
-            when = stretches([Segment(step, "train", 0, duration)])["train"]
-            phase = PhaseTime(step, "train", duration, 1, duration - round(mine[step] * MS), None, None, when)
-            rank = Rank("policy_worker", number, f"n{number}", 100 + number, index=number)
+            when = stretches([Segment(step, phase_name, 0, duration)])[phase_name]
+            phase = PhaseTime(
+                step, phase_name, duration, 1, duration - round(mine[step] * MS), None, None, when
+            )
+            rank = Rank("policy_worker", number, f"n{number // ranks_a_node}", 100 + number, index=number)
             rows.append(RankStep(rank, step, 0, 2 * duration, True, (phase,), (), None, None, "r", True))
     return rows
 
@@ -119,3 +127,77 @@ def test_a_clock_that_is_not_known_well_enough_keeps_silent() -> None:
     rows = noisy(1, 2, 6, 1.0, {1: 25.0})
     assert named(rows, residual_ns=20 * MS) == [1]
     assert named(rows, residual_ns=30 * MS) == []
+
+
+@pytest.mark.parametrize("noise", list(NOISES))
+@pytest.mark.parametrize(("ranks", "steps"), [(16, 3), (16, 8), (32, 5)])
+def test_noise_alone_names_no_node(noise: str, ranks: int, steps: int) -> None:
+    """Of 100 runs each, noise that the ranks of a node share step by step (`colocation`) included."""
+    rng = np.random.default_rng([ranks, steps])
+    false = 0
+    for _ in range(100):
+        [times] = 100 * NOISES[noise](rng, (1, ranks, steps), 0.10)
+        false += bool(stragglers(run(times.tolist(), ranks_a_node=8), 0))
+    assert false <= 4  # three sigma above one in a hundred
+
+
+def of_nodes(slow: set[int], ranks: int, ranks_a_node: int) -> list[tuple[str | None, int]]:
+    rows = noisy(5, ranks, 8, 2.0, dict.fromkeys(slow, 25.0))
+    placed = [replace(row, rank=replace(row.rank, host=f"n{row.rank.rank // ranks_a_node}")) for row in rows]
+    return [(row.node, row.rank) for row in stragglers(placed, 0)]
+
+
+def test_a_node_is_slow_where_most_of_its_ranks_are() -> None:
+    assert of_nodes(set(range(8, 16)), 32, 8) == [("n1", 8)]
+    assert of_nodes(set(range(9, 16)), 32, 8) == [("n1", 8)]
+    assert of_nodes({3}, 4, 2) == [(None, 3)]  # one of two
+    assert of_nodes({9}, 32, 8) == [(None, 9)]
+    assert sorted(of_nodes(set(range(16, 32)), 64, 8)) == [("n2", 16), ("n3", 24)]
+    assert [node for node, _ in of_nodes({8, 9, 10}, 32, 8)] == [None, None, None]
+
+
+def test_a_node_that_is_fast_makes_no_other_slow() -> None:
+    assert of_nodes(set(range(8, 32)), 32, 8) == []
+
+
+def staged(slow: dict[int, float], stages: int, ranks: int = 16, ranks_a_node: int = 1) -> list[RankStep]:
+    """Each stage takes 20 ms more than the one before it; `stages` times `ranks // stages` ranks in order."""
+    rng = random.Random(1)
+    each = ranks // stages
+    longer = [100 + 20.0 * (rank // each) + slow.get(rank, 0.0) for rank in range(ranks)]
+    return run([[ms + rng.gauss(0, 1) for _ in range(8)] for ms in longer], ranks_a_node)
+
+
+def in_stages(rows: list[RankStep], stages: int) -> Stages:
+    ranks = sorted({row.rank for row in rows})
+    each = len(ranks) // stages
+    return Stages({rank: rank.rank // each for rank in ranks}, frozenset({"policy_worker"}))
+
+
+@pytest.mark.parametrize("stages", [2, 4, 16])
+def test_a_longer_stage_makes_none_of_its_ranks_and_no_node_slow(stages: int) -> None:
+    for ranks_a_node in (1, 4, 8):
+        rows = staged({}, stages, ranks_a_node=ranks_a_node)
+        assert stragglers(rows, 0, in_stages(rows, stages)) == ()
+
+
+def test_a_slow_rank_of_a_stage_and_a_slow_node_of_several_stages_are_named() -> None:
+    rows = staged({5: 25.0}, 4)  # of stage 1, and as long as stage 2
+    [row] = stragglers(rows, 0, in_stages(rows, 4))
+    assert (row.rank, row.stage, row.node) == (5, 1, None)
+    assert row.excess_ns == pytest.approx(25 * MS, rel=0.1)
+    # two stages of eight on four nodes: ranks 2, 3, 10, 11 are on one of them
+    rows = [
+        replace(row, rank=replace(row.rank, host=f"n{row.rank.rank % 8 // 2}"))
+        for row in staged(dict.fromkeys((2, 3, 10, 11), 25.0), 2)
+    ]
+    [row] = stragglers(rows, 0, in_stages(rows, 2))
+    assert (row.node, row.ranks) == ("n1", [2, 3, 10, 11])
+    assert row.excess_ns == pytest.approx(25 * MS, rel=0.1)
+
+
+def test_where_stages_cannot_be_told_nobody_is_named() -> None:
+    rows = staged({5: 25.0}, 4)
+    assert stragglers(rows, 0, Stages(piped=frozenset({"policy_worker"}))) == ()
+    assert stragglers(rows, 0, Stages(unclear=frozenset({("policy_worker", "train")}))) == ()
+    assert stragglers(rows, 0, Stages(unclear=frozenset({("policy_worker", "logprob")}))) != ()

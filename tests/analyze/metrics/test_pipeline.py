@@ -11,7 +11,7 @@ pytest.importorskip("msgspec")
 
 from tests.analyze.as_data import answer_of
 from tests.analyze.output.test_answer import check_sums, validate
-from tests.analyze.pipelines import GROUP, write_pipeline
+from tests.analyze.pipelines import GROUP, SLOW_US, write_pipeline
 
 from rlprof_ops.analyze.metrics.gpu_work.pipeline import is_pipeline
 
@@ -54,6 +54,32 @@ def test_uneven_stages_are_named_with_what_they_cost(tmp_path: Path) -> None:
     assert finding["cost_ns"] == pytest.approx(1000 * lost, rel=1e-3)
     assert "Stage 2 computes 1.50 times as long as the median one" in finding["text"]
     assert "8 ranks of 4 stages" in finding["text"] and "microbatches" in finding["advice"]
+
+
+def test_of_two_stages_the_longer_one_is_named(tmp_path: Path) -> None:
+    """The median of two is their mean, of which the longer one may be no 15 % more."""
+    write_pipeline(tmp_path, [100.0, 120.0], 8)
+    (finding,) = (found for found in read(tmp_path)["findings"] if found["kind"] == "pipeline")
+    assert "Stage 1 computes 1.20 times as long as the other one" in finding["text"]
+
+
+@pytest.mark.parametrize("group", [GROUP, "default_pg"])
+def test_a_longer_stage_makes_none_of_its_ranks_a_straggler(tmp_path: Path, group: str) -> None:
+    """Where nothing says what the transfers are for, whose peers the ranks are cannot be told."""
+    write_pipeline(tmp_path, [100.0, 100.0, 150.0, 100.0], 8, group, steps=8)
+    answer = read(tmp_path)
+    assert answer["stragglers"] == [] and all(row["kind"] != "like_peers" for row in answer["what_if"])
+
+
+def test_a_slow_rank_is_held_against_its_own_stage(tmp_path: Path) -> None:
+    """It computes as long as the ranks of the longer stage."""
+    write_pipeline(tmp_path, [100.0, 100.0, 125.0, 100.0], 8, data_parallel=4, steps=8, slow_rank=6)
+    answer = read(tmp_path)
+    [row] = answer["stragglers"]
+    assert (answer["ranks"][row["rank"]]["rank"], row["stage"], row["node"]) == (6, 1, None)
+    assert row["excess_ns"] == pytest.approx(1000 * SLOW_US, rel=0.01)
+    (text,) = (found["text"] for found in answer["findings"] if found["kind"] == "straggler")
+    assert "a step more than the other ranks of stage 1, in 8 of 8 steps" in text
 
 
 def test_other_groups_make_no_pipeline(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,78 @@ def test_a_file_without_a_byte_is_counted_once(tmp_path: Path) -> None:
     harvest(tmp_path)
     answer = answer_of(tmp_path, jobs=1, cache=False)
     assert lead(answer).startswith("1 report could not be read;")
+
+
+def without(folder: Path, *ranks: int) -> None:
+    for rank in ranks:
+        [report] = (folder / "profiles" / "torch" / WORKER / f"rank{rank}").iterdir()
+        report.unlink()
+
+
+def shown(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "160")
+    report(folder, output=folder, jobs=1, cache=False)
+    return capsys.readouterr().out
+
+
+def test_a_rank_that_the_traces_know_of_and_that_has_no_report_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path, ranks=4, generation_ranks=0, tell_world=True)
+    whole = answer_of(tmp_path, jobs=1, cache=False)
+    assert whole["coverage"]["ranks"] == [{"worker": WORKER, "ranks": 4, "world": 4, "missing": []}]
+    assert lead(whole) == ""
+    without(tmp_path, 2)
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    validate(answer)
+    assert answer["coverage"]["ranks"] == [{"worker": WORKER, "ranks": 3, "world": 4, "missing": [2]}]
+    assert lead(answer) == (
+        "3 of 4 ranks of policy_worker were read, all but rank 2: if the others wait for it, nothing here can"
+        " name it."
+    )
+    said = shown(tmp_path, capsys, monkeypatch)
+    assert "3 reports read · 3 of 4 ranks ·" in said
+    assert any("train" in line and "3 of 4" in line for line in said.splitlines())
+
+
+def test_ranks_that_were_left_out_on_purpose_are_counted_and_not_missed(tmp_path: Path) -> None:
+    """Without a manifest: where most are there, and one is not, nobody has left it out."""
+    make_run(tmp_path, ranks=4, generation_ranks=0, tell_world=True)
+    without(tmp_path, 1, 2, 3)
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    assert answer["coverage"]["ranks"] == [{"worker": WORKER, "ranks": 1, "world": 4, "missing": [1, 2, 3]}]
+    assert lead(answer) == ""
+
+
+def test_the_manifest_tells_which_ranks_were_asked_for(tmp_path: Path) -> None:
+    run_folder(tmp_path, last_step=8, closed=True)
+    without(tmp_path, 3)
+    harvest(tmp_path)
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    assert answer["coverage"]["ranks"] == [{"worker": WORKER, "ranks": 3, "world": 4, "missing": [3]}]
+    assert "1 planned report is missing" in lead(answer) and "all but rank 3" in lead(answer)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["captures"] = [row for row in manifest["captures"] if row["rank"] != 3]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    assert answer["coverage"]["ranks"] == [{"worker": WORKER, "ranks": 3, "world": 4, "missing": []}]
+    assert lead(answer) == ""
+
+
+def test_a_world_that_several_workers_may_share_is_no_workers_size(tmp_path: Path) -> None:
+    """Two halves of one world under two names; engines whose ranks each begin anew."""
+    make_run(tmp_path, ranks=4, generation_ranks=0, tell_world=True)
+    torch = tmp_path / "profiles" / "torch"
+    for rank in (2, 3):
+        (torch / WORKER / f"rank{rank}").rename(torch / f"other{rank}")
+        [report] = (torch / f"other{rank}").iterdir()
+        report.rename(torch / f"other{rank}" / report.name.replace(WORKER, "critic_worker"))
+    answer = answer_of(tmp_path, jobs=1, cache=False)
+    assert {row["worker"] for row in answer["ranks"]} == {WORKER, "critic_worker"}
+    assert answer["coverage"]["ranks"] == []
+    renamed = tmp_path / "engines"
+    make_run(renamed, ranks=4, generation_ranks=0, tell_world=True)
+    for rank in (0, 1, 2, 3):
+        [report] = (renamed / "profiles" / "torch" / WORKER / f"rank{rank}").iterdir()
+        report.rename(report.with_name(report.name.replace(f"_rank{rank}_", f"_rank{rank + 4}_")))
+    assert answer_of(renamed, jobs=1, cache=False)["coverage"]["ranks"] == []

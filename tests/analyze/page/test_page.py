@@ -148,6 +148,22 @@ def test_the_stages_of_a_pipeline_are_on_the_page(browser: Any, tmp_path: Path) 
     nothing_wrong(browser)
 
 
+def test_a_slow_node_and_a_missing_rank_are_on_the_page(browser: Any, tmp_path: Path) -> None:
+    make_run(tmp_path, ranks=8, generation_ranks=0, slow_node="n1", tell_world=True)
+    shutil.rmtree(tmp_path / "profiles" / "torch" / "policy_worker" / "rank2")
+    report(tmp_path, output=tmp_path, jobs=1, cache=False)
+    opened(browser, tmp_path / "report.html")
+    assert column(browser, "stragglers-table", 1) == ["node n1: 4 ranks of policy_worker"]
+    assert "node n1 like the other nodes in train" in column(browser, "what-if-table", 1)
+    findings = [e.text for e in browser.find_elements(By.CSS_SELECTOR, "#findings-list li")]
+    assert "7 of 8 ranks of policy_worker were read, all but rank 2" in findings[0]
+    assert any("Node n1 is slow in train: 4 ranks of policy_worker on it" in text for text in findings)
+    assert "7 of 8 ranks" in browser.find_element(By.ID, "meta").text
+    row = [column(browser, "ranks-table", number) for number in (1, 2, 3)]
+    assert row == [["policy_worker"], ["7 of 8"], ["2"]]
+    nothing_wrong(browser)
+
+
 def test_tables_sort_and_filter(browser: Any, page: Path) -> None:
     opened(browser, page)
     names = lambda: column(browser, "kernels-table", 1)  # noqa: E731

@@ -11,12 +11,13 @@ import pytest
 pytest.importorskip("msgspec")
 
 from tests.analyze.as_data import answer_of, typed
+from tests.analyze.fake_run import make_run
 from tests.analyze.nsys_exports import two_phases, write_export
 from tests.analyze.output.test_answer import check_sums, validate
 from tests.analyze.shared import kernel, mark, real, write_trace
 
 from rlprof_ops.analyze.output.terminal import path_lines
-from rlprof_ops.analyze.run.foreign_names import told_by
+from rlprof_ops.analyze.run.foreign_names import stage_in_name, told_by
 from rlprof_ops.errors import UsageError
 
 BASE_NS = 1_790_857_026_000_000_000
@@ -247,3 +248,35 @@ def test_a_run_of_one_node_tells_the_host(tmp_path: Path) -> None:
     answer = answered(tmp_path)
     assert answer["clocks"]["residual_ns"] == 0 and {r["host"] for r in answer["ranks"]} == {"n7"}
     assert answer["critical_path"]["untold"] == "" and answer["critical_path"]["steps"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("dp0_pp1_tp1_dcp0_ep1_rank3.1790857026.pt.trace.json.gz", 1),
+        ("tp1-pp3-dp0.json.gz", 3),
+        ("1790857026.5-TP-1-DP-0-PP-2-EP-1-DECODE.trace.json.gz", 2),
+        ("1790857026.5-TP-1.trace.json.gz", None),
+        ("policy_worker_rank3_step3-5_n1_7.pt.trace.json.gz", None),
+        ("app3_pp.json", None),
+    ],
+)
+def test_the_stage_in_a_name(name: str, stage: int | None) -> None:
+    assert stage_in_name(name) == stage
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_ranks_of_a_longer_stage_are_no_stragglers_where_names_tell_the_stage(
+    tmp_path: Path, said: bool
+) -> None:
+    """Ranks 4 to 7 take longer; as vLLM names them, they are the second of two stages."""
+    make_run(tmp_path / "made", ranks=8, generation_ranks=0, slow_node="n1", hosts=2)
+    for report in (tmp_path / "made").rglob("*.pt.trace.json.gz"):
+        rank = int(report.parent.name.removeprefix("rank"))
+        number = rank // 2 + 4 * (rank % 2)  # n1 has the odd ones
+        place = f"dp0_pp{number // 4}_tp{number % 4}" if said else f"dp{number // 4}_tp{number % 4}"
+        (tmp_path / "read").mkdir(exist_ok=True)
+        report.rename(tmp_path / "read" / f"{place}_dcp0_ep0_rank{number}.{rank}790857026.pt.trace.json.gz")
+    answer = answer_of(tmp_path / "read", jobs=1, cache=False)
+    assert len(answer["ranks"]) == 8 and len({row["worker"] for row in answer["ranks"]}) == 1
+    assert [row["node"] for row in answer["stragglers"]] == ([] if said else ["n1"])

@@ -29,7 +29,7 @@ _MOST_FREEDOM = 10_000  # beyond, the distribution is the normal one for our pur
 
 @dataclass(frozen=True)
 class SlowRank:
-    """One rank that passed, by its row; nanoseconds a step over the median of the other ranks."""
+    """One rank, or node, that passed, by its row; nanoseconds a step over the median of the others."""
 
     row: int
     excess: float
@@ -44,11 +44,15 @@ def slow_ranks(own: Floats, least: float, phases: int = 1) -> list[SlowRank]:
     A row passes when the mean and the median of its excess are at least `least`, it is slower in three
     quarters of its steps, and both tests exclude chance at the level that `phases` leave to this one.
     """
+    return slow_rows(own, _excess(own), least, phases)
+
+
+def slow_rows(own: Floats, excess: Floats, least: float, phases: int = 1) -> list[SlowRank]:
+    """As `slow_ranks`, where what each row exceeds the others by is known."""
     ranks = int((~np.isnan(own)).any(axis=1).sum())
     if ranks < 2 or own.shape[1] < MIN_STEPS:
         return []
     level = FALSE_NAMES / max(phases, 1)
-    excess = _excess(own)
     seen = ~np.isnan(excess)
     steps = seen.sum(axis=1)
     mean = np.nansum(excess, axis=1) / np.maximum(steps, 1)
@@ -69,6 +73,15 @@ def slow_ranks(own: Floats, least: float, phases: int = 1) -> list[SlowRank]:
         error = float(mine.std(ddof=1)) / count**0.5
         found.append(SlowRank(row, float(mean[row]), count, slower, error))
     return found
+
+
+def median_row(times: Floats) -> Floats:
+    """The median of each column over the rows that are there; NaN where none is."""
+    count = (~np.isnan(times)).sum(axis=0)
+    ordered = np.sort(times, axis=0)  # absent ones come last
+    columns = np.arange(times.shape[1])
+    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, np.maximum(count - 1, 0))
+    return np.asarray((ordered[low, columns] + ordered[high, columns]) / 2)
 
 
 def _by_chance(own: Floats, excess: Floats, row: int, least: float, level: float) -> bool:

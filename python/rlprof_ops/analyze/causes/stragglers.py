@@ -1,15 +1,18 @@
-"""How evenly a phase's time is spread over its ranks, and which rank the others waited for, with the doubt
-stated.
+"""How evenly a phase's time is spread over its ranks, and which node or rank the others waited for, with the
+doubt stated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 import numpy as np
+import numpy.typing as npt
 
-from rlprof_ops.analyze.causes.significance import slow_ranks
+from rlprof_ops.analyze.causes.significance import Floats, SlowRank, median_row, slow_ranks, slow_rows
+from rlprof_ops.analyze.causes.stages import Stages
+from rlprof_ops.analyze.columns import Ints
 from rlprof_ops.analyze.report_model import PhaseRow, StragglerRow
 from rlprof_ops.analyze.run.merge import Rank, RankStep
 
@@ -17,6 +20,7 @@ from rlprof_ops.analyze.run.merge import Rank, RankStep
 # Created Equal", arXiv 2208.11035. A smaller excess may be real and is no fault of a node.
 MIN_SHARE_OF_PHASE = 0.08
 MIN_SHARE_OF_STEP = 0.01  # what the step would gain; below it nobody would look
+Names = npt.NDArray[np.str_]
 
 
 def spreads(rows: Sequence[RankStep]) -> tuple[PhaseRow, ...]:
@@ -50,19 +54,24 @@ def spreads(rows: Sequence[RankStep]) -> tuple[PhaseRow, ...]:
     return tuple(row for _, row in sorted(found, key=lambda f: (f[0], f[1].worker, -f[1].mean_ns)))
 
 
-def stragglers(rows: Sequence[RankStep], residual_ns: int | None) -> tuple[StragglerRow, ...]:
-    """Ranks to name, the costliest first.
+def stragglers(
+    rows: Sequence[RankStep], residual_ns: int | None, stages: Stages | None = None
+) -> tuple[StragglerRow, ...]:
+    """Nodes and ranks to name: nodes lead, and of each the costliest.
 
-    A rank's excess in a step is its own time less the median of the others'. It is named for a phase when its
+    A rank's excess in a step is its own time less the median of its peers': the other ranks of its stage. A
+    node's is the median of its ranks', against the ranks of other nodes. Either is named for a phase when its
     excess
 
     - is at least 8 % of the phase and 1 % of the step in the mean and in the median step, so that it matters,
-    - is no chance (`slow_ranks`), and shows in three quarters of the steps,
+    - is no chance (`slow_rows`), and shows in three quarters of the steps,
     - exceeds the residual of the clocks where that is known.
 
-    With a single step there is no noise to hold it against, and nobody is named.
+    A slow node explains its ranks: they are judged without its excess. With a single step there is no noise
+    to hold it against, and nobody is named.
     """
     found = []
+    stages = stages or Stages()
     groups = {
         key: times
         for key, times in _grouped(rows).items()
@@ -70,30 +79,86 @@ def stragglers(rows: Sequence[RankStep], residual_ns: int | None) -> tuple[Strag
     }
     for (worker, phase), every in groups.items():
         times = _where_collectives_were_seen(every)
-        ranks, steps = sorted(times), sorted({step for mine in times.values() for step in mine})
-        column = {step: i for i, step in enumerate(steps)}
-        own = np.full((len(ranks), len(steps)), np.nan)
-        for i, rank in enumerate(ranks):
-            for step, (_, time) in times[rank].items():
-                own[i, column[step]] = time
+        ranks, own = _matrix(times)
+        stage = [stages.of(rank, phase) for rank in ranks]
+        kept = [i for i, place in enumerate(stage) if place is not None]
+        ranks, own = [ranks[i] for i in kept], own[kept]
+        stage_of, host_of = np.array([stage[i] for i in kept], np.int64), np.array([r.host for r in ranks])
         duration = fmean(d for mine in times.values() for d, _ in mine.values())
         step_ns = median(row.duration_ns / (row.count or 1) for row in rows if row.rank.worker == worker)
         least = max(MIN_SHARE_OF_PHASE * duration, MIN_SHARE_OF_STEP * step_ns)
-        for slow in slow_ranks(own, least, len(groups)):
-            if slow.excess > (residual_ns or 0):
-                rank, others = ranks[slow.row], len(ranks) - 1
-                found.append(
-                    StragglerRow(
-                        rank=rank.index, phase=phase, excess_ns=round(slow.excess),
-                        share_of_phase=round(float(slow.excess / duration), 5), steps=slow.steps,
-                        steps_slower=slow.steps_slower, noise_ns=round(slow.error), others=others,
-                        cost_ns=round(slow.excess) * others,
-                    )
-                )  # fmt: skip
-    return tuple(sorted(found, key=lambda s: -s.cost_ns))
+        nodes = _nodes(host_of)
+        tests = len(groups) * (len(set(stage_of.tolist())) + bool(nodes))
+        slow_ones = []
+        for members, slow in _slow_nodes(own, stage_of, host_of, nodes, least, tests):
+            own[members] -= slow.excess
+            slow_ones.append((members, slow))
+        for place in sorted(set(stage_of.tolist())):
+            peers = np.flatnonzero(stage_of == place)
+            slow_ones += [(peers[[slow.row]], slow) for slow in slow_ranks(own[peers], least, tests)]
+        found += [
+            _row(members, slow, ranks, phase, duration, stages)
+            for members, slow in slow_ones
+            if slow.excess > (residual_ns or 0)
+        ]
+    return tuple(sorted(found, key=lambda s: (s.node is None, -s.cost_ns)))
+
+
+def _row(
+    members: Ints, slow: SlowRank, ranks: Sequence[Rank], phase: str, duration: float, stages: Stages
+) -> StragglerRow:
+    mine = [ranks[i] for i in members.tolist()]
+    others, one = len(ranks) - len(mine), len(mine) == 1
+    return StragglerRow(
+        rank=mine[0].index, phase=phase, excess_ns=round(slow.excess),
+        share_of_phase=round(float(slow.excess / duration), 5), steps=slow.steps,
+        steps_slower=slow.steps_slower, noise_ns=round(slow.error), others=others,
+        cost_ns=round(slow.excess) * others, ranks=[rank.index for rank in mine],
+        node=None if one else mine[0].host, stage=stages.known.get(mine[0]) if one else None,
+    )  # fmt: skip
+
+
+def _nodes(host_of: Names) -> dict[str, Ints]:
+    """The ranks of each node that has several, where there are several such nodes."""
+    nodes = {str(host): np.flatnonzero(host_of == host) for host in dict.fromkeys(host_of.tolist()) if host}
+    nodes = {host: members for host, members in nodes.items() if len(members) > 1}
+    return nodes if len(nodes) > 1 else {}
+
+
+def _slow_nodes(
+    own: Floats, stage_of: Ints, host_of: Names, nodes: Mapping[str, Ints], least: float, tests: int
+) -> list[tuple[Ints, SlowRank]]:
+    """The ranks of every slow node. In most of them, at least half of the node's excess must show."""
+    if not nodes:
+        return []
+    excess = np.full_like(own, np.nan)
+    for host, members in nodes.items():
+        for stage in set(stage_of[members].tolist()):
+            inside, outside = members[stage_of[members] == stage], (stage_of == stage) & (host_of != host)
+            if outside.any():
+                excess[inside] = own[inside] - median_row(own[outside])
+    by_node = np.stack([median_row(excess[members]) for members in nodes.values()])
+    found = []
+    for slow in slow_rows(by_node, by_node, least, tests):
+        members = list(nodes.values())[slow.row]
+        means = sorted(float(np.nanmean(row)) for row in excess[members] if not np.isnan(row).all())
+        if means[(len(means) - 1) // 4] >= slow.excess / 2:
+            found.append((members, slow))
+    return found
 
 
 Times = dict[int, tuple[int, int]]  # step -> (duration, own)
+
+
+def _matrix(times: Mapping[Rank, Times]) -> tuple[list[Rank], Floats]:
+    """The ranks, and their own times by rank and step; NaN where a rank was not seen."""
+    ranks, steps = sorted(times), sorted({step for mine in times.values() for step in mine})
+    column = {step: i for i, step in enumerate(steps)}
+    own = np.full((len(ranks), len(steps)), np.nan)
+    for i, rank in enumerate(ranks):
+        for step, (_, time) in times[rank].items():
+            own[i, column[step]] = time
+    return ranks, own
 
 
 def _where_collectives_were_seen(times: dict[Rank, Times]) -> dict[Rank, Times]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from statistics import median, median_low
+from typing import NamedTuple
 
 from rlprof_ops.analyze.causes.dependencies import Piece, StepGraph
 from rlprof_ops.analyze.causes.graph import replayed
+from rlprof_ops.analyze.causes.stages import Stages
 from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING
 from rlprof_ops.analyze.report_model import ChangeKind, StragglerRow, WhatIfRow
 from rlprof_ops.analyze.run.merge import Merged, Rank
@@ -25,27 +27,41 @@ Times = tuple[list[int], list[int]]  # duration and lag of every piece
 Change = Callable[[StepGraph], Times]
 
 
+class AskedChange(NamedTuple):
+    """A change that is asked about; the names are those of its row."""
+
+    kind: ChangeKind
+    text: str
+    worker: str
+    phase: str
+    rank: int | None
+    change: Change
+    node: str | None = None
+
+
 def what_ifs(
-    merged: Merged, windows: Sequence[StepGraph], stragglers: Sequence[StragglerRow]
+    merged: Merged,
+    windows: Sequence[StepGraph],
+    stragglers: Sequence[StragglerRow],
+    stages: Stages | None = None,
 ) -> tuple[WhatIfRow, ...]:
     """Every change that is asked about and would save anything, the largest first."""
+    stages = stages or Stages()
     step_ns = mean_step(merged)
     asked = [
-        *_slow_ranks(merged, stragglers),
+        *_slow_nodes(merged, windows, stragglers, stages),
+        *_slow_ranks(merged, stragglers, stages),
         *_phases(windows, step_ns),
-        *_uneven(windows),
+        *_uneven(windows, stages),
         *_rollout_workers(windows),
     ]
     found = []
-    for kind, text, worker, phase, rank, change in asked:
+    for kind, text, worker, phase, rank, change, node in asked:
         saves = saved(windows, change)
         if step_ns and saves >= MIN_SHARE * step_ns:
-            row = WhatIfRow(kind, text, worker, phase, rank, round(saves), round(saves / step_ns, 5))
+            row = WhatIfRow(kind, text, worker, phase, rank, round(saves), round(saves / step_ns, 5), node)
             found.append(row)
     return tuple(sorted(found, key=lambda w: -w.saves_ns))
-
-
-Asked = tuple[ChangeKind, str, str, str, int | None, Change]
 
 
 def saved(windows: Sequence[StepGraph], change: Change) -> float:
@@ -65,43 +81,71 @@ def mean_step(merged: Merged) -> float:
     return sum(end - start for start, end, _ in bounds.values()) / steps if steps else 0.0
 
 
-def _slow_ranks(merged: Merged, stragglers: Sequence[StragglerRow]) -> list[Asked]:
-    asked: list[Asked] = []
+def _slow_nodes(
+    merged: Merged, windows: Sequence[StepGraph], stragglers: Sequence[StragglerRow], stages: Stages
+) -> list[AskedChange]:
+    """Each slow node in all that it is slow in, for that is what mending it would bring."""
+    nodes: dict[str, list[StragglerRow]] = defaultdict(list)
     for row in stragglers:
-        rank = merged.ranks[row.rank]
-        text = f"{rank.label} like its peers in {row.phase}"
-        asked.append(("like_peers", text, rank.worker, row.phase, rank.index, like_peers(rank, row.phase)))
+        if row.node is not None:
+            nodes[row.node].append(row)
+    asked = []
+    for node, rows in nodes.items():
+        slow = {(merged.ranks[rank], row.phase) for row in rows for rank in row.ranks}
+        workers = sorted({rank.worker for rank, _ in slow})
+        phases = list(dict.fromkeys(row.phase for row in rows))
+        worker, phase = ("" if len(names) > 1 else names[0] for names in (workers, phases))
+        text = f"node {node} like the other nodes in {' and '.join(phases)}"
+        change = like_other_nodes(windows, slow, stages)
+        asked.append(AskedChange("like_peers", text, worker, phase, None, change, node))
     return asked
 
 
-def _phases(windows: Sequence[StepGraph], step_ns: float) -> list[Asked]:
+def _slow_ranks(merged: Merged, stragglers: Sequence[StragglerRow], stages: Stages) -> list[AskedChange]:
+    asked = []
+    for row in stragglers:
+        if row.node is None:
+            rank = merged.ranks[row.rank]
+            text = f"{rank.label} like its peers in {row.phase}"
+            change = like_peers(rank, row.phase, stages)
+            asked.append(AskedChange("like_peers", text, rank.worker, row.phase, rank.index, change))
+    return asked
+
+
+def _phases(windows: Sequence[StepGraph], step_ns: float) -> list[AskedChange]:
     spent: dict[tuple[str, str], int] = defaultdict(int)
     steps = max(sum(window.steps for window in windows), 1)
     for (worker, _, phase, _, _), group in _groups(windows).items():
         spent[worker, phase] += max(piece.activity.busy_ns for _, _, piece in group)
-    asked: list[Asked] = []
+    asked: list[AskedChange] = []
     for phase in sorted({phase for _, phase in spent}):
         workers = [worker for worker, other in spent if other == phase]
         if max(spent[worker, phase] for worker in workers) / steps < MIN_SHARE_OF_PATH * step_ns:
             continue
         main = max(workers, key=lambda worker: spent[worker, phase])
         percent = round(100 * FASTER)
-        asked.append(("faster", f"{phase} {percent} % faster", main, phase, None, faster(phase, FASTER)))
+        asked.append(
+            AskedChange("faster", f"{phase} {percent} % faster", main, phase, None, faster(phase, FASTER))
+        )
         if phase == "weight_sync":
             asked.append(
-                ("overlapped", "weight_sync hidden behind other work", main, phase, None, hidden(phase))
+                AskedChange(
+                    "overlapped", "weight_sync hidden behind other work", main, phase, None, hidden(phase)
+                )
             )
     return asked
 
 
-def _uneven(windows: Sequence[StepGraph]) -> list[Asked]:
+def _uneven(windows: Sequence[StepGraph], stages: Stages) -> list[AskedChange]:
     kinds = {
         (worker, phase)
         for (worker, _, phase, _, _), group in _groups(windows).items()
-        if len(group) > 1 and phase in ROLLOUT
+        if phase in ROLLOUT
+        and len(group) > 1
+        and len({stages.of(piece.activity.rank, phase) for _, _, piece in group}) == 1
     }
     return [
-        (
+        AskedChange(
             "even",
             f"no rank of {worker} longer in {phase} than the median one",
             worker,
@@ -113,12 +157,12 @@ def _uneven(windows: Sequence[StepGraph]) -> list[Asked]:
     ]
 
 
-def _rollout_workers(windows: Sequence[StepGraph]) -> list[Asked]:
+def _rollout_workers(windows: Sequence[StepGraph]) -> list[AskedChange]:
     does: dict[str, set[str]] = defaultdict(set)
     for worker, _, phase, _, _ in _groups(windows):
         does[worker].add(phase)
     return [
-        ("one_more", f"one more {worker}", worker, phase, None, one_more(worker, phase))
+        AskedChange("one_more", f"one more {worker}", worker, phase, None, one_more(worker, phase))
         for worker, phases in sorted(does.items())
         for phase in sorted(phases & ROLLOUT)
         if not phases & TRAINING
@@ -156,19 +200,61 @@ def hidden(phase: str) -> Change:
     return changed
 
 
-def like_peers(rank: Rank, phase: str) -> Change:
-    """One rank takes as long in each piece of a phase as the median of the others does."""
+def like_peers(rank: Rank, phase: str, stages: Stages | None = None) -> Change:
+    """One rank takes as long in each piece of a phase as the median of the others of its stage does."""
+    stage_of = (stages or Stages()).of
 
     def changed(window: StepGraph) -> Times:
         duration, lag = list(window.graph.duration), list(window.graph.lag)
         for (worker, _, other, _, _), group in _groups([window]).items():
             if worker != rank.worker or other != phase:
                 continue
-            peers = [duration[node] for _, node, piece in group if piece.activity.rank != rank]
+            peers = [
+                duration[node]
+                for _, node, piece in group
+                if piece.activity.rank != rank
+                and stage_of(piece.activity.rank, phase) == stage_of(rank, phase)
+            ]
             for _, node, piece in group:
                 if piece.activity.rank == rank and peers:
                     duration[node] = round(median(peers))
         return duration, lag
+
+    return changed
+
+
+def like_other_nodes(
+    windows: Sequence[StepGraph], slow: Collection[tuple[Rank, str]], stages: Stages
+) -> Change:
+    """The slow ranks of a node take as long in each piece of their phases as the other ranks of their stage
+    do: their median over all steps. From step to step each keeps its own noise, for the last of many ranks
+    is later than a typical one.
+    """
+
+    def kind_of(piece: Piece) -> tuple[str, str, int, int, int | None]:
+        a = piece.activity
+        return a.rank.worker, a.phase, a.occurrence, piece.number, stages.of(a.rank, a.phase)
+
+    times: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for window in windows:
+        for length, piece in zip(window.graph.duration, window.pieces, strict=True):
+            if piece is not None:
+                mine = (piece.activity.rank, piece.activity.phase) in slow
+                times[kind_of(piece)][mine].append(length)
+    share = {
+        kind: min(median(others) / max(median(mine), 1), 1.0)
+        for kind, (others, mine) in times.items()
+        if others and mine
+    }
+
+    def changed(window: StepGraph) -> Times:
+        duration = [
+            length
+            if piece is None or (piece.activity.rank, piece.activity.phase) not in slow
+            else round(length * share.get(kind_of(piece), 1.0))
+            for length, piece in zip(window.graph.duration, window.pieces, strict=True)
+        ]
+        return duration, list(window.graph.lag)
 
     return changed
 

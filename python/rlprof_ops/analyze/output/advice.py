@@ -32,6 +32,9 @@ _ADVICE = {
     " one, and capture that in the same steps: then the report says which call it is.",
     "preemption": "Give the cache more memory (vLLM's gpu_memory_utilization, SGLang's mem_fraction_static),"
     " or let fewer requests run at a time (max_num_seqs, max_running_requests).",
+    "slow_node": "Look at the node: clocks, power and temperature (nvidia-smi -q -d PERFORMANCE), other"
+    " processes, its CPUs and links. A window without it (Slurm's --exclude) tells it from its share of the"
+    " data.",
     "skew": "Look at what that rank does before the collective (a click leads there): more data than the"
     " others, another kernel, or a slower host.",
 }

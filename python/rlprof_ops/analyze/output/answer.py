@@ -13,6 +13,7 @@ from msgspec import UNSET
 from rlprof_ops.analyze.causes.collectives import collective_rows, collective_skews
 from rlprof_ops.analyze.causes.critical import chains, phase_slacks
 from rlprof_ops.analyze.causes.dependencies import untold, windows
+from rlprof_ops.analyze.causes.stages import find_stages
 from rlprof_ops.analyze.causes.stragglers import spreads, stragglers
 from rlprof_ops.analyze.causes.waiting import Waiting, bubbles, waiting
 from rlprof_ops.analyze.causes.what_if import what_ifs
@@ -52,6 +53,7 @@ from rlprof_ops.analyze.report_model import (
 from rlprof_ops.analyze.run.clocks import probes_of
 from rlprof_ops.analyze.run.engine import default_workers
 from rlprof_ops.analyze.run.identity import ReportFile
+from rlprof_ops.analyze.run.job_ranks import worker_ranks
 from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, merge, rank_of
 from rlprof_ops.analyze.run.process_summary import PhaseTime, Result, Summary, Unread
 from rlprof_ops.analyze.run.run_steps import MIN_COVERED
@@ -80,16 +82,18 @@ def build(
     nodes = {path.stem: foreign.read_object(path) for path in sorted((folder / "nodes").glob("*.json"))}
     merged = merge(read, probes_of(nodes), _nodes(folder))
     read = list(merged.summaries)
+    stages = find_stages(merged)
     spread, slow, gaps, waits = (
         spreads(merged.steps),
-        stragglers(merged.steps, merged.clocks.residual_ns),
+        stragglers(merged.steps, merged.clocks.residual_ns, stages),
         bubbles(merged.steps),
         waiting(merged.steps),
     )
     skews = collective_skews(merged)
     graphs = windows(merged)
-    causes = Causes(graphs, chains(merged, graphs), what_ifs(merged, graphs, slow))
-    coverage = _coverage(folder, reports, read, unread)
+    causes = Causes(graphs, chains(merged, graphs), what_ifs(merged, graphs, slow, stages))
+    world = _world(folder)
+    coverage = _coverage(folder, reports, merged, unread, world)
     index = merged.index
     t0 = merged.t0
     whole = _whole_run(folder, t0, _steps(merged, t0), coverage)
@@ -138,7 +142,7 @@ def build(
         copies=copies,
         serving=serving_rows(read),
         pipeline=pipes,
-        mfu=None if model is None else utilisation(model, spread, ranks, gpus, whole, _world(folder)),
+        mfu=None if model is None else utilisation(model, spread, ranks, gpus, whole, world),
         kernel_spans=kernel_spans(merged, index, t0),
         counters=counter_rows(merged),
         ops=name_rows(read, "ops", step_times(merged)),
@@ -204,16 +208,21 @@ def _nodes(folder: Path) -> list[str]:
 
 
 def _coverage(
-    folder: Path, reports: Sequence[ReportFile], read: list[Summary], unread: list[Unread]
+    folder: Path,
+    reports: Sequence[ReportFile],
+    merged: Merged,
+    unread: list[Unread],
+    world: Mapping[str, int],
 ) -> Coverage:
     manifest = foreign.read_object(folder / "manifest.json")
     captures = [row for row in foreign.a_list(manifest.get("captures")) if isinstance(row, dict)]
     missing, cut_short = _not_whole(captures, reports, {u.report.path for u in unread})
+    planned = {(foreign.text(row.get("worker")), foreign.whole(row.get("rank")) or 0) for row in captures}
     return Coverage(
         planned=len(captures) if manifest else None,
         arrived=len(captures) - len(missing) if manifest else None,
         missing=missing,
-        reports=_read_reports(read, cut_short),
+        reports=_read_reports(merged.summaries, cut_short),
         unread=[
             UnreadRow(path, "; ".join(filter(None, (u.reason, cut_short.get(path)))))
             for u in unread
@@ -230,6 +239,7 @@ def _coverage(
             for r in reports
             if not r.readable
         ],
+        ranks=worker_ranks(merged, world, planned or None),
     )
 
 
@@ -265,7 +275,7 @@ def _not_whole(
     return missing, cut_short
 
 
-def _read_reports(read: list[Summary], cut_short: Mapping[str, str]) -> list[ReportRow]:
+def _read_reports(read: Sequence[Summary], cut_short: Mapping[str, str]) -> list[ReportRow]:
     """One row a report, however many processes it holds."""
     by_path: dict[str, list[Summary]] = defaultdict(list)
     for summary in read:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_low
 from urllib.parse import quote
 
 from msgspec import structs
@@ -26,6 +26,7 @@ from rlprof_ops.analyze.report_model import (
     SkewRow,
     StragglerRow,
     WhatIfRow,
+    WorkerRanks,
 )
 from rlprof_ops.analyze.run.merge import Merged, Rank
 from rlprof_ops.analyze.whole_run.run_data import Rollout
@@ -40,6 +41,8 @@ FAULTS = (
 )  # what a change would mend; the rest may only look large
 MIN_LEFT = 3  # times the share of the phase that the last requests would take if they ended evenly
 MIN_PREEMPTED = 0.01  # of the requests that run at a time
+MAX_STRAGGLERS = 3
+MAX_MISSING = 8  # ranks in a sentence
 MIN_SKEW = 0.01  # of the step, as for stragglers
 
 
@@ -51,9 +54,15 @@ class Causes:
     chains: Sequence[ChainRow] = ()
     changes: Sequence[WhatIfRow] = ()
 
-    def saves(self, kind: str, worker: str, phase: str, rank: int | None = None) -> WhatIfRow | None:
-        asked = (kind, worker, phase, rank)
-        return next((w for w in self.changes if (w.kind, w.worker, w.phase, w.rank) == asked), None)
+    def mended(self, row: StragglerRow, worker: str) -> int | None:
+        """What a step would lose if a slow node or rank were like its peers; None where no graph tells."""
+        asked = ("like_peers", worker, row.phase, row.rank)
+        for change in self.changes:
+            if row.node is not None and change.node == row.node:
+                return change.saves_ns
+            if row.node is None and (change.kind, change.worker, change.phase, change.rank) == asked:
+                return change.saves_ns
+        return 0 if self.windows else None
 
     def worst(self, worker: str, phase: str) -> tuple[int | None, int | None]:
         """The step in which a phase was the longest link of a chain, and the rank that it was on."""
@@ -99,7 +108,8 @@ def find(
     found.sort(key=lambda finding: _place(finding, turns))
     found[:0] = _coverage(coverage, merged.namesakes)
     return [
-        structs.replace(row, advice=advice_on(row.kind, row.phase), link=_link(row, merged)) for row in found
+        structs.replace(row, advice=row.advice or advice_on(row.kind, row.phase), link=_link(row, merged))
+        for row in found
     ]
 
 
@@ -122,6 +132,7 @@ def _coverage(coverage: Coverage, namesakes: Sequence[str]) -> list[Finding]:
     if unread := len(coverage.unread):
         parts.append(f"{counted(unread, 'report')} could not be read")
     texts = [f"{' and '.join(parts)}; what follows is said without them."] if parts else []
+    texts += [_without(row) for row in coverage.ranks if row.missing and 2 * row.ranks > row.world]
     if cut := sum(bool(row.truncated) for row in coverage.reports):
         texts.append(
             f"{counted(cut, 'report')} {'is' if cut == 1 else 'are'} truncated, and"
@@ -133,6 +144,17 @@ def _coverage(coverage: Coverage, namesakes: Sequence[str]) -> list[Finding]:
             " process: each counts as a worker of its own. Named <worker>_rank<number>, they are ranks."
         )
     return [Finding("coverage", " ".join(texts), 0)] if texts else []
+
+
+def _without(row: WorkerRanks) -> str:
+    """What it means that ranks are missing where most are there: then none was left out on purpose."""
+    named = ", ".join(map(str, row.missing[:MAX_MISSING])) + (", …" if len(row.missing) > MAX_MISSING else "")
+    one = len(row.missing) == 1
+    return (
+        f"{row.ranks} of {counted(row.world, 'rank')} of {row.worker} were read, all but"
+        f" {'rank' if one else 'ranks'} {named}: if the others wait for {'it' if one else 'one of them'},"
+        " nothing here can name it."
+    )
 
 
 def so_far(reports: int, ahead: int) -> Finding:
@@ -191,25 +213,42 @@ def _phases(spreads: Sequence[PhaseRow], merged: Merged) -> list[Finding]:
 
 
 def _straggling(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) -> list[Finding]:
+    """At most three nodes or ranks; a node once, with all that it is slow in."""
+    groups: dict[object, list[StragglerRow]] = {}
+    for row in stragglers:
+        groups.setdefault(row.node or (row.rank, row.phase), []).append(row)
     found = []
-    for s in stragglers[:3]:
-        rank = merged.ranks[s.rank]
-        where = f" on {rank.host}" if rank.host else ""
-        text = (
-            f"{rank.label}{where} is slow in {s.phase}: {duration(s.excess_ns)} a step more than the other "
-            f"{'rank' if s.others == 1 else f'{s.others} ranks'}, in {s.steps_slower} of {s.steps} steps."
-        )
-        change, worst = (
-            causes.saves("like_peers", rank.worker, s.phase, s.rank),
-            causes.worst(rank.worker, s.phase),
-        )
-        saves = change.saves_ns if change else 0 if causes.windows else None
+    for rows in list(groups.values())[:MAX_STRAGGLERS]:
+        s, rank = rows[0], merged.ranks[rows[0].rank]
+        in_steps = f"{duration(s.excess_ns)} a step more than"
+        if s.node is not None:
+            text = (
+                f"Node {s.node} is slow in {s.phase}: {counted(len(s.ranks), 'rank')} of {rank.worker} on it"
+                f" take {in_steps} their peers on other nodes, in {s.steps_slower} of {s.steps} steps."
+            )
+            if more := [_slow_too(row, merged, rank.worker) for row in rows[1:]]:
+                text += f" It is slow in {' and '.join(more)} too."
+        else:
+            peers = "rank" if s.others == 1 else f"{s.others} ranks"
+            text = (
+                f"{rank.label}{f' on {rank.host}' if rank.host else ''} is slow in {s.phase}: {in_steps} the"
+                f" other {peers if s.stage is None else f'ranks of stage {s.stage}'}, in {s.steps_slower} of"
+                f" {s.steps} steps."
+            )
+        cost = sum(row.excess_ns for row in rows)
         found.append(
             Finding(
-                "straggler", text, s.excess_ns, rank.worker, s.rank, s.phase, saves_ns=saves, step=worst[0]
+                "straggler", text, cost, rank.worker, s.rank, s.phase,
+                advice=advice_on("straggler" if s.node is None else "slow_node"),
+                saves_ns=causes.mended(s, rank.worker), step=causes.worst(rank.worker, s.phase)[0],
             )
-        )
+        )  # fmt: skip
     return found
+
+
+def _slow_too(row: StragglerRow, merged: Merged, worker: str) -> str:
+    whose = merged.ranks[row.rank].worker
+    return f"{row.phase}{'' if whose == worker else f' of {whose}'} ({duration(row.excess_ns)})"
 
 
 def _tails(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) -> list[Finding]:
@@ -323,12 +362,13 @@ def _pipelines(rows: Sequence[PipelineRow], merged: Merged) -> list[Finding]:
             f"{worker}'s GPUs stand in pipeline bubbles for {percent(share)} of {phase}: {duration(lost)} a"
             f" step, mean of {counted(ranks, 'rank')} of {counted(stages[0].stages, 'stage')}."
         )
-        usual = median(row.compute_ns for row in stages)
+        usual = median_low(row.compute_ns for row in stages)  # of two, the shorter
         longest = max(stages, key=lambda row: row.compute_ns)
         if len(stages) > 1 and longest.compute_ns >= UNEVEN * usual > 0:
+            waits = "that one waits" if len(stages) == 2 else "the others wait"
             text += (
                 f" Stage {longest.stage} computes {longest.compute_ns / usual:.2f} times as long as the"
-                " median one, and the others wait for it."
+                f" {'other' if len(stages) == 2 else 'median'} one, and {waits} for it."
             )
         found.append(Finding("pipeline", text, round(lost), worker, phase=phase))
     return found

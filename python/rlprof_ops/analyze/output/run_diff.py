@@ -273,10 +273,12 @@ def _kernel_times(answer: Answer) -> dict[str, float]:
 
 
 def _stragglers(answer: Answer) -> set[str]:
-    return {
-        f"{answer.ranks[s.rank].worker} rank {answer.ranks[s.rank].rank} in {s.phase}"
-        for s in answer.stragglers
-    }
+    found = set()
+    for s in answer.stragglers:
+        rank = answer.ranks[s.rank]
+        on = f"rank {rank.rank}" if s.node is None else f"on node {s.node}"
+        found.add(f"{rank.worker} {on} in {s.phase}")
+    return found
 
 
 def _missing(answer: Answer) -> int:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlprof_ops.analyze.output.rollout_lines import mfu_lines, rollout_lines
-from rlprof_ops.analyze.output.text import counted, duration, percent, size, step_runs, unmarked
+from rlprof_ops.analyze.output.text import counted, duration, percent, ranks_read, size, step_runs, unmarked
 from rlprof_ops.analyze.report_model import Answer, CriticalPath, WhatIfRow
 
 FINDINGS_FIRST = 3
@@ -65,7 +65,8 @@ def title(answer: Answer) -> str:
 def coverage_line(answer: Answer) -> str:
     """What the report stands on."""
     return (
-        f"{counted(len(answer.coverage.reports), 'report')} read · {counted(len(answer.ranks), 'rank')} ·"
+        f"{counted(len(answer.coverage.reports), 'report')} read ·"
+        f" {ranks_read(len(answer.ranks), answer.coverage.not_read)} ·"
         f" steps {step_runs(answer.steps) or 'none'} · clocks {_clocks(answer)}"
     )
 
@@ -127,6 +128,7 @@ def _phases(answer: Answer) -> Table:
         table.add_column(name)
     for name in ("a step", "share", "in collectives", "max/mean", "ranks"):
         table.add_column(name, justify="right")
+    world = {row.worker: row.world for row in answer.coverage.ranks}
     for row in answer.phases[:MAX_ROWS]:
         slow = {s.phase for s in answer.stragglers if answer.ranks[s.rank].worker == row.worker}
         mark = " [red]straggler[/]" if row.phase in slow else ""
@@ -138,7 +140,7 @@ def _phases(answer: Answer) -> Table:
             percent(row.share_of_step),
             talk,
             f"{row.imbalance:.2f}" if row.ranks > 1 else "-",
-            str(row.ranks),
+            f"{row.ranks} of {world[row.worker]}" if world.get(row.worker, 0) > row.ranks else str(row.ranks),
         )
     for worker in dict.fromkeys(r.worker for r in answer.ranks):
         rows = [a for a in answer.anatomy if answer.ranks[a.rank].worker == worker]
@@ -165,7 +167,7 @@ def _gpu(answer: Answer) -> Table:
     table.add_column("rank")
     for name in ("window", "compute", "comm. exposed", "memcpy exposed", "idle"):
         table.add_column(name, justify="right")
-    slow = {row.rank for row in answer.stragglers}
+    slow = {rank for row in answer.stragglers for rank in row.ranks}
     rows = list(answer.gpu)
     if len(rows) > MAX_ROWS:  # those that are worth a look: stragglers, then those that idle most
         rows.sort(key=lambda row: (row.rank not in slow, -row.idle_ns / max(row.window_ns, 1)))

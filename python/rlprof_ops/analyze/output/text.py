@@ -14,6 +14,11 @@ def percent(share: float) -> str:
     return f"{share * 100:.{0 if share >= 0.0995 else 1}f} %"
 
 
+def ranks_read(ranks: int, not_read: int) -> str:
+    """ "16 ranks", or "15 of 16 ranks"."""
+    return f"{ranks} of {counted(ranks + not_read, 'rank')}" if not_read else counted(ranks, "rank")
+
+
 def step_runs(steps: Sequence[StepRow]) -> str:
     """Steps as a request has them, "3:6, 8"; a window that no mark divides counts as the steps it holds."""
     runs: list[list[int]] = []

@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import msgspec
 
-from rlprof_ops.analyze.output.text import step_runs, unmarked
+from rlprof_ops.analyze.output.text import ranks_read, step_runs, unmarked
 from rlprof_ops.analyze.report_model import AnatomyRow, Answer
 
 MAX_SEGMENTS = 60_000
@@ -40,6 +40,7 @@ def page_data(answer: Answer) -> dict[str, object]:
         "bubbles": answer.bubbles[:MAX_BUBBLES],
         "step_names": {str(row.step): step_runs([row]) for row in answer.steps},
         "all_steps": step_runs(answer.steps),
+        "ranks_read": ranks_read(len(answer.ranks), answer.coverage.not_read),
         "unmarked": unmarked(answer.steps),
     }
     whole = {name: getattr(answer, name) for name in Answer.__struct_fields__ if name not in _NOT_DRAWN}

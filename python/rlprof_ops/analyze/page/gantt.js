@@ -11,7 +11,7 @@ function makeGantt(D, ui) {
     workers.indexOf(D.ranks[a].worker) - workers.indexOf(D.ranks[b].worker) || D.ranks[a].rank - D.ranks[b].rank || a - b);
   const group = (rows, key) => rows.reduce((m, r) => (m.has(key(r)) ? m.get(key(r)).push(r) : m.set(key(r), [r]), m), new Map());
   const segments = group(D.segments, s => s[0]), steps = group(D.steps_of, s => s[0]);
-  const slow = group(D.stragglers, s => s.rank);
+  const slow = group(D.stragglers.flatMap(s => s.ranks.map(rank => ({...s, rank}))), s => s.rank);
   const path = group(D.critical_path.steps.flatMap(c => c.stretches.map(([r, a, n]) => [r, c.step, a / 1000, n / 1000])), s => s[0]);
   const longest = group(D.kernel_spans.spans, k => k[0]), KERNEL_PX = 3; // drawn from that width on
   let view = [0, 1], rows = [], height = 18, selected = null;
@@ -136,7 +136,7 @@ function makeGantt(D, ui) {
     return {rank: rows[n], t: view[0] + (px - label()) / (area.width - label() - RIGHT) * (view[1] - view[0]), inside: px >= label()};
   }
   function describe(hit) {
-    const r = D.ranks[hit.rank], named = (slow.get(hit.rank) || []).map(s => `\nstraggler in ${s.phase}: ${time(s.excess_ns)} a step`).join("");
+    const r = D.ranks[hit.rank], named = (slow.get(hit.rank) || []).map(s => `\n${s.node === null ? "straggler" : "node slow"} in ${s.phase}: ${time(s.excess_ns)} a step`).join("");
     const where = `${r.worker} ${r.rank}${r.host ? " on " + r.host : ""}`;
     if (!hit.inside) return where + named;
     const kernel = height >= 11 ? kernelAt(hit) : undefined;

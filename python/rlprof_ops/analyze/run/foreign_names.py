@@ -21,6 +21,7 @@ _PLACE = re.compile(r"(?<![A-Za-z0-9])(?:(?:[tpd]p|d?cp|pcp|ep)\d+[-_]?){2,}(?![
 _SGLANG = re.compile(
     r"-TP-(\d+)(?:-DP-(\d+))?(?:-PP-(\d+))?(?:-EP-\d+)?(?:-(?:EXTEND|DECODE|memory))?(?=$|\.)"
 )
+_STAGE = re.compile(r"(?<![A-Za-z0-9])pp(\d+)")
 # A time in seconds or shorter units, one of several files of a process, and the day in Kineto's own
 # rank-0.Apr_03_18_51_38.1102
 _PART = re.compile(
@@ -66,6 +67,15 @@ def told_by(path: PurePath) -> ForeignName:
     start = int(step[1]) if step else None
     stop = (int(step[2]) if step[2] else int(step[1])) + 1 if step else None
     return ForeignName(worker or NAMELESS, int(rank[1]) if rank else None, start, stop, ordinal)
+
+
+def stage_in_name(name: str) -> int | None:
+    """The place in a pipeline that vLLM, SGLang and verl write into the names of their traces."""
+    if place := _SGLANG.search(name):
+        return int(place[3]) if place[3] else None
+    row = _PLACE.search(name)
+    stage = _STAGE.search(row[0]) if row else None
+    return int(stage[1]) if stage else None
 
 
 def _ordinal(text: str) -> int | None:

@@ -95,6 +95,7 @@ class Summary:
     collective_events: tuple[CollectiveEvents, ...]
     collectives_seen: bool
     world_rank: int = -1  # as torch.distributed counts in the world of this process; -1: untold
+    world_size: int = -1  # of that world; -1: untold
     told_apart: bool = False
     copies: tuple[CopyTotal, ...] = ()
     serving: tuple[ServingTotal, ...] = ()
