@@ -51,7 +51,7 @@ BUDGET = {
     "submit": 473,  # submit, operate and commands: 2,600
     "operate": 1457,
     "commands": 1240,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 9692,  # 7,600; since then traces without phases, native names, diff, what is so by design
+    "analyze": 9937,  # 7,600; since then traces without phases, native names, diff, what is so by design
     "doctor": 711,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 622,
