@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlprof_ops.host import foreign
-from rlprof_ops.runtime.process.torch_fr import FOLDER as TORCH_FR
+from rlprof_ops.runtime.on_demand.torch_fr import FOLDER as TORCH_FR
 
 MOST_BYTES = 64 << 20  # 2,000 entries are 0.5 MB
 _MOST_FILES = 1 << 14

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from rlprof_ops import backends
 from rlprof_ops.backends import report_names
 from rlprof_ops.host.contained_dir import safe_component
-from rlprof_ops.runtime.process.torch_fr import FOLDER as TORCH_FR
+from rlprof_ops.runtime.on_demand.torch_fr import FOLDER as TORCH_FR
 
 # Files that a profiler writes in place and that only count when nobody writes them any more (Ray's own nsight
 # folder).
@@ -135,8 +135,8 @@ def kind_of(route: Route, relative: str) -> Kind | None:
         return None
     if route.source == "inplace":
         return Kind.STABLE if name.endswith(_WRITTEN_IN_PLACE) and not name.startswith(".") else None
-    if route.source == TORCH_FR:
-        return None if name.startswith(".") else Kind.STABLE
+    if route.source == TORCH_FR:  # ours come by rename, torch's do not
+        return None if name.startswith(".") else Kind.FINISHED if name.endswith(".pickle") else Kind.STABLE
     if route.source == "tmp":
         return Kind.STABLE if is_report_like(relative) else None
     if route.kind is Kind.FINISHED:
