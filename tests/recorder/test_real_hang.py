@@ -1,7 +1,7 @@
 """A real job that hangs: two gloo ranks in Ray actors, of which one stays away from a collective.
 
-The recorder finds the step clock still, the ranks dump PyTorch's flight recorder from inside while one of
-them waits in the collective, the dumps come home, and the commands name the rank.
+The recorder finds the step clock still, or a person asks; the ranks dump PyTorch's flight recorder from
+inside while one of them waits in the collective, the dumps come home, and the commands name the rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(600)]
 
 # A world that hangs in step 4, and one of the same size that does not.
 PROGRAM = """
-import os, sys, time
+import os, subprocess, sys, time
 from pathlib import Path
 import ray
 from rlprof_ops.runtime import profiler
@@ -43,7 +43,7 @@ class Rank:
             time.sleep(600)
         dist.all_reduce(torch.ones(4, 5))
 
-folder = sys.argv[1]
+folder, asks = sys.argv[1:]
 ray.init()
 trainer, rollout = ([Rank.remote(f"{folder}/{name}", rank) for rank in range(2)] for name in "tr")
 prof = profiler.from_env(worker="controller", rank=0)
@@ -52,6 +52,9 @@ for step in (1, 2, 3):
         ray.get([rank.train.remote() for rank in (*trainer, *rollout)])
 with prof.step(4):
     waiting = [rank.train.remote(stays_away=True) for rank in trainer]
+    if asks == "person":
+        command = [sys.executable, "-m", "rlprof_ops", "hang", os.environ["RLPROF_RUN_DIR"], "--dump"]
+        subprocess.run(command, check=True)
     dumps, until = Path(os.environ["RLPROF_NODE_DIR"], "torch_fr"), time.time() + 240
     while len([*dumps.glob("*/gloo_fr_*.pickle")]) < 4 and time.time() < until:
         time.sleep(0.5)
@@ -59,13 +62,17 @@ sys.exit(7)
 """
 
 
-def test_the_rank_that_a_job_waits_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asks", ["recorder", "person"])
+def test_the_rank_that_a_job_waits_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     (tmp_path / "train.py").write_text(PROGRAM)
-    request = {"captures": [{"backend": "torch", "workers": ["none"], "when": {"hang": "5s", "at_most": 1}}]}
+    limit = "5s" if asks == "recorder" else "600s"
+    request = {"captures": [{"backend": "torch", "workers": ["none"], "when": {"hang": limit, "at_most": 1}}]}
     (tmp_path / "profile.yaml").write_text(json.dumps(request))
     settings = {
-        "COMMAND": shlex.join([sys.executable, "-u", str(tmp_path / "train.py"), str(tmp_path)]),
+        "COMMAND": shlex.join([sys.executable, "-u", str(tmp_path / "train.py"), str(tmp_path), asks]),
         "RLPROF_REQUEST": str(tmp_path / "profile.yaml"),
         "RLPROF_REPORT_SECONDS": "0",
         "GPUS_PER_NODE": "0",

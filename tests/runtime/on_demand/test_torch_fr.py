@@ -111,3 +111,49 @@ def test_a_child_does_not_write_over_the_file_of_its_parent(tmp_path: Path) -> N
     inherited = {"TORCH_FR_DUMP_TEMP_FILE": parent, "RLPROF_TORCH_FR_FILE": parent}
     for each in ranks(tmp_path, env=inherited):
         assert f"/torch_fr/{each['pid']}/" in each["env"]["TORCH_FR_DUMP_TEMP_FILE"]
+
+
+ASKED = """
+import os, sys, threading, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import torch._C._distributed_c10d as c10d
+from rlprof_ops.runtime.on_demand import watcher
+
+def ask(name):
+    watcher.leave(node / "control", watcher.CaptureRequest(name, ("*",), None, watcher.DUMPS, {}, 1, None))
+
+def breaks():
+    called.set()
+    raise RuntimeError("no dump today")
+
+node, called, works = Path(os.environ["RLPROF_NODE_DIR"]), threading.Event(), c10d._dump_fr_trace
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(4))
+c10d._dump_fr_trace = breaks
+ask("first")
+assert called.wait(120) and not [*node.glob("torch_fr/*/*")]
+c10d._dump_fr_trace = works
+ask("second")
+until = time.monotonic() + 120
+while not [*node.glob("torch_fr/*/[a-z]*")] and time.monotonic() < until:
+    dist.all_reduce(torch.ones(4))
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
+
+def test_a_dump_that_fails_harms_nothing_and_the_next_one_comes(tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    program = tmp_path / "program.py"
+    program.write_text(ASKED)
+    own = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    own |= {"RLPROF_NODE_DIR": str(tmp_path / "node"), "PYTHONPATH": python_path(None)}
+    done = subprocess.run(
+        [sys.executable, str(program)], env=own, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no dump today" in done.stderr
+    [[dump]] = [[*world.values()] for world in read_folder(tmp_path / "node").worlds]
+    assert dump.entries and dump.path.suffix == ".pickle"
