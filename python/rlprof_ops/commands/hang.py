@@ -40,5 +40,10 @@ def command(run: str, as_json: bool, dump: bool) -> None:
     else:
         click.echo("\n".join(lines).rstrip())
     if not answer["verdicts"]:
-        click.echo(f"rlprof: {folder}: no dump of PyTorch's flight recorder could be read", err=True)
+        hint = (
+            f"; rlprof hang {run} --dump asks a running job for them"
+            if (folder / "run.json").exists()
+            else ""
+        )
+        click.echo(f"rlprof: {folder}: no dump of PyTorch's flight recorder could be read{hint}", err=True)
         sys.exit(EXIT_INCOMPLETE)
