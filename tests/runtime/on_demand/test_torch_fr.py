@@ -8,8 +8,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ pytest.importorskip("torch")
 
 from rlprof_ops.analyze.hang.flight_dumps import read_dump, read_folder
 from rlprof_ops.job.knobs import python_path
+from rlprof_ops.runtime.on_demand import torch_fr
 
 NEW = ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE")
 OLD = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -157,3 +159,60 @@ def test_a_dump_that_fails_harms_nothing_and_the_next_one_comes(tmp_path: Path) 
     assert "no dump today" in done.stderr
     [[dump]] = [[*world.values()] for world in read_folder(tmp_path / "node").worlds]
     assert dump.entries and dump.path.suffix == ".pickle"
+
+
+@pytest.fixture
+def armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
+    """`init_process_group` of a module that is followed in this process, without the thread."""
+    for name in (*NEW, *OLD, "TORCH_NCCL_DUMP_ON_TIMEOUT", "RLPROF_TORCH_FR_FILE", "RLPROF_TORCH_FR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch_fr, "_watching", os.getpid())
+    module = ModuleType("distributed_c10d")
+
+    def init_process_group(
+        backend: str = "", init_method: str | None = None, timeout: object = None, store: object = None
+    ) -> str:
+        return backend
+
+    module.init_process_group = init_process_group  # type: ignore[attr-defined]
+    torch_fr.install("torch.distributed.distributed_c10d", module)
+    called: Callable[..., object] = module.init_process_group  # type: ignore[attr-defined]
+    return called
+
+
+@pytest.mark.parametrize(("version", "names"), [("2.7.1+cu126", OLD), ("2.8.0", NEW), ("2.13.0a0+git1", NEW)])
+def test_torch_is_told_by_the_names_that_it_reads(
+    armed: Callable[..., object], monkeypatch: pytest.MonkeyPatch, version: str, names: tuple[str, str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))  # type: ignore[arg-type]
+    assert armed("nccl") == "nccl"
+    assert {name for name in (*NEW, *OLD) if name in os.environ} == {*names}
+    assert os.environ[names[0]] == "2000"
+
+
+def test_ranks_that_meet_share_a_name_and_others_do_not(
+    armed: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed import PrefixStore, TCPStore
+
+    def name(**arguments: object) -> str:
+        armed("gloo", **arguments)
+        return os.path.basename(os.environ[NEW[1]])
+
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", server.port, is_master=False)
+    monkeypatch.setenv("MASTER_ADDR", "n1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    by_environment = name()
+    assert name(init_method="env://") == by_environment
+    assert name(store=server) == name(store=PrefixStore("x", client))
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    others = {
+        name(),
+        name(init_method="tcp://n1:29500"),
+        name(init_method="tcp://n1:29501"),
+        name(store=server),
+    }
+    assert len(others | {by_environment}) == 5
