@@ -33,6 +33,7 @@ NSYS_RANGE = "RLPROF_NSYS_RANGE"
 NOT_WRAPPED = "RLPROF_NOT_WRAPPED"
 SESSION_PID = "RLPROF_SESSION_PID"  # set by the process for its children
 WRAP_RANKS = "RLPROF_WRAP_RANKS"  # set by `rlprof wrap` for a launcher
+TORCH_FR_FILE = "RLPROF_TORCH_FR_FILE"  # set by the process: what it has set as torch's own variable
 
 # Knobs that the supervisor hands on to every process.
 NSYS = "RLPROF_NSYS"
@@ -41,9 +42,20 @@ ON_DEMAND = "RLPROF_ON_DEMAND"
 RECORD = "RLPROF_RECORD"
 TRACKERS = "RLPROF_TRACKERS"
 METRICS = "RLPROF_METRICS"
+TORCH_FR = "RLPROF_TORCH_FR"
 OPEN_WAIT_SECONDS = "RLPROF_OPEN_WAIT_SECONDS"
 CLOSE_WAIT_SECONDS = "RLPROF_CLOSE_WAIT_SECONDS"
-HANDED_ON = (NSYS, ADAPTERS, ON_DEMAND, RECORD, TRACKERS, METRICS, OPEN_WAIT_SECONDS, CLOSE_WAIT_SECONDS)
+HANDED_ON = (
+    NSYS,
+    ADAPTERS,
+    ON_DEMAND,
+    RECORD,
+    TRACKERS,
+    METRICS,
+    TORCH_FR,
+    OPEN_WAIT_SECONDS,
+    CLOSE_WAIT_SECONDS,
+)
 
 # Knobs that commands and training processes read as they find them.
 HOME = "RLPROF_HOME"

@@ -50,6 +50,7 @@ FOLLOWED = {
     "openrlhf.trainer.ray.ppo_actor": {"ActorPPOTrainer": ("ppo_train", "broadcast_to_vllm")},
     "openrlhf.trainer.ray.ppo_critic": {"CriticPPOTrainer": ("ppo_train",)},
     "torch.cuda.profiler": {"": ("start", "stop")},
+    "torch.distributed.distributed_c10d": {"": ("init_process_group",)},
     "ray.actor": {"ActorClass": ("_remote",)},
     "ray._private.function_manager": {"FunctionActorManager": ("_make_actor_method_executor",)},
 }

@@ -60,8 +60,10 @@ NOT_HERE = {
     r"(rlprof patch-ray|scripts/patch_ray)": "changes the Ray of this environment: tests/rayenv/builtin",
 }
 # Exit codes other than 0 that a line may end with here, as docs/cli.md has them.
-CODES = {f"rlprof {name}": (3,) for name in ("harvest", "stop", "status", "submit", "retry")}
-RUNNING = re.compile(r"rlprof (attach|dashboard|stop)|.*scripts/attach\.sh|scancel|rlprof doctor --job")
+CODES = {f"rlprof {name}": (3,) for name in ("harvest", "stop", "status", "submit", "retry", "hang 4711")}
+RUNNING = re.compile(
+    r"rlprof (attach|dashboard|stop)|.*scripts/attach\.sh|scancel|rlprof (doctor --job|hang .* --dump)"
+)
 SRUN = """#!/bin/sh
 # the step's program on this machine where one is named without options; else a step that ended well
 case "$1" in -*) exit 0 ;; *) exec "$@" ;; esac

@@ -143,6 +143,17 @@ def stacks(
         yield worker, _ended(run) or f"node {worker.node} did not answer within {limit(timeout_s)}"
 
 
+def ask_dumps(run: Path) -> None:
+    """Ask every process of a running job for its dump of torch's flight recorder; the sync brings them home.
+
+    Raises RlprofError for a job that has ended.
+    """
+    ended = _ended(run)
+    if ended:
+        raise RlprofError(f"{ended}: there is nothing to dump")
+    _ask(run, watcher.CaptureRequest(_new_id(), ("*",), None, watcher.DUMPS, {}, 1, None))
+
+
 def parse_next(text: str) -> int:
     """`next:2` -> 2; raises `UsageError` for anything else."""
     match = re.fullmatch(r"next:([1-9][0-9]{0,5})", text.strip())

@@ -42,6 +42,7 @@ def _lines(job: Job, view: View) -> Iterator[str]:
         yield from _of_batch(job)
         return
     yield from _of_hang(job.run)
+    yield from _of_dumps(job)
     if view.detail:
         yield from _last(view.detail.splitlines(), _MOST_LINES)
     if view.cause == EndCause.TIME_LIMIT:
@@ -68,6 +69,17 @@ def _of_hang(run: Path | None) -> Iterator[str]:
         folders = sorted((run / "control").glob(f"hang-step*.{STACKS}"))
         if folders:
             yield f"the stacks of all workers at that time: {folders[-1]}"
+
+
+def _of_dumps(job: Job) -> Iterator[str]:
+    """Whom a collective waited for, by the dumps of torch's flight recorder that came home."""
+    from rlprof_ops.analyze.hang.hang_text import explain
+    from rlprof_ops.analyze.hang.hang_verdict import NOTHING
+
+    lines, answer = ([], {}) if job.run is None else explain(job.run)
+    verdicts = foreign.a_list(answer.get("verdicts"))
+    if lines and verdicts and verdicts[0]["kind"] != NOTHING:
+        yield f"{lines[0]} (rlprof hang {job.id})"
 
 
 def _of_driver(job: Job) -> Iterator[str]:

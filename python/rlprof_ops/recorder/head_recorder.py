@@ -19,7 +19,7 @@ from rlprof_ops.recorder.detect.trigger import StepFact, Trigger
 from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.news import News
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.runtime.on_demand.watcher import STACKS, CaptureRequest
+from rlprof_ops.runtime.on_demand.watcher import DUMPS, STACKS, CaptureRequest
 
 FOLDER = "recorder"
 SUMMARY, FINDINGS, CAPTURES = "summary.json", "findings.jsonl", "captures.jsonl"
@@ -97,8 +97,9 @@ class HeadRecorder:
             self._tell({"finding": finding.to_dict()})
             if finding.kind == HANG:
                 identity = f"hang-step{finding.step}-{finding.t_ns // 1_000_000_000}"
-                stacks = CaptureRequest(identity, ("*",), None, STACKS, {}, 1, None)
-                self._tell({"capture": stacks.to_json()})
+                for name, what in ((f"{identity}-dumps", DUMPS), (identity, STACKS)):  # stacks take longer
+                    asked = CaptureRequest(name, ("*",), None, what, {}, 1, None)
+                    self._tell({"capture": asked.to_json()})
             for trigger, spec in zip(self._triggers, self._specs, strict=True):
                 here = self.view.ranks_on(finding.node, spec) if finding.node else ()
                 step = finding.step or self.view.step

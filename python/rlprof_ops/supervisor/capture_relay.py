@@ -63,8 +63,8 @@ async def watch(run_dir: Path, tell: Callable[[CaptureAsked], Awaitable[None]]) 
 async def take(
     asked: CaptureAsked, run_dir: Path, node_dir: Path, node: str, say: Callable[[str], None]
 ) -> watcher.CaptureRequest | None:
-    """A node's part: hand the request to its workers, or take their stacks; None for those, and for what is
-    no request.
+    """A node's part: hand the request to its workers, or take their stacks; None for those, for dumps, and
+    for what is no request.
     """
     try:
         request = watcher.CaptureRequest.from_json(asked.request)
@@ -74,7 +74,7 @@ async def take(
     say(f"on demand {request.id}: {request.backend} of {', '.join(request.workers)}")
     if request.backend != watcher.STACKS:
         watcher.leave(node_dir / watcher.FOLDER, request)
-        return request
+        return None if request.backend == watcher.DUMPS else request
     with contextlib.suppress(TimeoutError):
         await in_background(_answer_stacks, request, run_dir, node_dir, node, seconds=_STORAGE_SECONDS)
     return None

@@ -66,9 +66,9 @@ def command_line(place: NodeContext, root: str) -> str:
     )
 
 
-def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> bool:
+def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float, nodes: int = 1) -> bool:
     """Drain what is left of `job` in `folder`; True when all of it is in the run folder, now or since the
-    node's own end.
+    node's own end. `nodes`: how many the job has.
 
     Raises OSError when the run folder cannot be written.
     """
@@ -79,7 +79,7 @@ def salvage(folder: Path, run: Path, node: str, job: str, *, seconds: float) -> 
     sequence = DrainSequence(folder, run, node, job, gate_first_s=0, output_dir=_output_dir(folder))
     for step in (*sequence.before_ray_stops(), *sequence.after_ray_stopped()):
         step.run(budget.share(step.name), budget.share(step.name))
-    syncer = Syncer(folder, run, node, log=print)
+    syncer = Syncer(folder, run, node, log=print, nodes=nodes)
     report = last_pass(syncer, budget.share("last_sync"))
     record_pass(folder, report)
     syncer.close()
@@ -225,7 +225,8 @@ def main(env: Mapping[str, str], never_began: bool = False) -> int:
     own = folders.pinned_run(run, folder)
     with contextlib.suppress(OSError):  # what is wrong is said when something is written
         own.open().close()
-    whole = salvage(folder, run, node, job, seconds=float(settings.number("RLPROF_DRAIN_SECONDS")))
+    seconds, nodes = float(settings.number("RLPROF_DRAIN_SECONDS")), len(env.get(env_names.NODES, "").split())
+    whole = salvage(folder, run, node, job, seconds=seconds, nodes=nodes)
     finish_run_record(own, env.get(env_names.STEP_CODE, "?"))
     return 0 if whole else EXIT_FAILED
 

@@ -165,14 +165,17 @@ def test_wrong_arguments_end_with_2_and_the_value(node, start, arguments):
 )
 def test_a_jobs_knobs_reach_the_sync(tmp_path, knobs, wanted):
     place = SimpleNamespace(
-        node="n1", folder=SimpleNamespace(path=tmp_path), run=SimpleNamespace(path=tmp_path)
+        node="n1",
+        nodes=("n1", "n2"),
+        folder=SimpleNamespace(path=tmp_path),
+        run=SimpleNamespace(path=tmp_path),
     )
     settings = Settings.load({"RAY_LOG_SYNC_FREQUENCY": "7", "RLPROF_DRAIN_SECONDS": "100", **knobs})
 
     read = sync_main._arguments(sync_main.sync_command(place, settings)[3:])
 
     assert (read.parallel, read.bandwidth_mib, read.keep_free_mib) == wanted
-    assert (read.interval, read.deadline, read.node) == ("7", 50.0, "n1")
+    assert (read.interval, read.deadline, read.node, read.nodes) == ("7", 50.0, "n1", 2)
 
 
 def test_a_node_that_is_short_of_space_loses_what_is_safe(node, start):

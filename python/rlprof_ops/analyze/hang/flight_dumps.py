@@ -12,11 +12,12 @@ import os
 import pickle
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlprof_ops.host import foreign
+from rlprof_ops.runtime.on_demand.torch_fr import FOLDER as TORCH_FR
 
 MOST_BYTES = 64 << 20  # 2,000 entries are 0.5 MB
 _MOST_FILES = 1 << 14
@@ -64,7 +65,7 @@ class FoundDumps:
 
 
 def read_folder(folder: Path) -> FoundDumps:
-    """Every dump below `folder`."""
+    """Every dump below `folder`; of a run folder those that came home, whatever else it holds."""
     was_on = gc.isenabled()
     gc.disable()  # a million small dicts, none of them garbage
     try:
@@ -77,7 +78,7 @@ def read_folder(folder: Path) -> FoundDumps:
 def _read_folder(folder: Path) -> FoundDumps:
     found = FoundDumps()
     parts: dict[tuple[str, tuple[int, ...], Path], dict[int, FlightDump]] = defaultdict(dict)
-    for path, prefix, rank in _candidates(folder):
+    for path, prefix, rank in _candidates(_homes(folder)):
         try:
             dump = read_dump(path, rank)
         except (OSError, ValueError) as error:
@@ -118,9 +119,15 @@ def _worth(dump: FlightDump) -> tuple[bool, int]:
     return bool(last.get("frames")), foreign.whole(last.get("time_created_ns")) or 0
 
 
-def _candidates(folder: Path) -> Iterator[tuple[Path, str, int]]:
+def _homes(folder: Path) -> list[Path]:
+    if not (folder / "run.json").exists():
+        return [folder]
+    return sorted((folder / "nodes").glob(f"*/{TORCH_FR}"))
+
+
+def _candidates(homes: Iterable[Path]) -> Iterator[tuple[Path, str, int]]:
     count = 0
-    for here, folders, names in os.walk(folder):
+    for here, folders, names in (found for home in homes for found in os.walk(home)):
         folders.sort()
         for name in sorted(names):
             matched = _NAME.match(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.collect.sync.__main__ import read_report
-from rlprof_ops.collect.sync.routes import goes_home, is_report_like
+from rlprof_ops.collect.sync.routes import goes_home, is_dump, is_report_like
 from rlprof_ops.collect.sync.sent_log import SentLog
 from rlprof_ops.host.contained_dir import ContainedDir
 
@@ -72,8 +72,8 @@ def build_node_record(
 
 
 def _left(node_dir: Path, journal: SentLog) -> list[dict[str, Any]]:
-    """Files that the run folder does not have as they are now: all of the profiles tree, reports and raw
-    captures anywhere.
+    """Files that the run folder does not have as they are now: all of the profiles tree, dumps of torch's
+    flight recorder, reports and raw captures anywhere.
     """
     found: list[dict[str, Any]] = []
     try:
@@ -82,7 +82,9 @@ def _left(node_dir: Path, journal: SentLog) -> list[dict[str, Any]]:
                 sent = journal.sent.get(path)
                 if sent is not None and sent.same_source(stat):
                     continue
-                if not path.startswith("profiles/") and not (stat.st_size and is_report_like(path)):
+                if not path.startswith("profiles/") and not (
+                    stat.st_size and (is_report_like(path) or is_dump(path))
+                ):
                     continue
                 found.append(
                     {

@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlprof_ops.backends import report_names
 from rlprof_ops.collect import event_logs, job_state
 from rlprof_ops.collect.event_logs import ProcessLog
+from rlprof_ops.collect.sync.routes import TORCH_FR_MIB, is_dump
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.request import ProfileRequest, request_from_json
 from rlprof_ops.slurm.job_over import ended_as
+from rlprof_ops.words import counted, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
     notes += [f"not seen of the trainer: {text}" for text in told.not_seen]
     notes += [note for note in foreign.a_list(data.get("request_notes")) if isinstance(note, str)]
     notes += _takeovers(data)
+    notes += _dumps_left(records)
     logs = logs if of_head else _with_steps(run, logs)
     request = _request(data, notes)
     never_begun = _never_begun(told, logs)
@@ -174,6 +177,20 @@ def _takeovers(data: dict[str, Any]) -> list[str]:
         " ran, and another one took over"
         for each in found
     ]
+
+
+def _dumps_left(records: Mapping[str, NodeRecord]) -> list[str]:
+    """What is said of nodes whose dumps of torch's flight recorder did not all come home."""
+    found = []
+    for node, record in sorted(records.items()):
+        left = [file for path, file in record.files.items() if file.state == "left" and is_dump(path)]
+        if left:
+            found.append(
+                f"node {node}: {counted(len(left), 'dump')} of PyTorch's flight recorder"
+                f" ({size(sum(file.size_bytes for file in left))}) stayed behind: a job brings"
+                f" {TORCH_FR_MIB} MiB of them home"
+            )
+    return found
 
 
 def _with_steps(run: ContainedDir, logs: list[ProcessLog]) -> list[ProcessLog]:

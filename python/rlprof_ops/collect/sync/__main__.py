@@ -72,6 +72,7 @@ def sync_command(place: NodeContext, settings: Settings) -> list[str]:
         f"--node-dir={place.folder.path}",
         f"--run-dir={place.run.path}",
         f"--node={place.node}",
+        f"--nodes={len(place.nodes)}",
         f"--interval={settings['RAY_LOG_SYNC_FREQUENCY']}",
         f"--deadline={settings.number('RLPROF_DRAIN_SECONDS') / 2}",
         f"--parallel={settings['RLPROF_SYNC_PARALLEL']}",
@@ -85,6 +86,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--node-dir", required=True, help="RLPROF_NODE_DIR of this job on this node")
     parser.add_argument("--run-dir", required=True, help="RLPROF_RUN_DIR on shared storage; must exist")
     parser.add_argument("--node", required=True, help="this node's name, RLPROF_NODE")
+    parser.add_argument("--nodes", type=int, default=1, help="how many the job has (default 1)")
     parser.add_argument("--interval", default="30", help="seconds between passes; 0: only the last pass")
     parser.add_argument(
         "--deadline", type=float, default=60.0, help="seconds the last pass may take (default 60)"
@@ -168,6 +170,7 @@ def main(argv: list[str] | None = None) -> int:
             bytes_per_s=arguments.bandwidth_mib * 2**20,
             stop=control.should_stop,
             log=LOG.info,
+            nodes=arguments.nodes,
         )
     except (UsageError, UnsafeName, OSError) as error:
         print(f"sync: {error}", file=sys.stderr)

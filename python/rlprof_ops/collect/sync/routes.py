@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from rlprof_ops import backends
 from rlprof_ops.backends import report_names
 from rlprof_ops.host.contained_dir import safe_component
+from rlprof_ops.runtime.on_demand.torch_fr import FOLDER as TORCH_FR
 
 # Files that a profiler writes in place and that only count when nobody writes them any more (Ray's own nsight
 # folder).
@@ -26,6 +27,7 @@ REPORT_SUFFIXES = (
     ".host-memory.json.gz",
 )
 SESSION = re.compile(r"session_\d")
+TORCH_FR_MIB = 200  # of a job, for the dumps of torch's flight recorder
 
 
 class Kind(enum.Enum):
@@ -47,12 +49,15 @@ GROWS = frozenset({Kind.GROWING, Kind.LINES, Kind.BLOCKS})
 
 @dataclass(frozen=True)
 class Route:
-    """One folder below the node folder and the folder below the run folder it maps to."""
+    """One folder below the node folder and the folder below the run folder it maps to. Of `most_bytes` the
+    oldest files go; None: all.
+    """
 
     source: str
     target: str
     kind: Kind
     last_pass_only: bool = False
+    most_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,11 @@ def goes_home(path: str) -> bool:
     )
 
 
+def is_dump(path: str) -> bool:
+    """Whether `path` of a node folder is a dump of torch's flight recorder."""
+    return path.startswith(f"{TORCH_FR}/") and not path.rpartition("/")[2].startswith(".")
+
+
 def are_columns(path: str) -> bool:
     """Whether a file holds the columns of the report beside it, which can always be made again."""
     return bool(report_names.report_of_columns(path.rsplit("/", 1)[-1]))
@@ -94,12 +104,16 @@ def is_report_like(path: str) -> bool:
     return path.endswith(REPORT_SUFFIXES) and not unpacked and not any(part[0] == "." for part in parts)
 
 
-def routes_of(node: str, sessions: tuple[str, ...]) -> tuple[Route, ...]:
-    """The routes of one node, the most precious first; `sessions` are the folder names below `ray/`."""
+def routes_of(node: str, sessions: tuple[str, ...], nodes: int = 1) -> tuple[Route, ...]:
+    """The routes of one node, the most precious first; `sessions` are the folder names below `ray/`, `nodes`
+    how many the job has.
+    """
     safe_component(node, "node name")
+    dumps_bytes = (TORCH_FR_MIB << 20) // max(1, nodes)
     own = (
         Route("events", f"nodes/{node}/events", Kind.LINES),
         Route("record", f"nodes/{node}/record", Kind.BLOCKS),
+        Route(TORCH_FR, f"nodes/{node}/{TORCH_FR}", Kind.STABLE, most_bytes=dumps_bytes),
         _PROFILES,
         Route("inplace", "profiles", Kind.STABLE),
         Route("tmp", f"nodes/{node}/tmp", Kind.STABLE, last_pass_only=True),
@@ -121,6 +135,8 @@ def kind_of(route: Route, relative: str) -> Kind | None:
         return None
     if route.source == "inplace":
         return Kind.STABLE if name.endswith(_WRITTEN_IN_PLACE) and not name.startswith(".") else None
+    if route.source == TORCH_FR:  # ours come by rename, torch's do not
+        return None if name.startswith(".") else Kind.FINISHED if name.endswith(".pickle") else Kind.STABLE
     if route.source == "tmp":
         return Kind.STABLE if is_report_like(relative) else None
     if route.kind is Kind.FINISHED:

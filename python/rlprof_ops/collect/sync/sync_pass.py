@@ -99,11 +99,12 @@ class Syncer:
         bytes_per_s: float = 0,
         stop: Callable[[], bool] = lambda: False,
         log: Callable[[str], None] = lambda message: None,
+        nodes: int = 1,
     ) -> None:
         self.node_dir, self.run_dir = Path(node_dir), Path(run_dir)
         self._run = pinned_run(self.run_dir, self.node_dir)
         self.node = safe_component(node, "node name")
-        self.parallel = max(1, parallel)
+        self.parallel, self.nodes = max(1, parallel), nodes
         self.journal = SentLog(self.node_dir / "sync" / "state.jsonl")
         self.limiter = Limiter(bytes_per_s)
         self.sender = Sender(self.journal, self.node, self.limiter, self._stopped, log)
@@ -184,10 +185,10 @@ class Syncer:
         self, source: ContainedDir, target: ContainedDir, tally: _Tally, last: bool
     ) -> Iterator[Item]:
         stable: list[Item] = []
-        for route in routes_of(self.node, self._sessions(source)):
+        for route in routes_of(self.node, self._sessions(source), self.nodes):
             if route.last_pass_only and not last:
                 continue
-            for relative, found in self._walk(source, route, tally, last):
+            for relative, found in self._within(route, self._walk(source, route, tally, last), tally):
                 kind = kind_of(route, relative)
                 if kind is None or (kind in (Kind.FINAL, Kind.REWRITTEN) and not last):
                     tally.skipped += 1
@@ -203,6 +204,22 @@ class Syncer:
                 else:
                     yield item
         yield from self._settled(stable, tally, last)
+
+    @staticmethod
+    def _within(
+        route: Route, files: Iterator[tuple[str, os.stat_result]], tally: _Tally
+    ) -> Iterator[tuple[str, os.stat_result]]:
+        """The files of a route, of a bounded one the oldest that fit: what has gone never has to give way."""
+        if route.most_bytes is None:
+            yield from files
+            return
+        left = route.most_bytes
+        for relative, found in sorted(files, key=lambda each: (each[1].st_mtime_ns, each[0])):
+            if found.st_size > left:
+                tally.skipped += 1
+                continue
+            left -= found.st_size
+            yield relative, found
 
     def _sessions(self, source: ContainedDir) -> tuple[str, ...]:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rlprof_ops import backends
-from rlprof_ops.runtime.on_demand.watcher import STACKS, CaptureRequest, Watcher
+from rlprof_ops.runtime.on_demand.watcher import DUMPS, STACKS, CaptureRequest, Watcher
 from rlprof_ops.runtime.process.event_log import log
 from rlprof_ops.runtime.ranges.span import end_tokens
 from rlprof_ops.window.gate import TimedGate
@@ -40,7 +40,7 @@ def spec_for(
 def answer(profiler: Profiler, watcher: Watcher, demand: CaptureRequest) -> None:
     """Take `demand` in this process, if it is meant. Runs in the watcher's thread."""
     place = profiler.place
-    if demand.backend == STACKS:  # taken from outside; where there is no node folder we see it too
+    if demand.backend in (STACKS, DUMPS):  # of the supervisor, and of every process with a process group
         return
     spec = spec_for(demand, place.worker, place.rank)
     if spec is None or spec.backend in profiler.elsewhere:

@@ -22,6 +22,7 @@ from rlprof_ops.runtime.process.event_log import log_once
 
 FOLDER = "control"
 STACKS = "stacks"  # a request for stacks, which the node's supervisor answers: no worker sees it
+DUMPS = "torch_fr"  # a request for dumps of torch's flight recorder, which every process group's answer
 POLL_S = 1.0
 MOST_STEPS, MOST_SECONDS = 999_999, 86_400.0
 _MOST_BYTES = 1 << 16

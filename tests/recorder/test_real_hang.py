@@ -1,0 +1,95 @@
+"""A real job that hangs: two gloo ranks in Ray actors, of which one stays away from a collective.
+
+The recorder finds the step clock still, or a person asks; the ranks dump PyTorch's flight recorder from
+inside while one of them waits in the collective, the dumps come home, and the commands name the rank.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("torch")
+pytest.importorskip("ray")
+
+from rlprof_ops.cli import cli
+from rlprof_ops.demo.local_job import run_local
+
+pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(600)]
+
+# A world that hangs in step 4, and one of the same size that does not.
+PROGRAM = """
+import os, subprocess, sys, time
+from pathlib import Path
+import ray
+from rlprof_ops.runtime import profiler
+
+@ray.remote(num_cpus=0)
+class Rank:
+    def __init__(self, store, rank):
+        import torch.distributed as dist
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+        self.rank = rank
+
+    def train(self, stays_away=False):
+        import torch
+        import torch.distributed as dist
+        if stays_away and self.rank == 1:
+            time.sleep(600)
+        dist.all_reduce(torch.ones(4, 5))
+
+folder, asks = sys.argv[1:]
+ray.init()
+trainer, rollout = ([Rank.remote(f"{folder}/{name}", rank) for rank in range(2)] for name in "tr")
+prof = profiler.from_env(worker="controller", rank=0)
+for step in (1, 2, 3):
+    with prof.step(step):
+        ray.get([rank.train.remote() for rank in (*trainer, *rollout)])
+with prof.step(4):
+    waiting = [rank.train.remote(stays_away=True) for rank in trainer]
+    if asks == "person":
+        command = [sys.executable, "-m", "rlprof_ops", "hang", os.environ["RLPROF_RUN_DIR"], "--dump"]
+        subprocess.run(command, check=True)
+    dumps, until = Path(os.environ["RLPROF_NODE_DIR"], "torch_fr"), time.time() + 240
+    while len([*dumps.glob("*/gloo_fr_*.pickle")]) < 4 and time.time() < until:
+        time.sleep(0.5)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("asks", ["recorder", "person"])
+def test_the_rank_that_a_job_waits_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    limit = "5s" if asks == "recorder" else "600s"
+    request = {"captures": [{"backend": "torch", "workers": ["none"], "when": {"hang": limit, "at_most": 1}}]}
+    (tmp_path / "profile.yaml").write_text(json.dumps(request))
+    settings = {
+        "COMMAND": shlex.join([sys.executable, "-u", str(tmp_path / "train.py"), str(tmp_path), asks]),
+        "RLPROF_REQUEST": str(tmp_path / "profile.yaml"),
+        "RLPROF_REPORT_SECONDS": "0",
+        "GPUS_PER_NODE": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    said: list[str] = []
+    result = run_local(tmp_path, settings, said.append)
+    run = result.run.path
+    assert result.exit_code == 7, said
+    assert len([*run.glob("nodes/*/torch_fr/*/gloo_fr_*_rank_[01].pickle")]) == 4, said
+
+    answer = CliRunner().invoke(cli, ["hang", str(run)])
+    verdict = "Rank 1 is missing: rank 0 waits in all_reduce #4 of default_pg (Float [4, 5])."
+    assert answer.exit_code == 0 and answer.output.splitlines()[0] == verdict, answer.output
+    assert f"train {tmp_path}/train.py" in answer.output
+    found = json.loads(CliRunner().invoke(cli, ["hang", str(run), "--json"]).output)
+    assert [each["kind"] for each in found["verdicts"]] == ["missing", "nothing"]
+
+    status = CliRunner().invoke(cli, ["status", str(run)]).output
+    assert verdict in status, status
