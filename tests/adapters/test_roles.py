@@ -13,6 +13,7 @@ from rlprof_ops.trainers.nemo_rl import adapter as nemo_rl_adapter
 from rlprof_ops.trainers.nemo_rl import names as nemo_rl_names
 from rlprof_ops.trainers.rlinf import adapter as rlinf_adapter
 from rlprof_ops.trainers.rlinf import names as rlinf_names
+from rlprof_ops.trainers.skyrl import adapter as skyrl_adapter
 from rlprof_ops.trainers.verl import adapter as verl_adapter
 
 NEMO_RL = {
@@ -103,6 +104,26 @@ def test_what_does_no_training_is_known_by_the_name_that_ray_gives(
     package = trainer.__name__.split(".")[-2]
     trainer.install(package, ModuleType(package))
     assert snake_case(name) in known
+
+
+WORKERS_OF_SKYRL = {
+    "FSDPPolicyWorkerBase": ("workers.fsdp.fsdp_worker", "policy_worker"),
+    "MegatronCriticWorkerBase": ("workers.megatron.megatron_worker", "critic_worker"),
+    "RefWorkerBase": ("workers.worker", "ref_worker"),
+    "VLLMServerActor": ("inference_servers.vllm_server_actor", "inference_engine"),
+    "RegistryActor": ("utils.ppo_utils", ""),
+}
+
+
+@pytest.mark.parametrize(("name", "found"), WORKERS_OF_SKYRL.items())
+def test_skyrls_actors_have_roles_and_a_subclass_of_the_users_has_its_bases(
+    name: str, found: tuple[str, str]
+):
+    module, worker = f"skyrl.backends.skyrl_train.{found[0]}", found[1]
+    assert skyrl_adapter.role_of(NewActor(name, module, "", {})) == (worker, None)
+    mine = type("Mine", (type(name, (), {"__module__": module}),), {})
+    assert skyrl_adapter.role_of(NewActor("Mine", "__main__", "", {}, mine)) == (worker, None)
+    assert skyrl_adapter.role_of(NewActor(name, "__main__", "", {})) is None
 
 
 ENGINES = {name: module for name, module in NEMO_RL.items() if "Vllm" in name or "TRTLLM" in name}

@@ -49,12 +49,28 @@ FOLLOWED = {
     "openrlhf.trainer.ray.launcher": {"BaseModelActor": ("execute_batch",)},
     "openrlhf.trainer.ray.ppo_actor": {"ActorPPOTrainer": ("ppo_train", "broadcast_to_vllm")},
     "openrlhf.trainer.ray.ppo_critic": {"CriticPPOTrainer": ("ppo_train",)},
+    "skyrl.train.utils.utils": {"Timer": ("__enter__", "__exit__", "__aenter__", "__aexit__")},
+    "skyrl.backends.skyrl_train.workers.worker": {
+        "PolicyWorkerBase": ("forward", "forward_backward", "optim_step"),
+        "CriticWorkerBase": ("forward", "forward_backward", "optim_step"),
+        "RefWorkerBase": ("forward",),
+    },
+    "skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker": {
+        "FSDPPolicyWorkerBase": ("broadcast_to_inference_engines",)
+    },
+    "skyrl.backends.skyrl_train.workers.megatron.megatron_worker": {
+        "MegatronPolicyWorkerBase": ("forward", "forward_backward", "broadcast_to_inference_engines"),
+        "MegatronRefWorkerBase": ("forward",),
+    },
+    "slime.observability.timer": {"Timer": ("start", "end")},
+    "slime.ray.actor_group": {"RayTrainGroup": ("_allocate_gpus_for_actor",)},
+    "slime.backends.megatron_utils.actor": {"MegatronTrainRayActor": ("init", "train_critic")},
     "torch.cuda.profiler": {"": ("start", "stop")},
     "torch.distributed.distributed_c10d": {"": ("init_process_group",)},
     "ray.actor": {"ActorClass": ("_remote",)},
     "ray._private.function_manager": {"FunctionActorManager": ("_make_actor_method_executor",)},
 }
-PACKAGES = {"trl", "nemo_rl", "rlinf", "verl", "openrlhf"}  # followed for their rules alone
+PACKAGES = {name for name in MODULES if "." not in name}  # followed for their rules alone
 
 
 @pytest.fixture(autouse=True)
@@ -119,11 +135,11 @@ def busy(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
     monkeypatch.setattr(follower, "follow", BusyProfiler)
     monkeypatch.setattr(step_clock, "ask_window", lambda what: False)
     monkeypatch.setattr(actor_calls, "_nvtx", lambda: None)
-    for trainer in ("trl", "nemo_rl", "rlinf", "verl", "openrlhf"):
+    for trainer in trainers.builtin():
         adapter = importlib.import_module(f"rlprof_ops.trainers.{trainer}.adapter")
-        for state in ("_TRAINING", "_DRIVER", "_RUNNER", "_STATE", "_CONTROLLER"):
-            if hasattr(adapter, state):
-                fresh = type(getattr(adapter, state))()
+        for state, before in list(vars(adapter).items()):
+            if hasattr(before, "profiler") and hasattr(before, "step"):
+                fresh = type(before)()
                 fresh.profiler, fresh.step = BusyProfiler(), 1
                 monkeypatch.setattr(adapter, state, fresh)
         monkeypatch.setattr(adapter, "leader", lambda *_: BusyProfiler(), raising=False)

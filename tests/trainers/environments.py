@@ -137,6 +137,12 @@ RECIPES = {
         ),
         # Its modules alone, to be imported in verl's environment: what it needs is built for GPUs only.
         Recipe("openrlhf", imports=()),
+        Recipe(
+            "skyrl",
+            imports=("skyrl_gym", "transformers", "torchdata", "ray.dashboard.dashboard", "yaml", "nvtx"),
+            site=("skyrl/site",),
+            source="skyrl-*.tar.xz",
+        ),
         Recipe(OLDEST_RAY, imports=("ray.dashboard.dashboard", "yaml", "nvtx")),
         Recipe("rlinf", imports=("rlinf.scheduler", "ray.dashboard.dashboard", "yaml", "nvtx")),
         Recipe(

@@ -23,7 +23,7 @@ from tests.trainers.environments import HERE, Installed, ensure
 FROM_ENVIRONMENT = "$RAY_ADDRESS"
 """As `ray_address`: the Ray that RAY_ADDRESS names where `shell()` is run, e.g. in a job of ray.sub."""
 
-NAMES = ("trl", "verl", "rlinf", "nemo_rl")
+NAMES = ("trl", "verl", "rlinf", "nemo_rl", "skyrl")
 
 
 @dataclass(frozen=True)
@@ -252,13 +252,23 @@ def _nemo_rl(installed: Installed, work: Path, steps: int) -> _Parts:
     return words, variables, installed.source
 
 
-_BUILDERS = {"trl": _trl, "verl": _verl, "rlinf": _rlinf, "nemo_rl": _nemo_rl}
+def _skyrl(installed: Installed, work: Path, steps: int) -> _Parts:
+    variables = {
+        "PYTHONPATH": str(installed.source),
+        "SKYRL": str(installed.source),
+        "EMPTY_PACKAGES": "flash_attn,vllm",
+    }
+    return [str(HERE / "skyrl" / "loop.py"), str(steps)], variables, work
+
+
+_BUILDERS = {"trl": _trl, "verl": _verl, "rlinf": _rlinf, "nemo_rl": _nemo_rl, "skyrl": _skyrl}
 
 _OURS = re.compile(r"\bstep (?P<step>\d+) took (?P<seconds>[\d.]+) s")
 _STEP_PATTERNS = {
     "trl": _OURS,
     "rlinf": _OURS,
     "verl": re.compile(r"step:(?P<step>\d+) - .*?timing_s/step:(?:np\.float64\()?(?P<seconds>[\d.]+)"),
+    "skyrl": re.compile(r'"step": (?P<step>\d+), "timings": \{[^}]*"step": (?P<seconds>[\d.]+)'),
     "nemo_rl": re.compile(r"Step (?P<step>\d+)/\d+.*?Total step time: (?P<seconds>[\d.]+)s", re.DOTALL),
 }
 

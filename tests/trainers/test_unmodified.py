@@ -17,8 +17,8 @@ pytestmark = pytest.mark.trainers
 
 # Building an environment may fall into the first test that needs it.
 BUILD_S = 1800
-RUN_S = {"trl": 300, "verl": 900, "rlinf": 300, "nemo_rl": 900}
-STEPS = {"trl": 4, "verl": 3, "rlinf": 3, "nemo_rl": 3}
+RUN_S = {"trl": 300, "verl": 900, "rlinf": 300, "nemo_rl": 900, "skyrl": 300}
+STEPS = {"trl": 4, "verl": 3, "rlinf": 3, "nemo_rl": 3, "skyrl": 3}
 
 
 # Their runs with us are in CI; by themselves they show no more than that the environment is whole.

@@ -64,7 +64,7 @@ def _vocabulary() -> dict[str, str]:
     """Label -> phase: the trainers' own labels as `trainers` has them, then the words above. Made when the
     first label is looked up: the trainers' dialects take a while to load.
     """
-    known = (trainers.get(name).phase_names for name in trainers.frameworks())
+    known = [*(trainers.get(name).phase_names for name in trainers.frameworks()), *trainers.phases()]
     labels = {label.lower(): phase for named in known for phase, found in named.items() for label in found}
     return labels | {name: phase for phase, names in _SAME_PHASE.items() for name in names.split()}
 

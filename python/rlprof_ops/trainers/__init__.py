@@ -4,8 +4,9 @@ Such a package says in its `__init__.py`, which imports nothing:
 
     FOLLOWS = ("my_trainer.loop", ...)  # when one is imported, `adapter.install(name, module)` is called
     FRAMEWORKS = ("my_trainer",)        # names for `--framework`, of which `dialect.framework(name)` is told
+    PHASES = {"train": ("update", ...)} # the report's phases -> its names for them, where no dialect says so
 
-Either may be left out, and the module with it (docs/add_a_trainer.md). Entry points are looked up once in a
+Each may be left out, and the module with it (docs/add_a_trainer.md). Entry points are looked up once in a
 job, by the supervisor; the job's processes read the outcome in a variable.
 """
 
@@ -73,6 +74,11 @@ def _frameworks(packages: Mapping[str, str]) -> dict[str, str]:
 def frameworks() -> tuple[str, ...]:
     """The names for `--framework` that stand here; wheels may bring others."""
     return tuple(_frameworks(builtin()))
+
+
+def phases() -> list[Mapping[str, tuple[str, ...]]]:
+    """What the trainers here that have no dialect call the phases of a step, by the report's word."""
+    return [getattr(import_module(package), "PHASES", {}) for package in builtin().values()]
 
 
 def checked(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from collections.abc import Callable
@@ -34,6 +35,14 @@ def begin_task(label: str, /, *_: object, **__: object) -> Any:
     found = following.task(label)
     found.__enter__()
     return found
+
+
+def asyncio_task() -> Any:
+    """The task of the event loop that runs in this thread; None without one."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 def decorated_tasks(trainer: str) -> Intercept:

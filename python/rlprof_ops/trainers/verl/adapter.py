@@ -12,7 +12,6 @@ timers inside a step, by verl's own names, as `timing_s/<name>` has them.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import re
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
 from rlprof_ops.runtime.process.hooks import Intercept, UnknownShape, Watch, attribute, expect, follow
-from rlprof_ops.trainers.tasks import begin_task, decorated_tasks, leader, task
+from rlprof_ops.trainers.tasks import asyncio_task, begin_task, decorated_tasks, leader, task
 
 CONTROLLER = "controller"
 _CLASSES = {
@@ -86,7 +85,7 @@ class _State:
         if name == "step" and (self.step is None or _version(trainer) is not None):
             self._begin_step(_version(trainer) or int(attribute(trainer, "global_steps")))
             return "step"
-        if self.step is None or not self.profiler.active or _asyncio_task() is not self.step_task:
+        if self.step is None or not self.profiler.active or asyncio_task() is not self.step_task:
             return None  # what another task of the loop does, is for a later step
         found = self.profiler.range(name.removeprefix("timing_s/"))
         found.__enter__()
@@ -96,7 +95,7 @@ class _State:
         if self.profiler is None:
             self.profiler = leader(CONTROLLER)
         if step != self.step:  # else the next mini-step
-            self.step, self.step_task = step, _asyncio_task()
+            self.step, self.step_task = step, asyncio_task()
             self.profiler.start_step(step)
 
     def end(self, begun: Any) -> None:
@@ -125,14 +124,6 @@ def _trainer_of_timer() -> Any:
             return None
         frame = frame.f_back
     return None
-
-
-def _asyncio_task() -> Any:
-    """The task of the event loop that runs in this thread; None without one."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
 
 
 _STATE = _State()
