@@ -76,6 +76,7 @@ def run_alone(which: str, folder: Path, source: Path | None = None) -> tuple[str
     return done.stdout, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.nsys
 def test_a_job_has_skyrls_steps_phases_roles_ranks_and_losses(tmp_path: Path):

@@ -52,6 +52,7 @@ def same(mine: float, own: float) -> bool:
     return abs(mine - own) <= max(0.02 * own, 0.005)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.nsys
 @pytest.mark.parametrize("which", ["train", "train_async"])
