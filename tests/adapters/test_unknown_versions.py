@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import importlib
 import inspect
+import os
 import re
 import string
 import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 
 from rlprof_ops import trainers
 from rlprof_ops.runtime import follower, step_clock
+from rlprof_ops.runtime.on_demand import torch_fr
 from rlprof_ops.runtime.ranges import actor_calls
 from rlprof_ops.trainers.import_hooks import _OURS, adapt
 
@@ -143,7 +146,9 @@ def busy(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
                 fresh.profiler, fresh.step = BusyProfiler(), 1
                 monkeypatch.setattr(adapter, state, fresh)
         monkeypatch.setattr(adapter, "leader", lambda *_: BusyProfiler(), raising=False)
-    yield
+    monkeypatch.setattr(torch_fr, "_watch", lambda *_: None)  # a thread that would stay
+    with mock.patch.dict(os.environ):  # what torch is told by its variables
+        yield
 
 
 # Bodies, by the nature of the function. `log` counts calls; `result` is what a call returns or raises.

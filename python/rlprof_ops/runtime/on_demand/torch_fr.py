@@ -15,7 +15,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlprof_ops import env_names
 
@@ -50,7 +50,7 @@ def _arm(
     timeout: object = None,
     world_size: object = None,
     rank: object = None,
-    store: Any = None,
+    store: object = None,
     *_: object,
     **__: object,
 ) -> None:
@@ -79,7 +79,7 @@ def _version(torch: ModuleType) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _world(init_method: object, store: Any) -> str:
+def _world(init_method: object, store: object) -> str:
     """The same for all ranks that meet, so that those of a trainer and of a rollout server are told apart."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
