@@ -45,7 +45,7 @@ BUDGET = {
     "trainers": 3061,  # 2,300; verl asynchronous, NeMo RL timer and libraries, RLinf block and skips
     "runtime": 3027,  # 2,000; since then ranks that a launcher starts, and loops in Ray tasks
     "rayenv": 569,  # 900; since then the pattern that matched, a patched Ray, libraries of a worker
-    "collect": 3351,  # 2,600; since then what an engine beside its server lacks
+    "collect": 3355,  # 2,600; an engine beside its server, a report that comes at the end of a process
     "supervisor": 3459,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
     "recorder": 1750,  # 1,500
     "submit": 473,  # submit, operate and commands: 2,600

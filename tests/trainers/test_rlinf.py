@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.job.knobs import python_path
 from rlprof_ops.request import load_request, request_from_json
 from tests.analyze.as_data import answer_of
@@ -147,12 +148,14 @@ def its_own_amd(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
     script = rocprof_stand_in.install(folder.parent / "opt rocm", (int(python[0]), int(python[1])))
     block = ("backend=rocprof_sys", "worker_groups=[ActorGroup,EnvGroup]", "steps=[1]", "args.F=true")
     path = f"{script.parent}{os.pathsep}{os.environ['PATH']}"
-    return LocalJob.take("rlinf", folder, 4, RUN_S, [f"profiling.{key}" for key in block], PATH=path)
+    overrides = [f"profiling.{key}" for key in block]
+    return LocalJob.take("rlinf", folder, 4, RUN_S, overrides, {"TOY_ENDS_IN_ORDER": "actor"}, PATH=path)
 
 
 def test_rlinfs_own_block_for_amd_starts_its_workers_and_records_its_steps(its_own_amd: LocalJob):
     """RLinf's own wrap gives rocprof-sys the interpreter as if it were a script, and starts no worker.
-    The tool writes when a worker ends in order, which Ray does not grant to each at the end of a job.
+    The tool writes when a worker ends in order: the actor's is asked to, the other one is Ray's, which ends
+    by force most of those that are alive when the driver ends.
     """
     assert sorted(own_times(its_own_amd)) == [1, 2, 3, 4], its_own_amd.output[-5000:]
     states = its_own_amd.states()
@@ -164,6 +167,9 @@ def test_rlinfs_own_block_for_amd_starts_its_workers_and_records_its_steps(its_o
     assert opened == {"ActorGroup": [2, 3], "EnvGroup": [2, 3]}, rows
     traces = list((its_own_amd.run / "profiles" / "rocprof_sys").rglob("*_step2-2_*.proto"))
     assert len(traces) == list(states.values()).count("ok") > 0
+    for capture in Manifest.load(its_own_amd.run).captures:
+        if capture.state != "ok":
+            assert capture.worker == "EnvGroup" and "ended by force after its window" in str(capture.reason)
     for trace in traces:
         found = json.loads(trace.read_text())
         assert len(found["sections"]) == 1 and found["options"]["full_filepath"] is True

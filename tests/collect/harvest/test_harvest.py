@@ -111,6 +111,21 @@ def test_a_worker_that_ended_with_its_window_open(job):
     assert reason == "the worker ended while the window was open (last step seen: 4)"
 
 
+@pytest.mark.parametrize(
+    ("last_step", "why"),
+    [
+        (5, "as Ray does with actors that are alive when the driver ends"),
+        (4, "the worker ended while the window was open (last step seen: 4)"),
+    ],
+)
+def test_a_tool_that_writes_at_the_end_of_a_process_that_was_ended_by_force(tmp_path, last_step, why):
+    window = ("opened", "rocprof_sys", 3, 5, None)
+    request = {"captures": [{"backend": "rocprof_sys", "workers": ["policy_worker"], "steps": "3:5"}]}
+    job = RunFolder(tmp_path / "4711-logs", request, nodes=("n1",))
+    job.worker("policy_worker", 0, windows=[window], last_step=last_step, ended=True)
+    assert why in reasons(run(job.write()))["rocprof_sys/policy_worker/rank0/step3-4"][1]
+
+
 def test_a_lost_node_is_named(job):
     job.records["n2"] = None
     job.worker("policy_worker", 0, "n2", windows=[("opened", "nsight", 3, 5, None)], last_step=4, ended=False)

@@ -2,7 +2,8 @@
 
 Cluster, WorkerGroup, Channel, Worker.timer and the runner's loop are RLinf's, unchanged; its models need
 GPUs, so the work is a few matrix products. `profiling.enabled=true` with the other keys of RLinf's own
-profiling configuration opens its windows. What RLinf logs as times goes to the console.
+profiling configuration opens its windows. What RLinf logs as times goes to the console. The worker groups in
+TOY_ENDS_IN_ORDER (names with commas) are ended by Ray's own orderly way after the last step.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 
+import ray
 import torch
 from omegaconf import OmegaConf
 from rlinf.runners.embodied_runner import EmbodiedRunner
@@ -90,6 +93,19 @@ class Console:
         pass
 
 
+def ended(worker: ray.actor.ActorHandle) -> None:
+    """Return when the worker's process has ended: a call of it fails then."""
+    for _ in range(600):
+        try:
+            ray.get(worker.__ray_ready__.remote(), timeout=5)
+        except ray.exceptions.RayActorError:
+            return
+        except ray.exceptions.GetTimeoutError:
+            pass
+        time.sleep(0.1)
+    raise TimeoutError("the worker does not end")
+
+
 def main() -> None:
     steps = int(sys.argv[1])
     cluster = OmegaConf.merge(
@@ -116,6 +132,10 @@ def main() -> None:
     embodied.metric_logger = Console()
     embodied.init_workers()
     embodied.run()
+    for name in filter(None, os.environ.get("TOY_ENDS_IN_ORDER", "").split(",")):
+        for one in groups[name].worker_info_list:
+            one.worker.__ray_terminate__.remote()
+            ended(one.worker)
 
 
 if __name__ == "__main__":

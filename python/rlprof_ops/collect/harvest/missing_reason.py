@@ -95,13 +95,25 @@ def _left_open(item: Planned, log: ProcessLog, event: WindowEvent, observed: Obs
         return f"{_lost(log.node, observed)} while the window was open{_last_step(log)}"
     if observed.running:
         return f"the window is open: the job is still running{_last_step(log)}"
+    stop, cause = item.capture.window.stop, ended_because(observed, "; ")
+    if backends.of_one_report(item.capture.backend) and stop is not None and (log.last_step or 0) >= stop:
+        return (
+            f"{item.capture.backend} writes its report when the process ends in order, and this one was ended"
+            f" by force after its window{_last_step(log)}"
+        ) + (cause or _BY_RAY)
     raw = [
         f"{path}: {reason}"
         for path, reason in _record_of(log, observed).failed.items()
         if (writer := backends.of_report(path)) is not None and writer.name == item.capture.backend
     ]
-    text = f"the worker ended while the window was open{_last_step(log)}{ended_because(observed, '; ')}"
+    text = f"the worker ended while the window was open{_last_step(log)}{cause}"
     return text + (f"; its raw capture could not be recovered ({raw[0]})" if raw else "")
+
+
+_BY_RAY = (
+    ", as Ray does with actors that are alive when the driver ends: let the trainer end its workers before"
+    " (docs/wrapping.md)"
+)
 
 
 def _never_registered(item: Planned, observed: Observed) -> str:
