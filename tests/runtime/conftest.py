@@ -6,7 +6,7 @@ import pytest
 
 from rlprof_ops.host import log_line
 from rlprof_ops.request import request_from_dict
-from rlprof_ops.runtime import captures, profiler
+from rlprof_ops.runtime import active_profiler, profiler
 from rlprof_ops.runtime.ranges import emitters
 
 
@@ -90,7 +90,7 @@ def recorder(asked, monkeypatch):
     def make(metrics=False, **capture):
         asked(backend="nsight", **capture)
         fake = Recorder()
-        monkeypatch.setattr(captures, "choose_taker", lambda *_: (fake, ""))
+        monkeypatch.setattr(active_profiler, "choose_taker", lambda *_: (fake, ""))
         monkeypatch.setattr(emitters, "nvtx_ranges", lambda: fake)
         if metrics:
             monkeypatch.setenv("RLPROF_METRICS", "1")

@@ -15,22 +15,23 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 from rlprof_ops import env_names
 from rlprof_ops.runtime import step_clock
-from rlprof_ops.runtime.captures import Captures, ProcessCapture
 from rlprof_ops.runtime.null_profiler import NULL_CONTEXT, NullContext
 from rlprof_ops.runtime.process import signals
-from rlprof_ops.runtime.process.event_log import EventLog, StepFile, log
+from rlprof_ops.runtime.process.event_log import EventLog, StepFile, log, log_once
 from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
 from rlprof_ops.runtime.ranges.emitter_set import EmitterSet
 from rlprof_ops.runtime.ranges.emitters import RangeEmitter
 from rlprof_ops.runtime.ranges.range_times import Metrics, RangeTimes
 from rlprof_ops.runtime.ranges.span import Span, StepContext, Tokens, end_tokens, start_tokens
+from rlprof_ops.runtime.recorders.base import choose_taker
+from rlprof_ops.window.captures import Captures, ProcessCapture
 from rlprof_ops.window.gate import ALWAYS_QUIET
+from rlprof_ops.window.output_dir import Folders, OutputDir
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
     from rlprof_ops.runtime.leader import Leader
     from rlprof_ops.runtime.on_demand.watcher import CaptureRequest, Watcher
-    from rlprof_ops.window.output_dir import Folders
 
 Function = TypeVar("Function")
 
@@ -82,12 +83,19 @@ class Profiler:
             began=step_clock.current_step(),
             wrapped=bool(os.environ.get(env_names.NSYS_SESSION)),
         )
-        self._captures = Captures(place, specs, self._events, output_dir)
+        self._output_dir = OutputDir(output_dir or "", log_once)
+        self._captures = self._none_yet()
+        for spec in specs:
+            self._captures.add(spec, specs)
         self._quiet = self._captures.inactive_step_range(0)
         self._at_exit = functools.partial(signals.close_weakly, weakref.ref(self))
         atexit.register(self._at_exit)
         self._signals = signals.on_terminate(self._on_terminate)
         signals.forget_in_children(self)
+
+    def _none_yet(self) -> Captures:
+        place = self.place
+        return Captures(place, place.root, place.tmp, self._events, self._output_dir, choose_taker)
 
     # -- steps
 
@@ -288,6 +296,7 @@ class Profiler:
             end_tokens(self._step_tokens)
             self._captures.close_all()
             self._captures.finish()
+            self._output_dir.finish()
             self._settle()
             self._events.write("ended", last_step=self._last_step, step_times_ns=self._ended_steps())
         finally:
@@ -340,7 +349,7 @@ class Profiler:
         self._emitters = ()
         self._step_tokens = []
         self._step_file = StepFile(None)
-        self._captures = Captures.none()
+        self._captures = self._none_yet()
         self._quiet = ALWAYS_QUIET
         self._signals.remove()
 

@@ -5,7 +5,7 @@ profilers.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rlprof_ops.request.steps import Window, window_at
@@ -17,13 +17,14 @@ ALWAYS_QUIET = (-NEVER, NEVER)
 @dataclass
 class OpenWindow:
     """The planned `window`, its phase, and the steps seen so far. `asked_by`: the id of a capture on demand,
-    or who else asked for a window that no request plans.
+    or who else asked for a window that no request plans. `late`: it was opened after its step had begun.
     """
 
     window: Window
     phase: str | None = None
     seen: list[int] = field(default_factory=list)
     asked_by: str | None = None
+    late: bool = False
 
     @property
     def complete(self) -> bool:
@@ -81,6 +82,20 @@ class Gate:
     def retry(self, window: OpenWindow) -> None:
         """`window` could not be opened yet: the next of its steps may."""
 
+    def taken(self, window: Window) -> None:
+        """`window` has had its turn, by somebody before."""
+
+    def not_heard(self, first: int, stop: int) -> Iterable[Window]:
+        """Steps from `first` to before `stop` came and went, and nobody told of them: they are in the open
+        window if it is theirs. Returns the windows that were lost.
+        """
+        if self.current:
+            ends = self.current.window.stop
+            self.current.seen += range(first, min(stop, ends or stop))
+            if ends is not None and ends <= stop:
+                self.close(partial=not self.current.complete)
+        return ()
+
     def _open(self, window: OpenWindow) -> None:
         self.current = window
         self._on_open(window)
@@ -120,6 +135,21 @@ class StepGate(Gate):
 
     def retry(self, window: OpenWindow) -> None:
         self._taken.discard(window.window.start)
+
+    def taken(self, window: Window) -> None:
+        if window in self.windows:
+            self._taken.add(window.start)
+
+    def not_heard(self, first: int, stop: int) -> Iterable[Window]:
+        super().not_heard(first, stop)
+        unheard = (window_at(self.windows, step) for step in range(first, stop))
+        lost = {
+            window: None
+            for window in unheard
+            if window is not None and stop not in window and window.start not in self._taken
+        }
+        self._taken.update(window.start for window in lost)
+        return tuple(lost)
 
     def inactive_step_range(self, step: int) -> tuple[int, int]:
         return _quiet_around(self.windows, step)

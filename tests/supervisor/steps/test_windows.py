@@ -270,13 +270,8 @@ def test_one_that_should_be_open_is_opened_late_and_says_so(node_dir: Path, roll
 
 def test_what_was_said_of_a_slow_close_is_in_the_manifest(node_dir: Path, monkeypatch: pytest.MonkeyPatch):
     """A session that goes on to collect for longer than training waits: the same word as in the process."""
-    nsys = answering_nsys(node_dir / "bin", session="rlprof-test", stop="sleep 1; report")
-    monkeypatch.setenv("RLPROF_NSYS", str(nsys))
+    claim_session(node_dir, monkeypatch, stop="sleep 1; report")
     monkeypatch.setenv("RLPROF_CLOSE_WAIT_SECONDS", "0.3")
-    monkeypatch.setenv("RLPROF_NSYS_SESSION", "rlprof-test")
-    monkeypatch.setenv("RLPROF_NODE_DIR", str(node_dir))
-    monkeypatch.delenv("RLPROF_SESSION_PID", raising=False)
-    session_file.register("rollout", 1)
 
     async def steps() -> None:
         windows = Windows(node_dir, REQUEST, print)
@@ -287,6 +282,54 @@ def test_what_was_said_of_a_slow_close_is_in_the_manifest(node_dir: Path, monkey
     asyncio.run(steps())
     [_, closed] = read_node(node_dir / "events")[0].windows
     assert closed.event == "closed" and "later work may be in the report" in closed.reason, closed
+
+
+def claim_session(node_dir: Path, monkeypatch: pytest.MonkeyPatch, **nsys: str) -> None:
+    """This process as the owner of a session, with an nsys that only answers."""
+    monkeypatch.setenv("RLPROF_NSYS", str(answering_nsys(node_dir / "bin", session="rlprof-test", **nsys)))
+    monkeypatch.setenv("RLPROF_NSYS_SESSION", "rlprof-test")
+    monkeypatch.setenv("RLPROF_NODE_DIR", str(node_dir))
+    monkeypatch.delenv("RLPROF_SESSION_PID", raising=False)
+    session_file.register("rollout", 1)
+
+
+def test_a_trainer_that_stops_what_is_still_being_opened(node_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    claim_session(node_dir, monkeypatch, start='sleep 1; state Collection; echo "$4" > "$0.report"')
+
+    async def calls() -> None:
+        windows = Windows(node_dir, ProfileRequest(), print)
+        start = asyncio.create_task(windows.ask("rlprof-test", "start"))
+        await asyncio.sleep(0.3)
+        assert await windows.ask("rlprof-test", "stop") and await start
+        await windows.close()
+        assert await windows.ask("rlprof-test", "stop") and not await windows.ask("rlprof-test", "start")
+        windows.end(1)
+
+    asyncio.run(calls())
+    assert [event.event for event in read_node(node_dir / "events")[0].windows] == ["opened", "closed"]
+
+
+def test_a_window_on_demand_beside_another_is_refused_as_in_a_process(
+    node_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    claim_session(node_dir, monkeypatch)
+
+    async def steps() -> None:
+        windows = Windows(node_dir, REQUEST, print)
+        await windows.begin(2)
+        windows.end(2)
+        windows.want(demand("now", next_steps=1))
+        await windows.begin(3)
+        windows.end(3)
+        await windows.close()
+
+    asyncio.run(steps())
+    found = [(each.event, each.start, each.reason) for each in read_node(node_dir / "events")[0].windows]
+    assert sorted(found) == [
+        ("closed", 2, ""),
+        ("failed", 3, "another nsight window is open in this process"),
+        ("opened", 2, ""),
+    ], found
 
 
 # What an adapter does in an actor of an unmodified trainer: each call of the driver's is a task.

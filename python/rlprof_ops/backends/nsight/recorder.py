@@ -28,6 +28,7 @@ _LIST_TIMEOUT_S = 10.0
 _KILLED_S = 2.0
 GPU_METRICS_TURN = "gpu-metrics"
 _NICE = 10
+_STOPPED_BEFORE_S = 120.0  # for the `nsys stop` of a supervisor that was killed
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5  # between two listings, which take 20 ms each
 
 
@@ -43,6 +44,7 @@ class NsysSessionRecorder:
         self._env = env
         self._target: Path | None = None
         self._metrics: NodeTurn | None = None
+        self._adopted = False
 
     def open(self, target: Path) -> None:
         target = Path(os.path.abspath(target))  # nsys runs in another folder
@@ -62,17 +64,18 @@ class NsysSessionRecorder:
 
     def adopt(self, target: Path) -> None:
         """Take a window for open that somebody before has opened, who is gone."""
-        self._target = target
+        self._target, self._adopted = target, True
 
     def entered(self, step: int) -> None:
         pass
 
     def close(self) -> StoppingSession:
         target, self._target = self._target, None
+        adopted, self._adopted = self._adopted, False
         if target is None:
             raise CaptureError("the nsys window was not open")
         try:
-            return StoppingSession(self._session, target, self._env)
+            return StoppingSession(self._session, target, self._env, adopted)
         finally:
             self._give_back()
 
@@ -90,10 +93,14 @@ class StoppingSession:
     need not wait for that.
     """
 
-    def __init__(self, session: str, target: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, session: str, target: Path, env: Mapping[str, str] | None = None, adopted: bool = False
+    ) -> None:
+        """`adopted`: somebody before, who was killed, may have begun to stop it."""
         self._session = session
         self._target = target
         self._env = env
+        self._others_may_stop_s = _STOPPED_BEFORE_S if adopted else 0.0
         self._running = _Command(nsys_cli.stop_argv(session), env)
         self.note = ""  # what the manifest says of the report
         began, pause_s, most_s = time.monotonic(), _FIRST_PAUSE_S, close_wait_s()
@@ -116,10 +123,14 @@ class StoppingSession:
         try:
             stdout = self._running.finish(nsys_cli.STOP_TIMEOUT_S)
         except CaptureError:
-            # The node's drain may have closed the session before us: then the report is there.
-            if nsys_cli.check(target).state == OK:
-                return target
-            raise
+            # Another may have closed the session before us, as the node's drain does: then the report is
+            # there, or comes.
+            until = time.monotonic() + self._others_may_stop_s
+            while nsys_cli.check(target).state != OK:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_LONGEST_PAUSE_S)
+            return target
         if target.is_file():
             return target
         elsewhere = nsys_cli.generated_path(stdout)

@@ -14,7 +14,7 @@ from rlprof_ops.window.gate import TimedGate
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec
     from rlprof_ops.runtime.active_profiler import Profiler
-    from rlprof_ops.runtime.captures import ProcessCapture
+    from rlprof_ops.window.captures import ProcessCapture
 
 
 def spec_for(

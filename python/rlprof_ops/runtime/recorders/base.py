@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def choose_taker(
-    spec: CaptureSpec, all_specs: Sequence[CaptureSpec], asked_by: str | None = None
+    spec: CaptureSpec, beside: Sequence[CaptureSpec], asked_by: str | None = None
 ) -> tuple[WindowRecorder | None, str]:
     """Who takes `spec` in this process, or None and the reason why nobody can. `asked_by`: the id of a
     capture on demand.
@@ -24,7 +24,7 @@ def choose_taker(
     refused = validate(spec, Where(gpu=has_gpu(), driver=driver)).errors
     if refused:
         return None, "; ".join(refused)
-    taker, impossible = get(spec.backend).recorder(spec, all_specs)
+    taker, impossible = get(spec.backend).recorder(spec, beside)
     if driver == ON_DEMAND and getattr(taker, "late", False):
         return None, f"this process was started with a capture range: {AT_THE_END}"
     return taker, impossible

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprof_ops.backends import report_names
 from rlprof_ops.host import foreign
 from rlprof_ops.runtime.process.session_file import Session
-from rlprof_ops.supervisor.steps.watched_session import events_path
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,12 @@ class Left:
     begun: frozenset[tuple[int, int | None]] = frozenset()
     window: LeftOpen | None = None
     asked: int = 0
+
+
+def events_path(node_dir: Path, session: Session) -> Path:
+    """The events of a session. Its process may have a file of its own, for captures that it takes itself."""
+    stem = report_names.process_name(session.worker, session.rank, session.host, session.pid)
+    return node_dir / "events" / f"{stem}.session.jsonl"
 
 
 def has_events(node_dir: Path, session: Session) -> bool:

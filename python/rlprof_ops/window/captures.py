@@ -1,5 +1,6 @@
-"""The captures of one process: which specs can be taken here, their gates, and what the manifest is told
-about each.
+"""The captures of one process: which specs can be taken of it, their gates, and what the manifest is told
+about each. The process itself drives them at its steps and ranges, or its node's supervisor does, from
+outside.
 """
 
 from __future__ import annotations
@@ -11,19 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rlprof_ops import backends, env_names
+from rlprof_ops.backends.contract import CaptureError, WindowRecorder, Yielded
 from rlprof_ops.backends.window_timeouts import close_wait_s, open_wait_s
 from rlprof_ops.host import processes
+from rlprof_ops.host.log_line import log_once
 from rlprof_ops.request.steps import Window
-from rlprof_ops.runtime.capture_error import CaptureError, Yielded
-from rlprof_ops.runtime.process.event_log import EventLog, log_once
-from rlprof_ops.runtime.process.worker_identity import WorkerIdentity
-from rlprof_ops.runtime.recorders.base import WindowRecorder, choose_taker
-from rlprof_ops.window.delivery import Delivery
+from rlprof_ops.window.delivery import Delivery, Events, ProfiledProcess
 from rlprof_ops.window.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
-from rlprof_ops.window.output_dir import Folders, OutputDir
+from rlprof_ops.window.output_dir import OutputDir
 from rlprof_ops.window.reason import reason_of
 from rlprof_ops.words import limit
 
@@ -33,9 +32,19 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5  # between two looks whether reports get on
 
 
+class Choose(Protocol):
+    """Who takes `spec` of this process, or None and the reason why nobody can. `beside`: all specs of the
+    process, which may exclude each other. `asked_by`: the id of a capture on demand, or who else asked.
+    """
+
+    def __call__(
+        self, spec: CaptureSpec, beside: Sequence[CaptureSpec], asked_by: str | None
+    ) -> tuple[WindowRecorder | None, str]: ...
+
+
 @dataclass
 class ProcessCapture:
-    """One spec that this process can take, or cannot (`impossible` says why). `asked_by`: the id of an
+    """One spec that can be taken of this process, or cannot (`impossible` says why). `asked_by`: the id of an
     on-demand request.
     """
 
@@ -56,29 +65,25 @@ class Captures:
 
     def __init__(
         self,
-        place: WorkerIdentity,
-        specs: Sequence[CaptureSpec],
-        events: EventLog,
-        output_dir: Folders | None = None,
+        who: ProfiledProcess,
+        root: Path,
+        tmp: Path,
+        events: Events,
+        output_dir: OutputDir,
+        choose: Choose,
+        say: Callable[[str, str], None] = log_once,
     ) -> None:
-        self._place = place
+        """`root`, `tmp`, `say`: as `Delivery` has them."""
+        self._who = who
+        self._root = root
+        self._tmp = tmp
         self._events = events
-        self._output_dir = OutputDir(output_dir or "", log_once)
+        self._output_dir = output_dir
+        self._choose = choose
+        self._say = say
         self._all: list[ProcessCapture] = []
         self._phased: list[ProcessCapture] = []
         self._finishing: list[threading.Thread] = []
-        for spec in specs:
-            self.add(spec, specs)
-
-    @classmethod
-    def none(cls) -> Captures:
-        """No captures, for a forked child."""
-        empty = cls.__new__(cls)
-        empty._all = []
-        empty._phased = []
-        empty._finishing = []
-        empty._output_dir = OutputDir("", log_once)
-        return empty
 
     def add(
         self,
@@ -89,11 +94,10 @@ class Captures:
     ) -> ProcessCapture:
         """Take `spec` from now on. `beside`: all specs of the process, which may exclude each other."""
         others = (capture.spec for capture in self._all)
-        taker, impossible = choose_taker(spec, [*beside, *others], asked_by)
-        place = self._place
+        taker, impossible = self._choose(spec, [*beside, *others], asked_by)
         suffix = taker.suffix if taker else ""
         delivery = Delivery(
-            place, spec.backend, suffix, place.root, place.tmp, self._events, self._output_dir, log_once
+            self._who, spec.backend, suffix, self._root, self._tmp, self._events, self._output_dir, self._say
         )
         capture = ProcessCapture(spec, taker, impossible, delivery, asked_by=asked_by)
 
@@ -118,15 +122,51 @@ class Captures:
         """Forget a capture whose window is done."""
         self._all.remove(capture)
 
+    def of_window(self, window: Window, asked_by: str | None) -> ProcessCapture | None:
+        """The capture that plans `window`."""
+        return next(
+            (
+                capture
+                for capture in self._all
+                if capture.asked_by == asked_by and window in capture.spec.windows()
+            ),
+            None,
+        )
+
+    def taken(self, window: Window) -> None:
+        """A window of the request has had its turn, by somebody before."""
+        for capture in self._all:
+            if capture.asked_by is None:
+                capture.gate.taken(window)
+
+    def adopt(self, capture: ProcessCapture, window: OpenWindow, target: Path) -> None:
+        """Go on with a window that somebody before has opened, who is gone, as the capture's recorder does.
+        Its report will be `target`.
+        """
+        capture.gate.current, capture.target = window, target
+        window.asked_by = capture.asked_by
+
+    def not_heard(self, first: int, stop: int, reason: str) -> None:
+        """Nobody told of the steps from `first` to before `stop`: what was open was so all the time, and
+        windows that came and went are lost for that reason.
+        """
+        for capture in self._all:
+            for window in capture.gate.not_heard(first, stop):
+                capture.delivery.failed(OpenWindow(window, asked_by=capture.asked_by), reason)
+
     # -- steps and phases
 
-    def enter(self, step: int) -> None:
+    def enter(self, step: int, late: bool = False) -> None:
+        """Step `step` begins; `late`: it has begun before, and what opens now lacks some of it."""
         # What ends is ended before what begins: two windows of one profiler may be neighbours.
         for capture in self._all:
             if capture.gate.ends_before(step):
                 capture.gate.close(partial=True)
         for capture in self._all:
+            before = capture.gate.current
             capture.gate.enter(step)
+            if late and capture.gate.current is not None and capture.gate.current is not before:
+                capture.gate.current.late = True
             if capture.target and capture.taker:
                 self._guarded(capture, capture.taker.entered, step)
 
@@ -151,10 +191,12 @@ class Captures:
             if current:
                 capture.gate.close(partial=current.window.stop is not None and capture.asked_by is None)
 
-    def finish(self) -> None:
-        """Wait for the reports that are still being written beside the training, as long as they get on."""
+    def finish(self, seconds: float | None = None) -> None:
+        """Wait for the reports that are still being written beside the training, as long as they get on.
+        `seconds`: for one that does not; None for the knob's.
+        """
         finishing, self._finishing = self._finishing, []
-        seconds = close_wait_s()
+        seconds = close_wait_s() if seconds is None else seconds
         moved_at, seen = time.monotonic(), self._progress() if finishing else None
         while any(thread.is_alive() for thread in finishing):
             for thread in finishing:
@@ -167,12 +209,11 @@ class Captures:
                     " its report is left to the end of the job"
                 )
                 break
-        self._output_dir.finish()
 
     def _progress(self) -> tuple[int, dict[str, int]]:
         """What changes as long as reports are being written: importers' processor time, files that grow."""
         sizes: dict[str, int] = {}
-        with contextlib.suppress(OSError), os.scandir(self._place.tmp) as entries:
+        with contextlib.suppress(OSError), os.scandir(self._tmp) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
                     sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
@@ -196,14 +237,14 @@ class Captures:
     def inactive_step_range(self, step: int) -> tuple[int, int]:
         """The half-open range of steps around `step` in which nothing opens or closes."""
         low, high = ALWAYS_QUIET
-        for capture in self._all:
+        for capture in tuple(self._all):
             one_low, one_high = capture.gate.inactive_step_range(step)
             low, high = max(low, one_low), min(high, one_high)
         return low, high
 
     @property
     def any_open(self) -> bool:
-        return any(capture.gate.current for capture in self._all)
+        return any(capture.gate.current for capture in tuple(self._all))
 
     @property
     def phases_armed(self) -> bool:
@@ -263,6 +304,7 @@ class Captures:
         target, capture.target = capture.target, None
         if capture.taker is None or target is None:
             return
+        partial = partial or window.late
         try:
             finished = capture.taker.close()
         except Exception as error:
