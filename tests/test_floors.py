@@ -40,13 +40,13 @@ BUDGET = {
     "slurm": 287,
     "redact": 517,
     "request": 1399,  # 1,100; since then what a GPU refuses, the leader by both names, a folder a backend
-    "backends": 2614,  # 1,300; and which of them records CUDA
-    "window": 356,  # 700
+    "backends": 2622,  # 1,300; and which of them records CUDA
+    "window": 609,  # 700
     "trainers": 3061,  # 2,300; verl asynchronous, NeMo RL timer and libraries, RLinf block and skips
-    "runtime": 3027,  # 2,000; since then ranks that a launcher starts, and loops in Ray tasks
+    "runtime": 2815,  # 2,000; since then ranks that a launcher starts, and loops in Ray tasks
     "rayenv": 569,  # 900; since then the pattern that matched, a patched Ray, libraries of a worker
     "collect": 3355,  # 2,600; an engine beside its server, a report that comes at the end of a process
-    "supervisor": 3459,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
+    "supervisor": 3399,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
     "recorder": 1750,  # 1,500
     "submit": 473,  # submit, operate and commands: 2,600
     "operate": 1472,
