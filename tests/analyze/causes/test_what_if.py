@@ -17,13 +17,14 @@ from tests.analyze.causes.loops import Key, Loop, usual_loop
 
 from rlprof_ops.analyze.causes.critical import chains, phase_slacks
 from rlprof_ops.analyze.causes.dependencies import windows
+from rlprof_ops.analyze.causes.stages import Stages
 from rlprof_ops.analyze.causes.stragglers import stragglers
 from rlprof_ops.analyze.causes.what_if import (
     Change,
     even,
     faster,
     hidden,
-    like_peers,
+    like_others,
     mean_step,
     one_more,
     saved,
@@ -71,16 +72,22 @@ def test_a_slow_rank_like_its_peers(loop: Loop, slower: int) -> None:
         if key[1:] == ("policy", "train", 0):
             pieces[0] += slower
 
+    def usual(piece: int, ranks: range) -> float:
+        return median(
+            loop.work[s, "policy", "train", r][piece] for s in range(1, 1 + loop.steps) for r in ranks
+        )
+
     def peers(key: Key, pieces: list[int]) -> list[float]:
-        others = [loop.work[key[0], key[1], key[2], r] for r in range(1, loop.ranks["policy"])]
+        others = range(1, loop.ranks["policy"])
         if key[3] or not others:
             return list(pieces)
-        return [median(times) for times in zip(*others, strict=True)]
+        return [x * min(usual(i, others) / usual(i, range(1)), 1) for i, x in enumerate(pieces)]
 
     merged = loop.merged()
     rank = next(r for r in merged.ranks if r.worker == "policy" and r.rank == 0)
     real = changed(loop, "train", peers)
-    assert predicted(loop, like_peers(rank, "train")) == pytest.approx(real, abs=20 * loop.steps)
+    change = like_others(windows(merged), {(rank, "train")}, Stages())
+    assert predicted(loop, change) == pytest.approx(real, abs=20 * loop.steps)
 
 
 @settings(max_examples=40, deadline=None)

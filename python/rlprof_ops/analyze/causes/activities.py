@@ -26,7 +26,8 @@ class Activity:
     """One phase of one rank, whole: `busy_ns` is its time less pauses inside, `parts` its stretches.
 
     `meetings` are the collectives inside, on the run's clock; where they are not known one by one,
-    `communication_ns` is their exposed time.
+    `communication_ns` is their exposed time. What stages of a pipeline wait for each other inside is part of
+    the work: a shorter stage leaves a shorter bubble. `idle_ns`: its GPU ran nothing.
     """
 
     rank: Rank
@@ -38,6 +39,7 @@ class Activity:
     communication_ns: int = 0
     meetings: tuple[Meeting, ...] = ()
     occurrence: int = 0  # of the phase in the rank's step
+    idle_ns: int = 0
 
     @property
     def busy_ns(self) -> int:
@@ -87,8 +89,10 @@ def _of_row(row: RankStep, apart: Collection[str]) -> list[Activity]:
     seen: dict[str, int] = {}
     for i, run in enumerate(runs):
         said = phases[run.phase]
-        talk = said.communication_ns * min(run.busy_ns, said.duration_ns) // max(said.duration_ns, 1)
-        runs[i] = replace(run, communication_ns=talk, occurrence=seen.get(run.phase, 0))
+        share = min(run.busy_ns / max(said.duration_ns, 1), 1.0)
+        talk = round(share * (said.communication_ns - said.pipeline_ns))
+        idle = round(share * said.gpu.idle_ns / max(row.devices, 1)) if said.gpu else 0
+        runs[i] = replace(run, communication_ns=talk, occurrence=seen.get(run.phase, 0), idle_ns=idle)
         seen[run.phase] = seen.get(run.phase, 0) + 1
     return runs
 
