@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING
 from rlprof_ops.analyze.metrics.intervals import union
 from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, rank_of
+from rlprof_ops.analyze.run.run_steps import SYNC
 
 MAX_ACTIVITIES = 64  # a rank and step; more are told as one, named by the phase that takes most
 MAX_STRETCHES = 1000  # of phases, a rank and step; as for activities
@@ -66,17 +68,32 @@ def activities(merged: Merged) -> list[Activity]:
     return sorted(found, key=lambda a: (a.start, a.end, a.rank))
 
 
+def may_be_streamed(phase: str) -> bool:
+    """Whether a phase may take generated answers one by one, as a reward does."""
+    return phase not in {*ROLLOUT, *TRAINING, SYNC}
+
+
 def _short_calls(merged: Merged) -> dict[str, set[str]]:
-    """Worker -> its phases that are short calls with long pauses, in which others may have worked."""
+    """Worker -> its phases that are short calls with long pauses, in which others may have worked; not those
+    that go on beside another worker's generation, whose pauses are of one stream.
+    """
     told: dict[tuple[str, str], list[Activity]] = defaultdict(list)
     for row in merged.steps:
         for run in _runs(row) if row.phases else ():
             told[row.rank.worker, run.phase].append(run)
+    generated: dict[int, list[Activity]] = defaultdict(list)
+    for (_, phase), runs in told.items():
+        for run in runs if phase in ROLLOUT else ():
+            generated[run.step].append(run)
     found: dict[str, set[str]] = defaultdict(set)
     for (worker, phase), runs in told.items():
         span = sum(run.end - run.start for run in runs)
         few = max(len(run.parts) for run in runs) <= MAX_CALLS
-        if few and sum(run.busy_ns for run in runs) < _MOSTLY_PAUSES * span:
+        streamed = may_be_streamed(phase) and all(
+            any(a.rank.worker != worker and a.start < run.start < a.end for a in generated[run.step])
+            for run in runs
+        )
+        if few and not streamed and sum(run.busy_ns for run in runs) < _MOSTLY_PAUSES * span:
             found[worker].add(phase)
     return found
 

@@ -14,6 +14,7 @@ import numpy as np
 from rlprof_ops.analyze.metrics.intervals import Union, common, merged, without
 from rlprof_ops.analyze.report_model import Bubble
 from rlprof_ops.analyze.run.merge import Rank, RankStep
+from rlprof_ops.analyze.run.run_steps import MIN_OVERLAP
 
 NOTHING = merged()
 ROLLOUT = {"generation"}
@@ -112,6 +113,22 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
                     Bubble(step, worker, other, phase, round(mean), share, count, both[worker, other])
                 )
     return tuple(sorted(found, key=lambda b: (b.step, -b.mean_ns)))
+
+
+def asynchronous(rows: Sequence[RankStep]) -> bool:
+    """Whether generation runs beside training, for more than a moment."""
+    rollout, training = (
+        merged(
+            *(
+                part.when
+                for row in rows
+                for part in row.phases
+                if part.phase in phases and not row.rank.is_controller
+            )
+        )
+        for phases in (ROLLOUT, TRAINING)
+    )
+    return common(rollout, training).length > MIN_OVERLAP * min(rollout.length, training.length)
 
 
 def _free(row: RankStep) -> Union:

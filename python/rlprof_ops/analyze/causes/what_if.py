@@ -11,7 +11,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from math import inf
-from statistics import median, median_low
+from statistics import fmean, median, median_low
 from typing import NamedTuple
 
 from rlprof_ops.analyze.causes.dependencies import Piece, StepGraph
@@ -23,6 +23,7 @@ from rlprof_ops.analyze.run.merge import Merged, Rank
 
 FASTER = 0.2
 MIN_SHARE = 0.001  # of a step; less is not said
+MIN_SHARE_OF_PERIOD = 0.05  # where steps overlap: less may be how their run was joined to itself
 MIN_SHARE_OF_PATH = 0.03  # a phase that is on the path for less is not asked about
 Times = tuple[list[int], list[int]]  # duration and lag of every piece
 Change = Callable[[StepGraph], Times]
@@ -59,7 +60,7 @@ def what_ifs(
     found = []
     for kind, text, worker, phase, rank, change, node in asked:
         saves = saved(windows, change)
-        if step_ns and saves >= MIN_SHARE * step_ns:
+        if step_ns and saves >= (MIN_SHARE_OF_PERIOD if merged.periods else MIN_SHARE) * step_ns:
             row = WhatIfRow(kind, text, worker, phase, rank, round(saves), round(saves / step_ns, 5), node)
             found.append(row)
     return tuple(sorted(found, key=lambda w: -w.saves_ns))
@@ -73,7 +74,9 @@ def saved(windows: Sequence[StepGraph], change: Change) -> float:
 
 
 def mean_step(merged: Merged) -> float:
-    """The mean length of a step of the run, nanoseconds."""
+    """The mean length of a step of the run, nanoseconds; where steps overlap, from one to the next."""
+    if merged.periods:
+        return fmean(end - start for start, end in merged.periods.values())
     bounds: dict[int, tuple[int, int, int]] = {}
     for row in merged.steps:
         start, end, count = bounds.get(row.step, (row.start, row.end, 1))
