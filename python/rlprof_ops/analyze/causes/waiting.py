@@ -26,9 +26,10 @@ class Waiting:
     """One rank's step: phases + waiting + unexplained + uncaptured = step, to the nanosecond.
 
     `for_ns`: time in no phase of its own while the named worker was in one; when several were, the one with
-    the longest phases of that step counts. `unexplained_ns`: all workers of the run were recorded, and none
-    was in a phase (scheduling, transfers, the controller). `uncaptured_ns`: no recorded worker was in a
-    phase, and another one, or this rank, was not recorded; all of the step where this worker marks no phases.
+    the longest phases of that step counts, and last its own worker, of which other ranks were in one.
+    `unexplained_ns`: all workers of the run were recorded, and none was in a phase (scheduling, transfers,
+    the controller). `uncaptured_ns`: no recorded worker was in a phase, and another one, or this rank, was
+    not recorded; all of the step where this worker marks no phases.
     """
 
     rank: Rank
@@ -60,7 +61,8 @@ def waiting(rows: Sequence[RankStep]) -> tuple[Waiting, ...]:
         unseen = gaps.length - left.length
         waits: dict[str, int] = {}
         if not row.rank.is_controller:
-            for other in sorted(others, key=lambda w: -active[w].inside(row.start, row.end)):
+            longest = sorted(others, key=lambda w: -active[w].inside(row.start, row.end))
+            for other in [*longest, *({worker} & workers)]:
                 length = common(left, active[other]).length
                 if length:
                     waits[other] = length
