@@ -33,6 +33,7 @@ class Loop:
     transfer_ns: int = 700
     tail_ns: int = 900
     ranks_a_node: int = 1_000
+    on_gpu: bool = False  # the collectives
 
     def run(self, work: Mapping[Key, list[int]] | None = None) -> Times:
         """When everything began and ended, with these durations."""
@@ -81,7 +82,7 @@ class Loop:
         met = sorted(m for key in keys for m in times.meetings.get(key, ()))
         events = CollectiveEvents(
             "all_reduce",
-            False,
+            self.on_gpu,
             np.array([a for a, _ in met], np.int64),
             np.array([b for _, b in met], np.int64),
             np.full(len(met), -1, np.int64),
@@ -132,15 +133,17 @@ PLAN = (
 MEANS = {"generation": 400_000, "reward": 60_000, "train": 300_000, "weight_sync": 80_000}
 
 
-def usual_loop(seed: int, rollout: int = 3, policy: int = 4, steps: int = 5, noise: float = 0.02) -> Loop:
-    """Generation, reward, training with three collectives, weight sync; times normal about their means."""
+def usual_loop(
+    seed: int, rollout: int = 3, policy: int = 4, steps: int = 5, noise: float = 0.02, collectives: int = 3
+) -> Loop:
+    """Generation, reward, training with collectives, weight sync; times normal about their means."""
     rng = np.random.default_rng(seed)
     loop = Loop({"rollout": rollout, "scorer": 1, "policy": policy}, PLAN, steps)
     for step in range(1, steps + 1):
         for phase, workers in PLAN:
             for worker in workers:
                 for rank in range(loop.ranks[worker]):
-                    pieces = 4 if phase == "train" else 1
+                    pieces = collectives + 1 if phase == "train" else 1
                     each = MEANS[phase] / pieces * (1 + noise * rng.standard_normal(pieces))
                     loop.work[step, worker, phase, rank] = [max(int(x), 2000) for x in each]
                     loop.wait[step, worker, phase, rank] = int(rng.integers(500, 3000))

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,17 @@ MAX_CALLS = 16  # of a phase that mostly pauses; with more they are taken togeth
 MAX_MEETINGS = 200  # an activity: beyond, its collectives are taken together
 _MOSTLY_PAUSES = 0.5  # of an activity: with less work in it, its calls are activities of their own
 _MOSTLY_OTHERS = 0.1  # of a controller's phase: with more work of others inside, it only waits for them
-Meeting = tuple[str, int, int]  # collective, arrival, release
+_HIDDEN = 0.1  # of a phase's collectives on the GPU: with more, they do not cut its work
+
+
+class Meeting(NamedTuple):
+    """One collective as one rank saw it. `communicator` tells those of one name apart."""
+
+    name: str
+    arrival: int
+    release: int
+    communicator: str = ""
+    on_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,33 +153,37 @@ def _runs(row: RankStep, apart: Collection[str] = ()) -> list[Activity]:
 
 
 def _meetings(merged: Merged) -> dict[Rank, tuple[Meeting, ...]]:
-    """The collectives of each rank on the host, outermost, on the run's clock. Those on a GPU run beside the
-    host's phases and hide behind kernels: their exposed time stands in the phases.
-    """
+    """The collectives of each rank, outermost, on the run's clock."""
     found: dict[Rank, list[Meeting]] = {}
     for summary in merged.summaries:
         clock = merged.clocks.of(summary.host)
         for events in summary.collective_events:
-            if not events.on_gpu:
-                starts, ends = clock.all_aligned(events.start), clock.all_aligned(events.end)
-                found.setdefault(rank_of(summary), []).extend(
-                    (events.key, a, b) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
-                )
+            starts, ends = clock.all_aligned(events.start), clock.all_aligned(events.end)
+            found.setdefault(rank_of(summary), []).extend(
+                Meeting(events.key, a, b, events.communicator, events.on_gpu)
+                for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
+            )
     outermost: dict[Rank, tuple[Meeting, ...]] = {}
     for rank, meetings in found.items():
         kept: list[Meeting] = []
-        for meeting in sorted(set(meetings), key=lambda m: (m[1], -m[2])):
-            if not kept or meeting[1] >= kept[-1][2]:
+        for meeting in sorted(set(meetings), key=lambda m: (m.arrival, -m.release)):
+            if not kept or meeting.arrival >= kept[-1].release:
                 kept.append(meeting)
         outermost[rank] = tuple(kept)
     return outermost
 
 
 def _with_meetings(activity: Activity, meetings: Sequence[Meeting]) -> Activity:
-    first = bisect_left(meetings, activity.start, key=lambda m: m[1])
-    last = bisect_left(meetings, activity.end, key=lambda m: m[1])
+    """With the collectives inside it, where these are few and whole. On a GPU they may hide behind kernels:
+    then they do not cut the work, and what of them is exposed stands in the phase.
+    """
+    first = bisect_left(meetings, activity.start, key=lambda m: m.arrival)
+    last = bisect_left(meetings, activity.end, key=lambda m: m.arrival)
     inside = meetings[first:last]
-    whole = 0 < len(inside) <= MAX_MEETINGS and inside[-1][2] <= activity.end
+    whole = 0 < len(inside) <= MAX_MEETINGS and inside[-1].release <= activity.end
+    if whole and inside[0].on_gpu:
+        taken = sum(m.release - m.arrival for m in inside)
+        whole = abs(taken - activity.communication_ns) <= _HIDDEN * activity.communication_ns
     return replace(activity, meetings=tuple(inside)) if whole else activity
 
 

@@ -20,6 +20,7 @@ from rlprof_ops.analyze.causes.waiting import ROLLOUT
 from rlprof_ops.analyze.run.merge import Merged, Rank
 
 MAX_NAMED = 4  # hosts in a sentence
+MAX_PIECES = 8_000  # of a phase and step: beyond, the collectives of its ranks are taken together
 MAX_APART = 4  # steps between work that waits and what it waits for, where steps overlap
 _SHORT_TAIL = 0.15  # of a streamed phase: without a backlog it works as fast as answers come
 _NO_PAUSE = 0.9  # of a streamed phase is work: its calls are not told apart
@@ -239,8 +240,8 @@ def _fed(built: _Builder, node: int, activity: Activity, last_answer: int, gener
 
 def _met(built: _Builder, group: Sequence[Activity], begins: list[int]) -> list[int]:
     """Cuts the pieces of one phase where its ranks meet; the last piece of each rank."""
-    names = {tuple(m[0] for m in a.meetings) for a in group}
-    if len(names) == 1 and group[0].meetings:
+    names = {tuple(m.name for m in a.meetings) for a in group}
+    if len(names) == 1 and 0 < len(group) * len(group[0].meetings) <= MAX_PIECES:
         return _one_by_one(built, group, begins)
     talking = [i for i, a in enumerate(group) if a.communication_ns > 0]
     if not talking or max(group[i].start for i in talking) >= min(group[i].end for i in talking):
@@ -257,10 +258,14 @@ def _met(built: _Builder, group: Sequence[Activity], begins: list[int]) -> list[
 def _one_by_one(built: _Builder, group: Sequence[Activity], begins: Sequence[int]) -> list[int]:
     nodes = list(begins)
     for node, activity in zip(nodes, group, strict=True):
-        built.end[node] = activity.meetings[0][1]
+        built.end[node] = activity.meetings[0].arrival
     for number in range(len(group[0].meetings)):
-        met = built.joined(nodes)
+        members: dict[str, list[int]] = defaultdict(list)
+        for node, activity in zip(nodes, group, strict=True):
+            members[activity.meetings[number].communicator].append(node)
+        met = {communicator: built.joined(arrived) for communicator, arrived in members.items()}
         for i, a in enumerate(group):
-            until = a.meetings[number + 1][1] if number + 1 < len(a.meetings) else a.end
-            nodes[i] = built.add(a.meetings[number][2], until, (met,), Piece(a, number + 1))
+            meeting = a.meetings[number]
+            until = a.meetings[number + 1].arrival if number + 1 < len(a.meetings) else a.end
+            nodes[i] = built.add(meeting.release, until, (met[meeting.communicator],), Piece(a, number + 1))
     return nodes

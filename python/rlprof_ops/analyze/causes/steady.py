@@ -79,7 +79,9 @@ def _later(part: Sequence[Activity], steps: int, ns: float) -> list[Activity]:
             step=a.step + steps,
             start=a.start + round(ns),
             end=a.end + round(ns),
-            meetings=tuple((name, begin + round(ns), end + round(ns)) for name, begin, end in a.meetings),
+            meetings=tuple(
+                m._replace(arrival=m.arrival + round(ns), release=m.release + round(ns)) for m in a.meetings
+            ),
         )
         for a in part
     ]
