@@ -63,12 +63,11 @@ def waiting(rows: Sequence[RankStep]) -> tuple[Waiting, ...]:
         if not row.rank.is_controller:
             longest = sorted(others, key=lambda w: -active[w].inside(row.start, row.end))
             for other in [*longest, *({worker} & workers)]:
-                length = common(left, active[other]).length
-                if length:
-                    waits[other] = length
-                    left = without(left, active[other])
+                rest = without(left, active[other]) if left.length else left
+                if rest.length < left.length:
+                    waits[other], left = left.length - rest.length, rest
         known = NOTHING if one_sided and worker in workers else left
-        for other in others:
+        for other in others if known.length else ():
             known = common(known, seen[other])
         unseen += left.length - known.length
         found.append(Waiting(row.rank, row.step, waits, known.length, unseen))

@@ -62,11 +62,12 @@ def overlapping(rows: Sequence[RankStep], clock_of: Callable[[str], str]) -> boo
     """
     spans: dict[Group, tuple[int, int]] = {}
     for row in rows:
-        for phase in row.phases if row.marked and not row.rank.is_controller else ():
-            if phase.phase != SYNC and len(phase.when):
-                key, start, end = (clock_of(row.rank.host), row.step), phase.when.start[0], phase.when.end[-1]
-                low, high = spans.get(key, (start, end))
-                spans[key] = (min(low, int(start)), max(high, int(end)))
+        phases = [phase.when for phase in row.phases if phase.phase != SYNC and len(phase.when)]
+        if phases and row.marked and not row.rank.is_controller:
+            key = (clock_of(row.rank.host), row.step)
+            start, end = min(int(when.start[0]) for when in phases), max(int(when.end[-1]) for when in phases)
+            low, high = spans.get(key, (start, end))
+            spans[key] = (min(low, start), max(high, end))
     pairs = [(spans[c, n], spans[c, n + 1]) for c, n in spans if (c, n + 1) in spans]
     if not pairs:
         return False
