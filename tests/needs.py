@@ -146,6 +146,12 @@ def _upstream() -> str:
     return upstream.missing()
 
 
+def _study() -> str:
+    from tests.bench.truth import study
+
+    return study.missing()
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "slurm": _slurm,
     "nsys": _nsys,
@@ -160,6 +166,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "scanner": _scanner,
     "index": _index,
     "upstream": _upstream,
+    "study": _study,
 }
 
 

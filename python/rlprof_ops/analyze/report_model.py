@@ -240,7 +240,7 @@ class AnatomyRow(msgspec.Struct, frozen=True):
     idle_ns: Ns
     waiting_ns: dict[str, Ns]
     unexplained_ns: Annotated[
-        Ns, Meta(description="in no phase, and neither was any other worker; all were recorded")
+        Ns, Meta(description="in no phase, and neither was any other rank; all workers were recorded")
     ]
     uncaptured_ns: Annotated[
         Ns, Meta(description="in no phase, no recorded worker was in one, and some worker was not recorded")

@@ -33,6 +33,7 @@ class Loop:
     transfer_ns: int = 700
     tail_ns: int = 900
     ranks_a_node: int = 1_000
+    on_gpu: bool = False  # the collectives
 
     def run(self, work: Mapping[Key, list[int]] | None = None) -> Times:
         """When everything began and ended, with these durations."""
@@ -73,11 +74,15 @@ class Loop:
 
     def _summary(self, times: Times, worker: str, rank: int) -> Summary:
         keys = [key for key in times.begin if key[1] == worker and key[3] == rank]
-        segments = [Segment(key[0], key[2], times.begin[key], times.end[key]) for key in keys]
+        segments = [
+            Segment(key[0], key[2], a, b)
+            for key in keys
+            for a, b in times.calls.get(key, [(times.begin[key], times.end[key])])
+        ]
         met = sorted(m for key in keys for m in times.meetings.get(key, ()))
         events = CollectiveEvents(
             "all_reduce",
-            False,
+            self.on_gpu,
             np.array([a for a, _ in met], np.int64),
             np.array([b for _, b in met], np.int64),
             np.full(len(met), -1, np.int64),
@@ -89,15 +94,20 @@ class Loop:
             report=ReportFile(name, "torch", worker, rank, host, pid, 1, self.steps + 1, None, 1),
             kind="torch", host=host, pid=pid, rank=rank, on_utc=True,
             events=1, damaged=0, truncated="", seconds=0.0,
-            start=times.step[1][0], end=times.step[self.steps][1], details={},
-            steps=tuple(StepTime(n, a, b, True, None, None) for n, (a, b) in times.step.items()),
+            start=min(a for a, _ in times.step.values()), end=max(b for _, b in times.step.values()),
+            details={},
+            steps=tuple(
+                StepTime(n, *times.own.get((worker, rank, n), span), True, None, None)
+                for n, span in times.step.items()
+            ),
             phases=tuple(
                 PhaseTime(
-                    s.step, s.phase, s.end - s.start, 1,
-                    sum(b - a for a, b in times.meetings.get((s.step, worker, s.phase, rank), ())),
-                    None, None, stretches([s])[s.phase],
+                    step, phase, when.length, len(when),
+                    sum(b - a for a, b in times.meetings.get((step, worker, phase, rank), ())),
+                    None, None, when,
                 )
-                for s in segments
+                for step, _, phase, _ in keys
+                for when in [stretches([s for s in segments if (s.step, s.phase) == (step, phase)])[phase]]
             ),
             drawn=tuple(segments), devices=(), kernels=(), ops=(), collectives=(), memory=(),
             collective_events=(events,) if met else (), collectives_seen=bool(met),
@@ -110,6 +120,8 @@ class Times:
     end: dict[Key, int] = field(default_factory=dict)
     meetings: dict[Key, list[tuple[int, int]]] = field(default_factory=dict)
     step: dict[int, tuple[int, int]] = field(default_factory=dict)
+    calls: dict[Key, list[tuple[int, int]]] = field(default_factory=dict)  # of a phase that pauses
+    own: dict[tuple[str, int, int], tuple[int, int]] = field(default_factory=dict)  # worker, rank, step
 
 
 PLAN = (
@@ -121,15 +133,17 @@ PLAN = (
 MEANS = {"generation": 400_000, "reward": 60_000, "train": 300_000, "weight_sync": 80_000}
 
 
-def usual_loop(seed: int, rollout: int = 3, policy: int = 4, steps: int = 5, noise: float = 0.02) -> Loop:
-    """Generation, reward, training with three collectives, weight sync; times normal about their means."""
+def usual_loop(
+    seed: int, rollout: int = 3, policy: int = 4, steps: int = 5, noise: float = 0.02, collectives: int = 3
+) -> Loop:
+    """Generation, reward, training with collectives, weight sync; times normal about their means."""
     rng = np.random.default_rng(seed)
     loop = Loop({"rollout": rollout, "scorer": 1, "policy": policy}, PLAN, steps)
     for step in range(1, steps + 1):
         for phase, workers in PLAN:
             for worker in workers:
                 for rank in range(loop.ranks[worker]):
-                    pieces = 4 if phase == "train" else 1
+                    pieces = collectives + 1 if phase == "train" else 1
                     each = MEANS[phase] / pieces * (1 + noise * rng.standard_normal(pieces))
                     loop.work[step, worker, phase, rank] = [max(int(x), 2000) for x in each]
                     loop.wait[step, worker, phase, rank] = int(rng.integers(500, 3000))

@@ -47,6 +47,21 @@ def test_a_long_tail_is_named_first(seed: int) -> None:
     assert found["saves_ns"] == pytest.approx(250_000, rel=0.2)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_who_waits_for_a_rank_of_its_own_worker_is_in_no_unexplained_time(seed: int) -> None:
+    loop = planted(seed, "generation", 250_000, None)
+    _, answer = first_finding(loop)
+    times = loop.run()
+    for row in answer["anatomy"]:
+        at, nobody = times.step[row["step"]][0], 0
+        for begin, end in sorted((times.begin[key], times.end[key]) for key in times.begin):
+            if times.step[row["step"]][0] <= begin < times.step[row["step"]][1]:
+                nobody += max(begin - at, 0)
+                at = max(at, end)
+        assert row["unexplained_ns"] == nobody + times.step[row["step"]][1] - at
+    assert not [f for f in answer["findings"] if f["kind"] == "unexplained"]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_exposed_weight_sync_is_named_first(seed: int) -> None:
     loop = usual_loop(seed, rollout=4, policy=4, steps=6, noise=0.04)

@@ -6,11 +6,14 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING
 from rlprof_ops.analyze.metrics.intervals import union
 from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, rank_of
+from rlprof_ops.analyze.run.run_steps import SYNC
 
 MAX_ACTIVITIES = 64  # a rank and step; more are told as one, named by the phase that takes most
 MAX_STRETCHES = 1000  # of phases, a rank and step; as for activities
@@ -18,7 +21,17 @@ MAX_CALLS = 16  # of a phase that mostly pauses; with more they are taken togeth
 MAX_MEETINGS = 200  # an activity: beyond, its collectives are taken together
 _MOSTLY_PAUSES = 0.5  # of an activity: with less work in it, its calls are activities of their own
 _MOSTLY_OTHERS = 0.1  # of a controller's phase: with more work of others inside, it only waits for them
-Meeting = tuple[str, int, int]  # collective, arrival, release
+_HIDDEN = 0.1  # of a phase's collectives on the GPU: with more, they do not cut its work
+
+
+class Meeting(NamedTuple):
+    """One collective as one rank saw it. `communicator` tells those of one name apart."""
+
+    name: str
+    arrival: int
+    release: int
+    communicator: str = ""
+    on_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -26,7 +39,8 @@ class Activity:
     """One phase of one rank, whole: `busy_ns` is its time less pauses inside, `parts` its stretches.
 
     `meetings` are the collectives inside, on the run's clock; where they are not known one by one,
-    `communication_ns` is their exposed time.
+    `communication_ns` is their exposed time. What stages of a pipeline wait for each other inside is part of
+    the work: a shorter stage leaves a shorter bubble. `idle_ns`: its GPU ran nothing.
     """
 
     rank: Rank
@@ -38,6 +52,7 @@ class Activity:
     communication_ns: int = 0
     meetings: tuple[Meeting, ...] = ()
     occurrence: int = 0  # of the phase in the rank's step
+    idle_ns: int = 0
 
     @property
     def busy_ns(self) -> int:
@@ -64,17 +79,32 @@ def activities(merged: Merged) -> list[Activity]:
     return sorted(found, key=lambda a: (a.start, a.end, a.rank))
 
 
+def may_be_streamed(phase: str) -> bool:
+    """Whether a phase may take generated answers one by one, as a reward does."""
+    return phase not in {*ROLLOUT, *TRAINING, SYNC}
+
+
 def _short_calls(merged: Merged) -> dict[str, set[str]]:
-    """Worker -> its phases that are short calls with long pauses, in which others may have worked."""
+    """Worker -> its phases that are short calls with long pauses, in which others may have worked; not those
+    that go on beside another worker's generation, whose pauses are of one stream.
+    """
     told: dict[tuple[str, str], list[Activity]] = defaultdict(list)
     for row in merged.steps:
         for run in _runs(row) if row.phases else ():
             told[row.rank.worker, run.phase].append(run)
+    generated: dict[int, list[Activity]] = defaultdict(list)
+    for (_, phase), runs in told.items():
+        for run in runs if phase in ROLLOUT else ():
+            generated[run.step].append(run)
     found: dict[str, set[str]] = defaultdict(set)
     for (worker, phase), runs in told.items():
         span = sum(run.end - run.start for run in runs)
         few = max(len(run.parts) for run in runs) <= MAX_CALLS
-        if few and sum(run.busy_ns for run in runs) < _MOSTLY_PAUSES * span:
+        streamed = may_be_streamed(phase) and all(
+            any(a.rank.worker != worker and a.start < run.start < a.end for a in generated[run.step])
+            for run in runs
+        )
+        if few and not streamed and sum(run.busy_ns for run in runs) < _MOSTLY_PAUSES * span:
             found[worker].add(phase)
     return found
 
@@ -87,8 +117,10 @@ def _of_row(row: RankStep, apart: Collection[str]) -> list[Activity]:
     seen: dict[str, int] = {}
     for i, run in enumerate(runs):
         said = phases[run.phase]
-        talk = said.communication_ns * min(run.busy_ns, said.duration_ns) // max(said.duration_ns, 1)
-        runs[i] = replace(run, communication_ns=talk, occurrence=seen.get(run.phase, 0))
+        share = min(run.busy_ns / max(said.duration_ns, 1), 1.0)
+        talk = round(share * (said.communication_ns - said.pipeline_ns))
+        idle = round(share * said.gpu.idle_ns / max(row.devices, 1)) if said.gpu else 0
+        runs[i] = replace(run, communication_ns=talk, occurrence=seen.get(run.phase, 0), idle_ns=idle)
         seen[run.phase] = seen.get(run.phase, 0) + 1
     return runs
 
@@ -121,33 +153,37 @@ def _runs(row: RankStep, apart: Collection[str] = ()) -> list[Activity]:
 
 
 def _meetings(merged: Merged) -> dict[Rank, tuple[Meeting, ...]]:
-    """The collectives of each rank on the host, outermost, on the run's clock. Those on a GPU run beside the
-    host's phases and hide behind kernels: their exposed time stands in the phases.
-    """
+    """The collectives of each rank, outermost, on the run's clock."""
     found: dict[Rank, list[Meeting]] = {}
     for summary in merged.summaries:
         clock = merged.clocks.of(summary.host)
         for events in summary.collective_events:
-            if not events.on_gpu:
-                starts, ends = clock.all_aligned(events.start), clock.all_aligned(events.end)
-                found.setdefault(rank_of(summary), []).extend(
-                    (events.key, a, b) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
-                )
+            starts, ends = clock.all_aligned(events.start), clock.all_aligned(events.end)
+            found.setdefault(rank_of(summary), []).extend(
+                Meeting(events.key, a, b, events.communicator, events.on_gpu)
+                for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
+            )
     outermost: dict[Rank, tuple[Meeting, ...]] = {}
     for rank, meetings in found.items():
         kept: list[Meeting] = []
-        for meeting in sorted(set(meetings), key=lambda m: (m[1], -m[2])):
-            if not kept or meeting[1] >= kept[-1][2]:
+        for meeting in sorted(set(meetings), key=lambda m: (m.arrival, -m.release)):
+            if not kept or meeting.arrival >= kept[-1].release:
                 kept.append(meeting)
         outermost[rank] = tuple(kept)
     return outermost
 
 
 def _with_meetings(activity: Activity, meetings: Sequence[Meeting]) -> Activity:
-    first = bisect_left(meetings, activity.start, key=lambda m: m[1])
-    last = bisect_left(meetings, activity.end, key=lambda m: m[1])
+    """With the collectives inside it, where these are few and whole. On a GPU they may hide behind kernels:
+    then they do not cut the work, and what of them is exposed stands in the phase.
+    """
+    first = bisect_left(meetings, activity.start, key=lambda m: m.arrival)
+    last = bisect_left(meetings, activity.end, key=lambda m: m.arrival)
     inside = meetings[first:last]
-    whole = 0 < len(inside) <= MAX_MEETINGS and inside[-1][2] <= activity.end
+    whole = 0 < len(inside) <= MAX_MEETINGS and inside[-1].release <= activity.end
+    if whole and inside[0].on_gpu:
+        taken = sum(m.release - m.arrival for m in inside)
+        whole = abs(taken - activity.communication_ns) <= _HIDDEN * activity.communication_ns
     return replace(activity, meetings=tuple(inside)) if whole else activity
 
 

@@ -1,9 +1,11 @@
 """The graph of a run: which work waited for which, as far as the reports' times tell.
 
-Nothing records it, so three things stand for it. A rank does one thing after the other. Ranks that meet in a
+Nothing records it, so four things stand for it. A rank does one thing after the other. Ranks that meet in a
 collective go on together. And a phase of one worker waits for a phase of another where in every captured step
 the one ended on all ranks before the other began on any: what a trainer's loop makes so. Two phases that ever
 overlap do not wait for each other, so generation that runs beside training is no link of training's chain.
+But what is made of answers as they come (a streamed reward) begins beside generation, and what of it comes
+after the last answer waits for that.
 """
 
 from __future__ import annotations
@@ -11,16 +13,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from rlprof_ops.analyze.causes.activities import Activity, activities
+from rlprof_ops.analyze.causes.activities import Activity, activities, may_be_streamed
 from rlprof_ops.analyze.causes.graph import Graph
+from rlprof_ops.analyze.causes.waiting import ROLLOUT
 from rlprof_ops.analyze.run.merge import Merged, Rank
 
 MAX_NAMED = 4  # hosts in a sentence
+MAX_PIECES = 8_000  # of a phase and step: beyond, the collectives of its ranks are taken together
+MAX_APART = 4  # steps between work that waits and what it waits for, where steps overlap
+_SHORT_TAIL = 0.15  # of a streamed phase: without a backlog it works as fast as answers come
+_NO_PAUSE = 0.9  # of a streamed phase is work: its calls are not told apart
 Kind = tuple[str, str, int]  # worker, phase, occurrence in the step
 GroupKey = tuple[int, Kind]  # step, and what all ranks of the worker do in it
 Relations = dict[tuple[Kind, Kind, int], bool]
+Streams = dict[Kind, list[Kind]]  # what is streamed -> the generation that it comes from
 
 
 @dataclass(frozen=True)
@@ -59,32 +66,39 @@ def untold(merged: Merged) -> str:
 
 
 def windows(merged: Merged) -> list[StepGraph]:
-    """One graph for every run of consecutive steps; none where `untold` says why."""
-    if untold(merged):
+    """One graph for every run of consecutive steps; none where `untold` says why, or steps overlap."""
+    if untold(merged) or merged.periods:
         return []
-    found = activities(merged)
+    parts = consecutive(merged)
+    related = relations(parts, merged.clocks.residual_ns or 0)
+    strictly = relations(parts, 0)
+    streams = _streams(parts)
     count = {row.step: row.count or 1 for row in merged.steps}
-    numbers = sorted({a.step for a in found})
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + count[runs[-1][-1]]:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [[a for a in found if a.step in set(run)] for run in runs]
-    related = _relations(parts, merged.clocks.residual_ns or 0)
-    strictly = _relations(parts, 0)
     begins: dict[int, int] = {}
     for row in merged.steps:
         begins[row.step] = min(begins.get(row.step, row.start), row.start)
     made = []
-    for run, mine in zip(runs, parts, strict=True):
+    for mine in parts:
+        run = sorted({a.step for a in mine})
         begin, steps = min(begins[run[0]], mine[0].start), sum(count[n] for n in run)
         try:
-            made.append(_window(mine, related, begin, steps, meet=True))
+            made.append(window_of(mine, related, streams, begin, steps, meet=True))
         except ValueError:  # times that contradict each other: what is certain alone
-            made.append(_window(mine, strictly, begin, steps, meet=False))
+            made.append(window_of(mine, strictly, {}, begin, steps, meet=False))
     return made
+
+
+def consecutive(merged: Merged) -> list[list[Activity]]:
+    """The activities of every run of consecutive steps."""
+    found = activities(merged)
+    count = {row.step: row.count or 1 for row in merged.steps}
+    runs: list[list[int]] = []
+    for number in sorted({a.step for a in found}):
+        if runs and number == runs[-1][-1] + count[runs[-1][-1]]:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [[a for a in found if a.step in set(run)] for run in runs]
 
 
 def _groups(part: Sequence[Activity]) -> dict[GroupKey, list[Activity]]:
@@ -95,7 +109,7 @@ def _groups(part: Sequence[Activity]) -> dict[GroupKey, list[Activity]]:
     return groups
 
 
-def _relations(parts: Sequence[Sequence[Activity]], residual_ns: int) -> Relations:
+def relations(parts: Sequence[Sequence[Activity]], residual_ns: int, most_apart: int = 1) -> Relations:
     """(before, after, how many captured steps later) -> whether it was so each time it could be seen.
 
     What ends within the clocks' residual of the other's begin counts as before it, where it also began and
@@ -107,8 +121,8 @@ def _relations(parts: Sequence[Sequence[Activity]], residual_ns: int) -> Relatio
         for (step, kind), group in _groups(part).items():
             spans[step][kind] = (min(a.start for a in group), max(a.end for a in group))
         steps = sorted(spans)
-        for apart, pairs in ((0, [(s, s) for s in steps]), (1, list(pairwise(steps)))):
-            for first, second in pairs:
+        for apart in range(most_apart + 1):
+            for first, second in zip(steps, steps[apart:], strict=False):
                 for a, (a_start, a_end) in spans[first].items():
                     for b, (b_start, b_end) in spans[second].items():
                         late = max(a_end - b_start, 0)
@@ -116,6 +130,27 @@ def _relations(parts: Sequence[Sequence[Activity]], residual_ns: int) -> Relatio
                         key = (a, b, apart)
                         seen[key] = seen.get(key, True) and before
     return seen
+
+
+def _streams(parts: Sequence[Sequence[Activity]]) -> Streams:
+    """What other workers make of generated answers while generation goes on: it begins after generation, and
+    ends after it, in every captured step.
+    """
+    seen: dict[tuple[Kind, Kind], bool] = {}
+    for part in parts:
+        spans = {key: (group[0].start, max(a.end for a in group)) for key, group in _groups(part).items()}
+        for (step, source), (begin, end) in spans.items():
+            if source[1] not in ROLLOUT:
+                continue
+            for (other, kind), (start, over) in spans.items():
+                if other == step and kind[0] != source[0] and may_be_streamed(kind[1]):
+                    key = (kind, source)
+                    seen[key] = seen.get(key, True) and begin < start < end <= over
+    found: Streams = defaultdict(list)
+    for (kind, source), always in seen.items():
+        if always:
+            found[kind].append(source)
+    return found
 
 
 class _Builder:
@@ -146,25 +181,37 @@ class _Builder:
         return StepGraph(graph, tuple(self.pieces), steps)
 
 
-def _window(part: Sequence[Activity], related: Relations, origin: int, steps: int, meet: bool) -> StepGraph:
+def window_of(
+    part: Sequence[Activity], related: Relations, streams: Streams, origin: int, steps: int, meet: bool
+) -> StepGraph:
     built = _Builder()
     groups = _groups(part)
     numbers = sorted({step for step, _ in groups})
-    previous = dict(zip(numbers[1:], numbers, strict=False))
     ended: dict[int, dict[Kind, int]] = defaultdict(dict)
     first: dict[int, int] = {}  # id of an activity -> its first piece
     last: dict[int, int] = {}
-    for (step, kind), group in groups.items():
+    for (step, kind), group in sorted(groups.items(), key=lambda item: item[0][1] in streams):
+        sources = [(step, source) for source in streams.get(kind, ())]
         begins = [built.add(a.start, a.end, (), Piece(a, 0)) for a in group]
-        ends = _met(built, group, begins) if meet else begins
+        if sources:
+            last_answer = max(a.end for source in sources for a in groups[source])
+            generated = built.joined([ended[step][source] for _, source in sources])
+            ends = [
+                _fed(built, node, a, last_answer, generated) for node, a in zip(begins, group, strict=True)
+            ]
+        else:
+            ends = _met(built, group, begins) if meet else begins
         ended[step][kind] = built.joined(ends)
         first |= {id(a): node for a, node in zip(group, begins, strict=True)}
         last |= {id(a): node for a, node in zip(group, ends, strict=True)}
     for (step, kind), group in groups.items():
-        before = [node for other, node in ended[step].items() if related.get((other, kind, 0))]
-        if step in previous:
-            earlier = ended[previous[step]].items()
-            before += [node for other, node in earlier if related.get((other, kind, 1))]
+        place = numbers.index(step)
+        before = [
+            node
+            for apart, earlier in enumerate(numbers[max(place - MAX_APART, 0) : place + 1][::-1])
+            for other, node in ended[earlier].items()
+            if related.get((other, kind, apart))
+        ]
         if before:
             node = built.joined(before)
             for activity in group:
@@ -178,10 +225,23 @@ def _window(part: Sequence[Activity], related: Relations, origin: int, steps: in
     return built.window(origin, steps)
 
 
+def _fed(built: _Builder, node: int, activity: Activity, last_answer: int, generated: int) -> int:
+    """Cuts a streamed activity at the last answer. Before it only its work counts, for its pauses are
+    generation's. Where no pause shows, it is whole if a backlog is left then, else it only followed.
+    """
+    tail, span = activity.end - last_answer, activity.end - activity.start
+    without_pause = activity.busy_ns > _NO_PAUSE * span
+    if not 0 < tail < span or (without_pause and tail > _SHORT_TAIL * span):
+        return node
+    work = 0 if without_pause else max(activity.busy_ns - tail, 0)
+    built.end[node] = activity.start + work
+    return built.add(last_answer, activity.end, (node, generated), Piece(activity, 1))
+
+
 def _met(built: _Builder, group: Sequence[Activity], begins: list[int]) -> list[int]:
     """Cuts the pieces of one phase where its ranks meet; the last piece of each rank."""
-    names = {tuple(m[0] for m in a.meetings) for a in group}
-    if len(names) == 1 and group[0].meetings:
+    names = {tuple(m.name for m in a.meetings) for a in group}
+    if len(names) == 1 and 0 < len(group) * len(group[0].meetings) <= MAX_PIECES:
         return _one_by_one(built, group, begins)
     talking = [i for i, a in enumerate(group) if a.communication_ns > 0]
     if not talking or max(group[i].start for i in talking) >= min(group[i].end for i in talking):
@@ -198,10 +258,14 @@ def _met(built: _Builder, group: Sequence[Activity], begins: list[int]) -> list[
 def _one_by_one(built: _Builder, group: Sequence[Activity], begins: Sequence[int]) -> list[int]:
     nodes = list(begins)
     for node, activity in zip(nodes, group, strict=True):
-        built.end[node] = activity.meetings[0][1]
+        built.end[node] = activity.meetings[0].arrival
     for number in range(len(group[0].meetings)):
-        met = built.joined(nodes)
+        members: dict[str, list[int]] = defaultdict(list)
+        for node, activity in zip(nodes, group, strict=True):
+            members[activity.meetings[number].communicator].append(node)
+        met = {communicator: built.joined(arrived) for communicator, arrived in members.items()}
         for i, a in enumerate(group):
-            until = a.meetings[number + 1][1] if number + 1 < len(a.meetings) else a.end
-            nodes[i] = built.add(a.meetings[number][2], until, (met,), Piece(a, number + 1))
+            meeting = a.meetings[number]
+            until = a.meetings[number + 1].arrival if number + 1 < len(a.meetings) else a.end
+            nodes[i] = built.add(meeting.release, until, (met[meeting.communicator],), Piece(a, number + 1))
     return nodes

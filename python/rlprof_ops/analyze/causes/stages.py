@@ -20,12 +20,13 @@ _SAY_NOTHING = ("", "default_pg", "undefined")  # descriptions of process groups
 @dataclass(frozen=True)
 class Stages:
     """The stage of every rank whose worker is a pipeline. `unclear`: (worker, phase) in which ranks send to
-    each other, and nothing tells whether they are stages.
+    each other, and nothing tells whether they are stages. `pipeline`: the ranks of a rank's own one.
     """
 
     known: dict[Rank, int] = field(default_factory=dict)
     piped: frozenset[str] = frozenset()
     unclear: frozenset[tuple[str, str]] = frozenset()
+    pipeline: dict[Rank, str] = field(default_factory=dict)
 
     def of(self, rank: Rank, phase: str) -> int | None:
         """0 where there is no pipeline; None where it cannot be told who the rank's peers are."""
@@ -33,10 +34,18 @@ class Stages:
             return self.known.get(rank)
         return None if (rank.worker, phase) in self.unclear else 0
 
+    def of_its_pipeline(self, rank: Rank) -> set[Rank]:
+        """The rank and the other stages of its pipeline, which wait for each microbatch of each other."""
+        mine = (rank.worker, self.pipeline.get(rank))
+        found = {r for r, members in self.pipeline.items() if (r.worker, members) == mine}
+        one_each = len({self.known[r] for r in found}) == len(found)  # else pipelines of several worlds
+        return found | {rank} if one_each else {rank}
+
 
 def find_stages(merged: Merged) -> Stages:
     """By the pipeline's process groups, else by the names of the files."""
     told: dict[Rank, int] = {}
+    pipeline: dict[Rank, str] = {}
     named: dict[Rank, int] = {}
     piped: set[str] = set()
     unclear: set[tuple[str, str]] = set()
@@ -46,7 +55,7 @@ def find_stages(merged: Merged) -> Stages:
             if part.stages > 1:
                 piped.add(rank.worker)
             if part.stage != UNTOLD:
-                told[rank] = part.stage
+                told[rank], pipeline[rank] = part.stage, part.members
         stage = stage_in_name(PurePath(summary.report.path).name)
         if stage is not None:
             named[rank] = stage
@@ -55,7 +64,7 @@ def find_stages(merged: Merged) -> Stages:
     for rank, stage in named.items():
         places[rank.worker].add(stage)
     piped |= {worker for worker, stages in places.items() if len(stages) > 1}
-    return Stages(named | told, frozenset(piped), frozenset(unclear))
+    return Stages(named | told, frozenset(piped), frozenset(unclear), pipeline)
 
 
 def _sends_to_somebody(summary: Summary) -> set[str]:

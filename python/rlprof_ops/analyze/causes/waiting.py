@@ -14,6 +14,7 @@ import numpy as np
 from rlprof_ops.analyze.metrics.intervals import Union, common, merged, without
 from rlprof_ops.analyze.report_model import Bubble
 from rlprof_ops.analyze.run.merge import Rank, RankStep
+from rlprof_ops.analyze.run.run_steps import MIN_OVERLAP
 
 NOTHING = merged()
 ROLLOUT = {"generation"}
@@ -25,9 +26,10 @@ class Waiting:
     """One rank's step: phases + waiting + unexplained + uncaptured = step, to the nanosecond.
 
     `for_ns`: time in no phase of its own while the named worker was in one; when several were, the one with
-    the longest phases of that step counts. `unexplained_ns`: all workers of the run were recorded, and none
-    was in a phase (scheduling, transfers, the controller). `uncaptured_ns`: no recorded worker was in a
-    phase, and another one, or this rank, was not recorded; all of the step where this worker marks no phases.
+    the longest phases of that step counts, and last its own worker, of which other ranks were in one.
+    `unexplained_ns`: all workers of the run were recorded, and none was in a phase (scheduling, transfers,
+    the controller). `uncaptured_ns`: no recorded worker was in a phase, and another one, or this rank, was
+    not recorded; all of the step where this worker marks no phases.
     """
 
     rank: Rank
@@ -59,13 +61,13 @@ def waiting(rows: Sequence[RankStep]) -> tuple[Waiting, ...]:
         unseen = gaps.length - left.length
         waits: dict[str, int] = {}
         if not row.rank.is_controller:
-            for other in sorted(others, key=lambda w: -active[w].inside(row.start, row.end)):
-                length = common(left, active[other]).length
-                if length:
-                    waits[other] = length
-                    left = without(left, active[other])
+            longest = sorted(others, key=lambda w: -active[w].inside(row.start, row.end))
+            for other in [*longest, *({worker} & workers)]:
+                rest = without(left, active[other]) if left.length else left
+                if rest.length < left.length:
+                    waits[other], left = left.length - rest.length, rest
         known = NOTHING if one_sided and worker in workers else left
-        for other in others:
+        for other in others if known.length else ():
             known = common(known, seen[other])
         unseen += left.length - known.length
         found.append(Waiting(row.rank, row.step, waits, known.length, unseen))
@@ -112,6 +114,22 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
                     Bubble(step, worker, other, phase, round(mean), share, count, both[worker, other])
                 )
     return tuple(sorted(found, key=lambda b: (b.step, -b.mean_ns)))
+
+
+def asynchronous(rows: Sequence[RankStep]) -> bool:
+    """Whether generation runs beside training, for more than a moment."""
+    rollout, training = (
+        merged(
+            *(
+                part.when
+                for row in rows
+                for part in row.phases
+                if part.phase in phases and not row.rank.is_controller
+            )
+        )
+        for phases in (ROLLOUT, TRAINING)
+    )
+    return common(rollout, training).length > MIN_OVERLAP * min(rollout.length, training.length)
 
 
 def _free(row: RankStep) -> Union:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from statistics import median, median_low
+from math import inf
+from statistics import fmean, median, median_low
 from typing import NamedTuple
 
 from rlprof_ops.analyze.causes.dependencies import Piece, StepGraph
@@ -22,6 +23,7 @@ from rlprof_ops.analyze.run.merge import Merged, Rank
 
 FASTER = 0.2
 MIN_SHARE = 0.001  # of a step; less is not said
+MIN_SHARE_OF_PERIOD = 0.05  # where steps overlap: less may be how their run was joined to itself
 MIN_SHARE_OF_PATH = 0.03  # a phase that is on the path for less is not asked about
 Times = tuple[list[int], list[int]]  # duration and lag of every piece
 Change = Callable[[StepGraph], Times]
@@ -50,7 +52,7 @@ def what_ifs(
     step_ns = mean_step(merged)
     asked = [
         *_slow_nodes(merged, windows, stragglers, stages),
-        *_slow_ranks(merged, stragglers, stages),
+        *_slow_ranks(merged, windows, stragglers, stages),
         *_phases(windows, step_ns),
         *_uneven(windows, stages),
         *_rollout_workers(windows),
@@ -58,7 +60,7 @@ def what_ifs(
     found = []
     for kind, text, worker, phase, rank, change, node in asked:
         saves = saved(windows, change)
-        if step_ns and saves >= MIN_SHARE * step_ns:
+        if step_ns and saves >= (MIN_SHARE_OF_PERIOD if merged.periods else MIN_SHARE) * step_ns:
             row = WhatIfRow(kind, text, worker, phase, rank, round(saves), round(saves / step_ns, 5), node)
             found.append(row)
     return tuple(sorted(found, key=lambda w: -w.saves_ns))
@@ -72,7 +74,9 @@ def saved(windows: Sequence[StepGraph], change: Change) -> float:
 
 
 def mean_step(merged: Merged) -> float:
-    """The mean length of a step of the run, nanoseconds."""
+    """The mean length of a step of the run, nanoseconds; where steps overlap, from one to the next."""
+    if merged.periods:
+        return fmean(end - start for start, end in merged.periods.values())
     bounds: dict[int, tuple[int, int, int]] = {}
     for row in merged.steps:
         start, end, count = bounds.get(row.step, (row.start, row.end, 1))
@@ -96,18 +100,22 @@ def _slow_nodes(
         phases = list(dict.fromkeys(row.phase for row in rows))
         worker, phase = ("" if len(names) > 1 else names[0] for names in (workers, phases))
         text = f"node {node} like the other nodes in {' and '.join(phases)}"
-        change = like_other_nodes(windows, slow, stages)
+        change = like_others(windows, slow, stages, max(row.excess_ns for row in rows))
         asked.append(AskedChange("like_peers", text, worker, phase, None, change, node))
     return asked
 
 
-def _slow_ranks(merged: Merged, stragglers: Sequence[StragglerRow], stages: Stages) -> list[AskedChange]:
+def _slow_ranks(
+    merged: Merged, windows: Sequence[StepGraph], stragglers: Sequence[StragglerRow], stages: Stages
+) -> list[AskedChange]:
+    """Each slow rank, and with it the stages of its pipeline, which have waited for it all the time."""
     asked = []
     for row in stragglers:
         if row.node is None:
             rank = merged.ranks[row.rank]
             text = f"{rank.label} like its peers in {row.phase}"
-            change = like_peers(rank, row.phase, stages)
+            mates = {(mate, row.phase) for mate in stages.of_its_pipeline(rank)}
+            change = like_others(windows, mates, stages, row.excess_ns)
             asked.append(AskedChange("like_peers", text, rank.worker, row.phase, rank.index, change))
     return asked
 
@@ -200,47 +208,43 @@ def hidden(phase: str) -> Change:
     return changed
 
 
-def like_peers(rank: Rank, phase: str, stages: Stages | None = None) -> Change:
-    """One rank takes as long in each piece of a phase as the median of the others of its stage does."""
-    stage_of = (stages or Stages()).of
-
-    def changed(window: StepGraph) -> Times:
-        duration, lag = list(window.graph.duration), list(window.graph.lag)
-        for (worker, _, other, _, _), group in _groups([window]).items():
-            if worker != rank.worker or other != phase:
-                continue
-            peers = [
-                duration[node]
-                for _, node, piece in group
-                if piece.activity.rank != rank
-                and stage_of(piece.activity.rank, phase) == stage_of(rank, phase)
-            ]
-            for _, node, piece in group:
-                if piece.activity.rank == rank and peers:
-                    duration[node] = round(median(peers))
-        return duration, lag
-
-    return changed
-
-
-def like_other_nodes(
-    windows: Sequence[StepGraph], slow: Collection[tuple[Rank, str]], stages: Stages
+def like_others(
+    windows: Sequence[StepGraph], slow: Collection[tuple[Rank, str]], stages: Stages, excess_ns: float = inf
 ) -> Change:
-    """The slow ranks of a node take as long in each piece of their phases as the other ranks of their stage
-    do: their median over all steps. From step to step each keeps its own noise, for the last of many ranks
-    is later than a typical one.
+    """Slow ranks take as long in each piece of their phases as the other ranks of their stage do: their
+    median over all steps. From step to step each keeps its own noise, for the last of many ranks is later
+    than a typical one.
+
+    Another rank whose GPU ran nothing for at least half of `excess_ns` more than the least idle one of its
+    stage waited for the slow ones, though no collective tells so, and then does not.
     """
 
     def kind_of(piece: Piece) -> tuple[str, str, int, int, int | None]:
         a = piece.activity
         return a.rank.worker, a.phase, a.occurrence, piece.number, stages.of(a.rank, a.phase)
 
+    def is_slow(piece: Piece) -> bool:
+        return (piece.activity.rank, piece.activity.phase) in slow
+
+    def without_waiting(window: StepGraph) -> list[int]:
+        duration = list(window.graph.duration)
+        groups: dict[object, list[tuple[int, Piece]]] = defaultdict(list)
+        for node, piece in enumerate(window.pieces):
+            if piece is not None:
+                groups[piece.activity.step, kind_of(piece)].append((node, piece))
+        for group in groups.values():
+            least = min(piece.activity.idle_ns for _, piece in group)
+            for node, piece in group:
+                waited = piece.activity.idle_ns - least
+                if 2 * waited >= excess_ns and not is_slow(piece):
+                    duration[node] = max(duration[node] - waited, 0)
+        return duration
+
     times: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for window in windows:
-        for length, piece in zip(window.graph.duration, window.pieces, strict=True):
+        for length, piece in zip(without_waiting(window), window.pieces, strict=True):
             if piece is not None:
-                mine = (piece.activity.rank, piece.activity.phase) in slow
-                times[kind_of(piece)][mine].append(length)
+                times[kind_of(piece)][is_slow(piece)].append(length)
     share = {
         kind: min(median(others) / max(median(mine), 1), 1.0)
         for kind, (others, mine) in times.items()
@@ -249,10 +253,8 @@ def like_other_nodes(
 
     def changed(window: StepGraph) -> Times:
         duration = [
-            length
-            if piece is None or (piece.activity.rank, piece.activity.phase) not in slow
-            else round(length * share.get(kind_of(piece), 1.0))
-            for length, piece in zip(window.graph.duration, window.pieces, strict=True)
+            round(length * share.get(kind_of(piece), 1.0)) if piece and is_slow(piece) else length
+            for length, piece in zip(without_waiting(window), window.pieces, strict=True)
         ]
         return duration, list(window.graph.lag)
 

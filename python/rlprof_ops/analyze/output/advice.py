@@ -51,6 +51,14 @@ _TRAINING = (
     "Where generation has GPUs of its own, it can run a step ahead (asynchronous rollout), or training can"
     " get more of the GPUs."
 )
+_ROLLOUT_BESIDE = (
+    "Generation runs beside training already, and training waits for it: it can get more of the GPUs. A few"
+    " long answers that a batch waits for ask for a limit on length or for partial rollouts."
+)
+_TRAINING_BESIDE = (
+    "Generation runs ahead of training already, as far as it may: training is what the loop waits for. It can"
+    " get more of the GPUs."
+)
 _SYNC = (
     "See Weight sync for where its time goes: larger buckets, a broadcast between GPUs in place of the host,"
     " or overlapping it with what needs no new weights."
@@ -63,8 +71,10 @@ _TAIL = (
 )
 
 
-def advice_on(kind: str, phase: str = "") -> str:
-    """Advice for a kind of finding and the phase that it is about; "" where nothing general is true."""
+def advice_on(kind: str, phase: str = "", asynchronous: bool = False) -> str:
+    """Advice for a kind of finding and the phase that it is about; "" where nothing general is true.
+    `asynchronous`: generation runs beside training.
+    """
     if kind == "straggler":
         return _STRAGGLER
     if kind in ("tail", "last_requests"):
@@ -74,7 +84,7 @@ def advice_on(kind: str, phase: str = "") -> str:
     if kind != "bubble":
         return _ADVICE.get(kind, "")
     if phase in ROLLOUT:
-        return _ROLLOUT
+        return _ROLLOUT_BESIDE if asynchronous else _ROLLOUT
     if phase in TRAINING:
-        return _TRAINING
+        return _TRAINING_BESIDE if asynchronous else _TRAINING
     return _SYNC if phase == "weight_sync" else ""

@@ -12,8 +12,9 @@ from msgspec import UNSET
 
 from rlprof_ops.analyze.causes.collectives import collective_rows, collective_skews
 from rlprof_ops.analyze.causes.critical import chains, phase_slacks
-from rlprof_ops.analyze.causes.dependencies import untold, windows
+from rlprof_ops.analyze.causes.dependencies import windows
 from rlprof_ops.analyze.causes.stages import find_stages
+from rlprof_ops.analyze.causes.steady import steady, why_no_chain
 from rlprof_ops.analyze.causes.stragglers import spreads, stragglers
 from rlprof_ops.analyze.causes.waiting import Waiting, bubbles, waiting
 from rlprof_ops.analyze.causes.what_if import what_ifs
@@ -91,7 +92,8 @@ def build(
     )
     skews = collective_skews(merged)
     graphs = windows(merged)
-    causes = Causes(graphs, chains(merged, graphs), what_ifs(merged, graphs, slow, stages))
+    replayed = graphs or steady(merged)
+    causes = Causes(replayed, chains(merged, graphs), what_ifs(merged, replayed, slow, stages))
     world = _world(folder)
     coverage = _coverage(folder, reports, merged, unread, world)
     index = merged.index
@@ -131,7 +133,9 @@ def build(
             for s in row.drawn
         ],
         phases=list(spread),
-        critical_path=CriticalPath(list(causes.chains), phase_slacks(graphs), untold(merged)),
+        critical_path=CriticalPath(
+            list(causes.chains), phase_slacks(graphs), why_no_chain(merged, bool(replayed))
+        ),
         what_if=list(causes.changes),
         stragglers=list(slow),
         bubbles=list(gaps),
@@ -341,6 +345,7 @@ def _steps(merged: Merged, t0: int) -> list[StepRow]:
         counts = [row.count for row in group if row.count is not None]
         start, end = min(r.start for r in group), max(r.end for r in group)
         longest = max(group, key=lambda r: r.duration_ns)
+        start, end = merged.periods.get(number, (start, end))
         if not longest.marked and sum(r.duration_ns for r in group) < MIN_COVERED * (end - start):
             start, end = longest.start, longest.end  # windows apart that nothing numbers are not one
         rows.append(

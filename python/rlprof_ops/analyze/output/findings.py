@@ -11,7 +11,7 @@ from urllib.parse import quote
 from msgspec import structs
 
 from rlprof_ops.analyze.causes.dependencies import StepGraph
-from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING, Waiting
+from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING, Waiting, asynchronous
 from rlprof_ops.analyze.causes.what_if import unevenness
 from rlprof_ops.analyze.output.advice import advice_on
 from rlprof_ops.analyze.output.gpu_findings import MIN_SHARE
@@ -62,7 +62,7 @@ class Causes:
                 return change.saves_ns
             if row.node is None and (change.kind, change.worker, change.phase, change.rank) == asked:
                 return change.saves_ns
-        return 0 if self.windows else None
+        return 0 if self.chains else None  # where steps overlap, little is no number
 
     def worst(self, worker: str, phase: str) -> tuple[int | None, int | None]:
         """The step in which a phase was the longest link of a chain, and the rank that it was on."""
@@ -107,8 +107,11 @@ def find(
     ]
     found.sort(key=lambda finding: _place(finding, turns))
     found[:0] = _coverage(coverage, merged.namesakes)
+    beside = asynchronous(merged.steps)
     return [
-        structs.replace(row, advice=row.advice or advice_on(row.kind, row.phase), link=_link(row, merged))
+        structs.replace(
+            row, advice=row.advice or advice_on(row.kind, row.phase, beside), link=_link(row, merged)
+        )
         for row in found
     ]
 
@@ -264,9 +267,10 @@ def _tails(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) -
             continue
         longest, usual = (sum(values) / len(times) for values in zip(*times, strict=True))
         step, rank = causes.worst(*key)
+        steps = min(len(times), len(merged.step_numbers))  # replayed ones are no more
         text = (
             f"{change.phase} has a long tail on {change.worker}: its slowest rank, not always the same one,"
-            f" takes {duration(longest)}, the median one {duration(usual)} ({len(times)} steps)."
+            f" takes {duration(longest)}, the median one {duration(usual)} ({steps} steps)."
         )
         cost = round(longest - usual)
         found.append(

@@ -17,7 +17,7 @@ from rlprof_ops.analyze.report_model import GpuTimes, IdleSplit
 from rlprof_ops.analyze.run.clocks import Clocks, HostClock, RankCollectives, align
 from rlprof_ops.analyze.run.hosts import with_hosts
 from rlprof_ops.analyze.run.process_summary import PhaseTime, StepTime, Summary
-from rlprof_ops.analyze.run.run_steps import on_steps_of_the_run
+from rlprof_ops.analyze.run.run_steps import on_steps_of_the_run, overlapping, steps_from_end_to_end
 from rlprof_ops.analyze.run.shared_gpus import plain
 from rlprof_ops.analyze.run.step_parts import whole_step
 
@@ -106,6 +106,11 @@ class Merged:
     def index(self) -> dict[Rank, int]:
         """The place of every rank among `ranks`."""
         return {rank: place for place, rank in enumerate(self.ranks)}
+
+    @cached_property
+    def periods(self) -> dict[int, tuple[int, int]]:
+        """Where steps overlap: step -> the end of the one before, and its own."""
+        return steps_from_end_to_end(self.steps) if overlapping(self.steps, self.clocks.shared_by) else {}
 
     @property
     def step_numbers(self) -> tuple[int, ...]:

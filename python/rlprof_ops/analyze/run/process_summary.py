@@ -37,7 +37,8 @@ class DeviceTimes:
 @dataclass(frozen=True)
 class PhaseTime:
     """One phase of one step on one rank. `communication_ns`: of the duration, time in collectives that
-    nothing hid. `when`: all of its stretches, however many.
+    nothing hid; `pipeline_ns`: of that, transfers between the stages of a pipeline. `when`: all of its
+    stretches, however many.
     """
 
     step: int
@@ -48,6 +49,7 @@ class PhaseTime:
     gpu: GpuTimes | None
     idle: IdleSplit | None
     when: Union
+    pipeline_ns: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ denominator and time before or after a rank's own part of a step is time in no p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 # Marks of one step that cover less of the time from the first to the last are not one step: numbers that
 # happen to be equal, windows taken apart.
 MIN_COVERED = 0.5
+MIN_OVERLAP = 0.1  # of the time from step to step, from which on steps overlap
+SYNC = "weight_sync"  # the marks of a step may cut it off, into the next step
 Group = tuple[str, int]  # clock, step
 
 
@@ -27,10 +30,12 @@ def on_steps_of_the_run(rows: list[RankStep], clock_of: Callable[[str], str]) ->
 
     An actor that opens its own step in each call (bare Ray) marks its part of a step only; the step of the
     run goes from the first part to the last, or is what the controller marks. A rank's steps stay apart:
-    where generation of step 5 runs beside training of step 4, its step 4 ends where its step 5 begins.
+    where generation of step 5 runs beside training of step 4, its step 4 ends where its step 5 begins. Where
+    steps overlap throughout, each rank's step goes from its own begin to the begin of its next.
     """
     rows = _opened_together([_as_long_as_others(row, rows) for row in rows])
-    whole = _whole_steps(rows, clock_of)
+    apart = overlapping(rows, clock_of)
+    whole = {} if apart else _whole_steps(rows, clock_of)
     mine: dict[object, list[RankStep]] = {}
     for row in rows:
         mine.setdefault(row.rank, []).append(row)
@@ -44,9 +49,45 @@ def on_steps_of_the_run(rows: list[RankStep], clock_of: Callable[[str], str]) ->
             if span and row.marked:
                 start = min(start, span[0] if ended is None else max(span[0], ended))
                 end = max(end, span[1] if i + 1 == len(own) else min(span[1], own[i + 1].start))
+            if apart and i + 1 < len(own) and own[i + 1].step == row.step + (row.count or 1):
+                end = max(end, own[i + 1].start)
             ended = max(end, ended or end)
             found.append(replace(row, start=start, end=end))
     return found
+
+
+def overlapping(rows: Sequence[RankStep], clock_of: Callable[[str], str]) -> bool:
+    """Whether work of the next step is under way before that of a step has ended, in most steps and for more
+    than a moment: asynchronous training.
+    """
+    spans: dict[Group, tuple[int, int]] = {}
+    for row in rows:
+        phases = [phase.when for phase in row.phases if phase.phase != SYNC and len(phase.when)]
+        if phases and row.marked and not row.rank.is_controller:
+            key = (clock_of(row.rank.host), row.step)
+            start, end = min(int(when.start[0]) for when in phases), max(int(when.end[-1]) for when in phases)
+            low, high = spans.get(key, (start, end))
+            spans[key] = (min(low, start), max(high, end))
+    pairs = [(spans[c, n], spans[c, n + 1]) for c, n in spans if (c, n + 1) in spans]
+    if not pairs:
+        return False
+    late, period = (
+        median(values) for values in zip(*((a[1] - b[0], b[1] - a[1]) for a, b in pairs), strict=True)
+    )
+    return bool(late > MIN_OVERLAP * max(period, 1))
+
+
+def steps_from_end_to_end(rows: Iterable[RankStep]) -> dict[int, tuple[int, int]]:
+    """Steps that overlap, each from the end of the one before to its own: then they add up to the time that
+    the run takes. Where the one before was not captured, a step is as long as the others are in the mean.
+    """
+    ends: dict[int, int] = {}
+    for row in rows:
+        for phase in row.phases:
+            ends[row.step] = max(ends.get(row.step, 0), int(phase.when.end[-1]))
+    took = {n: ends[n] - ends[n - 1] for n in ends if n - 1 in ends and ends[n] > ends[n - 1]}
+    usual = round(fmean(took.values())) if took else 0
+    return {n: (end - took.get(n, usual), end) for n, end in ends.items()}
 
 
 def _whole_steps(rows: Iterable[RankStep], clock_of: Callable[[str], str]) -> dict[Group, tuple[int, int]]:

@@ -55,6 +55,7 @@ def _joined(one: PhaseTime, two: PhaseTime) -> PhaseTime:
         duration_ns=when.length,
         stretches=one.stretches + two.stretches,
         communication_ns=one.communication_ns + two.communication_ns,
+        pipeline_ns=one.pipeline_ns + two.pipeline_ns,
         gpu=sum_gpu([times for times in (one.gpu, two.gpu) if times]),
         idle=sum_idle([split for split in (one.idle, two.idle) if split]),
         when=when,

@@ -16,7 +16,7 @@ from rlprof_ops.analyze.metrics.gpu_work.counters import (
     fewer,
 )
 from rlprof_ops.analyze.metrics.gpu_work.longest import longest_kernels
-from rlprof_ops.analyze.metrics.gpu_work.pipeline import pipeline_times
+from rlprof_ops.analyze.metrics.gpu_work.pipeline import PipelineTime, pipeline_times
 from rlprof_ops.analyze.metrics.gpu_work.serving import serving_totals
 from rlprof_ops.analyze.metrics.host_waits import host_communication
 from rlprof_ops.analyze.metrics.intervals import Union
@@ -94,6 +94,7 @@ def summarise(trace: Trace, report: ReportFile, begun: float | None = None) -> S
     windows = [(step.start, step.end) for step in steps] + [(s.start, s.end) for s in segments]
     gpus = _gpus(trace, in_phase, windows)
     step_times = tuple(_step_time(step, gpus, number) for number, step in enumerate(steps))
+    pipeline = pipeline_times(trace, segments)
     return Summary(
         report=report,
         kind=trace.origin.kind,
@@ -109,14 +110,14 @@ def summarise(trace: Trace, report: ReportFile, begun: float | None = None) -> S
         end=trace.origin.window_end,
         details=trace.origin.details,
         steps=step_times,
-        phases=_phase_times(segments, gpus, talking, len(steps)),
+        phases=_phase_times(segments, gpus, talking, len(steps), pipeline),
         drawn=drawn(segments),
         devices=tuple(_device_times(trace, gpu) for gpu in gpus),
         kernels=kernels,
         ops=ops,
         copies=copies,
         serving=serving,
-        pipeline=pipeline_times(trace, segments),
+        pipeline=pipeline,
         longest=longest_kernels(trace, windows[: len(steps)]),
         counters=fewer(counters),
         class_counters=class_counters(trace, counters),
@@ -165,9 +166,14 @@ def _step_time(step: Step, gpus: list[GpuWindows], number: int) -> StepTime:
 
 
 def _phase_times(
-    segments: tuple[Segment, ...], gpus: list[GpuWindows], talking: Union, first: int
+    segments: tuple[Segment, ...],
+    gpus: list[GpuWindows],
+    talking: Union,
+    first: int,
+    pipeline: tuple[PipelineTime, ...],
 ) -> tuple[PhaseTime, ...]:
     """`first` is the number of the first segment's window."""
+    between = {(step, part.phase): ns for part in pipeline for step, ns in part.waits.items()}
     grouped: dict[tuple[int, str], list[int]] = {}
     for number, segment in enumerate(segments):
         grouped.setdefault((segment.step, segment.phase), []).append(number)
@@ -182,5 +188,6 @@ def _phase_times(
         duration = sum(part.end - part.start for part in parts)
         communication = on_gpu if gpu and gpu.communication_ns else on_host
         when = stretches(parts)[phase]
-        rows.append(PhaseTime(step, phase, duration, len(parts), communication, gpu, idle, when))
+        sent = min(between.get((step, phase), 0) // max(len(gpus), 1), communication)
+        rows.append(PhaseTime(step, phase, duration, len(parts), communication, gpu, idle, when, sent))
     return tuple(rows)

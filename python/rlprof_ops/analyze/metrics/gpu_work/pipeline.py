@@ -10,7 +10,8 @@ process group, as Megatron (`PIPELINE_MODEL_PARALLEL_GROUP`) and torch's device 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,8 +27,8 @@ _PIPELINE = re.compile(r"pipeline|(?<![a-z])pp(?![a-z])", re.IGNORECASE)
 @dataclass(frozen=True)
 class PipelineTime:
     """All of one phase of one trace, over its steps and GPUs. `waiting_ns`: nothing ran but transfers between
-    stages; `idle_ns`: nothing at all. `stage` is the rank's place in its pipeline, `UNTOLD` where its
-    members are.
+    stages, `waits` has it by step; `idle_ns`: nothing at all. `stage` is the rank's place in its pipeline,
+    `UNTOLD` where `members` (their ranks) are.
     """
 
     phase: str
@@ -38,6 +39,8 @@ class PipelineTime:
     compute_ns: int
     waiting_ns: int
     idle_ns: int
+    members: str = ""
+    waits: dict[int, int] = field(default_factory=dict)
 
 
 def is_pipeline(group: str) -> bool:
@@ -51,7 +54,7 @@ def pipeline_times(trace: Trace, segments: tuple[Segment, ...]) -> tuple[Pipelin
     codes = [code for code, each in enumerate(said) if is_pipeline(each.group) and each.group_size != 1]
     if not codes or not segments:
         return ()
-    stage, stages = _place(trace, codes)
+    stage, stages, members = _place(trace, codes)
     start = np.array([segment.start for segment in segments], np.int64)
     end = np.array([segment.end for segment in segments], np.int64)
     transfers = np.isin(trace.gpu.collective, codes)
@@ -69,18 +72,22 @@ def pipeline_times(trace: Trace, segments: tuple[Segment, ...]) -> tuple[Pipelin
         mine = np.array([segment.phase == phase for segment in segments])
         window_ns, compute_ns, waiting_ns, idle_ns, sent_ns = sums[mine].sum(axis=0).tolist()
         if sent_ns:
-            steps = len({segment.step for segment in segments if segment.phase == phase})
-            found.append(
-                PipelineTime(phase, stage, stages, steps, window_ns, compute_ns, waiting_ns, idle_ns)
-            )
+            waits: Counter[int] = Counter()
+            for segment, waited in zip(segments, sums[:, 2].tolist(), strict=True):
+                if segment.phase == phase:
+                    waits[segment.step] += waited
+            times = (len(waits), window_ns, compute_ns, waiting_ns, idle_ns)
+            found.append(PipelineTime(phase, stage, stages, *times, members, dict(waits)))
     return tuple(found)
 
 
-def _place(trace: Trace, codes: list[int]) -> tuple[int, int]:
-    """The rank's stage and how many there are, where the largest of its pipeline's groups tells them."""
+def _place(trace: Trace, codes: list[int]) -> tuple[int, int, str]:
+    """The rank's stage, how many there are, and the ranks of its pipeline, where the largest of its groups
+    tells them.
+    """
     largest = max((trace.collectives[code] for code in codes), key=lambda each: each.group_size)
     members = [part.strip() for part in largest.members.split(",")]
     rank = str(trace.origin.rank)
     if rank in members and len(members) == largest.group_size:
-        return members.index(rank), len(members)
-    return UNTOLD, largest.group_size
+        return members.index(rank), len(members), largest.members
+    return UNTOLD, largest.group_size, ""
