@@ -6,9 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rlprof_ops.analyze.hang.flight_dumps import FlightDump, FoundDumps, is_open, read_folder
-from rlprof_ops.analyze.hang.hang_verdict import Enqueued, HangVerdict, enqueued, judge, name_of, ranks_text
+from rlprof_ops.analyze.hang.flight_dumps import FlightDump, FoundDumps, read_folder
+from rlprof_ops.analyze.hang.hang_verdict import Enqueued, HangVerdict, enqueued, judge, name_of
 from rlprof_ops.collect.harvest.manifest_table import grid, printable
+from rlprof_ops.runtime.on_demand.group_state import is_open
+from rlprof_ops.words import ranks_text
 
 _MOST_GROUPS, _MOST_ROWS, _MOST_NAMED = 4, 24, 8
 
