@@ -108,14 +108,11 @@ def long_checkpoint(rank: int) -> None:
 
 
 def slow_step(rank: int) -> None:
-    """A step that takes twenty times as long as the others, by work on each rank in turn."""
+    """Rank 0 computes fifty times as long as in other steps, while rank 1 stands in a collective."""
     for step in range(600):
-        until = time.monotonic() + (10.0 if step == 4 else 0.5)
-        while time.monotonic() < until:
-            if step % 2 == rank:
-                torch.ones(64, 64) @ torch.ones(64, 64)
-            else:
-                time.sleep(0.1)
+        until = time.monotonic() + (25.0 if step == 4 else 0.5)
+        while rank == 0 and time.monotonic() < until:
+            torch.ones(256, 256) @ torch.ones(256, 256)
         steps(1)
 
 

@@ -96,6 +96,16 @@ def test_no_word_before_it_is_sure() -> None:
     assert together.text == "nobody is missing: ranks 0-2 have waited 250 s in all_reduce #4 of default_pg"
 
 
+def test_a_job_that_takes_steps_does_not_hang() -> None:
+    """The ranks of an idle server stand in a broadcast while the trainer goes on, or wait for each other."""
+    serves = (elsewhere(0), waiting(1, 100), waiting(2, 100))
+    crossed = (waiting(0, 100, group="weights", members=(), timeout_s=0.0), waiting(1, 100), waiting(2, 100))
+    for states in (serves, crossed):
+        assert not stalled({"n1": states}, 30.0, T_NS, clock_still_s=20.0)
+        assert stalled({"n1": states}, 30.0, T_NS, clock_still_s=40.0)
+    assert judged(*crossed) and not judged(*crossed, engines_work=True)
+
+
 def test_long_steps_are_looked_at_by_the_timeout() -> None:
     states = (elsewhere(0), waiting(1, 160), waiting(2, 160))
     assert judged(*states, suspect_s=1800.0), "a quarter of 600 s"

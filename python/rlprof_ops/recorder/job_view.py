@@ -156,7 +156,8 @@ class JobView:
         """Collectives that stand, and whether anything that is not in one works."""
         told = [news for news in self._nodes.values() if news is not None]
         works = any(engine.tokens_s > 0 for news in told for engine in news.engines)
-        found = stalled({news.node: news.ranks for news in told}, self.suspect_s, t_ns, works)
+        states = {news.node: news.ranks for news in told}
+        found = stalled(states, self.suspect_s, t_ns, works, (t_ns - self._moved_ns) / 1e9)
         return found, works or any(is_working(rank) for news in told for rank in news.ranks)
 
     def _still(self, t_ns: int, works: bool) -> list[Anomaly]:

@@ -112,6 +112,7 @@ class HangVerdict:
     sides: list[tuple[tuple[int, ...], Enqueued]] = field(default_factory=list)  # what does not match
     last: dict[int, Enqueued | None] = field(default_factory=dict)  # of the missing ranks
     notes: list[str] = field(default_factory=list)
+    seen: dict[int, dict[str, object]] = field(default_factory=dict)  # by the job's recorder, of the missing
 
 
 def name_of(key: _Key) -> str:

@@ -6,6 +6,7 @@ about it only when nearly half of the group's timeout is over.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
@@ -27,12 +28,16 @@ _Placed = tuple[str, RankState]
 
 
 def stalled(
-    states: Mapping[str, Iterable[RankState]], suspect_s: float, t_ns: int, engines_work: bool = False
+    states: Mapping[str, Iterable[RankState]],
+    suspect_s: float,
+    t_ns: int,
+    engines_work: bool = False,
+    clock_still_s: float = math.inf,
 ) -> list[Anomaly]:
     """What stands in each world, of a node's processes by node; the same key as long as it is the same wait.
 
     `suspect_s`: how long a collective may be open before it is looked at. `engines_work`: a server makes
-    tokens.
+    tokens. `clock_still_s`: since when no step or phase of the job has begun or ended.
     """
     placed = [(node, state) for node, found in states.items() for state in found]
     worlds: dict[str, dict[int, _Placed]] = {}
@@ -44,7 +49,7 @@ def stalled(
     found = []
     for world, ranks in worlds.items():
         elsewhere = engines_work or any(is_working(state) for _, state in placed if state.world != world)
-        found.append(_judged(ranks, suspect_s, t_ns, elsewhere))
+        found.append(_judged(ranks, suspect_s, t_ns, elsewhere, clock_still_s))
     return [finding for finding in found if finding is not None]
 
 
@@ -54,14 +59,17 @@ def is_working(state: RankState) -> bool:
     return not state.group and (state.cores >= least or state.mib_s >= _WORKING_MIB_S)
 
 
-def _judged(ranks: Mapping[int, _Placed], suspect_s: float, t_ns: int, elsewhere: bool) -> Anomaly | None:
+def _judged(
+    ranks: Mapping[int, _Placed], suspect_s: float, t_ns: int, elsewhere: bool, clock_still_s: float
+) -> Anomaly | None:
     waiting = {rank: state for rank, (_, state) in ranks.items() if state.group}
     first = max(waiting.values(), key=lambda state: state.still_s, default=None)
     if first is None:
         return None
     timeout_s = min((state.timeout_s for state in waiting.values() if state.timeout_s), default=0.0)
     waited_s = first.still_s
-    if waited_s < min(suspect_s, _SUSPECT * timeout_s or suspect_s):
+    limit_s = min(suspect_s, _SUSPECT * timeout_s or suspect_s)
+    if waited_s < limit_s:
         return None
     members = sorted({rank for state in waiting.values() for rank in state.members})
     missing = [rank for rank in members if rank not in waiting]
@@ -69,26 +77,24 @@ def _judged(ranks: Mapping[int, _Placed], suspect_s: float, t_ns: int, elsewhere
     dead = {rank: placed for rank, placed in told.items() if placed[1].state in _STOPPED}
     if any(ranks[rank][1].still_s < STILL_S for rank in members if rank in ranks and rank not in dead):
         return None  # a collective has begun or ended meanwhile
-    late = bool(timeout_s) and waited_s >= _LATE * timeout_s
-    if not missing:
-        if timeout_s and waited_s < _ALL_THERE * timeout_s and _is_one(waiting):
-            return None  # it may be large
-        return _finding(HANG, _circle(waiting), first, {}, t_ns)
+    if not missing and _is_one(waiting) and waited_s < _ALL_THERE * timeout_s:
+        return None  # it may be large
     held = {rank: placed for rank, placed in told.items() if is_working(placed[1])}
-    moves = bool(held) or len(told) < len(missing) or elsewhere
+    moves = bool(held) or len(told) < len(missing) or elsewhere or clock_still_s < limit_s
     kind = LONG_WAIT if moves and not dead else HANG
-    if kind == LONG_WAIT and not late:
+    if kind == LONG_WAIT and not (timeout_s and waited_s >= _LATE * timeout_s):
         return None
+    late = f", and the group's timeout is {duration(timeout_s * 1e9)}" if kind == LONG_WAIT else ""
+    if not missing:
+        return _finding(kind, _circle(waiting) + late, first, {}, t_ns)
     named = dead or held or told
-    who = "; ".join(f"{_subject(*placed)} {_does(placed[1])}" for placed in [*named.values()][:4])
+    who = "; ".join(_said(*placed) for placed in [*named.values()][:4])
     if len(named) > 4:
         who += f"; so do {len(named) - 4} more"
     unknown = [rank for rank in missing if rank not in told]
     who = who or f"{ranks_text(unknown)} may be missing, of which nothing is known"
     waits = [rank for rank, state in waiting.items() if rank not in told]
-    text = f"{who}: {ranks_text(waits)} {'has' if len(waits) == 1 else 'have'} waited {_in(first)}"
-    if kind == LONG_WAIT:
-        text += f", and the group's timeout is {duration(timeout_s * 1e9)}"
+    text = f"{who}: {ranks_text(waits)} {'has' if len(waits) == 1 else 'have'} waited {_in(first)}{late}"
     return _finding(kind, text, first, named, t_ns)
 
 
@@ -98,7 +104,10 @@ def _finding(kind: str, text: str, first: RankState, named: Mapping[int, _Placed
         "still_s": first.still_s,
         "timeout_s": first.timeout_s,
         "world": first.world,
-        "missing": [{"node": node, **asdict(state)} for node, state in named.values()],
+        "sequence": first.sequence,
+        "missing": [
+            {"said": _said(node, state), "node": node, **asdict(state)} for node, state in named.values()
+        ],
     }
     node, state = next(iter(named.values()), ("", first))
     return Anomaly(kind, text, key, t_ns, 0, state.worker, tuple(named), node, "", evidence)
@@ -128,9 +137,9 @@ def _circle(waiting: Mapping[int, RankState]) -> str:
     return f"nobody is missing: {ranks_text(waiting)} have waited {_in(longest)}"
 
 
-def _subject(node: str, state: RankState) -> str:
+def _said(node: str, state: RankState) -> str:
     worker = f"{state.worker}, " if state.worker else ""
-    return f"rank {state.rank} ({worker}node {node}, pid {state.pid})"
+    return f"rank {state.rank} ({worker}node {node}, pid {state.pid}) {_does(state)}"
 
 
 def _does(state: RankState) -> str:

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rlprof_ops.host import atomic, foreign
+from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.on_demand.watcher import POLL_S, Watcher
+from rlprof_ops.runtime.process.failures import IN_GROUP
 
 SUFFIX = ".groups"  # in marks/: <pid>.groups
 LOOK_S = 5.0
@@ -89,6 +91,8 @@ class GroupTeller:
 
     def _look(self, c10d: Any, distributed: Any) -> None:
         counts, now = _counts(c10d), time.time_ns()
+        if not self._looked_ns:
+            step_clock.note(IN_GROUP, world=self._world, rank=distributed.get_rank())
         if counts != self._counts or now - self._looked_ns > STALE_NS:  # or the whole job was suspended
             self._counts, self._since_ns, self._open = counts, now, None
         self._looked_ns = now

@@ -103,13 +103,17 @@ def _watch(node_dir: Path, dump: Callable[[], None], world: str) -> None:
     from rlprof_ops.runtime.on_demand.group_state import SUFFIX, GroupTeller
     from rlprof_ops.runtime.on_demand.watcher import DUMPS, Watcher
     from rlprof_ops.runtime.on_demand.watcher import FOLDER as CONTROL
+    from rlprof_ops.runtime.process.failures import follow_failures
 
     def on_demand(asked: CaptureRequest) -> None:
         if asked.backend == DUMPS:
             dump()
 
-    teller = GroupTeller(node_dir / marks.FOLDER / f"{os.getpid()}{SUFFIX}", world)
-    Watcher(node_dir / CONTROL, on_demand, teller.tell if marks.asked() else None)
+    first = None
+    if marks.asked():
+        follow_failures()
+        first = GroupTeller(node_dir / marks.FOLDER / f"{os.getpid()}{SUFFIX}", world).tell
+    Watcher(node_dir / CONTROL, on_demand, first)
     _watching = os.getpid()
 
 
