@@ -40,10 +40,9 @@ def stalled(
     tokens. `clock_still_s`: since when no step or phase of the job has begun or ended.
     """
     placed = [(node, state) for node, found in states.items() for state in found]
+    placed.sort(key=lambda each: -each[1].still_s)  # of two processes of a rank the later one counts
     worlds: dict[str, dict[int, _Placed]] = {}
-    for node, state in sorted(
-        placed, key=lambda each: -each[1].still_s
-    ):  # of two processes of a rank the later
+    for node, state in placed:
         if state.rank != ALONE:
             worlds.setdefault(state.world, {})[state.rank] = node, state
     found = []
