@@ -27,6 +27,7 @@ SUFFIX = ".groups"  # in marks/: <pid>.groups
 LOOK_S = 5.0
 STALE_NS = int(4 * LOOK_S * 1e9)
 STILL_S = 10.0  # counters that stand for so long are looked at more closely
+_READ_S = 1.0
 _MOST_BYTES = 64 << 10
 _COUNTS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # of NCCL, and of every other backend
 _NOT_THE_USERS = re.compile(
@@ -79,6 +80,7 @@ class GroupTeller:
         self._counts: dict[str, Any] = {}
         self._since_ns = self._looked_ns = 0
         self._open: dict[str, Any] | None = None
+        self._calls: dict[tuple[str, int], str] = {}
 
     def tell(self, watcher: Watcher) -> None:
         """Look now, and again every `LOOK_S`."""
@@ -102,12 +104,24 @@ class GroupTeller:
             return
         if self._open is None:
             self._open = _first_open(c10d, distributed) if _is_one_open(counts) else {}
-        file, line = where()
-        state = replace(state, at=f"at {file}:{line}" if file else "", **self._open)
-        self._write(state)
-        call = _CALL.search(linecache.getline(file, line)) if file else None  # a file system may not answer
-        if call:
-            self._write(replace(state, at=f"in `{call[1]}` {state.at}"))
+        self._write(replace(state, at=self._at(*where()), **self._open))
+
+    def _at(self, file: str, line: int) -> str:
+        if not file:
+            return ""
+        if (file, line) not in self._calls:
+            self._calls = {(file, line): ""}
+            reader = threading.Thread(target=self._read_call, args=(file, line), daemon=True)
+            reader.start()
+            reader.join(_READ_S)
+        call = self._calls.get((file, line))
+        return f"in `{call}` at {file}:{line}" if call else f"at {file}:{line}"
+
+    def _read_call(self, file: str, line: int) -> None:
+        """What the line calls. In a thread of its own: the file system may not answer."""
+        found = _CALL.search(linecache.getline(file, line))
+        if found:
+            self._calls[file, line] = found[1]
 
     def _write(self, state: GroupState) -> None:
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
