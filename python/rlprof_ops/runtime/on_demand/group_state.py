@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from rlprof_ops.host import atomic, foreign
 from rlprof_ops.runtime import step_clock
@@ -77,21 +77,22 @@ class GroupTeller:
 
     def __init__(self, path: Path, world: str) -> None:
         self._path, self._world = path, world
-        self._counts: dict[str, Any] = {}
+        self._counts: dict[str, dict[str, object]] = {}
         self._since_ns = self._looked_ns = 0
-        self._open: dict[str, Any] | None = None
+        self._open: GroupState | None = None
         self._calls: dict[tuple[str, int], str] = {}
 
     def tell(self, watcher: Watcher) -> None:
         """Look now, and again every `LOOK_S`."""
         c10d = sys.modules.get("torch._C._distributed_c10d")
-        distributed: Any = sys.modules.get("torch.distributed")
-        is_there = c10d is not None and distributed is not None and distributed.is_initialized()
-        watcher.later(LOOK_S if is_there else POLL_S, lambda: self.tell(watcher))
-        if is_there:
-            self._look(c10d, distributed)
+        distributed = sys.modules.get("torch.distributed")
+        if c10d is None or distributed is None or not distributed.is_initialized():
+            watcher.later(POLL_S, lambda: self.tell(watcher))
+            return
+        watcher.later(LOOK_S, lambda: self.tell(watcher))
+        self._look(c10d, distributed)
 
-    def _look(self, c10d: Any, distributed: Any) -> None:
+    def _look(self, c10d: ModuleType, distributed: ModuleType) -> None:
         counts, now = _counts(c10d), time.time_ns()
         if not self._looked_ns:
             step_clock.note(IN_GROUP, world=self._world, rank=distributed.get_rank())
@@ -103,8 +104,8 @@ class GroupTeller:
             self._write(state)
             return
         if self._open is None:
-            self._open = _first_open(c10d, distributed) if _is_one_open(counts) else {}
-        self._write(replace(state, at=self._at(*where()), **self._open))
+            self._open = _first_open(state, c10d, distributed) if _is_one_open(counts) else state
+        self._write(replace(self._open, t_ns=now, at=self._at(*where())))
 
     def _at(self, file: str, line: int) -> str:
         if not file:
@@ -128,43 +129,43 @@ class GroupTeller:
         atomic.write(self._path, json.dumps(asdict(state)), mode=0o600)
 
 
-def _dumped(c10d: Any, collectives: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def _dumped(c10d: ModuleType, collectives: bool) -> Iterator[tuple[str, dict[str, object]]]:
     for name in _COUNTS:
         take = getattr(c10d, name, None)  # torch has neither before 2.5
         if take is not None:
             yield name, foreign.an_object(foreign.parse(take(collectives, True)))
 
 
-def _counts(c10d: Any) -> dict[str, Any]:
+def _counts(c10d: ModuleType) -> dict[str, dict[str, object]]:
     """Of each backend's groups the numbers of the collectives begun last and ended last."""
     found = {name: foreign.an_object(data.get("pg_status")) for name, data in _dumped(c10d, False)}
     return {name: status for name, status in found.items() if status}
 
 
-def _is_one_open(counts: Mapping[str, Any]) -> bool:
+def _is_one_open(counts: Mapping[str, Mapping[str, object]]) -> bool:
+    groups = [foreign.an_object(group) for status in counts.values() for group in status.values()]
     return any(
-        int(group["last_enqueued_collective"]) > int(group["last_completed_collective"])
-        for status in counts.values()
-        for group in status.values()
+        int(group["last_enqueued_collective"]) > int(group["last_completed_collective"]) for group in groups
     )
 
 
-def _first_open(c10d: Any, distributed: Any) -> dict[str, Any]:
-    """The fields of `GroupState` that say which collective is open."""
+def _first_open(state: GroupState, c10d: ModuleType, distributed: ModuleType) -> GroupState:
+    """`state` with the first collective that is open."""
     for _, data in _dumped(c10d, True):
         entry = next(filter(is_open, foreign.a_list(data.get("entries"))), None)
         if entry is not None:
             name, description = (*entry["process_group"], "")[:2]
             groups = dict(distributed.distributed_c10d._world.pg_group_ranks)
             ranks = next((ranks for group, ranks in groups.items() if group.group_name == name), ())
-            return {
-                "group": description if description not in ("", "undefined") else f"group {name}",
-                "sequence": entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
-                "operation": entry["profiling_name"].partition(":")[2][:200],
-                "members": tuple(sorted(ranks)),
-                "timeout_s": float(entry.get("timeout_ms") or 0) / 1e3,
-            }
-    return {}
+            return replace(
+                state,
+                group=description if description not in ("", "undefined") else f"group {name}",
+                sequence=entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
+                operation=entry["profiling_name"].partition(":")[2][:200],
+                members=tuple(sorted(ranks)),
+                timeout_s=float(entry.get("timeout_ms") or 0) / 1e3,
+            )
+    return state
 
 
 def where() -> tuple[str, int]:
