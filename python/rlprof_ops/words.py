@@ -47,6 +47,18 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0-6, 9`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
+    return f"rank{'' if sum(b - a + 1 for a, b in runs) == 1 else 's'} {', '.join(parts)}"
+
+
 def closest(word: str, allowed: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The allowed word that a misspelt one most likely means, whatever the case of its letters."""
     from difflib import get_close_matches  # only needed once something is wrong

@@ -7,6 +7,7 @@ inside while one of them waits in the collective, the dumps come home, and the c
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -19,31 +20,40 @@ pytest.importorskip("ray")
 
 from rlprof_ops.cli import cli
 from rlprof_ops.demo.local_job import run_local
+from rlprof_ops.recorder.head_recorder import read_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(600)]
 
 # A world that hangs in step 4, and one of the same size that does not.
 PROGRAM = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
+from datetime import timedelta
 from pathlib import Path
 import ray
 from rlprof_ops.runtime import profiler
+
+folder, asks = sys.argv[1:]
 
 @ray.remote(num_cpus=0)
 class Rank:
     def __init__(self, store, rank):
         import torch.distributed as dist
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+        limit = timedelta(seconds=60 if asks == "nobody" else 600)
+        meeting = f"file://{store}"
+        dist.init_process_group("gloo", init_method=meeting, timeout=limit, rank=rank, world_size=2)
         self.rank = rank
 
     def train(self, stays_away=False):
         import torch
         import torch.distributed as dist
         if stays_away and self.rank == 1:
+            if asks == "nobody":
+                while not Path(os.environ["RLPROF_NODE_DIR"], f"marks/{os.getpid()}.groups").exists():
+                    time.sleep(0.1)
+                os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(600)
         dist.all_reduce(torch.ones(4, 5))
 
-folder, asks = sys.argv[1:]
 ray.init()
 trainer, rollout = ([Rank.remote(f"{folder}/{name}", rank) for rank in range(2)] for name in "tr")
 prof = profiler.from_env(worker="controller", rank=0)
@@ -56,20 +66,18 @@ with prof.step(4):
         command = [sys.executable, "-m", "rlprof_ops", "hang", os.environ["RLPROF_RUN_DIR"], "--dump"]
         subprocess.run(command, check=True)
     dumps, until = Path(os.environ["RLPROF_NODE_DIR"], "torch_fr"), time.time() + 240
-    while len([*dumps.glob("*/gloo_fr_*.pickle")]) < 4 and time.time() < until:
+    while len([*dumps.glob("*/gloo_fr_*.pickle")]) < (3 if asks == "nobody" else 4) and time.time() < until:
         time.sleep(0.5)
 sys.exit(7)
 """
 
 
-@pytest.mark.parametrize("asks", ["recorder", "person"])
-def test_the_rank_that_a_job_waits_for_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
-) -> None:
+def hung_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str, request: dict[str, object]
+) -> tuple[Path, list[str]]:
+    """The run folder of a job that hung, and what it said."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     (tmp_path / "train.py").write_text(PROGRAM)
-    limit = "5s" if asks == "recorder" else "600s"
-    request = {"captures": [{"backend": "torch", "workers": ["none"], "when": {"hang": limit, "at_most": 1}}]}
     (tmp_path / "profile.yaml").write_text(json.dumps(request))
     settings = {
         "COMMAND": shlex.join([sys.executable, "-u", str(tmp_path / "train.py"), str(tmp_path), asks]),
@@ -82,6 +90,32 @@ def test_the_rank_that_a_job_waits_for_is_named(
     result = run_local(tmp_path, settings, said.append)
     run = result.run.path
     assert result.exit_code == 7, said
+    return run, said
+
+
+def test_a_rank_that_is_stopped_is_found_by_half_of_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks, and no time for a hang is set: the group's own timeout of 60 s counts."""
+    run, _ = hung_run(tmp_path, monkeypatch, "nobody", {"captures": []})
+    [finding] = read_rows(run / "recorder/findings.jsonl", ("kind", "text"))
+    assert finding["kind"] == "hang" and finding["evidence"]["still_s"] >= 15
+    waits = "in all_reduce #4 of default_pg"
+    stopped = r"rank 1 \((\w+, )?node \S+, pid \d+\) is stopped \(SIGSTOP\): rank 0 "
+    assert re.fullmatch(rf"{stopped}has waited [\d.]+ s {waits}", finding["text"])
+    answer = CliRunner().invoke(cli, ["hang", str(run)]).output.splitlines()[0]
+    assert re.fullmatch(rf"R{stopped[1:]}waits {waits} \(Float \[4, 5\]\)\.", answer), answer
+    status = CliRunner().invoke(cli, ["status", str(run)]).output
+    assert answer in status and "the stacks of all workers" in status, status
+
+
+@pytest.mark.parametrize("asks", ["recorder", "person"])
+def test_the_rank_that_a_job_waits_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    limit = "5s" if asks == "recorder" else "600s"
+    request = {"captures": [{"backend": "torch", "workers": ["none"], "when": {"hang": limit, "at_most": 1}}]}
+    run, said = hung_run(tmp_path, monkeypatch, asks, request)
     assert len([*run.glob("nodes/*/torch_fr/*/gloo_fr_*_rank_[01].pickle")]) == 4, said
 
     answer = CliRunner().invoke(cli, ["hang", str(run)])

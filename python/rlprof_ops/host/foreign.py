@@ -20,7 +20,9 @@ from typing import Any, BinaryIO, TypeVar
 
 MOST_BYTES = 256 << 20
 # The line that names an exception stands at a traceback's end; libraries print more after it.
-EXCEPTION = re.compile(r"^(?:\(\w+ pid=\d+\) )?[\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b")
+EXCEPTION = re.compile(
+    r"^(?:\(\w+ pid=\d+\) |\[rank\d+\]: )?[\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b"
+)
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _MOST_WHOLE = 1 << 63  # as far as columns and clocks go
 _Path = str | os.PathLike[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -101,6 +102,29 @@ def cpu_ticks(pid: int) -> int:
         return int(fields[11]) + int(fields[12])
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def with_descendants(pid: int) -> list[int]:
+    """A process and what its main thread has started, and so on."""
+    found = [pid]
+    for each in found:
+        with contextlib.suppress(OSError):
+            found += map(int, (_PROC / f"{each}/task/{each}/children").read_bytes().split())
+    return found
+
+
+def moved_bytes(pid: int) -> int:
+    """What a process has read and written so far, in pipes and files; 0 where that is not told."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        words = (_PROC / str(pid) / "io").read_bytes().split()
+        return int(words[1]) + int(words[3])
+    return 0
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state; empty when it is gone."""
+    stat = _stat(pid)
+    return stat[2] if stat else ""
 
 
 def start_time(pid: int) -> int | None:

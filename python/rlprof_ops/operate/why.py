@@ -14,6 +14,7 @@ from pathlib import Path
 from rlprof_ops.host import foreign
 from rlprof_ops.job.end_cause import STEP_KILLED, EndCause
 from rlprof_ops.job.run_folder import Job
+from rlprof_ops.operate.first_failure import first_failure
 from rlprof_ops.operate.job_status import View
 from rlprof_ops.recorder.detect.anomaly import HANG
 from rlprof_ops.recorder.head_recorder import FINDINGS, FOLDER, read_rows
@@ -41,8 +42,10 @@ def _lines(job: Job, view: View) -> Iterator[str]:
     if not _began(job):
         yield from _of_batch(job)
         return
-    yield from _of_hang(job.run)
-    yield from _of_dumps(job)
+    dumps = [*_of_dumps(job)]
+    yield from _of_hang(job.run, bool(dumps))
+    yield from dumps
+    yield from () if job.run is None else first_failure(job.run)
     if view.detail:
         yield from _last(view.detail.splitlines(), _MOST_LINES)
     if view.cause == EndCause.TIME_LIMIT:
@@ -61,11 +64,12 @@ def _began(job: Job) -> bool:
     return job.run is not None and (job.run / "run.json").exists()
 
 
-def _of_hang(run: Path | None) -> Iterator[str]:
-    """That the step clock stood still, where that was the last that the recorder found."""
+def _of_hang(run: Path | None, has_dumps: bool) -> Iterator[str]:
+    """What stood still, where that was the last that the recorder found; dumps say more of a collective."""
     rows = [] if run is None else read_rows(run / FOLDER / FINDINGS, ("kind", "text"))
     if run is not None and rows and rows[-1]["kind"] == HANG:
-        yield str(rows[-1]["text"])
+        if not has_dumps or not foreign.an_object(rows[-1].get("evidence")).get("world"):
+            yield str(rows[-1]["text"])
         folders = sorted((run / "control").glob(f"hang-step*.{STACKS}"))
         if folders:
             yield f"the stacks of all workers at that time: {folders[-1]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, TypedDict
 
@@ -13,6 +13,7 @@ from rlprof_ops.recorder.detect.anomaly import HANG, Anomaly
 from rlprof_ops.recorder.detect.machine import MemoryDetector, ThrottleDetector
 from rlprof_ops.recorder.detect.ranks import RankDetector
 from rlprof_ops.recorder.detect.slow_steps import StepDetector
+from rlprof_ops.recorder.detect.stalled import is_working, stalled
 from rlprof_ops.recorder.detect.trigger import StepFact
 from rlprof_ops.recorder.news import News
 from rlprof_ops.recorder.samples.engines import EngineSample
@@ -26,6 +27,8 @@ from rlprof_ops.words import duration
 SCHEMA = 1
 HANG_S = 300.0
 _HANG_STEPS = 10  # times the median step
+_SUSPECT_S = 30.0
+_SUSPECT_TIMES = 3  # the median of the phase, else of the step
 _LEAST_STEPS = 5
 _FIRST_HANG_S = 1800.0  # while it is not known how long a step takes
 _LATE_STEPS = 2  # after so many further steps a rank that has told nothing is not waited for
@@ -139,12 +142,30 @@ class JobView:
             self._is_new(finding)
 
     def look(self, t_ns: int) -> list[Anomaly]:
-        """Without news: whether the step clock stands still."""
+        """Without news: whether a collective waits for a rank, or the step clock stands still."""
         for now in self._all_now():
             if now.leads:
                 self._moved_ns = max(self._moved_ns, now.begin_ns, now.phase_ns)
+        stalled, works = self._stalled(t_ns)
+        found = [replace(each, step=self.step) for each in stalled if self._is_new(each)]
+        if self._hang_s is None and any(finding.kind == HANG for finding in stalled):
+            self._hung_at = self._moved_ns
+        return [*found, *self._still(t_ns, works)]
+
+    def _stalled(self, t_ns: int) -> tuple[list[Anomaly], bool]:
+        """Collectives that stand, and whether anything that is not in one works."""
+        told = [news for news in self._nodes.values() if news is not None]
+        works = any(engine.tokens_s > 0 for news in told for engine in news.engines)
+        states = {news.node: news.ranks for news in told}
+        found = stalled(states, self.suspect_s, t_ns, works, (t_ns - self._moved_ns) / 1e9)
+        return found, works or any(is_working(rank) for news in told for rank in news.ranks)
+
+    def _still(self, t_ns: int, works: bool) -> list[Anomaly]:
+        """Whether the step clock stands; who works may go on for as long as a first step."""
         step = self.step
         limit_s = self.hang_limit_s
+        if works and self._hang_s is None:
+            limit_s = max(limit_s, _FIRST_HANG_S)
         if not step or not self._moved_ns or (t_ns - self._moved_ns) / 1e9 < limit_s:
             return []
         if self._hung_at == self._moved_ns:
@@ -160,6 +181,16 @@ class JobView:
             HANG, text, f"{HANG}:{self._moved_ns}", t_ns, step, self._driver_name, (), "", phase, evidence
         )
         return [finding] if self._is_new(finding) else []
+
+    @property
+    def suspect_s(self) -> float:
+        """How long a collective may stay open before anybody asks for whom it waits."""
+        phase = next((now.phase for now in self._all_now() if now.leads and now.phase), "")
+        steps = self._driver.steps
+        usual_s = self._driver.phase_median_s(phase) or (
+            steps.median_s if len(steps) >= _LEAST_STEPS else 0.0
+        )
+        return max(_SUSPECT_S, _SUSPECT_TIMES * usual_s) if usual_s else HANG_S
 
     @property
     def hang_limit_s(self) -> float:

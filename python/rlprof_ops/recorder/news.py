@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlprof_ops.host import foreign
 from rlprof_ops.recorder.samples.engines import EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample
 from rlprof_ops.recorder.samples.host_samples import HostSample
+from rlprof_ops.recorder.samples.rank_states import RankState
 from rlprof_ops.recorder.samples.step_marks import ToldStep, WindowMark
 from rlprof_ops.runtime.marks import Now
 from rlprof_ops.runtime.ranges.phase_times import Phase
@@ -31,6 +32,7 @@ class News:
     steps: tuple[ToldStep, ...]
     windows: tuple[WindowMark, ...]
     throttled: Mapping[int, tuple[float, int]]
+    ranks: tuple[RankState, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(
@@ -44,6 +46,7 @@ class News:
                 "steps": [_step_row(step) for step in self.steps],
                 "windows": [_values(event) for event in self.windows],
                 "throttled": [[gpu, *what] for gpu, what in self.throttled.items()],
+                "ranks": [asdict(rank) for rank in self.ranks],
             },
             separators=(",", ":"),
         )
@@ -76,6 +79,7 @@ def read(text: str | bytes) -> News | None:
             tuple(_step(row) for row in data["steps"]),
             tuple(_window(row) for row in data["windows"]),
             {int(gpu): (float(seconds), int(bits)) for gpu, seconds, bits in data["throttled"]},
+            tuple(foreign.typed(row, RankState) for row in data["ranks"]),
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError):
         return None

@@ -11,6 +11,7 @@ from rlprof_ops.recorder.record_file import FOLDER, RecordFile, read_folder
 from rlprof_ops.recorder.samples.engines import Engines, EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample, GpuSamples, throttle_words
 from rlprof_ops.recorder.samples.host_samples import HostSample, HostSamples
+from rlprof_ops.recorder.samples.rank_states import RankStates
 from rlprof_ops.recorder.samples.step_marks import StepMarks, ToldStep, WindowMark
 
 SEAL_S = 60.0
@@ -25,7 +26,7 @@ class NodeRecorder:
         self._node = node
         self._kept = _kept_steps(node_dir / FOLDER)
         self._file = RecordFile(node_dir / FOLDER)
-        self._marks = StepMarks(node_dir)
+        self._marks, self._ranks = StepMarks(node_dir), RankStates(node_dir)
         self._host, self._gpus = HostSamples(), GpuSamples()
         self._engines = Engines(node_dir=node_dir)
         self._names = rows.Names.new()
@@ -138,10 +139,10 @@ class NodeRecorder:
         windows, self._windows = self._windows, []
         throttled, self._throttled = self._throttled, {}
         host, gpus, engines = self._latest
-        now = tuple(self._marks.now())
+        now, t_ns = tuple(self._marks.now()), time.time_ns()
         return News(
             self._node,
-            time.time_ns(),
+            t_ns,
             host,
             tuple(gpus),
             tuple(engines),
@@ -149,6 +150,7 @@ class NodeRecorder:
             tuple(steps),
             tuple(windows),
             throttled,
+            tuple(self._ranks.look(t_ns, now)),
         )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -307,3 +308,28 @@ def test_the_names_of_other_files_are_left_alone(dumps: Path, tmp_path: Path) ->
     found = read_folder(tmp_path)
     assert not found.unread and len(found.worlds) == 1
     assert read_dump(tmp_path / "nccl_trace_rank_0", 0).entries
+
+
+@pytest.mark.parametrize(
+    ("sequence", "begins"), [(4, "Rank 1 (rollout, node n1, pid 77) is gone: "), (3, "Rank 1 left")]
+)
+def test_the_recorder_says_what_became_of_a_rank_without_a_dump(
+    dumps: Path, tmp_path: Path, sequence: int, begins: str
+) -> None:
+    """Where it saw the same collective."""
+    home, logs = tmp_path / "nodes/n1/torch_fr/76", tmp_path / "ray/n1/session_1/logs"
+    for folder in (home, logs, tmp_path / "recorder"):
+        folder.mkdir(parents=True)
+    (tmp_path / "run.json").write_text("{}")
+    shutil.copy(dumps / "leaves_no_dump/nccl_trace_rank_0", home / "gloo_fr_0a1b_rank_0.pickle")
+    (logs / "worker-ab-01000000-77.err").write_text("one\ntwo\n\nthree\nfour\nTerminated by the kernel\n")
+    said = {"said": "rank 1 (rollout, node n1, pid 77) is gone", "rank": 1, "pid": 77, "state": ""}
+    evidence = {"world": "0a1b", "sequence": sequence, "missing": [said]}
+    (tmp_path / "recorder/findings.jsonl").write_text(
+        json.dumps({"kind": "hang", "evidence": evidence}) + "\n"
+    )
+    lines, answer = explain(tmp_path)
+    assert lines[0].startswith(begins) and "rank 0 waits in all_reduce #4 of default_pg" in lines[0]
+    assert ("    Terminated by the kernel" in lines) == (sequence == 4) and "    one" not in lines
+    [missing] = answer["verdicts"][0]["missing"]
+    assert (missing["seen"] == said) == (sequence == 4) and answer["verdicts"][0]["sure"] == (sequence == 4)

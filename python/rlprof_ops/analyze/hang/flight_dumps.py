@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlprof_ops.host import foreign
+from rlprof_ops.runtime.on_demand.group_state import is_open
 from rlprof_ops.runtime.on_demand.torch_fr import FOLDER as TORCH_FR
 
 MOST_BYTES = 64 << 20  # 2,000 entries are 0.5 MB
@@ -150,15 +151,6 @@ def read_dump(path: Path, rank: int) -> FlightDump:
         groups[foreign.text(name)] = (foreign.text(described.get("desc")), tuple(sorted({*ranks})))
     has_lost = bool(entries and foreign.whole(entries[0].get("record_id")))
     return FlightDump(rank, path, _latest(entries), groups, has_lost)
-
-
-def is_open(entry: Mapping[str, object]) -> bool:
-    """gloo never says `completed`: there `retired` means that a collective has ended, well or not. To NCCL,
-    one that is retired without being completed has timed out.
-    """
-    if foreign.text(entry.get("profiling_name")).startswith("gloo:"):
-        return not entry.get("retired")
-    return entry.get("state") != "completed"
 
 
 def _latest(entries: list[dict[str, object]]) -> list[dict[str, object]]:

@@ -3,29 +3,69 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from rlprof_ops.analyze.hang.flight_dumps import FlightDump, FoundDumps, is_open, read_folder
-from rlprof_ops.analyze.hang.hang_verdict import Enqueued, HangVerdict, enqueued, judge, name_of, ranks_text
+from rlprof_ops.analyze.hang.flight_dumps import FlightDump, FoundDumps, read_folder
+from rlprof_ops.analyze.hang.hang_verdict import Enqueued, HangVerdict, enqueued, judge, name_of
 from rlprof_ops.collect.harvest.manifest_table import grid, printable
+from rlprof_ops.host import foreign
+from rlprof_ops.recorder.detect.anomaly import HANG
+from rlprof_ops.recorder.head_recorder import FINDINGS, read_rows
+from rlprof_ops.recorder.head_recorder import FOLDER as RECORDER
+from rlprof_ops.runtime.on_demand.group_state import is_open
+from rlprof_ops.words import ranks_text
 
-_MOST_GROUPS, _MOST_ROWS, _MOST_NAMED = 4, 24, 8
+_MOST_GROUPS, _MOST_ROWS, _MOST_NAMED, _MOST_LAST_WORDS = 4, 24, 8, 4
 
 
 def explain(folder: Path) -> tuple[list[str], dict[str, object]]:
     """The lines for people and the JSON of every dump below `folder`; neither holds a verdict where none was
     read.
     """
-    found = read_folder(folder)
+    found, seen = read_folder(folder), _seen(folder)
     judged = [(world, judge(world)) for world in found.worlds]
+    for world, verdict in judged:
+        _add_seen(world, verdict, seen)
     judged.sort(key=lambda each: (each[1].kind == "nothing", not each[1].sure, -len(each[0])))
-    lines = [line for world, verdict in judged for line in _lines(world, verdict)]
+    lines = [line for world, verdict in judged for line in _lines(folder, world, verdict)]
     lines += [f"not read: {path}: {reason}" for path, reason in found.unread[:_MOST_NAMED]]
     return [printable(line) for line in lines], _for_programs(found, judged)
 
 
-def _lines(world: Mapping[int, FlightDump], verdict: HangVerdict) -> Iterator[str]:
+def _seen(folder: Path) -> list[dict[str, object]]:
+    """What the job's recorder saw of the ranks that were missing, the latest last."""
+    rows = read_rows(folder / RECORDER / FINDINGS, ("kind", "evidence"))
+    return [foreign.an_object(row["evidence"]) for row in rows if row["kind"] == HANG]
+
+
+def _add_seen(
+    world: Mapping[int, FlightDump], verdict: HangVerdict, seen: Iterable[Mapping[str, object]]
+) -> None:
+    """Say what the missing ranks did, where that was seen in this collective of this world."""
+    for evidence in seen:
+        mark = f"fr_{foreign.text(evidence.get('world'))}_rank_"
+        same = verdict.collective and evidence.get("sequence") == verdict.collective.sequence
+        if not same or not all(mark in dump.path.name for dump in world.values()):
+            continue
+        told = map(foreign.an_object, foreign.a_list(evidence.get("missing")))
+        verdict.seen = {rank: row for row in told if (rank := foreign.whole(row.get("rank"))) is not None}
+    if verdict.missing and verdict.seen.keys() >= {*verdict.missing}:
+        who = "; ".join(foreign.text(verdict.seen[rank].get("said")) for rank in verdict.missing[:4])
+        verdict.text, verdict.sure = f"{who}: {verdict.text.partition(': ')[2]}", True
+
+
+def _last_words(folder: Path, verdict: HangVerdict) -> Iterator[str]:
+    """The end of the logs of missing ranks whose processes are gone."""
+    for rank, row in [*verdict.seen.items()][:_MOST_NAMED]:
+        if not row.get("state"):
+            for path in sorted(folder.glob(f"ray/*/*/logs/worker-*-{foreign.whole(row.get('pid'))}.err")):
+                lines = [line for line in foreign.tail(path).splitlines() if line.strip()]
+                yield f"  rank {rank}, the last words of {path}:"
+                yield from (f"    {line}" for line in lines[-_MOST_LAST_WORDS:])
+
+
+def _lines(folder: Path, world: Mapping[int, FlightDump], verdict: HangVerdict) -> Iterator[str]:
     text = verdict.text if verdict.sure else f"{verdict.text} (not sure)"
     yield text[0].upper() + text[1:] + "."
     if verdict.collective and verdict.collective.call_site and not verdict.sides:
@@ -37,6 +77,7 @@ def _lines(world: Mapping[int, FlightDump], verdict: HangVerdict) -> Iterator[st
             yield f"  {ranks_text(missing)}: no collective in the dump"
         else:
             yield f"  {ranks_text(missing)}: last {'in' if last.is_open else 'ended'} {last}{_at(last)}"
+    yield from _last_words(folder, verdict)
     for note in verdict.notes:
         yield f"  {note}"
     yield ""
@@ -107,7 +148,12 @@ def _verdict(world: Mapping[int, FlightDump], verdict: HangVerdict) -> dict[str,
         "collective": _collective(verdict.collective),
         "waiting": list(verdict.waiting),
         "missing": [
-            {"rank": rank, "dump": rank in world, "last": _collective(verdict.last.get(rank))}
+            {
+                "rank": rank,
+                "dump": rank in world,
+                "last": _collective(verdict.last.get(rank)),
+                "seen": verdict.seen.get(rank),
+            }
             for rank in verdict.missing
         ],
         "without_dump": list(verdict.without_dump),

@@ -12,8 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rlprof_ops.analyze.hang.flight_dumps import FlightDump, is_open
+from rlprof_ops.analyze.hang.flight_dumps import FlightDump
 from rlprof_ops.host import foreign
+from rlprof_ops.runtime.on_demand.group_state import is_open
+from rlprof_ops.words import ranks_text
 
 MISSING, MISMATCH, ORDER, NETWORK, BEHIND, NOTHING = (
     "missing",
@@ -110,6 +112,7 @@ class HangVerdict:
     sides: list[tuple[tuple[int, ...], Enqueued]] = field(default_factory=list)  # what does not match
     last: dict[int, Enqueued | None] = field(default_factory=dict)  # of the missing ranks
     notes: list[str] = field(default_factory=list)
+    seen: dict[int, dict[str, object]] = field(default_factory=dict)  # by the job's recorder, of the missing
 
 
 def name_of(key: _Key) -> str:
@@ -117,18 +120,6 @@ def name_of(key: _Key) -> str:
     name, description = key
     named = description if description and description != "undefined" else f"group {name}"
     return named if named == _EVERYONE or not name or named.startswith("group ") else f"{named} ({name})"
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0-6, 9`."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    parts = [str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
-    return f"rank{'' if sum(b - a + 1 for a, b in runs) == 1 else 's'} {', '.join(parts)}"
 
 
 def enqueued(raw: Mapping[str, object]) -> Enqueued:

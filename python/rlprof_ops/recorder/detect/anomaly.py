@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SLOW_STEP, SLOW_PHASE, SLOW_RANK = "slow_step", "slow_phase", "slow_rank"
-THROTTLE, MEMORY, HANG = "throttle", "memory", "hang"
-KINDS = (SLOW_STEP, SLOW_PHASE, SLOW_RANK, THROTTLE, MEMORY, HANG)
+THROTTLE, MEMORY, HANG, LONG_WAIT = "throttle", "memory", "hang", "long_wait"
+KINDS = (SLOW_STEP, SLOW_PHASE, SLOW_RANK, THROTTLE, MEMORY, HANG, LONG_WAIT)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,11 @@ class Trigger:
             return self._take(SLOW_RANK, finding.step, finding.ranks, ranks, used_bytes)
         if finding.kind == THROTTLE and when.throttle:
             return self._take(THROTTLE, finding.step, tuple(here), ranks, used_bytes)
-        if finding.kind == HANG and when.hang_s:
+        if (
+            finding.kind == HANG
+            and when.hang_s
+            and finding.evidence.get("still_s", when.hang_s) >= when.hang_s
+        ):
             return self._take(HANG, finding.step, (), ranks, used_bytes, seconds=5.0)
         alone = when.phase is not None and when.step_time is None
         if finding.kind in (SLOW_STEP, SLOW_PHASE) and alone and finding.phase == when.phase:

@@ -71,7 +71,7 @@ def _arm(
     if not any(name in env for name in _FILE):
         folder.mkdir(parents=True, exist_ok=True)
         env[_FILE[old]] = env[env_names.TORCH_FR_FILE] = f"{folder}/fr_{world}_rank_"
-    _watch(node_dir, functools.partial(_dump, folder, world))
+    _watch(node_dir, functools.partial(_dump, folder, world), world)
 
 
 def _version(torch: ModuleType) -> tuple[int, int]:
@@ -92,19 +92,28 @@ def _world(init_method: object, store: object) -> str:
     return f"{zlib.crc32(where.encode()):08x}"
 
 
-def _watch(node_dir: Path, dump: Callable[[], None]) -> None:
-    """Call `dump` when dumps are asked for; one thread a process, a forked one has none of its parent's."""
+def _watch(node_dir: Path, dump: Callable[[], None], world: str) -> None:
+    """Call `dump` when dumps are asked for, and tell how the process stands in its groups; one thread a
+    process, a forked one has none of its parent's.
+    """
     global _watching
     if _watching == os.getpid():
         return
+    from rlprof_ops.runtime import marks
+    from rlprof_ops.runtime.on_demand.group_state import SUFFIX, GroupTeller
     from rlprof_ops.runtime.on_demand.watcher import DUMPS, Watcher
     from rlprof_ops.runtime.on_demand.watcher import FOLDER as CONTROL
+    from rlprof_ops.runtime.process.failures import follow_failures
 
     def on_demand(asked: CaptureRequest) -> None:
         if asked.backend == DUMPS:
             dump()
 
-    Watcher(node_dir / CONTROL, on_demand)
+    first = None
+    if marks.asked():
+        follow_failures()
+        first = GroupTeller(node_dir / marks.FOLDER / f"{os.getpid()}{SUFFIX}", world).tell
+    Watcher(node_dir / CONTROL, on_demand, first)
     _watching = os.getpid()
 
 

@@ -94,16 +94,23 @@ def _plain(identity: str) -> str:
 
 
 class Watcher:
-    """The thread of one process. `on_demand` is called in it; so are the actions of `later`, when their
-    time has come.
+    """The thread of one process. `on_demand` is called in it; so are `first`, and the actions of `later`
+    when their time has come.
     """
 
-    def __init__(self, folder: Path, on_demand: Callable[[CaptureRequest], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        on_demand: Callable[[CaptureRequest], None],
+        first: Callable[[Watcher], None] | None = None,
+    ) -> None:
         self._folder = folder
         self._on_demand = on_demand
         self._stop = threading.Event()
         self._known = set(_names(folder))  # what was asked before this process was there is not for it
         self._later: list[tuple[float, Callable[[], None]]] = []
+        if first is not None:
+            self.later(0.0, lambda: first(self))
         self._thread = threading.Thread(target=self._run, name="rlprof-control", daemon=True)
         self._thread.start()
 

@@ -1,0 +1,85 @@
+"""Of the processes of a job's process groups, the one that failed first, by time and kind: the others meet
+its closed connections and fail after it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlprof_ops.collect.harvest.manifest_table import printable
+from rlprof_ops.host import foreign
+from rlprof_ops.runtime.process.failures import EXITED, IN_GROUP, RAISED
+from rlprof_ops.words import counted
+
+_MOST_BYTES = 1 << 20
+_TRACE_LINES = 5
+# What torch and Ray raise where a peer is gone or was waited for in vain; a user's server may be gone too.
+_ECHO = re.compile(
+    r"\w*Actor\w*Error:|(?:RuntimeError|Dist\w*Error): .*(?:"
+    r"connection\b.{0,30}\b(?:closed|reset|refused|aborted|lost)|closed by (?:remote )?peer|broken pipe"
+    r"|remote process exited|\bgot 0 bytes|watchdog caught|timed out waiting \d+ ?ms)",
+    re.IGNORECASE | re.DOTALL,
+)
+_KINDS = (
+    (re.compile("out of memory|OutOfMemory", re.IGNORECASE), " (memory)"),
+    (re.compile(r"CUDA|CUBLAS|CUDNN|NCCL"), " (GPU)"),
+)
+_Row = dict[str, Any]
+_Ranks = dict[tuple[str, int], int | None]  # by node and pid
+
+
+def first_failure(run: Path) -> Iterator[str]:
+    """Who failed first, with the end of its trace; nothing where no process of a group has told a failure."""
+    rows = [
+        row
+        for path in sorted(run.glob("nodes/*/events/notes_*.jsonl"))
+        for row in foreign.read_rows(path, _MOST_BYTES)
+        if row.get("event") in (RAISED, IN_GROUP, EXITED)
+    ]
+    ranks = {_process(row): foreign.whole(row.get("rank")) for row in rows if row["event"] == IN_GROUP}
+    raised = [row for row in rows if row["event"] == RAISED and foreign.text(row.get("error")).strip()]
+    raised.sort(key=lambda row: foreign.whole(row.get("t_ns")) or 0)
+    if not raised:
+        return
+    own = next((row for row in raised if not _ECHO.match(foreign.text(row.get("error")))), None)
+    if own is None:
+        yield from _without_a_word(rows, raised, ranks)
+        return
+    error = foreign.text(own.get("error")).strip()
+    kind = next((word for pattern, word in _KINDS if pattern.search(error)), "")
+    others = len({_process(row) for row in raised} - {_process(own)})
+    after = f"; {counted(others, 'other process')} failed after it" if others == 1 else ""
+    after = after or (f"; {others} other processes failed after it" if others else "")
+    yield printable(f"{_who(own, ranks)} failed first{kind}, with {error.splitlines()[0]}{after}:")
+    lines = [line for line in foreign.text(own.get("trace")).splitlines() if line.strip()]
+    yield from (f"  {printable(line)}" for line in lines[-_TRACE_LINES:])
+
+
+def _without_a_word(rows: list[_Row], raised: list[_Row], ranks: _Ranks) -> Iterator[str]:
+    """Everybody met closed connections: who has told nothing was killed, or has ended too early."""
+    told = {_process(row) for row in raised}
+    silent = [row for row in rows if row["event"] == IN_GROUP and _process(row) not in told]
+    worlds = {row.get("world") for row in rows if row["event"] == IN_GROUP and _process(row) in told}
+    silent = [row for row in silent if row.get("world") in worlds]
+    ended = {_process(row) for row in rows if row["event"] == EXITED}
+    killed = [row for row in silent if _process(row) not in ended] or silent
+    if not killed:
+        return
+    who = ", ".join(_who(row, ranks) for row in killed[:4])
+    does = "has ended in order" if _process(killed[0]) in ended else "died without a word"
+    first = f"{who} {does} first" if len(killed) == 1 else f"one of these {does} first: {who}"
+    why = "" if _process(killed[0]) in ended else "; a process is killed so when memory is full"
+    yield printable(f"{first}: the others met its closed connections{why}")
+
+
+def _process(row: _Row) -> tuple[str, int]:
+    return foreign.text(row.get("host")), foreign.whole(row.get("pid")) or 0
+
+
+def _who(row: _Row, ranks: _Ranks) -> str:
+    node, pid = _process(row)
+    rank = ranks.get(_process(row))
+    return f"rank {rank} (node {node}, pid {pid})" if rank is not None else f"process {pid} of node {node}"

@@ -1,0 +1,152 @@
+"""When a collective that stands is said to hang: what its missing rank does, and what is learnt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlprof_ops.recorder.detect.anomaly import HANG, LONG_WAIT, Anomaly
+from rlprof_ops.recorder.detect.stalled import stalled
+from rlprof_ops.recorder.detect.trigger import Trigger
+from rlprof_ops.recorder.job_view import JobView
+from rlprof_ops.recorder.samples.engines import EngineSample
+from rlprof_ops.recorder.samples.rank_states import ALONE, RankState
+from rlprof_ops.request import CaptureSpec, When
+from rlprof_ops.runtime.marks import Now
+from tests.recorder.simulated import BEGIN_NS, healthy
+from tests.recorder.test_detection import findings, news
+
+T_NS = BEGIN_NS + 10**12
+
+
+def waiting(rank: int, still_s: float = 200, **more: object) -> RankState:
+    """In the fourth all_reduce of three ranks, with NCCL's timeout of 600 s."""
+    members = (0, 1, 2)
+    state = RankState(
+        100 + rank, "policy_worker", "w", rank, still_s, "default_pg", 4, "all_reduce", members, 600.0, "",
+        "S", 1.0, 0.0,
+    )  # fmt: skip
+    return replace(state, **more)  # type: ignore[arg-type]
+
+
+def elsewhere(rank: int = 0, cores: float = 0.0, mib_s: float = 0.0, state: str = "S") -> RankState:
+    """In no collective."""
+    return waiting(rank, group="", members=(), timeout_s=0.0, cores=cores, mib_s=mib_s, state=state)
+
+
+def judged(*states: RankState, suspect_s: float = 30.0, engines_work: bool = False) -> list[Anomaly]:
+    return stalled({"n1": states}, suspect_s, T_NS, engines_work)
+
+
+@pytest.mark.parametrize(
+    ("state", "does"),
+    [
+        ("", "is gone"),
+        ("Z", "has died and is not reaped (zombie)"),
+        ("T", "is stopped (SIGSTOP)"),
+        ("D", "is in an uninterruptible wait, as for a disk (state D)"),
+        ("S", "does nothing"),
+    ],
+)
+def test_the_missing_rank_is_named_with_its_state(state: str, does: str) -> None:
+    [finding] = judged(elsewhere(0, state=state), waiting(1, 40), waiting(2, 41))
+    who = f"rank 0 (policy_worker, node n1, pid 100) {does}"
+    assert finding.text == f"{who}: ranks 1, 2 have waited 41.0 s in all_reduce #4 of default_pg"
+    assert (finding.kind, finding.ranks, finding.node) == (HANG, (0,), "n1")
+
+
+def test_a_stopped_rank_is_no_excuse_for_one_that_works() -> None:
+    stopped = elsewhere(1, state="T")
+    [finding] = judged(elsewhere(0, cores=1.0), stopped, waiting(2, 40))
+    assert finding.kind == HANG and finding.ranks == (1,)
+
+
+@pytest.mark.parametrize("work", [{"cores": 0.3}, {"mib_s": 300.0}])
+def test_who_works_is_waited_for_until_nearly_half_of_the_timeout(work: dict[str, float]) -> None:
+    saves = elsewhere(0, **work)
+    assert not judged(saves, waiting(1, 260), waiting(2, 260))
+    [finding] = judged(saves, waiting(1, 275), waiting(2, 275))
+    assert (
+        finding.kind == LONG_WAIT and "rank 0 (policy_worker, node n1, pid 100) is working (" in finding.text
+    )
+    assert finding.text.endswith(", and the group's timeout is 600 s")
+
+
+def test_a_rank_that_waits_for_somebody_who_works_is_no_hang() -> None:
+    """Rank 0 asks a rollout server while the others stand in a broadcast."""
+    states = (elsewhere(0), waiting(1, 100), waiting(2, 100))
+    assert [finding.kind for finding in judged(*states)] == [HANG]
+    assert not judged(*states, engines_work=True)
+    actor = RankState(7, "rollout", "", ALONE, 0.0, "", 0, "", (), 0.0, "", "R", 0.9, 0.0)
+    assert not judged(*states, actor)
+    assert not judged(*states, replace(elsewhere(0, cores=0.9), world="rollout"))
+    assert judged(*states, replace(actor, cores=0.2))
+
+
+def test_no_word_before_it_is_sure() -> None:
+    """One that has just moved, one of which nothing is known, all in one collective that may be large."""
+    assert not judged(elsewhere(0), waiting(1, 29), waiting(2, 29))
+    assert not judged(waiting(0, 2), waiting(1, 100), waiting(2, 100))
+    assert not judged(waiting(1, 100), waiting(2, 100))
+    assert not judged(*(waiting(rank, 200) for rank in range(3)))
+    [unknown] = judged(waiting(1, 280), waiting(2, 280))
+    assert unknown.kind == LONG_WAIT and "rank 0 may be missing, of which nothing is known" in unknown.text
+    [together] = judged(*(waiting(rank, 250) for rank in range(3)))
+    assert together.text == "nobody is missing: ranks 0-2 have waited 250 s in all_reduce #4 of default_pg"
+
+
+def test_a_job_that_takes_steps_does_not_hang() -> None:
+    """The ranks of an idle server stand in a broadcast while the trainer goes on, or wait for each other."""
+    serves = (elsewhere(0), waiting(1, 100), waiting(2, 100))
+    crossed = (waiting(0, 100, group="weights", members=(), timeout_s=0.0), waiting(1, 100), waiting(2, 100))
+    for states in (serves, crossed):
+        assert not stalled({"n1": states}, 30.0, T_NS, clock_still_s=20.0)
+        assert stalled({"n1": states}, 30.0, T_NS, clock_still_s=40.0)
+    assert judged(*crossed) and not judged(*crossed, engines_work=True)
+
+
+def test_long_steps_are_looked_at_by_the_timeout() -> None:
+    states = (elsewhere(0), waiting(1, 160), waiting(2, 160))
+    assert judged(*states, suspect_s=1800.0), "a quarter of 600 s"
+    assert not judged(elsewhere(0), waiting(1, 140), waiting(2, 140), suspect_s=1800.0)
+
+
+def test_what_is_suspicious_is_learnt_from_the_phase_and_the_hang_is_told_once() -> None:
+    view = JobView("1", ["n1"])
+    assert view.suspect_s == 300
+    for told in healthy(6, 30):
+        findings(view, told)
+    end = told[0].begin_ns + int(told[0].seconds * 1e9)
+    now = Now(31, end, end + 10**9, 0, 1, 7, True, "generation", "driver")
+    states = (elsewhere(0), waiting(1, 31), waiting(2, 31))
+    view.take(news([], now=(now,), ranks=states))
+    assert view.suspect_s == 30, "three times 8 s"
+    [finding] = view.look(end + 40 * 10**9)
+    assert finding.kind == HANG and finding.step == 31
+    assert not view.look(end + 41 * 10**9)
+    assert not view.look(end + 2000 * 10**9), "nor by the step clock"
+
+
+def test_the_step_clock_may_stand_while_somebody_works() -> None:
+    """A checkpoint, an evaluation: no collective is open, and the process or a server moves."""
+    view = JobView("1", ["n1"])
+    for told in healthy(6, 30):
+        findings(view, told)
+    end = told[0].begin_ns + int(told[0].seconds * 1e9)
+    now = Now(31, end, end + 10**9, 0, 1, 7, True, "save_checkpoint", "driver")
+    writes = replace(elsewhere(ALONE, mib_s=300.0), world="")
+    tokens = EngineSample("http://127.0.0.1:1/metrics", 3, 0, 0, 0, 50.0, 0.0)
+    for more in ({"ranks": (writes,)}, {"engines": (tokens,)}):
+        view.take(news([], now=(now,), **more))
+        assert not view.look(end + 400 * 10**9), more
+    assert view.look(end + 1802 * 10**9)[0].text.startswith("the step clock stands still")
+
+
+def test_a_capture_of_hangs_keeps_to_its_own_time() -> None:
+    when = When(hang_s=60.0)
+    trigger = Trigger(1, CaptureSpec(backend="torch", when=when), when)
+    [early] = judged(elsewhere(0), waiting(1, 40), waiting(2, 40))
+    [late] = judged(elsewhere(0), waiting(1, 70), waiting(2, 70))
+    assert trigger.on_finding(early, (0, 1, 2), 0) is None
+    assert trigger.on_finding(late, (0, 1, 2), 0) is not None
