@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rlprof_ops.runtime.request_log import EngineRequest
+from tests.analyze.as_data import answer_of
 from tests.trainers import environments
 from tests.trainers.local_job import LocalJob
 from tests.trainers.vllm_cpu.lengths import LENGTHS, SERVED, STEPS
@@ -78,6 +79,25 @@ def test_a_servers_requests_are_what_its_answers_and_its_metrics_say(job: LocalJ
     assert counted("generation_tokens_total") == sum(row.tokens for row in rows)
     assert counted("prompt_tokens_total") == sum(row.prompt_tokens for row in rows)
     assert counted("request_success_total") == len(rows)
+
+
+@pytest.mark.long
+def test_the_report_names_the_last_request_of_each_step(job: LocalJob):
+    told = json.loads((job.run.parent.parent / "llm.json").read_text())
+    longest = [output["id"] for output in told["outputs"] if output["tokens"] == [max(LENGTHS)]]
+    assert len(longest) == STEPS
+    answer = answer_of(job.run, jobs=1)
+    found = answer["whole_run"]["requests"]
+    assert [row["step"] for row in found["steps"]] == list(range(1, STEPS + 1))
+    assert found["requests"] == STEPS * (len(LENGTHS) + 3 + SERVED) and found["outside"] == 0
+    assert [(row["worker"], row["rank"]) for row in found["replicas"]] == [("rollout", 0), ("rollout", 1)]
+    for name, step in zip(longest, found["steps"], strict=True):
+        assert step["requests"] == len(LENGTHS) + 3 + SERVED
+        by_tokens = max(step["last"], key=lambda row: row["tokens"])
+        assert (by_tokens["id"], by_tokens["rank"], by_tokens["tokens"]) == (name, 0, max(LENGTHS))
+    print(
+        json.dumps([found["done"], found["replicas"]]), *(row["text"] for row in answer["findings"]), sep="\n"
+    )
 
 
 def requests_of(run: Path, rank: int) -> tuple[dict[str, Any], list[EngineRequest]]:

@@ -77,11 +77,12 @@ class RequestLog:
 
     def flush(self) -> None:
         """Write what was taken until now; never raises."""
-        if self.off or not self._rows or os.getpid() != self.pid:
+        if self.off or os.getpid() != self.pid:
             return
         try:
-            with self._writing:
-                self._append()
+            with self._writing:  # also at the process's end, while the thread is about to write
+                if self._rows:
+                    self._append()
         except Exception as error:  # nothing of ours may end an engine's process
             self.off = True
             log_once(f"requests are no longer recorded: {type(error).__name__}: {error}", key="requests")
