@@ -95,9 +95,9 @@ def test_the_report_names_the_last_request_of_each_step(job: LocalJob):
         assert step["requests"] == len(LENGTHS) + 3 + SERVED
         by_tokens = max(step["last"], key=lambda row: row["tokens"])
         assert (by_tokens["id"], by_tokens["rank"], by_tokens["tokens"]) == (name, 0, max(LENGTHS))
-    print(
-        json.dumps([found["done"], found["replicas"]]), *(row["text"] for row in answer["findings"]), sep="\n"
-    )
+    findings = {row["kind"]: row["text"] for row in answer["findings"]}
+    assert any(f"request {name} of rollout 0: it" in findings["last_requests"] for name in longest)
+    assert "the requests of rollout 0 are longer" in findings["uneven_replicas"]
 
 
 def requests_of(run: Path, rank: int) -> tuple[dict[str, Any], list[EngineRequest]]:

@@ -57,7 +57,7 @@ def test_what_is_said_of_them(tmp_path: Path) -> None:
     late = findings["last_requests"]
     assert late["text"] == (
         "Generation waits for its last requests: when 95 % were done it went on for 5.70 s a step (57 % of"
-        " the phase, 48 % of the step), mean of 3 steps. The longest wait, in step 1, ends with request"
+        " the phase, 48 % of the step), mean of 3 steps. The longest wait, in step 1, is for request"
         " late-1 of rollout 1: it made 1000 tokens in 9.50 s and was queued for 100 ms, the median one 10."
     )
     assert (late["saves_ns"], late["step"]) == (5_700_000_000, 1)
@@ -93,6 +93,24 @@ def test_why_a_replica_is_idle(tmp_path: Path, mine: int, theirs: int, said: str
     findings = {row["kind"]: row["text"] for row in answer_of(tmp_path, jobs=1)["findings"]}
     assert "last_requests" not in findings  # they end evenly
     assert said in findings.get("uneven_replicas", "") and bool(said) == ("uneven_replicas" in findings)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_planted_last_request_and_an_idle_replica_are_named(tmp_path: Path, seed: int) -> None:
+    """Lengths as of a policy, 64 requests on each of four replicas; a short request comes last of all."""
+    draw = np.random.default_rng(seed)
+    rank, idle = draw.choice(4, 2, replace=False).tolist()
+    steps(tmp_path, 1, 21.0, 24.0)
+    for each in range(4):
+        seconds = np.minimum(draw.lognormal(0.0, 0.6, 64), 6.0) * (0.2 if each == idle else 1.0)
+        rows = [Dealt(f"{each}-{n}", 1, 0.0, s, round(100 * s)) for n, s in enumerate(seconds.tolist())]
+        if each == rank:
+            rows += [Dealt("planted", 1, 0.0, 20.0, 2000), Dealt("short", 1, 19.9, 20.1, 10)]
+        dealt(tmp_path, each, rows)
+    findings = {row["kind"]: row["text"] for row in answer_of(tmp_path, jobs=1)["findings"]}
+    assert f"request planted of rollout {rank}: it made 2000 tokens" in findings["last_requests"]
+    assert findings["uneven_replicas"].startswith(f"rollout {idle} is idle for 9")
+    assert f"because the requests of rollout {rank} are longer" in findings["uneven_replicas"]
 
 
 def test_without_marked_generation_the_step_counts(tmp_path: Path) -> None:

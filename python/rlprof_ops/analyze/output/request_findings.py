@@ -31,12 +31,13 @@ def _tail(requests: RolloutRequests) -> list[Finding]:
             continue
         number = DONE.index(done.share)
         worst = max(requests.steps, key=lambda row: (row.left[number] or 0.0) * row.phase_ms)
-        late, cost = worst.last[0], round(1e6 * done.saves_ms)
+        # one that comes when the others are done may end after the one that all wait for
+        late, cost = max(worst.last, key=lambda row: row.ms), round(1e6 * done.saves_ms)
         queued = f" and was queued for {duration(1e6 * late.queued_ms)}" if late.queued_ms else ""
         text = (
             f"Generation waits for its last requests: when {percent(done.share)} were done it went on for"
             f" {duration(cost)} a step ({percent(done.left)} of the phase, {percent(share)} of the step),"
-            f" mean of {counted(done.steps, 'step')}. The longest wait, in step {worst.step}, ends with"
+            f" mean of {counted(done.steps, 'step')}. The longest wait, in step {worst.step}, is for"
             f" request {late.id} of {late.worker} {late.rank}: it made {counted(late.tokens, 'token')} in"
             f" {duration(1e6 * late.ms)}{queued}, the median one {worst.median_tokens:g}."
         )
