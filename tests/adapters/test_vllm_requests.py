@@ -137,6 +137,16 @@ def test_an_engine_on_another_node_has_another_clock(engine: OutputProcessor) ->
     assert row.finished_ns - row.first_token_ns == pytest.approx(2.5 * SECOND, abs=1000)
 
 
+def test_of_an_abort_there_no_time_is_told_that_nothing_tells(engine: OutputProcessor) -> None:
+    comes(engine, "a")
+    finished_requests._PROCESS.of(engine).requests["a-7f3a"] = engine.request_states["a-7f3a"], time.time_ns()
+    engine.process_outputs([output("a", 1)], 1_000_000_000.0)
+    engine.abort_requests(["a-7f3a"], internal=True)
+    [row] = rows()
+    assert row.first_token_ns is None
+    assert row.finished_ns / SECOND == pytest.approx(time.time(), abs=5)
+
+
 def test_stop_strings_aborts_and_answers_of_one_prompt(engine: OutputProcessor) -> None:
     parent = SimpleNamespace()
     comes(engine, "stopped")

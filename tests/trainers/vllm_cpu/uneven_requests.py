@@ -60,9 +60,9 @@ def main(model: str, folder: str) -> None:
             for step in range(1, STEPS + 1):
                 with lead.step(step):
                     with lead.range("generation"):
-                        print("go", file=llm.stdin, flush=True)
                         told = [pool.submit(ask, port, model, count) for count in LENGTHS[:SERVED]]
                         answers += [each.result() for each in told]
+                        print("go", file=llm.stdin, flush=True)  # last, whatever else the machine does
                         assert any(line == "done\n" for line in llm.stdout)
                     with lead.range("train"):
                         time.sleep(0.5)

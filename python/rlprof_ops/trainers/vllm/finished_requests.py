@@ -146,8 +146,10 @@ def _tell(mine: _Open, done: Iterable[tuple[str, str]], at_s: float | None) -> N
     # An engine on another node has another clock: then what it says now is as if it came without delay.
     zero_ns = now_ns - int((now_s if 0 <= now_s - at_s < _SAME_CLOCK_S else at_s) * _SECOND)
 
-    def wall(seconds: float | None) -> int | None:
-        return zero_ns + int(seconds * _SECOND) if seconds else None
+    def wall(seconds: float | None, since_ns: int = 0) -> int | None:
+        at_ns = zero_ns + int((seconds or 0) * _SECOND)
+        # What lies outside is of a clock that nothing tells: an abort comes without the engine's time.
+        return at_ns if seconds and since_ns - _SECOND < at_ns < now_ns + _SECOND else None
 
     for name, reason in done:
         state, arrival_ns = mine.requests.pop(name)
@@ -161,9 +163,9 @@ def _tell(mine: _Open, done: Iterable[tuple[str, str]], at_s: float | None) -> N
                 state.prompt_len or 0,
                 _tokens(state.detokenizer),
                 arrival_ns,
-                wall(getattr(stats, "queued_ts", None)),
-                wall(getattr(stats, "scheduled_ts", None)),
-                wall(first),
+                wall(getattr(stats, "queued_ts", None), arrival_ns),
+                wall(getattr(stats, "scheduled_ts", None), arrival_ns),
+                wall(first, arrival_ns),
                 wall(at_s) or now_ns,
                 getattr(stats, "num_preemptions", None),
                 reason,
