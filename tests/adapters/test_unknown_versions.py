@@ -33,6 +33,9 @@ FOLLOWED = {
     "transformers.trainer_callback": {"CallbackHandler": ("on_step_begin", "on_step_end")},
     "trl.extras.profiling": {"ProfilingContext": ("__enter__", "__exit__")},
     "vllm.v1.worker.worker_base": {"WorkerWrapperBase": ("execute_model",)},
+    "vllm.v1.engine.output_processor": {
+        "OutputProcessor": ("add_request", "process_outputs", "abort_requests")
+    },
     "uvicorn.server": {"Server": ("startup",)},
     "nemo_rl.utils.nsys": {"": ("wrap_with_nvtx_name", "maybe_gpu_profile_step")},
     "nemo_rl.utils.timer": {"Timer": ("start", "stop", "time")},

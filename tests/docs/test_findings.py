@@ -23,9 +23,10 @@ from tests.analyze.output.test_uncaptured import Marks, loop
 from tests.analyze.output.test_uncaptured import answer_for as run_of
 from tests.analyze.pipelines import write_pipeline
 from tests.analyze.shared import real
+from tests.analyze.whole_run.dealt_requests import uneven
 from tests.analyze.whole_run.generations import two_engines
 
-from rlprof_ops.analyze.output import findings, gpu_findings
+from rlprof_ops.analyze.output import findings, gpu_findings, request_findings
 from rlprof_ops.analyze.output.advice import advice_on
 from rlprof_ops.analyze.output.answer import build
 from rlprof_ops.analyze.readers import cache, read_report
@@ -115,6 +116,11 @@ def engines_that_wait_and_preempt(folder: Path) -> Answer:
     return answer_of(folder, jobs=1, cache=False)
 
 
+def replicas_of_which_one_has_the_long_answer(folder: Path) -> Answer:
+    uneven(folder)
+    return answer_of(folder, jobs=1, cache=False)
+
+
 def an_export_that_marks_nothing(folder: Path) -> Answer:
     return answer_of(Path(shutil.copyfile(real("h100_2gpu_part.sqlite"), folder / "trainer.sqlite")), jobs=1)
 
@@ -148,6 +154,7 @@ RUNS: tuple[Callable[[Path], Answer], ...] = (
     seen_in_one_step_of_four,
     reports_lost,
     engines_that_wait_and_preempt,
+    replicas_of_which_one_has_the_long_answer,
     a_pipeline_with_one_heavy_stage,
     still_training,
     an_export_that_marks_nothing,
@@ -183,7 +190,7 @@ def quoted(section: str) -> list[str]:
 def kinds_of_the_code() -> set[str]:
     """The first argument of every `Finding(...)`, and the times of GPUs that one is made of."""
     found = {kind for kind, *_ in gpu_findings.TIMES}
-    for module in (findings, gpu_findings):
+    for module in (findings, gpu_findings, request_findings):
         for call in ast.walk(ast.parse(Path(module.__file__).read_text())):
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "Finding":
                 found |= (

@@ -20,6 +20,7 @@ RAY_LOGS = "ray/session_2026-01-01_1/logs"
         (RAY_LOGS, "rocprof_sys/worker_process_7perfetto-trace-7.proto", Kind.STABLE),
         (RAY_LOGS, "metadata.json", Kind.GROWING),
         (RAY_LOGS, "raylet.out", Kind.GROWING),
+        ("requests", "4711.jsonl", Kind.LINES),
     ],
 )
 def test_how_a_file_travels(source, relative, kind):

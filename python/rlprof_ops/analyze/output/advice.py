@@ -32,6 +32,8 @@ _ADVICE = {
     " one, and capture that in the same steps: then the report says which call it is.",
     "preemption": "Give the cache more memory (vLLM's gpu_memory_utilization, SGLang's mem_fraction_static),"
     " or let fewer requests run at a time (max_num_seqs, max_running_requests).",
+    "uneven_replicas": "Deal requests out one by one, to the replica that has the fewest, instead of in fixed"
+    " shares; answers whose length can be told from earlier steps go first.",
     "slow_node": "Look at the node: clocks, power and temperature (nvidia-smi -q -d PERFORMANCE), other"
     " processes, its CPUs and links. A window without it (Slurm's --exclude) tells it from its share of the"
     " data.",

@@ -104,6 +104,7 @@ def build(
     findings = find(
         merged, spread, slow, gaps, waits, skews, coverage, causes,
         whole.rollout if whole else None, pipes, gpu_findings(merged, classes, kernels, copies),
+        whole.requests if whole else None,
     )  # fmt: skip
     if _goes_on(folder) and results:
         ahead = sum(report.alone for report in reports)

@@ -15,6 +15,7 @@ from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING, Waiting, asynch
 from rlprof_ops.analyze.causes.what_if import unevenness
 from rlprof_ops.analyze.output.advice import advice_on
 from rlprof_ops.analyze.output.gpu_findings import MIN_SHARE
+from rlprof_ops.analyze.output.request_findings import request_findings
 from rlprof_ops.analyze.output.text import counted, duration, percent
 from rlprof_ops.analyze.report_model import (
     Bubble,
@@ -29,7 +30,7 @@ from rlprof_ops.analyze.report_model import (
     WorkerRanks,
 )
 from rlprof_ops.analyze.run.merge import Merged, Rank
-from rlprof_ops.analyze.whole_run.run_data import Rollout
+from rlprof_ops.analyze.whole_run.run_data import Rollout, RolloutRequests
 
 WHOLE = 0.8  # of a phase that is waited through: ranks and clocks are not exact
 UNEVEN = 1.15  # the slowest rank's time over the median one's, from which on it is a tail
@@ -87,6 +88,7 @@ def find(
     rollout: Rollout | None = None,
     pipeline: Sequence[PipelineRow] = (),
     on_gpus: Sequence[Finding] = (),
+    requests: RolloutRequests | None = None,
 ) -> list[Finding]:
     """All findings worth a sentence. What is missing leads; then what a change would mend, by what that would
     save; then what takes long, which may be as it has to be, by what it costs; then what is so by design.
@@ -98,7 +100,8 @@ def find(
         *_straggling(stragglers, merged, causes),
         *_tails(stragglers, merged, causes),
         *_exposed_sync(causes),
-        *_rollout(rollout),
+        *_rollout(rollout, by_request=requests is not None),
+        *request_findings(requests),
         *_idle_workers(merged, bubbles, turns),
         *_pipelines(pipeline, merged),
         *on_gpus,
@@ -296,12 +299,14 @@ def _exposed_sync(causes: Causes) -> list[Finding]:
     ]
 
 
-def _rollout(rollout: Rollout | None) -> list[Finding]:
-    """What the engines say of generation: the last requests that all wait for, a cache that is too small."""
+def _rollout(rollout: Rollout | None, by_request: bool) -> list[Finding]:
+    """What the engines say of generation: the last requests that all wait for, unless each one is told, and a
+    cache that is too small.
+    """
     if rollout is None:
         return []
     found = []
-    for done in rollout.done:
+    for done in () if by_request else rollout.done:
         if done.share not in (0.9, 0.95) or done.left < MIN_LEFT * (1 - done.share):
             continue
         share = done.saves_ms / max(rollout.step_ms, 1e-9)

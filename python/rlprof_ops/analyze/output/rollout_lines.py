@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlprof_ops.analyze.output.text import counted, duration, percent
 from rlprof_ops.analyze.report_model import Answer, MfuAnswer, ServingRow
-from rlprof_ops.analyze.whole_run.run_data import Rollout
+from rlprof_ops.analyze.whole_run.run_data import Rollout, RolloutRequests
 
 MAX_LINES = 4
 
@@ -13,6 +13,7 @@ def rollout_lines(answer: Answer) -> list[str]:
     """By the engines' own numbers where they were recorded, and by traces of what the GPUs did."""
     whole = answer.whole_run
     lines = _by_engines(whole.rollout) if whole and whole.rollout else []
+    lines += _by_requests(whole.requests) if whole and whole.requests else []
     return lines + [_by_trace(row) for row in answer.serving[:MAX_LINES]]
 
 
@@ -32,6 +33,19 @@ def _by_engines(rollout: Rollout) -> list[str]:
         ]
         lines.append(f"Requests done, by share of the phase: {', '.join(parts)}.")
     return lines
+
+
+def _by_requests(requests: RolloutRequests) -> list[str]:
+    parts = [
+        f"{duration(round(1e6 * done.saves_ms))} from {percent(done.share)} on ({percent(done.left)} of it)"
+        for done in requests.done
+    ]
+    replicas = counted(len(requests.replicas), "replica") + (", some are missing" if requests.cut else "")
+    return [
+        f"Request by request, mean of {counted(requests.told, 'step')}:"
+        f" {requests.requests / requests.told:.0f} requests on {replicas};"
+        f" the phase went on for {', '.join(parts) or 'an untold time: they are too few'}."
+    ]
 
 
 def _by_trace(row: ServingRow) -> str:

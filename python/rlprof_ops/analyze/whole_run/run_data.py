@@ -99,6 +99,74 @@ class Rollout(msgspec.Struct, frozen=True):
     cache_at: Annotated[list[float], _OVER_PHASE]
 
 
+class LateRequest(msgspec.Struct, frozen=True):
+    """A request that was among the last of its step."""
+
+    id: str
+    worker: str
+    rank: int
+    prompt_tokens: int
+    tokens: int
+    queued_ms: Annotated[float | None, Meta(description="null where the engine does not tell")]
+    ms: Annotated[float, Meta(description="from its arrival to its last token")]
+    preemptions: Annotated[int | None, Meta(description="null where the engine does not tell")]
+    reason: Annotated[str, Meta(description="stop, length, abort and the like")]
+
+
+class StepRequests(msgspec.Struct, frozen=True):
+    """The requests that were done in the generation of one step; in a step that marks none, in all of it."""
+
+    step: int
+    phase_ms: float
+    requests: int
+    prompt_tokens: int
+    tokens: int
+    median_tokens: Annotated[float, Meta(description="of a request")]
+    left: Annotated[
+        list[float | None],
+        Meta(
+            description="share of the phase from when 50, 90, 95, 99 % were done to the last; null where less"
+            " than one request is left then"
+        ),
+    ]
+    longest: Annotated[
+        float,
+        Meta(description="share of the phase that one request took, without its time in the queue"),
+    ]
+    imbalance: Annotated[
+        float | None, Meta(description="when the last replica was done, over their mean; null: one replica")
+    ]
+    last: Annotated[list[LateRequest], Meta(description="the very last first")]
+
+
+class ReplicaRow(msgspec.Struct, frozen=True):
+    """One engine, means over the steps; times are shares of the phase."""
+
+    worker: str
+    rank: int
+    node: str
+    pid: int
+    requests: Annotated[float, Meta(description="a step")]
+    tokens: Annotated[float, Meta(description="generated, a step")]
+    idle: Annotated[float, Meta(description="without any request")]
+    end: Annotated[float, Meta(description="when its last request was done")]
+    steps: int
+
+
+class RolloutRequests(msgspec.Struct, frozen=True):
+    """Generation request by request, as its engines told them."""
+
+    requests: Annotated[int, Meta(description="done in steps")]
+    outside: Annotated[int, Meta(description="done in no step's generation, as in an evaluation")]
+    cut: Annotated[bool, Meta(description="some are missing: a process told too many")]
+    told: Annotated[int, Meta(description="steps with requests; `steps` has those with the longest tails")]
+    phase_ms: float
+    step_ms: float
+    done: list[Done]
+    replicas: list[ReplicaRow]
+    steps: list[StepRequests]
+
+
 class WholeRun(msgspec.Struct, frozen=True):
     """Every step of the run, as the flight recorder kept them: `steps` to `phases` are columns, a row a step,
     or a group of `counts` steps.
@@ -119,3 +187,4 @@ class WholeRun(msgspec.Struct, frozen=True):
     curves: list[Curve]
     tail: Tail | None
     rollout: Rollout | None = None
+    requests: RolloutRequests | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlprof_ops.analyze.whole_run.heat import heat_maps
+from rlprof_ops.analyze.whole_run.last_requests import ReplicaRequests, read_replicas, rollout_requests
 from rlprof_ops.analyze.whole_run.records import (
     Floats,
     Integers,
@@ -43,7 +44,7 @@ def whole_run(
     if not root.is_dir() or not has_records(root):
         return None
     nodes = read_all(root, captured, workers)
-    return from_records(nodes, t0_ns, windows, _findings(root))
+    return from_records(nodes, t0_ns, windows, _findings(root), read_replicas(root))
 
 
 def from_records(
@@ -51,6 +52,7 @@ def from_records(
     t0_ns: int = 0,
     windows: Iterable[tuple[int, str]] = (),
     findings: Iterable[Mark] = (),
+    replicas: Sequence[ReplicaRequests] = (),
 ) -> WholeRun | None:
     """The same of records that have been read."""
     lives = _driver(nodes)
@@ -83,6 +85,7 @@ def from_records(
         curves=_curves(nodes, t0_ns),
         tail=long_tail(driver, nodes),
         rollout=rollout(driver, nodes),
+        requests=rollout_requests(driver, replicas),
     )
 
 

@@ -12,6 +12,7 @@ from rlprof_ops import backends
 from rlprof_ops.backends import report_names
 from rlprof_ops.host.contained_dir import safe_component
 from rlprof_ops.runtime.on_demand.torch_fr import FOLDER as TORCH_FR
+from rlprof_ops.runtime.request_log import FOLDER as REQUESTS
 
 # Files that a profiler writes in place and that only count when nobody writes them any more (Ray's own nsight
 # folder).
@@ -113,6 +114,7 @@ def routes_of(node: str, sessions: tuple[str, ...], nodes: int = 1) -> tuple[Rou
     own = (
         Route("events", f"nodes/{node}/events", Kind.LINES),
         Route("record", f"nodes/{node}/record", Kind.BLOCKS),
+        Route(REQUESTS, f"nodes/{node}/{REQUESTS}", Kind.LINES),
         Route(TORCH_FR, f"nodes/{node}/{TORCH_FR}", Kind.STABLE, most_bytes=dumps_bytes),
         _PROFILES,
         Route("inplace", "profiles", Kind.STABLE),

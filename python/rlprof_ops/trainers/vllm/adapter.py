@@ -5,6 +5,8 @@ one that started them, so a rollout server's report shows what its engine does.
 
 A server of vLLM's or SGLang's with an endpoint of metrics leaves its address for the recorder of its node,
 in whatever process it runs: verl and NeMo RL serve inside a Ray actor, on a port that is free by chance.
+
+Where an engine's outputs are made, each request that is done is written down (`finished_requests`).
 """
 
 from __future__ import annotations
@@ -13,14 +15,20 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from rlprof_ops.runtime import request_log
 from rlprof_ops.runtime.process.hooks import Watch, attribute, follow
 from rlprof_ops.trainers.tasks import task
+from rlprof_ops.trainers.vllm import finished_requests
 
 
 def install(name: str, module: ModuleType) -> None:
-    """Follow `vllm.v1.worker.worker_base`, and `uvicorn.server`, by which engines serve."""
+    """Follow vLLM's workers, its requests, and `uvicorn.server`, by which engines serve."""
     if name == "uvicorn.server":
         follow(attribute(module, "Server"), "startup", Watch("vLLM", _starts, _started))
+        return
+    if name == "vllm.v1.engine.output_processor":
+        if request_log.asked():
+            finished_requests.install(module)
         return
     follow(attribute(module, "WorkerWrapperBase"), "execute_model", task("vLLM", "generation"))
 

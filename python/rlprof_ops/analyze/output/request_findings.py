@@ -1,0 +1,86 @@
+"""What the requests of engines tell of generation, in words: the last ones, and replicas that stand idle."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from statistics import fmean
+
+from rlprof_ops.analyze.output.gpu_findings import MIN_SHARE
+from rlprof_ops.analyze.output.text import counted, duration, percent
+from rlprof_ops.analyze.report_model import Finding
+from rlprof_ops.analyze.whole_run.rollout import DONE
+from rlprof_ops.analyze.whole_run.run_data import ReplicaRow, RolloutRequests
+
+LONG = {0.9: 0.3, 0.95: 0.2}  # share done -> share of the phase after it, from which on it is a long tail
+UNEVEN = 0.2  # of the phase: by so much the first replica is done before the last
+_MORE = 1.1  # times as many tokens or requests as a peer
+
+
+def request_findings(requests: RolloutRequests | None) -> list[Finding]:
+    """None where no request is told."""
+    return [] if requests is None else [*_tail(requests), *_replicas(requests)]
+
+
+def _tail(requests: RolloutRequests) -> list[Finding]:
+    """The later of the two shares whose rest is long."""
+    found = []
+    for done in requests.done:
+        share = done.saves_ms / max(requests.step_ms, 1e-9)
+        if done.left < LONG.get(done.share, 1.1) or share < MIN_SHARE:
+            continue
+        number = DONE.index(done.share)
+        worst = max(requests.steps, key=lambda row: (row.left[number] or 0.0) * row.phase_ms)
+        # one that comes when the others are done may end after the one that all wait for
+        late, cost = max(worst.last, key=lambda row: row.ms), round(1e6 * done.saves_ms)
+        queued = f" and was queued for {duration(1e6 * late.queued_ms)}" if late.queued_ms else ""
+        text = (
+            f"Generation waits for its last requests: when {percent(done.share)} were done it went on for"
+            f" {duration(cost)} a step ({percent(done.left)} of the phase, {percent(share)} of the step),"
+            f" mean of {counted(done.steps, 'step')}. The longest wait, in step {worst.step}, is for"
+            f" request {late.id} of {late.worker} {late.rank}: it made {counted(late.tokens, 'token')} in"
+            f" {duration(1e6 * late.ms)}{queued}, the median one {worst.median_tokens:g}."
+        )
+        found = [Finding("last_requests", text, cost, phase="generation", saves_ns=cost, step=worst.step)]
+    return found
+
+
+def _replicas(requests: RolloutRequests) -> Iterator[Finding]:
+    """Workers of which one replica is done long before another; no phase is shorter than its longest
+    request.
+    """
+    groups: dict[str, list[ReplicaRow]] = defaultdict(list)
+    for row in requests.replicas:
+        if 2 * row.steps > requests.told:
+            groups[row.worker].append(row)
+    for worker, rows in sorted(groups.items()):
+        first, last = min(rows, key=_end), max(rows, key=_end)
+        if last.end - first.end < UNEVEN:
+            continue
+        even = max(fmean(row.end for row in rows), fmean(row.longest for row in requests.steps))
+        cost = round(1e6 * max(0.0, last.end - even) * requests.phase_ms)
+        gain = (
+            f"Evenly dealt out, the phase could end {duration(cost)} earlier."
+            if cost >= MIN_SHARE * 1e6 * requests.step_ms
+            else "Dealing them out evenly gains nothing: one request alone takes as long."
+        )
+        text = (
+            f"{worker} {first.rank} is idle for {percent(first.idle)} of generation"
+            f" {_because(first, last)}, mean of {counted(requests.told, 'step')}. {gain}"
+        )
+        yield Finding("uneven_replicas", text, cost, worker, phase="generation")
+
+
+def _end(row: ReplicaRow) -> float:
+    return row.end
+
+
+def _because(first: ReplicaRow, last: ReplicaRow) -> str:
+    """Why the last replica is done later than the first."""
+    peer = f"{last.worker} {last.rank}"
+    each, peers = (row.tokens / max(row.requests, 1e-9) for row in (first, last))
+    if peers >= _MORE * each:
+        return f"because the requests of {peer} are longer: {peers:.0f} tokens each against {each:.0f}"
+    if last.requests >= _MORE * first.requests:
+        return f"because {peer} has more requests: {last.requests:g} against {first.requests:g}"
+    return f"while {peer} takes longer for as many requests of the same length"

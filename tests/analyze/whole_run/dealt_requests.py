@@ -1,0 +1,73 @@
+"""Runs whose requests are made up: who had which one, and when it was done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.recorder.recorded import SECOND, write_record
+
+from rlprof_ops.recorder.samples.step_marks import Phase, ToldStep
+from rlprof_ops.runtime.request_log import EngineRequest
+
+ZERO_NS, STEP_NS = 1_760_000_000 * SECOND, 20 * SECOND
+
+
+class Dealt(NamedTuple):
+    """One request: seconds from its step's begin, to its arrival and to its end."""
+
+    id: str
+    step: int
+    arrival_s: float
+    end_s: float
+    tokens: int
+    queued_s: float | None = None
+
+
+def steps(run: Path, count: int, phase_s: float = 10.0, step_s: float = 12.0) -> None:
+    """The driver's steps, whose generation begins with the step; 0: none is marked."""
+    phases = {"generation": Phase(1, 0.0, phase_s, phase_s)} if phase_s else {}
+    told = [
+        [ToldStep("driver", 0, 1, True, step, ZERO_NS + step * STEP_NS, step_s, phases)]
+        for step in range(1, count + 1)
+    ]
+    write_record(run, "n1", told)
+
+
+def dealt(run: Path, rank: int, requests: Sequence[Dealt]) -> Path:
+    """The file of one replica."""
+    path = run / "nodes" / "n1" / "requests" / f"{100 + rank}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    first = {"event": "requests", "worker": "rollout", "rank": rank, "pid": 100 + rank, "host": "n1"}
+    lines: list[object] = [first]
+    for each in requests:
+        begin = ZERO_NS + each.step * STEP_NS
+        came, done = (begin + round(seconds * SECOND) for seconds in (each.arrival_s, each.end_s))
+        told = each.queued_s is not None
+        scheduled = came + round((each.queued_s or 0) * SECOND) if told else None
+        preempted, reason = (1, "length") if told else (None, "stop")
+        queued = came if told else None
+        row = EngineRequest(each.id, 2, each.tokens, came, queued, scheduled, None, done, preempted, reason)
+        lines.append(list(row))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def uneven(run: Path) -> Path:
+    """Three steps with 20 requests on each of two replicas, one done every 0.2 s; the last one of rollout 1
+    takes 9.5 of the phase's 10 s. Two more are done when no step generates.
+    """
+    steps(run, 3)
+    for rank in (0, 1):
+        rows = [
+            Dealt(f"{step}-{rank}-{n}", step, 0.0, 0.2 * n, 10)
+            for step in (1, 2, 3)
+            for n in range(1, 21 - rank)
+        ]
+        if rank:
+            rows += [Dealt(f"late-{step}", step, 0.0, 9.5, 1000, 0.1) for step in (1, 2, 3)]
+        rows.append(Dealt("of an evaluation", 1, 10.5, 15.0, 5))
+        path = dealt(run, rank, rows)
+    return path

@@ -1,0 +1,187 @@
+"""Generation request by request: every number against requests whose times are made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("msgspec")
+
+from tests.analyze.as_data import answer_of, report, typed  # noqa: E402
+from tests.analyze.whole_run import dealt_requests as made  # noqa: E402
+from tests.analyze.whole_run.dealt_requests import Dealt, dealt, steps, uneven  # noqa: E402
+
+from rlprof_ops.analyze.output.rollout_lines import rollout_lines  # noqa: E402
+from rlprof_ops.analyze.whole_run import last_requests  # noqa: E402
+from rlprof_ops.analyze.whole_run.section import whole_run  # noqa: E402
+from rlprof_ops.runtime import request_log  # noqa: E402
+
+
+def test_every_number_is_that_of_the_requests(tmp_path: Path) -> None:
+    uneven(tmp_path)
+    answer = answer_of(tmp_path, jobs=1)
+    found = answer["whole_run"]["requests"]
+    assert (found["requests"], found["outside"], found["cut"], found["told"]) == (3 * 40, 2, False, 3)
+    assert (found["phase_ms"], found["step_ms"]) == (10_000, 12_000)
+    # 20 requests on each replica: one every 0.2 s; the last of rollout 1 after 9.5 s
+    done = {row["share"]: (row["left"], row["requests"]) for row in found["done"]}
+    assert done == {0.5: (0.75, 20), 0.9: (0.59, 4), 0.95: (0.57, 2)}
+    [first, second] = found["replicas"]
+    assert (first["worker"], first["rank"], first["node"]) == ("rollout", 0, "n1")
+    assert (first["requests"], first["tokens"], first["end"], first["idle"]) == (20, 200, 0.4, 0.6)
+    assert (second["requests"], second["tokens"]) == (20, 19 * 10 + 1000)
+    assert (second["end"], second["idle"]) == (0.95, 0.05)
+    for number, step in enumerate(found["steps"], 1):
+        assert (step["step"], step["requests"], step["prompt_tokens"], step["tokens"]) == (
+            number,
+            40,
+            80,
+            1390,
+        )
+        assert (step["median_tokens"], step["imbalance"]) == (10, round(0.95 / ((0.95 + 0.4) / 2), 3))
+        assert step["left"] == [0.75, 0.59, 0.57, None]
+        last = step["last"][0]
+        assert (last["id"], last["worker"], last["rank"]) == (f"late-{number}", "rollout", 1)
+        assert (last["tokens"], last["prompt_tokens"], last["ms"]) == (1000, 2, 9500)
+        assert (last["queued_ms"], last["preemptions"], last["reason"]) == (100, 1, "length")
+        assert len(step["last"]) == 3 and step["last"][1]["queued_ms"] is None
+
+
+def test_what_is_said_of_them(tmp_path: Path) -> None:
+    uneven(tmp_path)
+    answer = answer_of(tmp_path, jobs=1)
+    findings = {row["kind"]: row for row in answer["findings"]}
+    late = findings["last_requests"]
+    assert late["text"] == (
+        "Generation waits for its last requests: when 95 % were done it went on for 5.70 s a step (57 % of"
+        " the phase, 48 % of the step), mean of 3 steps. The longest wait, in step 1, is for request"
+        " late-1 of rollout 1: it made 1000 tokens in 9.50 s and was queued for 100 ms, the median one 10."
+    )
+    assert (late["saves_ns"], late["step"]) == (5_700_000_000, 1)
+    assert findings["uneven_replicas"]["text"] == (
+        "rollout 0 is idle for 60 % of generation because the requests of rollout 1 are longer: 60 tokens"
+        " each against 10, mean of 3 steps. Dealing them out evenly gains nothing: one request alone takes as"
+        " long."
+    )
+    [line] = rollout_lines(typed(answer))
+    assert line.startswith(
+        "Request by request, mean of 3 steps: 40 requests on 2 replicas; the phase went on"
+    )
+    assert "5.70 s from 95 % on (57 % of it)" in line
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"),
+    [
+        (
+            10,
+            30,
+            "more requests: 30 against 10, mean of 1 step. Evenly dealt out, the phase could end 5.00 s",
+        ),
+        (20, 20, ""),
+    ],
+)
+def test_why_a_replica_is_idle(tmp_path: Path, mine: int, theirs: int, said: str) -> None:
+    """A replica with fewer requests, and one that is as quick as the other: of that nothing is said."""
+    steps(tmp_path, 1, theirs / 2, theirs / 2)
+    for rank, count in enumerate((mine, theirs)):
+        rows = [Dealt(f"{rank}-{n}", 1, 0.0, n / 2, 10, (n - 1) / 2) for n in range(1, count + 1)]
+        dealt(tmp_path, rank, rows)
+    findings = {row["kind"]: row["text"] for row in answer_of(tmp_path, jobs=1)["findings"]}
+    assert "last_requests" not in findings  # they end evenly
+    assert said in findings.get("uneven_replicas", "") and bool(said) == ("uneven_replicas" in findings)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_planted_last_request_and_an_idle_replica_are_named(tmp_path: Path, seed: int) -> None:
+    """Lengths as of a policy, 64 requests on each of four replicas; a short request comes last of all."""
+    draw = np.random.default_rng(seed)
+    rank, idle = draw.choice(4, 2, replace=False).tolist()
+    steps(tmp_path, 1, 21.0, 24.0)
+    for each in range(4):
+        seconds = np.minimum(draw.lognormal(0.0, 0.6, 64), 6.0) * (0.2 if each == idle else 1.0)
+        rows = [Dealt(f"{each}-{n}", 1, 0.0, s, round(100 * s)) for n, s in enumerate(seconds.tolist())]
+        if each == rank:
+            rows += [Dealt("planted", 1, 0.0, 20.0, 2000), Dealt("short", 1, 19.9, 20.1, 10)]
+        dealt(tmp_path, each, rows)
+    findings = {row["kind"]: row["text"] for row in answer_of(tmp_path, jobs=1)["findings"]}
+    assert f"request planted of rollout {rank}: it made 2000 tokens" in findings["last_requests"]
+    assert findings["uneven_replicas"].startswith(f"rollout {idle} is idle for 9")
+    assert f"because the requests of rollout {rank} are longer" in findings["uneven_replicas"]
+
+
+def test_without_marked_generation_the_step_counts(tmp_path: Path) -> None:
+    steps(tmp_path, 2, phase_s=0.0)
+    dealt(tmp_path, 0, [Dealt(f"{s}-{n}", s, 0.0, 1.0 + n, 5) for s in (1, 2) for n in range(4)])
+    found = whole_run(tmp_path)
+    assert found is not None and found.requests is not None
+    assert [(row.step, row.requests, row.phase_ms) for row in found.requests.steps] == [
+        (1, 4, 12_000), (2, 4, 12_000)
+    ]  # fmt: skip
+
+
+def test_a_file_that_is_full_or_broken_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = uneven(tmp_path)
+    with path.open("a") as file:
+        file.write('["half of a li\n["wrong", "types"]\n[]\nnull\n{"event": "full", "t_ns": 1}\n')
+    (path.parent / "8.jsonl").write_text("no line of ours\n")
+    found = whole_run(tmp_path)
+    assert found is not None and found.requests is not None
+    assert (found.requests.requests, found.requests.cut) == (120, True)
+
+
+def test_a_run_without_requests_has_none(tmp_path: Path) -> None:
+    steps(tmp_path, 2)
+    found = whole_run(tmp_path)
+    assert found is not None and found.requests is None
+
+
+def test_a_long_run_keeps_the_steps_with_the_longest_tails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_requests, "MOST_STEPS", 2)
+    steps(tmp_path, 6)
+    rows = [Dealt(f"{s}-{n}", s, 0.0, 1.0 if n < 29 else float(s), 5) for s in range(1, 7) for n in range(30)]
+    dealt(tmp_path, 0, rows)
+    found = whole_run(tmp_path)
+    assert found is not None and found.requests is not None
+    assert [row.step for row in found.requests.steps] == [5, 6] and found.requests.told == 6
+
+
+def test_what_the_engine_writes_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps(tmp_path, 1)
+    monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path / "nodes" / "n1"))
+    monkeypatch.setenv("RLPROF_WORKER", "rollout")
+    log = request_log.RequestLog("vllm")
+    begin = made.ZERO_NS + made.STEP_NS
+    log.add(request_log.EngineRequest("a", 1, 2, begin, None, None, None, begin + 10**9, None, "stop"))
+    log.flush()
+    log.off = True
+    found = whole_run(tmp_path)
+    assert found is not None and found.requests is not None
+    assert found.requests.steps[0].last[0].id == "a"
+    assert json.loads(next(tmp_path.glob("nodes/n1/requests/*")).read_text().splitlines()[1])[0] == "a"
+
+
+@pytest.mark.chromium
+def test_the_page_names_the_last_requests(tmp_path: Path) -> None:
+    pytest.importorskip("selenium")
+    from selenium.webdriver.common.by import By
+    from tests.analyze.page.test_page import chromium, nothing_wrong, opened
+
+    uneven(tmp_path)
+    report(tmp_path, form="json", jobs=1)
+    browser = chromium(tmp_path / "chromium")
+    try:
+        opened(browser, tmp_path / "report.html")
+        cells = [cell.text for cell in browser.find_elements(By.CSS_SELECTOR, "#requests-last tbody td")]
+        assert cells[:4] == ["1", "late-1", "rollout 1", "1,000"]
+        assert "57 %" in cells
+        cells = [cell.text for cell in browser.find_elements(By.CSS_SELECTOR, "#requests-replicas tbody td")]
+        assert cells[0] == "rollout 0" and "60 %" in cells
+        nothing_wrong(browser)
+    finally:
+        browser.quit()

@@ -1,0 +1,108 @@
+"""Requests of real vLLM engines as we write them down, beside what vLLM itself says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlprof_ops.runtime.request_log import EngineRequest
+from tests.analyze.as_data import answer_of
+from tests.trainers import environments
+from tests.trainers.local_job import LocalJob
+from tests.trainers.vllm_cpu.lengths import LENGTHS, SERVED, STEPS
+
+RUN_S = 900
+WITHIN_S = 0.005
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> LocalJob:
+    if why := environments.lacking("verl"):
+        pytest.skip(why)
+    folder = tmp_path_factory.mktemp("requests") / "job"
+    installed, script = environments.ensure("verl"), environments.HERE / "vllm_cpu" / "uneven_requests.py"
+    folder_of_vllm = folder.parent
+    argv = [str(installed.python), "-P", str(script), str(installed.data / "model"), str(folder_of_vllm)]
+    return LocalJob.take("verl", folder, STEPS, RUN_S, argv=argv)
+
+
+@pytest.mark.long
+def test_an_offline_engines_requests_are_what_its_outputs_say(job: LocalJob):
+    told = json.loads((job.run.parent.parent / "llm.json").read_text())
+    first, rows = requests_of(job.run, 0)
+    assert (first["worker"], first["engine"]) == ("rollout", "vllm")
+    aborted = [row for row in rows if row.id == "given up"]
+    assert [row.reason for row in aborted] == ["abort"] * STEPS
+    assert all(0 < row.tokens < 100 for row in aborted)
+    done = {row.id: row for row in rows if row.id != "given up"}
+    assert len(done) == STEPS * (len(LENGTHS) + 2) == len(rows) - STEPS
+    for output in told["outputs"]:
+        several = len(output["tokens"]) > 1
+        for index, (tokens, reason) in enumerate(zip(output["tokens"], output["reasons"], strict=True)):
+            row = done[f"{output['id']}#{index}" if several else output["id"]]
+            assert (row.prompt_tokens, row.tokens, row.reason) == (output["prompt"], tokens, reason)
+            assert row.preemptions == 0
+            begin, end = output["within"]
+            times = [row.arrival_ns, row.queued_ns, row.scheduled_ns, row.first_token_ns, row.finished_ns]
+            assert [each / 1e9 for each in times] == sorted(each / 1e9 for each in times)
+            assert begin - WITHIN_S <= times[0] / 1e9 and times[-1] / 1e9 <= end + WITHIN_S
+            if several:
+                continue
+            theirs, zero = output["metrics"], told["wall_of_monotonic"]
+            assert row.arrival_ns / 1e9 == pytest.approx(theirs["arrival_time"], abs=WITHIN_S)
+            for ours, name in (
+                (row.queued_ns, "queued_ts"),
+                (row.scheduled_ns, "scheduled_ts"),
+                (row.first_token_ns, "first_token_ts"),
+                (row.finished_ns, "last_token_ts"),
+            ):
+                assert ours / 1e9 == pytest.approx(theirs[name] + zero, abs=WITHIN_S), name
+
+
+@pytest.mark.long
+def test_a_servers_requests_are_what_its_answers_and_its_metrics_say(job: LocalJob):
+    told = json.loads((job.run.parent.parent / "serve.json").read_text())
+    _, rows = requests_of(job.run, 1)
+    assert len(rows) == STEPS * SERVED == len(told["answers"])
+    found = {answer["id"]: answer["usage"] for answer in told["answers"]}
+    for row in rows:
+        [usage] = [usage for name, usage in found.items() if row.id.startswith(name)]
+        assert (row.prompt_tokens, row.tokens) == (usage["prompt_tokens"], usage["completion_tokens"])
+    counters = [line.split() for line in told["metrics"].splitlines() if line.startswith("vllm:")]
+
+    def counted(name: str) -> float:
+        return sum(float(line[-1]) for line in counters if line[0].startswith(f"vllm:{name}"))
+
+    assert counted("generation_tokens_total") == sum(row.tokens for row in rows)
+    assert counted("prompt_tokens_total") == sum(row.prompt_tokens for row in rows)
+    assert counted("request_success_total") == len(rows)
+
+
+@pytest.mark.long
+def test_the_report_names_the_last_request_of_each_step(job: LocalJob):
+    told = json.loads((job.run.parent.parent / "llm.json").read_text())
+    longest = [output["id"] for output in told["outputs"] if output["tokens"] == [max(LENGTHS)]]
+    assert len(longest) == STEPS
+    answer = answer_of(job.run, jobs=1)
+    found = answer["whole_run"]["requests"]
+    assert [row["step"] for row in found["steps"]] == list(range(1, STEPS + 1))
+    assert found["requests"] == STEPS * (len(LENGTHS) + 3 + SERVED) and found["outside"] == 0
+    assert [(row["worker"], row["rank"]) for row in found["replicas"]] == [("rollout", 0), ("rollout", 1)]
+    for name, step in zip(longest, found["steps"], strict=True):
+        assert step["requests"] == len(LENGTHS) + 3 + SERVED
+        longest_of_last = max(step["last"], key=lambda row: row["ms"])
+        assert (longest_of_last["id"], longest_of_last["rank"]) == (name, 0)
+        assert longest_of_last["tokens"] == max(LENGTHS)
+
+
+def requests_of(run: Path, rank: int) -> tuple[dict[str, Any], list[EngineRequest]]:
+    """The file of one replica: its first line, and its rows."""
+    for path in run.glob("nodes/*/requests/*.jsonl"):
+        first, *rows = map(json.loads, path.read_text().splitlines())
+        if first["rank"] == rank:
+            assert first["fields"] == list(EngineRequest._fields)
+            return first, [EngineRequest(*row) for row in rows]
+    raise AssertionError(f"no requests of rank {rank} in {run}")
