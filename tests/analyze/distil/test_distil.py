@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from rlprof_ops.collect.sync.routes import goes_home
 from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.host import processes
 
-SECRET = "hf_Qw3rTy7Zx9Lm2Kp4"
+SECRET = f"hf_{uuid.uuid4().hex[:16]}"  # that no process of an earlier run knows
 CAPTURED = """
 import nvtx, time
 for n in (3, 4):
