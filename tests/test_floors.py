@@ -42,8 +42,8 @@ BUDGET = {
     "request": 1399,  # 1,100; since then what a GPU refuses, the leader by both names, a folder a backend
     "backends": 2622,  # 1,300; and which of them records CUDA
     "window": 609,  # 700
-    "trainers": 3172,  # 2,300; verl asynchronous, NeMo RL timer and libraries, RLinf block and skips, vLLM's requests
-    "runtime": 3078,  # 2,000; since then ranks that a launcher starts, loops in Ray tasks, process groups, requests
+    "trainers": 3172,  # 2,300; verl asynchronous, NeMo RL timer and libraries, RLinf's block, vLLM's requests
+    "runtime": 3078,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests
     "rayenv": 569,  # 900; since then the pattern that matched, a patched Ray, libraries of a worker
     "collect": 3356,  # 2,600; an engine beside its server, a report that comes at the end of a process
     "supervisor": 3399,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
