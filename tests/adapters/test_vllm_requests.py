@@ -177,7 +177,7 @@ def test_what_goes_wrong_is_said_once_and_the_engine_goes_on(
 
 def test_off_means_untouched(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("RLPROF_NODE_DIR", str(tmp_path))
-    monkeypatch.setenv("RLPROF_REQUESTS", "0")
+    monkeypatch.setenv("RLPROF_ENGINE_REQUESTS", "0")
     module = ModuleType(MODULE)
     module.OutputProcessor = OutputProcessor  # type: ignore[attr-defined]
     adapter.install(MODULE, module)

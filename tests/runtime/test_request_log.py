@@ -102,7 +102,7 @@ def test_what_was_taken_last_is_written_when_the_process_ends(tmp_path: Path) ->
 @pytest.mark.parametrize(("knob", "asked"), [(None, True), ("1", True), ("0", False)])
 def test_the_knob(node_dir: Path, monkeypatch: pytest.MonkeyPatch, knob: str | None, asked: bool) -> None:
     if knob is not None:
-        monkeypatch.setenv("RLPROF_REQUESTS", knob)
+        monkeypatch.setenv("RLPROF_ENGINE_REQUESTS", knob)
     assert request_log.asked() is asked
     monkeypatch.delenv("RLPROF_NODE_DIR")
     assert not request_log.asked()

@@ -46,7 +46,7 @@ class EngineRequest(NamedTuple):
 
 def asked() -> bool:
     """Whether the requests of engines in this process are recorded."""
-    return os.environ.get(env_names.REQUESTS) != "0" and bool(os.environ.get(env_names.NODE_DIR))
+    return os.environ.get(env_names.ENGINE_REQUESTS) != "0" and bool(os.environ.get(env_names.NODE_DIR))
 
 
 class RequestLog:
