@@ -47,7 +47,7 @@ BUDGET = {
     "rayenv": 569,  # 900; since then the pattern that matched, a patched Ray, libraries of a worker
     "collect": 3356,  # 2,600; an engine beside its server, a report that comes at the end of a process
     "supervisor": 3399,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
-    "recorder": 1948,  # 1,500; and collectives that stand
+    "recorder": 1948,  # 1,500; and collectives that stand, the end of a job that hangs
     "submit": 473,  # submit, operate and commands: 2,600
     "operate": 1533,  # since then the rank that failed first
     "commands": 1246,  # since then a base of what is converted, rlprof run, and rlprof hang

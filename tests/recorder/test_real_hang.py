@@ -38,7 +38,7 @@ folder, asks = sys.argv[1:]
 class Rank:
     def __init__(self, store, rank):
         import torch.distributed as dist
-        limit = timedelta(seconds=60 if asks == "nobody" else 600)
+        limit = timedelta(seconds={"nobody": 60, "end": 160}.get(asks, 600))
         meeting = f"file://{store}"
         dist.init_process_group("gloo", init_method=meeting, timeout=limit, rank=rank, world_size=2)
         self.rank = rank
@@ -47,7 +47,7 @@ class Rank:
         import torch
         import torch.distributed as dist
         if stays_away and self.rank == 1:
-            if asks == "nobody":
+            if asks in ("nobody", "end"):
                 while not Path(os.environ["RLPROF_NODE_DIR"], f"marks/{os.getpid()}.groups").exists():
                     time.sleep(0.1)
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -65,6 +65,8 @@ with prof.step(4):
     if asks == "person":
         command = [sys.executable, "-m", "rlprof_ops", "hang", os.environ["RLPROF_RUN_DIR"], "--dump"]
         subprocess.run(command, check=True)
+    if asks == "end":
+        time.sleep(600)
     dumps, until = Path(os.environ["RLPROF_NODE_DIR"], "torch_fr"), time.time() + 240
     while len([*dumps.glob("*/gloo_fr_*.pickle")]) < (3 if asks == "nobody" else 4) and time.time() < until:
         time.sleep(0.5)
@@ -73,9 +75,9 @@ sys.exit(7)
 
 
 def hung_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str, request: dict[str, object]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str, request: dict[str, object], code: int = 7
 ) -> tuple[Path, list[str]]:
-    """The run folder of a job that hung, and what it said."""
+    """The run folder of a job that hung and ended with `code`, and what it said."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "profile.yaml").write_text(json.dumps(request))
@@ -89,7 +91,7 @@ def hung_run(
     said: list[str] = []
     result = run_local(tmp_path, settings, said.append)
     run = result.run.path
-    assert result.exit_code == 7, said
+    assert result.exit_code == code, said
     return run, said
 
 
@@ -107,6 +109,22 @@ def test_a_rank_that_is_stopped_is_found_by_half_of_the_timeout(
     assert re.fullmatch(rf"R{stopped[1:]}waits {waits} \(Float \[4, 5\]\)\.", answer), answer
     status = CliRunner().invoke(cli, ["status", str(run)]).output
     assert answer in status and "the stacks of all workers" in status, status
+
+
+@pytest.mark.long
+def test_a_job_that_hangs_can_end_with_all_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RLPROF_ON_HANG=end: the window that hangs too is in the manifest, with the hang as the reason."""
+    monkeypatch.setenv("RLPROF_ON_HANG", "end")
+    request = {"captures": [{"backend": "torch", "workers": ["controller"], "steps": "2, 4:5"}]}
+    run, _ = hung_run(tmp_path, monkeypatch, "end", request, code=75)
+    end = json.loads((run / "run.json").read_text())["end"]
+    assert end["cause"] == "hang" and "is stopped (SIGSTOP): rank 0 has waited" in end["detail"], end
+    assert len([*run.glob("nodes/*/torch_fr/*/gloo_fr_*.pickle")]) == 3
+    first, second = json.loads((run / "manifest.json").read_text())["captures"]
+    assert first["state"] == "ok"
+    assert second["state"] != "ok" and "the job hung (rank 1" in second["reason"], second
+    status = CliRunner().invoke(cli, ["status", str(run)]).output
+    assert re.search(r"exit code +75\n", status) and "Rank 1" in status, status
 
 
 @pytest.mark.parametrize("asks", ["recorder", "person"])

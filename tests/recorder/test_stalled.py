@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from rlprof_ops.job.folders import pinned_run
+from rlprof_ops.recorder import head_recorder
 from rlprof_ops.recorder.detect.anomaly import HANG, LONG_WAIT, Anomaly
 from rlprof_ops.recorder.detect.stalled import stalled
 from rlprof_ops.recorder.detect.trigger import Trigger
 from rlprof_ops.recorder.job_view import JobView
 from rlprof_ops.recorder.samples.engines import EngineSample
 from rlprof_ops.recorder.samples.rank_states import ALONE, RankState
-from rlprof_ops.request import CaptureSpec, When
+from rlprof_ops.request import CaptureSpec, ProfileRequest, When
 from rlprof_ops.runtime.marks import Now
 from tests.recorder.simulated import BEGIN_NS, healthy
 from tests.recorder.test_detection import findings, news
@@ -150,3 +156,38 @@ def test_a_capture_of_hangs_keeps_to_its_own_time() -> None:
     [late] = judged(elsewhere(0), waiting(1, 70), waiting(2, 70))
     assert trigger.on_finding(early, (0, 1, 2), 0) is None
     assert trigger.on_finding(late, (0, 1, 2), 0) is not None
+
+
+@pytest.mark.parametrize("by", ["collective", "clock"])
+@pytest.mark.parametrize("wanted", ["say", "dump", "end"])
+def test_what_follows_a_hang(by: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job ends where the hang stands 60 s later, and is told so once."""
+    monkeypatch.setenv("RLPROF_ON_HANG", wanted)
+    told: list[dict[str, Any]] = []
+    head = head_recorder.HeadRecorder(
+        pinned_run(tmp_path, tmp_path), "1", ["n1"], ProfileRequest(), told.append
+    )
+    for rows in healthy(6, 30):
+        head.take(news(rows))
+    end = rows[0].begin_ns + int(rows[0].seconds * 1e9)
+    now = Now(31, end, end + 10**9, 0, 1, 7, True, "generation", "driver")
+    states = (elsewhere(0), waiting(1, 200), waiting(2, 200)) if by == "collective" else ()
+
+    def look(second: float, **more: Any) -> list[str]:
+        told.clear()
+        clock = SimpleNamespace(time_ns=lambda: end + int(second * 1e9), monotonic=lambda: second)
+        monkeypatch.setattr(head_recorder, "time", clock)
+        head.take(news([], now=(now,), **more))
+        head.look()
+        monkeypatch.setattr(head_recorder, "time", time)
+        return [kind for each in told for kind in each]
+
+    found = ["finding", *(["capture", "capture"] if wanted != "say" else [])]
+    assert look(400, ranks=states) == found
+    assert look(450, ranks=states) == []
+    tokens = EngineSample("http://127.0.0.1:1/metrics", 3, 0, 0, 0, 50.0, 0.0)
+    assert look(451, ranks=states, engines=(tokens,)) == [], "somebody works: it is over"
+    assert look(452, ranks=states) == look(511, ranks=states) == []
+    assert look(512, ranks=states) == (["end"] if wanted == "end" else [])
+    assert look(600, ranks=states) == []
+    head.close(10)

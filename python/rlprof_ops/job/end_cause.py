@@ -13,6 +13,7 @@ class EndCause(str, enum.Enum):
     SIGNAL = "signal"
     TIME_LIMIT = "time_limit"
     NODE_LOST = "node_lost"
+    HANG = "hang"
     STARTUP_FAILED = "startup_failed"
     ORDERED = "ordered"
     HEAD_GONE = "head_gone"
@@ -26,6 +27,8 @@ class EndCause(str, enum.Enum):
 STEP_KILLED = "the step that held the cluster was killed"
 # 128 + SIGTERM and 128 + SIGUSR2, as a shell says it.
 SIGNAL_EXIT = {EndCause.SIGNAL: 143, EndCause.TIME_LIMIT: 140}
+# Exit codes of a job that was told to end; 75 is EX_TEMPFAIL of sysexits.h, which a requeue can follow.
+ORDER_EXIT = {**SIGNAL_EXIT, EndCause.HANG: 75}
 
 
 def exit_status(returncode: int) -> int:

@@ -19,11 +19,11 @@ from rlprof_ops.errors import EXIT_FAILED, EXIT_INCOMPLETE, RlprofError
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job import harvest_job
-from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
+from rlprof_ops.job.end_cause import ORDER_EXIT, EndCause
 from rlprof_ops.job.run_folder import Job
 
 _CAUSE_EXIT: dict[str, int] = {
-    **{str(cause): code for cause, code in SIGNAL_EXIT.items()},
+    **{str(cause): code for cause, code in ORDER_EXIT.items()},
     EndCause.NODE_LOST: EXIT_FAILED,
     EndCause.STARTUP_FAILED: EXIT_FAILED,
 }

@@ -46,7 +46,7 @@ def _lines(job: Job, view: View) -> Iterator[str]:
     yield from _of_hang(job.run, bool(dumps))
     yield from dumps
     yield from () if job.run is None else first_failure(job.run)
-    if view.detail:
+    if view.detail and view.cause != EndCause.HANG:  # which its lines above tell
         yield from _last(view.detail.splitlines(), _MOST_LINES)
     if view.cause == EndCause.TIME_LIMIT:
         yield f"it ran into its time limit ({view.time_limit or 'of Slurm'})"

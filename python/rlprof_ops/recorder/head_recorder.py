@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops import env_names
 from rlprof_ops.host import foreign
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.host.contained_dir import PinnedDir
@@ -28,10 +29,11 @@ _LARGE = 1 << 18  # bytes of a summary that is written more rarely
 _LARGE_EVERY_S = 5.0
 _MOST_TOLD_BYTES = 4 << 20
 _OLD_NS = 10_000_000_000
+END_AFTER_S = 60.0  # a hang's stacks and dumps are home by then
 
 
 class HeadRecorder:
-    """`tell` takes what the supervisor has to do: `{"finding": …}`, `{"capture": …}`."""
+    """`tell` takes what the supervisor has to do: `{"finding": …}`, `{"capture": …}`, `{"end": …}`."""
 
     def __init__(
         self,
@@ -50,6 +52,8 @@ class HeadRecorder:
         self._writer = BackgroundWriter(run)
         self._next = 0.0
         self._busy = False
+        self._on_hang = os.environ.get(env_names.ON_HANG) or "dump"
+        self._hangs: dict[str, float] = {}  # key -> since when (monotonic)
         try:
             with run.open() as folder, folder.folder((FOLDER,), create=True):
                 pass
@@ -73,6 +77,8 @@ class HeadRecorder:
     def look(self) -> None:
         """Once a second: the step clock, and the summary when its time has come."""
         self._deal(self.view.look(time.time_ns()))
+        if self._on_hang == "end":
+            self._end_of_hang(time.monotonic())
         if time.monotonic() >= self._next and not self._busy:
             self.write()
 
@@ -95,7 +101,7 @@ class HeadRecorder:
             line = json.dumps(finding.to_dict()) + "\n"
             self._writer.append(self._folder / FINDINGS, line.encode())
             self._tell({"finding": finding.to_dict()})
-            if finding.kind == HANG:
+            if finding.kind == HANG and self._on_hang != "say":
                 identity = f"hang-step{finding.step}-{finding.t_ns // 1_000_000_000}"
                 for name, what in ((f"{identity}-dumps", DUMPS), (identity, STACKS)):  # stacks take longer
                     asked = CaptureRequest(name, ("*",), None, what, {}, 1, None)
@@ -105,6 +111,15 @@ class HeadRecorder:
                 step = finding.step or self.view.step
                 at = replace(finding, step=step)
                 self._open(trigger.on_finding(at, self.view.ranks(spec), self._used(trigger), here), step)
+
+    def _end_of_hang(self, now_s: float) -> None:
+        """Have the job end once a hang has stood for END_AFTER_S since it was found."""
+        hangs = [each for each in self.view.findings if each.kind == HANG and self.view.stands(each)]
+        self._hangs = {each.key: self._hangs.get(each.key, now_s) for each in hangs}
+        for hang in hangs:
+            if now_s - self._hangs[hang.key] >= END_AFTER_S:
+                self._on_hang = "dump"  # said once
+                self._tell({"end": hang.text})
 
     def _on_step(self, fact: StepFact) -> None:
         if fact.end_ns < self._judged_ns:

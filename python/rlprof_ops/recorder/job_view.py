@@ -116,6 +116,7 @@ class JobView:
         self._driver_name = ""
         self._moved_ns = 0
         self._hung_at = 0
+        self._standing: set[str] = set()
         self._keys: set[str] = set()
         self._throttle: dict[tuple[str, int], ThrottleDetector] = {}
         self._memory: dict[tuple[str, str], MemoryDetector] = {}
@@ -147,10 +148,16 @@ class JobView:
             if now.leads:
                 self._moved_ns = max(self._moved_ns, now.begin_ns, now.phase_ns)
         stalled, works = self._stalled(t_ns)
+        clock = set() if works and self._hang_s is None else {f"{HANG}:{self._moved_ns}"}
+        self._standing = clock | {each.key for each in stalled}
         found = [replace(each, step=self.step) for each in stalled if self._is_new(each)]
         if self._hang_s is None and any(finding.kind == HANG for finding in stalled):
             self._hung_at = self._moved_ns
         return [*found, *self._still(t_ns, works)]
+
+    def stands(self, hang: Anomaly) -> bool:
+        """Whether a hang that was found goes on, by the latest look."""
+        return hang.key in self._standing
 
     def _stalled(self, t_ns: int) -> tuple[list[Anomaly], bool]:
         """Collectives that stand, and whether anything that is not in one works."""

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from typing import NoReturn, TypeVar
 
 from rlprof_ops.errors import RlprofError
-from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
+from rlprof_ops.job.end_cause import ORDER_EXIT, EndCause
 from rlprof_ops.supervisor.node.node_state import NodeState
 
 _Result = TypeVar("_Result")
@@ -28,7 +28,7 @@ class ToldToEnd(RlprofError):
     def __init__(self, cause: EndCause, before: str) -> None:
         super().__init__(f"told to end ({cause}) before {before}")
         self.cause = cause
-        self.exit_code = SIGNAL_EXIT[cause]
+        self.exit_code = ORDER_EXIT[cause]
 
 
 class EndOrder:
@@ -39,10 +39,10 @@ class EndOrder:
         self.given: asyncio.Future[EndCause] = loop.create_future()
         self._state = state
         for number in CAUSES:
-            loop.add_signal_handler(number, self._give, CAUSES[number])
+            loop.add_signal_handler(number, self.give, CAUSES[number])
         signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUSES)
         if (before := state.end_order()) is not None:
-            self._give(before)
+            self.give(before)
 
     @property
     def cause(self) -> EndCause | None:
@@ -52,7 +52,8 @@ class EndOrder:
         """Raise ToldToEnd once the order is given; `before`: what it came before."""
         raise ToldToEnd(await asyncio.shield(self.given), before)
 
-    def _give(self, cause: EndCause) -> None:
+    def give(self, cause: EndCause) -> None:
+        """Order the end; the first order decides the cause."""
         if not self.given.done():
             self._state.order_end(cause)
             self.given.set_result(cause)

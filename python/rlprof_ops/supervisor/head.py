@@ -16,7 +16,7 @@ from rlprof_ops.collect import job_state
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.host.background import in_background
 from rlprof_ops.host.clock_probe import ClockServer
-from rlprof_ops.job.end_cause import SIGNAL_EXIT, EndCause
+from rlprof_ops.job.end_cause import ORDER_EXIT, SIGNAL_EXIT, EndCause
 from rlprof_ops.job.knobs import home
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.request import ProfileRequest
@@ -59,10 +59,10 @@ def why_job_ends(order: EndCause | None, driver: int | None, has_driver: bool) -
     """
     if driver is not None:
         if order is not None and driver in SIGNAL_EXIT.values():  # Slurm signalled it and us at once
-            return order, SIGNAL_EXIT.get(order, 143)
+            return order, ORDER_EXIT.get(order, 143)
         return EndCause.DRIVER_EXIT, driver
     if order is not None:
-        return order, SIGNAL_EXIT.get(order, 143) if has_driver else 0
+        return order, ORDER_EXIT.get(order, 143) if has_driver or order is EndCause.HANG else 0
     return EndCause.NODE_LOST, EXIT_FAILED  # Ray's head ended by itself
 
 
@@ -391,6 +391,9 @@ class Head:
             self.node.journal.note(f"recorder: {problem}")
         elif isinstance(asked := told.get("capture"), str):
             await self._capture(capture_relay.CaptureAsked(asked))
+        elif isinstance(hang := told.get("end"), str):
+            self.run_record.detail = hang
+            self.node.order.give(EndCause.HANG)
 
     async def _visited(self, asked: Message) -> bool:
         """Somebody with the job's token asks for something."""

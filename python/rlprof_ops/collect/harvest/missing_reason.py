@@ -194,6 +194,8 @@ def ended_because(observed: Observed, lead: str) -> str:
         return f"{lead}the time limit came"
     if observed.cause == EndCause.SIGNAL:
         return f"{lead}the job was stopped ({observed.detail or 'by a signal'})"
+    if observed.cause == EndCause.HANG:
+        return f"{lead}the job hung ({observed.detail or 'no detail'})"
     if observed.cause == EndCause.NODE_LOST:
         return f"{lead}the job lost a node ({observed.detail or _nodes(observed.lost_nodes)})"
     if observed.cause == EndCause.STARTUP_FAILED:
