@@ -34,9 +34,9 @@ MOST_FILES = 14
 # Statements (nodes of the syntax tree, so that breaking or joining lines changes nothing) that a room holds
 # at most. The comment says what today's features fit in.
 BUDGET = {
-    "(root)": 259,
+    "(root)": 260,
     "host": 1147,  # host, job and slurm: 1,600; the one line of a log that a reason quotes
-    "job": 749,
+    "job": 751,
     "slurm": 287,
     "redact": 517,
     "request": 1399,  # 1,100; since then what a GPU refuses, the leader by both names, a folder a backend
@@ -45,9 +45,9 @@ BUDGET = {
     "trainers": 3172,  # 2,300; verl asynchronous, NeMo RL timer and libraries, RLinf's block, vLLM's requests
     "runtime": 3078,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests
     "rayenv": 569,  # 900; since then the pattern that matched, a patched Ray, libraries of a worker
-    "collect": 3356,  # 2,600; an engine beside its server, a report that comes at the end of a process
-    "supervisor": 3399,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
-    "recorder": 1948,  # 1,500; and collectives that stand, the end of a job that hangs
+    "collect": 3358,  # 2,600; an engine beside its server, a report that comes at the end of a process
+    "supervisor": 3403,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
+    "recorder": 1968,  # 1,500; and collectives that stand, the end of a job that hangs
     "submit": 473,  # submit, operate and commands: 2,600
     "operate": 1533,  # since then the rank that failed first
     "commands": 1246,  # since then a base of what is converted, rlprof run, and rlprof hang

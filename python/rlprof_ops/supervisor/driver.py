@@ -1,4 +1,7 @@
-"""The trainer's driver: COMMAND, run by bash on the head node, its output in logs/driver.log."""
+"""The trainer's driver: COMMAND, run by bash on the head node, its output in logs/driver.log.
+
+What its exit status makes of the job: `why_job_ends` of head.py.
+"""
 
 from __future__ import annotations
 

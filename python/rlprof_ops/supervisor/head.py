@@ -1,4 +1,4 @@
-"""The supervisor of the head node: Ray's head, readiness, the driver, and the end of the whole job."""
+"""The supervisor of the head node: Ray's head, readiness, the driver, and the end and exit code of the job."""
 
 from __future__ import annotations
 
