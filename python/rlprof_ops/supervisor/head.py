@@ -1,4 +1,4 @@
-"""The supervisor of the head node: Ray's head, readiness, the driver, and the end and exit code of the job."""
+"""The supervisor of the head node: Ray's head, readiness, the driver, and the job's end and exit code."""
 
 from __future__ import annotations
 
