@@ -3,7 +3,7 @@
     RLPROF_STEPS=3:5 RLPROF_WORKERS=trainer RLPROF_RANKS=0 torchrun --no-python --nproc-per-node 2 \
         python -m rlprof_ops.rayenv.wrap --worker trainer python docs/examples/torchrun.py
 
-Reports: ./rlprof-profiles/profiles/. Torch traces need no launcher: plain `torchrun
+Reports: ./rlprof-profiles/local-…-logs/, with a manifest. Torch traces need no launcher: plain `torchrun
 docs/examples/torchrun.py`.
 """
 

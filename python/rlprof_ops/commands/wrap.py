@@ -36,13 +36,16 @@ def command(
     mpirun), that holds for each process that it starts.
 
     CMD's windows are opened and closed by the adapter of its trainer (TRL and any transformers.Trainer need
-    no change), or by CMD itself with rlprof_ops.runtime.profiler. The exit code is CMD's.
+    no change), or by CMD itself with rlprof_ops.runtime.profiler. The exit code is CMD's. Outside a job
+    reports go to RLPROF_RUN_DIR, else to a new folder in rlprof-profiles/, with a manifest of every window
+    that was asked for.
 
     Example: srun rlprof wrap -- python train_grpo.py
     """
     import shlex
 
-    from rlprof_ops.rayenv.wrap.standalone import run, wrapped_command
+    from rlprof_ops.rayenv.wrap import wrapped_run
+    from rlprof_ops.rayenv.wrap.standalone import start, wrapped_command
     from rlprof_ops.request import load_request, request_from_json
     from rlprof_ops.runtime.process.launchers import launcher_of
     from rlprof_ops.runtime.process.worker_identity import rank_from
@@ -54,9 +57,8 @@ def command(
     launcher = launcher_of(program)
     if launcher and rank is not None:
         raise click.UsageError(f"--rank {rank}: {launcher} gives each process its own; leave --rank out")
-    made = wrapped_command(
-        worker, rank_from(os.environ) if rank is None else rank, program, request, os.environ
-    )
+    env = {**os.environ, **wrapped_run.environment(request, os.environ)}
+    made = wrapped_command(worker, rank_from(env) if rank is None else rank, program, request, env)
     if show:
         click.echo(shlex.join(made.argv))
         if env_names.WRAP_RANKS in made.env:
@@ -64,4 +66,4 @@ def command(
         return
     if made.env.get(env_names.NOT_WRAPPED):
         click.echo(f"rlprof: runs unprofiled: {made.env[env_names.NOT_WRAPPED]}", err=True)
-    run(made)
+    start(made, program, request)

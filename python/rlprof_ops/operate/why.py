@@ -91,6 +91,8 @@ def _of_driver(job: Job) -> Iterator[str]:
     if job.run is None:
         return
     path = job.run / "logs" / "driver.log"
+    if foreign.an_object(foreign.read_object(job.run / "run.json").get("driver")).get("name"):
+        return  # a program of `rlprof wrap` has its output where it was started
     lines = _tail(path)
     if not lines:
         yield f"the driver said nothing ({path} is empty)"

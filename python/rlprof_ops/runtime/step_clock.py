@@ -14,7 +14,6 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlprof_ops import env_names
@@ -233,10 +232,14 @@ def take_lead_in_task() -> bool:
 
 
 def note(event: str, **fields: object) -> None:
-    """Write one event of this process for the manifest, where a job collects events."""
-    if not os.environ.get(env_names.NODE_DIR):
+    """Write one event of this process for the manifest, where a job, or a run of `rlprof wrap`, collects
+    events.
+    """
+    env = os.environ
+    if not env.get(env_names.NODE_DIR) and not (env.get(env_names.JOB) and env.get(env_names.RUN_DIR)):
         return
     from rlprof_ops.runtime.process.event_log import EventLog
+    from rlprof_ops.runtime.process.worker_identity import find_identity
 
-    place = Path(os.environ[env_names.NODE_DIR], "events", f"notes_{os.getpid()}.jsonl")
-    EventLog(place).write(event, pid=os.getpid(), host=os.environ.get(env_names.NODE, ""), **fields)
+    events = find_identity(None, None, None, env).events / f"notes_{os.getpid()}.jsonl"
+    EventLog(events).write(event, pid=os.getpid(), host=env.get(env_names.NODE, ""), **fields)

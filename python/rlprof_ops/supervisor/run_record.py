@@ -5,11 +5,7 @@ the job.
 from __future__ import annotations
 
 import contextlib
-import getpass
-import importlib.metadata
 import json
-import os
-import platform
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlprof_ops.host import atomic, foreign
 from rlprof_ops.host.background import BackgroundWriter
+from rlprof_ops.job import run_json
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.redact import redact_text
-from rlprof_ops.version import __version__
 
 if TYPE_CHECKING:
     from rlprof_ops.job.knobs import Settings
@@ -49,24 +45,10 @@ class RunRecord:
         writer: BackgroundWriter,
     ) -> RunRecord:
         """The record as a supervisor before has left it on the node, else that of a job that begins."""
-        data: dict[str, Any] = {
-            "schema": 1,
-            "job": place.job,
-            "job_name": os.environ.get("SLURM_JOB_NAME", ""),
-            "user": _user(),
-            "nodes": list(place.nodes),
-            "head": place.node,
-            "framework": settings["RLPROF_TRAINER"] or None,
-            "command": redact_text(settings["COMMAND"]),
-            "request": request.to_dict(),
-            "request_notes": list(state.notes),
-            "world": {},
-            "versions": _versions(),
-            "submit_dir": os.environ.get("SLURM_SUBMIT_DIR", os.getcwd()),
-            "started_ns": state.started_ns,
-            "driver": {"started_ns": None, "ended_ns": None, "exit_code": None, "signal": None},
-            "end": {"cause": str(EndCause.RUNNING), "detail": "", "phases_s": {}},
-        }
+        data = run_json.beginning(
+            place.job, place.nodes, place.node, settings["COMMAND"], request, state.notes
+        )
+        data |= {"framework": settings["RLPROF_TRAINER"] or None, "started_ns": state.started_ns}
         with contextlib.suppress(OSError, ValueError, TypeError):
             data |= foreign.read(state.run_json)
         return cls(place, data, writer, state.run_json, lost_nodes=set(data["end"].get("lost_nodes", ())))
@@ -92,11 +74,7 @@ class RunRecord:
         self.save()
 
     def driver_ended(self, code: int) -> None:
-        self.data["driver"] |= {
-            "ended_ns": time.time_ns(),
-            "exit_code": code,
-            "signal": code - 128 if code > 128 else None,
-        }
+        self.data["driver"] |= run_json.driver_end(code)
         self.save()
 
     def lost(self, node: str) -> None:
@@ -141,18 +119,3 @@ class RunRecord:
                     kept.unlink()
 
         self.writer.put(path, data, then)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a uid without a name, as in many containers
-        return str(os.getuid())
-
-
-def _versions() -> dict[str, str]:
-    found = {"rlprof_ops": __version__, "python": platform.python_version()}
-    for name in ("ray", "torch", "nvtx"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found

@@ -1,5 +1,6 @@
 """`srun rlprof wrap … python train.py` on real nodes: without Ray, without a job of ours."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def test_two_tasks_on_two_nodes_leave_their_windows_on_shared_storage(slurm, wor
     reports = sorted(
         path.name.rpartition("_")[0] for path in folder.glob("run/profiles/nsight/policy_worker/*/*.nsys-rep")
     )
+    rows = json.loads((folder / "run" / "manifest.json").read_text())["captures"]
+    assert [(row["rank"], row["state"], row["host"]) for row in rows] == [(0, "ok", "n1"), (1, "ok", "n2")]
     assert reports == [f"policy_worker_rank{rank}_step3-4_n{rank + 1}" for rank in (0, 1)], (
         done.stdout + done.stderr
     )

@@ -28,7 +28,7 @@ def render(manifest: Manifest, *, limit: int = 200) -> str:
     left = len(manifest.captures) + len(manifest.unplanned) - len(rows)
     if left > 0:
         lines.append(f"… and {left} more in manifest.json")
-    lines += _reasons(manifest)
+    lines += reasons(manifest)
     lines += [f"note: {note}" for note in manifest.notes]
     lines += [f"found: {printable(finding['text'])}" for finding in manifest.findings]
     lines.append(summary(manifest))
@@ -107,7 +107,7 @@ def _stray(report: Report) -> tuple[str, ...]:
     )
 
 
-def _reasons(manifest: Manifest, limit: int = 20) -> list[str]:
+def reasons(manifest: Manifest, limit: int = 20) -> list[str]:
     """Reasons of what is not ok, each once with how many captures it explains."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     for capture in manifest.captures:

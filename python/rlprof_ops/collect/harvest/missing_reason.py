@@ -100,7 +100,7 @@ def _left_open(item: Planned, log: ProcessLog, event: WindowEvent, observed: Obs
         return (
             f"{item.capture.backend} writes its report when the process ends in order, and this one was ended"
             f" by force after its window{_last_step(log)}"
-        ) + (cause or _BY_RAY)
+        ) + (cause or ("" if observed.driver.name else _BY_RAY))
     raw = [
         f"{path}: {reason}"
         for path, reason in _record_of(log, observed).failed.items()
@@ -127,6 +127,8 @@ def _never_registered(item: Planned, observed: Observed) -> str:
             " record"
         )
     failure = observed.never_begun.get((capture.worker, capture.rank or 0))
+    if failure is not None and observed.driver.name:
+        return f"{who} ran and marked no step{ended_because(observed, '; ')}{_NOBODY_TOLD}"
     if failure is not None:
         return f"{who} was created and never began under its profiler: {failure or _nobody_knows(observed)}"
     return f"{who} never registered with the profiler{ended_because(observed, ' before ')}"
@@ -201,9 +203,9 @@ def ended_because(observed: Observed, lead: str) -> str:
     if observed.cause == EndCause.STARTUP_FAILED:
         return f"{lead}the job failed to start ({observed.detail or 'no detail'})"
     if driver.signal:
-        return f"{lead}the driver was ended by {signal_name(driver.signal)}"
+        return f"{lead}{driver} was ended by {signal_name(driver.signal)}"
     if driver.exit_code:
-        return f"{lead}the driver ended with exit code {driver.exit_code}"
+        return f"{lead}{driver} ended with exit code {driver.exit_code}"
     return ""
 
 

@@ -19,6 +19,7 @@ from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.request import ProfileRequest, request_from_json
+from rlprof_ops.runtime.process.worker_identity import DRIVERS
 from rlprof_ops.slurm.job_over import ended_as
 from rlprof_ops.words import counted, size
 
@@ -54,6 +55,10 @@ class DriverRecord:
     signal: int | None = None
     started_ns: int | None = None
     ended_ns: int | None = None
+    name: str = ""  # of the program that `rlprof wrap` ran, where no job was around it
+
+    def __str__(self) -> str:
+        return self.name or "the driver"
 
 
 @dataclass(frozen=True)
@@ -142,8 +147,8 @@ def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
     notes += _dumps_left(records)
     logs = logs if of_head else _with_steps(run, logs)
     request = _request(data, notes)
-    never_begun = _never_begun(told, logs)
     driver, end = foreign.an_object(data.get("driver")), foreign.an_object(data.get("end"))
+    never_begun = _never_begun(told, logs, bool(driver.get("name")))
     observed = Observed(
         job=foreign.text(data.get("job")),
         request=request,
@@ -153,6 +158,7 @@ def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
             foreign.whole(driver.get("signal")),
             foreign.whole(driver.get("started_ns")),
             foreign.whole(driver.get("ended_ns")),
+            foreign.in_one_line(foreign.text(driver.get("name"))),
         ),
         cause=foreign.text(end.get("cause")),
         detail=foreign.in_one_line(foreign.text(end.get("detail"))),
@@ -230,9 +236,12 @@ def _without_a_head(observed: Observed, head: str) -> Observed:
     )
 
 
-def _never_begun(told: event_logs.Notes, logs: list[ProcessLog]) -> dict[tuple[str, int], str]:
+def _never_begun(told: event_logs.Notes, logs: list[ProcessLog], wrapped: bool) -> dict[tuple[str, int], str]:
     """Workers that were selected when they were created and were never heard of."""
     heard = told.begun | {(log.worker, log.rank) for log in logs}
+    if wrapped:  # such a program goes by one of these names before its trainer's adapter knows a better one
+        led = {rank for worker, rank in heard if worker in DRIVERS}
+        heard |= {(name, rank) for name in DRIVERS for rank in led}
     found = {}
     for worker, rank in sorted(told.selected - heard):
         end = f"-{report_names.safe_worker(worker)}-r{rank}-"

@@ -16,7 +16,8 @@ from typing import NoReturn
 from rlprof_ops import env_names
 from rlprof_ops.backends.wrapping import Command
 from rlprof_ops.errors import RlprofError, UsageError
-from rlprof_ops.rayenv.wrap.standalone import run, wrapped_command
+from rlprof_ops.rayenv.wrap import wrapped_run
+from rlprof_ops.rayenv.wrap.standalone import start, wrapped_command
 from rlprof_ops.runtime.process.event_log import log
 from rlprof_ops.runtime.process.worker_identity import rank_from
 from rlprof_ops.runtime.profiler import request_from_env
@@ -44,20 +45,19 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except Exception as error:
         log(f"nothing is profiled: {error}")
         request = None
+    env = {**os.environ, **wrapped_run.environment(request, os.environ)}
     try:
-        made = wrapped_command(worker, rank_from(os.environ), words, request, os.environ)
+        made = wrapped_command(worker, rank_from(env), words, request, env)
     except UsageError as error:  # options that make no command line
         if request and any(spec.on_error == "fail" for spec in request.captures):
             _fail(error)
-        made = Command(
-            tuple(words), {**os.environ, env_names.WORKER: worker, env_names.NOT_WRAPPED: str(error)}
-        )
+        made = Command(tuple(words), {**env, env_names.WORKER: worker, env_names.NOT_WRAPPED: str(error)})
     except RlprofError as error:
         _fail(error)
     if made.env.get(env_names.NOT_WRAPPED):
         log(f"runs unprofiled: {made.env[env_names.NOT_WRAPPED]}")
     try:
-        run(made)
+        start(made, words, request)
     except RlprofError as error:
         _fail(error)
 

@@ -4,27 +4,45 @@ rlprof_ops.rayenv.wrap … CMD` run instead of CMD.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from types import FrameType
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from rlprof_ops import backends, env_names, trainers
 from rlprof_ops.backends.contract import wrap_of
 from rlprof_ops.backends.wrapping import CannotWrap, Command, Identity
 from rlprof_ops.errors import RlprofError, UsageError
+from rlprof_ops.job.end_cause import exit_status
 from rlprof_ops.job.knobs import python_path
+from rlprof_ops.rayenv.wrap import wrapped_run
 from rlprof_ops.rayenv.wrap.wrap_context import specs_for
+from rlprof_ops.runtime import step_clock
+from rlprof_ops.runtime.process import beginning
 from rlprof_ops.runtime.process.launchers import launcher_of
 
 if TYPE_CHECKING:
     from rlprof_ops.request import CaptureSpec, ProfileRequest
 
 TRAINER = "trainer"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_SI_KERNEL = 0x80  # asm-generic/siginfo.h
+_LOOK_S = 1.0
+_HANDED_ON = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 
 
 def wrapped_command(
@@ -100,6 +118,45 @@ class CannotRun(RlprofError):
         self.exit_code = 127 if isinstance(error, FileNotFoundError) else 126
 
 
+def start(made: Command, argv: Sequence[str], request: ProfileRequest | None) -> NoReturn:
+    """Run what `wrapped_command` has made of `argv`; outside a job with a manifest of it in the end.
+
+    Raises `CannotRun` for a program that cannot be started.
+    """
+    leads = bool(made.env.get(env_names.JOB)) and not os.environ.get(env_names.JOB)
+    if leads:  # what this process notes goes there too
+        os.environ.update({name: made.env[name] for name in (env_names.JOB, env_names.RUN_DIR)})
+    _note(made.env)
+    if not leads or not request:
+        run(made)
+    record = wrapped_run.WrappedRun(Path(made.env[env_names.RUN_DIR]), made.env[env_names.JOB], _say)
+    if not record.begin(argv, request):
+        run(made)
+    try:
+        code = _supervise(made)
+    except OSError as error:
+        failed = CannotRun(made.argv[0], error)
+        record.end(failed.exit_code)
+        raise failed from None
+    record.end(exit_status(code))
+    _end_as(code)
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"rlprof: {line}", file=sys.stderr, flush=True)
+
+
+def _note(env: Mapping[str, str]) -> None:
+    """Tell the manifest of a process that was selected: one that marks no step tells nothing of itself."""
+    if env.get(env_names.NODE_DIR) or env_names.WRAP_RANKS in env or not env.get(env_names.WORKER):
+        return
+    step_clock.note(beginning.SELECTED, worker=env[env_names.WORKER], rank=int(env.get(env_names.RANK) or 0))
+    if reason := env.get(env_names.NOT_WRAPPED):
+        with contextlib.suppress(OSError, RlprofError):
+            beginning.fail_windows(env, reason)
+
+
 def run(made: Command) -> NoReturn:
     """Become the command; stay its parent where the tool hides the exit code.
 
@@ -109,27 +166,62 @@ def run(made: Command) -> NoReturn:
         if made.exit_code_file is None:
             sys.stdout.flush()
             os.execvpe(made.argv[0], made.argv, made.env)
-        sys.exit(_supervise(made, made.exit_code_file))
+        _end_as(_supervise(made))
     except OSError as error:
         raise CannotRun(made.argv[0], error) from None
 
 
-def _supervise(made: Command, exit_code_file: str) -> int:
-    """Run it as a child that gets our signals; its exit code is in the file, unless it did not come that
-    far.
-    """
-    child = subprocess.Popen(made.argv, env=dict(made.env))
+def _supervise(made: Command) -> int:
+    """Run it as a child that gets our signals and dies with us; its return code."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_HANDED_ON, signal.SIGCHLD})
+    ours, libc = os.getpid(), ctypes.CDLL(None)
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        child.send_signal(number)
+    def begin() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if os.getppid() != ours:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, pass_on)
-    code = child.wait()
+    sys.stdout.flush()
     try:
-        with open(exit_code_file, encoding="ascii") as file:
+        child = subprocess.Popen(made.argv, env=dict(made.env), preexec_fn=begin)
+        while (code := child.poll()) is None:
+            told = signal.sigtimedwait({*_HANDED_ON, signal.SIGCHLD}, _LOOK_S)
+            if told is not None and told.si_signo != signal.SIGCHLD and not _told_by_all(told):
+                child.send_signal(told.si_signo)
+    finally:
+        hidden = None if made.exit_code_file is None else _hidden_code(made.exit_code_file)
+    return code if hidden is None else hidden
+
+
+def _told_by_all(told: signal.struct_siginfo) -> bool:
+    """Whether the program has had this signal too: a terminal's, or Slurm's, which go to every process."""
+    if told.si_code == _SI_KERNEL:
+        return True
+    try:
+        return Path(f"/proc/{told.si_pid}/comm").read_text(encoding="utf-8").strip() == "slurmstepd"
+    except (OSError, ValueError):
+        return False
+
+
+def _hidden_code(path: str) -> int | None:
+    """The exit code that the program has left; None where it did not come that far."""
+    try:
+        with open(path, encoding="ascii") as file:
             return int(file.read())
     except (OSError, ValueError):
-        return 128 - code if code < 0 else code or 1
+        return None
     finally:
-        shutil.rmtree(os.path.dirname(exit_code_file), ignore_errors=True)
+        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+
+
+def _end_as(code: int) -> NoReturn:
+    """End as the program did: a launcher is told of its signal."""
+    sys.stdout.flush()
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it has left its own
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+    sys.exit(exit_status(code))

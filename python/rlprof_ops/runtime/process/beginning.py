@@ -8,6 +8,7 @@ was started without nsys says so as `failed` windows. Harvest misses what was se
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from rlprof_ops import backends, env_names
 from rlprof_ops.runtime import step_clock
@@ -47,6 +48,11 @@ def _was_not_wrapped(reason: str) -> None:
     if env.get(env_names.LEADS) == "1" or session_file.claimed(env, _NO_SESSION) not in (None, os.getpid()):
         return
     env[env_names.SESSION_PID] = f"{os.getpid()}:{_NO_SESSION}"
+    fail_windows(env, reason)
+
+
+def fail_windows(env: Mapping[str, str], reason: str) -> None:
+    """Write down that the worker which `env` names has none of its windows that need a profiler around it."""
     from rlprof_ops.request import request_from_json
     from rlprof_ops.runtime.process.event_log import EventLog
     from rlprof_ops.runtime.trainer_request import with_request
