@@ -47,13 +47,13 @@ def run(tmp_path: Path, told: list[list[ToldStep]]) -> Path:
     return tmp_path / "4711-logs"
 
 
-def summary(told: list[list[ToldStep]]) -> dict[str, Any]:
-    view = JobView("4711", [HOSTILE])
+def summary(told: list[list[ToldStep]], node: str = HOSTILE) -> dict[str, Any]:
+    view = JobView("4711", [node])
     host = HostSample(250, 1024, 4096, 1, 2, 3, 4, 5)
     gpu = GpuSample(3, 90, 60, 500, 1900, 70_000, 80_000, 0x40, 0, 0)
     engine = EngineSample("http://127.0.0.1:8000/metrics", 7, 2, 500, 0, 1234.5, 1.0)
     for rows in told:
-        view.take(News(HOSTILE, BEGIN_NS, host, (gpu,), (engine,), (), tuple(rows), (), {}))
+        view.take(News(node, BEGIN_NS, host, (gpu,), (engine,), (), tuple(rows), (), {}))
     view.findings.append(Anomaly("throttle", "GPU 3 is hot", "x", BEGIN_NS))
     return view.summary()
 
