@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ from rlprof_ops.recorder.samples.engines import EngineSample
 from rlprof_ops.recorder.samples.gpu import GpuSample
 from rlprof_ops.recorder.samples.host_samples import HostSample
 from rlprof_ops.recorder.samples.step_marks import ToldStep
+from tests.analyze.whole_run.dealt_requests import uneven
 from tests.recorder.recorded import write_record
 from tests.recorder.simulated import BEGIN_NS, healthy
 
@@ -47,13 +49,13 @@ def run(tmp_path: Path, told: list[list[ToldStep]]) -> Path:
     return tmp_path / "4711-logs"
 
 
-def summary(told: list[list[ToldStep]]) -> dict[str, Any]:
-    view = JobView("4711", [HOSTILE])
+def summary(told: list[list[ToldStep]], node: str = HOSTILE) -> dict[str, Any]:
+    view = JobView("4711", [node])
     host = HostSample(250, 1024, 4096, 1, 2, 3, 4, 5)
     gpu = GpuSample(3, 90, 60, 500, 1900, 70_000, 80_000, 0x40, 0, 0)
     engine = EngineSample("http://127.0.0.1:8000/metrics", 7, 2, 500, 0, 1234.5, 1.0)
     for rows in told:
-        view.take(News(HOSTILE, BEGIN_NS, host, (gpu,), (engine,), (), tuple(rows), (), {}))
+        view.take(News(node, BEGIN_NS, host, (gpu,), (engine,), (), tuple(rows), (), {}))
     view.findings.append(Anomaly("throttle", "GPU 3 is hot", "x", BEGIN_NS))
     return view.summary()
 
@@ -254,3 +256,127 @@ def test_a_textfile_without_a_recorder_is_an_error(run: Path, tmp_path: Path) ->
 def test_mistakes_are_said(run: Path, arguments: list[str], said: str) -> None:
     with pytest.raises(Exception, match=said):
         CliRunner().invoke(command, [str(run), *arguments], catch_exceptions=False)
+
+
+def test_no_span_of_a_long_run_is_dropped(tmp_path: Path, collector: tuple[str, list[Any]]) -> None:
+    """The SDK's queue holds 2,048 spans, and drops what comes while it is full."""
+    url, got = collector
+    told = list(healthy(1, 900, ranks=1))
+    write_record(tmp_path / "4711-logs", "n1", told)
+    done = CliRunner().invoke(command, [str(tmp_path / "4711-logs"), "--otlp", url])
+    assert done.exit_code == 0, done.output
+    spans = [
+        span.name
+        for request in got
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    assert spans.count("step") == 900
+    assert len(spans) == sum(1 + len(rows[0].phases) for rows in told) > 2_048
+
+
+def test_requests_are_spans_by_the_genai_conventions(
+    tmp_path: Path, collector: tuple[str, list[Any]]
+) -> None:
+    known = pytest.importorskip("opentelemetry.semconv._incubating.attributes.gen_ai_attributes")
+    url, got = collector
+    uneven(tmp_path)
+    done = CliRunner().invoke(command, [str(tmp_path), "--otlp", url])
+    assert done.exit_code == 0, done.output
+    spans = [
+        span
+        for request in got
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    steps = {span.span_id: span.attributes for span in spans if span.name == "step"}
+    requests = [span for span in spans if span.name == "text_completion"]
+    assert len(requests) == 3 * 40 + 2 and sum(not span.parent_span_id for span in requests) == 2
+    late = [{each.key: each.value for each in span.attributes} for span in requests]
+    [one] = [each for each in late if each["gen_ai.response.id"].string_value == "late-2"]
+    assert one["gen_ai.usage.output_tokens"].int_value == 1000 and one["rlprof.step"].int_value == 2
+    assert one["gen_ai.response.finish_reasons"].array_value.values[0].string_value == "length"
+    of_late = next(
+        span for span in requests if any(each.value.string_value == "late-2" for each in span.attributes)
+    )
+    parent = {each.key: each.value.int_value for each in steps[of_late.parent_span_id]}
+    assert parent["rlprof.step"] == 2
+    names = {getattr(known, name) for name in dir(known) if name.startswith("GEN_AI_")}
+    assert {name for each in late for name in each if name.startswith("gen_ai.")} <= names
+
+
+def test_tables_by_their_own_reader(run: Path, told: list[list[ToldStep]], tmp_path: Path) -> None:
+    """Every row of every rank, as it was recorded."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    tables = tmp_path / "tables"
+    for _ in range(2):  # what is ours is replaced
+        done = CliRunner().invoke(command, [str(run), "--parquet", str(tables)])
+        assert done.exit_code == 0 and "90 steps" in done.output, done.output
+    steps = parquet.read_table(tables / "steps.parquet").to_pylist()
+    assert [(row["worker"], row["rank"], row["leads"], row["step"], row["begin_ns"]) for row in steps] == [
+        (row.worker, row.rank, row.leads, row.step, row.begin_ns) for rows in told for row in rows
+    ]
+    phases = parquet.read_table(tables / "phases.parquet").to_pylist()
+    assert [(row["rank"], row["step"], row["phase"], row["count"]) for row in phases] == [
+        (row.rank, row.step, name, phase.count) for rows in told for row in rows
+        for name, phase in row.phases.items()
+    ]  # fmt: skip
+    first = next(iter(told[0][0].phases.values()))
+    assert (phases[0]["seconds"], phases[0]["own_s"]) == pytest.approx((first.seconds, first.own_s), rel=1e-3)
+    assert parquet.read_table(tables / "requests.parquet").num_rows == 0
+    assert sorted(path.name for path in tables.iterdir()) == [
+        "phases.parquet",
+        "requests.parquet",
+        "steps.parquet",
+    ]
+
+
+def test_tables_have_each_request_with_its_step(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    uneven(tmp_path / "run")
+    done = CliRunner().invoke(command, [str(tmp_path / "run"), "--parquet", str(tmp_path / "tables")])
+    assert done.exit_code == 0, done.output
+    rows = parquet.read_table(tmp_path / "tables" / "requests.parquet").to_pylist()
+    assert len(rows) == 3 * 40 + 2
+    for row in rows:
+        assert row["step"] == (
+            None if row["id"] == "of an evaluation" else int(re.findall(r"\d", row["id"])[0])
+        )
+    [late] = [row for row in rows if row["id"] == "late-3"]
+    assert (late["worker"], late["rank"], late["tokens"], late["reason"]) == ("rollout", 1, 1000, "length")
+
+
+def test_a_table_of_somebody_else_stays(run: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    theirs = tmp_path / "steps.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), theirs)
+    before = theirs.read_bytes()
+    with pytest.raises(RlprofError, match=r"steps.parquet was not written by rlprof and stays"):
+        CliRunner().invoke(command, [str(run), "--parquet", str(tmp_path)], catch_exceptions=False)
+    assert theirs.read_bytes() == before
+    assert not list(tmp_path.glob(".*.parquet*"))
+
+
+def test_the_notebook_runs_on_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cell by cell, as a person would; on a run with requests, and on one without."""
+    nbformat, matplotlib = pytest.importorskip("nbformat"), pytest.importorskip("matplotlib")
+    pytest.importorskip("pandas")
+    matplotlib.use("Agg")
+    notebook = nbformat.read(Path(__file__).parents[2] / "docs" / "examples" / "run.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    uneven(tmp_path / "uneven")
+    write_record(tmp_path / "plain", "n1", list(healthy(1, 30, ranks=2)))
+    seen = {}
+    for name in ("uneven", "plain"):
+        tables = tmp_path / f"{name} tables"
+        assert CliRunner().invoke(command, [str(tmp_path / name), "--parquet", str(tables)]).exit_code == 0
+        monkeypatch.setenv("TABLES", str(tables))
+        seen[name] = names = {}
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                exec(compile(cell.source, cell.id, "exec"), names)
+    # The last of 40 requests after 9.5 s; of the first 95 % the last after 3.8 s: see dealt_requests.
+    assert list(seen["uneven"]["tail"]) == pytest.approx([0.6] * 3)
+    assert len(seen["plain"]["by_phase"]) == 30 and seen["plain"]["tail"].empty

@@ -32,6 +32,7 @@ WANTS = (
     (("top", "--once", RUN), "analyze"),
     (("export", RUN, "--tensorboard", "board"), "export"),
     (("export", RUN, "--otlp", "http://127.0.0.1:1"), "export"),
+    (("export", RUN, "--parquet", "tables"), "analyze"),
     (("demo",), "ray,torch"),
 )
 WORKS = (

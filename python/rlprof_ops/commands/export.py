@@ -1,4 +1,4 @@
-"""`rlprof export`: a job's steps and figures for Prometheus, TensorBoard and OpenTelemetry."""
+"""`rlprof export`: a job's steps and figures for Prometheus, TensorBoard, OpenTelemetry and notebooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from rlprof_ops.commands._jobs import job_argument
 
 
-@click.command(short_help="Give JOB's steps to Prometheus, TensorBoard, OpenTelemetry.")
+@click.command(short_help="Give JOB's steps to Prometheus, TensorBoard, a notebook.")
 @job_argument
 @click.option(
     "--openmetrics",
@@ -44,7 +44,14 @@ from rlprof_ops.commands._jobs import job_argument
 @click.option(
     "--otlp",
     metavar="URL",
-    help="Send steps and phases as spans to this collector (OTLP over HTTP), such as http://host:4318.",
+    help="Send steps, phases and, at the end, requests as spans to this collector (OTLP over HTTP), such as"
+    " http://host:4318.",
+)
+@click.option(
+    "--parquet",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Write steps, phases and requests of all ranks as tables there; with --follow, at the end.",
 )
 @click.option("--follow", is_flag=True, help="Go on until the job has ended.")
 @click.option(
@@ -64,6 +71,7 @@ def command(
     openmetrics_open: bool,
     tensorboard: Path | None,
     otlp: str | None,
+    parquet: Path | None,
     follow: bool,
     every_s: float,
 ) -> None:
@@ -74,17 +82,19 @@ def command(
     import contextlib
 
     from rlprof_ops.errors import RlprofError, UsageError
+    from rlprof_ops.extras import need
     from rlprof_ops.job.run_folder import run_folder
     from rlprof_ops.operate.export import endpoint
     from rlprof_ops.operate.export.export_run import Sink, export
     from rlprof_ops.operate.export.otlp import OtlpSpans
     from rlprof_ops.operate.export.tensorboard import TensorBoardScalars
     from rlprof_ops.operate.recorded import ended
+    from rlprof_ops.runtime.request_log import FOLDER as REQUESTS
 
-    if openmetrics is None and openmetrics_port is None and tensorboard is None and otlp is None:
+    if (openmetrics, openmetrics_port, tensorboard, otlp, parquet) == (None,) * 5:
         raise UsageError(
-            "nothing to export to: give --openmetrics FILE, --openmetrics-port PORT, --tensorboard FOLDER or"
-            " --otlp URL"
+            "nothing to export to: give --openmetrics FILE, --openmetrics-port PORT, --tensorboard FOLDER,"
+            " --otlp URL or --parquet FOLDER"
         )
     if otlp is not None and not otlp.startswith(("http://", "https://")):
         raise UsageError(f"--otlp {otlp!r} is no address; write for instance http://collector:4318")
@@ -92,6 +102,8 @@ def command(
         raise UsageError(f"--openmetrics {openmetrics}: there is no folder {openmetrics.absolute().parent}")
     run = run_folder(job)
     server: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if parquet is not None:
+        need("pyarrow", "numpy", "msgspec")
     if openmetrics_port is not None:
         if ended(run):
             raise RlprofError(f"{run}: the job has ended: nobody will ask its port; give --openmetrics FILE")
@@ -107,11 +119,22 @@ def command(
         click.echo(f"{listening.url}{endpoint.NAME}")
         server, follow = listening, True
     sinks: list[Sink] = []
-    if tensorboard is not None:
-        sinks.append(TensorBoardScalars(tensorboard))
-    if otlp is not None:
-        sinks.append(OtlpSpans(otlp, run.name.removesuffix("-logs")))
-    with server:
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(server)
+        if tensorboard is not None:
+            sinks.append(opened.enter_context(contextlib.closing(TensorBoardScalars(tensorboard))))
+        if otlp is not None:
+            spans = opened.enter_context(contextlib.closing(OtlpSpans(otlp, run.name.removesuffix("-logs"))))
+            sinks.append(spans)
         steps = export(run, sinks, openmetrics, every_s if follow else None)
+        if otlp is not None and any(run.glob(f"nodes/*/{REQUESTS}/*.jsonl")):
+            need("numpy", "msgspec")
+            spans.add_requests(run)
     if sinks:
         click.echo(f"{steps} steps exported", err=True)
+    if parquet is not None:
+        from rlprof_ops.operate.export.parquet import write_tables
+
+        written = write_tables(run, parquet)
+        said = ", ".join(f"{count} {name}" for name, count in written.items())
+        click.echo(f"{said} written to {parquet}", err=True)

@@ -107,13 +107,7 @@ def _rows(raw: bytes) -> Iterator[EngineRequest]:
 
 def rollout_requests(driver: ProcessSteps, replicas: Sequence[ReplicaRequests]) -> RolloutRequests | None:
     """None where no engine told a request in any step."""
-    windows = generation_windows(driver) or [
-        (step, begin, begin + int(seconds * 1e9))
-        for step, begin, seconds in zip(
-            driver.step.tolist(), driver.begin_ns.tolist(), driver.seconds.tolist(), strict=True
-        )
-    ]
-    told = [found for window in windows if (found := _step(window, replicas)) is not None]
+    told = [found for window in _windows(driver) if (found := _step(window, replicas)) is not None]
     if not told:
         return None
     steps = [row for row, _ in told]
@@ -133,6 +127,30 @@ def rollout_requests(driver: ProcessSteps, replicas: Sequence[ReplicaRequests]) 
     )
 
 
+def request_steps(driver: ProcessSteps, replica: ReplicaRequests) -> list[int | None]:
+    """The step of each request of a replica; None: done while no step generated."""
+    found: list[int | None] = [None] * len(replica.rows)
+    for window in _windows(driver):
+        done = _done_in(window, replica)
+        found[done] = [window[0]] * (done.stop - done.start)
+    return found
+
+
+def _windows(driver: ProcessSteps) -> list[Window]:
+    return generation_windows(driver) or [
+        (step, begin, begin + int(seconds * 1e9))
+        for step, begin, seconds in zip(
+            driver.step.tolist(), driver.begin_ns.tolist(), driver.seconds.tolist(), strict=True
+        )
+    ]
+
+
+def _done_in(window: Window, replica: ReplicaRequests) -> slice:
+    """Which of a replica's requests were done in one window."""
+    _, begin, end = window
+    return slice(*np.searchsorted(replica.end_ns, (begin, end + _CLOCKS_NS)).tolist())
+
+
 def _step(window: Window, replicas: Sequence[ReplicaRequests]) -> tuple[StepRequests, list[_Busy]] | None:
     """The requests that were done in one window, and what each replica had of it."""
     step, begin, end = window
@@ -140,12 +158,12 @@ def _step(window: Window, replicas: Sequence[ReplicaRequests]) -> tuple[StepRequ
     mine: list[tuple[EngineRequest, ReplicaRequests]] = []
     busy: list[_Busy] = []
     for number, replica in enumerate(replicas):
-        first, last = np.searchsorted(replica.end_ns, (begin, end + _CLOCKS_NS)).tolist()
-        if last > first:
-            starts, ends = replica.begin_ns[first:last], replica.end_ns[first:last]
+        inside = _done_in(window, replica)
+        if inside.stop > inside.start:
+            starts, ends = replica.begin_ns[inside], replica.end_ns[inside]
             used = union(np.maximum(starts, begin), ends).length
             done = int(ends[-1]) - begin
-            rows = replica.rows[first:last]
+            rows = replica.rows[inside]
             mine += [(row, replica) for row in rows]
             tokens = sum(row.tokens for row in rows)
             busy.append(_Busy(number, len(rows), tokens, max(0.0, 1 - used / length), done / length))

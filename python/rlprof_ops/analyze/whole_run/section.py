@@ -89,6 +89,12 @@ def from_records(
     )
 
 
+def driver_of(nodes: Sequence[RecordedNode]) -> ProcessSteps | None:
+    """The history of the process that leads."""
+    lives = _driver(nodes)
+    return _joined(lives)[0] if lives else None
+
+
 def _driver(nodes: Sequence[RecordedNode]) -> list[ProcessSteps]:
     """The lives of the process that leads, in order; where none does, those of the first rank that tells
     steps.

@@ -18,7 +18,7 @@ _SILENT_S = 600.0
 
 
 class Sink(Protocol):
-    """What takes steps."""
+    """What takes steps, and is closed by its owner."""
 
     def add(self, steps: Sequence[RecordedStep]) -> None: ...
 
@@ -40,29 +40,25 @@ def export(
     """
     steps, exported = NewSteps(run), 0
     heard, heard_at = 0, clock()
-    try:
-        while True:
-            over = ended(run)  # asked first, so that what came last is not missed
-            found = steps.new() if sinks else []
-            for sink in sinks:
-                sink.add(found)
-            exported += len(found)
-            summary = _summary(run, must=textfile is not None and (every_s is None or over))
-            if textfile is not None and summary is not None:
-                own_files.write(textfile, openmetrics.text(summary.data))
-            if every_s is None or over:
-                return exported
-            if summary is not None and summary.data["t_ns"] != heard:
-                heard, heard_at = summary.data["t_ns"], clock()
-            elif clock() - heard_at > _SILENT_S:
-                raise RlprofError(
-                    f"{run}: the recorder has told nothing for {limit(_SILENT_S)}: the job was killed, or it"
-                    f" runs with RLPROF_RECORD=0 (`rlprof status {run.name.removesuffix('-logs')}`)"
-                )
-            sleep(every_s)
-    finally:
+    while True:
+        over = ended(run)  # asked first, so that what came last is not missed
+        found = steps.new() if sinks else []
         for sink in sinks:
-            sink.close()
+            sink.add(found)
+        exported += len(found)
+        summary = _summary(run, must=textfile is not None and (every_s is None or over))
+        if textfile is not None and summary is not None:
+            own_files.write(textfile, openmetrics.text(summary.data))
+        if every_s is None or over:
+            return exported
+        if summary is not None and summary.data["t_ns"] != heard:
+            heard, heard_at = summary.data["t_ns"], clock()
+        elif clock() - heard_at > _SILENT_S:
+            raise RlprofError(
+                f"{run}: the recorder has told nothing for {limit(_SILENT_S)}: the job was killed, or it"
+                f" runs with RLPROF_RECORD=0 (`rlprof status {run.name.removesuffix('-logs')}`)"
+            )
+        sleep(every_s)
 
 
 def _summary(run: Path, must: bool) -> RecordedSummary | None:

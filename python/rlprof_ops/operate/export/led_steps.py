@@ -1,4 +1,4 @@
-"""The steps that the processes which lead have told, from the run folder's records, each once."""
+"""Steps from the run folder's records; those of the processes that lead each once, as they come."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ class RecordedPhase:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One step of the process that leads."""
+    """One step of one process."""
 
     worker: str
     rank: int
     pid: int
+    leads: bool
     step: int
     begin_ns: int
     seconds: float
@@ -61,7 +62,7 @@ class NewSteps:
             self._sizes[folder] = size
             leads = False
             for block in read_folder(folder):
-                for step in _steps_of(block):
+                for step in steps_of(block):
                     leads = True
                     key = step.worker, step.rank, step.pid
                     if step.step > self._told.get(key, 0):
@@ -78,30 +79,30 @@ def _all_steps(folder: Path) -> Iterator[bool]:
             yield True
 
 
-def _steps_of(block: RecordBlock) -> Iterator[RecordedStep]:
-    """Of one block: those of processes that lead."""
+def steps_of(block: RecordBlock, everyone: bool = False) -> Iterator[RecordedStep]:
+    """Of one block: those of processes that lead, or of all."""
     names = block.names()
-    leading = {}
+    wanted = {}
     for number, text in names.items():
         try:
             worker, rank, pid, leads = rows.parse_process(text)
         except ValueError:
             continue
-        if leads:
-            leading[number] = worker, rank, pid
+        if leads or everyone:
+            wanted[number] = worker, rank, pid, leads
     phases: dict[tuple[int, int], list[tuple[str, float, float, float, int]]] = {}
     for who, step, name, count, begin_s, seconds, own_s in _rows(block, rows.PHASE):
-        if who in leading:
+        if who in wanted:
             row = names.get(int(name), ""), begin_s, seconds, own_s, int(count)
             phases.setdefault((int(who), int(step)), []).append(row)
     for who, step, begin_ns, seconds in _rows(block, rows.STEP):
-        if who not in leading:
+        if who not in wanted:
             continue
         told = tuple(
             RecordedPhase(name, int(begin_ns) + round(begin_s * _NANO), length, own_s, count)
             for name, begin_s, length, own_s, count in phases.get((int(who), int(step)), ())
         )
-        yield RecordedStep(*leading[int(who)], int(step), int(begin_ns), seconds, told)
+        yield RecordedStep(*wanted[int(who)], int(step), int(begin_ns), seconds, told)
 
 
 def _rows(block: RecordBlock, kind: int) -> Iterator[tuple[float, ...]]:

@@ -1,4 +1,7 @@
-"""Steps and phases as OpenTelemetry spans: a trace a step, a span a phase, sent over OTLP/HTTP by the SDK.
+"""Steps, phases and requests as OpenTelemetry spans: a trace a step, sent over OTLP/HTTP by the SDK.
+
+Requests have the attributes of the GenAI semantic conventions; for training there are none, so that steps
+have our own.
 
 Headers, certificates and time limits are the SDK's own: OTEL_EXPORTER_OTLP_HEADERS and its like.
 """
@@ -6,6 +9,7 @@ Headers, certificates and time limits are the SDK's own: OTEL_EXPORTER_OTLP_HEAD
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from rlprof_ops.errors import UsageError
@@ -13,6 +17,7 @@ from rlprof_ops.operate.export.led_steps import RecordedStep
 from rlprof_ops.version import __version__
 
 _FLUSH_MS = 30_000
+_AT_ONCE = 512  # spans; the SDK drops what comes faster than it sends
 
 
 class OtlpSpans:
@@ -40,19 +45,52 @@ class OtlpSpans:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer: Any = self._provider.get_tracer("rlprof-ops", __version__)
         self._beneath: Any = trace.set_span_in_context
+        self._steps: dict[int | None, Any] = {None: None}  # a span's context by its step
+        self._ended = 0
 
     def add(self, steps: Iterable[RecordedStep]) -> None:
         for step in steps:
             who = {"rlprof.worker": step.worker, "rlprof.rank": step.rank, "rlprof.step": step.step}
             root = self._tracer.start_span("step", attributes=who, start_time=step.begin_ns)
+            beneath = self._steps[step.step] = self._beneath(root)
             for phase in step.phases:
                 told = {**who, "rlprof.count": phase.count, "rlprof.own_s": phase.own_s}
-                span = self._tracer.start_span(
-                    phase.name, self._beneath(root), attributes=told, start_time=phase.begin_ns
+                self._span(
+                    phase.name, beneath, told, phase.begin_ns, phase.begin_ns + round(phase.seconds * 1e9)
                 )
-                span.end(phase.begin_ns + round(phase.seconds * 1e9))
-            root.end(step.end_ns)
+            self._end(root, step.end_ns)
         self._provider.force_flush(_FLUSH_MS)
+
+    def add_requests(self, run: Path) -> None:
+        """Below the steps that were added, each below the one that had it generated."""
+        from rlprof_ops.operate.export.engine_requests import requests_of
+
+        for replica, step, row in requests_of(run):
+            told = {
+                "gen_ai.operation.name": "text_completion",
+                "gen_ai.provider.name": "vllm",
+                "gen_ai.response.id": row.id,
+                "gen_ai.response.finish_reasons": [row.reason],
+                "gen_ai.usage.input_tokens": row.prompt_tokens,
+                "gen_ai.usage.output_tokens": row.tokens,
+                "rlprof.worker": replica.worker,
+                "rlprof.rank": replica.rank,
+            }
+            if row.first_token_ns is not None:
+                told["gen_ai.response.time_to_first_chunk"] = (row.first_token_ns - row.arrival_ns) / 1e9
+            if step is not None:
+                told["rlprof.step"] = step
+            self._span("text_completion", self._steps.get(step), told, row.arrival_ns, row.finished_ns)
+        self._provider.force_flush(_FLUSH_MS)
+
+    def _span(self, name: str, beneath: Any, told: dict[str, Any], begin_ns: int, end_ns: int) -> None:
+        self._end(self._tracer.start_span(name, beneath, attributes=told, start_time=begin_ns), end_ns)
+
+    def _end(self, span: Any, end_ns: int) -> None:
+        span.end(end_ns)
+        self._ended += 1
+        if self._ended % _AT_ONCE == 0:
+            self._provider.force_flush(_FLUSH_MS)
 
     def close(self) -> None:
         self._provider.shutdown()
