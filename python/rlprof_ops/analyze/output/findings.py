@@ -282,6 +282,35 @@ def _tails(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) -
                 "tail", text, cost, change.worker, rank, change.phase, saves_ns=change.saves_ns, step=step
             )
         )
+    return found if causes.windows else _tails_by_own_clocks(merged, slow)
+
+
+def _tails_by_own_clocks(merged: Merged, slow: set[tuple[str, str]]) -> list[Finding]:
+    """The same where hosts' clocks are not aligned: how long each rank took needs none of them, what the step
+    would lose does.
+    """
+    taken: dict[tuple[str, str], dict[int, list[tuple[int, int]]]] = {}
+    for row in merged.steps if any(merged.clocks.shared_by(r.host) for r in merged.ranks) else ():
+        for part in row.phases if row.count == 1 and not row.rank.is_controller else ():
+            if part.phase in ROLLOUT and not part.pipeline_ns:
+                own = (part.duration_ns - part.communication_ns, row.duration_ns)
+                taken.setdefault((row.rank.worker, part.phase), {}).setdefault(row.step, []).append(own)
+    found = []
+    for (worker, phase), steps in taken.items():
+        every = [sorted(times) for times in steps.values() if len(times) > 1]
+        if (worker, phase) in slow or not every:
+            continue
+        ratio = median(times[-1][0] / max(median_low(own for own, _ in times), 1) for times in every)
+        longest = sum(times[-1][0] for times in every) / len(every)
+        usual = sum(median_low(own for own, _ in times) for times in every) / len(every)
+        step_ns = sum(max(whole for _, whole in times) for times in every) / len(every)
+        if ratio >= UNEVEN and longest - usual >= MIN_SHARE * step_ns:
+            text = (
+                f"{phase} has a long tail on {worker}: its slowest rank, not always the same one, takes"
+                f" {duration(longest)}, the median one {duration(usual)} ({counted(len(every), 'step')})."
+                " What a step would lose without it is untold, for hosts' clocks are not aligned."
+            )
+            found.append(Finding("tail", text, round(longest - usual), worker, phase=phase))
     return found
 
 
