@@ -28,19 +28,20 @@ SLOW_US = 6_000.0
 def make_run(
     folder: Path, ranks: int = 2, generation_ranks: int = 1, steps: tuple[int, ...] = (3, 4, 5), kernels: int = 20,
     slow_rank: int | None = None, offsets_ns: dict[str, int] | None = None, hosts: int = 2, seed: int = 0,
-    slow_node: str | None = None, tell_world: bool = False,
+    slow_node: str | None = None, tell_world: bool = False, tell_gpus: bool = True,
 ) -> Path:  # fmt: skip
     """Writes the torch traces of `ranks` policy and `generation_ranks` generation workers, spread over
     `hosts` nodes.
 
     The slow rank computes `SLOW_US` longer in train and waits the less in its collectives, as it is in life.
     `offsets_ns`: host -> what its clock is ahead by. `slow_node`: all ranks on it are
-    slow. `tell_world`: the traces say how many ranks there are.
+    slow. `tell_world`: the traces say how many ranks there are. `tell_gpus`: and which GPU each one used.
     """
     for worker, count in (("generation_worker", generation_ranks), ("policy_worker", ranks)):
         for rank in range(count):
             host = f"n{rank % hosts}"
             world = {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": count}}
+            gpu = {"rlprof_gpus": {"0": f"{worker} {rank}"}} if tell_gpus else {}
             rng = random.Random(f"{seed} {worker} {rank}")
             slow = slow_rank if slow_node is None else rank if host == slow_node else None
             events = _rank(worker, rank, steps, kernels, slow, rng)
@@ -55,6 +56,7 @@ def make_run(
                 base,
                 host_name=host,
                 deviceProperties=[{"id": 0, "name": "NVIDIA H100"}],
+                **gpu,
                 **(world if tell_world else {}),
             )
     (folder / "run.json").write_text(

@@ -43,6 +43,10 @@ def one_slow_node(folder: Path) -> Answer:
     return answer_of(make_run(folder, ranks=4, slow_node="n1"), jobs=1, cache=False)
 
 
+def one_gpu_or_two(folder: Path) -> Answer:
+    return answer_of(make_run(folder, hosts=1, tell_gpus=False), jobs=1, cache=False)
+
+
 def one_report_fewer(folder: Path) -> Answer:
     make_run(folder, ranks=4, tell_world=True)
     shutil.rmtree(folder / "profiles" / "torch" / "policy_worker" / "rank2")
@@ -146,6 +150,7 @@ def two_traces_of_one_name(folder: Path) -> Answer:
 RUNS: tuple[Callable[[Path], Answer], ...] = (
     one_slow_rank,
     one_slow_node,
+    one_gpu_or_two,
     one_report_fewer,
     weights_on_their_way,
     a_long_tail,

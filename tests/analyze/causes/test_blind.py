@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,27 @@ def test_a_long_tail_is_named_first(seed: int) -> None:
     found, _ = first_finding(planted(seed, "generation", 250_000, None))
     assert (found["kind"], found["phase"], found["worker"]) == ("tail", "generation", "rollout")
     assert found["saves_ns"] == pytest.approx(250_000, rel=0.2)
+
+
+def first_without_clocks(loop: Loop) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Rollout on a node of its own, whose clock nothing joins to the others'."""
+    apart = []
+    for s in loop.summaries():
+        host = "n1" if s.report.worker == "rollout" else "n0"
+        apart.append(replace(s, host=host, report=replace(s.report, host=host)))
+    answer = data_of(build(Path("/nonexistent"), [s.report for s in apart], apart))
+    assert answer["clocks"]["residual_ns"] is None
+    return answer["findings"][0], answer
+
+
+def test_a_long_tail_needs_no_clock_across_roles() -> None:
+    """Thirty seeds, and thirty of even runs."""
+    for seed in range(30):
+        found, _ = first_without_clocks(planted(seed, "generation", 250_000, None))
+        assert (found["kind"], found["phase"], found["worker"]) == ("tail", "generation", "rollout")
+        assert found["saves_ns"] is None and found["cost_ns"] == pytest.approx(250_000, rel=0.2)
+        _, quiet = first_without_clocks(usual_loop(seed, rollout=4, policy=4, steps=6, noise=0.04))
+        assert not {"straggler", "tail"} & {f["kind"] for f in quiet["findings"]}
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,74 @@ def test_two_processes_in_one_report_share_their_gpu(tmp_path: Path) -> None:
     (gpu,) = answer["shared_gpus"]
     assert {gpu["busy_ns"]} == {row["busy_ns"] for row in answer["gpu"]}  # both at the same time
     assert len(answer["gpu"]) == 2 and gpu["idle_ns"] == answer["gpu"][0]["idle_ns"]
+
+
+def taking_turns(
+    folder: Path,
+    seed: int,
+    gpus: tuple[dict[str, int], ...],
+    hosts: tuple[str, str] = ("n0", "n0"),
+    **header: Any,
+) -> dict[str, Any]:
+    """Torch traces of a policy and an engine that take turns, in steps of about 40 ms; header by process."""
+    rng = random.Random(seed)
+    for pid, (worker, phase, begin) in enumerate(
+        (("policy_worker", "train", 20_000), ("vllm_worker", "generation", 2_000))
+    ):
+        events = []
+        for step in (3, 4, 5):
+            at = 40_000 * (step - 3)
+            long = 14_000 + rng.randrange(2_000)
+            events += [mark(f"step {step}", at, 40_000), mark(phase, at + begin, long)]
+            events += [kernel("k", at + begin + 100, long - 200, device=gpus[pid].get("device", 0))]
+        write_trace(
+            folder
+            / "profiles"
+            / "torch"
+            / worker
+            / "rank0"
+            / f"{worker}_rank0_step3-5_{hosts[pid]}_{pid}.pt.trace.json.gz",
+            [event | {"pid": event["pid"] if event["cat"] == "kernel" else pid} for event in events],
+            None,
+            UTC,
+            host_name=hosts[pid],
+            deviceProperties=[{"id": i, "name": "NVIDIA H100"} for i in range(gpus[pid].get("visible", 1))],
+            **{name: values[pid] for name, values in header.items()},
+        )
+    return answer_of(folder, jobs=1, cache=False)
+
+
+def test_nobody_stands_idle_where_two_processes_may_be_on_one_gpu(tmp_path: Path) -> None:
+    """Thirty seeds: that it cannot be told is said, and how to tell it, and it is no first finding."""
+    for seed in range(30):
+        answer = taking_turns(tmp_path / str(seed), seed, ({}, {}))
+        assert answer["bubbles"] == []
+        (found,) = [f for f in answer["findings"] if f["kind"] == "untold_gpus"]
+        assert found is answer["findings"][-1] and len(answer["findings"]) > 1
+        assert found["text"].startswith(
+            "Whether policy_worker and vllm_worker share GPUs of n0 cannot be told"
+        )
+        assert 'add_metadata_json("rlprof_gpus"' in found["advice"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "more"),
+    [
+        (({"visible": 8}, {"visible": 8, "device": 1}), {}),
+        (({}, {}), {"hosts": ("n0", "n1")}),
+        (({}, {}), {"rlprof_gpus": ({"0": GPU_A}, {"0": GPU_B})}),
+    ],
+)
+def test_what_tells_gpus_apart_is_used(tmp_path: Path, gpus: Any, more: dict[str, Any]) -> None:
+    """Their numbers where each process sees all eight, their hosts, their UUIDs."""
+    answer = taking_turns(tmp_path, 0, gpus, **more)
+    assert {b["worker"] for b in answer["bubbles"]} == {"policy_worker", "vllm_worker"}
+    assert not [f for f in answer["findings"] if f["kind"] == "untold_gpus"]
+
+
+def test_a_uuid_of_one_process_alone_tells_nothing(tmp_path: Path) -> None:
+    answer = taking_turns(tmp_path, 0, ({}, {}), rlprof_gpus=({"0": GPU_A}, {}))
+    assert answer["bubbles"] == [] and answer["findings"][-1]["kind"] == "untold_gpus"
 
 
 def test_torch_traces_that_tell_their_gpu_share_it_with_those_of_nsys(tmp_path: Path) -> None:

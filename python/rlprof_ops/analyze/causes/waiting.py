@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from rlprof_ops.analyze.metrics.intervals import Union, common, merged, without
 from rlprof_ops.analyze.report_model import Bubble
 from rlprof_ops.analyze.run.merge import Rank, RankStep
 from rlprof_ops.analyze.run.run_steps import MIN_OVERLAP
+from rlprof_ops.analyze.run.shared_gpus import UsedGpus
 
 NOTHING = merged()
 ROLLOUT = {"generation"}
@@ -77,7 +79,8 @@ def waiting(rows: Sequence[RankStep]) -> tuple[Waiting, ...]:
 def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
     """For every worker and step, by the phase of another worker it idled through; the largest first.
 
-    Where two processes share a GPU, neither stands idle while the other is in a phase: they take turns.
+    Where two processes share a GPU, neither stands idle while the other is in a phase: they take turns. Of
+    workers that may share GPUs (`maybe_sharing`) nothing is said.
     The classic two are the training workers idle during rollout and the rollout workers idle during training.
     """
     workers = _workers(rows)
@@ -93,7 +96,7 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
         for part in row.phases:
             phases.setdefault((worker, part.phase), []).append(part.when)
     busy = {key: merged(*unions) for key, unions in phases.items()}
-    turns = _turns(rows)
+    turns, untold = _turns(rows), maybe_sharing(rows)
     both = {(a, b): len(present[a] & present[b]) for a in workers for b in workers}
     found = []
     for (step, worker), mine in groups.items():
@@ -103,7 +106,7 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
         ends = np.concatenate([gap.end for gap in gaps])
         count = max(row.count or 1 for row in mine)
         for (other, phase), when in busy.items():
-            if other == worker or mean_step <= 0:
+            if other == worker or mean_step <= 0 or frozenset((worker, other)) in untold:
                 continue
             if not any(number in present[other] for number in range(step, step + count)):
                 continue
@@ -114,6 +117,19 @@ def bubbles(rows: Sequence[RankStep]) -> tuple[Bubble, ...]:
                     Bubble(step, worker, other, phase, round(mean), share, count, both[worker, other])
                 )
     return tuple(sorted(found, key=lambda b: (b.step, -b.mean_ns)))
+
+
+def maybe_sharing(rows: Sequence[RankStep]) -> dict[frozenset[str], set[str]]:
+    """Pairs of workers -> the hosts where nothing tells whether processes of both used one GPU."""
+    used: dict[str, dict[str, set[UsedGpus]]] = {}
+    for row in rows:
+        used.setdefault(row.rank.host, {}).setdefault(row.rank.worker, set()).add(row.gpus)
+    found: dict[frozenset[str], set[str]] = {}
+    for host, workers in used.items():
+        for (one, ours), (two, theirs) in combinations(sorted(workers.items()), 2):
+            if any(mine.may_be_of(other) for mine in ours for other in theirs):
+                found.setdefault(frozenset((one, two)), set()).add(host)
+    return found
 
 
 def asynchronous(rows: Sequence[RankStep]) -> bool:
@@ -142,7 +158,7 @@ def _turns(rows: Sequence[RankStep]) -> dict[str, dict[Rank, list[Union]]]:
     """When each process that uses a GPU was in a phase, by the GPU's UUID."""
     turns: dict[str, dict[Rank, list[Union]]] = {}
     for row in rows:
-        for uuid in row.gpus:
+        for uuid in row.gpus.uuids:
             turns.setdefault(uuid, {}).setdefault(row.rank, []).extend(part.when for part in row.phases)
     return turns
 
@@ -152,7 +168,7 @@ def _others(row: RankStep, turns: dict[str, dict[Rank, list[Union]]]) -> Union:
     return merged(
         *(
             when
-            for uuid in row.gpus
+            for uuid in row.gpus.uuids
             for rank, unions in turns[uuid].items()
             if rank != row.rank
             for when in unions

@@ -30,6 +30,9 @@ _ADVICE = {
     " peak it is, --model-params tells.",
     "unexplained": "Mark what runs between the phases with prof.range(), in the controller where there is"
     " one, and capture that in the same steps: then the report says which call it is.",
+    "untold_gpus": "Windows of rlprof and reports of nsys tell it. A loop's own torch.profiler does with"
+    ' prof.add_metadata_json("rlprof_gpus", json.dumps({"0": str(torch.cuda.get_device_properties(0).uuid)}))'
+    " before it stops, in each process.",
     "preemption": "Give the cache more memory (vLLM's gpu_memory_utilization, SGLang's mem_fraction_static),"
     " or let fewer requests run at a time (max_num_seqs, max_running_requests).",
     "uneven_replicas": "Deal requests out one by one, to the replica that has the fewest, instead of in fixed"

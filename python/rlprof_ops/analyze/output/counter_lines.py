@@ -35,7 +35,7 @@ def counter_rows(merged: Merged) -> list[CounterRow]:
             gpus[key].add(gpu)
 
     for row in merged.steps if series else ():
-        for gpu in row.gpus:
+        for gpu in row.gpus.uuids:
             for one in series.get((row.rank.host, gpu), ()):
                 for phase, when in _stretches(row):
                     key = (row.rank.worker, phase, "", one.metric)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from msgspec import structs
 
 from rlprof_ops.analyze.causes.dependencies import StepGraph
-from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING, Waiting, asynchronous
+from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING, Waiting, asynchronous, maybe_sharing
 from rlprof_ops.analyze.causes.what_if import unevenness
 from rlprof_ops.analyze.output.advice import advice_on
 from rlprof_ops.analyze.output.gpu_findings import MIN_SHARE
@@ -103,6 +103,7 @@ def find(
         *_rollout(rollout, by_request=requests is not None),
         *request_findings(requests),
         *_idle_workers(merged, bubbles, turns),
+        *_untold_gpus(merged),
         *_pipelines(pipeline, merged),
         *on_gpus,
         *_unexplained(merged, waits),
@@ -178,7 +179,7 @@ def _place(finding: Finding, turns: set[tuple[str, str]]) -> tuple[int, int]:
     worth = finding.cost_ns if finding.saves_ns is None else finding.saves_ns
     if finding.kind in FAULTS:
         return 0, -worth
-    if finding.kind == "uncaptured":  # nothing is known of it
+    if finding.kind in ("uncaptured", "untold_gpus"):  # nothing is known of it
         return 3, -worth
     in_turn = finding.kind == "bubble" and (finding.worker, finding.phase) in turns
     return 2 if in_turn or finding.kind == "phase" else 1, -worth
@@ -281,6 +282,35 @@ def _tails(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) -
                 "tail", text, cost, change.worker, rank, change.phase, saves_ns=change.saves_ns, step=step
             )
         )
+    return found if causes.windows else _tails_by_own_clocks(merged, slow)
+
+
+def _tails_by_own_clocks(merged: Merged, slow: set[tuple[str, str]]) -> list[Finding]:
+    """The same where hosts' clocks are not aligned: how long each rank took needs none of them, what the step
+    would lose does.
+    """
+    taken: dict[tuple[str, str], dict[int, list[tuple[int, int]]]] = {}
+    for row in merged.steps if any(merged.clocks.shared_by(r.host) for r in merged.ranks) else ():
+        for part in row.phases if row.count == 1 and not row.rank.is_controller else ():
+            if part.phase in ROLLOUT and not part.pipeline_ns:
+                own = (part.duration_ns - part.communication_ns, row.duration_ns)
+                taken.setdefault((row.rank.worker, part.phase), {}).setdefault(row.step, []).append(own)
+    found = []
+    for (worker, phase), steps in taken.items():
+        every = [sorted(times) for times in steps.values() if len(times) > 1]
+        if (worker, phase) in slow or not every:
+            continue
+        ratio = median(times[-1][0] / max(median_low(own for own, _ in times), 1) for times in every)
+        longest = sum(times[-1][0] for times in every) / len(every)
+        usual = sum(median_low(own for own, _ in times) for times in every) / len(every)
+        step_ns = sum(max(whole for _, whole in times) for times in every) / len(every)
+        if ratio >= UNEVEN and longest - usual >= MIN_SHARE * step_ns:
+            text = (
+                f"{phase} has a long tail on {worker}: its slowest rank, not always the same one, takes"
+                f" {duration(longest)}, the median one {duration(usual)} ({counted(len(every), 'step')})."
+                " What a step would lose without it is untold, for hosts' clocks are not aligned."
+            )
+            found.append(Finding("tail", text, round(longest - usual), worker, phase=phase))
     return found
 
 
@@ -354,6 +384,22 @@ def _idle_workers(merged: Merged, bubbles: Sequence[Bubble], turns: set[tuple[st
                 text += " They take turns by design, as in every synchronous loop."
             found.append(Finding("bubble", text, round(mean), worker, phase=phase))
     return found
+
+
+def _untold_gpus(merged: Merged) -> list[Finding]:
+    """That workers which take turns may do so on one GPU: then neither stands idle."""
+    marking = {row.rank.worker for row in merged.steps if row.phases and not row.rank.is_controller}
+    pairs = {pair: hosts for pair, hosts in maybe_sharing(merged.steps).items() if pair <= marking}
+    if not pairs:
+        return []
+    workers = sorted(set().union(*pairs))
+    hosts = sorted(set().union(*pairs.values()))
+    where = f" of {hosts[0]}" if len(hosts) == 1 and hosts[0] else ""
+    text = (
+        f"Whether {' and '.join(workers)} share GPUs{where} cannot be told, for not all of their reports say"
+        " which GPU it was. So it is not said whether one stands idle while another is in a phase."
+    )
+    return [Finding("untold_gpus", text, 0, workers[0])]
 
 
 def _pipelines(rows: Sequence[PipelineRow], merged: Merged) -> list[Finding]:

@@ -18,7 +18,7 @@ from rlprof_ops.analyze.run.clocks import Clocks, HostClock, RankCollectives, al
 from rlprof_ops.analyze.run.hosts import with_hosts
 from rlprof_ops.analyze.run.process_summary import PhaseTime, StepTime, Summary
 from rlprof_ops.analyze.run.run_steps import on_steps_of_the_run, overlapping, steps_from_end_to_end
-from rlprof_ops.analyze.run.shared_gpus import plain
+from rlprof_ops.analyze.run.shared_gpus import UsedGpus, used_gpus
 from rlprof_ops.analyze.run.step_parts import whole_step
 
 _CONTROLLER = re.compile(r"controller|driver|main_task|task_?runner|ray_trainer", re.IGNORECASE)
@@ -61,7 +61,7 @@ class RankStep:
     source: str  # the report's path
     collectives_seen: bool
     devices: int = 1  # GPUs of its process, whose times `gpu` and `idle` are the sums of
-    gpus: frozenset[str] = frozenset()  # UUIDs of those that its process used
+    gpus: UsedGpus = field(default_factory=UsedGpus)  # of its process
     opening_ns: int = 0  # cut off the start: the other ranks' profilers were still being opened
     count: int | None = 1  # how many steps it holds: a window that no mark divides; None: nobody knows
     captured: Union | None = None  # what of it the reports cover, where its marks do not tell
@@ -157,6 +157,10 @@ def merge(
                 summary.collectives_seen,
             )
             told.setdefault((known[rank_of(summary)], step.step), []).append((says, summary, step))
+    of_rank: dict[Rank, list[Summary]] = {rank: [] for rank in ranks}
+    for summary in summaries:
+        of_rank[rank_of(summary)].append(summary)
+    gpus = {rank: used_gpus(mine) for rank, mine in of_rank.items()}
     phases = {id(summary): _by_step(summary.phases) for summary in summaries}
     pictures = {id(summary): _by_step(summary.drawn) for summary in summaries}
     rows = [
@@ -169,6 +173,7 @@ def merge(
                     clocks.of(summary.host),
                     phases[id(summary)].get(number, []),
                     pictures[id(summary)].get(number, []),
+                    gpus[rank],
                 )
                 for _, summary, step in sorted(reports, key=lambda report: report[0], reverse=True)
             ]
@@ -248,6 +253,7 @@ def _row(
     clock: HostClock,
     own: Sequence[PhaseTime],
     pictures: Sequence[Segment],
+    gpus: UsedGpus,
 ) -> RankStep:
     """The step on the run's clock; phases are measured on it too, so that they and the gaps add up to it."""
     phases = []
@@ -269,7 +275,7 @@ def _row(
         count=step.count,
         captured=None if step.marked else _one(clock.aligned(summary.start), clock.aligned(summary.end)),
         devices=max(len(summary.devices), 1),
-        gpus=frozenset(plain(device.uuid) for device in summary.devices if device.uuid),
+        gpus=gpus,
     )
 
 

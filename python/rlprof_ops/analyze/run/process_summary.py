@@ -98,6 +98,7 @@ class Summary:
     collectives_seen: bool
     world_rank: int = -1  # as torch.distributed counts in the world of this process; -1: untold
     world_size: int = -1  # of that world; -1: untold
+    visible_gpus: int = 0  # to its process; 0: untold
     told_apart: bool = False
     copies: tuple[CopyTotal, ...] = ()
     serving: tuple[ServingTotal, ...] = ()

@@ -44,7 +44,6 @@ def whole_step(rows: Sequence[RankStep]) -> RankStep:
         collectives_seen=any(part.collectives_seen for part in parts),
         captured=merged(*(part.recorded for part in parts)),
         devices=max(part.devices for part in parts),
-        gpus=frozenset().union(*(part.gpus for part in parts)),
     )
 
 

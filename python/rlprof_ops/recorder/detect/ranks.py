@@ -22,6 +22,9 @@ _LEAST_SIGMA = 0.02
 _LEAST_SHARE = 0.05  # of the step
 _LEAST_STEPS = 8
 _WINDOW = 20
+_BURSTS = 0.01  # of a rank's steps at least, that chance makes slow
+_CHANCE = 0.01  # that a job of `_JOB_STEPS` steps has a streak of bursts which counts
+_JOB_STEPS = 300
 _SKEW = 1.15  # the median of such means lies below their mean
 _FIRST_DIFFERENCES = math.sqrt(math.pi) / 2  # a mean absolute difference to a deviation
 # Being in one of these is waiting for others: there the rank that is not slow takes longest.
@@ -39,6 +42,13 @@ class _Series:
     before: dict[int, float] = field(default_factory=dict)
     streak: dict[int, list[float]] = field(default_factory=dict)
     steps: int = 0
+    told: int = 0  # of all ranks
+    bursts: int = 0  # of them: slow steps that no streak has come of
+
+    def needs(self, ranks: int) -> int:
+        """How many slow steps on end are no chance, as often as single ones come."""
+        usual = max(self.bursts / max(self.told, 1), _BURSTS)
+        return max(STREAK, math.ceil(math.log(_CHANCE / (_JOB_STEPS * ranks)) / math.log(min(usual, 0.5))))
 
 
 class RankDetector:
@@ -87,6 +97,7 @@ class RankDetector:
         sigma = max(_SKEW * median(series.noise), _LEAST_SIGMA) if series.noise else 1.0
         least = math.log(_FACTOR if len(values) >= _FEW else _FEW_FACTOR)
         found = []
+        needs = series.needs(len(values))
         for rank, score in scores.items():
             lost = values[rank] - peers[rank]
             if lost > _LEAST_SHARE * whole:
@@ -94,13 +105,16 @@ class RankDetector:
             if score > math.log(_LEAST_FACTOR) and lost > _LEAST_SHARE * whole:
                 streak = series.streak.setdefault(rank, [])
                 streak.append(score)
-                mean = sum(streak[-STREAK:]) / STREAK
-                slow = len(streak) >= STREAK and mean > max(_SIGMAS * sigma, least)
+                mean = fmean(streak[-needs:])
+                slow = len(streak) >= needs and mean > max(_SIGMAS * sigma, least)
                 if slow and series.steps >= _LEAST_STEPS and rank not in self._named:
                     self._named.add(rank)
                     found.append(self._finding(step, name, rank, values[rank], peers[rank], sigma, t_ns))
             else:
-                series.streak.pop(rank, None)
+                ended = series.streak.pop(rank, ())
+                if rank not in self._named:
+                    series.told += 1 + len(ended)
+                    series.bursts += sum(score > least for score in ended)
         return found
 
     def _finding(
