@@ -107,6 +107,16 @@ def test_the_whole_life_of_a_worker_is_one_window(several: dict[str, str]) -> No
     assert check_request(asked, Where(trainer="verl")) == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("duration", "`for: 20s`"), ("d", "`for: 20s`"), ("delay", "`at: 60s`"), ("y", "60s")],
+)
+def test_times_of_nsys_are_words_of_the_request(name: str, fix: str) -> None:
+    with pytest.raises(RequestError, match=f"option '{name}' is not taken: .*{fix}"):
+        check_request(request("nsight", {name: "20"}))
+    check_request(request("nsight", {name: "20"}), Where(trainer="verl"))
+
+
 def test_what_cannot_open_by_itself_is_refused() -> None:
     asked = request("rocprof_sys", {}, when={"rank": "slow"})
     with pytest.raises(RequestError, match="rocprof_sys takes no capture on demand"):

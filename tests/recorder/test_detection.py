@@ -103,22 +103,6 @@ def test_a_rhythm_nobody_has_named_is_learned() -> None:
     assert [finding.step for finding in found] == [20, 40]
 
 
-def test_unnamed_work_every_ten_steps_is_learned_although_not_each_time_stands_out() -> None:
-    """Half a step more: three times a run at most in the mean of 20, of thirty that it comes."""
-    told = [
-        finding
-        for seed in range(20)
-        for finding in findings(
-            JobView("1", ["n1"]),
-            *(
-                [replace(row, seconds=row.seconds * (1.5 if row.step % 10 == 0 else 1))]
-                for row, *_ in healthy(seed, 300, 4)
-            ),
-        )
-    ]
-    assert len(told) <= 60
-
-
 def test_steps_with_an_open_window_prove_nothing() -> None:
     view = JobView("1", ["n1"])
     found = []

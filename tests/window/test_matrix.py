@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from rlprof_ops.backends.window_support import (
     MAX_MB,
     ON_DEMAND,
     OUTPUT_DIR,
+    PART,
     PROCESS,
     RANKS,
     RETRY,
@@ -58,6 +60,17 @@ PROGRAM = Path(__file__).with_name("trained.py")
 STEPS = "2:4, 6"  # two windows of steps, three steps
 OF_STEPS = [(2, 4, None), (6, 7, None)]
 OF_PHASES = [(step, step + 1, phase) for step in (2, 3, 6) for phase in ("generation", "train")]
+# What an actor of an unmodified trainer does: each tick is a range, called by when it began.
+TICKS = """
+import time, nvtx
+from rlprof_ops.runtime.process import session_file
+
+session_file.register()
+while True:
+    with nvtx.annotate(f"at {time.time():.2f}"):
+        time.sleep(0.02)
+"""
+PART_ASKED = {"at": "generation+1s", "for": "1s"}
 
 taken: set[tuple[str, str, str]] = set()
 
@@ -122,7 +135,8 @@ class Job:
         (run / "nodes/n1").mkdir(parents=True)
         shutil.copytree(self.node_dir / "events", run / "nodes/n1/events")
         (self.node_dir / "inplace").mkdir(exist_ok=True)
-        shutil.copytree(self.node_dir / "inplace", run / "profiles")
+        for folder in ("profiles", "inplace"):
+            shutil.copytree(self.node_dir / folder, run / "profiles", dirs_exist_ok=True)
         record = {"schema": 1, "node": "n1", "clean": True, "files": [], "recovered": [], "failed": []}
         (run / "nodes/n1.json").write_text(json.dumps(record))
         told = {"schema": 1, "job": "4711", "nodes": ["n1"], "request": {"captures": captures}}
@@ -139,6 +153,10 @@ class Job:
 def windows_of(events: list[WindowEvent]) -> list[tuple[int, int | None, str | None]]:
     assert all(event.event == "closed" for event in events), events
     return [(event.start, event.stop, event.phase) for event in events]
+
+
+def rows_of(job: Job, captures: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    return {row["start"]: row for row in job.harvested(captures)["captures"]}
 
 
 @pytest.fixture
@@ -198,6 +216,64 @@ def test_a_capture_range(job: Job, driver: str, each: str) -> None:
     assert len(reports) == len(opened) and not job.copied()
     job.end()
     assert job.copied() == {path.name for path in reports}
+
+
+@takes((PROCESS,), ("nsight",), PART)
+@pytest.mark.nsys
+def test_a_part_of_a_step_in_the_process_itself(job: Job) -> None:
+    need("nsys")
+    captures = [{"workers": "policy", "steps": "1:3", "options": {"t": "nvtx"}, **PART_ASKED}]
+    job.train("in_ticks", captures)
+    rows = rows_of(job, captures)
+    assert [row["state"] for row in rows.values()] == ["ok", "ok"], rows
+    for step, row in rows.items():
+        assert row["part"] == "generation+1s for 1s"
+        begin_s, end_s = row["taken_s"]
+        assert 0.7 <= begin_s < end_s < 3
+        [report] = [path for path in job.copies.rglob("*.nsys-rep") if f"_step{step}-{step}_" in path.name]
+        ticks = [text.split() for text in nvtx_ranges(report, job.node_dir) if text.count(" ") == 2]
+        assert ticks and {(tick[0], tick[1]) for tick in ticks} == {(str(step), "generation")}
+        seen = sorted(float(tick[2]) for tick in ticks)
+        assert seen[0] >= 0.5 and seen[-1] <= end_s + 0.5
+        assert any(begin_s <= each <= end_s for each in seen)
+
+
+@takes((SUPERVISOR,), ("nsight",), PART)
+@pytest.mark.nsys
+def test_a_part_of_a_step_of_an_unmodified_trainer(job: Job) -> None:
+    need("nsys")
+    captures = [{"workers": "rollout", "steps": "2:5", "options": {"t": "nvtx"}, **PART_ASKED}]
+    request = request_from_dict({"captures": captures})
+    begun: dict[int, float] = {}
+    waited: list[float] = []
+
+    async def steps() -> None:
+        windows = Windows(job.node_dir, request, print)
+        for step, length_s in ((1, 0.1), (2, 5.0), (3, 0.1), (4, 0.1)):
+            before_s = time.monotonic()
+            await windows.begin(step)
+            waited.append(time.monotonic() - before_s)
+            await asyncio.sleep(0.2)
+            if step != 4:
+                windows.phase(step, "generation")
+            begun[step] = time.time()
+            await asyncio.sleep(length_s)
+            windows.end(step)
+        await windows.close()
+
+    with running(job.node_dir, TICKS):
+        asyncio.run(steps())
+    rows = rows_of(job, captures)
+    assert [row["state"] for row in rows.values()] == ["ok", "missing", "missing"], rows
+    assert rows[3]["reason"].endswith("s, before generation+1s")
+    assert rows[4]["reason"].endswith("s, and no phase 'generation' began in it")
+    begin_s, end_s = rows[2]["taken_s"]
+    assert 0.7 <= begin_s < end_s
+    [report] = (job.node_dir / "profiles").rglob("*.nsys-rep")
+    ticks = [float(text.split()[1]) for text in nvtx_ranges(report, job.node_dir) if text.startswith("at ")]
+    seen = [tick - begun[2] for tick in ticks]
+    assert min(seen) >= 0.5 and max(seen) <= end_s + 0.5
+    assert any(begin_s <= each <= end_s for each in seen)
 
 
 @takes((TRAINER,), ("nsight",), CAPTURE_RANGE)

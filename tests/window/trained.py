@@ -32,6 +32,22 @@ def with_our_runtime(pause=lambda step: None):
     prof.close()
 
 
+def in_ticks(tick_s=0.02):
+    """Our runtime, in two steps of phases of 3 s; each tick is a range, called by when it began in it."""
+    from rlprof_ops.runtime import profiler
+
+    prof = profiler.from_env()
+    for step in (1, 2):
+        with prof.step(step):
+            for phase in PHASES:
+                with prof.range(phase):
+                    began = time.monotonic()
+                    while (now := time.monotonic() - began) < 3:
+                        with prof.range(f"{step} {phase} {now:.2f}"):
+                            time.sleep(tick_s)
+    prof.close()
+
+
 def unmodified(around=lambda step: contextlib.nullcontext()):
     from rlprof_ops.runtime import follower
     from rlprof_ops.runtime.clock_file import ClockFile, ClockState
@@ -88,6 +104,7 @@ if "torch" in os.environ.get("RLPROF_REQUEST_JSON", "") or os.environ.get("LOADS
 
 {
     "process": with_our_runtime,
+    "in_ticks": in_ticks,
     "supervisor": unmodified,
     "trainer": with_a_range_of_its_own,
     "on_demand": asked_meanwhile,

@@ -86,6 +86,9 @@ class Asked(Options, Protocol):
     @property
     def each(self) -> str: ...
 
+    @property
+    def part(self) -> object: ...
+
     def windows(self) -> Sequence[Any]: ...
 
 
@@ -118,7 +121,8 @@ class Stopping(Protocol):
 class WindowRecorder(Protocol):
     """One backend in this process. `open` and `close` raise `CaptureError`.
 
-    It may have: `late`, its files come when the process ends; `extra`, more files of the window as (first,
+    It may have: `lead_s`, how long before its recording begins `open` is called, for a window inside a step;
+    `late`, its files come when the process ends; `extra`, more files of the window as (first,
     last step, file, phase); `cut_short`, why its recording ended before `close`, after `steps`.
     """
 
@@ -147,6 +151,7 @@ class Backend:
         bytes_per_rank_step: of a report, a rule of thumb for the estimate of disk space.
         on_demand: whether `rlprof capture` may ask for it in a running process.
         one_report: its tool writes one report when the process ends, with all windows in it.
+        parts_of_steps: its windows may open and close inside a step, on another thread than the training's.
         window_options: those of `window_support.OPTIONS` that it has.
         timed_options: what it has to have where it is started and stopped beside the training thread.
         ray_key: of Ray's own plugin of this profiler in a runtime env, as Ray stores it; "" without one.
@@ -172,6 +177,7 @@ class Backend:
     bytes_per_rank_step: int = 100 << 20
     on_demand: bool = True
     one_report: bool = False
+    parts_of_steps: bool = False
     window_options: tuple[str, ...] = ()
     timed_options: Mapping[str, str] = {}
     ray_key: str = ""

@@ -16,10 +16,11 @@ DRIVERS = {
     ON_DEMAND: "`rlprof capture`, in a running job",
 }
 EACH_STEP, EACH_PHASE, SEVERAL = "each: step", "each: phase", "several ranges of steps"
+PART = "at, for"
 RANKS, OUTPUT_DIR, RETRY = "ranks", "output_dir", "rlprof retry"
 MAX_MB, CAPTURE_RANGE = "max_mb", "capture-range"
 OPTIONS = {MAX_MB: "torch", CAPTURE_RANGE: "nsight"}  # about the window, and whose they are of ours
-FEATURES = (EACH_STEP, EACH_PHASE, SEVERAL, RANKS, OUTPUT_DIR, *OPTIONS, RETRY)
+FEATURES = (EACH_STEP, EACH_PHASE, PART, SEVERAL, RANKS, OUTPUT_DIR, *OPTIONS, RETRY)
 
 ONE_WINDOW = (
     "a capture on demand is one window, of the next steps or of seconds: plan phases and other steps before"
@@ -39,10 +40,11 @@ def counts_at_start(option: str) -> str:
 _REFUSED_ON_DEMAND = {
     EACH_PHASE: ONE_WINDOW,
     SEVERAL: ONE_WINDOW,
+    PART: ONE_WINDOW,
     CAPTURE_RANGE: counts_at_start(CAPTURE_RANGE),
     RETRY: NOT_PLANNED,
 }
-_REFUSED_OF_TRAINERS = {EACH_PHASE: THEIRS, SEVERAL: THEIRS, RETRY: NOT_PLANNED}
+_REFUSED_OF_TRAINERS = {EACH_PHASE: THEIRS, PART: THEIRS, SEVERAL: THEIRS, RETRY: NOT_PLANNED}
 
 
 def driver_of(asked_by: str | None) -> str:
@@ -76,6 +78,11 @@ def _refused(backend: Backend, driver: str, feature: str) -> str:
         return f"{backend.name} takes no capture on demand{why}"
     if feature in OPTIONS and feature not in backend.window_options:
         return f"{backend.name} has no option {feature!r}: only {OPTIONS[feature]} takes it"
+    if feature == PART and driver in (PROCESS, SUPERVISOR) and not backend.parts_of_steps:
+        return (
+            f"{backend.name} takes no window inside a step (at, for): it records whole steps, and phases with"
+            " each: phase; nsight takes a part of a step"
+        )
     if driver == ON_DEMAND:
         return _REFUSED_ON_DEMAND.get(feature, "")
     if driver == TRAINER:
@@ -91,6 +98,8 @@ def _how(backend: Backend, driver: str, feature: str) -> str:
     if feature == CAPTURE_RANGE:
         by = "; cudaProfilerApi: opened by the trainer's own calls" if driver == SUPERVISOR else ""
         return f"reports come when the process ends, and to `output_dir` when the node ends{by}"
+    if driver == SUPERVISOR and feature == PART:
+        return "phases are those of the process that leads the steps"
     if driver == SUPERVISOR and feature == EACH_PHASE:
         return "at the tasks that an adapter marks"
     if driver == SUPERVISOR and feature == EACH_STEP and not backend.windows_from_outside:
@@ -104,6 +113,8 @@ def refusals(backend: Backend, spec: Spec, driver: str = "") -> tuple[str, ...]:
     asked.append(EACH_PHASE if spec.each == "phase" else EACH_STEP)
     if len(spec.windows()) > 1:
         asked.append(SEVERAL)
+    if spec.part is not None:
+        asked.append(PART)
     found = [support(backend, driver or PROCESS, feature).refused for feature in asked]
     if spec.when is not None:
         found.append(support(backend, ON_DEMAND, EACH_STEP).refused)

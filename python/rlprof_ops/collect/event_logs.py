@@ -4,6 +4,7 @@ failed.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -21,7 +22,8 @@ _MOST_BYTES = 64 << 20  # of one event file; a training process writes a few lin
 @dataclass(frozen=True, slots=True)
 class WindowEvent:
     """One line about a window: `event` is opened, closed or failed; `stop` is exclusive, None for an open
-    end.
+    end. `taken_s`: of a window inside a step, from when to when it was open, in seconds after what its `at`
+    counts from.
     """
 
     event: str
@@ -33,6 +35,7 @@ class WindowEvent:
     path: str = ""
     reason: str = ""
     partial: bool = False
+    taken_s: tuple[float, ...] = ()
 
     @property
     def window(self) -> Window:
@@ -217,7 +220,16 @@ def _window(row: dict[str, Any]) -> WindowEvent | None:
         path=foreign.text(row.get("path")),
         reason=foreign.text(row.get("reason")),
         partial=row.get("partial") is True,
+        taken_s=_interval(row.get("taken_s")),
     )
+
+
+def _interval(told: object) -> tuple[float, ...]:
+    """From when to when a window inside a step was open; empty for another, and for what makes no sense."""
+    if not isinstance(told, list) or len(told) != 2:
+        return ()
+    found = tuple(float(each) for each in told if isinstance(each, (int, float)) and math.isfinite(each))
+    return found if len(found) == 2 else ()
 
 
 def _last_step(tree: ContainedDir, relative: str) -> int | None:

@@ -30,6 +30,8 @@ def plan_json(request: ProfileRequest, plan: Plan) -> dict[str, Any]:
                 "ranks": row.ranks,
                 "windows": [[w.start, w.stop] for w in row.windows],
                 "each": row.each,
+                "at": row.part and row.part.at,
+                "for": row.part and row.part.length,
                 "reports": row.reports,
                 "formula": row.formula,
                 "size_bytes": row.size_bytes,
@@ -62,6 +64,8 @@ def _cells(row: PlanRow) -> tuple[str, ...]:
     shown = " ".join(windows[:WINDOWS_SHOWN]) + (
         f" … ({len(windows)})" if len(windows) > WINDOWS_SHOWN else ""
     )
+    if row.part is not None:
+        shown += f" at {row.part}"
     reports = row.formula if row.reports is None else str(row.reports)
     size = "?" if row.size_bytes is None else in_words(row.size_bytes)
     return (str(row.index + 1), row.backend, row.worker, ranks, shown, row.each, reports, size)

@@ -6,20 +6,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlprof_ops import backends
 from rlprof_ops.request.model import EACH, ON_ERROR, CaptureSpec, ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, numbers_of_range, shown, words
 from rlprof_ops.request.selectors import patterns_surely_overlap, ranks_overlap, split_words
+from rlprof_ops.request.step_part import StepPart, read_at, read_length
 from rlprof_ops.request.steps import Steps
 from rlprof_ops.request.when import WHEN_KEYS, When, parse
 
 Path = tuple[Any, ...]
 
 REQUEST_KEYS = ("captures", "enabled", "output_dir")
-CAPTURE_KEYS = ("backend", "workers", "ranks", "steps", "each", "options", "flags", "env", "on_error", "when")
+CAPTURE_KEYS = (
+    "backend", "workers", "ranks", "steps", "each", "at", "for",
+    "options", "flags", "env", "on_error", "when",
+)  # fmt: skip
 KEY_ALIASES = {
     "worker": "workers",
     "worker_groups": "workers",
@@ -31,6 +35,13 @@ KEY_ALIASES = {
     "step_range": "steps",
     "tool": "backend",
     "discrete": "each",
+    "after": "at",
+    "offset": "at",
+    "delay": "at",
+    "begin": "at",
+    "duration": "for",
+    "length": "for",
+    "seconds": "for",
     "args": "options",
     "capture": "captures",
     "enable": "enabled",
@@ -194,12 +205,52 @@ def read_capture(reader: Reader, path: Path, data: Any) -> CaptureSpec:
         env=get("env", _environment, {}),
         on_error=get("on_error", _one_of(ON_ERROR), "continue"),
         when=get("when", _when, None),
+        part=_part(reader, path, data),
         origins={"": reader.at(path)}
         | {str(key): reader.at((*path, key)) for key in data if key in CAPTURE_KEYS},
     )
-    if found.each == "phase" and found.steps.too_many_phases:
-        reader.problem((*path, "steps"), found.steps.too_many_phases)
+    if found.each == "phase" and (many := found.steps.too_many_windows("each: phase")):
+        reader.problem((*path, "steps"), many)
+    if found.part is not None:
+        _check_part(reader, path, found)
     return found
+
+
+def _part(reader: Reader, path: Path, data: Mapping[str, Any]) -> StepPart | None:
+    """What `at` and `for` say; None where a capture has neither."""
+    if data.get("at") is None and data.get("for") is None:
+        return None
+    point, length_s = StepPart(), None
+    try:
+        point = read_at(data["at"]) if data.get("at") is not None else point
+    except ValueError as error:
+        reader.problem((*path, "at"), str(error))
+    try:
+        length_s = read_length(data["for"]) if data.get("for") is not None else None
+    except ValueError as error:
+        reader.problem((*path, "for"), str(error))
+    return replace(point, length_s=length_s)
+
+
+def _check_part(reader: Reader, path: Path, spec: CaptureSpec) -> None:
+    """A part of a step stands beside nothing that makes another window of it."""
+    at = (*path, "at" if "at" in spec.origins else "for")
+    if spec.each == "phase":
+        reader.problem(
+            (*path, "each"),
+            "each: phase has its own windows in a step, and at and for have another; for the first seconds of"
+            " a phase write at: PHASE with for: and leave each out",
+        )
+    if spec.steps.is_open:
+        reader.problem(
+            (*path, "steps"),
+            f"steps {shown(str(spec.steps))} have no end, and at and for make a window of each of them; name"
+            " a stop",
+        )
+    elif many := spec.steps.too_many_windows("at, for"):
+        reader.problem((*path, "steps"), many)
+    if spec.when is not None:
+        reader.problem(at, "at and for are of steps; what `when` opens is the next whole step: leave one out")
 
 
 def _check_modes(reader: Reader, captures: Sequence[CaptureSpec]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from rlprof_ops import backends
 from rlprof_ops.request.selectors import first_match
+from rlprof_ops.request.step_part import StepPart
 from rlprof_ops.request.steps import Steps, Window
 from rlprof_ops.request.when import When
 
@@ -31,6 +32,7 @@ class CaptureSpec:
         options, flags: of the backend's tool, by name without dashes; both decided by the user, not defaults.
         env: extra environment of the profiled worker.
         when: what opens it beside its steps, once it is found in the running job.
+        part: of each of its steps, what a window holds; None for whole steps.
         on_error: "continue" keeps training when a capture fails, "fail" raises in the training process.
         origins: field -> where its value was written; for messages, not part of the request's identity.
     """
@@ -45,6 +47,7 @@ class CaptureSpec:
     env: dict[str, str] = field(default_factory=dict, hash=False)
     on_error: str = "continue"
     when: When | None = None
+    part: StepPart | None = None
     origins: dict[str, str] = field(default_factory=dict, compare=False, repr=False, hash=False)
 
     @property
@@ -67,7 +70,7 @@ class CaptureSpec:
 
     def windows(self, last: int | None = None) -> tuple[Window, ...]:
         """The windows that end in a report (or, in phase mode, in one report per phase)."""
-        return self.steps.windows(last, each_step=self.each == "phase")
+        return self.steps.windows(last, each_step=self.each == "phase" or self.part is not None)
 
     def origin(self, name: str) -> str:
         """Where the value of a field came from; the capture's own place when the field was not written."""
@@ -81,6 +84,10 @@ class CaptureSpec:
         data["steps"] = str(self.steps) or None
         if self.each != "step":
             data["each"] = self.each
+        if self.part is not None:
+            data["at"] = self.part.at
+            if self.part.length is not None:
+                data["for"] = self.part.length
         for name, value in (
             ("options", dict(self.options)),
             ("flags", list(self.flags)),

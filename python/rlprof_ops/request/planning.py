@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 from rlprof_ops import backends
 from rlprof_ops.backends.contract import LEADERS
-from rlprof_ops.request.model import ANY_PHASE, Capture, CaptureSpec, ProfileRequest, share_steps
+from rlprof_ops.request.model import ANY_PHASE, PHASES, Capture, CaptureSpec, ProfileRequest, share_steps
 from rlprof_ops.request.problems import Problem, RequestError, nearest, words
 from rlprof_ops.request.selectors import first_match, is_pattern, ranks_overlap
+from rlprof_ops.request.step_part import StepPart
 from rlprof_ops.request.steps import Steps, Window
 
 MANY_REPORTS = 256
@@ -27,6 +28,7 @@ class PlanRow:
         ranks: how many; None when unknown.
         reports: how many reports; None when unknown, and then `formula` says of what it is the product.
         size_bytes: estimate by `size_rule`; None when unknown.
+        part: of each step, what a window holds; None for whole steps.
     """
 
     index: int
@@ -39,6 +41,7 @@ class PlanRow:
     reports: int | None
     formula: str
     size_bytes: int | None
+    part: StepPart | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ def plan(
         rows = _rows(asked, world, steps_total, phases or {}, captures, problems, warnings)
     if problems:
         raise RequestError(problems)
+    warnings += _phases_counted_from(asked, phases or {})
     warnings += _sizes(rows, world)
     exact = world is not None and all(row.reports is not None for row in rows)
     return Plan(tuple(captures), tuple(rows), tuple(dict.fromkeys(warnings)), exact)
@@ -174,6 +178,20 @@ def _formula(backend: str, ranks: int | None, windows: Sequence[Window], each: s
     return " x ".join([*factors, "phases"] if each == "phase" else factors)
 
 
+def _phases_counted_from(
+    asked: Sequence[tuple[int, CaptureSpec]], phases: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """That `at` names a phase that nobody is known to have: a program of the user's own may."""
+    known = dict.fromkeys([*PHASES, *(name for names in phases.values() for name in names)])
+    for index, spec in asked:
+        phase = spec.part.phase if spec.part is not None else None
+        if phase is not None and phase not in known:
+            yield (
+                f"capture {index + 1}: at: {phase!r} is none of the known phases, {words(known)}; where the"
+                f" program has none of that name the window is missing.{nearest(phase, list(known))}"
+            )
+
+
 def _plus(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
 
@@ -230,8 +248,8 @@ def _in_run(
         if lost and not (spec.steps.is_open and lost.is_open):
             warnings.append(f"{where + ': ' if where else ''}steps '{lost}' will never run: {edge}")
         steps = kept
-    if spec.each == "phase" and steps.too_many_phases:
-        problems.append(Problem(steps.too_many_phases, where))
+    if spec.each == "phase" and (many := steps.too_many_windows("each: phase")):
+        problems.append(Problem(many, where))
     return spec if steps == spec.steps else replace(spec, steps=steps)
 
 
@@ -346,6 +364,7 @@ def _row(
         reports,
         _formula(spec.backend, ranks, windows, spec.each),
         size,
+        spec.part,
     )
 
 

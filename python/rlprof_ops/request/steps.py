@@ -136,15 +136,17 @@ class Steps:
                 found.append(Window(end, run.stop))
         return tuple(found)
 
-    @property
-    def too_many_phases(self) -> str:
-        """Why `each: phase` cannot take these steps: each is a window of its own. Empty when it can."""
+    def too_many_windows(self, by: str) -> str:
+        """Why a capture in which `by` makes each step a window of its own cannot take these steps. Empty when
+        it can.
+        """
         count = self.count()
         if count is None or count <= MAX_WINDOWS:
             return ""
         return (
-            f"each: phase makes {count} windows of steps {shown(str(self))}, each a report per rank and"
-            f" phase; at most {MAX_WINDOWS} are allowed: use a stride, an earlier end, or each: step"
+            f"{by} makes {count} windows of steps {shown(str(self))}, each a report per rank"
+            f"{' and phase' if by == 'each: phase' else ''}; at most {MAX_WINDOWS} are allowed: use a stride,"
+            " an earlier end, or whole steps"
         )
 
     def count(self, last: int | None = None) -> int | None:

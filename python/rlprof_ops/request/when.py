@@ -14,7 +14,7 @@ _LIMIT = re.compile(r"\s*>\s*([0-9]*\.?[0-9]+)\s*(?:[x*]\s*median|(ms|s|min)?)\s
 _RELATIVE = re.compile(r"[x*]\s*median\s*$")
 _SECONDS = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|h)?\s*", re.ASCII)
 _BYTES = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(B|KiB|MiB|GiB|TiB)?\s*", re.ASCII)
-_UNIT_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+UNIT_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _UNIT_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 Complain = Callable[[str, str], None]  # key, what is wrong with its value
@@ -105,7 +105,7 @@ def _step_time(value: Any) -> tuple[str, Limit]:
         if number <= 1:
             raise ValueError(f"step_time {value!r} holds for ordinary steps; the factor must be above 1")
         return "step_time", Limit(number)
-    return "step_time", Limit(None, number * _UNIT_S[match[2] or "s"])
+    return "step_time", Limit(None, number * UNIT_S[match[2] or "s"])
 
 
 def _phase(value: Any) -> tuple[str, str]:
@@ -127,7 +127,7 @@ def _throttle(value: Any) -> tuple[str, bool]:
 
 
 def _hang(value: Any) -> tuple[str, float]:
-    seconds = _quantity(value, _SECONDS, _UNIT_S, "s")
+    seconds = _quantity(value, _SECONDS, UNIT_S, "s")
     if seconds is None or not 1 <= seconds <= 86_400:
         raise ValueError(f"hang {value!r} is no time from 1s to 24h; write for instance 300s")
     return "hang_s", seconds

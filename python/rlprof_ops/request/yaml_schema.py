@@ -10,6 +10,8 @@ from rlprof_ops.request.when import AT_MOST, MOST_CAPTURES
 
 ITEM = r"([1-9][0-9]*|[1-9][0-9]*\s*:\s*([1-9][0-9]*)?(\s*:\s*[1-9][0-9]*)?)"
 STEPS_TEXT = rf"^\s*({ITEM}(\s*,\s*{ITEM})*)?\s*$"
+TIME_TEXT = r"^\s*([0-9]*\.)?[0-9]+\s*(ms|s|min|h)\s*$"
+AT_TEXT = r"^\s*([^\W\d].*\+\s*)?([0-9]*\.)?[0-9]+\s*(ms|s|min|h)\s*$|^\s*[^\W\d][^+]*$"
 VALUE = {"type": ["string", "number", "boolean"]}
 
 
@@ -87,6 +89,21 @@ def schema() -> dict[str, Any]:
                 "type": ["object", "null"],
                 "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
                 "additionalProperties": VALUE,
+            },
+            "at": {
+                "description": (
+                    "When a window opens in each of its steps: a time from the step's begin, or a phase and a"
+                    " time from its begin."
+                ),
+                "type": ["string", "null"],
+                "pattern": AT_TEXT,
+                "examples": ["30s", "generation", "generation+60s"],
+            },
+            "for": {
+                "description": "How long it is open, at most until the step ends.",
+                "type": ["string", "null"],
+                "pattern": TIME_TEXT,
+                "examples": ["20s"],
             },
             "on_error": {
                 "enum": list(ON_ERROR),

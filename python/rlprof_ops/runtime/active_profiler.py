@@ -258,6 +258,8 @@ class Profiler:
 
     def _phase_begins(self, name: str) -> tuple[ProcessCapture, ...]:
         """A range begins: open the captures of this phase; what `_phase_ends` needs."""
+        if self._captures.parts_armed:
+            self._captures.tell_phase(name)
         if not self._captures.phases_armed:
             return ()
         with self._work():

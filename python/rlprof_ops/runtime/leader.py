@@ -115,6 +115,8 @@ class Leader:
         """The record of a phase, which `phase_ends` completes."""
         phase = PhaseSpan(name, time.time_ns(), self._depth)
         self._depth += 1
+        if self._link is not None and self._step is not None:
+            self._link.phase(self._step, name)
         if self._now is not None:
             self._names.append(name)
             self._now.phase(name, phase.begin_ns)

@@ -132,12 +132,16 @@ class Lead:
         self._changes = _changes(request)
         self._asked = 0
         self._first = True
+        parts = (spec.part for spec in (request.captures if request else ()) if spec.part is not None)
+        self._awaited = {part.phase for part in parts if part.phase is not None}
+        self._told: set[str] = set()
 
     def begin(self, step: int) -> bool:
         """Tell that `step` begins; whether `opened` has to be called."""
         asked = self._clock.read().asked
         wait = self._first or step in self._changes or asked != self._asked
         self._asked, self._first = asked, False
+        self._told.clear()
         self._link.send({"begin": step, "t_ns": time.time_ns(), "wait": wait})
         return wait
 
@@ -149,13 +153,20 @@ class Lead:
                 " (RLPROF_OPEN_WAIT_SECONDS); training goes on"
             )
 
+    def phase(self, step: int, name: str) -> None:
+        """Tell of the first begin of a phase that windows inside steps count from."""
+        if name in self._awaited and name not in self._told:
+            self._told.add(name)
+            self._link.send({"phase": name, "step": step, "t_ns": time.time_ns()})
+
     def end(self, step: int) -> None:
         self._link.send({"end": step, "t_ns": time.time_ns()})
 
 
 def _changes(request: ProfileRequest | None) -> set[int]:
     """The steps with which a window begins, and those before which one has ended."""
-    windows = [window for spec in (request.captures if request else ()) for window in spec.windows()]
+    whole = [spec for spec in (request.captures if request else ()) if spec.part is None]
+    windows = [window for spec in whole for window in spec.windows()]
     return {window.start for window in windows} | {window.stop for window in windows if window.stop}
 
 

@@ -135,6 +135,8 @@ def common_losses(number: int, spec: CaptureSpec, trainer: str, remarks: Remarks
     """What no trainer but ours has: `on_error: fail`, and mostly `env` for profiled workers only."""
     if spec.on_error == "fail":
         remarks.lose(f"capture {number}: on_error: fail; {trainer} has no such choice")
+    if spec.part is not None:
+        remarks.lose(f"capture {number}: at {spec.part}; {trainer} profiles whole steps")
     if spec.env and not env:
         remarks.lose(
             f"capture {number}: env {', '.join(spec.env)}; {trainer} cannot set variables for profiled"

@@ -23,6 +23,7 @@ from rlprof_ops.request.steps import Window
 from rlprof_ops.window.delivery import Delivery, Events, ProfiledProcess
 from rlprof_ops.window.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
 from rlprof_ops.window.output_dir import OutputDir
+from rlprof_ops.window.part_gate import PartGate
 from rlprof_ops.window.reason import reason_of
 from rlprof_ops.words import limit
 
@@ -84,6 +85,8 @@ class Captures:
         self._all: list[ProcessCapture] = []
         self._phased: list[ProcessCapture] = []
         self._finishing: list[threading.Thread] = []
+        self._parts: list[PartGate] = []
+        self._changing = threading.RLock()  # one window opens or closes at a time
 
     def add(
         self,
@@ -113,6 +116,11 @@ class Captures:
         elif spec.each == "phase":
             capture.gate = PhaseGate(spec.steps.windows(), on_open, on_close)
             self._phased.append(capture)
+        elif spec.part is not None:
+            lead_s = float(getattr(taker, "lead_s", 0.0))
+            missed = capture.delivery.failed
+            capture.gate = PartGate(spec.windows(), spec.part, lead_s, on_open, on_close, missed)
+            self._parts.append(capture.gate)
         else:
             capture.gate = StepGate(spec.steps.windows(), on_open, on_close)
         self._all.append(capture)
@@ -164,6 +172,9 @@ class Captures:
                 capture.gate.close(partial=True)
         for capture in self._all:
             before = capture.gate.current
+            if late and isinstance(capture.gate, PartGate):
+                capture.gate.begin_late(step)
+                continue
             capture.gate.enter(step)
             if late and capture.gate.current is not None and capture.gate.current is not before:
                 capture.gate.current.late = True
@@ -173,6 +184,13 @@ class Captures:
     def leave(self, step: int) -> None:
         for capture in reversed(self._all):
             capture.gate.leave(step)
+
+    def tell_phase(self, name: str, step: int | None = None, at_s: float | None = None) -> None:
+        """A phase begins, or began at `at_s`, in `step` or in the step that runs: windows inside steps count
+        from there.
+        """
+        for gate in self._parts:
+            gate.begin_phase(name, step, at_s)
 
     def begin_phase(self, name: str) -> tuple[ProcessCapture, ...]:
         """Open the captures that want this phase of this step."""
@@ -188,8 +206,9 @@ class Captures:
         """
         for capture in reversed(self._all):
             current = capture.gate.current
-            if current:
-                capture.gate.close(partial=current.window.stop is not None and capture.asked_by is None)
+            if current or capture.gate.waiting:
+                ends = current is None or current.window.stop is not None
+                capture.gate.close(partial=ends and capture.asked_by is None)
 
     def finish(self, seconds: float | None = None) -> None:
         """Wait for the reports that are still being written beside the training, as long as they get on.
@@ -252,16 +271,30 @@ class Captures:
         return any(_phase_gate(capture).armed for capture in self._phased)
 
     @property
+    def parts_armed(self) -> bool:
+        """A window opens at a time inside the step that runs."""
+        return any(gate.waiting for gate in self._parts)
+
+    @property
     def any_armed(self) -> bool:
-        return self.any_open or self.phases_armed
+        return self.any_open or self.phases_armed or self.parts_armed
 
     @property
     def open_backends(self) -> set[str]:
-        return {capture.spec.backend for capture in self._all if capture.gate.current}
+        """Whose ranges are wanted: what opens inside the step that runs has to know of them before."""
+        gates = ((capture.spec.backend, capture.gate) for capture in self._all)
+        return {backend for backend, gate in gates if gate.current or gate.waiting}
 
     # -- one window
 
     def _open(self, capture: ProcessCapture, window: OpenWindow) -> None:
+        if window.part is None:
+            for other in self._parts:
+                other.settle()
+        with self._changing:
+            self._open_alone(capture, window)
+
+    def _open_alone(self, capture: ProcessCapture, window: OpenWindow) -> None:
         if capture.taker is None:
             self._not_opened(capture, window, capture.impossible)
             return
@@ -272,6 +305,7 @@ class Captures:
                 raise CaptureError(f"another {capture.spec.backend} window is open in this process")
             capture.target = capture.delivery.target(window)
             capture.taker.open(capture.target)
+            window.opened_s = time.monotonic()
         except Yielded as error:
             self._yield(capture, window, str(error))
             return
@@ -301,12 +335,17 @@ class Captures:
         )
 
     def _close(self, capture: ProcessCapture, window: OpenWindow, partial: bool) -> None:
+        with self._changing:
+            self._close_alone(capture, window, partial)
+
+    def _close_alone(self, capture: ProcessCapture, window: OpenWindow, partial: bool) -> None:
         target, capture.target = capture.target, None
         if capture.taker is None or target is None:
             return
         partial = partial or window.late
         try:
             finished = capture.taker.close()
+            window.closed_s = time.monotonic()
         except Exception as error:
             capture.delivery.failed(window, reason_of(error))
             return
@@ -315,7 +354,9 @@ class Captures:
         ):  # the tool writes when the process ends; harvest finds it by its name
             return
         note = getattr(capture.taker, "cut_short", "")
-        if note:
+        if window.note:
+            note = window.note
+        elif note:
             seen = getattr(capture.taker, "steps", window.seen)
             partial, window.seen = True, window.seen[:1] + [step for step in window.seen[1:] if step in seen]
         elif capture.yielded and capture.yielded[0].window == window.window:
@@ -327,14 +368,14 @@ class Captures:
         # Nothing more enters this report, so the next step may begin while it is written.
         thread = threading.Thread(
             target=self._finish,
-            args=(capture, window, partial, finished.wait, finished),
+            args=(capture, window, partial, finished.wait, finished, note),
             name="rlprof-report",
             daemon=True,
         )
         try:
             thread.start()
         except RuntimeError:  # no new threads at interpreter exit
-            self._finish(capture, window, partial, finished.wait, finished)
+            self._finish(capture, window, partial, finished.wait, finished, note)
         else:
             self._finishing.append(thread)
 

@@ -79,6 +79,7 @@ class Delivery:
             size_bytes=final.stat().st_size,
             partial=partial,
             seen=sorted(set(window.seen)),
+            **({"taken_s": window.taken_s} if window.part is not None else {}),
             **({"reason": note} if note else {}),
         )
         self.output_dir.copy(final, self.backend, who.worker, who.rank)
@@ -104,4 +105,6 @@ class Delivery:
     def _about(self, window: OpenWindow) -> dict[str, object]:
         steps = [window.window.start, window.window.stop]
         about: dict[str, object] = {"backend": self.backend, "steps": steps, "phase": window.phase}
+        if window.part is not None:
+            about["part"] = str(window.part)
         return about if window.asked_by is None else {**about, "asked_by": window.asked_by}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rlprof_ops.request.step_part import StepPart
 from rlprof_ops.request.steps import Window, window_at
 
 NEVER = sys.maxsize
@@ -18,6 +19,8 @@ ALWAYS_QUIET = (-NEVER, NEVER)
 class OpenWindow:
     """The planned `window`, its phase, and the steps seen so far. `asked_by`: the id of a capture on demand,
     or who else asked for a window that no request plans. `late`: it was opened after its step had begun.
+    `part`: what of its step it is to hold, in seconds after `counted_from_s`. `opened_s`, `closed_s`: when
+    the profiler was. All three are of the monotonic clock. `note`: what it lacks, and why.
     """
 
     window: Window
@@ -25,6 +28,16 @@ class OpenWindow:
     seen: list[int] = field(default_factory=list)
     asked_by: str | None = None
     late: bool = False
+    part: StepPart | None = None
+    counted_from_s: float = 0.0
+    opened_s: float = 0.0
+    closed_s: float = 0.0
+    note: str = ""
+
+    @property
+    def taken_s(self) -> tuple[float, float]:
+        """From when to when it was open, in seconds after what `at` of its part counts from."""
+        return round(self.opened_s - self.counted_from_s, 3), round(self.closed_s - self.counted_from_s, 3)
 
     @property
     def complete(self) -> bool:
@@ -68,6 +81,14 @@ class Gate:
         has.
         """
         return ALWAYS_QUIET
+
+    @property
+    def waiting(self) -> bool:
+        """Its window opens at a time inside the step that runs."""
+        return False
+
+    def settle(self) -> None:
+        """Wait for a window that is being closed by another thread."""
 
     def close(self, partial: bool) -> None:
         """End the open window, if any."""

@@ -10,8 +10,11 @@ import pytest
 
 from rlprof_ops.host.ports import free_port
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps, Window
+from rlprof_ops.request.step_part import StepPart
 from rlprof_ops.runtime import step_clock
 from rlprof_ops.runtime.clock_file import ClockFile
+from rlprof_ops.runtime.leader import Leader
+from rlprof_ops.runtime.process.event_log import EventLog
 from rlprof_ops.runtime.trainer_request import with_request
 from rlprof_ops.supervisor.control_channel import ControlServer, Joined, NodeLink
 from rlprof_ops.supervisor.steps.session_windows import Windows
@@ -25,6 +28,7 @@ class SlowWindows:
         self.seconds = seconds
         self.begun: list[int] = []
         self.ended: list[int] = []
+        self.phases: list[tuple[int, str]] = []
         self.resumed: list[tuple[int, bool]] = []
 
     async def begin(self, step: int) -> None:
@@ -33,6 +37,9 @@ class SlowWindows:
 
     def end(self, step: int) -> None:
         self.ended.append(step)
+
+    def phase(self, step: int, name: str) -> None:
+        self.phases.append((step, name))
 
     def take(self, request: ProfileRequest) -> bool:
         self.asked = request
@@ -118,6 +125,39 @@ def test_the_driver_waits_for_the_opening_alone_and_every_node_knows_the_step(tm
     # The process's first step, the one that opens the window, and the one after it wait; no other does.
     assert all(0.25 < took[step - 1] < 5 for step in (1, 3, 5)), took
     assert all(took[step - 1] < 0.2 for step in (2, 4, 6)), took
+
+
+@pytest.mark.parametrize("driver", ["n1", "n2"])
+def test_every_node_hears_of_the_phase_that_a_window_counts_from(tmp_path: Path, driver: str):
+    part = StepPart(60.0, "generation", 20.0)
+    request = ProfileRequest((CaptureSpec(workers=("*",), steps=Steps.of([Window(2, 4)]), part=part),))
+
+    async def scene() -> None:
+        cluster = Cluster(tmp_path, 0)
+        await cluster.start()
+
+        def drive() -> None:
+            leader = Leader(
+                EventLog(tmp_path / "leader.jsonl"), step_clock.lead(str(cluster.folders[driver]), request)
+            )
+            for step in (1, 2, 3):
+                waits = leader.begin(step)
+                assert waits is (step == 1)  # nothing opens with these steps
+                leader.opened(step, waits)
+                for name in ("reward", "generation", "generation"):
+                    leader.phase_ends(leader.phase_begins(name))
+                leader.end(step)
+
+        await asyncio.to_thread(drive)
+        heard = [(step, "generation") for step in (1, 2, 3)]
+        until = asyncio.get_running_loop().time() + 60
+        while any(len(windows.ended) < 3 for windows in cluster.windows.values()):
+            assert asyncio.get_running_loop().time() < until
+            await asyncio.sleep(0.05)
+        assert [windows.phases for windows in cluster.windows.values()] == [heard, heard]
+        await cluster.stop()
+
+    asyncio.run(scene())
 
 
 @pytest.mark.timed

@@ -36,6 +36,7 @@ class Nsight(Backend):
     ray_key = "_nsight"
     window_options = ("capture-range",)
     windows_from_outside = True
+    parts_of_steps = True
     wrap = "rlprof_ops.backends.nsight.wrap_worker:WRAP"
     ray_plugin = "rlprof_ops.backends.nsight.ray_plugin:PLUGIN"
     reader = "rlprof_ops.analyze.readers.nsys_export:read_nsys"

@@ -108,6 +108,10 @@ OURS = frozenset(
     ]
 )
 
+_LENGTH = "a window ends with its steps; for one that is open for 20 seconds give the capture `for: 20s`"
+_DELAY = "a window begins with its steps; for one 60 seconds later give the capture `at: 60s`"
+# Those of nsys whose meaning a request has words for.
+TIMES = {"d": _LENGTH, "duration": _LENGTH, "y": _DELAY, "delay": _DELAY}
 
 GPU_METRICS = "--gpu-metrics-"  # how its options begin
 # What one session of a node takes of all its GPUs; with `cuda-visible` each takes its own, and `none` is off.
@@ -257,6 +261,11 @@ def validate(spec: Asked, where: Where) -> Verdict:
         opened_by = capture_range(spec)
     except UsageError as error:
         errors.append(str(error))
+    if opened_by and spec.part is not None:
+        errors.append(
+            f"capture-range {opened_by}: the process opens these windows itself, so they cannot be parts of a"
+            " step; leave capture-range out, for a session, or at and for"
+        )
     if opened_by == "none" and not where.trainer and (spec.each == "phase" or len(spec.windows()) > 1):
         errors.append(
             "capture-range none: the whole life of a worker is one report, so it takes one range of steps and"
@@ -275,6 +284,8 @@ def validate(spec: Asked, where: Where) -> Verdict:
             continue
         if name not in known:
             warnings.append(f"nsys 2023.4 has no option {name!r}.{did_you_mean(name, known)}")
+        elif name in TIMES and not where.trainer:
+            errors.append(f"option {name!r} is not taken: {TIMES[name]}")
         elif name in OURS and name not in counts and not where.trainer:
             why = (
                 "windows are sessions, unless capture-range is given"

@@ -36,6 +36,7 @@ class NsysSessionRecorder:
     """One window after another of one session. `open` and `close` raise `CaptureError`."""
 
     suffix = nsys_cli.SUFFIX
+    lead_s = 0.3  # `nsys start` collects 0.26 s after it was called, on a machine with much else to do
 
     def __init__(self, session: str, spec: Options, env: Mapping[str, str] | None = None) -> None:
         """`env`: for the nsys commands, where they are not those of the session's own process."""

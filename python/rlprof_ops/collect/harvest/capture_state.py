@@ -22,6 +22,7 @@ def result_of(item: Planned, reports: list[Report], observed: Observed) -> Captu
         capture.window.stop,
         capture.phase,
         "missing",
+        part=None if item.spec.part is None else str(item.spec.part),
     )
     if not reports:
         host = _host(item, observed)
@@ -44,6 +45,7 @@ def result_of(item: Planned, reports: list[Report], observed: Observed) -> Captu
         report=best.path,
         stop=capture.window.stop or best.stop,
         more_reports=tuple(report.path for report in others),
+        taken_s=best.taken_s,
     )
 
 
@@ -65,7 +67,8 @@ def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
     all_told = not observed.running and (report.node or report.host) in observed.records
     unsaid = report.recovered or (report.kind == "rlprof" and report.mapped_by == "name" and all_told)
     if report.partial or (unsaid and 0 < reached < stop - 1):
-        if report.partial and report.warning and report.backend != "nsight":  # nsys's are of the file
+        if report.partial and report.warning and (report.taken_s or report.backend != "nsight"):
+            # A whole nsys window says nothing of itself: its warnings are of the file.
             return f"the window ({label}) was cut short: {report.warning}"
         seen = f" (last step seen: {reached})" if reached else ""
         return f"the window ({label}) was cut short{seen}" + (

@@ -113,6 +113,7 @@ def _told(report: Report, log: ProcessLog, event: WindowEvent) -> Report:
         warning=report.warning or event.reason,
         opened_ns=max(opened) if opened else None,
         closed_ns=event.t_ns,
+        taken_s=event.taken_s,
     )
 
 

@@ -26,7 +26,8 @@ WHOLE = ("ok", "recovered")
 class Report:
     """One report file. `path` is relative to the run folder; `stop` is exclusive; unknown fields are None.
 
-    `mapped_by` says how the file was recognised: name, event, record, content, or guess.
+    `mapped_by` says how the file was recognised: name, event, record, content, or guess. `taken_s`: of a
+    window inside a step, from when to when it was open, in seconds after what its `at` counts from.
     """
 
     path: str
@@ -52,12 +53,13 @@ class Report:
     opened_ns: int | None = None
     closed_ns: int | None = None
     capture: str | None = None
+    taken_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureResult:
     """One planned capture and what became of it; `report` is the path of its report, `reason` is empty
-    only when ok.
+    only when ok. `part`: what was asked of the step; `taken_s`: what its report holds of that.
     """
 
     id: str
@@ -72,6 +74,8 @@ class CaptureResult:
     host: str | None = None
     report: str | None = None
     more_reports: tuple[str, ...] = ()
+    part: str | None = None
+    taken_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

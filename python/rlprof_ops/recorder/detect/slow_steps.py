@@ -14,7 +14,6 @@ from rlprof_ops.words import duration
 SEASONAL = re.compile(r"eval|valid|\btest|checkpoint|ckpt|save|logging|dump|upload", re.IGNORECASE)
 _LEAST_SHARE = 0.1  # of the step: what a phase must have lost to be worth a word
 _LATEST_OUT = 64
-_TURNS = 4  # of a rhythm that are looked back
 
 
 def seasonal_s(step: ToldStep) -> float:
@@ -73,11 +72,10 @@ class StepDetector:
         return sorted(found, reverse=True)
 
     def _is_seasonal(self, step: int) -> bool:
-        """Whether two of the steps before it that are whole turns away have been out, of the latest four: a
-        rhythm that nobody has named, as saving every ten steps.
-        """
-        away = {step - before for before in self._out}
-        return any(sum(turn * each in away for turn in range(1, _TURNS + 1)) > 1 for each in away if each > 1)
+        """Whether steps that far apart have been out twice before: a rhythm that nobody has named."""
+        return any(
+            step - before > 1 and 2 * before - step in self._out for before in self._out if before != step
+        )
 
 
 def _found(step: ToldStep, whole: Judged | None, slow: list[tuple[float, str, Judged]]) -> Anomaly:

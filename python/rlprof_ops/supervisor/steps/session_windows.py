@@ -8,6 +8,7 @@ those of a process that has our runtime, so that harvest reads both alike.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,8 @@ class Windows:
         self._step = 0
         self._closed = False
         self._wanted: list[CaptureRequest] = []
+        self._entered = 0  # the step that every session has been told of
+        self._phases: list[tuple[str, int, float]] = []  # of that step, or of the next: since when
         self._gap_since = 0  # the step after which some may not have been heard
 
     def take(self, request: ProfileRequest) -> bool:
@@ -127,6 +130,10 @@ class Windows:
             if watched.captures.any_open or (lives and not quiet):
                 done = watched.run(watched.captures.enter, step, late)
                 opening += [] if quiet else [done]
+        self._entered = step
+        self._phases = [told for told in self._phases if told[1] >= step]
+        for told in self._phases:
+            self._tell_phase(*told)
         await asyncio.gather(*opening)
         for request in wanted:
             window = Window(step, step + (request.next_steps or 1))
@@ -136,6 +143,17 @@ class Windows:
                     for watched, spec in await self._meant(request)
                 )
             )
+
+    def phase(self, step: int, name: str) -> None:
+        """A phase of the driver's step begins."""
+        self._phases.append((name, step, time.monotonic()))
+        if self._entered == step:
+            self._tell_phase(*self._phases[-1])
+
+    def _tell_phase(self, name: str, step: int, at_s: float) -> None:
+        for watched in () if self._closed else self._watched.values():
+            if not watched.quiet(step):
+                watched.run(watched.captures.tell_phase, name, step, at_s)
 
     def end(self, step: int) -> None:
         """Step `step` ended: close the windows of which it is the last step, beside the training."""

@@ -51,6 +51,14 @@ class StepEnded(StepMessage):
 
 
 @dataclass(frozen=True)
+class PhaseBegan(StepMessage):
+    """A phase of the driver's step begins, which windows inside steps count from."""
+
+    step: int
+    name: str
+
+
+@dataclass(frozen=True)
 class WindowsOpened(StepMessage):
     """A node has opened the windows that begin with this step."""
 
@@ -159,6 +167,8 @@ class StepRelay:
             message: Message = StepBegan(int(said["begin"]), int(said["t_ns"]), bool(said.get("wait")))
         elif "end" in said:
             message = StepEnded(int(said["end"]), int(said["t_ns"]))
+        elif "phase" in said:
+            message = PhaseBegan(int(said["step"]), str(said["phase"]))
         elif "request" in said:
             message = RequestTold(str(said["request"]))
         elif "window" in said:
@@ -195,7 +205,7 @@ class StepRelay:
                 await self._opened(step, node)
         elif isinstance(message, WindowsOpened):
             await self._opened(message.step, node)
-        elif isinstance(message, (StepBegan, StepEnded, RequestTold)):
+        elif isinstance(message, (StepBegan, PhaseBegan, StepEnded, RequestTold)):
             if isinstance(message, StepBegan) and message.wait:
                 self._waiting[message.step] = {self._node, *self._others()}
             await self._tell(message)
@@ -206,6 +216,8 @@ class StepRelay:
         if isinstance(message, StepBegan):
             self._store(ClockState(message.step, message.t_ns, True, self._state.asked))
             self._do(self._open(message))
+        elif isinstance(message, PhaseBegan):
+            self._windows.phase(message.step, message.name)
         elif isinstance(message, StepEnded):
             if self._state.step == message.step:
                 self._store(replace(self._state, running=False))

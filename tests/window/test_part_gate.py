@@ -1,0 +1,143 @@
+"""Windows inside steps: when they open and close, and what is said of those that cannot. Nobody waits."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+
+import pytest
+from tests.waits import wait_until
+
+from rlprof_ops.request.step_part import StepPart
+from rlprof_ops.request.steps import Window
+from rlprof_ops.window.gate import OpenWindow
+from rlprof_ops.window.part_gate import PartGate
+
+_LENGTH = re.compile(r"after [0-9.]+ (ns|µs|ms|s)\b")
+
+
+class Profiled:
+    """A gate with a profiler that takes `opening_s` to begin."""
+
+    def __init__(self, part: StepPart, opening_s: float = 0.0, steps: int = 3) -> None:
+        self.told: list[str] = []
+        self.closed: list[OpenWindow] = []
+        self._opening_s = opening_s
+        windows = [Window(step, step + 1) for step in range(1, steps)]
+        self.gate = PartGate(windows, part, 0.0, self._open, self._close, self._missed)
+
+    def _open(self, window: OpenWindow) -> None:
+        time.sleep(self._opening_s)
+        window.opened_s = time.monotonic()
+        self.told.append("opened")
+
+    def _close(self, window: OpenWindow, partial: bool) -> None:
+        window.closed_s = time.monotonic()
+        self.closed.append(window)
+        self.told.append(f"closed{' partial' if partial else ''} {window.note}".strip())
+
+    def _missed(self, window: OpenWindow, reason: str) -> None:
+        self.told.append(reason)
+
+
+def test_a_window_opens_and_closes_at_its_time() -> None:
+    profiled = Profiled(StepPart(0.2, None, 0.3))
+    profiled.gate.enter(1)
+    assert profiled.gate.waiting and not profiled.told
+    wait_until(lambda: profiled.closed, seconds=30)
+    opened_s, closed_s = profiled.closed[0].taken_s
+    assert opened_s >= 0.2 and closed_s >= 0.5 and not profiled.closed[0].note
+    profiled.gate.leave(1)
+    profiled.gate.enter(3)  # not asked for
+    profiled.gate.enter(1)  # once more
+    assert profiled.told == ["opened", "closed"] and not profiled.gate.waiting
+
+
+def test_a_window_counts_from_the_first_begin_of_its_phase() -> None:
+    profiled = Profiled(StepPart(0.0, "train", 0.1))
+    profiled.gate.enter(1)
+    profiled.gate.begin_phase("generation")
+    profiled.gate.begin_phase("train", step=2)  # heard before its step: another one's
+    assert not profiled.told
+    begun_s = time.monotonic()
+    profiled.gate.begin_phase("train")
+    profiled.gate.begin_phase("train")
+    wait_until(lambda: profiled.closed, seconds=30)
+    assert profiled.told == ["opened", "closed"]
+    assert profiled.closed[0].counted_from_s >= begun_s
+    profiled.gate.leave(1)
+
+
+def test_the_rest_of_a_step() -> None:
+    profiled = Profiled(StepPart(0.0, None, None))
+    profiled.gate.enter(1)
+    wait_until(lambda: profiled.told, seconds=30)
+    profiled.gate.leave(1)
+    profiled.gate.settle()
+    assert profiled.told == ["opened", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (StepPart(60.0, None, 1.0), ["step 1 ended after 0 s, before 60s"]),
+        (StepPart(60.0, "generation", 1.0), ["step 1 ended after 0 s, before generation+60s"]),
+        (
+            StepPart(0.0, "generatio", 1.0),
+            ["step 1 ended after 0 s, and no phase 'generatio' began in it. Did you mean 'generation'?"],
+        ),
+        (StepPart(0.0, "rollout", 1.0), ["step 1 ended after 0 s, and no phase 'rollout' began in it"]),
+    ],
+)
+def test_a_step_that_ends_before_its_window_opens(part: StepPart, said: list[str]) -> None:
+    profiled = Profiled(part)
+    profiled.gate.enter(1)
+    profiled.gate.begin_phase("generation")
+    profiled.gate.leave(1)
+    profiled.gate.settle()
+    assert [_LENGTH.sub("after 0 s", text) for text in profiled.told] == said
+
+
+def test_a_step_that_ends_before_its_window_closes() -> None:
+    profiled = Profiled(StepPart(0.0, "train", 90.0))
+    profiled.gate.enter(1)
+    profiled.gate.begin_phase("train")
+    wait_until(lambda: profiled.told, seconds=30)
+    profiled.gate.enter(2)  # nobody has told its end
+    wait_until(lambda: profiled.closed, seconds=30)
+    assert profiled.told[1].startswith("closed partial step 1 ended after")
+    assert profiled.told[1].endswith("s, before train+0s+90s: the window closed with it")
+    profiled.gate.leave(2)
+
+
+def test_training_does_not_wait_for_a_profiler_that_begins() -> None:
+    profiled = Profiled(StepPart(0.0, None, 60.0), opening_s=3.0)
+    began_s = time.monotonic()
+    profiled.gate.enter(1)
+    time.sleep(0.1)
+    profiled.gate.leave(1)
+    profiled.gate.enter(2)
+    profiled.gate.leave(2)
+    assert time.monotonic() - began_s < 2
+    wait_until(lambda: len(profiled.told) == 3, seconds=30)
+    assert _LENGTH.sub("after 0 s", profiled.told[2]) == "step 2 ended after 0 s, before 0s"
+
+
+def test_the_end_of_a_process_closes_what_is_open_and_ends_what_waits() -> None:
+    for after_s, said in ((0.0, "closed partial"), (60.0, "step 1 ended")):
+        profiled = Profiled(StepPart(after_s, None, None))
+        profiled.gate.enter(1)
+        if not after_s:
+            wait_until(lambda profiled=profiled: profiled.told, seconds=30)
+        profiled.gate.close(partial=True)
+        assert profiled.told[-1].startswith(said)
+        assert not [thread for thread in threading.enumerate() if thread.name == "rlprof-part"]
+
+
+def test_a_step_that_began_before_anybody_heard_of_it() -> None:
+    profiled = Profiled(StepPart(0.0, None, 1.0))
+    profiled.gate.begin_late(1)
+    profiled.gate.enter(1)
+    assert profiled.told == ["another supervisor took over in step 1, and does not know when it began"]
+    assert list(profiled.gate.not_heard(1, 3)) == [Window(2, 3)]
