@@ -137,6 +137,8 @@ RECIPES = {
         ),
         # Its modules alone, to be imported in verl's environment: what it needs is built for GPUs only.
         Recipe("openrlhf", imports=()),
+        # What its modules import beside SkyRL's environment, in which they are run.
+        Recipe("areal", imports=("colorlog", "lark", "tabulate", "tenacity", "uvloop")),
         Recipe(
             "skyrl",
             imports=("skyrl_gym", "transformers", "torchdata", "ray.dashboard.dashboard", "yaml", "nvtx"),

@@ -15,7 +15,7 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from types import FunctionType, TracebackType
+from types import FunctionType, MethodType, TracebackType
 from typing import Any, ClassVar, NamedTuple
 
 _DONE = "_rlprof_wrapped"
@@ -229,15 +229,19 @@ def _dressed(before: Any, after: Any) -> Any:
 
 
 def follow(owner: Any, name: str, hook: Watch | Intercept, mark: str = _DONE) -> None:
-    """Put a hook around `owner.name`, once for each `mark`: a function of a module, or a method of a class of
-    any kind.
+    """Put a hook around `owner.name`, once for each `mark`: a function of a module, a method of a class of
+    any kind, or one of an object that a module keeps (`record = TRACKER.record`).
 
     Raises:
         UnknownShape: there is no such function, or one of a nature that a hook cannot keep.
     """
     attribute(owner, name)
     before = inspect.getattr_static(owner, name)
-    kind = type(before) if isinstance(before, (staticmethod, classmethod)) else None
+    kind: Callable[[Any], Any] | None = None
+    if isinstance(before, (staticmethod, classmethod)):
+        kind = type(before)
+    elif isinstance(before, MethodType):
+        kind = functools.partial(_bound, before.__self__)
     function = before.__func__ if kind else before
     if getattr(function, mark, False):
         return
@@ -247,6 +251,10 @@ def follow(owner: Any, name: str, hook: Watch | Intercept, mark: str = _DONE) ->
         raise UnknownShape(f"{_named(owner)}.{name} is no function: {error}") from None
     setattr(after, mark, True)
     setattr(owner, name, kind(after) if kind else after)
+
+
+def _bound(to: object, function: Any) -> MethodType:
+    return MethodType(function, to)
 
 
 def attribute(owner: Any, name: str) -> Any:

@@ -1,0 +1,127 @@
+"""AReaL: steps and phases of its trainers' loops, tasks of `trace_perf`, workers of its schedulers.
+
+A step is one turn of a trainer's loop, from its first timer to the end of `_save_perf_tracer`; its number is
+`global_step + 1`. Phases are `stats_tracker.record_timing` in the thread and the coroutine of the loop, by
+the names of `timeperf/<name>`. Rollouts run meanwhile in a thread of their own, for this step and later
+ones: what they time is no phase of it.
+
+Workers are called `<role>/<n>` by every scheduler. Ray's are actors; those of the local one are processes
+that the controller starts, inside its session.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import ModuleType
+from typing import Any
+
+from rlprof_ops.runtime.process.actor_labels import NewActor, add_rule
+from rlprof_ops.runtime.process.hooks import Watch, attribute, caller_locals, expect, follow
+from rlprof_ops.trainers.tasks import asyncio_task, decorated_tasks, leader
+
+TRAINER = "AReaL"
+CONTROLLER = "controller"
+# Where AREAL_SPMD_MODE is set, its launchers start the loop once for each rank: there it is no controller.
+RANK_OF_MANY = "trainer"
+_TRAINERS = {
+    "areal.trainer.dpo_trainer": "DPOTrainer",
+    "areal.trainer.rl_trainer": "PPOTrainer",
+    "areal.trainer.rw_trainer": "RWTrainer",
+    "areal.trainer.sft_trainer": "SFTTrainer",
+}
+
+
+class _Loop:
+    """The step of this process, and the thread and the coroutine that run it."""
+
+    def __init__(self) -> None:
+        self.profiler: Any = None
+        self.step: int | None = None
+        self.place: Any = None
+
+    def begin(self, global_step: object) -> None:
+        """The loop is at this step: it begins unless it has begun."""
+        if not isinstance(global_step, int) or global_step + 1 == self.step:
+            return
+        if self.profiler is None:
+            self.profiler = _leader()
+        self.end()  # of a version that ends it elsewhere
+        self.step, self.place = global_step + 1, _place()
+        self.profiler.start_step(self.step)
+
+    def end(self) -> None:
+        """The step has ended."""
+        if self.step is not None:
+            step, self.step = self.step, None
+            self.profiler.stop_step(step)
+
+    def phase(self, name: str) -> Any:
+        """A timer of the step that has begun; None for one that is not the step's."""
+        if self.step is None or self.place != _place() or not self.profiler.active:
+            return None
+        found = self.profiler.range(name)
+        found.__enter__()
+        return found
+
+
+_LOOP = _Loop()
+
+
+def install(name: str, module: ModuleType) -> None:
+    """Follow one of AReaL's modules."""
+    if name == "areal":
+        add_rule(role_of)
+        expect(module, "utils.stats_tracker", "utils.perf_tracer", "trainer.rl_trainer")
+    elif name == "areal.utils.perf_tracer":
+        follow(module, "trace_perf", decorated_tasks(TRAINER))
+    elif name == "areal.utils.stats_tracker":
+        watch = Watch(TRAINER, _timer_begins)
+        follow(attribute(module, "DistributedStatsTracker"), "record_timing", watch)
+        follow(module, "record_timing", watch)  # the default tracker's, bound before
+    else:
+        trainer = attribute(module, _TRAINERS[name])
+        follow(trainer, "_save_perf_tracer", Watch(TRAINER, _turn_ends, _turn_ended))
+        if name == "areal.trainer.rl_trainer":  # it times before the loop's own first timer
+            follow(trainer, "_onload_rollout", Watch(TRAINER, _turn_begins))
+
+
+def role_of(actor: NewActor) -> tuple[str, int] | None:
+    """The role and the number of one of AReaL's workers, as its schedulers call them: `actor/0`."""
+    role, found, number = actor.name.rpartition("/")
+    if not (actor.module.startswith("areal.") and found and number.isdecimal()):
+        return None
+    return _worker(role), int(number)
+
+
+def _worker(role: str) -> str:
+    return role.replace("-", "_")  # eval-rollout
+
+
+def _place() -> tuple[int, Any]:
+    return threading.get_ident(), asyncio_task()
+
+
+def _leader() -> Any:
+    if os.environ.get("AREAL_SPMD_MODE", "").lower() not in ("1", "true"):
+        return leader(CONTROLLER)
+    rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    return leader(RANK_OF_MANY, rank, world)
+
+
+def _turn_begins(*_: object, **__: object) -> None:
+    _LOOP.begin(*caller_locals("global_step"))
+
+
+def _turn_ends(*_: object, **__: object) -> bool:
+    return True
+
+
+def _turn_ended(*_: object) -> None:
+    _LOOP.end()
+
+
+def _timer_begins(_: object, key: str, *__: object, **___: object) -> Any:
+    if _LOOP.step is None or _LOOP.place == _place():
+        _LOOP.begin(*caller_locals("global_step"))
+    return _LOOP.phase(key)
