@@ -36,22 +36,22 @@ MOST_FILES = 14
 BUDGET = {
     "(root)": 260,
     "host": 1147,  # host, job and slurm: 1,600; the one line of a log that a reason quotes
-    "job": 751,
+    "job": 782,  # and what of run.json is written before a supervisor, or without one
     "slurm": 287,
     "redact": 517,
-    "request": 1399,  # 1,100; since then what a GPU refuses, the leader by both names, a folder a backend
-    "backends": 2622,  # 1,300; and which of them records CUDA
-    "window": 609,  # 700
-    "trainers": 3172,  # 2,300; verl asynchronous, NeMo RL timer and libraries, RLinf's block, vLLM's requests
-    "runtime": 3078,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests
-    "rayenv": 569,  # 900; since then the pattern that matched, a patched Ray, libraries of a worker
-    "collect": 3358,  # 2,600; an engine beside its server, a report that comes at the end of a process
-    "supervisor": 3403,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
-    "recorder": 1968,  # 1,500; and collectives that stand, the end of a job that hangs
+    "request": 1496,  # 1,100; what a GPU refuses, a folder a backend, windows inside a step
+    "backends": 2641,  # 1,300; and which of them records CUDA
+    "window": 807,  # 700; and windows inside a step
+    "trainers": 3258,  # 2,300; verl asynchronous, NeMo RL, RLinf's block, vLLM's requests, AReaL
+    "runtime": 3103,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests
+    "rayenv": 757,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
+    "collect": 3378,  # 2,600; an engine beside its server, a report that comes at the end of a process
+    "supervisor": 3414,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
+    "recorder": 1981,  # 1,500; and collectives that stand, the end of a job that hangs
     "submit": 473,  # submit, operate and commands: 2,600
-    "operate": 1533,  # since then the rank that failed first
-    "commands": 1246,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 10394,  # 7,600; since then traces without phases, diff, overlapping steps, last requests
+    "operate": 1635,  # since then the rank that failed first, tables for a notebook
+    "commands": 1264,  # since then a base of what is converted, rlprof run, and rlprof hang
+    "analyze": 10479,  # 7,600; since then traces without phases, diff, overlapping steps, last requests, shared GPUs
     "doctor": 711,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 622,
