@@ -49,7 +49,9 @@ def test_the_pages_commands_profile_the_trainer(installed: Path, tmp_path: Path)
     assert said.count("rollout") == 4 and "is left as it is" not in said and "is not followed" not in said
     assert "export TOY_PROFILE_STEPS=2:4" in said
     events = [
-        json.loads(line) for file in tmp_path.rglob("events/*.jsonl") for line in file.read_text().splitlines()
+        json.loads(line)
+        for file in tmp_path.rglob("events/*.jsonl")
+        for line in file.read_text().splitlines()
     ]
     steps = [event for event in events if event["event"] == "step"]
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
