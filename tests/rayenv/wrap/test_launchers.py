@@ -45,7 +45,7 @@ def run(tmp_path, *words, python=sys.executable, more=("--worker", "policy_worke
 
 
 def reports(tmp_path):
-    found = (tmp_path / "run" / "profiles").glob("*/*/*/*")
+    found = (tmp_path / "run" / "profiles").glob("*/*/*/*.nsys-rep")  # beside it may be its raw capture
     return sorted(path.name.rpartition("_")[0] for path in found)
 
 

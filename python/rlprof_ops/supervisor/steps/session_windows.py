@@ -222,7 +222,8 @@ class Windows:
             if opened := self._asked_now.pop((name, asked_by), None):
                 watched.run(watched.close_now, opened)
             return True
-        if watched.captures.any_open or (name, asked_by) in self._asked_now:
+        covered = await watched.run(lambda: watched.captures.any_open)  # not by one that is being closed
+        if covered or (name, asked_by) in self._asked_now:
             return True
         watched.asked += 1
         step = self._step or watched.asked  # a trainer whose steps nobody tells: its windows are counted
