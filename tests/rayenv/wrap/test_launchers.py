@@ -93,7 +93,7 @@ def test_a_rank_that_no_capture_selects_has_none(tmp_path):
     done = run(tmp_path, torchrun, *TWO, "my train.py", ranks=[1])
 
     assert done.returncode == 0, done.stderr
-    assert reports(tmp_path) == BOTH[1:]
+    assert reports(tmp_path) == BOTH[1:], done.stderr
 
 
 @pytest.mark.torch
