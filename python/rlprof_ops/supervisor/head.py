@@ -393,6 +393,7 @@ class Head:
             await self._capture(capture_relay.CaptureAsked(asked))
         elif isinstance(hang := told.get("end"), str):
             self.run_record.detail = hang
+            self.node.journal.say("it hangs on, and RLPROF_ON_HANG=end: the job ends with all at home")
             self.node.order.give(EndCause.HANG)
 
     async def _visited(self, asked: Message) -> bool:
