@@ -155,6 +155,8 @@ class Backend:
         window_options: those of `window_support.OPTIONS` that it has.
         timed_options: what it has to have where it is started and stopped beside the training thread.
         ray_key: of Ray's own plugin of this profiler in a runtime env, as Ray stores it; "" without one.
+        ray_words: what the value of that key calls a capture's `options` and `env`; empty where it holds
+            options alone.
         secret_files: patterns of names, of files beside its reports that hold the process's environment: they
             stay on the node.
         derived: how files end that its tool makes of its reports.
@@ -181,6 +183,7 @@ class Backend:
     window_options: tuple[str, ...] = ()
     timed_options: Mapping[str, str] = {}
     ray_key: str = ""
+    ray_words: Mapping[str, str] = {}
     secret_files: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
     records_cuda: bool = False

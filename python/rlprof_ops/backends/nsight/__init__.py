@@ -40,7 +40,7 @@ class Nsight(Backend):
     wrap = "rlprof_ops.backends.nsight.wrap_worker:WRAP"
     ray_plugin = "rlprof_ops.backends.nsight.ray_plugin:PLUGIN"
     reader = "rlprof_ops.analyze.readers.nsys_export:read_nsys"
-    doctor = "rlprof_ops.doctor.profilers:nsys"
+    doctor = "rlprof_ops.backends.nsight.nsys_doctor:findings"
 
     def check(self, path: Path) -> Check:
         from rlprof_ops.backends.nsight.nsys_cli import check

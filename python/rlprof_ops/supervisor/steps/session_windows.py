@@ -253,7 +253,7 @@ class Windows:
 
     async def _meant(self, request: CaptureRequest) -> list[tuple[WatchedSession, CaptureSpec]]:
         """Whose windows a capture on demand asks for."""
-        if request.backend not in ("auto", "nsight") or self._closed:
+        if request.backend not in ("auto", nsys_options.NAME) or self._closed:
             return []
         spec = CaptureSpec(workers=request.workers, ranks=request.ranks, options=dict(request.options))
         return [
@@ -282,4 +282,4 @@ def _ours(request: ProfileRequest | None) -> tuple[CaptureSpec, ...]:
 
 
 def _is_ours(spec: CaptureSpec) -> bool:
-    return bool(spec) and spec.backend == "nsight" and nsys_options.capture_range(spec) is None
+    return bool(spec) and spec.backend == nsys_options.NAME and nsys_options.capture_range(spec) is None

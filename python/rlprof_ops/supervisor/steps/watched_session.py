@@ -59,7 +59,12 @@ class WatchedSession:
         self.asked = 0  # windows that its trainer opened itself
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlprof-nsys")
         self.events.registered(
-            session, ("nsight",), on_demand=False, wrapped=True, gate="supervisor", began=session.began
+            session,
+            (nsys_options.NAME,),
+            on_demand=False,
+            wrapped=True,
+            gate="supervisor",
+            began=session.began,
         )
         for spec in specs:
             self.captures.add(spec, specs)

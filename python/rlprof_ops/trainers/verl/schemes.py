@@ -75,16 +75,6 @@ def scheme_of_version(version: str) -> Scheme:
     return V04
 
 
-def installed_version() -> str:
-    """The version of the verl that this Python has; "" when it has none."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("verl")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def scheme_of_config(tree: Mapping[str, object]) -> Scheme | None:
     """The scheme whose keys stand in a configuration; None when none of verl's profiling does."""
     from rlprof_ops.trainers.hydra import dig
