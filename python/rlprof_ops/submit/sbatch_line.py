@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlprof_ops import backends, env_names
 from rlprof_ops.errors import UsageError
+from rlprof_ops.job import attempt
 from rlprof_ops.job.knobs import Settings, home, read_knobs
 from rlprof_ops.job.site import Site, likely_misspelt, read_site
 from rlprof_ops.redact import MASK, is_secret_name, redact_text
@@ -77,7 +78,7 @@ class Submission:
     notes: tuple[str, ...] = ()
 
     def run_folder(self, job: str) -> Path:
-        return self.base / f"{job}-logs"
+        return self.base / attempt.folder_name(job)
 
     def shown_env(self) -> dict[str, str]:
         """The environment without secrets."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.window_support import TRAINER
 from rlprof_ops.host.background import in_background
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Window
 from rlprof_ops.request.steps import window_at
@@ -21,7 +22,7 @@ from rlprof_ops.runtime.process import session_file
 from rlprof_ops.runtime.process.session_file import Session
 from rlprof_ops.runtime.process.worker_identity import DRIVER
 from rlprof_ops.supervisor.steps import left_open
-from rlprof_ops.supervisor.steps.watched_session import TRAINER, WatchedSession
+from rlprof_ops.supervisor.steps.watched_session import WatchedSession
 from rlprof_ops.window import output_dir
 from rlprof_ops.window.captures import ProcessCapture
 from rlprof_ops.window.gate import OpenWindow

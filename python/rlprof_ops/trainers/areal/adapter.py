@@ -18,10 +18,10 @@ from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_rule
 from rlprof_ops.runtime.process.hooks import Watch, attribute, caller_locals, expect, follow
+from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers.tasks import LeadingLoop, asyncio_task, decorated_tasks
 
 TRAINER = "AReaL"
-CONTROLLER = "controller"
 # Where AREAL_SPMD_MODE is set, its launchers start the loop once for each rank: there it is no controller.
 RANK_OF_MANY = "trainer"
 _TRAINERS = {

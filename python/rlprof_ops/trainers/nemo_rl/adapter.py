@@ -16,9 +16,9 @@ from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_helpers, add_rule, snake_case
 from rlprof_ops.runtime.process.hooks import UnknownShape, Watch, attribute, caller_locals, expect, follow
+from rlprof_ops.runtime.process.worker_identity import DRIVER
 from rlprof_ops.trainers.tasks import LeadingLoop, decorated_tasks
 
-DRIVER = "driver"
 _STEP = "total_step_time"
 # `<group>-grp<engine>-<n>`, the actors of one engine (RayWorkerGroup of tied workers).
 _ENGINE = re.compile(r"-grp(\d+)-(\d+)$")

@@ -15,10 +15,10 @@ from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
 from rlprof_ops.runtime.process.hooks import Watch, attribute, caller_locals, expect, follow, safely
+from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers.tasks import LeadingLoop, begin_task, task
 
 TRAINER = "OpenRLHF"
-CONTROLLER = "controller"
 _CLASSES = {
     "PPOTrainer": CONTROLLER,
     "TrainingActor": CONTROLLER,

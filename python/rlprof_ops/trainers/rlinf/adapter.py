@@ -30,9 +30,9 @@ from rlprof_ops.runtime.process.hooks import (
     follow,
     safely,
 )
+from rlprof_ops.runtime.process.worker_identity import DRIVER
 from rlprof_ops.trainers.tasks import LeadingLoop, decorated_tasks
 
-DRIVER = "driver"
 _STEP = "step"
 
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_rule
 from rlprof_ops.runtime.process.hooks import Watch, attribute, caller_locals, expect, follow
+from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers.tasks import LeadingLoop, asyncio_task, task
 
 TRAINER = "SkyRL"
-CONTROLLER = "controller"
 # By the beginning of the class name; of a class of the user's, by that of its bases.
 _KINDS = (
     (re.compile(r"(?:FSDP|Megatron)?PolicyWorker"), ("policy_worker", None)),

@@ -21,9 +21,9 @@ from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
 from rlprof_ops.runtime.process.hooks import Intercept, UnknownShape, Watch, attribute, expect, follow
+from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers.tasks import LeadingLoop, asyncio_task, begin_task, decorated_tasks, task
 
-CONTROLLER = "controller"
 _CLASSES = {
     "ActorRolloutRefWorker": "actor",
     "AsyncActorRolloutRefWorker": "actor",
