@@ -38,20 +38,20 @@ BUDGET = {
     "host": 1151,  # host, job and slurm: 1,600; the one line of a log that a reason quotes
     "job": 782,  # and what of run.json is written before a supervisor, or without one
     "slurm": 288,  # and host's way to run a command
-    "redact": 517,
+    "redact": 606,  # and secrets in binary reports of any backend
     "request": 1496,  # 1,100; what a GPU refuses, a folder a backend, windows inside a step
     "backends": 2792,  # 1,300; and which of them records CUDA, what a doctor finds of each
     "window": 807,  # 700; and windows inside a step
     "trainers": 3200,  # 2,300; verl asynchronous, NeMo RL, RLinf's block, vLLM's requests, AReaL
     "runtime": 3103,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests
     "rayenv": 757,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
-    "collect": 3379,  # 2,600; an engine beside its server, a report that comes at the end of a process
+    "collect": 3380,  # 2,600; an engine beside its server, a report that comes at the end of a process
     "supervisor": 3416,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
     "recorder": 1981,  # 1,500; and collectives that stand, the end of a job that hangs
     "submit": 474,  # submit, operate and commands: 2,600
     "operate": 1635,  # since then the rank that failed first, tables for a notebook
     "commands": 1264,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 10479,  # 7,600; traces without phases, diff, overlapping steps, last requests, shared GPUs
+    "analyze": 10480,  # 7,600; traces without phases, diff, overlapping steps, last requests, shared GPUs
     "doctor": 531,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 623,  # the run folder is named by job.attempt
