@@ -134,13 +134,8 @@ def _versions() -> str:
     """
     import json
     import platform
-    from importlib import metadata
 
-    def of(package: str) -> str | None:
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return None
+    from rlprof_ops.extras import installed_version
 
     def scanner() -> str | None:
         try:
@@ -151,7 +146,7 @@ def _versions() -> str:
 
     packages = ("ray", "nvtx", "torch", "submitit", "pyarrow", "click", "rich")
     found = {"rlprof": __version__, "python": platform.python_version(), "platform": platform.platform()}
-    return json.dumps({**found, **{name: of(name) for name in packages}, "scanner": scanner()})
+    return json.dumps({**found, **{name: installed_version(name) for name in packages}, "scanner": scanner()})
 
 
 def main(argv: list[str] | None = None) -> Any:

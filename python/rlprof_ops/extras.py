@@ -39,3 +39,13 @@ def brought(module: str | None) -> str | None:
     """The package of an extra that a module belongs to."""
     package = (module or "").partition(".")[0]
     return package if any(package in names for names in EXTRAS.values()) else None
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlprof_ops import backends
 from rlprof_ops.backends import report_names
 
 
@@ -110,3 +111,10 @@ def test_names_of_reports_that_a_tool_writes_itself(filename, kind, worker, rank
         ordinal,
     )
     assert (found.host, found.pid) == ("n1", 12)
+
+
+@pytest.mark.parametrize("suffix", [end for each in backends.every() for end in each.suffixes])
+def test_the_reports_of_every_backend_are_split_at_the_right_dot(suffix):
+    name = report_names.report_name("policy_worker", 3, window(3, 5), None, "node-7", 4711, suffix)
+    found = report_names.parse(name)
+    assert found is not None and (found.suffix, found.worker, found.pid) == (suffix, "policy_worker", 4711)

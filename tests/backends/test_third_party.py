@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from rlprof_ops.job.knobs import import_path
@@ -97,6 +98,8 @@ def test_it_takes_a_window_of_a_real_process_and_harvest_names_it_ok(package: Pa
     [report] = (trained / "profiles" / "pyspy" / "policy_worker" / "rank0").iterdir()
     assert report.name.startswith("policy_worker_rank0_step3-4_n1_") and report.name.endswith(".stacks.txt")
     assert "busy_work" in report.read_text()
+    schema = run(["-m", "rlprof_ops", "schema", "manifest"], trained, package)
+    jsonschema.validate(json.loads((trained / "manifest.json").read_text()), json.loads(schema.stdout))
 
 
 def test_a_node_without_the_package_says_so_of_the_report_and_reads_the_request(trained: Path) -> None:

@@ -324,7 +324,7 @@ NOTES = [
     (
         f"{CODE} 2.2.1 [ran]: documented, and refused",
         {"backend": "rocprof_sys", "options": {"T": "hip"}},
-        "rocprof-sys-python refuses 'T'",
+        "rocprof-sys-python has no option 'T'",
     ),
     (f"{CODE} 2.2.6: steps do not gate AMD", {"backend": "rocprof_sys"}, "rocprof_sys has no gate on steps"),
     (

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rlprof_ops.backends.nsight import nsys_doctor
+from rlprof_ops.check_result import FAIL, OK, WARN, CheckResult, output, run_all
 from rlprof_ops.doctor import node_resources, profilers, remote, shared_storage, slurm_config
-from rlprof_ops.doctor.check_result import FAIL, OK, WARN, CheckResult, output, run_all
 from rlprof_ops.doctor.node_checks import joined, pieces
 from rlprof_ops.doctor.table import merged, render
 from rlprof_ops.job.knobs import Settings
@@ -64,12 +65,12 @@ def test_libraries_that_an_image_lacks_for_an_import_are_named(tmp_path):
     ):
         (tmp_path / "it.c").write_text(source)
         subprocess.run(["gcc", tmp_path / "it.c", *options, "-o", made], check=True, timeout=60)
-    assert list(profilers.importing(importer)) == []
+    assert list(nsys_doctor.importing(importer)) == []
     library.unlink()
-    [found] = profilers.importing(importer)
+    [found] = nsys_doctor.importing(importer)
     assert (found.state, found.said) == (WARN, f"{importer} lacks {library}")
     assert "rlprof harvest" in found.fix
-    [found] = profilers.importing(None)
+    [found] = nsys_doctor.importing(None)
     assert found.state == WARN
 
 
@@ -224,7 +225,7 @@ def test_answers_survive_mixed_lines():
 
 @pytest.mark.nsys
 def test_a_real_second():
-    *_, found = profilers.nsys()
+    *_, found = nsys_doctor.findings()
     assert found.state in (OK, WARN), found  # WARN: nsys failed the first time, as it may on a busy machine
     assert "KiB" in found.said
 
@@ -233,7 +234,7 @@ def test_a_real_second():
 def test_an_nvtx_that_nsys_records_nothing_of_is_found(tmp_path, monkeypatch, need):
     """nvtx from 0.2.12 on, under nsys 2023.4.4: the report is whole and has no range in it."""
     need("index")
-    path = profilers.nsys_cli.find()
+    path = nsys_doctor.nsys_cli.find()
     if "2023.4" not in subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout:
         pytest.skip("another nsys, which may record it")
     pip = [
@@ -250,7 +251,7 @@ def test_an_nvtx_that_nsys_records_nothing_of_is_found(tmp_path, monkeypatch, ne
     subprocess.run(pip, check=True, timeout=120)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    found = profilers.trial(path)
+    found = nsys_doctor.trial(path)
 
     assert found.state == FAIL and "records none of the ranges of nvtx" in found.said
     assert "nvtx>=0.2.10,<0.2.12" in found.fix
@@ -261,7 +262,7 @@ SESSIONS = "ps axww -o args | grep session-new"
 
 def test_a_profiler_that_writes_nothing(tmp_path):
     fake = answering_nsys(tmp_path, launch="read x", sessions=SESSIONS, start="exit 0", stop="exit 0")
-    found = profilers.trial(str(fake))
+    found = nsys_doctor.trial(str(fake))
     assert found.state == FAIL and found.fix
     assert "a 1 s window gave no report: nsys stop ended well and wrote none" in found.said
 
@@ -269,7 +270,7 @@ def test_a_profiler_that_writes_nothing(tmp_path):
 def test_an_agent_that_outlives_its_trial_is_ended(tmp_path):
     launch = 'setsid bash -c "sleep 619; :" > /dev/null 2>&1 & echo "$!" > "$0.agent"; read x'
     fake = answering_nsys(tmp_path, launch=launch, sessions=SESSIONS, start="exit 3")
-    profilers.trial(str(fake))
+    nsys_doctor.trial(str(fake))
     agent = Path("/proc", Path(f"{fake}.agent").read_text().strip())
     assert not agent.exists() or (agent / "cmdline").read_bytes() == b"", "it runs, and is no zombie"
 

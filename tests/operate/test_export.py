@@ -168,19 +168,24 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
         server.shutdown()
 
 
+def spans_of(requests: list[Any]) -> list[Any]:
+    """All spans that a collector was sent."""
+    return [
+        span
+        for request in requests
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+
+
 def test_spans_by_a_collector(
     run: Path, told: list[list[ToldStep]], collector: tuple[str, list[Any]]
 ) -> None:
     url, got = collector
     done = CliRunner().invoke(command, [str(run), "--otlp", url])
     assert done.exit_code == 0, done.output
-    spans = [
-        span
-        for request in got
-        for resource in request.resource_spans
-        for scope in resource.scope_spans
-        for span in scope.spans
-    ]
+    spans = spans_of(got)
     resource = {each.key: each.value.string_value for each in got[0].resource_spans[0].resource.attributes}
     assert (resource["service.name"], resource["rlprof.job"]) == ("rlprof", "4711")
     roots = sorted((span for span in spans if not span.parent_span_id), key=lambda s: s.start_time_unix_nano)
@@ -265,13 +270,7 @@ def test_no_span_of_a_long_run_is_dropped(tmp_path: Path, collector: tuple[str, 
     write_record(tmp_path / "4711-logs", "n1", told)
     done = CliRunner().invoke(command, [str(tmp_path / "4711-logs"), "--otlp", url])
     assert done.exit_code == 0, done.output
-    spans = [
-        span.name
-        for request in got
-        for resource in request.resource_spans
-        for scope in resource.scope_spans
-        for span in scope.spans
-    ]
+    spans = [span.name for span in spans_of(got)]
     assert spans.count("step") == 900
     assert len(spans) == sum(1 + len(rows[0].phases) for rows in told) > 2_048
 
@@ -284,13 +283,7 @@ def test_requests_are_spans_by_the_genai_conventions(
     uneven(tmp_path)
     done = CliRunner().invoke(command, [str(tmp_path), "--otlp", url])
     assert done.exit_code == 0, done.output
-    spans = [
-        span
-        for request in got
-        for resource in request.resource_spans
-        for scope in resource.scope_spans
-        for span in scope.spans
-    ]
+    spans = spans_of(got)
     steps = {span.span_id: span.attributes for span in spans if span.name == "step"}
     requests = [span for span in spans if span.name == "text_completion"]
     assert len(requests) == 3 * 40 + 2 and sum(not span.parent_span_id for span in requests) == 2

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.sandbox import JobState, Sandbox, SandboxError
 from tests.waits import wait_until
 
 from rlprof_ops.collect.harvest.manifest import Manifest
 
 HOME = Path(__file__).parents[2]
+NEEDS = (pytest.mark.slurm, pytest.mark.nsys, pytest.mark.ray, pytest.mark.torch)  # of a test of the demo
 DEMO = "python -m rlprof_ops.demo --steps 8"
 ASKED = {
     "RLPROF_STEPS": "3:5,7",

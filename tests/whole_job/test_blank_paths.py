@@ -13,13 +13,10 @@ from pathlib import Path
 import pytest
 from tests.operate.login import Login
 from tests.sandbox import Sandbox
-from tests.whole_job.jobs import DEMO, HOME, Job
+from tests.whole_job.jobs import DEMO, HOME, NEEDS, Job
 
 pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.nsys,
-    pytest.mark.ray,
-    pytest.mark.torch,
+    *NEEDS,
     pytest.mark.timeout(500),
 ]
 

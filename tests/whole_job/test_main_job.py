@@ -12,13 +12,10 @@ from pathlib import Path
 import pytest
 from tests.real_nsys import nvtx_ranges
 from tests.waits import wait_until
-from tests.whole_job.jobs import ASKED, DEMO, Job
+from tests.whole_job.jobs import ASKED, DEMO, NEEDS, Job
 
 pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.nsys,
-    pytest.mark.ray,
-    pytest.mark.torch,
+    *NEEDS,
     pytest.mark.timeout(400),
 ]
 

@@ -12,15 +12,12 @@ from collections.abc import Iterator
 import pytest
 from tests.sandbox import Sandbox
 from tests.waits import wait_until
-from tests.whole_job.jobs import DEMO, Job
+from tests.whole_job.jobs import DEMO, NEEDS, Job
 
 SLURM = os.environ.get("RLPROF_TESTS_SLURM", "")
 ASKED = {"RLPROF_WORKERS": "policy_worker", "RLPROF_OPTIONS": '{"t": "nvtx"}', "RLPROF_REPORT_SECONDS": "0"}
 pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.nsys,
-    pytest.mark.ray,
-    pytest.mark.torch,
+    *NEEDS,
     pytest.mark.timeout(600),
     pytest.mark.by_hand("RLPROF_TESTS_SLURM"),
 ]

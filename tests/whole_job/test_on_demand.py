@@ -10,16 +10,13 @@ import sys
 import pytest
 from tests.real_nsys import nvtx_ranges
 from tests.waits import wait_until
-from tests.whole_job.jobs import Job
+from tests.whole_job.jobs import NEEDS, Job
 
 from rlprof_ops.collect import job_state
 from rlprof_ops.host.contained_dir import ContainedDir
 
 pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.nsys,
-    pytest.mark.ray,
-    pytest.mark.torch,
+    *NEEDS,
     pytest.mark.timeout(400),
 ]
 

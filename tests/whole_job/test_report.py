@@ -9,13 +9,10 @@ import shlex
 from typing import Any
 
 import pytest
-from tests.whole_job.jobs import ASKED, DEMO, Job
+from tests.whole_job.jobs import ASKED, DEMO, NEEDS, Job
 
 pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.nsys,
-    pytest.mark.ray,
-    pytest.mark.torch,
+    *NEEDS,
     pytest.mark.timeout(500),
 ]
 LONG_NS = 100_000_000  # a phase that lasts this long is compared by itself, the others together with it

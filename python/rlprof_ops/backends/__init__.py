@@ -41,6 +41,7 @@ __all__ = [
     "from_outside",
     "get",
     "is_known",
+    "masks",
     "names_allowed",
     "of_demand",
     "of_one_report",
@@ -136,6 +137,11 @@ def of_report(name: str) -> Backend | None:
         (len(end), each) for each in every() for end in each.suffixes + each.derived if name.endswith(end)
     ]
     return max(fits, key=lambda fit: fit[0])[1] if fits else None
+
+
+def masks(name: str) -> bool:
+    """Whether secrets are taken out of the report of this name before it leaves the node."""
+    return name.endswith(tuple(end for each in every() for end in each.masked))
 
 
 def validate(spec: Spec, where: Where = ANYWHERE) -> Verdict:

@@ -155,8 +155,12 @@ class Backend:
         window_options: those of `window_support.OPTIONS` that it has.
         timed_options: what it has to have where it is started and stopped beside the training thread.
         ray_key: of Ray's own plugin of this profiler in a runtime env, as Ray stores it; "" without one.
+        ray_words: what the value of that key calls a capture's `options` and `env`; empty where it holds
+            options alone.
         secret_files: patterns of names, of files beside its reports that hold the process's environment: they
             stay on the node.
+        masked: of `suffixes`, those whose files hold environments of processes, and stay readable when the
+            secrets in them are overwritten: they leave the node without these.
         derived: how files end that its tool makes of its reports.
         records_cuda: it records CUDA through CUPTI, and is refused where another one `holds_cupti`.
         windows_from_outside: a supervisor opens its windows too, in a process that knows no step.
@@ -181,7 +185,9 @@ class Backend:
     window_options: tuple[str, ...] = ()
     timed_options: Mapping[str, str] = {}
     ray_key: str = ""
+    ray_words: Mapping[str, str] = {}
     secret_files: tuple[str, ...] = ()
+    masked: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
     records_cuda: bool = False
     windows_from_outside: bool = False
@@ -197,6 +203,11 @@ class Backend:
     def validate(self, spec: Asked, where: Where) -> Verdict:
         """The one verdict on a capture."""
         return Verdict()
+
+    def why_unreadable(self, original: Path, masked: Path) -> str:
+        """Why the copy of a report, of which secrets were overwritten, is none; "" when it is as good."""
+        found = self.check(masked)
+        return found.reason if found.state != self.check(original).state else ""
 
     def answers_here(self) -> bool:
         """Whether this process was started so that this backend can record in it: a capture on demand that

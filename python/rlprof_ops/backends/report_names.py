@@ -11,7 +11,8 @@ OPEN_END = "end"
 _UNSAFE = re.compile(r"[^A-Za-z0-9.-]")
 _UNSAFE_IN_WORKER = re.compile(r"[^A-Za-z0-9._-]")
 
-# The suffixes of `python/rlprof_ops/backends/*.py`, longest first so that a name is split at the right dot.
+# How reports of the backends here end, and what trainers and tools make beside them; a longer ending stands
+# before one that it ends in, so that a name is split at the right dot.
 SUFFIXES = (
     ".pt.trace.json.gz",
     ".pt.trace.json",

@@ -68,8 +68,8 @@ def command(
     import json
     import shlex
 
+    from rlprof_ops.check_result import FAIL, OK, run_all
     from rlprof_ops.doctor import node_checks, remote, slurm_config
-    from rlprof_ops.doctor.check_result import FAIL, OK, run_all
     from rlprof_ops.doctor.table import render
     from rlprof_ops.errors import EXIT_FAILED, UsageError
     from rlprof_ops.job.knobs import Settings

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.host.ports import free_port
+from rlprof_ops.job import attempt
 from rlprof_ops.job.folders import RunFolder
 from rlprof_ops.job.knobs import import_path
 from rlprof_ops.job.supervisor_env import HeadAddress, supervisor_env
@@ -34,7 +35,7 @@ def run_local(base: Path, settings: Mapping[str, str], on_line: Callable[[str], 
     The run folder is `<base>/local-<pid>-logs`. An interrupt drains the job, as scancel does on a cluster.
     """
     job = f"local-{os.getpid()}-{int(time.time()) % 100000}"
-    run = RunFolder(base.resolve() / f"{job}-logs")
+    run = RunFolder(base.resolve() / attempt.folder_name(job))
     run.create()
     run.write_token()
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}

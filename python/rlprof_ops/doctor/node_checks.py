@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rlprof_ops import backends
 from rlprof_ops.backends.contract import load
+from rlprof_ops.check_result import CheckResult, run_all
 from rlprof_ops.doctor import node_resources, profilers, shared_storage, software
-from rlprof_ops.doctor.check_result import CheckResult, run_all
 from rlprof_ops.job.knobs import Settings
 
 MARK = "rlprof-doctor:"

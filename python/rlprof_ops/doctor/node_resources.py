@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rlprof_ops.doctor.check_result import FAIL, OK, WARN, CheckResult
+from rlprof_ops.check_result import FAIL, OK, WARN, CheckResult
 from rlprof_ops.host import ports
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.supervisor.node.ray_process import port_knobs

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprof_ops.doctor.check_result import FAIL, CheckResult, last_line
+from rlprof_ops.check_result import FAIL, CheckResult, last_line
 from rlprof_ops.doctor.node_checks import joined
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.job.knobs import home, import_path

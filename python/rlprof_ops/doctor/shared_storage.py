@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops.doctor.check_result import FAIL, OK, WARN, CheckResult
+from rlprof_ops.check_result import FAIL, OK, WARN, CheckResult
 from rlprof_ops.host import foreign
 from rlprof_ops.host.clock_probe import ClockServer, measure
 from rlprof_ops.submitit_job.rendezvous import own_address

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 
-from rlprof_ops.doctor.check_result import FAIL, OK, WARN, CheckResult, last_line, output
+from rlprof_ops.check_result import FAIL, OK, WARN, CheckResult, last_line, output
 from rlprof_ops.errors import UsageError
 from rlprof_ops.job.knobs import Settings
 from rlprof_ops.job.site import read_site

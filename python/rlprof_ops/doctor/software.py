@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -11,16 +9,11 @@ import sys
 from collections.abc import Iterator
 
 from rlprof_ops import rayenv
-from rlprof_ops.doctor.check_result import FAIL, OK, WARN, CheckResult, last_line, output
-from rlprof_ops.host.gpus import has_gpu
+from rlprof_ops.check_result import FAIL, OK, WARN, CheckResult, last_line, output
+from rlprof_ops.extras import installed_version
 from rlprof_ops.version import __version__
 
 _OLDEST_RAY = (2, 49)
-_TORCH = """
-import json, torch
-print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
-                  "devices": torch.cuda.device_count(), "kineto": torch.profiler.kineto_available()}))
-"""
 
 
 def python() -> Iterator[CheckResult]:
@@ -32,12 +25,12 @@ def python() -> Iterator[CheckResult]:
         text,
         "" if fine else "3.10 or newer is needed: set RLPROF_VENV or RLPROF_PYTHON",
     )
-    if _version("pyyaml") is None:
+    if installed_version("pyyaml") is None:
         yield CheckResult("python", FAIL, f"{sys.executable} lacks PyYAML", "pip install pyyaml there")
 
 
 def ray() -> Iterator[CheckResult]:
-    version = _version("ray")
+    version = installed_version("ray")
     if version is None:
         yield CheckResult(
             "ray",
@@ -85,10 +78,10 @@ def _patch_state() -> CheckResult:
 
 
 def nvtx() -> Iterator[CheckResult]:
-    version = _version("nvtx")
+    version = installed_version("nvtx")
     if version is not None:
         yield CheckResult("nvtx", OK, version)
-    elif _version("torch") is not None:
+    elif installed_version("torch") is not None:
         yield CheckResult(
             "nvtx",
             WARN,
@@ -102,44 +95,3 @@ def nvtx() -> Iterator[CheckResult]:
             "neither nvtx nor torch is installed: reports will have no ranges",
             "pip install nvtx==0.2.10",
         )
-
-
-def torch(quick: bool = False) -> Iterator[CheckResult]:
-    """Whether torch is here and sees the GPUs; `quick` does not load it."""
-    if quick:
-        return
-    version = _version("torch")
-    if version is None:
-        yield CheckResult("torch", WARN, "not installed", "needed for torch and memory captures only")
-        return
-    code, text = output([sys.executable, "-c", _TORCH], seconds=120)
-    try:
-        facts = json.loads(last_line(text)) if code == 0 else None
-    except ValueError:
-        facts = None
-    if facts is None:
-        yield CheckResult(
-            "torch",
-            FAIL,
-            f"{version} does not import: {last_line(text)}",
-            "repair the environment of RLPROF_VENV",
-        )
-        return
-    build = (
-        f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU only"
-    )
-    said = f"{facts['version']}, {build}, {facts['devices']} GPUs seen"
-    wrong = (facts["cuda"] or facts["hip"]) and not facts["devices"] and has_gpu()
-    yield CheckResult(
-        "torch",
-        WARN if wrong else OK,
-        said,
-        "this node has a GPU that torch does not see: compare driver and build" if wrong else "",
-    )
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rlprof_ops.doctor.check_result import FAIL, OK, WARN, CheckResult
+from rlprof_ops.check_result import FAIL, OK, WARN, CheckResult
 
 _ORDER = (FAIL, WARN, OK)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rlprof_ops.words import limit
 
@@ -11,23 +12,31 @@ _NOT_RUN = 127  # as a shell says it
 _TOOL_SECONDS = 60.0  # nvidia-smi's first call on a node without the persistence daemon starts every GPU
 
 
+def finished(
+    argv: Sequence[str], seconds: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Exit code and both outputs of a command without input. Raises OSError or ValueError when it cannot be
+    started, `subprocess.TimeoutExpired` when it is not done in `seconds`.
+    """
+    return subprocess.run(
+        argv,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
+    )
+
+
 def run(
     argv: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Exit code and both outputs of a command without input; 127, and why in `stderr`, when it cannot be
-    started or is not done in `seconds`. Never raises.
-    """
+    """The same; 127, and why in `stderr`, for a command that is none or is not done in time. Never raises."""
     try:
-        return subprocess.run(
-            argv,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
+        return finished(argv, seconds, env)
     except subprocess.TimeoutExpired:
         reason = f"not done after {limit(seconds)}"
     except (OSError, ValueError) as error:  # ValueError: a word with a null character

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
-import importlib.metadata
 import os
 import platform
 import time
 from typing import TYPE_CHECKING, Any
 
+from rlprof_ops.extras import installed_version
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.redact import redact_text
 from rlprof_ops.version import __version__
@@ -62,7 +61,5 @@ def _user() -> str:
 
 def _versions() -> dict[str, str]:
     found = {"rlprof_ops": __version__, "python": platform.python_version()}
-    for name in ("ray", "torch", "nvtx"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    named = ((name, installed_version(name)) for name in ("ray", "torch", "nvtx"))
+    return found | {name: version for name, version in named if version}

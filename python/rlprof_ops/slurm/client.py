@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.errors import RlprofError
+from rlprof_ops.host import command
 from rlprof_ops.words import limit
 
 TIMEOUT_S = 30.0
@@ -109,17 +110,7 @@ def run(
             f"{argv[0]} is not on PATH: this is no login node of a Slurm cluster, or its module is not loaded"
         )
     try:
-        return subprocess.run(
-            list(argv),
-            env=None if env is None else dict(env),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
+        return command.finished(argv, timeout_s, env, cwd)
     except subprocess.TimeoutExpired:
         raise RlprofError(
             f"{argv[0]} did not answer within {limit(timeout_s)}; Slurm's controller may be busy: try again"

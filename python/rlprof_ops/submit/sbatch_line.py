@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlprof_ops import backends, env_names
 from rlprof_ops.errors import UsageError
+from rlprof_ops.job import attempt
 from rlprof_ops.job.knobs import Settings, home, read_knobs
 from rlprof_ops.job.site import Site, likely_misspelt, read_site
 from rlprof_ops.redact import MASK, is_secret_name, redact_text
@@ -77,7 +78,7 @@ class Submission:
     notes: tuple[str, ...] = ()
 
     def run_folder(self, job: str) -> Path:
-        return self.base / f"{job}-logs"
+        return self.base / attempt.folder_name(job)
 
     def shown_env(self) -> dict[str, str]:
         """The environment without secrets."""
@@ -268,20 +269,18 @@ def trainer_file(framework: str, request: ProfileRequest) -> str:
     return "nemo_rl_megatron" if megatron else framework
 
 
-# What both a trainer and our runtime could open in a worker, where only one of them may.
-_IN_PROCESS = ("torch", "memory")
-
-
 def _sides(
     framework: str, request: ProfileRequest, adapters: bool
 ) -> tuple[ProfileRequest, ProfileRequest, list[str]]:
     """Who takes each capture: the request that the trainer's own words say, the one that the job carries, and
-    remarks. Ours takes torch and memory where its adapters see the steps, else the trainer does.
+    remarks. What both could open in a worker (torch, memory) ours takes where its adapters see the steps,
+    else the trainer does.
     """
     from rlprof_ops import trainers
 
-    others = tuple(spec for spec in request.captures if spec.backend not in _IN_PROCESS)
-    both = sorted({spec.backend for spec in request.captures} & set(_IN_PROCESS))
+    in_process = {each.name for each in backends.every() if not each.wrap}
+    others = tuple(spec for spec in request.captures if spec.backend not in in_process)
+    both = sorted({spec.backend for spec in request.captures} & in_process)
     if not both:
         return request, request, []
     what, title = " and ".join(both), trainers.get(framework).title

@@ -27,7 +27,7 @@ class TaskContext:
 
     @property
     def run_dir(self) -> Path:
-        return self.base / f"{self.job}-logs"
+        return self.base / attempt.folder_name(self.job)
 
 
 def job_name(cluster: str, job_id: str) -> str:
@@ -78,7 +78,7 @@ def _local(cluster: str, job_id: str, base: Path) -> TaskContext:
     """
     base = base.absolute()
     number = 0
-    while (base / f"{attempt.name(job_name(cluster, job_id), number)}-logs").exists():
+    while (base / attempt.folder_name(attempt.name(job_name(cluster, job_id), number))).exists():
         number += 1
     names = [attempt.name(job_name(cluster, job_id), earlier) for earlier in range(number + 1)]
     node = os.uname().nodename
@@ -86,5 +86,5 @@ def _local(cluster: str, job_id: str, base: Path) -> TaskContext:
 
 
 def _existing(base: Path, names: list[str]) -> tuple[Path, ...]:
-    folders = (base / f"{name}-logs" for name in names)
+    folders = (base / attempt.folder_name(name) for name in names)
     return tuple(folder for folder in folders if (folder / "run.json").is_file())

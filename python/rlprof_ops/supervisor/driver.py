@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops import backends
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.job.end_cause import exit_status
 from rlprof_ops.request import ProfileRequest
@@ -24,7 +25,8 @@ _START_SECONDS, _CODE_SECONDS, _LOOK_S = 30.0, 5.0, 0.02
 
 def session_words(request: ProfileRequest, python: str) -> list[str]:
     """What runs COMMAND in an nsys session, where the request selects the driver under any of its names."""
-    specs = [spec for spec in request.captures if spec.backend == "nsight" and spec] if request else []
+    captures = request.captures if request else ()
+    specs = [spec for spec in captures if spec and backends.from_outside(spec.backend)]
     named = [name for name in DRIVERS if any(spec.matches(name, 0) for spec in specs)]
     written = (name for name in named if any(name in spec.workers for spec in specs))
     name = next(written, named[0] if named else None)

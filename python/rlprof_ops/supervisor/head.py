@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from rlprof_ops import env_names
 from rlprof_ops.collect import job_state
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
+from rlprof_ops.extras import installed_version
 from rlprof_ops.host.background import in_background
 from rlprof_ops.host.clock_probe import ClockServer
 from rlprof_ops.job.end_cause import ORDER_EXIT, SIGNAL_EXIT, EndCause
@@ -27,7 +28,7 @@ from rlprof_ops.supervisor.end_order import ToldToEnd, first_of
 from rlprof_ops.supervisor.node.helper_processes import Recorded
 from rlprof_ops.supervisor.node.node import GROUP_CLEANUP, Node
 from rlprof_ops.supervisor.node.node_state import End
-from rlprof_ops.supervisor.node.ray_process import RayProcess, no_authentication, ray_version
+from rlprof_ops.supervisor.node.ray_process import RayProcess, no_authentication
 from rlprof_ops.supervisor.other_nodes import OtherNodes, watch_ended_tasks
 from rlprof_ops.supervisor.run_record import RunRecord
 from rlprof_ops.supervisor.steps.state_relay import StateFile, StateTold
@@ -229,7 +230,7 @@ class Head:
         """Say so when this Ray lets everybody in who reaches its ports. Raises RlprofError where the job
         wants authentication.
         """
-        settings, problem = self.node.settings, no_authentication(ray_version())
+        settings, problem = self.node.settings, no_authentication(installed_version("ray") or "")
         if problem and settings["RAY_AUTH_MODE"] == "token":
             if settings.flag("RLPROF_REQUIRE_RAY_AUTH"):
                 raise RlprofError(f"RLPROF_REQUIRE_RAY_AUTH=1: {problem}")

@@ -23,6 +23,7 @@ from rlprof_ops.host.background import in_background
 from rlprof_ops.job import folders
 from rlprof_ops.job.end_cause import EndCause
 from rlprof_ops.job.knobs import Settings
+from rlprof_ops.recorder.head_recorder import FOLDER as RECORDER
 from rlprof_ops.recorder.head_recorder import SUMMARY
 from rlprof_ops.slurm.job_over import is_cancelled
 from rlprof_ops.supervisor import salvage
@@ -369,5 +370,5 @@ def _has_something(run: Path) -> bool:
     """
     if any((run / "profiles").glob("*/*/*/*")):
         return True
-    summary = foreign.read_object(run / "recorder" / SUMMARY, _MOST_BYTES)
+    summary = foreign.read_object(run / RECORDER / SUMMARY, _MOST_BYTES)
     return bool(foreign.an_object(summary.get("history")).get("steps"))

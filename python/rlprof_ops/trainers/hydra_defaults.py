@@ -1,4 +1,8 @@
-"""A Hydra configuration with the files of its `defaults:` list, as far as they lie beside it."""
+"""A Hydra configuration with the files of its `defaults:` list, as far as they lie beside it.
+
+Hydra itself is where the trainer is; what reads here runs on login nodes without it, and one reading is one
+answer: tests hold it against Hydra's.
+"""
 
 from __future__ import annotations
 

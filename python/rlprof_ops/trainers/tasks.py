@@ -13,11 +13,43 @@ from rlprof_ops.runtime.process.hooks import Intercept, Watch, wrapped
 _LABELS = ("name", "tag", "message", "role")
 
 
-def leader(worker: str, rank: int = 0, world_size: int = 1) -> Any:
-    """The profiler of the process whose steps are the job's; one that does nothing where nothing is asked."""
-    from rlprof_ops.runtime import null_profiler, profiler
+class LeadingLoop:
+    """The step that runs in the process that leads the job, and its phases."""
 
-    return profiler.lead(worker, rank, world_size) or null_profiler.NullProfiler()
+    def __init__(self) -> None:
+        self.profiler: Any = None
+        self.step: int | None = None
+
+    def lead(self, worker: str, rank: int = 0, world_size: int = 1) -> None:
+        """The steps of this process are the job's, from the first call on."""
+        if self.profiler is None:
+            from rlprof_ops.runtime import null_profiler, profiler
+
+            found = profiler.lead(worker, rank, world_size)
+            self.profiler = found or null_profiler.NullProfiler()  # where nothing is asked
+
+    def begin_step(self, step: int) -> bool:
+        """Step `step` begins, and one before it ends; False where it has begun already, or nobody leads."""
+        if step == self.step or self.profiler is None:
+            return False
+        self.end_step()
+        self.step = step
+        self.profiler.start_step(step)
+        return True
+
+    def end_step(self) -> None:
+        """The step that runs has ended."""
+        if self.step is not None:
+            step, self.step = self.step, None
+            self.profiler.stop_step(step)
+
+    def phase(self, name: str) -> Any:
+        """The range of a phase that has begun; None outside of a step, and where nobody asks for phases."""
+        if self.step is None or not self.profiler.active:
+            return None
+        found = self.profiler.range(name)
+        found.__enter__()
+        return found
 
 
 def task(trainer: str, label: str) -> Watch:

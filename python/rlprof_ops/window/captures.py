@@ -24,7 +24,7 @@ from rlprof_ops.window.delivery import Delivery, Events, ProfiledProcess
 from rlprof_ops.window.gate import ALWAYS_QUIET, Gate, OpenWindow, PhaseGate, StepGate, TimedGate
 from rlprof_ops.window.output_dir import OutputDir
 from rlprof_ops.window.part_gate import PartGate
-from rlprof_ops.window.reason import reason_of
+from rlprof_ops.window.reason import failure_of
 from rlprof_ops.words import limit
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ class Captures:
             self._yield(capture, window, str(error))
             return
         except Exception as error:  # whatever a profiler does, training goes on
-            self._not_opened(capture, window, reason_of(error))
+            self._not_opened(capture, window, failure_of(error))
             return
         capture.delivery.opened(window)
 
@@ -347,7 +347,7 @@ class Captures:
             finished = capture.taker.close()
             window.closed_s = time.monotonic()
         except Exception as error:
-            capture.delivery.failed(window, reason_of(error))
+            capture.delivery.failed(window, failure_of(error))
             return
         if getattr(
             capture.taker, "late", False
@@ -396,13 +396,13 @@ class Captures:
                 own = OpenWindow(steps, phase or window.phase, [first, last], window.asked_by)
                 delivery.closed(own, path, partial=False)
         except Exception as error:
-            delivery.failed(window, reason_of(error))
+            delivery.failed(window, failure_of(error))
 
     def _guarded(self, capture: ProcessCapture, action: Callable[[int], None], step: int) -> None:
         try:
             action(step)
         except Exception as error:
-            log_once(f"{capture.spec.backend} at step {step}: {reason_of(error)}")
+            log_once(f"{capture.spec.backend} at step {step}: {failure_of(error)}")
 
     def _not_opened(self, capture: ProcessCapture, window: OpenWindow, reason: str) -> None:
         capture.target = None

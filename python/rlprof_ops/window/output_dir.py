@@ -12,7 +12,7 @@ from rlprof_ops import backends
 from rlprof_ops.backends import report_names
 from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.window.reason import reason_of
+from rlprof_ops.window.reason import failure_of
 from rlprof_ops.window.report_file import mirror, place_of
 from rlprof_ops.words import limit
 
@@ -101,6 +101,6 @@ class OutputDir:
             yield
         except OSError as error:
             self._say(
-                f"cannot copy reports to the request's output_dir {self.folders}: {reason_of(error)};"
+                f"cannot copy reports to the request's output_dir {self.folders}: {failure_of(error)};"
                 f" they are in {where}"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlprof_ops.backends.contract import CaptureError
 
 
-def reason_of(error: Exception) -> str:
+def failure_of(error: Exception) -> str:
     """What went wrong, with the file where the system names one."""
     if isinstance(error, CaptureError):
         return str(error)

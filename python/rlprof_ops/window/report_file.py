@@ -42,13 +42,13 @@ def _without_secrets(report: Path, backend: str) -> Iterator[Path]:
     """The report, or, where secrets stand in it, a masked copy beside it. Raises OSError when that is no
     report any more.
     """
-    from rlprof_ops.backends.nsight import mask_reports
+    from rlprof_ops.redact import binary_files
 
     found: list[tuple[int, int]] = []
-    if report.name.endswith(mask_reports.MASKED_SUFFIXES):
-        values = mask_reports.maskable(mask_reports.secrets_of_processes() | own_secrets())
+    if report.name.endswith(get(backend).masked):
+        values = binary_files.maskable(binary_files.secrets_of_processes() | own_secrets())
         with open(report, "rb") as stream:
-            found = mask_reports.places(stream.fileno(), values)
+            found = binary_files.places(stream.fileno(), values)
     if not found:
         yield report
         return
@@ -56,7 +56,7 @@ def _without_secrets(report: Path, backend: str) -> Iterator[Path]:
     try:
         shutil.copyfile(report, masked)
         with open(masked, "r+b") as stream:
-            mask_reports.mask(stream.fileno(), found)
+            binary_files.mask(stream.fileno(), found)
         if get(backend).check(masked).state != OK:
             raise OSError(errno.EBADMSG, "with its secrets taken out it is no report any more", report.name)
         yield masked

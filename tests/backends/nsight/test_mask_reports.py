@@ -8,8 +8,10 @@ import pytest
 from tests.needs import need
 from tests.real_nsys import profile
 
-from rlprof_ops.backends.nsight import mask_reports
-from rlprof_ops.backends.nsight.mask_reports import (
+from rlprof_ops import backends
+from rlprof_ops.collect.drain.nsys_contents import look
+from rlprof_ops.collect.sync.sync_pass import Syncer
+from rlprof_ops.redact.binary_files import (
     _one_by_one,
     _WordFinder,
     mask,
@@ -17,8 +19,6 @@ from rlprof_ops.backends.nsight.mask_reports import (
     places,
     secrets_of_processes,
 )
-from rlprof_ops.collect.drain.nsys_contents import look
-from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.window.report_file import mirror
 
 SECRET = "hf_abcdefgh12345"
@@ -82,7 +82,7 @@ def test_the_only_copy_is_never_written_to(tmp_path, monkeypatch):
     whole = b"NVIDIA Tegra Profiler Report" + SECRET.encode() + b"[END]"
     report.write_bytes(whole)
     with monkeypatch.context() as patched:
-        patched.setattr(mask_reports, "why_unreadable", lambda original, copy: "no")
+        patched.setattr(type(backends.get("nsight")), "why_unreadable", lambda *_: "no")
         result = Syncer(node, run, "n1").pass_(last=True)
     assert not result.complete and "could not read it any more (no)" in result.failed[0][1]
     assert report.read_bytes() == whole and not list(run.rglob("*.nsys-rep"))

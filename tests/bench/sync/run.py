@@ -20,9 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "python"))
 
-from rlprof_ops.backends.nsight.mask_reports import places
 from rlprof_ops.collect.sync.sync_pass import Syncer
 from rlprof_ops.redact import redact_log
+from rlprof_ops.redact.binary_files import places
 
 PASSES = 5
 SECRETS_MIB, LOG_MIB = 512, 16

@@ -24,12 +24,12 @@ from pathlib import Path
 
 from rlprof_ops.analyze.distil import one
 from rlprof_ops.backends import report_names
-from rlprof_ops.backends.nsight import mask_reports, nsys_cli
+from rlprof_ops.backends.nsight import nsys_cli
 from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.sync.sent_log import Sent, SentLog
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host.contained_dir import ContainedDir, UnsafeName
-from rlprof_ops.redact import own_secrets
+from rlprof_ops.redact import binary_files, own_secrets
 from rlprof_ops.words import duration, size
 
 LOG = logging.getLogger(__name__)
@@ -114,10 +114,10 @@ class Distiller:
         """The exit code of the process that reads it: what one report takes is given back whole."""
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir(mode=0o700)
-        self._secrets |= mask_reports.secrets_of_processes()
+        self._secrets |= binary_files.secrets_of_processes()
         sent = self._sent().get(path)
         as_sent = sent is not None and sent.same_source(found)  # which means without secrets
-        secrets = frozenset() if as_sent else mask_reports.maskable(self._secrets)
+        secrets = frozenset() if as_sent else binary_files.maskable(self._secrets)
         # fork: the secrets are in no command line, and what is imported is so in the child alone
         forking = multiprocessing.get_context("fork")
         said, say = forking.Pipe(duplex=False)

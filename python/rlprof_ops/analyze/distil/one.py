@@ -14,8 +14,9 @@ import signal
 import tempfile
 from pathlib import Path
 
-from rlprof_ops.backends.nsight import mask_reports
+from rlprof_ops import backends
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.redact import binary_files
 
 EXPORT_S = 3600.0  # at this priority an export may take long
 _NICE = 19
@@ -76,8 +77,8 @@ def _take(tree: ContainedDir, path: str, copy: Path, secrets: frozenset[bytes]) 
     """The report under its own name in the work folder: itself, or a copy without its secrets."""
     fd = tree.open_read(path)
     try:
-        masked = path.endswith(mask_reports.MASKED_SUFFIXES)
-        found = mask_reports.places(fd, secrets) if masked else []
+        masked = backends.masks(path)
+        found = binary_files.places(fd, secrets) if masked else []
         if not found:
             os.link(Path(tree.root, path), copy, follow_symlinks=False)
             if copy.stat().st_ino != os.fstat(fd).st_ino:
@@ -87,7 +88,7 @@ def _take(tree: ContainedDir, path: str, copy: Path, secrets: frozenset[bytes]) 
         with open(fd, "rb", closefd=False) as source, open(copy, "w+b") as target:
             shutil.copyfileobj(source, target, _CHUNK)
             target.flush()
-            mask_reports.mask(target.fileno(), found)
+            binary_files.mask(target.fileno(), found)
         os.chmod(copy, os.fstat(fd).st_mode & 0o777)
     finally:
         os.close(fd)

@@ -2,8 +2,8 @@
 that tells Perfetto (v58.2 or later) which machine each file is and where its clock lies.
 
 A gzip member is a raw deflate stream between a header and its CRC and size, which is what a ZIP entry holds,
-so nothing is compressed again. Format of the manifest: google/perfetto, docs/reference/perfetto-manifest.md,
-version 1.
+so nothing is compressed again; `zipfile` compresses what it is given (4 s for 30 MiB of trace). Format of the
+manifest: google/perfetto, docs/reference/perfetto-manifest.md, version 1.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Nsight(Backend):
     name = NAME
     title = "Nsight"
     aliases = ("nsys", "nsight_systems", "nvidia", "nvtx")
-    suffixes = (SUFFIX, RAW_SUFFIX)
+    suffixes = masked = (SUFFIX, RAW_SUFFIX)  # nsys 2023.4 writes the environment of all that it can read
     summary = "Nsight Systems (`nsys`): CUDA, NVTX ranges and the host, of a worker and its children"
     ranges = "nvtx"
     bytes_per_rank_step = 50 << 20
@@ -40,12 +40,17 @@ class Nsight(Backend):
     wrap = "rlprof_ops.backends.nsight.wrap_worker:WRAP"
     ray_plugin = "rlprof_ops.backends.nsight.ray_plugin:PLUGIN"
     reader = "rlprof_ops.analyze.readers.nsys_export:read_nsys"
-    doctor = "rlprof_ops.doctor.profilers:nsys"
+    doctor = "rlprof_ops.backends.nsight.nsys_doctor:findings"
 
     def check(self, path: Path) -> Check:
         from rlprof_ops.backends.nsight.nsys_cli import check
 
         return check(path)
+
+    def why_unreadable(self, original: Path, masked: Path) -> str:
+        from rlprof_ops.backends.nsight.masked_copy import why_unreadable
+
+        return super().why_unreadable(original, masked) or why_unreadable(original, masked)
 
     def validate(self, spec: Asked, where: Where) -> Verdict:
         return _validate(spec, where)

@@ -23,8 +23,9 @@ from rlprof_ops.backends.contract import Asked, Verdict, Where
 from rlprof_ops.backends.wrapping import CannotWrap
 from rlprof_ops.words import did_you_mean
 
-NAME, SUFFIX = "rocprof_sys", ".proto"
+NAME, TITLE, SUFFIX = "rocprof_sys", "rocprof-sys", ".proto"
 FRONT_END = "rocprof-sys-python"
+RAY_WORDS = {"options": "args", "env": "env"}
 # Options that take several values, each a word of its own (argparse nargs="+" or "*").
 _SEVERAL = frozenset(
     ["label", "I", "E", "R", "MI", "ME", "MR", "function-include", "function-exclude", "function-restrict",

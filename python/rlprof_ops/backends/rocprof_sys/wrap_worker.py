@@ -1,5 +1,5 @@
-"""Starting a process under rocprof-sys: the command that keeps its interpreter, its variables, and the
-trial of both.
+"""Starting a process under rocprof-sys: the command that keeps its interpreter, its variables, the
+trial of both, and what a doctor finds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shlex
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from rlprof_ops.backends.contract import Spec
 from rlprof_ops.backends.option_trial import Trials, trial_env
 from rlprof_ops.backends.rocprof_sys import front_end
 from rlprof_ops.backends.wrapping import CannotWrap, Command, ConfigError, Given, Identity, clean_options
+from rlprof_ops.check_result import OK, WARN, CheckResult
 from rlprof_ops.errors import UsageError
 
 _RUNNER = Path(__file__).with_name("run_script.py")
@@ -110,7 +111,8 @@ class RocprofSysPlugin:
             expected = 'expected "default" or {"env": …, "args": …}'
             raise ConfigError(f'the runtime env\'s "_rocprof_sys" is {config!r}: {expected}')
         found = {"args": {"F": "true"}} if config == "default" else dict(config)
-        return Given(clean_options(found.get("args") or {}, "_rocprof_sys"), found.get("env") or {})
+        args, env = (found.get(front_end.RAY_WORDS[ours]) or {} for ours in ("options", "env"))
+        return Given(clean_options(args, "_rocprof_sys"), env)
 
     async def prepare(
         self,
@@ -211,3 +213,19 @@ def split_python(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if at >= len(argv) or argv[at] in ("-c", "-"):
         raise UsageError(f"rocprof-sys starts Python scripts: name one after {' '.join(argv[:at])!r}")
     return list(argv[:at]), list(argv[at:])
+
+
+def findings(quick: bool = False) -> Iterator[CheckResult]:
+    """Only where there is an AMD GPU: elsewhere nobody misses it."""
+    try:
+        found = front_end.find()
+    except front_end.FrontEndError as error:
+        needed = os.path.exists("/dev/kfd") or os.environ.get(env_names.ROCPROF_SYS)
+        yield CheckResult(
+            front_end.TITLE,
+            WARN if needed else OK,
+            str(error) if needed else "not here, and no AMD GPU that would need it",
+            "load ROCm's module, or set RLPROF_ROCPROF_SYS" if needed else "",
+        )
+        return
+    yield CheckResult(front_end.TITLE, OK, str(found)[:200])

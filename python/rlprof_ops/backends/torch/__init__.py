@@ -23,7 +23,7 @@ class Torch(Backend):
     window_options = ("max_mb",)
     timed_options = {"all_threads": "true"}  # noqa: RUF012
     reader = "rlprof_ops.analyze.readers.torch_trace:read_torch"
-    doctor = "rlprof_ops.doctor.software:torch"
+    doctor = "rlprof_ops.backends.torch.torch_doctor:findings"
 
     def answers_here(self) -> bool:
         return True

@@ -21,9 +21,10 @@ from rlprof_ops.collect.harvest.verify import Checker, ReportCheck
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
+from rlprof_ops.recorder.head_recorder import FINDINGS
+from rlprof_ops.recorder.head_recorder import FOLDER as RECORDER
 
 Progress = Callable[[int, int, str], None]
-FINDINGS = "recorder/findings.jsonl"
 _MOST_FINDINGS_BYTES = 4 << 20
 _RECOVER_BUDGET_S = 600.0
 
@@ -113,7 +114,7 @@ def _recover(run: ContainedDir, observed: Observed) -> list[str]:
 def _findings(run: ContainedDir) -> tuple[dict[str, Any], ...]:
     """What the job's recorder has found; lines that make no sense are left out."""
     try:
-        raw = run.read(FINDINGS, _MOST_FINDINGS_BYTES)
+        raw = run.read(f"{RECORDER}/{FINDINGS}", _MOST_FINDINGS_BYTES)
     except OSError:
         return ()
     return tuple(row for row in foreign.rows(raw) if foreign.text(row.get("text")))

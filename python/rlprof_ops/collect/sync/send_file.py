@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlprof_ops.backends.nsight import mask_reports
+from rlprof_ops import backends
 from rlprof_ops.collect.sync.append_logs import Tails
 from rlprof_ops.collect.sync.copy_bytes import (
     LARGE,
@@ -26,7 +26,7 @@ from rlprof_ops.collect.sync.routes import GROWS, Item, Kind, are_columns
 from rlprof_ops.collect.sync.sent_log import Sent, SentLog
 from rlprof_ops.host import foreign
 from rlprof_ops.host.contained_dir import ContainedDir
-from rlprof_ops.redact import own_secrets
+from rlprof_ops.redact import binary_files, own_secrets
 
 _SECRETS_KEPT_S = 30.0  # between two looks at the environments of this node's processes
 _SMALL = 64 << 10  # the most a file that is rewritten in place may hold
@@ -117,7 +117,7 @@ class Sender:
         """
         fd = self._open(source, item.source)
         try:
-            if not item.source.endswith(mask_reports.MASKED_SUFFIXES) or not self._masked(fd, source, item):
+            if not backends.masks(item.source) or not self._masked(fd, source, item):
                 return fd
         except OSError as error:
             os.close(fd)
@@ -138,7 +138,7 @@ class Sender:
         sent = self._journal.sent.get(item.source)
         if sent is not None and sent.same_source(before):
             return False
-        found = mask_reports.places(fd, mask_reports.maskable(self.secrets()), self._stop)
+        found = binary_files.places(fd, binary_files.maskable(self.secrets()), self._stop)
         if not found:
             return False
         folder, _, name = item.source.rpartition("/")
@@ -147,15 +147,16 @@ class Sender:
         try:
             try:
                 copy_in_kernel(fd, out, stop=self._stop)
-                mask_reports.mask(out, found)
+                binary_files.mask(out, found)
                 os.fsync(out)
                 os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
             finally:
                 os.close(out)
-            why = mask_reports.why_unreadable(Path(source.root, item.source), Path(source.root, copy_name))
-            if why:
+            backend = backends.of_report(name)
+            paths = Path(source.root, item.source), Path(source.root, copy_name)
+            if backend is not None and (why := backend.why_unreadable(*paths)):
                 raise SourceError(
-                    f"with its secrets taken out nsys could not read it any more ({why});"
+                    f"with its secrets taken out {backend.title} could not read it any more ({why});"
                     " it stays on the node"
                 )
             os.lseek(fd, 0, os.SEEK_SET)
@@ -177,7 +178,7 @@ class Sender:
         """Values that must not leave this node."""
         if time.monotonic() >= self._look_again:
             self._look_again = time.monotonic() + _SECRETS_KEPT_S
-            self._secrets |= mask_reports.secrets_of_processes()
+            self._secrets |= binary_files.secrets_of_processes()
         return self._secrets
 
     def _send_small(self, source: ContainedDir, target: ContainedDir, item: Item) -> int | None:

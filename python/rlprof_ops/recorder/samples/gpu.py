@@ -1,4 +1,5 @@
 """A node's GPUs by NVML, through ctypes: the library comes with the driver, and nothing has to be installed.
+A job's container, whose Python records, need not have nvidia-ml-py.
 
 Function and struct layouts: NVIDIA's nvml.h. A GPU that does not tell a figure has 0 there.
 """

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
-from rlprof_ops import env_names, trainers
+from rlprof_ops import backends, env_names, trainers
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import processes
 from rlprof_ops.host.background import in_background
@@ -168,7 +168,7 @@ class Node:
         """Say so when this node's runtime-env agent did not load our plugin: its windows would be lost in
         silence.
         """
-        if not self.request and self.settings[env_names.ON_DEMAND] != "nsight":
+        if not self.request and not backends.wraps(self.settings[env_names.ON_DEMAND]):
             return
         for _ in range(int(_PLUGIN_SECONDS / _LOOK_S)):
             if self.place.folder.plugin_marker.exists():

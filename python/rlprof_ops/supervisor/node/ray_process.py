@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib.metadata
 import json
 import re
 from collections.abc import Mapping
@@ -158,13 +156,6 @@ def port_knobs(settings: Settings, is_head: bool) -> dict[str, int]:
     if is_head:
         names += ["PORT", "RLPROF_CONTROL_PORT", "RAY_CLIENT_SERVER_PORT", "DASHBOARD_PORT"]
     return {name: settings.number(name) for name in names}
-
-
-def ray_version() -> str:
-    """Of the Ray that this Python has; "" without one."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version("ray")
-    return ""
 
 
 def no_authentication(version: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprof_ops.backends import report_names
+from rlprof_ops.backends.window_support import TRAINER
 from rlprof_ops.host import foreign
 from rlprof_ops.runtime.process.session_file import Session
 
@@ -55,7 +56,7 @@ def read(events: Path) -> Left:
         if asked_by is None:
             begun.add((start, stop))
         if what == "opened":
-            asked += asked_by == "trainer"
+            asked += asked_by == TRAINER
             window = LeftOpen(start, stop, Path(str(row.get("report"))).name, asked_by)
         elif window is not None and (window.start, window.asked_by) == (start, asked_by):
             window = None

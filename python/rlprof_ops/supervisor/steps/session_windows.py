@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlprof_ops.backends.nsight import options as nsys_options
+from rlprof_ops.backends.window_support import TRAINER
 from rlprof_ops.host.background import in_background
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Window
 from rlprof_ops.request.steps import window_at
@@ -21,7 +22,7 @@ from rlprof_ops.runtime.process import session_file
 from rlprof_ops.runtime.process.session_file import Session
 from rlprof_ops.runtime.process.worker_identity import DRIVER
 from rlprof_ops.supervisor.steps import left_open
-from rlprof_ops.supervisor.steps.watched_session import TRAINER, WatchedSession
+from rlprof_ops.supervisor.steps.watched_session import WatchedSession
 from rlprof_ops.window import output_dir
 from rlprof_ops.window.captures import ProcessCapture
 from rlprof_ops.window.gate import OpenWindow
@@ -253,7 +254,7 @@ class Windows:
 
     async def _meant(self, request: CaptureRequest) -> list[tuple[WatchedSession, CaptureSpec]]:
         """Whose windows a capture on demand asks for."""
-        if request.backend not in ("auto", "nsight") or self._closed:
+        if request.backend not in ("auto", nsys_options.NAME) or self._closed:
             return []
         spec = CaptureSpec(workers=request.workers, ranks=request.ranks, options=dict(request.options))
         return [
@@ -282,4 +283,4 @@ def _ours(request: ProfileRequest | None) -> tuple[CaptureSpec, ...]:
 
 
 def _is_ours(spec: CaptureSpec) -> bool:
-    return bool(spec) and spec.backend == "nsight" and nsys_options.capture_range(spec) is None
+    return bool(spec) and spec.backend == nsys_options.NAME and nsys_options.capture_range(spec) is None

@@ -14,7 +14,7 @@ from typing import TypeVar
 from rlprof_ops.backends import Where, validate
 from rlprof_ops.backends.nsight import options as nsys_options
 from rlprof_ops.backends.nsight.recorder import NsysSessionRecorder
-from rlprof_ops.backends.window_support import driver_of
+from rlprof_ops.backends.window_support import TRAINER, driver_of
 from rlprof_ops.request import CaptureSpec, Steps, Window
 from rlprof_ops.runtime.process.event_log import EventLog, StepFile
 from rlprof_ops.runtime.process.session_file import Session
@@ -23,7 +23,6 @@ from rlprof_ops.window.captures import Captures, ProcessCapture
 from rlprof_ops.window.gate import OpenWindow, TimedGate
 from rlprof_ops.window.output_dir import OutputDir
 
-TRAINER = "trainer"  # who asks for the windows of a trainer's own profiler calls
 Result = TypeVar("Result")
 
 
@@ -59,7 +58,12 @@ class WatchedSession:
         self.asked = 0  # windows that its trainer opened itself
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlprof-nsys")
         self.events.registered(
-            session, ("nsight",), on_demand=False, wrapped=True, gate="supervisor", began=session.began
+            session,
+            (nsys_options.NAME,),
+            on_demand=False,
+            wrapped=True,
+            gate="supervisor",
+            began=session.began,
         )
         for spec in specs:
             self.captures.add(spec, specs)

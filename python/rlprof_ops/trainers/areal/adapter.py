@@ -18,10 +18,10 @@ from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_rule
 from rlprof_ops.runtime.process.hooks import Watch, attribute, caller_locals, expect, follow
-from rlprof_ops.trainers.tasks import asyncio_task, decorated_tasks, leader
+from rlprof_ops.runtime.process.worker_identity import CONTROLLER
+from rlprof_ops.trainers.tasks import LeadingLoop, asyncio_task, decorated_tasks
 
 TRAINER = "AReaL"
-CONTROLLER = "controller"
 # Where AREAL_SPMD_MODE is set, its launchers start the loop once for each rank: there it is no controller.
 RANK_OF_MANY = "trainer"
 _TRAINERS = {
@@ -32,37 +32,23 @@ _TRAINERS = {
 }
 
 
-class _Loop:
+class _Loop(LeadingLoop):
     """The step of this process, and the thread and the coroutine that run it."""
 
     def __init__(self) -> None:
-        self.profiler: Any = None
-        self.step: int | None = None
+        super().__init__()
         self.place: Any = None
 
     def begin(self, global_step: object) -> None:
         """The loop is at this step: it begins unless it has begun."""
-        if not isinstance(global_step, int) or global_step + 1 == self.step:
-            return
-        if self.profiler is None:
-            self.profiler = _leader()
-        self.end()  # of a version that ends it elsewhere
-        self.step, self.place = global_step + 1, _place()
-        self.profiler.start_step(self.step)
-
-    def end(self) -> None:
-        """The step has ended."""
-        if self.step is not None:
-            step, self.step = self.step, None
-            self.profiler.stop_step(step)
+        if isinstance(global_step, int):
+            self.lead(*_leading())
+            if self.begin_step(global_step + 1):
+                self.place = _place()
 
     def phase(self, name: str) -> Any:
         """A timer of the step that has begun; None for one that is not the step's."""
-        if self.step is None or self.place != _place() or not self.profiler.active:
-            return None
-        found = self.profiler.range(name)
-        found.__enter__()
-        return found
+        return super().phase(name) if self.place == _place() else None
 
 
 _LOOP = _Loop()
@@ -102,11 +88,11 @@ def _place() -> tuple[int, Any]:
     return threading.get_ident(), asyncio_task()
 
 
-def _leader() -> Any:
+def _leading() -> tuple[str, int, int]:
+    """The worker, the rank and the number of ranks that this process leads as."""
     if os.environ.get("AREAL_SPMD_MODE", "").lower() not in ("1", "true"):
-        return leader(CONTROLLER)
-    rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-    return leader(RANK_OF_MANY, rank, world)
+        return CONTROLLER, 0, 1
+    return RANK_OF_MANY, int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def _turn_begins(*_: object, **__: object) -> None:
@@ -118,7 +104,7 @@ def _turn_ends(*_: object, **__: object) -> bool:
 
 
 def _turn_ended(*_: object) -> None:
-    _LOOP.end()
+    _LOOP.end_step()
 
 
 def _timer_begins(_: object, key: str, *__: object, **___: object) -> Any:

@@ -16,9 +16,9 @@ from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_helpers, add_rule, snake_case
 from rlprof_ops.runtime.process.hooks import UnknownShape, Watch, attribute, caller_locals, expect, follow
-from rlprof_ops.trainers.tasks import decorated_tasks, leader
+from rlprof_ops.runtime.process.worker_identity import DRIVER
+from rlprof_ops.trainers.tasks import LeadingLoop, decorated_tasks
 
-DRIVER = "driver"
 _STEP = "total_step_time"
 # `<group>-grp<engine>-<n>`, the actors of one engine (RayWorkerGroup of tied workers).
 _ENGINE = re.compile(r"-grp(\d+)-(\d+)$")
@@ -27,33 +27,25 @@ _ENGINES = ("vllm_", "trtllm_")
 _APART = ("teacher", "reward_model")
 
 
-class _Driver:
+class _Driver(LeadingLoop):
     """The step of this process and the phases that are open in it."""
 
     def __init__(self) -> None:
-        self.profiler: Any = None
-        self.step: int | None = None
+        super().__init__()
         self.open: dict[tuple[int, str], Any] = {}
 
     def begin(self, step: int) -> None:
         """Step `step` begins, unless it has: NeMo RL says so for the policy and for its generation."""
-        if step == self.step:
-            return
-        self.end()
         if self.profiler is None:
-            self.profiler = leader(DRIVER)
+            self.lead(DRIVER)
             atexit.register(_connect_no_more)
-        self.step = step
-        self.profiler.start_step(step)
+        self.begin_step(step)
 
-    def end(self) -> None:
+    def end_step(self) -> None:
         """The step that runs ends, and what is open in it before it."""
-        if self.step is None:
-            return
         while self.open:
             self.open.popitem()[1].__exit__(None, None, None)
-        step, self.step = self.step, None
-        self.profiler.stop_step(step)
+        super().end_step()
 
     def timer_begins(self, timer: int, label: str) -> None:
         if self.step is None or not self.profiler.active:
@@ -61,12 +53,11 @@ class _Driver:
         if label == _STEP:  # what opens the windows, NeMo RL's calls of its workers too, is not the step's
             self.profiler.start_step(self.step)
             return
-        found = self.open[timer, label] = self.profiler.range(label)
-        found.__enter__()
+        self.open[timer, label] = self.phase(label)
 
     def timer_ends(self, timer: int, label: str) -> None:
         if label == _STEP:
-            self.end()
+            self.end_step()
             return
         found = self.open.pop((timer, label), None)
         if found is not None:

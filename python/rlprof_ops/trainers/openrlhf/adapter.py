@@ -15,10 +15,10 @@ from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
 from rlprof_ops.runtime.process.hooks import Watch, attribute, caller_locals, expect, follow, safely
-from rlprof_ops.trainers.tasks import begin_task, leader, task
+from rlprof_ops.runtime.process.worker_identity import CONTROLLER
+from rlprof_ops.trainers.tasks import LeadingLoop, begin_task, task
 
 TRAINER = "OpenRLHF"
-CONTROLLER = "controller"
 _CLASSES = {
     "PPOTrainer": CONTROLLER,
     "TrainingActor": CONTROLLER,
@@ -35,40 +35,7 @@ _CLASSES = {
 _HELPERS = ("ppo_trainer_async", "vllm_lock")
 
 
-class _Controller:
-    """The step of this process."""
-
-    def __init__(self) -> None:
-        self.profiler: Any = None
-        self.step: int | None = None
-
-    def prepare(self) -> None:
-        """This process has the trainer, and leads."""
-        if self.profiler is None:
-            self.profiler = leader(CONTROLLER)
-
-    def begin(self, done: int) -> None:
-        """The step after `done` ones begins, unless it has."""
-        if self.step == done + 1 or self.profiler is None:
-            return
-        self.step = done + 1
-        self.profiler.start_step(self.step)
-
-    def end(self) -> None:
-        if self.step is not None:
-            step, self.step = self.step, None
-            self.profiler.stop_step(step)
-
-    def phase(self, name: str) -> Any:
-        """The range of a phase that has begun, None outside of a step."""
-        if self.step is None or not self.profiler.active:
-            return None
-        found = self.profiler.range(name)
-        found.__enter__()
-        return found
-
-
-_CONTROLLER = _Controller()
+_LOOP = LeadingLoop()
 
 
 def install(name: str, module: ModuleType) -> None:
@@ -110,16 +77,16 @@ def _trainer_is_made(trainer: Any, *_: object, **__: object) -> None:
     other processes: they are followed in the process, and in the class, that a trainer is made of."""
     for method, hook in _METHODS.items():
         safely(TRAINER, follow, type(trainer), method, hook)
-    _CONTROLLER.prepare()
+    _LOOP.lead(CONTROLLER)
 
 
 def _train_step_begins(_: object, __: object, global_step: int, *___: object, **____: object) -> bool:
-    _CONTROLLER.begin(global_step)
+    _LOOP.begin_step(global_step + 1)
     return True
 
 
 def _train_step_ends(*_: object) -> None:
-    _CONTROLLER.end()
+    _LOOP.end_step()
 
 
 def _generation_begins(*_: object, **__: object) -> Any:
@@ -128,8 +95,8 @@ def _generation_begins(*_: object, **__: object) -> Any:
     if not hasattr(caller, "train_step"):
         return begin_task("generation")
     if isinstance(done, int):
-        _CONTROLLER.begin(done)
-    return _CONTROLLER.phase("generation")
+        _LOOP.begin_step(done + 1)
+    return _LOOP.phase("generation")
 
 
 def _phase(name: str) -> Watch:
@@ -137,7 +104,7 @@ def _phase(name: str) -> Watch:
 
 
 def _phase_begins(name: str, /, *_: object, **__: object) -> Any:
-    return _CONTROLLER.phase(name)
+    return _LOOP.phase(name)
 
 
 def _batch_begins(_: object, method_name: str, *__: object, **___: object) -> Any:

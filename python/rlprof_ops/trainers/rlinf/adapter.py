@@ -30,35 +30,28 @@ from rlprof_ops.runtime.process.hooks import (
     follow,
     safely,
 )
-from rlprof_ops.trainers.tasks import decorated_tasks, leader
+from rlprof_ops.runtime.process.worker_identity import DRIVER
+from rlprof_ops.trainers.tasks import LeadingLoop, decorated_tasks
 
-DRIVER = "driver"
 _STEP = "step"
 
 
-class _Runner:
+class _Runner(LeadingLoop):
     """The step of this process, and whether a timer has begun it."""
 
     def __init__(self) -> None:
-        self.profiler: Any = None
-        self.step: int | None = None
+        super().__init__()
         self.timed = False
         self.asked = False  # RLinf's own configuration was looked at
 
     def begin(self, step: int) -> None:
         """Step `step` begins, unless it has already."""
-        if step == self.step:
-            return
-        self.end()
-        if self.profiler is None:
-            self.profiler = leader(DRIVER)
-        self.step = step
-        self.profiler.start_step(step)
+        self.lead(DRIVER)
+        self.begin_step(step)
 
-    def end(self) -> None:
-        if self.step is not None:
-            step, self.step, self.timed = self.step, None, False
-            self.profiler.stop_step(step)
+    def end_step(self) -> None:
+        self.timed = False
+        super().end_step()
 
     def timer_begins(self, name: str, owner: Any) -> Any:
         """The timer `name` begins: "step" for a step, the range of a phase, None for nothing of ours."""
@@ -69,17 +62,13 @@ class _Runner:
             self.begin(number + 1)
             self.timed = True
             return _STEP
-        if self.step is None or not self.profiler.active:
-            return None
-        found = self.profiler.range(name)
-        found.__enter__()
-        return found
+        return self.phase(name)
 
     def timer_ends(self, begun: Any, skipped: bool) -> None:
         """A timer ended. A step whose attempt its runner `skipped` goes on: it is tried again."""
         if begun == _STEP:
             if not skipped:
-                self.end()
+                self.end_step()
         else:
             begun.__exit__(None, None, None)
 
@@ -90,7 +79,7 @@ class _Runner:
             if isinstance(step, int):
                 self.begin(step + 1)
         elif not self.timed:
-            self.end()
+            self.end_step()
 
 
 _RUNNER = _Runner()

@@ -1,4 +1,4 @@
-"""RLinf: `cluster.profiling` (nsight, rocprof_sys) and `megatron.profiler` (torch)."""
+"""RLinf: `cluster.profiling` (what Ray has a key for) and `megatron.profiler` (torch)."""
 
 from __future__ import annotations
 

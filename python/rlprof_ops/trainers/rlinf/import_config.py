@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from rlprof_ops import backends
 from rlprof_ops.request.build import Reader, read_request
 from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, shown, words
@@ -124,7 +125,7 @@ def _profiling(tree: Mapping[str, Any], reading: ImportNotes) -> dict[str, Any] 
                 f"{preset}: read with the groups of RLinf's file, {', '.join(merged['worker_groups'])}; its"
                 f" document has {', '.join(DOCUMENTED_GROUPS)} too: name them in worker_groups"
             )
-        if merged["backend"] != "nsight":
+        if merged["backend"] != PRESETS[preset]["backend"]:
             reading.problem(
                 f"cluster.profiling: {preset} has nsight options, which backend {shown(merged['backend'])}"
                 " refuses; write the block without the preset"
@@ -166,16 +167,16 @@ def _capture(
             )
     groups = _groups(profiling.get("worker_groups"), tree, reading)
     capture: dict[str, Any] = {"backend": backend, "workers": groups, "steps": _steps(profiling, reading)}
-    if backend == "nsight":
+    theirs = backends.get(backend).ray_words
+    if not theirs:
         capture["options"] = _nsight_options(profiling.get("options"), _count(capture["steps"]), reading)
         capture["flags"] = _flags(profiling.get("flags"), reading)
-    else:
-        for field, ours in (("args", "options"), ("env", "env")):
-            value = profiling.get(field)
-            if value is not None and not isinstance(value, Mapping):
-                reading.problem(f"cluster.profiling.{field} must be a mapping, not {shown(value)}")
-            elif value:
-                capture[ours] = dict(value)
+    for ours, field in theirs.items():
+        value = profiling.get(field)
+        if value is not None and not isinstance(value, Mapping):
+            reading.problem(f"cluster.profiling.{field} must be a mapping, not {shown(value)}")
+        elif value:
+            capture[ours] = dict(value)
     if not groups:
         reading.notes.append("cluster.profiling.worker_groups is empty: no worker is profiled")
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlprof_ops import backends
 from rlprof_ops.trainers.dialects import WorkerKind
 
 # Channels are groups of their own: `ActorGroup` never implies the channel worker `Actor` (its document, "How
@@ -50,7 +51,12 @@ PHASES = {
     ),
 }
 COMMON_FIELDS = ("backend", "enabled", "worker_groups", "steps", "output_dir")
-FIELDS = {"nsight": (*COMMON_FIELDS, "options", "flags"), "rocprof_sys": (*COMMON_FIELDS, "args", "env")}
+# RLinf hands them on to Ray, whose words they are; those of nsys are its own.
+FIELDS = {
+    each.name: (*COMMON_FIELDS, *(each.ray_words.values() or ("options", "flags")))
+    for each in backends.every()
+    if each.ray_key
+}
 # examples/embodiment/config/profile/default.yaml.
 PRESETS: dict[str, dict[str, Any]] = {
     "profile/default": {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlprof_ops import backends
 from rlprof_ops.backends.nsight import presets as nsight_presets
 from rlprof_ops.request import CaptureSpec, ProfileRequest, Steps
-from rlprof_ops.request.problems import nearest
+from rlprof_ops.request.problems import nearest, words
 from rlprof_ops.request.selectors import is_pattern
 from rlprof_ops.trainers import hydra
 from rlprof_ops.trainers.dialects import Remarks, Rendered, common_losses, select, usable
@@ -17,8 +18,6 @@ from rlprof_ops.trainers.rlinf.names import FIELDS, STEPPED, TORCH_DEFAULTS, WOR
 OPEN_STEPS = 10  # RLinf lists steps; of an open range these many are written
 TOP = ("cluster", "profiling")
 MEGATRON = ("actor", "megatron")
-# Options of the document that today's rocprof-sys-python refuses (exit status 2).
-REFUSED_ARGS = ("T", "output-format")
 
 
 def render(request: ProfileRequest, fmt: str = "yaml") -> Rendered:
@@ -28,7 +27,7 @@ def render(request: ProfileRequest, fmt: str = "yaml") -> Rendered:
     system: list[CaptureSpec] = []
     torch = False
     for number, spec in usable(request, remarks):
-        common_losses(number, spec, "RLinf", remarks, env=spec.backend == "rocprof_sys")
+        common_losses(number, spec, "RLinf", remarks, env="env" in FIELDS.get(spec.backend, ()))
         if spec.ranks is not None:
             remarks.lose(f"capture {number}: ranks; RLinf profiles every rank of a worker group")
         if spec.each == "phase":
@@ -71,7 +70,8 @@ def _system(specs: Sequence[CaptureSpec], request: ProfileRequest, remarks: Rema
     ]
     if (folder := request.folder(spec.backend)) is not None:
         settings.append(Setting((*TOP, "output_dir"), folder, new=True))
-    return settings + (_nsight(spec, remarks) if spec.backend == "nsight" else _rocprof(spec, remarks))
+    theirs = backends.get(spec.backend).ray_words
+    return settings + (_in_rays_words(spec, theirs, remarks) if theirs else _nsight(spec, remarks))
 
 
 def _groups(patterns: Sequence[str], spec: CaptureSpec, remarks: Remarks) -> list[str]:
@@ -135,7 +135,8 @@ def _nsight(spec: CaptureSpec, remarks: Remarks) -> list[Setting]:
     if spec.flags:
         settings.append(Setting((*TOP, "flags"), list(spec.flags), new=True))
     if spec.env:
-        remarks.lose(f"env {', '.join(spec.env)}; RLinf has it for rocprof_sys only")
+        those = words(name for name, fields in FIELDS.items() if "env" in fields)
+        remarks.lose(f"env {', '.join(spec.env)}; RLinf has it for {those} only")
     return settings
 
 
@@ -146,21 +147,25 @@ def window_options(ranges: int | None) -> dict[str, str]:
     return {"capture-range": "cudaProfilerApi", "capture-range-end": f"repeat:{ranges}"}
 
 
-def _rocprof(spec: CaptureSpec, remarks: Remarks) -> list[Setting]:
+def _in_rays_words(spec: CaptureSpec, theirs: Mapping[str, str], remarks: Remarks) -> list[Setting]:
     remarks.lose(
-        "rocprof_sys elsewhere than in a job of rlprof, where ours takes the place of RLinf's own wrap: that"
-        " gives rocprof-sys-python the interpreter as if it were a script, and no worker starts (source code"
-        " string cannot contain null bytes). Leave cluster.profiling out there"
+        f"{spec.backend} elsewhere than in a job of rlprof, where ours takes the place of RLinf's own wrap:"
+        " that gives rocprof-sys-python the interpreter as if it were a script, and no worker starts (source"
+        " code string cannot contain null bytes). Leave cluster.profiling out there"
     )
     if spec.flags:
-        remarks.lose(f"flags {', '.join(spec.flags)}; RLinf's args need a value")
-    for name in spec.options:
-        if name in REFUSED_ARGS:
-            remarks.note(f"rocprof-sys-python refuses {name!r}, although RLinf's document uses it")
+        remarks.lose(f"flags {', '.join(spec.flags)}; RLinf's {theirs['options']} need a value")
+    for warning in backends.validate(spec).warnings:
+        remarks.note(warning)
     if spec.steps and str(spec.steps) != "1:":
-        remarks.note("rocprof_sys has no gate on steps outside a job of rlprof: a worker is recorded whole")
-    settings = [Setting((*TOP, "args", name), value, new=True) for name, value in spec.options.items()]
-    return settings + [Setting((*TOP, "env", name), value, new=True) for name, value in spec.env.items()]
+        remarks.note(
+            f"{spec.backend} has no gate on steps outside a job of rlprof: a worker is recorded whole"
+        )
+    return [
+        Setting((*TOP, word, name), value, new=True)
+        for ours, word in theirs.items()
+        for name, value in getattr(spec, ours).items()
+    ]
 
 
 def _torch(number: int, spec: CaptureSpec, request: ProfileRequest, remarks: Remarks) -> list[Setting]:

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_rule
 from rlprof_ops.runtime.process.hooks import Watch, attribute, caller_locals, expect, follow
-from rlprof_ops.trainers.tasks import asyncio_task, leader, task
+from rlprof_ops.runtime.process.worker_identity import CONTROLLER
+from rlprof_ops.trainers.tasks import LeadingLoop, asyncio_task, task
 
 TRAINER = "SkyRL"
-CONTROLLER = "controller"
 # By the beginning of the class name; of a class of the user's, by that of its bases.
 _KINDS = (
     (re.compile(r"(?:FSDP|Megatron)?PolicyWorker"), ("policy_worker", None)),
@@ -52,12 +52,11 @@ class _Entered(NamedTuple):
     range: Any
 
 
-class _Controller:
+class _Controller(LeadingLoop):
     """The step of this process, the task that runs it, and its timers that have begun, the innermost last."""
 
     def __init__(self) -> None:
-        self.profiler: Any = None
-        self.step: int | None = None
+        super().__init__()
         self.steps = 0
         self.task: Any = None
         self.entered: list[_Entered] = []
@@ -65,25 +64,21 @@ class _Controller:
     def begin(self, timer: int, name: str) -> None:
         """A timer begins: a step, a phase of it, or nothing of ours."""
         if name == "step":
-            self._begin_step(timer)
-        elif self._is_inside() and self.profiler.active:
-            phase = _Entered(timer, self.profiler.range(name))
-            phase.range.__enter__()
-            self.entered.append(phase)
+            self._enter_step(timer)
+        elif self._is_inside() and (phase := self.phase(name)) is not None:
+            self.entered.append(_Entered(timer, phase))
 
-    def _begin_step(self, timer: int) -> None:
+    def _enter_step(self, timer: int) -> None:
         [owner] = caller_locals("self")
         number = getattr(owner, "global_step", None)
         if not isinstance(number, int):
             return
-        if self.profiler is None:
-            self.profiler = leader(CONTROLLER)
+        self.lead(CONTROLLER)
         self.task, self.entered = asyncio_task(), [_Entered(timer, nullcontext())]
         _STEP_TIMER.set(self.entered[0])
         number = number or self.steps + 1  # 0: its benchmark of SFT counts none
-        if number != self.step:  # else the next attempt
-            self.step = self.steps = number
-            self.profiler.start_step(number)
+        self.steps = number
+        self.begin_step(number)  # unless this is its next attempt
 
     def _is_inside(self) -> bool:
         """Whether this code is the step's: its coroutine, or a thread that was given its context."""
@@ -98,9 +93,8 @@ class _Controller:
             return
         for _ in timers[timers.index(timer) :]:
             self.entered.pop().range.__exit__(None, None, None)
-        if not self.entered and self.step is not None and not goes_on:
-            step, self.step = self.step, None
-            self.profiler.stop_step(step)
+        if not self.entered and not goes_on:
+            self.end_step()
 
 
 # The timer of the step that this code works for; threads and tasks that are begun in a context inherit it.

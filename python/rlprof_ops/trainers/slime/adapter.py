@@ -14,7 +14,7 @@ from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NOBODY, NewActor, add_helpers, add_rule
 from rlprof_ops.runtime.process.hooks import Intercept, Watch, attribute, expect, follow
-from rlprof_ops.trainers.tasks import begin_task, leader, task
+from rlprof_ops.trainers.tasks import LeadingLoop, begin_task, task
 
 TRAINER = "slime"
 _CLASSES = {
@@ -26,12 +26,11 @@ _CLASSES = {
 _WAIT, _TRAIN = "train_wait", "train"  # slime's timer waits whenever it does not train
 
 
-class _State:
+class _State(LeadingLoop):
     """The step of this process where it leads, its timers that have begun, and the group that it creates."""
 
     def __init__(self) -> None:
-        self.profiler: Any = None
-        self.step: int | None = None
+        super().__init__()
         self.next, self.last = 1, 0
         self.entered: dict[str, Any] = {}
         self.group: Any = None
@@ -47,21 +46,17 @@ class _State:
             self.entered[name] = begin_task(name) if name != _WAIT else None
             return
         if name == _WAIT and self.step is None and self.next <= self.last:  # it waits after the last one too
-            self.step = self.next
-            self.profiler.start_step(self.step)
-        if self.step is not None and self.profiler.active:
-            self.entered[name] = self.profiler.range(name)
-            self.entered[name].__enter__()
+            self.begin_step(self.next)
+        self.entered[name] = self.phase(name)
 
     def end(self, name: str) -> None:
         """A timer ended, and with the training's the step."""
         found = self.entered.pop(name, None)
         if found is not None:
             found.__exit__(None, None, None)
-        if name == _TRAIN and self.profiler is not None and self.step is not None:
-            step, self.step = self.step, None
-            self.next = step + 1
-            self.profiler.stop_step(step)
+        if name == _TRAIN and self.step is not None:
+            self.next = self.step + 1
+            self.end_step()
 
 
 _STATE = _State()
@@ -109,7 +104,7 @@ def _created(*_: object) -> None:
 def _init_begins(arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     """slime waits from the end of `init` on: what it takes to lead is done before."""
     if _leads(*arguments, **named):
-        _STATE.profiler = leader("actor", 0, arguments[0]._world_size)
+        _STATE.lead("actor", 0, arguments[0]._world_size)
 
 
 def _init_ended(first: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from rlprof_ops.runtime.process.hooks import UnknownShape, Watch, attribute, expect, follow
-from rlprof_ops.trainers.tasks import leader
+from rlprof_ops.trainers.tasks import LeadingLoop
 
 WORKER = "trainer"
 _PHASES = {
@@ -29,46 +29,40 @@ _TRAIN = "compute_loss"
 _BATCH = "_prepare_inputs"
 
 
-class _Training:
+class _Training(LeadingLoop):
     """The step and the phases of this process."""
 
     def __init__(self) -> None:
-        self.profiler: Any = None
-        self.step: int | None = None
+        super().__init__()
         self.train: Any = None
         self.contexts: dict[int, list[Any]] = {}  # of TRL's contexts that are entered, by their identity
 
     def begin(self, args: Any, state: Any) -> None:
         if self.profiler is None:
-            rank, world = int(args.process_index), int(args.world_size)
-            self.profiler = leader(WORKER, rank, world)
-        self.step = int(state.global_step) + 1
-        self.profiler.start_step(self.step)
+            self.lead(WORKER, int(args.process_index), int(args.world_size))
+        self.begin_step(int(state.global_step) + 1)
 
-    def end(self) -> None:
+    def end_step(self) -> None:
+        """The step has ended, and with it its training and what is left of TRL's contexts."""
         self.end_train()
         self.contexts.clear()
-        if self.step is not None and self.profiler is not None:
-            step, self.step = self.step, None
-            self.profiler.stop_step(step)
+        super().end_step()
 
     def begin_train(self) -> None:
         """The loss of one batch begins: the training of this batch does."""
         self.end_train()
-        if self.step is not None and self.profiler.active:
-            self.train = self.profiler.range("train")
-            self.train.__enter__()
+        self.train = self.phase("train")
 
     def end_train(self) -> None:
         train, self.train = self.train, None
         if train is not None:
             train.__exit__(None, None, None)
 
-    def phase(self, label: str) -> Any:
-        """The range of what TRL times as `label` ("GRPOTrainer.<name>"), None when it is no phase of a
-        step."""
+    def timed(self, label: str) -> Any:
+        """The range, which has begun, of what TRL times as `label` ("GRPOTrainer.<name>"); None when it is no
+        phase of a step."""
         name = next((timed for timed in _OWN if label.endswith(f".{timed}")), "")
-        if self.step is None or self.profiler is None or not self.profiler.active:
+        if self.step is None or not self.profiler.active:
             return None
         if name == _BATCH:
             self.end_train()
@@ -77,7 +71,7 @@ class _Training:
         phase = _PHASES.get(name)
         if phase is None or (self.train is not None and phase == "logprob"):
             return None
-        return self.profiler.range(phase)
+        return self.phase(phase)
 
 
 _OWN = (*_PHASES, _TRAIN, _BATCH)
@@ -110,14 +104,13 @@ def _step_ends(*_: object, **__: object) -> bool:
 
 
 def _step_ended(*_: object) -> None:
-    _TRAINING.end()
+    _TRAINING.end_step()
 
 
 def _enter(context: Any, *_: object, **__: object) -> int | None:
-    found = _TRAINING.phase(context.name)
+    found = _TRAINING.timed(context.name)
     if found is None:
         return None
-    found.__enter__()
     _TRAINING.contexts.setdefault(id(context), []).append(found)
     return id(context)
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from rlprof_ops.runtime.process.actor_labels import NewActor, add_helpers, add_rule
 from rlprof_ops.runtime.process.hooks import Intercept, UnknownShape, Watch, attribute, expect, follow
-from rlprof_ops.trainers.tasks import asyncio_task, begin_task, decorated_tasks, leader, task
+from rlprof_ops.runtime.process.worker_identity import CONTROLLER
+from rlprof_ops.trainers.tasks import LeadingLoop, asyncio_task, begin_task, decorated_tasks, task
 
-CONTROLLER = "controller"
 _CLASSES = {
     "ActorRolloutRefWorker": "actor",
     "AsyncActorRolloutRefWorker": "actor",
@@ -64,13 +64,12 @@ _ROLES = (
 _MOST_FRAMES = 16
 
 
-class _State:
+class _State(LeadingLoop):
     """What this process knows: the trainer, its step, and the roles of the colocated classes that it made."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.trainer: weakref.ref[Any] | None = None
-        self.profiler: Any = None
-        self.step: int | None = None
         self.step_task: Any = None
         self.roles: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
@@ -83,27 +82,19 @@ class _State:
                 return begin_task(name)
             self.trainer = weakref.ref(trainer)
         if name == "step" and (self.step is None or _version(trainer) is not None):
-            self._begin_step(_version(trainer) or int(attribute(trainer, "global_steps")))
+            self.lead(CONTROLLER)
+            if self.begin_step(_version(trainer) or int(attribute(trainer, "global_steps"))):
+                self.step_task = asyncio_task()  # else this is the next mini-step
             return "step"
-        if self.step is None or not self.profiler.active or asyncio_task() is not self.step_task:
+        if asyncio_task() is not self.step_task:
             return None  # what another task of the loop does, is for a later step
-        found = self.profiler.range(name.removeprefix("timing_s/"))
-        found.__enter__()
-        return found
-
-    def _begin_step(self, step: int) -> None:
-        if self.profiler is None:
-            self.profiler = leader(CONTROLLER)
-        if step != self.step:  # else the next mini-step
-            self.step, self.step_task = step, asyncio_task()
-            self.profiler.start_step(step)
+        return self.phase(name.removeprefix("timing_s/"))
 
     def end(self, begun: Any) -> None:
         if begun != "step":
             begun.__exit__(None, None, None)
-        elif self.step is not None and self.step != _version(self.trainer and self.trainer()):
-            step, self.step = self.step, None
-            self.profiler.stop_step(step)
+        elif self.step != _version(self.trainer and self.trainer()):
+            self.end_step()
 
 
 def _version(trainer: Any) -> int | None:

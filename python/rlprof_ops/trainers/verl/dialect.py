@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from rlprof_ops.extras import installed_version
+from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers.dialects import Framework
 from rlprof_ops.trainers.verl.import_config import importer
 from rlprof_ops.trainers.verl.render_config import renderer
-from rlprof_ops.trainers.verl.roles import CONTROLLER, PHASES, WORKERS, world
-from rlprof_ops.trainers.verl.schemes import SCHEMES, installed_version, scheme_of_version
+from rlprof_ops.trainers.verl.roles import PHASES, WORKERS, world
+from rlprof_ops.trainers.verl.schemes import SCHEMES, scheme_of_version
 
 
 def framework(name: str, installed: str | None = None) -> Framework:
@@ -19,8 +21,8 @@ def framework(name: str, installed: str | None = None) -> Framework:
         installed: the version that counts as installed; None asks this Python.
     """
     scheme, note = SCHEMES[name], ""
-    version = (installed_version() if installed is None else installed) if name == "verl" else ""
-    if version:
+    version = installed_version("verl") if installed is None else installed
+    if name == "verl" and version:
         scheme = scheme_of_version(version)
         note = f"verl {version} is installed, which reads the scheme of {scheme.releases}"
     workers = tuple(w for w in WORKERS if w.name in scheme.paths or w.name == CONTROLLER)

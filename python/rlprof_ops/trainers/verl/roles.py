@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlprof_ops.runtime.process.worker_identity import CONTROLLER
 from rlprof_ops.trainers.dialects import WorkerKind
 from rlprof_ops.trainers.hydra import dig
 
@@ -17,7 +18,6 @@ ROLE_PATHS: dict[str, tuple[str, ...]] = {
     "reward_model": ("reward_model",),
     "env": ("env", "train"),  # of the VLA trainer
 }
-CONTROLLER = "controller"
 WORKERS = (
     WorkerKind("actor", ("policy_worker",), ("logprob", "train", "weight_sync")),
     WorkerKind("rollout", ("generation_worker",), ("generation",)),

@@ -54,6 +54,7 @@ _SHARED = dict.fromkeys(HYBRID, ("actor_rollout_ref", "profiler")) | {
 V09 = Scheme("verl", "verl 0.9 and newer", "global", _TODAY, True, True, True, True)
 V08 = Scheme("verl-0.8", "verl 0.8 (main of 2026 until 0.9)", "global", _PROFILERS)
 V06 = Scheme("verl-0.6", "verl 0.6 and 0.7", "global", _PROFILERS, torch_contents=False)
+# Of the verl that its document of June 2025 was written for; no release reads the document's own words.
 V05 = Scheme("verl-0.5", "verl 0.5", "shared", _SHARED)
 V04 = Scheme("verl-0.4", "verl 0.4.1", "each", _OLD)
 DOCUMENT = Scheme(
@@ -73,16 +74,6 @@ def scheme_of_version(version: str) -> Scheme:
         if number >= least:
             return scheme
     return V04
-
-
-def installed_version() -> str:
-    """The version of the verl that this Python has; "" when it has none."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("verl")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def scheme_of_config(tree: Mapping[str, object]) -> Scheme | None:

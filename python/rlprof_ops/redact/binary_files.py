@@ -1,9 +1,8 @@
-"""Takes secrets out of nsys reports before they leave a node.
+"""Takes secrets out of binary reports before they leave a node.
 
-nsys writes the environment of every process that it can read on the node into each report (seen with
-2023.4), tokens and passwords included, partly inside LZ4 blocks. So the exact values are looked for, and
-overwritten in a copy with as many asterisks: lengths and offsets stay, and a literal of LZ4 stays a
-literal. A value whose beginning LZ4 found elsewhere is not seen.
+A profiler may write the environment of processes into its report, partly inside LZ4 blocks. So the exact
+values are looked for, and overwritten in a copy with as many asterisks: lengths and offsets stay, and a
+literal of LZ4 stays a literal. A value whose beginning LZ4 found elsewhere is not seen.
 """
 
 from __future__ import annotations
@@ -11,18 +10,11 @@ from __future__ import annotations
 import os
 import re
 import string
-import subprocess
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
-from pathlib import Path
 
-from rlprof_ops.backends.nsight import nsys_cli, nsys_process
-from rlprof_ops.redact import secret_values
-from rlprof_ops.words import limit
+from rlprof_ops.redact.known import secret_values
 
-MASKED_SUFFIXES = (".nsys-rep", ".qdstrm")
 _CHUNK = 8 << 20
-_OPEN_S = 60.0  # for nsys to open a masked copy
 _SHORTEST = 8  # bytes; a shorter value can stand in a report by chance
 _WORD = 4
 _FEW = 4  # values that are found fastest one by one
@@ -45,7 +37,7 @@ def _is_rare(value: str) -> bool:
 
 
 def secrets_of_processes() -> frozenset[str]:
-    """Secrets of every process whose environment this one may read, as nsys does."""
+    """Secrets of every process whose environment this one may read, as a profiler does."""
     found: set[str] = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -85,34 +77,6 @@ def mask(fd: int, found: Iterable[tuple[int, int]]) -> None:
     """Overwrite what stands there."""
     for at, length in found:
         os.pwrite(fd, b"*" * length, at)
-
-
-def why_unreadable(original: Path, masked: Path) -> str:
-    """What the tool says of the masked copy of a report that it can read; empty when both are alike.
-
-    The frame of both is compared, and where nsys is installed it looks inside the copy.
-    """
-    if nsys_cli.check(masked).state != nsys_cli.check(original).state:
-        return nsys_cli.check(masked).reason
-    if masked.name.endswith(nsys_cli.RAW_SUFFIX) or nsys_cli.find() is None:
-        return ""
-    why = _export_fails(masked)
-    return why if why and not _export_fails(original) else ""
-
-
-def _export_fails(report: Path) -> str:
-    with tempfile.TemporaryDirectory(prefix="rlprof-masked-") as folder:
-        name = Path(folder) / "report.nsys-rep"
-        name.symlink_to(report.resolve())
-        argv = [nsys_cli.find() or "nsys", "export", "--type=info", "--force-overwrite=true"]
-        argv += [f"--output={folder}/info", str(name)]
-        process = nsys_process.start(argv, folder)
-        try:
-            said, _ = process.communicate(timeout=_OPEN_S)
-        except subprocess.TimeoutExpired:
-            nsys_process.end_group(process)
-            return f"no answer within {limit(_OPEN_S)}"
-        return said.strip()[-200:] or f"exit code {process.returncode}" if process.returncode else ""
 
 
 def _finder(values: Collection[bytes]) -> Callable[[bytes], Iterator[tuple[int, int]]]:
