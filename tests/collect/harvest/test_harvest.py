@@ -2,19 +2,18 @@
 
 import json
 import os
-from pathlib import Path
 
 import jsonschema
 import pytest
 from tests.collect.runfolder import NSYS_FRAME, TRACE, RunFolder
 
-import rlprof_ops.collect.harvest
 from rlprof_ops.collect.harvest.manifest import Manifest
+from rlprof_ops.collect.harvest.manifest_schema import schema
 from rlprof_ops.collect.harvest.run_harvest import harvest
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.slurm.job_over import read_state
 
-SCHEMA = json.loads((Path(rlprof_ops.collect.harvest.__file__).parent / "manifest.schema.json").read_text())
+SCHEMA = schema()
 REQUEST = {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "3:5, 7"}]}
 
 
@@ -36,6 +35,22 @@ def reasons(manifest):
 @pytest.fixture
 def job(tmp_path):
     return RunFolder(tmp_path / "4711-logs", REQUEST)
+
+
+def test_what_the_schema_refuses_of_a_row_the_reader_refuses_too(job):
+    """Both come from the same annotations: a value of another type in any field of any row."""
+    job.worker("policy_worker", 0)
+    for start, stop in ((3, 5), (7, 8)):
+        job.report("nsight", "policy_worker", 0, start, stop)
+    written = run(job.write()).to_dict()
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    fields = [(rows, name) for rows in ("captures", "reports") for name in written[rows][0]]
+    assert len(fields) == 38 and all(SCHEMA["$defs"][kind]["properties"] for kind in SCHEMA["$defs"])
+    for rows, name in fields:
+        damaged = {**written, rows: [{**written[rows][0], name: {"no": "such"}}]}
+        assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(damaged), (rows, name)
+        with pytest.raises(RlprofError, match="damaged"):
+            Manifest.from_dict(damaged)
 
 
 def test_a_job_where_all_went_well_is_complete(job):
