@@ -114,6 +114,7 @@ def collected() -> set[str]:
     return {line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line}
 
 
+@pytest.mark.whole  # it collects from seventy files
 def test_every_row_has_tests_that_pytest_collects(collected: set[str]) -> None:
     assert len(rows()) > 200
     for row in rows():
