@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,6 +91,9 @@ def signature(name: str, found: Any) -> str:
     except (TypeError, ValueError):
         return name
     parameters = [p for p in shown.parameters.values() if p.name not in ("self", "cls")]
+    if any("Annotated[" in str(p.annotation) for p in parameters):  # the types, not what is said of them
+        types = typing.get_type_hints(found)
+        parameters = [p.replace(annotation=types[p.name]) for p in parameters]
     text = str(shown.replace(parameters=parameters))
     text = re.sub(r"\b(?:typing|collections\.abc|pathlib|rlprof_ops[\w.]*|os)\.(?=[A-Z])", "", text)
     return name + text.replace("'", "").replace(" -> None", "")

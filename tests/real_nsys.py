@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -61,3 +64,35 @@ def nvtx_ranges(report: Path, folder: Path, *, ended: bool = False) -> list[str]
     with closing(sqlite3.connect(target)) as database:
         rows = database.execute(_QUERY + (" AND end IS NOT NULL" if ended else "")).fetchall()
     return sorted(text for (text,) in rows)
+
+
+_NVTX_SUM = """
+import runpy, sqlite3, sys
+class Unused:
+    step = lambda self, value: None
+    finalize = lambda self: 0
+connect = sqlite3.connect
+def with_statistics(*words, **more):
+    database = connect(*words, **more)
+    for name in ("median", "lower_quartile", "upper_quartile", "stdev"):
+        database.create_aggregate(name, 1, Unused)
+    return database
+sqlite3.connect = with_statistics
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def nvtx_sum(report: Path, folder: Path) -> dict[str, int]:
+    """Number of instances by range, of the report `nvtx_sum` of `nsys stats`; the export is kept in `folder`.
+
+    Debian's nsys cannot run its own reports, so Python runs the script of NVIDIA's, without the
+    statistics that nsys's own SQLite knows.
+    """
+    home = Path(str(shutil.which("nsys"))).resolve().parent
+    export = folder / f"{report.name}.sqlite"
+    _nsys(["nsys", "export", "--type", "sqlite", "--output", str(export), str(report)], os.environ)
+    argv = [sys.executable, "-c", _NVTX_SUM, str(home / "reports" / "nvtx_sum.py"), str(export)]
+    said = _nsys(argv, {**os.environ, "PYTHONPATH": str(home / "python" / "lib")}).stdout
+    rows = csv.DictReader(io.StringIO(said.strip()))
+    return {row["Range"].removeprefix("rlprof:"): int(row["Instances"]) for row in rows}

@@ -45,14 +45,14 @@ BUDGET = {
     "trainers": 3200,  # 2,300; verl asynchronous, NeMo RL, RLinf's block, vLLM's requests, AReaL
     "runtime": 3103,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests
     "rayenv": 757,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
-    "collect": 3380,  # 2,600; an engine beside its server, a report that comes at the end of a process
+    "collect": 3454,  # 2,600; an engine beside its server, links where documents look, a schema of the rows
     "supervisor": 3416,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
     "recorder": 1981,  # 1,500; and collectives that stand, the end of a job that hangs
     "submit": 474,  # submit, operate and commands: 2,600
     "operate": 1635,  # since then the rank that failed first, tables for a notebook
-    "commands": 1264,  # since then a base of what is converted, rlprof run, and rlprof hang
+    "commands": 1266,  # since then a base of what is converted, rlprof run, and rlprof hang
     "analyze": 10480,  # 7,600; traces without phases, diff, overlapping steps, last requests, shared GPUs
-    "doctor": 531,  # doctor, submitit_job and demo: 1,700
+    "doctor": 711,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 623,  # the run folder is named by job.attempt
 }

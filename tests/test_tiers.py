@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -70,6 +71,14 @@ def test_a_word_that_is_no_tier(tmp_path: Path) -> None:
 )
 def test_the_first_tier_that_takes_it(marks: set[str], of_trainers: bool, first: str) -> None:
     assert tiers.first_tier(marks, of_trainers=of_trainers) == first
+
+
+def test_no_mark_of_a_file_stands_in_its_docstring() -> None:
+    """There it marks nothing, and the file's tests are taken by a tier that should leave them out."""
+    files = sorted((HOME / "tests").rglob("*.py"))
+    assert len(files) > 300
+    said = {path: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in files}
+    assert [str(path) for path, text in said.items() if "pytestmark" in text] == []
 
 
 def run(folder: Path, tier: str, workers: str) -> subprocess.CompletedProcess[str]:

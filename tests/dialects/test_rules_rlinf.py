@@ -244,6 +244,14 @@ def test_the_documents_rocprof_block_is_read_as_it_stands_alone() -> None:
     )  # fmt: skip
 
 
+def test_another_backend_is_chosen_by_an_override() -> None:
+    """As the document has it, by the YAML or by Hydra; `test_refusals` has what the preset makes of it."""
+    words = "cluster.profiling.backend={} cluster.profiling.worker_groups=[ActorGroup]"
+    for backend in ("nsight", "rocprof_sys"):
+        assert read(words.format(backend)).request.captures[0].backend == backend
+        assert read(profiling(backend=backend)).request.captures[0].backend == backend
+
+
 TOKENS = [
     (f"{DOC}: single-character keys", {"t": "cuda,nvtx"}, (), ["-t", "cuda,nvtx"]),
     (f"{DOC}: multi-character keys", {"backtrace": "fp"}, (), ["--backtrace=fp"]),

@@ -1,6 +1,4 @@
 """verl of every scheme: our words composed by Hydra with its own configurations, and gated by its own
-
-pytestmark = pytest.mark.whole
 classes.
 """
 
@@ -20,6 +18,7 @@ from rlprof_ops import trainers
 from rlprof_ops.request import request_from_dict
 from rlprof_ops.trainers.verl.schemes import SCHEMES, scheme_of_version
 
+pytestmark = pytest.mark.whole
 DIALECT = {
     "v0.4.1": "verl-0.4",
     "v0.5.0": "verl-0.5",

@@ -93,6 +93,7 @@ def test_every_window_comes_home(slurm, other_users_ray, tmp_path):
     check_contents(job, tmp_path)
     check_times(job)
     check_harvest(job)
+    check_links(job)
     assert {name for _, name in strangers} >= {"gcs_server", "raylet"}
     assert strangers <= other_users_ray(), "the other user's Ray did not survive"
     assert [line for line in job.leftovers() if f"user={NOBODY}" not in line and "stranger" not in line] == []
@@ -161,6 +162,14 @@ def check_harvest(job: Job) -> None:
     assert harvest.fields["StartTime"] >= job.sandbox.job(job.id).fields["EndTime"]
     assert "6 captures planned: 6 ok" in (job.run / "logs" / "harvest.log").read_text()
     assert (job.run / "report.html").is_file(), job.say()
+
+
+def check_links(job: Job) -> None:
+    """Beside Ray's logs of its node each report has a link, under the name of NeMo RL's document."""
+    for report in job.manifest.reports:
+        name = f"{report.worker}_{report.start}:{report.stop}_{report.pid}.nsys-rep"
+        [link] = (job.run / "ray" / report.node).glob(f"session_*/logs/nsight/{name}")
+        assert link.samefile(job.run / report.path)
 
 
 def test_a_driver_that_fails_after_the_first_window(slurm):

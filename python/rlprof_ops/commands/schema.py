@@ -19,10 +19,6 @@ SCHEMAS = {
         " [definitions](report.md#definitions)."
     ),
 }
-_FILES = {
-    "manifest": ("rlprof_ops.collect.harvest", "manifest.schema.json"),
-    "report": ("rlprof_ops.analyze.output", "report.schema.json"),
-}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -31,8 +27,12 @@ def load(name: str) -> dict[str, Any]:
         from rlprof_ops.request.yaml_schema import schema
 
         return schema()
-    package, file = _FILES[name]
-    found: dict[str, Any] = json.loads(resources.files(package).joinpath(file).read_text(encoding="utf-8"))
+    if name == "manifest":
+        from rlprof_ops.collect.harvest.manifest_schema import schema as of_manifest
+
+        return of_manifest()
+    file = resources.files("rlprof_ops.analyze.output").joinpath("report.schema.json")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return found
 
 

@@ -43,8 +43,8 @@ def test_time_in_collectives_is_a_mean_and_no_difference_of_means(tmp_path: Path
 
 def test_an_offset_is_that_of_the_run_and_not_of_1970() -> None:
     now = 1_790_000_000 * 10**9
-    clocks = Clocks((HostClock("a", 0, 0.0, 0, 0, 0, "reference"), HostClock("b", 0, 1.0, 0, 5, 9, "probe")))
-    begun = Clocks((HostClock("b", 700, 1.0, now, 5, 9, "probe"),))
+    clocks = Clocks((HostClock("a", 0, 0.0, 0, 0, "reference", 0), HostClock("b", 0, 1.0, 5, 9, "probe", 0)))
+    begun = Clocks((HostClock("b", 700, 1.0, 5, 9, "probe", now),))
     assert [h.offset_ns for h in clocks.as_rows(now).hosts] == [0, 1_790_000_000 * 1000]
     assert begun.as_rows(now).hosts[0].offset_ns == 700
     assert begun.as_rows(now + 10**9).hosts[0].offset_ns == 1700

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.real_nsys import nvtx_ranges
+from tests.real_nsys import nvtx_ranges, nvtx_sum
 from tests.waits import wait_until
 
 from rlprof_ops.request import request_from_dict
@@ -118,6 +118,15 @@ def test_windows_hold_the_ranges_of_their_steps(wrapped, tmp_path):
     )
     assert nvtx_ranges(reports[1], tmp_path, ended=True) == ["generation", "step 7", "train"]
     assert [event["partial"] for event in events(node_dir, "closed")] == [False, False]
+
+
+def test_nsys_itself_sums_the_ranges_of_a_report(wrapped, tmp_path):
+    process, node_dir = wrapped("run", "0", steps="3:5")
+    _, stderr = process.communicate(timeout=60)
+
+    assert process.returncode == 0, stderr
+    (report,) = (node_dir / "profiles/nsight/policy_worker/rank0").iterdir()
+    assert nvtx_sum(report, tmp_path) == {"generation": 2, "step 3": 1, "step 4": 1, "train": 2}
 
 
 def test_ranges_are_balanced_with_nested_async_failing_and_threads(wrapped, tmp_path):

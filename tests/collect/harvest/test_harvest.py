@@ -2,19 +2,18 @@
 
 import json
 import os
-from pathlib import Path
 
 import jsonschema
 import pytest
 from tests.collect.runfolder import NSYS_FRAME, TRACE, RunFolder
 
-import rlprof_ops.collect.harvest
 from rlprof_ops.collect.harvest.manifest import Manifest
+from rlprof_ops.collect.harvest.manifest_schema import schema
 from rlprof_ops.collect.harvest.run_harvest import harvest
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.slurm.job_over import read_state
 
-SCHEMA = json.loads((Path(rlprof_ops.collect.harvest.__file__).parent / "manifest.schema.json").read_text())
+SCHEMA = schema()
 REQUEST = {"captures": [{"backend": "nsight", "workers": ["policy_worker"], "steps": "3:5, 7"}]}
 
 
@@ -36,6 +35,22 @@ def reasons(manifest):
 @pytest.fixture
 def job(tmp_path):
     return RunFolder(tmp_path / "4711-logs", REQUEST)
+
+
+def test_what_the_schema_refuses_of_a_row_the_reader_refuses_too(job):
+    """Both come from the same annotations: a value of another type in any field of any row."""
+    job.worker("policy_worker", 0)
+    for start, stop in ((3, 5), (7, 8)):
+        job.report("nsight", "policy_worker", 0, start, stop)
+    written = run(job.write()).to_dict()
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    fields = [(rows, name) for rows in ("captures", "reports") for name in written[rows][0]]
+    assert len(fields) == 38 and all(SCHEMA["$defs"][kind]["properties"] for kind in SCHEMA["$defs"])
+    for rows, name in fields:
+        damaged = {**written, rows: [{**written[rows][0], name: {"no": "such"}}]}
+        assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(damaged), (rows, name)
+        with pytest.raises(RlprofError, match="damaged"):
+            Manifest.from_dict(damaged)
 
 
 def test_a_job_where_all_went_well_is_complete(job):
@@ -432,6 +447,40 @@ def test_rays_names_are_mapped_by_the_process_that_registered(job):
         (3, 0, "guess"),
         (7, 0, "guess"),
     ]
+
+
+def test_reports_have_links_beside_rays_logs_under_the_names_of_nemo_rls_document(job):
+    for rank, node, pid in ((0, "n1", 100), (1, "n2", 200)):  # n2 left no logs of Ray
+        windows = [("closed", "nsight", start, stop, None) for start, stop in ((3, 5), (7, 8))]
+        job.worker("policy_worker", rank, node=node, pid=pid, windows=windows)
+        for start, stop in ((3, 5), (7, 8)):
+            job.report("nsight", "policy_worker", rank, start, stop, node=node, pid=pid)
+    for session in ("session_2026-01-01", "session_2026-01-02"):
+        job.file(f"ray/n1/{session}/logs/raylet.out", b"")
+    folder = job.write()
+    manifest = run(folder)
+    assert run(folder) == manifest, "a link is no report"
+
+    links = sorted(path for path in folder.rglob("*") if path.is_symlink())
+    assert [path.relative_to(folder).as_posix() for path in links] == [
+        f"ray/n1/session_2026-01-02/logs/nsight/policy_worker_{steps}_100.nsys-rep"
+        for steps in ("3:5", "7:8")
+    ]
+    assert [path.resolve().relative_to(folder.resolve()).as_posix() for path in links] == [
+        report.path for report in manifest.reports if report.node == "n1"
+    ]
+    assert not any(os.path.isabs(os.readlink(path)) for path in links), "the folder may be moved"
+
+
+def test_a_folder_of_rays_logs_that_leads_outside_gets_no_link(job, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    job.worker("policy_worker", 0, windows=[("closed", "nsight", 3, 5, None)])
+    job.report("nsight", "policy_worker", 0, 3, 5)
+    job.file("ray/n1/session_1/logs/raylet.out", b"")
+    os.symlink(outside, job.root / "ray/n1/session_1/logs/nsight")
+    run(job.write())
+    assert not list(outside.iterdir())
 
 
 def test_harvest_twice_gives_the_same_manifest(job):

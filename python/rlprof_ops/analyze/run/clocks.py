@@ -16,7 +16,7 @@ import numpy as np
 
 from rlprof_ops.analyze.columns import Ints
 from rlprof_ops.analyze.metrics.collective_events import CollectiveEvents, one_communicator
-from rlprof_ops.analyze.report_model import ClockMethod, ClocksAnswer, HostClockRow
+from rlprof_ops.analyze.report_model import ClocksAnswer, HostClockRow
 
 MAX_PAIRS = 4  # pairs of ranks that two hosts are compared by
 MAX_SHIFT = 3  # windows of two ranks may begin this many collectives apart
@@ -26,19 +26,10 @@ SIGMAS = 3  # of the fit, that the residual stands for: a bound and not the usua
 _MAD = 1.4826  # of a normal distribution, the standard deviation over the median absolute deviation
 
 
-@dataclass(frozen=True)
-class HostClock:
-    """What to add to a host's times: `offset_ns` at `at_ns`, growing by `drift_ppm`. `residual_ns` None:
-    unknown.
-    """
+class HostClock(HostClockRow, frozen=True):
+    """What to add to a host's times: the row's `offset_ns` at `at_ns`, growing by `drift_ppm`."""
 
-    host: str
-    offset_ns: int
-    drift_ppm: float
     at_ns: int
-    residual_ns: int | None
-    matches: int
-    method: ClockMethod
 
     def aligned(self, time: int) -> int:
         return time + self.offset_ns + round((time - self.at_ns) * self.drift_ppm / 1e6)
@@ -47,6 +38,12 @@ class HostClock:
         if self.drift_ppm == 0:
             return times + self.offset_ns
         return times + self.offset_ns + np.round((times - self.at_ns) * self.drift_ppm / 1e6).astype(np.int64)
+
+    def as_row(self, at_ns: int) -> HostClockRow:
+        """As in the report, with the offset at a moment of the run."""
+        row = {name: getattr(self, name) for name in HostClockRow.__struct_fields__}
+        drift = round(self.drift_ppm, 4)
+        return HostClockRow(**row | {"offset_ns": self.aligned(at_ns) - at_ns, "drift_ppm": drift})
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class Clocks:
     def of(self, host: str) -> HostClock:
         return next(
             (clock for clock in self.hosts if clock.host == host),
-            HostClock(host, 0, 0.0, 0, None, 0, "unaligned"),
+            HostClock(host, 0, 0.0, None, 0, "unaligned", 0),
         )
 
     def shared_by(self, host: str) -> str:
@@ -72,18 +69,7 @@ class Clocks:
 
     def as_rows(self, at_ns: int) -> ClocksAnswer:
         """As in the report; offsets are those at a moment of the run, for a drift moves them."""
-        hosts = [
-            HostClockRow(
-                host=c.host,
-                offset_ns=c.aligned(at_ns) - at_ns,
-                drift_ppm=round(c.drift_ppm, 4),
-                residual_ns=c.residual_ns,
-                matches=c.matches,
-                method=c.method,
-            )
-            for c in self.hosts
-        ]
-        return ClocksAnswer(self.residual_ns, hosts)
+        return ClocksAnswer(self.residual_ns, [clock.as_row(at_ns) for clock in self.hosts])
 
 
 @dataclass(frozen=True)
@@ -108,7 +94,7 @@ def align(
         return Clocks(())
     count = {name: sum(member.host == name for member in members) for name in names}
     reference = max(names, key=lambda name: count[name])
-    clocks = {reference: HostClock(reference, 0, 0.0, 0, 0, 0, "reference")}
+    clocks = {reference: HostClock(reference, 0, 0.0, 0, 0, "reference", 0)}
     edges = _edges(members)
     probes = probes or {}
     frontier = [reference]
@@ -131,7 +117,7 @@ def align(
                     clocks[host] = _agreed(clocks[host], _by_probes(host, probes[host], probes[reference]))
                 frontier.append(host)
     for host in names:
-        clocks.setdefault(host, HostClock(host, 0, 0.0, 0, None, 0, "unaligned"))
+        clocks.setdefault(host, HostClock(host, 0, 0.0, None, 0, "unaligned", 0))
     return Clocks(tuple(clocks[name] for name in names))
 
 
@@ -155,7 +141,7 @@ def _by_probes(host: str, probe: HostClock, reference: HostClock) -> HostClock:
         else probe.residual_ns + reference.residual_ns
     )
     drift = probe.drift_ppm - reference.drift_ppm
-    return HostClock(host, probe.offset_ns - back, drift, probe.at_ns, residual, probe.matches, "probe")
+    return HostClock(host, probe.offset_ns - back, drift, residual, probe.matches, "probe", probe.at_ns)
 
 
 def _chained(base: HostClock, clock: HostClock) -> HostClock:
@@ -169,10 +155,10 @@ def _chained(base: HostClock, clock: HostClock) -> HostClock:
         clock.host,
         offset,
         clock.drift_ppm + base.drift_ppm,
-        clock.at_ns,
         residual,
         clock.matches,
         clock.method,
+        clock.at_ns,
     )
 
 
@@ -263,7 +249,7 @@ def _fit(host: str, ours: Ints, theirs: Ints) -> HostClock | None:
     left = y - slope * x
     shift = float(np.median(left))
     residual = SIGMAS * _MAD * float(np.median(np.abs(left - shift)))
-    return HostClock(host, base + round(shift), slope * 1e6, middle, round(residual), len(at), "collectives")
+    return HostClock(host, base + round(shift), slope * 1e6, round(residual), len(at), "collectives", middle)
 
 
 def probes_of(nodes: Mapping[str, Mapping[str, object]]) -> dict[str, HostClock]:
@@ -289,8 +275,8 @@ def probes_of(nodes: Mapping[str, Mapping[str, object]]) -> dict[str, HostClock]
         span = last["at_ns"] - first["at_ns"]
         drift = (last["offset_ns"] - first["offset_ns"]) / span * 1e6 if span > DRIFT_AFTER_NS else 0.0
         error = max(p["error_ns"] for p in probes)
-        clocks[host] = HostClock(host, first["offset_ns"], drift, first["at_ns"], error, len(probes), "probe")
+        clocks[host] = HostClock(host, first["offset_ns"], drift, error, len(probes), "probe", first["at_ns"])
         head = str(first.get("reference") or "")
         if head and head != host:
-            clocks.setdefault(head, HostClock(head, 0, 0.0, 0, 0, 0, "reference"))
+            clocks.setdefault(head, HostClock(head, 0, 0.0, 0, 0, "reference", 0))
     return clocks

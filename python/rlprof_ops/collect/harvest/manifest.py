@@ -1,5 +1,5 @@
-"""The manifest: every planned capture with its state, every report that was found. `manifest.schema.json`
-documents it.
+"""The manifest: every planned capture with its state, every report that was found. The annotations of its
+rows are what it is read back by, and what its JSON Schema is made of (`manifest_schema`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
@@ -21,75 +21,116 @@ FILE = "manifest.json"
 STATES = ("ok", "recovered", "empty", "truncated", "missing")
 WHOLE = ("ok", "recovered")
 
+_A_PATH = {
+    "minLength": 1,
+    "pattern": "^[^/]",
+    "not": {"type": "string", "pattern": r"(^|/)\.\.(/|$)"},
+}
+Count = Annotated[int, {"minimum": 0}]
+Number = Annotated[int | None, {"minimum": 0}]
+FilePath = Annotated[str, _A_PATH]
+Interval = Annotated[
+    tuple[float, ...],
+    {
+        "maxItems": 2,
+        "description": "of a window inside a step: from when to when it was open, in seconds after what"
+        " its `at` counts from; empty for another window",
+    },
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One report file. `path` is relative to the run folder; `stop` is exclusive; unknown fields are None.
+    """One report file. `path` is relative to the run folder; `stop` is exclusive; unknown fields are None."""
 
-    `mapped_by` says how the file was recognised: name, event, record, content, or guess. `taken_s`: of a
-    window inside a step, from when to when it was open, in seconds after what its `at` counts from.
-    """
-
-    path: str
-    state: str
-    size_bytes: int
+    path: FilePath
+    state: Annotated[str, {"enum": ["ok", "empty", "truncated"]}]
+    size_bytes: Count
     backend: str | None = None
-    sha256: str | None = None
+    sha256: Annotated[str | None, {"pattern": "^[0-9a-f]{64}$"}] = None
     reason: str = ""
-    warning: str = ""
+    warning: Annotated[str, {"description": "what a person should know although the report is whole"}] = ""
     mtime_ns: int = 0
     node: str | None = None
     host: str | None = None
-    pid: int | None = None
+    pid: Number = None
     worker: str | None = None
-    rank: int | None = None
+    rank: Number = None
     start: int | None = None
     stop: int | None = None
     phase: str | None = None
-    kind: str | None = None
-    mapped_by: str = "name"
-    partial: bool = False
-    recovered: bool = False
+    kind: Annotated[
+        str | None,
+        {"description": "who named the file: rlprof, nemo_rl, vllm, verl, rlinf, ray, torch, nsys"},
+    ] = None
+    mapped_by: Annotated[
+        str,
+        {
+            "enum": ["name", "event", "record", "content", "guess"],
+            "description": "on what worker, rank and steps rest",
+        },
+    ] = "name"
+    partial: Annotated[bool, {"description": "the window was cut short"}] = False
+    recovered: Annotated[bool, {"description": "made from a raw capture after its collection had ended"}] = (
+        False
+    )
     opened_ns: int | None = None
     closed_ns: int | None = None
-    capture: str | None = None
-    taken_s: tuple[float, ...] = ()
+    capture: Annotated[str | None, {"description": "id of the planned capture; null: outside the plan"}] = (
+        None
+    )
+    taken_s: Interval = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureResult:
-    """One planned capture and what became of it; `report` is the path of its report, `reason` is empty
-    only when ok. `part`: what was asked of the step; `taken_s`: what its report holds of that.
-    """
+    """One planned capture and what became of it; `reason` is empty only when ok."""
 
-    id: str
-    backend: str
-    worker: str
-    rank: int | None
-    start: int
-    stop: int | None
+    id: Annotated[str, {"description": "nsight/policy_worker/rank0/step3-4[/phase]"}]
+    backend: Annotated[str, {"minLength": 1, "description": "one of ours, or of another package"}]
+    worker: Annotated[str, {"description": "worker name; a pattern when no worker matched it"}]
+    rank: Number
+    start: Annotated[int, {"minimum": 1}]
+    stop: Annotated[
+        int | None,
+        {"minimum": 1, "description": "exclusive; null: open, until the run ended"},
+    ]
     phase: str | None
-    state: str
-    reason: str = ""
+    state: Annotated[str, {"enum": list(STATES)}]
+    reason: Annotated[str, {"description": "why, unless ok"}] = ""
     host: str | None = None
-    report: str | None = None
-    more_reports: tuple[str, ...] = ()
-    part: str | None = None
-    taken_s: tuple[float, ...] = ()
+    report: Annotated[str | None, _A_PATH] = None
+    more_reports: Annotated[
+        tuple[FilePath, ...],
+        {
+            "description": "further reports of the same capture: of a worker that was restarted, or of"
+            " another process of it (vLLM's engine beside its server), whose losses at the same time"
+            " are the capture's reason"
+        },
+    ] = ()
+    part: Annotated[
+        str | None,
+        {"description": "of a window inside a step: what was asked, e.g. generation+60s for 20s"},
+    ] = None
+    taken_s: Interval = ()
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All of it. `coverage` counts captures by state; `notes` are remarks about the whole job,
-    `findings` what its recorder has found (docs/recorder.md)."""
+    """All of it. `coverage` counts captures by state."""
 
-    job: str
+    job: Annotated[str, {"description": "Slurm job id, `.rN` after the Nth requeue, or local-<pid>"}]
     captures: tuple[CaptureResult, ...]
     reports: tuple[Report, ...]
-    world: dict[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    world: Annotated[dict[str, Count], {"description": "worker name -> number of ranks, as observed"}] = (
+        field(default_factory=dict)
+    )
+    notes: Annotated[tuple[str, ...], {"description": "remarks about the whole job"}] = ()
     run_dir: str = ""
-    findings: tuple[dict[str, Any], ...] = ()
+    findings: Annotated[
+        tuple[dict[str, Any], ...],
+        {"description": "what the flight recorder has found, as in recorder/findings.jsonl"},
+    ] = ()
 
     @property
     def coverage(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ from rlprof_ops.collect.harvest.capture_state import result_of
 from rlprof_ops.collect.harvest.expected import planned
 from rlprof_ops.collect.harvest.inventory import FoundReport, find_reports, identify, worlds_of
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest, Report
+from rlprof_ops.collect.harvest.ray_folder import link_reports
 from rlprof_ops.collect.harvest.run_state import Observed, observe
 from rlprof_ops.collect.harvest.verify import Checker, ReportCheck
 from rlprof_ops.errors import RlprofError
@@ -58,6 +59,7 @@ def harvest(
             reports = _check_all(run, found, content_budget_s, say)
             manifest = _join(reports, observed, notes, os.fspath(run_dir), _findings(run))
             manifest.write(run)
+            link_reports(run, manifest.reports)
     except OSError as error:
         raise RlprofError(f"{os.fspath(run_dir)}: {error.strerror or error}") from error
     return manifest
