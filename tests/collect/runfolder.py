@@ -61,7 +61,17 @@ class RunFolder:
         return self.root
 
     def worker(
-        self, worker, rank, node="n1", pid=100, windows=(), last_step=8, world_size=None, ended=True, extra=()
+        self,
+        worker,
+        rank,
+        node="n1",
+        pid=100,
+        windows=(),
+        last_step=8,
+        world_size=None,
+        ended=True,
+        extra=(),
+        registered_ns=10,
     ):
         """`windows`: (event, backend, start, stop, phase) tuples; a closed one also gets its path."""
         folder = self.root / "nodes" / node / "events"
@@ -70,7 +80,7 @@ class RunFolder:
         rows = [
             {
                 "event": "registered",
-                "t_ns": 10,
+                "t_ns": registered_ns,
                 "worker": worker,
                 "rank": rank,
                 "world_size": world_size,

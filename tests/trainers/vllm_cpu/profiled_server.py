@@ -28,7 +28,8 @@ def main(model: str, folder: str, *wrap: str) -> None:
         port = free.getsockname()[1]
     options = ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
     options += ["--max-model-len", "64", "--max-num-seqs", "4", "--api-server-count", "1"]
-    own = {"profiler": "torch", "torch_profiler_dir": folder}
+    # Between requests a worker spins in Python: with stacks its trace needs minutes to be summed up.
+    own = {"profiler": "torch", "torch_profiler_dir": folder, "torch_profiler_with_stack": False}
     vllm = str(Path(sys.executable).with_name("vllm"))
     command = [*wrap, sys.executable, "-P", vllm, "serve", model, *options]
     server = subprocess.Popen([*command, "--profiler-config", json.dumps(own)])
