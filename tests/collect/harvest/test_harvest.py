@@ -315,7 +315,9 @@ def test_a_process_that_came_in_the_window_and_took_nothing_of_it_is_said(
 ):
     request = {"captures": [{"backend": backend, "workers": ["rollout"], "steps": "3:5"}]}
     job = RunFolder(tmp_path / "4711-logs", request, nodes=("n1",))
-    server = [(event, backend, 3, 5, None, {"t_ns": t_ns}) for event, t_ns in (("opened", 20), ("closed", 40))]
+    server = [
+        (event, backend, 3, 5, None, {"t_ns": t_ns}) for event, t_ns in (("opened", 20), ("closed", 40))
+    ]
     job.worker("rollout", 0, windows=server)
     job.worker("rollout", 0, pid=101, windows=windows, registered_ns=registered_ns)
     job.report(backend, "rollout", 0, 3, 5)

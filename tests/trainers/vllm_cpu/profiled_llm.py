@@ -5,13 +5,15 @@ the end of what step 4 generates.
 """
 
 import sys
-import time
+from pathlib import Path
 
 from vllm import LLM, SamplingParams
 
-from rlprof_ops.runtime import profiler
+sys.path.append(str(Path(__file__).parent))
 
-LATE_S = 0.5  # the engine's process learns of a step a little later; a real step has this time
+from node_clock import known
+
+from rlprof_ops.runtime import profiler
 
 
 def main(model: str, folder: str) -> None:
@@ -25,7 +27,7 @@ def main(model: str, folder: str) -> None:
         profiler_config={
             "profiler": "torch",
             "torch_profiler_dir": folder,
-            # Between requests a worker spins in Python: a million stacks a second of waiting, summed up after.
+            # Between requests a worker spins in Python: its stacks need minutes to be summed up.
             "torch_profiler_with_stack": False,
         },
     )
@@ -40,7 +42,7 @@ def main(model: str, folder: str) -> None:
         if step == 4:
             engine.start_profile()
         with rank0.step(step):
-            time.sleep(LATE_S)
+            known(step)
             tokens = generate()
             if step == 2:
                 engine.start_profile()
