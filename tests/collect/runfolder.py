@@ -72,6 +72,7 @@ class RunFolder:
         ended=True,
         extra=(),
         registered_ns=10,
+        follows=False,
     ):
         """`windows`: (event, backend, start, stop, phase) tuples; a closed one also gets its path."""
         folder = self.root / "nodes" / node / "events"
@@ -87,6 +88,7 @@ class RunFolder:
                 "pid": pid,
                 "host": node,
                 "backends": ["nsight"],
+                "follows": follows,
             }
         ]
         for event, backend, start, stop, phase, *more in windows:

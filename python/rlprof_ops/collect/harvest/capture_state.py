@@ -81,7 +81,8 @@ def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
 def _lacks_another(item: Planned, report: Report, observed: Observed) -> str:
     """What another process of this worker, in the window at the same time, says that it lacks; empty when
     none does. vLLM's engine is beside its server, and does the work. A session records all processes that
-    are in it; where each records itself, one that came meanwhile and says nothing of the window is not in it.
+    are in it; where each records itself, one that came to work meanwhile and tells nothing has recorded
+    nothing.
     """
     capture, opened_ns, closed_ns = item.capture, report.opened_ns, report.closed_ns
     if capture.rank is None or opened_ns is None or closed_ns is None:
@@ -92,7 +93,7 @@ def _lacks_another(item: Planned, report: Report, observed: Observed) -> str:
         told = [event for event in log.windows if event.key == key]
         if log.pid == report.pid:
             continue
-        if by_itself and not told and opened_ns <= log.registered_ns <= closed_ns:
+        if by_itself and log.follows and not told and opened_ns <= log.registered_ns <= closed_ns:
             return f"its process {log.pid} registered while the window was open and recorded nothing of it"
         if not any(opened_ns <= event.t_ns <= closed_ns for event in told):
             continue
