@@ -71,24 +71,25 @@ class RunFolder:
         world_size=None,
         ended=True,
         extra=(),
-        registered_ns=10,
-        follows=False,
+        **registered,
     ):
-        """`windows`: (event, backend, start, stop, phase) tuples; a closed one also gets its path."""
+        """`windows`: (event, backend, start, stop, phase) tuples; a closed one also gets its path.
+        `registered`: more of the line by which it registers.
+        """
         folder = self.root / "nodes" / node / "events"
         folder.mkdir(parents=True, exist_ok=True)
         stem = report_names.process_name(worker, rank, node, pid)
         rows = [
             {
                 "event": "registered",
-                "t_ns": registered_ns,
+                "t_ns": 10,
                 "worker": worker,
                 "rank": rank,
                 "world_size": world_size,
                 "pid": pid,
                 "host": node,
                 "backends": ["nsight"],
-                "follows": follows,
+                **registered,
             }
         ]
         for event, backend, start, stop, phase, *more in windows:

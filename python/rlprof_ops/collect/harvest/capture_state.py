@@ -93,7 +93,9 @@ def _lacks_another(item: Planned, report: Report, observed: Observed) -> str:
         told = [event for event in log.windows if event.key == key]
         if log.pid == report.pid:
             continue
-        if by_itself and log.follows and not told and opened_ns <= log.registered_ns <= closed_ns:
+        stop = capture.window.stop or log.began + 1
+        came = log.follows and log.began < stop and opened_ns <= log.registered_ns <= closed_ns
+        if by_itself and came and not told:
             return f"its process {log.pid} registered while the window was open and recorded nothing of it"
         if not any(opened_ns <= event.t_ns <= closed_ns for event in told):
             continue
