@@ -45,7 +45,7 @@ BUDGET = {
     "trainers": 3200,  # 2,300; verl asynchronous, NeMo RL, RLinf's block, vLLM's requests, AReaL
     "runtime": 3103,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests
     "rayenv": 757,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
-    "collect": 3454,  # 2,600; an engine beside its server, links where documents look, a schema of the rows
+    "collect": 3463,  # 2,600; an engine beside its server, one that came too late, links where documents look
     "supervisor": 3416,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
     "recorder": 1981,  # 1,500; and collectives that stand, the end of a job that hangs
     "submit": 474,  # submit, operate and commands: 2,600

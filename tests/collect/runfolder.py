@@ -61,9 +61,21 @@ class RunFolder:
         return self.root
 
     def worker(
-        self, worker, rank, node="n1", pid=100, windows=(), last_step=8, world_size=None, ended=True, extra=()
+        self,
+        worker,
+        rank,
+        node="n1",
+        pid=100,
+        windows=(),
+        last_step=8,
+        world_size=None,
+        ended=True,
+        extra=(),
+        **registered,
     ):
-        """`windows`: (event, backend, start, stop, phase) tuples; a closed one also gets its path."""
+        """`windows`: (event, backend, start, stop, phase) tuples; a closed one also gets its path.
+        `registered`: more of the line by which it registers.
+        """
         folder = self.root / "nodes" / node / "events"
         folder.mkdir(parents=True, exist_ok=True)
         stem = report_names.process_name(worker, rank, node, pid)
@@ -77,6 +89,7 @@ class RunFolder:
                 "pid": pid,
                 "host": node,
                 "backends": ["nsight"],
+                **registered,
             }
         ]
         for event, backend, start, stop, phase, *more in windows:

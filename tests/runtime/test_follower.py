@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.needs import need
+from tests.runtime.recorders.test_failing_profilers import harvested
 
 from rlprof_ops.collect.event_logs import read_node
 from rlprof_ops.job.knobs import python_path
@@ -112,3 +113,65 @@ def test_what_follows_never_leads_and_without_a_clock_is_no_worker(tmp_path: Pat
     assert json.loads(done.stdout) == [[], with_clock, [False, True] if with_clock else [False]], done.stderr
     registered = [(log.worker, log.rank) for log in read_node(tmp_path / "events")]
     assert registered == ([("rollout", 0)] if with_clock else [])
+
+
+SERVER = """
+import subprocess, sys, time
+from rlprof_ops.runtime import profiler
+from rlprof_ops.runtime.clock_file import ClockFile, ClockState
+
+clock = ClockFile(sys.argv[1], write=True)
+rank0 = profiler.from_env()
+with rank0.step(2):
+    clock.store(ClockState(2, time.time_ns(), True, 0))
+    pipe = subprocess.PIPE
+    engine = subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdin=pipe, stdout=pipe)
+    engine.stdout.readline()  # it has registered
+    if sys.argv[3] == "in time":
+        engine.communicate(b"on", 60)
+    clock.store(ClockState(2, time.time_ns(), False, 0))
+if sys.argv[3] == "late":
+    engine.communicate(b"on", 60)
+rank0.close()
+"""
+# Between its first word and its first task lie seconds on a machine that has no time for it.
+LATE_ENGINE = """
+import sys
+from rlprof_ops.runtime import follower, profiler
+
+follower.follow()
+print("registered", flush=True)
+sys.stdin.readline()
+with follower.task("generation"):
+    sum(range(1000))
+profiler.current().close()
+"""
+
+
+@pytest.mark.parametrize(("comes", "state", "reports"), [("late", "truncated", 1), ("in time", "ok", 2)])
+def test_an_engine_whose_first_task_comes_after_the_window_is_said(
+    tmp_path: Path, comes: str, state: str, reports: int
+):
+    """Its server records the same window and runs no operator. An engine that comes while the step runs takes
+    the rest of it at once."""
+    need("torch")
+    request = {"captures": [{"backend": "torch", "workers": ["rollout"], "steps": "2"}]}
+    node_dir = tmp_path / "node"
+    node_dir.mkdir()
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": python_path(None),
+        "RLPROF_NODE_DIR": str(node_dir),
+        "RLPROF_NODE": "n1",
+        "RLPROF_WORKER": "rollout",
+        "RLPROF_RANK": "0",
+        "RLPROF_REQUEST_JSON": request_from_dict(request).to_json(),
+    }
+    argv = [sys.executable, "-c", SERVER, str(node_dir), LATE_ENGINE, comes]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    [capture] = harvested(node_dir, tmp_path / "4711-logs", request).captures
+    assert capture.state == state
+    assert 1 + len(capture.more_reports) == reports
+    late = "registered while the window was open and recorded nothing of it"
+    assert (late in capture.reason) == (state == "truncated"), capture.reason

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,10 +24,10 @@ from tests.trainers import environments, runs
 from tests.trainers.local_job import LocalJob
 from tests.trainers.test_off import losses
 
-RUN_S = 1200
+RUN_S = 1200  # of a job, or of the script alone: three processes import vLLM one after another
 YIELDED = "yielded to a torch.profiler of the program's own"
 TIMES = int(os.environ.get("RLPROF_TEST_TIMES", "1"))  # of the run with us; 20 by hand
-pytestmark = [pytest.mark.trainers, pytest.mark.timeout(1500 * TIMES)]
+pytestmark = [pytest.mark.trainers, pytest.mark.timeout(RUN_S * (1 + TIMES) + 100)]
 STEPS = "2:4, 5:8"
 REQUEST = {"captures": [{"backend": "torch", "workers": ["*"], "steps": STEPS}]}
 
@@ -92,17 +93,23 @@ def finished(
     run: runs.TrainerRun, argv: list[str], path: str, before: tuple[str, ...], env: dict[str, str]
 ) -> str:
     """What `argv` says in the run's environment, by our `python *before` if given; it ends with 0."""
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, *before, *argv] if before else argv,
         cwd=run.cwd,
         env={**run.environment(), "PYTHONPATH": f"{import_path()}:{path}" if before else path, **env},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=400,
-        check=False,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
+    try:
+        said, complained = process.communicate(timeout=RUN_S)
+    finally:
+        if process.poll() is None:  # an engine's processes outlive the one that started them
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert process.returncode == 0, said[-4000:] + complained[-4000:]
+    return said
 
 
 @pytest.mark.long

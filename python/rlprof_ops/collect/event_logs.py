@@ -49,7 +49,8 @@ class WindowEvent:
 @dataclass(frozen=True, slots=True)
 class ProcessLog:
     """What one training process told. `last_step` is the last step it entered; None when it entered none.
-    `began`: the job's step when it registered.
+    `began`: the job's step when it registered. `follows`: it takes its steps from the job's clock, and
+    registered for a piece of work.
     """
 
     node: str
@@ -64,6 +65,7 @@ class ProcessLog:
     ended: bool = False
     on_demand: bool = False
     began: int = 0
+    follows: bool = False
 
 
 def unclosed(logs: Iterable[ProcessLog]) -> list[tuple[ProcessLog, WindowEvent]]:
@@ -196,6 +198,7 @@ class LogBuilder:
             ended=self._ended,
             on_demand=first.get("on_demand") is True,
             began=foreign.whole(first.get("began")) or 0,
+            follows=first.get("follows") is True,
         )
 
 

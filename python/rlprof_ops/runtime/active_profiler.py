@@ -53,6 +53,7 @@ class Profiler:
         metrics: bool = False,
         output_dir: Folders | None = None,
         on_demand: bool = False,
+        follows: bool = False,
     ) -> None:
         self.place = place
         self.elsewhere: tuple[str, ...] = ()  # backends that somebody else takes for this process
@@ -82,6 +83,7 @@ class Profiler:
             on_demand=on_demand,
             began=step_clock.current_step(),
             wrapped=bool(os.environ.get(env_names.NSYS_SESSION)),
+            **({"follows": True} if follows else {}),
         )
         self._output_dir = OutputDir(output_dir or "", log_once)
         self._captures = self._none_yet()

@@ -145,7 +145,7 @@ def _made(
     specs = request.for_worker(place.worker, place.rank) if request else ()
     specs = tuple(spec for spec in specs if spec.backend not in without)
     _CURRENT.profiler = Profiler(
-        place, specs, with_metrics, request.output_dir if request else None, on_demand
+        place, specs, with_metrics, request.output_dir if request else None, on_demand, follows
     )
     _CURRENT.profiler.elsewhere = without
     if not without and (on_demand or any(backends.from_outside(spec.backend) for spec in specs)):

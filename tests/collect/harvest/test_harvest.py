@@ -314,6 +314,36 @@ def test_what_the_engine_beside_its_server_lacks_is_said(tmp_path, engine, state
     assert "_100." in capture.report  # the server's is whole
 
 
+@pytest.mark.parametrize(
+    ("backend", "registered", "windows", "state"),
+    [
+        ("torch", {"t_ns": 25, "began": 3}, [], "truncated"),
+        ("torch", {"t_ns": 25, "began": 2}, [], "truncated"),  # its node had not heard of the step yet
+        ("torch", {"t_ns": 25}, [("failed", "torch", 7, 8, None, {"t_ns": 60})], "truncated"),
+        ("torch", {"t_ns": 25}, [("opened", "torch", 3, 5, None), ("closed", "torch", 3, 5, None)], "ok"),
+        ("torch", {"t_ns": 15, "began": 2}, [], "ok"),  # idle, or ended before: it had nothing to record
+        ("torch", {"t_ns": 45, "began": 5}, [], "ok"),  # the window was over
+        ("torch", {"t_ns": 39, "began": 5}, [], "ok"),  # its steps were over, the server's report was written
+        ("torch", {"t_ns": 25, "follows": False}, [], "ok"),  # a data loader, by the script's first lines
+        ("nsight", {"t_ns": 25}, [], "ok"),  # the session of its parent has it
+    ],
+)
+def test_a_process_that_came_in_the_window_and_took_nothing_of_it_is_said(
+    tmp_path, backend, registered, windows, state
+):
+    request = {"captures": [{"backend": backend, "workers": ["rollout"], "steps": "3:5"}]}
+    job = RunFolder(tmp_path / "4711-logs", request, nodes=("n1",))
+    server = [
+        (event, backend, 3, 5, None, {"t_ns": t_ns}) for event, t_ns in (("opened", 20), ("closed", 40))
+    ]
+    job.worker("rollout", 0, windows=server)
+    job.worker("rollout", 0, pid=101, windows=windows, **{"follows": True, **registered})
+    job.report(backend, "rollout", 0, 3, 5)
+    reason = "its process 101 registered while the window was open and recorded nothing of it"
+    capture = run(job.write()).captures[0]
+    assert (capture.state, capture.reason) == (state, "" if state == "ok" else reason)
+
+
 def test_a_report_that_nobody_said_was_closed_is_not_taken_for_the_whole_window(job):
     job.report("nsight", "policy_worker", 0, 3, 5)
     job.report("nsight", "policy_worker", 1, 3, 5, pid=101)

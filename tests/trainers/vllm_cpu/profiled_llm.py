@@ -5,13 +5,15 @@ the end of what step 4 generates.
 """
 
 import sys
-import time
+from pathlib import Path
 
 from vllm import LLM, SamplingParams
 
-from rlprof_ops.runtime import profiler
+sys.path.append(str(Path(__file__).parent))
 
-LATE_S = 0.5  # the engine's process learns of a step a little later; a real step has this time
+from node_clock import known
+
+from rlprof_ops.runtime import profiler
 
 
 def main(model: str, folder: str) -> None:
@@ -22,7 +24,12 @@ def main(model: str, folder: str) -> None:
         enforce_eager=True,
         max_model_len=64,
         max_num_seqs=4,
-        profiler_config={"profiler": "torch", "torch_profiler_dir": folder},
+        profiler_config={
+            "profiler": "torch",
+            "torch_profiler_dir": folder,
+            # Between requests a worker spins in Python: its stacks need minutes to be summed up.
+            "torch_profiler_with_stack": False,
+        },
     )
     greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
@@ -35,7 +42,7 @@ def main(model: str, folder: str) -> None:
         if step == 4:
             engine.start_profile()
         with rank0.step(step):
-            time.sleep(LATE_S)
+            known(step)
             tokens = generate()
             if step == 2:
                 engine.start_profile()

@@ -15,10 +15,14 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parent))
+
+from node_clock import known
+
 from rlprof_ops.runtime import profiler
 
-START_S = 400
-LATE_S = 0.5  # the engine's process learns of a step a little later; a real step has this time
+START_S = 800
+ANSWER_S = 300  # a profiler that starts or writes, on a loaded machine
 
 
 def main(model: str, folder: str, *wrap: str) -> None:
@@ -28,7 +32,8 @@ def main(model: str, folder: str, *wrap: str) -> None:
         port = free.getsockname()[1]
     options = ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
     options += ["--max-model-len", "64", "--max-num-seqs", "4", "--api-server-count", "1"]
-    own = {"profiler": "torch", "torch_profiler_dir": folder}
+    # Between requests a worker spins in Python: with stacks its trace needs minutes to be summed up.
+    own = {"profiler": "torch", "torch_profiler_dir": folder, "torch_profiler_with_stack": False}
     vllm = str(Path(sys.executable).with_name("vllm"))
     command = [*wrap, sys.executable, "-P", vllm, "serve", model, *options]
     server = subprocess.Popen([*command, "--profiler-config", json.dumps(own)])
@@ -37,7 +42,7 @@ def main(model: str, folder: str, *wrap: str) -> None:
         data = json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", data, headers, method="POST")
-        with urllib.request.urlopen(request, timeout=100) as answer:
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
             said: bytes = answer.read()
         return said
 
@@ -53,7 +58,7 @@ def main(model: str, folder: str, *wrap: str) -> None:
             if step == 4:
                 ask("start_profile")
             with lead.step(step):
-                time.sleep(LATE_S)
+                known(step)
                 texts = [generate()]
                 if step == 2:
                     ask("start_profile")

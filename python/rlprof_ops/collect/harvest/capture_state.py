@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rlprof_ops import backends
 from rlprof_ops.collect.harvest.expected import Planned
 from rlprof_ops.collect.harvest.manifest import WHOLE, CaptureResult, Report
 from rlprof_ops.collect.harvest.missing_reason import ended_because, why_missing
@@ -79,15 +80,24 @@ def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
 
 def _lacks_another(item: Planned, report: Report, observed: Observed) -> str:
     """What another process of this worker, in the window at the same time, says that it lacks; empty when
-    none does. vLLM's engine is beside its server, and does the work.
+    none does. vLLM's engine is beside its server, and does the work. A session records all processes that
+    are in it; where each records itself, one that came to work meanwhile and tells nothing has recorded
+    nothing.
     """
     capture, opened_ns, closed_ns = item.capture, report.opened_ns, report.closed_ns
     if capture.rank is None or opened_ns is None or closed_ns is None:
         return ""
     key = (capture.backend, capture.window.start, capture.phase)
+    by_itself = capture.phase is None and not backends.wraps(capture.backend)
     for log in observed.logs_of(capture.worker, capture.rank):
         told = [event for event in log.windows if event.key == key]
-        if log.pid == report.pid or not any(opened_ns <= event.t_ns <= closed_ns for event in told):
+        if log.pid == report.pid:
+            continue
+        stop = capture.window.stop or log.began + 1
+        came = log.follows and log.began < stop and opened_ns <= log.registered_ns <= closed_ns
+        if by_itself and came and not told:
+            return f"its process {log.pid} registered while the window was open and recorded nothing of it"
+        if not any(opened_ns <= event.t_ns <= closed_ns for event in told):
             continue
         last = told[-1]
         if last.reason and (last.partial or last.event == "failed"):
