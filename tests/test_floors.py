@@ -46,12 +46,12 @@ BUDGET = {
     "runtime": 3103,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests
     "rayenv": 757,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
     "collect": 3378,  # 2,600; an engine beside its server, a report that comes at the end of a process
-    "supervisor": 3416,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
+    "supervisor": 3422,  # 2,200; since then Ray from a path with a blank, a head that made no folder
     "recorder": 1981,  # 1,500; and collectives that stand, the end of a job that hangs
     "submit": 473,  # submit, operate and commands: 2,600
     "operate": 1635,  # since then the rank that failed first, tables for a notebook
     "commands": 1264,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 10479,  # 7,600; traces without phases, diff, overlapping steps, last requests, shared GPUs
+    "analyze": 10491,  # 7,600; traces without phases, diff, overlapping steps, why no report came home
     "doctor": 711,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 622,

@@ -1,13 +1,15 @@
 """The life of a job's containers with the real pyxis and enroot, for machines that have both. Opt-in:
 
+    env/setup_pyxis.sh PYXIS_TREE ENROOT_TREE /images/train.sqsh
     RLPROF_TESTS_PYXIS=/images/train.sqsh .venv/bin/python -m pytest tests/scripts/test_real_pyxis.py
 
-as root, with enroot on PATH, on a sandbox of two nodes. RLPROF_TESTS_PYXIS_PLUGIN says where spank_pyxis.so
-is, if not where its `make install` puts it. The image needs bash, libpfm4 for nsys, and the system libraries
-of the Python that runs this (its venv is mounted). The nodes have one file system, so enroot.conf has to give
-each its own folders, in which every user may write: `ENROOT_DATA_PATH /var/lib/enroot/$(hostname)/data`, and
-so on for ENROOT_RUNTIME_PATH, ENROOT_CACHE_PATH and ENROOT_TEMP_PATH. Not below a bind mount: `enroot list`
-then tells no processes, and nothing joins a container.
+as root, with enroot on PATH, on a sandbox of two nodes. The first line builds both and makes the image; its
+sources are public. RLPROF_TESTS_PYXIS_PLUGIN says where spank_pyxis.so is, if not where its `make install`
+puts it. An image of one's own needs bash, libpfm4 for nsys, the system libraries of the Python that runs
+this (its venv is mounted), and no devices, which only root may unpack. The nodes have one file system, so
+enroot.conf has to give each its own folders, in which every user may write: `ENROOT_DATA_PATH
+/var/lib/enroot/$(hostname)/data`, and so on for ENROOT_RUNTIME_PATH, ENROOT_CACHE_PATH and ENROOT_TEMP_PATH.
+Not below a bind mount: `enroot list` then tells no processes, and nothing joins a container.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import pwd
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,13 +116,18 @@ def nothing_is_left(nodes: Sandbox, job: Job) -> None:
 
 def manifest_and_report_agree(job: Job) -> None:
     """What came home is in the report, what did not is missing there with the manifest's own reason. Where
-    nothing came home there is a manifest alone: it says why.
+    nothing came home there is no report, and who asks for one gets the manifest's reasons.
     """
     manifest, page = job.manifest, job.run / "report.json"
     assert job.record["end"]["cause"] and job.record["end"]["detail"], job.say()
-    if not manifest.reports and not page.exists():
-        assert {capture.state for capture in manifest.captures} <= {"missing"}, job.say()
-        return
+    if not page.exists():
+        assert not manifest.reports, job.say()
+        rlprof = [Path(sys.prefix) / "bin/rlprof", "report", job.run]
+        said = job.sandbox.run(rlprof, user=TEST_USER, check=False)
+        assert said.returncode in (2, 3), said
+        assert all(capture.reason in said.stderr + said.stdout for capture in manifest.captures), said
+        if said.returncode == 2:
+            return
     coverage = json.loads(page.read_text())["coverage"]
     unread = {row["path"]: row["reason"] for row in coverage["unread"]}
     read = {row["path"]: row["truncated"] for row in coverage["reports"]} | unread
@@ -212,6 +220,10 @@ def test_an_image_that_does_not_start_has_a_manifest(nodes: Sandbox, image: str)
     job = submit(nodes, CONTAINER=str(path), COMMAND="true")
     state = job.wait(timeout=120)
     assert state.state == "FAILED" and path.name in job.output, job.output
-    assert job.record["end"]["cause"] == "startup_failed", job.say()
+    end = job.record["end"]
+    assert end["cause"] == "startup_failed" and (image != "damaged" or "corruption" in end["detail"]), (
+        job.say()
+    )
+    assert "node n1: not everything came home" not in job.output
     nothing_is_left(nodes, job)
     manifest_and_report_agree(job)
