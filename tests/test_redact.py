@@ -93,6 +93,7 @@ def test_of_an_address_the_login_alone_is_the_secret():
         "NGC_API_KEY",
         "SLACK_WEBHOOK_URL",
         "PGPASSWORD",
+        "client-key-data",
     ],
 )
 def test_names_of_secrets(name):

@@ -103,3 +103,14 @@ def test_salvage_brings_home_this_jobs_files_and_leaves_the_other_ones(tmp_path)
     assert (run / "logs/n1/raylet.log").read_text() == "began 2.5\n"
     assert not folders[1].exists()
     assert (folders[0] / "logs/raylet.log").read_text() == "began 1.5\n"
+
+
+def test_one_in_which_nothing_was_begun_goes_and_one_with_a_file_stays(tmp_path):
+    folder = node_folder(tmp_path, "4711", mark("/logs/4711-logs", "1.5"))
+    folder.create()
+    folder.let_go()
+    assert list(tmp_path.iterdir()) == []
+    folder.create()
+    (folder.path / "events/new.jsonl").write_text("{}")
+    folder.let_go()
+    assert (folder.path / "events/new.jsonl").exists() and folder.is_this_jobs()

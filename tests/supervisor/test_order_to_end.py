@@ -132,3 +132,17 @@ def test_an_order_around_a_death_is_heard_also_where_the_storage_hangs(start, se
     assert done.returncode == 0, done.stdout + done.stderr
     harvest(node.run.path)
     check(node, 143)
+
+
+@pytest.mark.timeout(300)
+def test_an_order_before_the_storage_has_answered_leaves_no_node_folder(start):
+    need("fuse")
+    node = start()
+    with hung(node.run.path):
+        wait_until(node.folder.exists, 30, node.output)
+        time.sleep(1)
+        node.process.send_signal(signal.SIGTERM)
+        assert node.code(60) == 143
+        output = (node.base / "output").read_text()
+    assert "before the storage" in output
+    assert not node.left() and not node.folder.exists(), list(node.folder.rglob("*"))

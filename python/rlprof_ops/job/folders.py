@@ -181,20 +181,18 @@ class NodeFolder:
                 raise PermissionError(f"{self.path} belongs to somebody else, or to another job") from None
             atomic.write(self._mark, self.mark, mode=0o600)
         self.path.chmod(0o700)
-        for folder in (
-            self.ray,
-            self.tmp,
-            self.logs,
-            self.live,
-            self.path / "profiles",
-            self.path / "events",
-        ):
+        for folder in self._made():
             folder.mkdir(exist_ok=True)
 
+    def _made(self) -> tuple[Path, ...]:
+        return (self.ray, self.tmp, self.logs, self.live, self.path / "profiles", self.path / "events")
+
     def let_go(self) -> None:
-        """Remove it where the drain has spared nothing but records that the run folder has taken since."""
-        with contextlib.suppress(OSError):
-            self.keep.rmdir()
+        """Remove it where the drain has spared nothing but records that the run folder has taken since, or
+        where nothing was begun: the order to end came first."""
+        for folder in (self.keep, *self._made()):
+            with contextlib.suppress(OSError):  # not empty, or not there
+                folder.rmdir()
         with contextlib.suppress(OSError):
             if {entry.name for entry in self.path.iterdir()} <= {*MARKS}:
                 for name in MARKS:

@@ -39,7 +39,7 @@ _SECRET_NAMES = words("""
     database_url db_url redis_url mongo_url mongodb_uri dsn sqlalchemy_database_uri amqp_url broker_url
     http_proxy https_proxy all_proxy ftp_proxy connection_string conn_str netrc authorization
     proxy_authorization pgpassword mysql_pwd slurm_jwt pip_index_url pip_extra_index_url uv_index_url
-    uv_extra_index_url _auth
+    uv_extra_index_url _auth client_key_data
 """)
 # A shell's folders, whose names end like a password's.
 _FOLDERS = frozenset({"PWD", "OLDPWD"})
