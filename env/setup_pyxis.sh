@@ -11,8 +11,8 @@ set -euo pipefail
 readonly PYXIS="$1" ENROOT="$2" IMAGE="${3:-/opt/rlprof/pyxis.sqsh}"
 readonly NODES="n1 n2"  # the sandbox's
 readonly FOLDERS="data runtime cache temp"
-# Python's package brings the libraries of any Python of this machine; libpfm4 is what nsys imports its captures with.
-readonly IN_THE_IMAGE="libpfm4,libstdc++6,python3"
+# Python's package brings the libraries of any Python of this machine; nsys needs libelf, and libpfm4 to import its captures.
+readonly IN_THE_IMAGE="elfutils,libpfm4,libstdc++6,python3"
 WORK=""
 
 pyxis::packages() {

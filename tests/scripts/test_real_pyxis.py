@@ -5,9 +5,9 @@
 
 as root, with enroot on PATH, on a sandbox of two nodes. The first line builds both and makes the image; its
 sources are public. RLPROF_TESTS_PYXIS_PLUGIN says where spank_pyxis.so is, if not where its `make install`
-puts it. An image of one's own needs bash, libpfm4 for nsys, the system libraries of the Python that runs
-this (its venv is mounted), and no devices, which only root may unpack. The nodes have one file system, so
-enroot.conf has to give each its own folders, in which every user may write: `ENROOT_DATA_PATH
+puts it. An image of one's own needs bash, libelf1 and libpfm4 for nsys, the system libraries of the Python
+that runs this (its venv is mounted), and no devices, which only root may unpack. The nodes have one file
+system, so enroot.conf has to give each its own folders, in which every user may write: `ENROOT_DATA_PATH
 /var/lib/enroot/$(hostname)/data`, and so on for ENROOT_RUNTIME_PATH, ENROOT_CACHE_PATH and ENROOT_TEMP_PATH.
 Not below a bind mount: `enroot list` then tells no processes, and nothing joins a container.
 """
