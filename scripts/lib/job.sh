@@ -5,6 +5,7 @@
 readonly _RLPROF_JOB_LOADED=1
 readonly _RLPROF_STORAGE_SECONDS=15  # for one look at the run folder
 readonly _RLPROF_REMOVE_SECONDS=60  # for a node's containers
+readonly _RLPROF_MOST_WORDS=64  # lines of all nodes' daemons that are kept for the reason of an end
 RUN_FOLDER="${RLPROF_RUN_DIR-}"  # by which this script writes there; `job::_hold` takes the name's place
 
 # Find mistakes before a node is touched. With a container the head's supervisor does it, where there is a Python.
@@ -433,7 +434,7 @@ job::_ended_well() {
 # the other nodes would wait for it. `control/ended_<node>` is what the head looks for as long as its cluster starts;
 # where the head itself is what ended, nobody would look, and nothing of ours runs yet.
 job::_listen_to_srun() {
-    local line words="" node
+    local line words="" node head_ended=""
     local -r ended='^srun: error: ([^ :]+): tasks? [0-9,-]+: (.*)$'
     local -r unlaunched='^srun: error: task ([0-9]+) (launch failed: .*)$'
     local -a nodes=()
@@ -443,7 +444,7 @@ job::_listen_to_srun() {
     while IFS= read -r line || [[ -n ${line} ]]; do
         printf '%s\n' "${line}" >&2
         if [[ ${line} =~ ^(slurmstepd(-[^ :]+)?|FATAL|enroot|\[ERROR\]|rlprof): ]]; then
-            words="$(printf '%s\n%s' "${words}" "${line}" | tail -n 4)"
+            words="$(printf '%s\n%s' "${words}" "${line}" | tail -n "${_RLPROF_MOST_WORDS}")"
         elif [[ ${line} =~ ${ended} ]]; then
             for node in $(scontrol show hostnames "${BASH_REMATCH[1]}"); do
                 job::_task_ended "${node}" "${BASH_REMATCH[2]}" "${words}"
@@ -453,19 +454,39 @@ job::_listen_to_srun() {
             job::_task_ended "${nodes[BASH_REMATCH[1]]-${BASH_REMATCH[1]}}" "${BASH_REMATCH[2]}" "${words}"
         fi
     done
+    # The reason can come after the end of the task.
+    [[ -z ${head_ended} ]] || job::_note_end "${nodes[0]}" "${head_ended}" "${words}"
 }
 
 job::_task_ended() {
     local -r node="$1" how="$2" words="$3"
-    local WHY=""
-    local -r place="${RUN_FOLDER}/control/ended_${node//\//_}"
 
-    job::_storage_answers || { common::log "${WHY}"; return 0; }
-    (umask 0077; printf '%s\n%s\n' "${how}" "${words}" > "${place}.tmp" && mv -- "${place}.tmp" "${place}") 2> /dev/null || true
+    job::_note_end "${node}" "${how}" "${words}" || return 0
     if [[ ${node} == "${RLPROF_NODES%% *}" && ! -e ${RLPROF_RUN_DIR}/run.json ]]; then
+        head_ended="${how}"
         common::log "node ${node}, the head, ended before it began (${how}): ending the others"
         scancel --signal=TERM "${SLURM_JOB_ID}.0" || true
     fi
+}
+
+# Write how a task ended and its node's last words; false where the storage does not answer. That a plug-in failed is said
+# after every reason, and tells none.
+job::_note_end() {
+    local -r node="$1" how="$2" words="$3"
+    local WHY=""
+    local -r place="${RUN_FOLDER}/control/ended_${node//\//_}"
+
+    job::_storage_answers || { common::log "${WHY}"; return 1; }
+    (
+        umask 0077
+        {
+            printf '%s\n' "${how}"
+            printf '%s\n' "${words}" | awk -v own="slurmstepd-${node}:" '
+                /^slurmstepd-/ && index($0, own) != 1 { next }
+                /^slurmstepd[^:]*: error: (spank: |Failed to invoke spank|pyxis: (printing enroot log|[[:space:]]*$))/ { next }
+                { print }' | tail -n 4
+        } > "${place}.tmp" && mv -- "${place}.tmp" "${place}"
+    ) 2> /dev/null || true
 }
 
 job::run() {

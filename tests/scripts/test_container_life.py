@@ -166,6 +166,24 @@ def test_a_head_whose_container_does_not_start_ends_the_step(nodes):
     assert "failed to import docker image image" in end["detail"], end
 
 
+def test_the_reason_of_a_container_may_come_after_the_end_of_its_task(nodes):
+    """As pyxis says it of a damaged image (tests/scripts/test_real_pyxis.py)."""
+    (nodes.hosts / "n1.enroot/broken").touch()
+    (nodes.hosts / "late").write_text(
+        "slurmstepd-n1: error: pyxis: printing enroot log file:\n"
+        "slurmstepd-n1: error: pyxis:     FATAL ERROR: File system corruption detected\n"
+        "slurmstepd-n2: error: pyxis: child 72 terminated with signal 15\n"
+        "slurmstepd-n1: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1\n"
+        "slurmstepd-n1: error: Failed to invoke spank plugin stack\n"
+    )
+    done = nodes.job(DAEMON_NODE="1", SLURMD_NODENAME="n1")
+
+    detail = json.loads((nodes.run / "run.json").read_text())["end"]["detail"]
+    assert detail.endswith("FATAL ERROR: File system corruption detected"), detail
+    assert "signal 15" not in detail and "spank" not in detail and "printing" not in detail
+    assert "node n1: not everything came home" not in done.stderr, "nothing had begun that could be lost"
+
+
 def test_a_task_that_cannot_be_launched_is_no_success(nodes):
     (nodes.hosts / "n2.enroot/unlaunched").touch()
     (nodes.run / "run.json").touch()  # the head's, which goes on

@@ -27,6 +27,7 @@ from rlprof_ops.collect.drain.node_record import SCHEMA
 from rlprof_ops.collect.drain.sequence import Budget, DrainSequence
 from rlprof_ops.collect.sync.__main__ import Syncer, last_pass, log_to_output, record_pass
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
+from rlprof_ops.host import foreign
 from rlprof_ops.host.background import BackgroundWriter
 from rlprof_ops.host.contained_dir import ContainedDir, PinnedDir
 from rlprof_ops.job import folders
@@ -129,22 +130,26 @@ def _came_home_before(folder: Path, run: Path, node: str, reason: str) -> bool:
             pass
         except (ValueError, AttributeError):
             return False
+        record = _run_record(tree)
+        failed = foreign.an_object(record.get("end")).get("cause") == EndCause.STARTUP_FAILED
+        if failed and record.get("head") == node:
+            return True  # it never made its folder, so nothing can be lost
         gone = (
             f"{reason}: what was not copied yet went with it. RLPROF_NODE_ROOT={str(folder.parent)!r} has to"
             " be a folder of the host that outlives a step, not a container's own /tmp"
         )
         print(f"rlprof: salvage: node {node}: {gone}", file=sys.stderr)
-        if _driver_began(tree):
+        if foreign.an_object(record.get("driver")).get("started_ns"):
             facts = {"node": node, "role": "worker", "clean": False, "cleared": False, "gone": gone}
             tree.write_atomic(f"nodes/{node}.json", (json.dumps({"schema": SCHEMA, **facts}) + "\n").encode())
     return False
 
 
-def _driver_began(tree: ContainedDir) -> bool:
-    try:
-        return bool(json.loads(tree.read("run.json"))["driver"]["started_ns"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def _run_record(tree: ContainedDir) -> dict[str, Any]:
+    """run.json; {} where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return foreign.an_object(foreign.parse(tree.read("run.json")))
+    return {}
 
 
 def _put_kept(folder: Path, run: Path, node: str, facts: dict[str, Any]) -> None:

@@ -159,6 +159,16 @@ def test_nothing_to_read_says_what_was_looked_for(tmp_path: Path) -> None:
         answer_of(tmp_path / "absent")
 
 
+def test_a_run_of_which_nothing_came_home_says_why_in_its_manifests_words(tmp_path: Path) -> None:
+    rows = [{"state": "missing", "reason": reason} for reason in ("\x1b[2Jnode n1", "node n1", "b", "c", "d")]
+    (tmp_path / "manifest.json").write_text(json.dumps({"captures": [*rows, rows[0], "no row"]}))
+    with pytest.raises(UsageError) as error:
+        answer_of(tmp_path)
+    assert str(error.value).endswith(
+        "no report came home: 7 captures planned: \ufffd[2Jnode n1; node n1; b; and 3 reasons more"
+    )
+
+
 def test_the_page_is_safe_from_names_in_traces(tmp_path: Path) -> None:
     make_run(tmp_path)
     report(tmp_path, form="json", jobs=1, cache=False)

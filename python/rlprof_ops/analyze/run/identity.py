@@ -16,8 +16,10 @@ from rlprof_ops.analyze.run import step_log
 from rlprof_ops.analyze.run.foreign_names import NAMELESS, told_by
 from rlprof_ops.backends import report_names
 from rlprof_ops.backends.report_names import ReportName
+from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.errors import UsageError
 from rlprof_ops.host import foreign
+from rlprof_ops.words import counted
 
 TRACE_SUFFIXES = (".nsys-rep", ".pt.trace.json.gz", ".pt.trace.json", ".json.gz", ".pickle")
 _LISTED_ONLY = (".proto", ".pftrace")
@@ -26,6 +28,7 @@ _MEMORY = (".pickle", ".host-memory.json.gz")
 _RANK_FOLDER = re.compile(r"rank(\d+)")
 _HEAD_BYTES = 1 << 20  # of a trace, before its events: the list of process groups may be long
 _EVENT_ARRAY = re.compile(rb'\s*\[\s*\{[^{}]{0,400}"ph"\s*:')
+_MOST_REASONS = 3
 _SKIP = {"ray", "logs", "nodes", ".secrets"}
 
 
@@ -85,6 +88,8 @@ def find_reports(root: Path) -> tuple[ReportFile, ...]:
     known = _harvested(root)
     found = [_as_harvested(_describe(root, path), known) for path in _walk(base)]
     if not found:
+        if why := _told_missing(root):
+            raise UsageError(f"{root}: no report came home: {why}")
         raise UsageError(
             f"{root}: no reports below it (looked for {_WANTED}). A run folder is <BASE_LOG_DIR>/<job>-logs;"
             " `rlprof harvest <run folder>` says what a job left and what is"
@@ -93,6 +98,19 @@ def find_reports(root: Path) -> tuple[ReportFile, ...]:
     if root.joinpath("nodes").is_dir():
         found = _with_the_jobs_steps(found, step_log.read_step_logs(root))
     return tuple(sorted(found, key=lambda r: (r.worker, r.rank or 0, r.start or 0, r.path)))
+
+
+def _told_missing(root: Path) -> str:
+    """Why each planned report of a run is missing, in its manifest's words; empty where it plans none."""
+    captures = foreign.a_list(foreign.read_object(root / "manifest.json").get("captures"))
+    reasons = [*dict.fromkeys(foreign.text(foreign.an_object(row).get("reason")) for row in captures)]
+    more = (
+        f"; and {counted(len(reasons) - _MOST_REASONS, 'reason')} more"
+        if len(reasons) > _MOST_REASONS
+        else ""
+    )
+    told = printable("; ".join(reasons[:_MOST_REASONS]))
+    return f"{counted(len(captures), 'capture')} planned: {told}{more}" if captures else ""
 
 
 def _with_the_jobs_steps(reports: list[ReportFile], logs: tuple[step_log.StepLog, ...]) -> list[ReportFile]:
