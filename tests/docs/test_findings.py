@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("msgspec")
 
 from tests.analyze.as_data import answer_of, data_of
+from tests.analyze.causes.dp_groups import write_groups
 from tests.analyze.causes.loops import usual_loop
 from tests.analyze.fake_run import make_run
 from tests.analyze.output.test_uncaptured import Marks, loop
@@ -41,6 +42,10 @@ def one_slow_rank(folder: Path) -> Answer:
 
 def one_slow_node(folder: Path) -> Answer:
     return answer_of(make_run(folder, ranks=4, slow_node="n1"), jobs=1, cache=False)
+
+
+def one_slow_group(folder: Path) -> Answer:
+    return answer_of(write_groups(folder, 1, slow={2: 1.7}), jobs=1, cache=False)
 
 
 def one_gpu_or_two(folder: Path) -> Answer:
@@ -150,6 +155,7 @@ def two_traces_of_one_name(folder: Path) -> Answer:
 RUNS: tuple[Callable[[Path], Answer], ...] = (
     one_slow_rank,
     one_slow_node,
+    one_slow_group,
     one_gpu_or_two,
     one_report_fewer,
     weights_on_their_way,

@@ -14,6 +14,7 @@ from math import inf
 from statistics import fmean, median, median_low
 from typing import NamedTuple
 
+from rlprof_ops.analyze.causes.collectives import SlowGroup
 from rlprof_ops.analyze.causes.dependencies import Piece, StepGraph
 from rlprof_ops.analyze.causes.graph import replayed
 from rlprof_ops.analyze.causes.stages import Stages
@@ -39,6 +40,7 @@ class AskedChange(NamedTuple):
     rank: int | None
     change: Change
     node: str | None = None
+    members: tuple[int, ...] = ()
 
 
 def what_ifs(
@@ -46,6 +48,7 @@ def what_ifs(
     windows: Sequence[StepGraph],
     stragglers: Sequence[StragglerRow],
     stages: Stages | None = None,
+    groups: Sequence[SlowGroup] = (),
 ) -> tuple[WhatIfRow, ...]:
     """Every change that is asked about and would save anything, the largest first."""
     stages = stages or Stages()
@@ -53,16 +56,17 @@ def what_ifs(
     asked = [
         *_slow_nodes(merged, windows, stragglers, stages),
         *_slow_ranks(merged, windows, stragglers, stages),
+        *_slow_groups(groups),
         *_phases(windows, step_ns),
         *_uneven(windows, stages),
         *_rollout_workers(windows),
     ]
     found = []
-    for kind, text, worker, phase, rank, change, node in asked:
+    for kind, text, worker, phase, rank, change, node, members in asked:
         saves = saved(windows, change)
         if step_ns and saves >= (MIN_SHARE_OF_PERIOD if merged.periods else MIN_SHARE) * step_ns:
-            row = WhatIfRow(kind, text, worker, phase, rank, round(saves), round(saves / step_ns, 5), node)
-            found.append(row)
+            share = round(saves / step_ns, 5)
+            found.append(WhatIfRow(kind, text, worker, phase, rank, round(saves), share, node, list(members)))
     return tuple(sorted(found, key=lambda w: -w.saves_ns))
 
 
@@ -118,6 +122,16 @@ def _slow_ranks(
             change = like_others(windows, mates, stages, row.excess_ns)
             asked.append(AskedChange("like_peers", text, rank.worker, row.phase, rank.index, change))
     return asked
+
+
+def _slow_groups(groups: Sequence[SlowGroup]) -> list[AskedChange]:
+    return [
+        AskedChange(
+            "like_peers", f"{group.kind.group} with slow links like its siblings in {group.kind.op}",
+            group.kind.worker, "", None, with_links_of_siblings(group), None, group.ranks,
+        )
+        for group in groups
+    ]  # fmt: skip
 
 
 def _phases(windows: Sequence[StepGraph], step_ns: float) -> list[AskedChange]:
@@ -257,6 +271,21 @@ def like_others(
             for length, piece in zip(without_waiting(window), window.pieces, strict=True)
         ]
         return duration, list(window.graph.lag)
+
+    return changed
+
+
+def with_links_of_siblings(group: SlowGroup) -> Change:
+    """What comes after a collective of the group begins as much sooner as its transfer is shorter."""
+
+    def changed(window: StepGraph) -> Times:
+        lag = list(window.graph.lag)
+        for node, piece in enumerate(window.pieces):
+            if piece is not None and 0 < piece.number <= len(piece.activity.meetings):
+                meeting = piece.activity.meetings[piece.number - 1]
+                if (meeting.name, meeting.communicator) == (group.key, group.communicator):
+                    lag[node] = round(lag[node] * group.siblings_ns / group.transfer_ns)
+        return list(window.graph.duration), lag
 
     return changed
 

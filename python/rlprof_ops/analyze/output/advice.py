@@ -40,6 +40,9 @@ _ADVICE = {
     "slow_node": "Look at the node: clocks, power and temperature (nvidia-smi -q -d PERFORMANCE), other"
     " processes, its CPUs and links. A window without it (Slurm's --exclude) tells it from its share of the"
     " data.",
+    "slow_group": "Look at the links of these nodes: errors and lanes (nvidia-smi nvlink -s and -e, ibstat),"
+    " which network cards NCCL chose (NCCL_DEBUG=INFO), a switch that others load. nccl-tests on these nodes"
+    " alone tells a link from this job.",
     "skew": "Look at what that rank does before the collective (a click leads there): more data than the"
     " others, another kernel, or a slower host.",
 }

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from msgspec import structs
 
+from rlprof_ops.analyze.causes.collectives import SlowGroup
 from rlprof_ops.analyze.causes.dependencies import StepGraph
 from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING, Waiting, asynchronous, maybe_sharing
 from rlprof_ops.analyze.causes.what_if import unevenness
@@ -36,6 +37,7 @@ WHOLE = 0.8  # of a phase that is waited through: ranks and clocks are not exact
 UNEVEN = 1.15  # the slowest rank's time over the median one's, from which on it is a tail
 FAULTS = (
     "straggler",
+    "slow_group",
     "tail",
     "weight_sync",
     "last_requests",
@@ -54,6 +56,7 @@ class Causes:
     windows: Sequence[StepGraph] = ()
     chains: Sequence[ChainRow] = ()
     changes: Sequence[WhatIfRow] = ()
+    groups: Sequence[SlowGroup] = ()
 
     def mended(self, row: StragglerRow, worker: str) -> int | None:
         """What a step would lose if a slow node or rank were like its peers; None where no graph tells."""
@@ -64,6 +67,11 @@ class Causes:
             if row.node is None and (change.kind, change.worker, change.phase, change.rank) == asked:
                 return change.saves_ns
         return 0 if self.chains else None  # where steps overlap, little is no number
+
+    def with_other_links(self, group: SlowGroup) -> int | None:
+        """What a step would lose if a group's links were like its siblings'; None where no graph tells."""
+        told = (w.saves_ns for w in self.changes if w.members and tuple(w.members) == group.ranks)
+        return next(told, None)
 
     def worst(self, worker: str, phase: str) -> tuple[int | None, int | None]:
         """The step in which a phase was the longest link of a chain, and the rank that it was on."""
@@ -98,6 +106,7 @@ def find(
     found = [
         *_phases(spreads, merged),
         *_straggling(stragglers, merged, causes),
+        *_slow_groups(merged, causes),
         *_tails(stragglers, merged, causes),
         *_exposed_sync(causes),
         *_rollout(rollout, by_request=requests is not None),
@@ -107,7 +116,7 @@ def find(
         *_pipelines(pipeline, merged),
         *on_gpus,
         *_unexplained(merged, waits),
-        *_skewed(skews, merged),
+        *_skewed(skews, merged, causes.groups),
     ]
     found.sort(key=lambda finding: _place(finding, turns))
     found[:0] = _coverage(coverage, merged.namesakes)
@@ -256,6 +265,42 @@ def _straggling(stragglers: Sequence[StragglerRow], merged: Merged, causes: Caus
 def _slow_too(row: StragglerRow, merged: Merged, worker: str) -> str:
     whose = merged.ranks[row.rank].worker
     return f"{row.phase}{'' if whose == worker else f' of {whose}'} ({duration(row.excess_ns)})"
+
+
+def _slow_groups(merged: Merged, causes: Causes) -> list[Finding]:
+    """Groups whose transfers are slow, whoever comes last to them."""
+    step_ns = sum(row.duration_ns for row in merged.steps) / max(
+        sum(row.count or 1 for row in merged.steps), 1
+    )
+    found = []
+    for group in causes.groups:
+        if group.excess_ns < MIN_SHARE * step_ns:
+            continue
+        worker, op = group.kind.worker, group.kind.op
+        ranks = [merged.ranks[rank] for rank in group.ranks]
+        hosts = sorted({rank.host for rank in ranks})
+        others = "its sibling's" if group.siblings == 1 else f"its {group.siblings} siblings'"
+        usual = f"{others} {duration(group.siblings_ns)}"
+        rate = group.bus_gb_per_s and group.siblings_gb_per_s
+        rates = f" ({group.bus_gb_per_s:.1f} against {group.siblings_gb_per_s:.1f} GB/s)" if rate else ""
+        text = (
+            f"The links of {worker} {_listed('rank', [rank.rank for rank in ranks])}"
+            f" ({_listed('node', hosts)}) are slow: {op} in their {group.kind.group} takes"
+            f" {duration(group.transfer_ns)} a call once all have come, {usual}{rates}. That is"
+            f" {duration(group.excess_ns)} a step."
+        )
+        saves = causes.with_other_links(group)
+        found.append(Finding("slow_group", text, group.excess_ns, worker, group.ranks[0], saves_ns=saves))
+    return found[:MAX_STRAGGLERS]
+
+
+def _listed(what: str, names: Sequence[object]) -> str:
+    """At most `MAX_MISSING` of them."""
+    shown = [str(name) for name in names[:MAX_MISSING]]
+    if len(names) > MAX_MISSING:
+        return f"{what}s {', '.join(shown)}, …"
+    more = f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return f"{what} {shown[0]}" if len(shown) == 1 else f"{what}s {more}"
 
 
 def _tails(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) -> list[Finding]:
@@ -475,19 +520,25 @@ def _not_captured(rows: Sequence[Waiting], lengths: Lengths) -> list[Finding]:
     return [Finding("uncaptured", text, 0, workers[0] if workers else "")]
 
 
-def _skewed(skews: Sequence[SkewRow], merged: Merged) -> list[Finding]:
+def _skewed(skews: Sequence[SkewRow], merged: Merged, groups: Sequence[SlowGroup]) -> list[Finding]:
+    """Who comes last, unless its slow links held it up before."""
+    held_up = {rank for group in groups for rank in group.ranks}
     steps = max(len(merged.step_numbers), 1)
     least = MIN_SKEW * sum(row.duration_ns for row in merged.steps) / max(len(merged.steps), 1)
     found = []
     for skew in skews[:1]:
         cost = skew.waiting_ns * skew.calls // steps
         if (
-            cost < least or skew.last is None or skew.last_share < min(0.9, 1 / skew.ranks + 0.35)
+            cost < least
+            or skew.last is None
+            or skew.last in held_up
+            or skew.last_share < min(0.9, 1 / skew.ranks + 0.35)
         ):  # well above chance
             continue
         text = (
             f"{merged.ranks[skew.last].label} comes last to {percent(skew.last_share)} of"
-            f" {skew.worker}'s {skew.key} collectives; the ranks wait {duration(cost)} a step in them."
+            f" {skew.worker}'s {skew.key} collectives; the ranks wait {duration(cost)} a step in them,"
+            f" beside {duration(skew.transfer_ns * skew.calls / steps)} of transfer."
         )
         found.append(Finding("skew", text, cost, skew.worker, skew.last))
     return found
