@@ -17,7 +17,7 @@ from rlprof_ops.analyze.whole_run.run_data import WholeRun
 SCHEMA: Literal[1] = 1
 
 ClockMethod = Literal["reference", "collectives", "probe", "unaligned"]
-ChangeKind = Literal["faster", "like_peers", "even", "overlapped", "one_more"]
+ChangeKind = Literal["faster", "like_peers", "even", "overlapped", "one_more", "no_pauses"]
 
 Ns = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0)]
@@ -337,7 +337,8 @@ class WhatIfRow(msgspec.Struct, frozen=True):
     share: float
     node: Annotated[str | None, Meta(description="the node whose ranks are changed together")] = None
     members: Annotated[
-        list[RankIndex], Meta(description="indices into ranks: the group whose links are changed; else empty")
+        list[RankIndex],
+        Meta(description="indices into ranks: the group whose links are changed, or who pauses; else empty"),
     ] = []
 
 

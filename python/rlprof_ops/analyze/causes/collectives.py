@@ -29,7 +29,7 @@ Skews = Mapping[tuple[str, str, str], SkewRow]  # by worker, key and communicato
 Parts = list[tuple[Summary, CollectiveTotal]]
 
 
-class Kind(NamedTuple):
+class CollectiveKind(NamedTuple):
     """What makes collectives comparable; `group` describes communicators, `size` is the ranks in each."""
 
     worker: str
@@ -45,7 +45,7 @@ class SlowGroup:
     with messages of the same size. `ranks` are the captured ones, as indices.
     """
 
-    kind: Kind
+    kind: CollectiveKind
     key: str  # as of `CollectiveEvents`, "" where no call was matched
     communicator: str
     ranks: tuple[int, ...]
@@ -190,16 +190,16 @@ def _exposed(merged: Merged, ranks: Sequence[int]) -> float:
     return sum(time.exposed_communication_ns for time in times) / whole if whole else 0.0
 
 
-def _by_communicator(read: Iterable[Summary]) -> dict[Kind, dict[str, Parts]]:
-    found: dict[Kind, dict[str, Parts]] = defaultdict(lambda: defaultdict(list))
+def _by_communicator(read: Iterable[Summary]) -> dict[CollectiveKind, dict[str, Parts]]:
+    found: dict[CollectiveKind, dict[str, Parts]] = defaultdict(lambda: defaultdict(list))
     for summary in read:
         for total in summary.collectives:
-            kind = Kind(summary.report.worker, total.op, total.group, total.group_size, total.dtype)
+            kind = CollectiveKind(summary.report.worker, total.op, total.group, total.group_size, total.dtype)
             found[kind][total.communicator].append((summary, total))
     return found
 
 
-def _skews_of(skews: Skews, kind: Kind, communicator: str) -> dict[str, SkewRow]:
+def _skews_of(skews: Skews, kind: CollectiveKind, communicator: str) -> dict[str, SkewRow]:
     """Those of one communicator of a kind, by their keys: two operations may have one plain name."""
     found = {}
     for (worker, key, name), skew in skews.items():
@@ -232,7 +232,9 @@ def collective_rows(
     return sorted(found, key=lambda row: -row.total_ns)
 
 
-def _row(kind: Kind, parts: Parts, skews: Collection[SkewRow], ranks: Sequence[int] = ()) -> CollectiveRow:
+def _row(
+    kind: CollectiveKind, parts: Parts, skews: Collection[SkewRow], ranks: Sequence[int] = ()
+) -> CollectiveRow:
     totals = [total for _, total in parts]
     count, total_ns = sum(part.count for part in totals), sum(part.total_ns for part in totals)
     transfer_ns = min(_transfer(totals, count, skews), total_ns)

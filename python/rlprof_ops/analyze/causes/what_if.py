@@ -17,6 +17,7 @@ from typing import NamedTuple
 from rlprof_ops.analyze.causes.collectives import SlowGroup
 from rlprof_ops.analyze.causes.dependencies import Piece, StepGraph
 from rlprof_ops.analyze.causes.graph import replayed
+from rlprof_ops.analyze.causes.pauses import Pauses
 from rlprof_ops.analyze.causes.stages import Stages
 from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING
 from rlprof_ops.analyze.report_model import ChangeKind, StragglerRow, WhatIfRow
@@ -49,6 +50,7 @@ def what_ifs(
     stragglers: Sequence[StragglerRow],
     stages: Stages | None = None,
     groups: Sequence[SlowGroup] = (),
+    pauses: Sequence[Pauses] = (),
 ) -> tuple[WhatIfRow, ...]:
     """Every change that is asked about and would save anything, the largest first."""
     stages = stages or Stages()
@@ -57,6 +59,7 @@ def what_ifs(
         *_slow_nodes(merged, windows, stragglers, stages),
         *_slow_ranks(merged, windows, stragglers, stages),
         *_slow_groups(groups),
+        *_pauses(() if merged.periods else pauses),
         *_phases(windows, step_ns),
         *_uneven(windows, stages),
         *_rollout_workers(windows),
@@ -131,6 +134,16 @@ def _slow_groups(groups: Sequence[SlowGroup]) -> list[AskedChange]:
             group.kind.worker, "", None, with_links_of_siblings(group), None, group.ranks,
         )
         for group in groups
+    ]  # fmt: skip
+
+
+def _pauses(pauses: Sequence[Pauses]) -> list[AskedChange]:
+    return [
+        AskedChange(
+            "no_pauses", f"no pauses of {each.worker} in {each.phase} ({each.name or 'host'})", each.worker,
+            each.phase, None, without_pauses(each), None, each.ranks,
+        )
+        for each in pauses
     ]  # fmt: skip
 
 
@@ -286,6 +299,22 @@ def with_links_of_siblings(group: SlowGroup) -> Change:
                 if (meeting.name, meeting.communicator) == (group.key, group.communicator):
                     lag[node] = round(lag[node] * group.siblings_ns / group.transfer_ns)
         return list(window.graph.duration), lag
+
+    return changed
+
+
+def without_pauses(pauses: Pauses) -> Change:
+    """Work in which a GPU paused is shorter by that."""
+
+    def changed(window: StepGraph) -> Times:
+        duration = list(window.graph.duration)
+        for node, piece in enumerate(window.pieces):
+            if piece is not None and piece.activity.phase == pauses.phase:
+                begin, end = window.graph.start[node], window.graph.end[node]
+                spans = pauses.when.get(piece.activity.rank, ())
+                paused = sum(max(min(end, b) - max(begin, a), 0) for a, b in spans)
+                duration[node] = max(duration[node] - paused, 0)
+        return duration, list(window.graph.lag)
 
     return changed
 

@@ -13,6 +13,7 @@ from msgspec import UNSET
 from rlprof_ops.analyze.causes.collectives import collective_rows, collective_skews, slow_groups
 from rlprof_ops.analyze.causes.critical import chains, phase_slacks
 from rlprof_ops.analyze.causes.dependencies import windows
+from rlprof_ops.analyze.causes.pauses import find_pauses
 from rlprof_ops.analyze.causes.stages import find_stages
 from rlprof_ops.analyze.causes.steady import steady, why_no_chain
 from rlprof_ops.analyze.causes.stragglers import spreads, stragglers
@@ -91,11 +92,15 @@ def build(
         waiting(merged.steps),
     )
     skews = collective_skews(merged)
-    groups = slow_groups(merged, skews)
+    groups, paused = slow_groups(merged, skews), find_pauses(merged)
     graphs = windows(merged)
     replayed = graphs or steady(merged)
     causes = Causes(
-        replayed, chains(merged, graphs), what_ifs(merged, replayed, slow, stages, groups), groups
+        replayed,
+        chains(merged, graphs),
+        what_ifs(merged, replayed, slow, stages, groups, paused),
+        groups,
+        paused,
     )
     world = _world(folder)
     coverage = _coverage(folder, reports, merged, unread, world)

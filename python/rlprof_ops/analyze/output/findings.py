@@ -12,8 +12,10 @@ from msgspec import structs
 
 from rlprof_ops.analyze.causes.collectives import SlowGroup
 from rlprof_ops.analyze.causes.dependencies import StepGraph
+from rlprof_ops.analyze.causes.pauses import Pauses, idle_of
 from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING, Waiting, asynchronous, maybe_sharing
 from rlprof_ops.analyze.causes.what_if import unevenness
+from rlprof_ops.analyze.metrics import stalls
 from rlprof_ops.analyze.output.advice import advice_on
 from rlprof_ops.analyze.output.gpu_findings import MIN_SHARE
 from rlprof_ops.analyze.output.request_findings import request_findings
@@ -38,6 +40,7 @@ UNEVEN = 1.15  # the slowest rank's time over the median one's, from which on it
 FAULTS = (
     "straggler",
     "slow_group",
+    "pause",
     "tail",
     "weight_sync",
     "last_requests",
@@ -46,6 +49,11 @@ MIN_LEFT = 3  # times the share of the phase that the last requests would take i
 MIN_PREEMPTED = 0.01  # of the requests that run at a time
 MAX_STRAGGLERS = 3
 MAX_MISSING = 8  # ranks in a sentence
+IDLE = {
+    "host_ns": ", for the host launches too late",
+    "synchronising_ns": ", while the host is in synchronise calls",
+    "queued_ns": ", before work that was launched already",
+}
 MIN_SKEW = 0.01  # of the step, as for stragglers
 
 
@@ -57,6 +65,7 @@ class Causes:
     chains: Sequence[ChainRow] = ()
     changes: Sequence[WhatIfRow] = ()
     groups: Sequence[SlowGroup] = ()
+    pauses: Sequence[Pauses] = ()
 
     def mended(self, row: StragglerRow, worker: str) -> int | None:
         """What a step would lose if a slow node or rank were like its peers; None where no graph tells."""
@@ -70,7 +79,14 @@ class Causes:
 
     def with_other_links(self, group: SlowGroup) -> int | None:
         """What a step would lose if a group's links were like its siblings'; None where no graph tells."""
-        told = (w.saves_ns for w in self.changes if w.members and tuple(w.members) == group.ranks)
+        asked = ("like_peers", group.kind.worker, group.ranks)
+        told = (w.saves_ns for w in self.changes if (w.kind, w.worker, tuple(w.members)) == asked)
+        return next(told, None)
+
+    def without(self, pauses: Pauses) -> int | None:
+        """What a step would lose without pauses; None where no graph tells."""
+        asked = ("no_pauses", pauses.worker, pauses.phase, pauses.ranks)
+        told = (w.saves_ns for w in self.changes if (w.kind, w.worker, w.phase, tuple(w.members)) == asked)
         return next(told, None)
 
     def worst(self, worker: str, phase: str) -> tuple[int | None, int | None]:
@@ -107,6 +123,7 @@ def find(
         *_phases(spreads, merged),
         *_straggling(stragglers, merged, causes),
         *_slow_groups(merged, causes),
+        *_pauses(stragglers, merged, causes),
         *_tails(stragglers, merged, causes),
         *_exposed_sync(causes),
         *_rollout(rollout, by_request=requests is not None),
@@ -188,10 +205,11 @@ def _place(finding: Finding, turns: set[tuple[str, str]]) -> tuple[int, int]:
     worth = finding.cost_ns if finding.saves_ns is None else finding.saves_ns
     if finding.kind in FAULTS:
         return 0, -worth
-    if finding.kind in ("uncaptured", "untold_gpus"):  # nothing is known of it
+    nothing_marked = finding.kind == "unexplained" and not worth
+    if nothing_marked or finding.kind in ("uncaptured", "untold_gpus"):  # nothing is known of it
         return 3, -worth
     in_turn = finding.kind == "bubble" and (finding.worker, finding.phase) in turns
-    return 2 if in_turn or finding.kind == "phase" else 1, -worth
+    return 2 if in_turn or finding.kind in ("phase", "kernels") else 1, -worth
 
 
 def _turns(bubbles: Sequence[Bubble], spreads: Sequence[PhaseRow]) -> set[tuple[str, str]]:
@@ -249,7 +267,7 @@ def _straggling(stragglers: Sequence[StragglerRow], merged: Merged, causes: Caus
             text = (
                 f"{rank.label}{f' on {rank.host}' if rank.host else ''} is slow in {s.phase}: {in_steps} the"
                 f" other {peers if s.stage is None else f'ranks of stage {s.stage}'}, in {s.steps_slower} of"
-                f" {s.steps} steps."
+                f" {s.steps} steps.{_its_gpu(s, merged, causes)}"
             )
         cost = sum(row.excess_ns for row in rows)
         found.append(
@@ -265,6 +283,59 @@ def _straggling(stragglers: Sequence[StragglerRow], merged: Merged, causes: Caus
 def _slow_too(row: StragglerRow, merged: Merged, worker: str) -> str:
     whose = merged.ranks[row.rank].worker
     return f"{row.phase}{'' if whose == worker else f' of {whose}'} ({duration(row.excess_ns)})"
+
+
+def _its_gpu(row: StragglerRow, merged: Merged, causes: Causes) -> str:
+    """That a slow rank's GPU stood idle, and where its host was, where that is most of its excess."""
+    rank = merged.ranks[row.rank]
+    for pauses in causes.pauses:
+        paused = sum(b - a for a, b in pauses.when.get(rank, ())) / max(pauses.steps, 1)
+        if (pauses.worker, pauses.phase) == (rank.worker, row.phase) and 2 * paused >= row.excess_ns:
+            return f" Its GPU stands idle for {duration(paused)} of it, while {_host_was(pauses)}."
+    idle, field = idle_of(row, merged)
+    return (
+        f" Its GPU stands idle for {duration(idle)} of it{IDLE[field]}." if 2 * idle >= row.excess_ns else ""
+    )
+
+
+def _host_was(pauses: Pauses) -> str:
+    return {
+        stalls.GC: f"the host collects garbage ({pauses.name})",
+        stalls.LOADER: f"the host waits for data ({pauses.name})",
+        stalls.SYNCHRONISE: f"the host is in {pauses.name}",
+        stalls.WAIT: f"the host waits in {pauses.name}",
+        stalls.CALL: f"the host is in {pauses.name}",
+    }.get(pauses.kind, "the host is in no call that the trace shows")
+
+
+def _pauses(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) -> list[Finding]:
+    """GPUs that pause inside a phase because of the host, but for those of ranks that are named for it."""
+    named = {(merged.ranks[s.rank].worker, s.phase): {s.rank, *s.ranks} for s in stragglers}
+    step_ns = sum(row.duration_ns for row in merged.steps) / max(sum(r.count or 1 for r in merged.steps), 1)
+    found = []
+    for pauses in causes.pauses:
+        alone = set(pauses.ranks) <= named.get((pauses.worker, pauses.phase), set())
+        if alone or pauses.cost_ns < MIN_SHARE * step_ns:
+            continue
+        one = len(pauses.ranks) == 1
+        who = (
+            f"{merged.ranks[pauses.ranks[0]].label}'s GPU stands"
+            if one
+            else f"GPUs of {counted(len(pauses.ranks), 'rank')} of {pauses.worker} stand"
+        )
+        text = (
+            f"{who} idle in {pauses.phase} for {duration(pauses.usual_ns)} at a time while"
+            f" {_host_was(pauses)}, in {pauses.steps_paused} of {counted(pauses.steps, 'step')}:"
+            f" {duration(pauses.cost_ns)} a step."
+        )
+        advice = advice_on(pauses.kind if pauses.kind in (stalls.GC, stalls.LOADER) else "pause")
+        found.append(
+            Finding(
+                "pause", text, pauses.cost_ns, pauses.worker, pauses.ranks[0] if one else None,
+                pauses.phase, advice=advice, saves_ns=causes.without(pauses),
+            )
+        )  # fmt: skip
+    return found
 
 
 def _slow_groups(merged: Merged, causes: Causes) -> list[Finding]:
