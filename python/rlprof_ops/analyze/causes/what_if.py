@@ -379,19 +379,3 @@ def _groups(windows: Sequence[StepGraph]) -> dict[tuple[str, int, str, int, int]
                     (window, node, piece)
                 )
     return groups
-
-
-def unevenness(windows: Sequence[StepGraph], worker: str, phase: str) -> list[tuple[float, float]]:
-    """The slowest and the median rank's time in a phase in each step that several ranks were captured in; of
-    two ranks, the slower's and the faster's.
-    """
-    steps: dict[int, dict[Rank, int]] = defaultdict(lambda: defaultdict(int))
-    for (other, step, its_phase, _, number), group in _groups(windows).items():
-        if (other, its_phase, number) == (worker, phase, 0):
-            for _, _, piece in group:
-                steps[step][piece.activity.rank] += piece.activity.busy_ns
-    return [
-        (max(times.values()), max(median_low(times.values()), 1))
-        for times in steps.values()
-        if len(times) > 1
-    ]

@@ -14,7 +14,7 @@ from rlprof_ops.analyze.causes.collectives import SlowGroup
 from rlprof_ops.analyze.causes.dependencies import StepGraph
 from rlprof_ops.analyze.causes.pauses import Pauses, idle_of
 from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING, Waiting, asynchronous, maybe_sharing
-from rlprof_ops.analyze.causes.what_if import unevenness
+from rlprof_ops.analyze.causes.what_if import mean_step
 from rlprof_ops.analyze.metrics import stalls
 from rlprof_ops.analyze.output.advice import advice_on
 from rlprof_ops.analyze.output.gpu_findings import MIN_SHARE
@@ -311,7 +311,7 @@ def _host_was(pauses: Pauses) -> str:
 def _pauses(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) -> list[Finding]:
     """GPUs that pause inside a phase because of the host, but for those of ranks that are named for it."""
     named = {(merged.ranks[s.rank].worker, s.phase): {s.rank, *s.ranks} for s in stragglers}
-    step_ns = sum(row.duration_ns for row in merged.steps) / max(sum(r.count or 1 for r in merged.steps), 1)
+    step_ns = mean_step(merged)
     found = []
     for pauses in causes.pauses:
         alone = set(pauses.ranks) <= named.get((pauses.worker, pauses.phase), set())
@@ -340,9 +340,7 @@ def _pauses(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) 
 
 def _slow_groups(merged: Merged, causes: Causes) -> list[Finding]:
     """Groups whose transfers are slow, whoever comes last to them."""
-    step_ns = sum(row.duration_ns for row in merged.steps) / max(
-        sum(row.count or 1 for row in merged.steps), 1
-    )
+    step_ns = mean_step(merged)
     found = []
     for group in causes.groups:
         if group.excess_ns < MIN_SHARE * step_ns:
@@ -375,58 +373,43 @@ def _listed(what: str, names: Sequence[object]) -> str:
 
 
 def _tails(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) -> list[Finding]:
-    """Phases whose slowest rank, not always the same one, keeps the others waiting."""
+    """Phases whose slowest rank, not always the same one, keeps the others waiting. How long each rank took
+    needs no clock; what the step would lose does, and is left out where hosts' clocks are not aligned.
+    """
     slow = {(merged.ranks[s.rank].worker, s.phase) for s in stragglers}
+    even = {(w.worker, w.phase): w for w in causes.changes if w.kind == "even"}
+    untold = not causes.windows and any(merged.clocks.shared_by(rank.host) for rank in merged.ranks)
     found = []
-    for change in causes.changes:
-        key = (change.worker, change.phase)
-        if change.kind != "even" or key in slow or change.share < MIN_SHARE:
-            continue
-        times = unevenness(causes.windows, *key)
+    for (worker, phase), steps in _own_times(merged).items():
+        times = [(max(each), max(median_low(each), 1)) for each in steps.values() if len(each) > 1]
         if not times or median(longest / usual for longest, usual in times) < UNEVEN:
             continue
         longest, usual = (sum(values) / len(times) for values in zip(*times, strict=True))
-        step, rank = causes.worst(*key)
-        steps = min(len(times), len(merged.step_numbers))  # replayed ones are no more
-        text = (
-            f"{change.phase} has a long tail on {change.worker}: its slowest rank, not always the same one,"
-            f" takes {duration(longest)}, the median one {duration(usual)} ({steps} steps)."
-        )
-        cost = round(longest - usual)
-        found.append(
-            Finding(
-                "tail", text, cost, change.worker, rank, change.phase, saves_ns=change.saves_ns, step=step
-            )
-        )
-    return found if causes.windows else _tails_by_own_clocks(merged, slow)
-
-
-def _tails_by_own_clocks(merged: Merged, slow: set[tuple[str, str]]) -> list[Finding]:
-    """The same where hosts' clocks are not aligned: how long each rank took needs none of them, what the step
-    would lose does.
-    """
-    taken: dict[tuple[str, str], dict[int, list[tuple[int, int]]]] = {}
-    for row in merged.steps if any(merged.clocks.shared_by(r.host) for r in merged.ranks) else ():
-        for part in row.phases if row.count == 1 and not row.rank.is_controller else ():
-            if part.phase in ROLLOUT and not part.pipeline_ns:
-                own = (part.duration_ns - part.communication_ns, row.duration_ns)
-                taken.setdefault((row.rank.worker, part.phase), {}).setdefault(row.step, []).append(own)
-    found = []
-    for (worker, phase), steps in taken.items():
-        every = [sorted(times) for times in steps.values() if len(times) > 1]
-        if (worker, phase) in slow or not every:
+        change = even.get((worker, phase))
+        share = (longest - usual) / max(mean_step(merged), 1) if untold else change.share if change else 0.0
+        if (worker, phase) in slow or share < MIN_SHARE:
             continue
-        ratio = median(times[-1][0] / max(median_low(own for own, _ in times), 1) for times in every)
-        longest = sum(times[-1][0] for times in every) / len(every)
-        usual = sum(median_low(own for own, _ in times) for times in every) / len(every)
-        step_ns = sum(max(whole for _, whole in times) for times in every) / len(every)
-        if ratio >= UNEVEN and longest - usual >= MIN_SHARE * step_ns:
-            text = (
-                f"{phase} has a long tail on {worker}: its slowest rank, not always the same one, takes"
-                f" {duration(longest)}, the median one {duration(usual)} ({counted(len(every), 'step')})."
-                " What a step would lose without it is untold, for hosts' clocks are not aligned."
-            )
-            found.append(Finding("tail", text, round(longest - usual), worker, phase=phase))
+        text = (
+            f"{phase} has a long tail on {worker}: its slowest rank, not always the same one, takes"
+            f" {duration(longest)}, the median one {duration(usual)} ({counted(len(times), 'step')})."
+        )
+        if untold:
+            text += " What a step would lose without it is untold, for hosts' clocks are not aligned."
+        step, rank = causes.worst(worker, phase)
+        cost, saves = round(longest - usual), change.saves_ns if change else None
+        found.append(Finding("tail", text, cost, worker, rank, phase, saves_ns=saves, step=step))
+    return found
+
+
+def _own_times(merged: Merged) -> dict[tuple[str, str], dict[int, list[int]]]:
+    """Worker and phase of rollout -> step -> what each rank took, without waiting in collectives."""
+    found: dict[tuple[str, str], dict[int, list[int]]] = {}
+    for row in merged.steps:
+        for part in () if row.rank.is_controller else row.phases:
+            if part.phase in ROLLOUT and not part.pipeline_ns:
+                steps = found.setdefault((row.rank.worker, part.phase), {})
+                own = (part.duration_ns - part.communication_ns) // (row.count or 1)
+                steps.setdefault(row.step, []).append(own)
     return found
 
 
