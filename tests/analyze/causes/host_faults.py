@@ -14,7 +14,7 @@ from tests.analyze.shared import kernel, launch, mark, write_trace, x
 
 BASE_NS = 1_790_857_026_000_000_000
 MS = 1000.0  # µs
-MICRO, KERNELS = 3, 4  # batches of a training step, and kernels of each
+MICRO = 3  # batches of a training step
 
 
 @dataclass
@@ -33,6 +33,7 @@ class HostFaults:
     gaps_ms: Mapping[int, float] = field(default_factory=dict)
     slower: Mapping[int, float] = field(default_factory=dict)
     kernel_ms: float = 12.0
+    kernels: int = 4  # of a batch
 
     def write(self, folder: Path) -> float:
         """Writes the reports of all ranks; the mean step, ms."""
@@ -67,12 +68,12 @@ class HostFaults:
                         events[who].append(x(self.why[0], self.why[1], host, paused * MS - 20))
                     host += paused * MS
                     end = host
-                    for _ in range(KERNELS):
+                    for _ in range(self.kernels):
                         gap = self.gaps_ms.get(rank, 0.0) * MS
                         length = self.kernel_ms * MS * self.slower.get(rank, 1.0) * rng.gauss(1, self.noise)
                         asked = max(end, host) + gap if gap else host
                         end = run(who, "gemm", asked, max(end, asked) + 5, length)
-                        host += 10
+                        host += min(10.0, self.kernel_ms * MS / 2)
                     at[rank] = end + 5
                 met = max(at.values()) + 1 * MS
                 for rank in at:
