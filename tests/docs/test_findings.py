@@ -17,6 +17,8 @@ import pytest
 pytest.importorskip("msgspec")
 
 from tests.analyze.as_data import answer_of, data_of
+from tests.analyze.causes.dp_groups import write_groups
+from tests.analyze.causes.host_faults import HostFaults
 from tests.analyze.causes.loops import usual_loop
 from tests.analyze.fake_run import make_run
 from tests.analyze.output.test_uncaptured import Marks, loop
@@ -33,6 +35,7 @@ from rlprof_ops.analyze.readers import cache, read_report
 
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
 Answer = dict[str, Any]
+ALSO = {"straggler": ("slow_node",), "pause": ("gc", "loader")}  # kinds of advice in one section
 
 
 def one_slow_rank(folder: Path) -> Answer:
@@ -41,6 +44,23 @@ def one_slow_rank(folder: Path) -> Answer:
 
 def one_slow_node(folder: Path) -> Answer:
     return answer_of(make_run(folder, ranks=4, slow_node="n1"), jobs=1, cache=False)
+
+
+def one_slow_group(folder: Path) -> Answer:
+    return answer_of(write_groups(folder, 1, slow={2: 1.7}), jobs=1, cache=False)
+
+
+def one_host_that_pauses(folder: Path) -> Answer:
+    HostFaults(1, why=("user_annotation", "Python GC"), pauses={(1, s): 120.0 for s in (2, 4, 6)}).write(
+        folder
+    )
+    return answer_of(folder, jobs=1, cache=False)
+
+
+def one_host_that_waits_for_data(folder: Path) -> Answer:
+    why = ("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
+    HostFaults(1, why=why, pauses={(2, s): 60.0 for s in range(1, 7)}).write(folder)
+    return answer_of(folder, jobs=1, cache=False)
 
 
 def one_gpu_or_two(folder: Path) -> Answer:
@@ -150,6 +170,9 @@ def two_traces_of_one_name(folder: Path) -> Answer:
 RUNS: tuple[Callable[[Path], Answer], ...] = (
     one_slow_rank,
     one_slow_node,
+    one_slow_group,
+    one_host_that_pauses,
+    one_host_that_waits_for_data,
     one_gpu_or_two,
     one_report_fewer,
     weights_on_their_way,
@@ -223,6 +246,6 @@ def test_the_advice_of_the_gallery_is_that_of_the_page() -> None:
     phases = ("generation", "train", "weight_sync")
     for kind, section in sections().items():
         text = " ".join(section.split())
-        asked = {kind, "slow_node"} if kind == "straggler" else {kind}
+        asked = {kind, *ALSO.get(kind, ())}
         for advice in {advice_on(name, phase) for name in asked for phase in phases} - {""}:
             assert advice in text, advice

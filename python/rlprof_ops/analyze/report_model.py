@@ -17,7 +17,7 @@ from rlprof_ops.analyze.whole_run.run_data import WholeRun
 SCHEMA: Literal[1] = 1
 
 ClockMethod = Literal["reference", "collectives", "probe", "unaligned"]
-ChangeKind = Literal["faster", "like_peers", "even", "overlapped", "one_more"]
+ChangeKind = Literal["faster", "like_peers", "even", "overlapped", "one_more", "no_pauses"]
 
 Ns = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0)]
@@ -336,6 +336,10 @@ class WhatIfRow(msgspec.Struct, frozen=True):
     saves_ns: Annotated[Ns, Meta(description="nanoseconds a step, by a replay of the measured graph")]
     share: float
     node: Annotated[str | None, Meta(description="the node whose ranks are changed together")] = None
+    members: Annotated[
+        list[RankIndex],
+        Meta(description="indices into ranks: the group whose links are changed, or who pauses; else empty"),
+    ] = []
 
 
 class StragglerRow(msgspec.Struct, frozen=True):
@@ -553,6 +557,10 @@ class CollectiveRow(msgspec.Struct, frozen=True):
     message_bytes: Count | None
     algorithm_gb_per_s: float | None
     bus_gb_per_s: float | None
+    waiting_ns: Annotated[Ns, Meta(description="mean of a call, until the last rank has come")] = 0
+    members: Annotated[
+        list[RankIndex], Meta(description="indices into ranks, of one group with slow links; else empty")
+    ] = []
 
 
 class SkewRow(msgspec.Struct, frozen=True):
@@ -567,6 +575,7 @@ class SkewRow(msgspec.Struct, frozen=True):
     skew_ns: Annotated[Ns, Meta(description="mean of the last start less the first")]
     last: Annotated[RankIndex | None, Meta(description="index into ranks: who came last most often")]
     last_share: float
+    members: Annotated[list[RankIndex], Meta(description="indices into ranks: who was matched")] = []
 
 
 class WeightSyncRow(msgspec.Struct, frozen=True):

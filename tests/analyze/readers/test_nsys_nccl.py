@@ -67,7 +67,7 @@ def export(path: Path, calls: list[tuple[str, int, int, bytes]], kernels: list[t
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     (report,) = find_reports(folder)
     read = [s for s in summarise_file(folder, report, cache=False) if isinstance(s, Summary)]
-    return [structs.asdict(row) for row in collective_rows(read, [])]
+    return [structs.asdict(row) for row in collective_rows(read, {})]
 
 
 def test_an_all_reduce_has_its_bytes_and_its_bus_bandwidth(tmp_path: Path) -> None:

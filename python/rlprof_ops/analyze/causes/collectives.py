@@ -4,8 +4,11 @@ come, and how fast they move data without that waiting.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, median_low
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,10 +21,43 @@ from rlprof_ops.analyze.run.process_summary import Summary
 
 MAX_RANKS = 64  # matched a communicator: enough to find the last comer of any size of job by sampling
 
+SLOW = 1.5  # times the transfer of its siblings, from which on a group counts as slow
+ALIKE = 1.1  # mean messages of groups whose transfers can be compared differ by less
+
 Members = dict[Rank, tuple[CollectiveEvents, str, int]]  # rank -> its events, its host, its rank in its world
+Skews = Mapping[tuple[str, str, str], SkewRow]  # by worker, key and communicator
+Parts = list[tuple[Summary, CollectiveTotal]]
 
 
-def collective_skews(merged: Merged) -> tuple[SkewRow, ...]:
+class CollectiveKind(NamedTuple):
+    """What makes collectives comparable; `group` describes communicators, `size` is the ranks in each."""
+
+    worker: str
+    op: str
+    group: str
+    size: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class SlowGroup:
+    """A communicator whose transfers take longer than those of its siblings: other ranks that do the same
+    with messages of the same size. `ranks` are the captured ones, as indices.
+    """
+
+    kind: CollectiveKind
+    key: str  # as of `CollectiveEvents`, "" where no call was matched
+    communicator: str
+    ranks: tuple[int, ...]
+    transfer_ns: int  # mean of a call
+    siblings: int
+    siblings_ns: int  # their median
+    bus_gb_per_s: float | None
+    siblings_gb_per_s: float | None
+    excess_ns: int  # of a step, that nothing hides
+
+
+def collective_skews(merged: Merged) -> Skews:
     """Skew of every communicator that at least two captured ranks share; the most waited for first."""
     windows: dict[tuple[str, str, str, int | None], Members] = {}
     for summary in merged.summaries:
@@ -33,14 +69,17 @@ def collective_skews(merged: Merged) -> tuple[SkewRow, ...]:
                 members[rank_of(summary)] = (meeting, summary.host, summary.world_rank)
     largest: dict[tuple[str, str, str], Members] = {}
     for (worker, key, communicator, _), members in windows.items():
-        if len(members) > 1 and one_communicator([(rank, events) for events, _, rank in members.values()]):
+        size = max(events.size for events, _, _ in members.values())
+        if len(members) > 1 and one_communicator([rank for _, _, rank in members.values()], size):
             best = largest.get((worker, key, communicator), {})
             if _calls(members) > _calls(best):
                 largest[worker, key, communicator] = members
-    found = [
-        skew for (worker, key, _), members in largest.items() if (skew := _skew(worker, key, members, merged))
-    ]
-    return tuple(sorted(found, key=lambda s: -s.waiting_ns * s.calls))
+    found = {
+        where: skew
+        for where, members in largest.items()
+        if (skew := _skew(where[0], where[1], members, merged))
+    }
+    return dict(sorted(found.items(), key=lambda item: -item[1].waiting_ns * item[1].calls))
 
 
 def _calls(members: Members) -> int:
@@ -91,44 +130,127 @@ def _skew(worker: str, key: str, members: Members, merged: Merged) -> SkewRow | 
         skew_ns=round(skew),
         last=last,
         last_share=round(share, 5),
+        members=[merged.index[rank] for rank in matched],
     )
 
 
-def collective_rows(read: Iterable[Summary], skews: Sequence[SkewRow]) -> list[CollectiveRow]:
-    """Communication kernels over all ranks of a worker, the longest first; bandwidths where the traces say
-    how much was sent.
+def slow_groups(merged: Merged, skews: Skews) -> list[SlowGroup]:
+    """Groups with slow links, the dearest first. Who is late makes no group slow: its transfer is what is
+    left when the last rank has come.
     """
-    matched: dict[tuple[str, str, str], list[SkewRow]] = {}
-    for skew in skews:
-        group, _, op = skew.key.rpartition("/")
-        matched.setdefault((skew.worker, plain_op(op), group), []).append(skew)
-    grouped: dict[tuple[str, str, str, int, str], list[CollectiveTotal]] = {}
+    found = []
+    for kind, groups in _by_communicator(merged.summaries).items():
+        told = {
+            name: (_row(kind, parts, _skews_of(skews, kind, name).values()), parts)
+            for name, parts in groups.items()
+            if name and one_communicator([s.world_rank for s in _one_each(parts)], kind.size)
+        }
+        for name, (row, parts) in told.items():
+            alike = [
+                other
+                for other, (sibling, _) in told.items()
+                if other != name
+                and max(_message(row), _message(sibling)) <= ALIKE * min(_message(row), _message(sibling))
+            ]
+            usual = median_low([told[other][0].transfer_ns for other in alike] or [row.transfer_ns])
+            if row.transfer_ns <= SLOW * usual:
+                continue
+            ranks = tuple(sorted({merged.index[rank_of(summary)] for summary, _ in parts}))
+            lost = _exposed(merged, ranks) * (row.transfer_ns - usual)
+            rates = [rate for other in alike if (rate := told[other][0].bus_gb_per_s)]
+            key = next(iter(_skews_of(skews, kind, name)), "")
+            found.append(
+                SlowGroup(
+                    kind, key, name, ranks, row.transfer_ns, len(alike), usual, row.bus_gb_per_s,
+                    round(median(rates), 3) if rates else None,
+                    round(lost * row.count / max(_steps(merged, ranks), 1)),
+                )
+            )  # fmt: skip
+    return sorted(found, key=lambda group: -group.excess_ns)
+
+
+def _one_each(parts: Parts) -> list[Summary]:
+    """One report of every rank: several windows of one are no second rank."""
+    return list({rank_of(summary): summary for summary, _ in parts}.values())
+
+
+def _message(row: CollectiveRow) -> float:
+    return (row.message_bytes or 0) / max(row.count, 1)
+
+
+def _steps(merged: Merged, ranks: Sequence[int]) -> int:
+    """Of all these ranks together."""
+    return sum(row.count or 1 for row in merged.steps if row.rank.index in ranks)
+
+
+def _exposed(merged: Merged, ranks: Sequence[int]) -> float:
+    """The share of their communication that nothing hides."""
+    times = [row.gpu for row in merged.steps if row.rank.index in ranks and row.gpu]
+    whole = sum(time.communication_ns for time in times)
+    return sum(time.exposed_communication_ns for time in times) / whole if whole else 0.0
+
+
+def _by_communicator(read: Iterable[Summary]) -> dict[CollectiveKind, dict[str, Parts]]:
+    found: dict[CollectiveKind, dict[str, Parts]] = defaultdict(lambda: defaultdict(list))
     for summary in read:
         for total in summary.collectives:
-            key = (summary.report.worker, total.op, total.group, total.group_size, total.dtype)
-            grouped.setdefault(key, []).append(total)
+            kind = CollectiveKind(summary.report.worker, total.op, total.group, total.group_size, total.dtype)
+            found[kind][total.communicator].append((summary, total))
+    return found
+
+
+def _skews_of(skews: Skews, kind: CollectiveKind, communicator: str) -> dict[str, SkewRow]:
+    """Those of one communicator of a kind, by their keys: two operations may have one plain name."""
+    found = {}
+    for (worker, key, name), skew in skews.items():
+        group, _, op = key.rpartition("/")
+        if (worker, plain_op(op), group, name) == (*kind[:3], communicator):
+            found[key] = skew
+    return found
+
+
+def collective_rows(
+    read: Iterable[Summary], skews: Skews, slow: Sequence[SlowGroup] = ()
+) -> list[CollectiveRow]:
+    """Communication kernels over all ranks of a worker, the longest first; bandwidths where the traces say
+    how much was sent. A slow group is a row of its own.
+    """
+    apart = {(group.kind, group.communicator): group for group in slow}
     found = []
-    for (worker, op, group, size, dtype), parts in grouped.items():
-        count = sum(part.count for part in parts)
-        transfer_ns = _transfer(parts, count, matched.get((worker, op, group), []))
-        message_bytes = sum(part.message_bytes for part in parts)
-        found.append(
-            CollectiveRow(
-                worker=worker,
-                op=op,
-                group=group,
-                group_size=size,
-                dtype=dtype,
-                count=count,
-                total_ns=sum(part.total_ns for part in parts),
-                min_ns=min(part.min_ns for part in parts),
-                transfer_ns=transfer_ns // max(count, 1),
-                message_bytes=message_bytes or None,
-                algorithm_gb_per_s=_gb_per_s(message_bytes, transfer_ns),
-                bus_gb_per_s=_gb_per_s(sum(part.bus_bytes for part in parts), transfer_ns),
-            )
-        )
+    for kind, groups in _by_communicator(read).items():
+        rest: Parts = []
+        others: list[SkewRow] = []
+        for name, parts in groups.items():
+            mine = list(_skews_of(skews, kind, name).values())
+            if group := apart.get((kind, name)):
+                found.append(_row(kind, parts, mine, group.ranks))
+            else:
+                rest += parts
+                others += mine
+        if rest:
+            found.append(_row(kind, rest, others))
     return sorted(found, key=lambda row: -row.total_ns)
+
+
+def _row(
+    kind: CollectiveKind, parts: Parts, skews: Collection[SkewRow], ranks: Sequence[int] = ()
+) -> CollectiveRow:
+    totals = [total for _, total in parts]
+    count, total_ns = sum(part.count for part in totals), sum(part.total_ns for part in totals)
+    transfer_ns = min(_transfer(totals, count, skews), total_ns)
+    message_bytes = sum(part.message_bytes for part in totals)
+    return CollectiveRow(
+        *kind,
+        count=count,
+        total_ns=total_ns,
+        min_ns=min(part.min_ns for part in totals),
+        transfer_ns=transfer_ns // max(count, 1),
+        message_bytes=message_bytes or None,
+        algorithm_gb_per_s=_gb_per_s(message_bytes, transfer_ns),
+        bus_gb_per_s=_gb_per_s(sum(part.bus_bytes for part in totals), transfer_ns),
+        waiting_ns=(total_ns - transfer_ns) // max(count, 1),
+        members=list(ranks),
+    )
 
 
 def _gb_per_s(moved_bytes: int, transfer_ns: int) -> float | None:
@@ -136,7 +258,7 @@ def _gb_per_s(moved_bytes: int, transfer_ns: int) -> float | None:
     return round(moved_bytes / transfer_ns, 3) if moved_bytes and transfer_ns else None
 
 
-def _transfer(parts: Sequence[CollectiveTotal], count: int, skews: Sequence[SkewRow]) -> int:
+def _transfer(parts: Sequence[CollectiveTotal], count: int, skews: Collection[SkewRow]) -> int:
     """Nanoseconds that all calls take without waiting. A collective is over for all ranks at once, and the
     last to come waits for nobody: the shortest of the ranks' times of a call is its transfer, where calls
     could be matched; else the shortest call of the same message size stands for all of that size.

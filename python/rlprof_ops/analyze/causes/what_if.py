@@ -14,8 +14,10 @@ from math import inf
 from statistics import fmean, median, median_low
 from typing import NamedTuple
 
+from rlprof_ops.analyze.causes.collectives import SlowGroup
 from rlprof_ops.analyze.causes.dependencies import Piece, StepGraph
 from rlprof_ops.analyze.causes.graph import replayed
+from rlprof_ops.analyze.causes.pauses import Pauses
 from rlprof_ops.analyze.causes.stages import Stages
 from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING
 from rlprof_ops.analyze.report_model import ChangeKind, StragglerRow, WhatIfRow
@@ -39,6 +41,7 @@ class AskedChange(NamedTuple):
     rank: int | None
     change: Change
     node: str | None = None
+    members: tuple[int, ...] = ()
 
 
 def what_ifs(
@@ -46,6 +49,8 @@ def what_ifs(
     windows: Sequence[StepGraph],
     stragglers: Sequence[StragglerRow],
     stages: Stages | None = None,
+    groups: Sequence[SlowGroup] = (),
+    pauses: Sequence[Pauses] = (),
 ) -> tuple[WhatIfRow, ...]:
     """Every change that is asked about and would save anything, the largest first."""
     stages = stages or Stages()
@@ -53,16 +58,18 @@ def what_ifs(
     asked = [
         *_slow_nodes(merged, windows, stragglers, stages),
         *_slow_ranks(merged, windows, stragglers, stages),
+        *_slow_groups(groups),
+        *_pauses(() if merged.periods else pauses),
         *_phases(windows, step_ns),
         *_uneven(windows, stages),
         *_rollout_workers(windows),
     ]
     found = []
-    for kind, text, worker, phase, rank, change, node in asked:
+    for kind, text, worker, phase, rank, change, node, members in asked:
         saves = saved(windows, change)
         if step_ns and saves >= (MIN_SHARE_OF_PERIOD if merged.periods else MIN_SHARE) * step_ns:
-            row = WhatIfRow(kind, text, worker, phase, rank, round(saves), round(saves / step_ns, 5), node)
-            found.append(row)
+            share = round(saves / step_ns, 5)
+            found.append(WhatIfRow(kind, text, worker, phase, rank, round(saves), share, node, list(members)))
     return tuple(sorted(found, key=lambda w: -w.saves_ns))
 
 
@@ -118,6 +125,26 @@ def _slow_ranks(
             change = like_others(windows, mates, stages, row.excess_ns)
             asked.append(AskedChange("like_peers", text, rank.worker, row.phase, rank.index, change))
     return asked
+
+
+def _slow_groups(groups: Sequence[SlowGroup]) -> list[AskedChange]:
+    return [
+        AskedChange(
+            "like_peers", f"{group.kind.group} with slow links like its siblings in {group.kind.op}",
+            group.kind.worker, "", None, with_links_of_siblings(group), None, group.ranks,
+        )
+        for group in groups
+    ]  # fmt: skip
+
+
+def _pauses(pauses: Sequence[Pauses]) -> list[AskedChange]:
+    return [
+        AskedChange(
+            "no_pauses", f"no pauses of {each.worker} in {each.phase} ({each.name or 'host'})", each.worker,
+            each.phase, None, without_pauses(each), None, each.ranks,
+        )
+        for each in pauses
+    ]  # fmt: skip
 
 
 def _phases(windows: Sequence[StepGraph], step_ns: float) -> list[AskedChange]:
@@ -261,6 +288,37 @@ def like_others(
     return changed
 
 
+def with_links_of_siblings(group: SlowGroup) -> Change:
+    """What comes after a collective of the group begins as much sooner as its transfer is shorter."""
+
+    def changed(window: StepGraph) -> Times:
+        lag = list(window.graph.lag)
+        for node, piece in enumerate(window.pieces):
+            if piece is not None and 0 < piece.number <= len(piece.activity.meetings):
+                meeting = piece.activity.meetings[piece.number - 1]
+                if (meeting.name, meeting.communicator) == (group.key, group.communicator):
+                    lag[node] = round(lag[node] * group.siblings_ns / group.transfer_ns)
+        return list(window.graph.duration), lag
+
+    return changed
+
+
+def without_pauses(pauses: Pauses) -> Change:
+    """Work in which a GPU paused is shorter by that."""
+
+    def changed(window: StepGraph) -> Times:
+        duration = list(window.graph.duration)
+        for node, piece in enumerate(window.pieces):
+            if piece is not None and piece.activity.phase == pauses.phase:
+                begin, end = window.graph.start[node], window.graph.end[node]
+                spans = pauses.when.get(piece.activity.rank, ())
+                paused = sum(max(min(end, b) - max(begin, a), 0) for a, b in spans)
+                duration[node] = max(duration[node] - paused, 0)
+        return duration, list(window.graph.lag)
+
+    return changed
+
+
 def even(worker: str, phase: str) -> Change:
     """No rank of a worker takes longer in a phase than the median one; of two, than the faster."""
 
@@ -321,19 +379,3 @@ def _groups(windows: Sequence[StepGraph]) -> dict[tuple[str, int, str, int, int]
                     (window, node, piece)
                 )
     return groups
-
-
-def unevenness(windows: Sequence[StepGraph], worker: str, phase: str) -> list[tuple[float, float]]:
-    """The slowest and the median rank's time in a phase in each step that several ranks were captured in; of
-    two ranks, the slower's and the faster's.
-    """
-    steps: dict[int, dict[Rank, int]] = defaultdict(lambda: defaultdict(int))
-    for (other, step, its_phase, _, number), group in _groups(windows).items():
-        if (other, its_phase, number) == (worker, phase, 0):
-            for _, _, piece in group:
-                steps[step][piece.activity.rank] += piece.activity.busy_ns
-    return [
-        (max(times.values()), max(median_low(times.values()), 1))
-        for times in steps.values()
-        if len(times) > 1
-    ]

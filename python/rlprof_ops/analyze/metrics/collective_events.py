@@ -65,7 +65,7 @@ def _kernels(trace: Trace) -> list[CollectiveEvents]:
     for code in distinct(gpu.collective[rows]).tolist():
         said = trace.collectives[code]
         if said.group_size != 1 and not any(word in said.op.lower() for word in _POINT_TO_POINT):
-            communicator = _communicator(said, trace.origin.world_size)
+            communicator = communicator_of(said, trace.origin.world_size)
             if communicator is not None:
                 op = said.op.strip("_").lower()
                 found.setdefault((said.group, communicator, op, said.group_size), []).append(code)
@@ -81,7 +81,7 @@ def _kernels(trace: Trace) -> list[CollectiveEvents]:
     return collective_events
 
 
-def _communicator(said: Collective, world_size: int) -> str | None:
+def communicator_of(said: Collective, world_size: int) -> str | None:
     """What tells a communicator from another of the same description; None where nothing does."""
     if said.name or said.members:
         return f"{said.name}:{said.members}"
@@ -89,16 +89,15 @@ def _communicator(said: Collective, world_size: int) -> str | None:
     return "" if whole_world else None
 
 
-def one_communicator(parts: Sequence[tuple[int, CollectiveEvents]]) -> bool:
+def one_communicator(world_ranks: Sequence[int], size: int) -> bool:
     """Whether collective events of several processes, each with its rank in its world (-1: untold), can be of
-    one communicator.
+    one communicator of that size (-1: untold).
 
     Every vLLM engine has a world of its own, and in each the ranks and the names of groups begin anew:
     then a rank occurs twice, or more processes take part than the communicator has.
     """
-    ranks = [rank for rank, _ in parts if rank >= 0]
-    size = max((events.size for _, events in parts), default=-1)
-    return len(set(ranks)) == len(ranks) and not 0 < size < len(parts)
+    ranks = [rank for rank in world_ranks if rank >= 0]
+    return len(set(ranks)) == len(ranks) and not 0 < size < len(world_ranks)
 
 
 def _host(trace: Trace) -> list[CollectiveEvents]:

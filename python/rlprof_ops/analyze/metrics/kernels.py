@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from rlprof_ops.analyze.columns import NO_VALUE, Codes, Ints, LaunchIndex, Trace, codes_where, distinct
 from rlprof_ops.analyze.kernel_names import communicates
+from rlprof_ops.analyze.metrics.collective_events import communicator_of
 from rlprof_ops.analyze.metrics.phases import Segment
 from rlprof_ops.analyze.readers.spill import release, rows_named
 from rlprof_ops.analyze.report_model import MemoryPeak
@@ -162,6 +163,7 @@ class CollectiveTotal:
     message_bytes: int
     bus_bytes: int
     by_size: tuple[tuple[int, int, int], ...] = ()  # (bytes of a message, calls, the shortest)
+    communicator: str = ""  # "" where nothing tells it from another of the same description
 
 
 def collective_totals(trace: Trace) -> tuple[CollectiveTotal, ...]:
@@ -173,8 +175,8 @@ def collective_totals(trace: Trace) -> tuple[CollectiveTotal, ...]:
     rows = rows[gpu.duration[rows] > 0]
     if len(rows) == 0:
         return ()
-    grouped: dict[tuple[str, str, int, str], list[int]] = {}
-    sizes: dict[tuple[str, str, int, str], dict[int, tuple[int, int]]] = {}
+    grouped: dict[tuple[str, str, int, str, str], list[int]] = {}
+    sizes: dict[tuple[str, str, int, str, str], dict[int, tuple[int, int]]] = {}
     pairs = gpu.collective[rows].astype(np.int64) * len(trace.names) + gpu.name[rows]
     for pair in distinct(pairs).tolist():
         mine = rows[pairs == pair]
@@ -183,7 +185,8 @@ def collective_totals(trace: Trace) -> tuple[CollectiveTotal, ...]:
         op = plain_op(said.op) if said else _from_kernel(kernel)
         size = said.group_size if said else NO_VALUE
         message = max(said.in_bytes, said.out_bytes, 0) if said else 0
-        key = (op, said.group if said else "", size, said.dtype if said else "")
+        communicator = (communicator_of(said, trace.origin.world_size) if said else "") or ""
+        key = (op, said.group if said else "", size, said.dtype if said else "", communicator)
         durations = gpu.duration[mine]
         total = grouped.setdefault(key, [0, 0, 1 << 62, 0, 0])
         total[0] += len(mine)
@@ -196,7 +199,7 @@ def collective_totals(trace: Trace) -> tuple[CollectiveTotal, ...]:
     found = []
     for key, (count, total_ns, least, message, bus) in sorted(grouped.items(), key=lambda kv: -kv[1][1]):
         by_size = tuple((size, calls, shortest) for size, (calls, shortest) in sorted(sizes[key].items()))
-        found.append(CollectiveTotal(*key, count, total_ns, least, message, bus, by_size))
+        found.append(CollectiveTotal(*key[:4], count, total_ns, least, message, bus, by_size, key[4]))
     return tuple(found)
 
 

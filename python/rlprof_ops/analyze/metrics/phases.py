@@ -24,7 +24,7 @@ _WITHIN = re.compile(
     r"^(nccl|gloo|mpi|c10d|ucc)[:.]|^(ProfilerStep#|Optimizer\.|FSDP::|FullyShardedDataParallel|DistributedDataParallel|"
     r"enumerate\(|autograd::|aten::|torch::|Torch-Compiled|TorchDynamo|CompiledFunction|Inductor|##"
     r" |\[pl\]|\[param\||"
-    r"Pregraph|Compile|compile_|triton|cudaGraph|record_param_comms|rlprof)"
+    r"Pregraph|Python GC|Compile|compile_|triton|cudaGraph|record_param_comms|rlprof)"
 )
 MAX_SEGMENTS = 400  # drawn a step; every sum is taken of the whole
 

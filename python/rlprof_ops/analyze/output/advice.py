@@ -40,6 +40,15 @@ _ADVICE = {
     "slow_node": "Look at the node: clocks, power and temperature (nvidia-smi -q -d PERFORMANCE), other"
     " processes, its CPUs and links. A window without it (Slurm's --exclude) tells it from its share of the"
     " data.",
+    "slow_group": "Look at the links of these nodes: errors and lanes (nvidia-smi nvlink -s and -e, ibstat),"
+    " which network cards NCCL chose (NCCL_DEBUG=INFO), a switch that others load. nccl-tests on these nodes"
+    " alone tells a link from this job.",
+    "pause": "`rlprof stacks` shows where a process stands, and torch's with_stack whose Python it is. A busy"
+    " CPU, a lock, logging and files leave no operator in a trace.",
+    "gc": "Collect where all ranks do it together: gc.freeze() after the first step, gc.disable(), and"
+    " gc.collect() every so many steps between two phases.",
+    "loader": "More workers of the DataLoader, prefetch_factor and pin_memory, or tokenising ahead keep it"
+    " off the step; storage that is slow on one node shows there alone.",
     "skew": "Look at what that rank does before the collective (a click leads there): more data than the"
     " others, another kernel, or a slower host.",
 }

@@ -10,9 +10,10 @@ from statistics import fmean
 
 from msgspec import UNSET
 
-from rlprof_ops.analyze.causes.collectives import collective_rows, collective_skews
+from rlprof_ops.analyze.causes.collectives import collective_rows, collective_skews, slow_groups
 from rlprof_ops.analyze.causes.critical import chains, phase_slacks
 from rlprof_ops.analyze.causes.dependencies import windows
+from rlprof_ops.analyze.causes.pauses import find_pauses
 from rlprof_ops.analyze.causes.stages import find_stages
 from rlprof_ops.analyze.causes.steady import steady, why_no_chain
 from rlprof_ops.analyze.causes.stragglers import spreads, stragglers
@@ -91,9 +92,16 @@ def build(
         waiting(merged.steps),
     )
     skews = collective_skews(merged)
+    groups, paused = slow_groups(merged, skews), find_pauses(merged)
     graphs = windows(merged)
     replayed = graphs or steady(merged)
-    causes = Causes(replayed, chains(merged, graphs), what_ifs(merged, replayed, slow, stages))
+    causes = Causes(
+        replayed,
+        chains(merged, graphs),
+        what_ifs(merged, replayed, slow, stages, groups, paused),
+        groups,
+        paused,
+    )
     world = _world(folder)
     coverage = _coverage(folder, reports, merged, unread, world)
     index = merged.index
@@ -102,7 +110,7 @@ def build(
     pipes = pipeline_rows(read)
     kernels, classes, copies = name_rows(read, "kernels", {}), kernel_class_rows(read), copy_rows(read)
     findings = find(
-        merged, spread, slow, gaps, waits, skews, coverage, causes,
+        merged, spread, slow, gaps, waits, list(skews.values()), coverage, causes,
         whole.rollout if whole else None, pipes, gpu_findings(merged, classes, kernels, copies),
         whole.requests if whole else None,
     )  # fmt: skip
@@ -151,8 +159,8 @@ def build(
         kernel_spans=kernel_spans(merged, index, t0),
         counters=counter_rows(merged),
         ops=name_rows(read, "ops", step_times(merged)),
-        collectives=collective_rows(read, skews)[:MAX_COLLECTIVES],
-        skews=list(skews[:100]),
+        collectives=collective_rows(read, skews, groups)[:MAX_COLLECTIVES],
+        skews=list(skews.values())[:100],
         weight_sync=weight_sync_rows(merged),
         memory=memory_rows(read, index),
         whole_run=whole,

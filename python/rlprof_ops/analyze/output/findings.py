@@ -10,9 +10,12 @@ from urllib.parse import quote
 
 from msgspec import structs
 
+from rlprof_ops.analyze.causes.collectives import SlowGroup
 from rlprof_ops.analyze.causes.dependencies import StepGraph
+from rlprof_ops.analyze.causes.pauses import Pauses, idle_of
 from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING, Waiting, asynchronous, maybe_sharing
-from rlprof_ops.analyze.causes.what_if import unevenness
+from rlprof_ops.analyze.causes.what_if import mean_step
+from rlprof_ops.analyze.metrics import stalls
 from rlprof_ops.analyze.output.advice import advice_on
 from rlprof_ops.analyze.output.gpu_findings import MIN_SHARE
 from rlprof_ops.analyze.output.request_findings import request_findings
@@ -36,6 +39,8 @@ WHOLE = 0.8  # of a phase that is waited through: ranks and clocks are not exact
 UNEVEN = 1.15  # the slowest rank's time over the median one's, from which on it is a tail
 FAULTS = (
     "straggler",
+    "slow_group",
+    "pause",
     "tail",
     "weight_sync",
     "last_requests",
@@ -44,6 +49,11 @@ MIN_LEFT = 3  # times the share of the phase that the last requests would take i
 MIN_PREEMPTED = 0.01  # of the requests that run at a time
 MAX_STRAGGLERS = 3
 MAX_MISSING = 8  # ranks in a sentence
+IDLE = {
+    "host_ns": ", for the host launches too late",
+    "synchronising_ns": ", while the host is in synchronise calls",
+    "queued_ns": ", before work that was launched already",
+}
 MIN_SKEW = 0.01  # of the step, as for stragglers
 
 
@@ -54,6 +64,8 @@ class Causes:
     windows: Sequence[StepGraph] = ()
     chains: Sequence[ChainRow] = ()
     changes: Sequence[WhatIfRow] = ()
+    groups: Sequence[SlowGroup] = ()
+    pauses: Sequence[Pauses] = ()
 
     def mended(self, row: StragglerRow, worker: str) -> int | None:
         """What a step would lose if a slow node or rank were like its peers; None where no graph tells."""
@@ -64,6 +76,18 @@ class Causes:
             if row.node is None and (change.kind, change.worker, change.phase, change.rank) == asked:
                 return change.saves_ns
         return 0 if self.chains else None  # where steps overlap, little is no number
+
+    def with_other_links(self, group: SlowGroup) -> int | None:
+        """What a step would lose if a group's links were like its siblings'; None where no graph tells."""
+        asked = ("like_peers", group.kind.worker, group.ranks)
+        told = (w.saves_ns for w in self.changes if (w.kind, w.worker, tuple(w.members)) == asked)
+        return next(told, None)
+
+    def without(self, pauses: Pauses) -> int | None:
+        """What a step would lose without pauses; None where no graph tells."""
+        asked = ("no_pauses", pauses.worker, pauses.phase, pauses.ranks)
+        told = (w.saves_ns for w in self.changes if (w.kind, w.worker, w.phase, tuple(w.members)) == asked)
+        return next(told, None)
 
     def worst(self, worker: str, phase: str) -> tuple[int | None, int | None]:
         """The step in which a phase was the longest link of a chain, and the rank that it was on."""
@@ -98,6 +122,8 @@ def find(
     found = [
         *_phases(spreads, merged),
         *_straggling(stragglers, merged, causes),
+        *_slow_groups(merged, causes),
+        *_pauses(stragglers, merged, causes),
         *_tails(stragglers, merged, causes),
         *_exposed_sync(causes),
         *_rollout(rollout, by_request=requests is not None),
@@ -107,7 +133,7 @@ def find(
         *_pipelines(pipeline, merged),
         *on_gpus,
         *_unexplained(merged, waits),
-        *_skewed(skews, merged),
+        *_skewed(skews, merged, causes.groups),
     ]
     found.sort(key=lambda finding: _place(finding, turns))
     found[:0] = _coverage(coverage, merged.namesakes)
@@ -179,10 +205,11 @@ def _place(finding: Finding, turns: set[tuple[str, str]]) -> tuple[int, int]:
     worth = finding.cost_ns if finding.saves_ns is None else finding.saves_ns
     if finding.kind in FAULTS:
         return 0, -worth
-    if finding.kind in ("uncaptured", "untold_gpus"):  # nothing is known of it
+    nothing_marked = finding.kind == "unexplained" and not worth
+    if nothing_marked or finding.kind in ("uncaptured", "untold_gpus"):  # nothing is known of it
         return 3, -worth
     in_turn = finding.kind == "bubble" and (finding.worker, finding.phase) in turns
-    return 2 if in_turn or finding.kind == "phase" else 1, -worth
+    return 2 if in_turn or finding.kind in ("phase", "kernels") else 1, -worth
 
 
 def _turns(bubbles: Sequence[Bubble], spreads: Sequence[PhaseRow]) -> set[tuple[str, str]]:
@@ -240,7 +267,7 @@ def _straggling(stragglers: Sequence[StragglerRow], merged: Merged, causes: Caus
             text = (
                 f"{rank.label}{f' on {rank.host}' if rank.host else ''} is slow in {s.phase}: {in_steps} the"
                 f" other {peers if s.stage is None else f'ranks of stage {s.stage}'}, in {s.steps_slower} of"
-                f" {s.steps} steps."
+                f" {s.steps} steps.{_its_gpu(s, merged, causes)}"
             )
         cost = sum(row.excess_ns for row in rows)
         found.append(
@@ -258,59 +285,131 @@ def _slow_too(row: StragglerRow, merged: Merged, worker: str) -> str:
     return f"{row.phase}{'' if whose == worker else f' of {whose}'} ({duration(row.excess_ns)})"
 
 
-def _tails(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) -> list[Finding]:
-    """Phases whose slowest rank, not always the same one, keeps the others waiting."""
-    slow = {(merged.ranks[s.rank].worker, s.phase) for s in stragglers}
+def _its_gpu(row: StragglerRow, merged: Merged, causes: Causes) -> str:
+    """That a slow rank's GPU stood idle, and where its host was, where that is most of its excess."""
+    rank = merged.ranks[row.rank]
+    for pauses in causes.pauses:
+        paused = sum(b - a for a, b in pauses.when.get(rank, ())) / max(pauses.steps, 1)
+        if (pauses.worker, pauses.phase) == (rank.worker, row.phase) and 2 * paused >= row.excess_ns:
+            return f" Its GPU stands idle for {duration(paused)} of it, while {_host_was(pauses)}."
+    idle, field = idle_of(row, merged)
+    return (
+        f" Its GPU stands idle for {duration(idle)} of it{IDLE[field]}." if 2 * idle >= row.excess_ns else ""
+    )
+
+
+def _host_was(pauses: Pauses) -> str:
+    return {
+        stalls.GC: f"the host collects garbage ({pauses.name})",
+        stalls.LOADER: f"the host waits for data ({pauses.name})",
+        stalls.SYNCHRONISE: f"the host is in {pauses.name}",
+        stalls.WAIT: f"the host waits in {pauses.name}",
+        stalls.CALL: f"the host is in {pauses.name}",
+    }.get(pauses.kind, "the host is in no call that the trace shows")
+
+
+def _pauses(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) -> list[Finding]:
+    """GPUs that pause inside a phase because of the host, but for those of ranks that are named for it."""
+    named = {(merged.ranks[s.rank].worker, s.phase): {s.rank, *s.ranks} for s in stragglers}
+    step_ns = mean_step(merged)
     found = []
-    for change in causes.changes:
-        key = (change.worker, change.phase)
-        if change.kind != "even" or key in slow or change.share < MIN_SHARE:
+    for pauses in causes.pauses:
+        alone = set(pauses.ranks) <= named.get((pauses.worker, pauses.phase), set())
+        if alone or pauses.cost_ns < MIN_SHARE * step_ns:
             continue
-        times = unevenness(causes.windows, *key)
+        one = len(pauses.ranks) == 1
+        who = (
+            f"{merged.ranks[pauses.ranks[0]].label}'s GPU stands"
+            if one
+            else f"GPUs of {counted(len(pauses.ranks), 'rank')} of {pauses.worker} stand"
+        )
+        text = (
+            f"{who} idle in {pauses.phase} for {duration(pauses.usual_ns)} at a time while"
+            f" {_host_was(pauses)}, in {pauses.steps_paused} of {counted(pauses.steps, 'step')}:"
+            f" {duration(pauses.cost_ns)} a step."
+        )
+        advice = advice_on(pauses.kind if pauses.kind in (stalls.GC, stalls.LOADER) else "pause")
+        found.append(
+            Finding(
+                "pause", text, pauses.cost_ns, pauses.worker, pauses.ranks[0] if one else None,
+                pauses.phase, advice=advice, saves_ns=causes.without(pauses),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _slow_groups(merged: Merged, causes: Causes) -> list[Finding]:
+    """Groups whose transfers are slow, whoever comes last to them."""
+    step_ns = mean_step(merged)
+    found = []
+    for group in causes.groups:
+        if group.excess_ns < MIN_SHARE * step_ns:
+            continue
+        worker, op = group.kind.worker, group.kind.op
+        ranks = [merged.ranks[rank] for rank in group.ranks]
+        hosts = sorted({rank.host for rank in ranks})
+        others = "its sibling's" if group.siblings == 1 else f"its {group.siblings} siblings'"
+        usual = f"{others} {duration(group.siblings_ns)}"
+        rate = group.bus_gb_per_s and group.siblings_gb_per_s
+        rates = f" ({group.bus_gb_per_s:.1f} against {group.siblings_gb_per_s:.1f} GB/s)" if rate else ""
+        text = (
+            f"The links of {worker} {_listed('rank', [rank.rank for rank in ranks])}"
+            f" ({_listed('node', hosts)}) are slow: {op} in their {group.kind.group} takes"
+            f" {duration(group.transfer_ns)} a call once all have come, {usual}{rates}. That is"
+            f" {duration(group.excess_ns)} a step."
+        )
+        saves = causes.with_other_links(group)
+        found.append(Finding("slow_group", text, group.excess_ns, worker, group.ranks[0], saves_ns=saves))
+    return found[:MAX_STRAGGLERS]
+
+
+def _listed(what: str, names: Sequence[object]) -> str:
+    """At most `MAX_MISSING` of them."""
+    shown = [str(name) for name in names[:MAX_MISSING]]
+    if len(names) > MAX_MISSING:
+        return f"{what}s {', '.join(shown)}, …"
+    more = f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return f"{what} {shown[0]}" if len(shown) == 1 else f"{what}s {more}"
+
+
+def _tails(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) -> list[Finding]:
+    """Phases whose slowest rank, not always the same one, keeps the others waiting. How long each rank took
+    needs no clock; what the step would lose does, and is left out where hosts' clocks are not aligned.
+    """
+    slow = {(merged.ranks[s.rank].worker, s.phase) for s in stragglers}
+    even = {(w.worker, w.phase): w for w in causes.changes if w.kind == "even"}
+    untold = not causes.windows and any(merged.clocks.shared_by(rank.host) for rank in merged.ranks)
+    found = []
+    for (worker, phase), steps in _own_times(merged).items():
+        times = [(max(each), max(median_low(each), 1)) for each in steps.values() if len(each) > 1]
         if not times or median(longest / usual for longest, usual in times) < UNEVEN:
             continue
         longest, usual = (sum(values) / len(times) for values in zip(*times, strict=True))
-        step, rank = causes.worst(*key)
-        steps = min(len(times), len(merged.step_numbers))  # replayed ones are no more
-        text = (
-            f"{change.phase} has a long tail on {change.worker}: its slowest rank, not always the same one,"
-            f" takes {duration(longest)}, the median one {duration(usual)} ({steps} steps)."
-        )
-        cost = round(longest - usual)
-        found.append(
-            Finding(
-                "tail", text, cost, change.worker, rank, change.phase, saves_ns=change.saves_ns, step=step
-            )
-        )
-    return found if causes.windows else _tails_by_own_clocks(merged, slow)
-
-
-def _tails_by_own_clocks(merged: Merged, slow: set[tuple[str, str]]) -> list[Finding]:
-    """The same where hosts' clocks are not aligned: how long each rank took needs none of them, what the step
-    would lose does.
-    """
-    taken: dict[tuple[str, str], dict[int, list[tuple[int, int]]]] = {}
-    for row in merged.steps if any(merged.clocks.shared_by(r.host) for r in merged.ranks) else ():
-        for part in row.phases if row.count == 1 and not row.rank.is_controller else ():
-            if part.phase in ROLLOUT and not part.pipeline_ns:
-                own = (part.duration_ns - part.communication_ns, row.duration_ns)
-                taken.setdefault((row.rank.worker, part.phase), {}).setdefault(row.step, []).append(own)
-    found = []
-    for (worker, phase), steps in taken.items():
-        every = [sorted(times) for times in steps.values() if len(times) > 1]
-        if (worker, phase) in slow or not every:
+        change = even.get((worker, phase))
+        share = (longest - usual) / max(mean_step(merged), 1) if untold else change.share if change else 0.0
+        if (worker, phase) in slow or share < MIN_SHARE:
             continue
-        ratio = median(times[-1][0] / max(median_low(own for own, _ in times), 1) for times in every)
-        longest = sum(times[-1][0] for times in every) / len(every)
-        usual = sum(median_low(own for own, _ in times) for times in every) / len(every)
-        step_ns = sum(max(whole for _, whole in times) for times in every) / len(every)
-        if ratio >= UNEVEN and longest - usual >= MIN_SHARE * step_ns:
-            text = (
-                f"{phase} has a long tail on {worker}: its slowest rank, not always the same one, takes"
-                f" {duration(longest)}, the median one {duration(usual)} ({counted(len(every), 'step')})."
-                " What a step would lose without it is untold, for hosts' clocks are not aligned."
-            )
-            found.append(Finding("tail", text, round(longest - usual), worker, phase=phase))
+        text = (
+            f"{phase} has a long tail on {worker}: its slowest rank, not always the same one, takes"
+            f" {duration(longest)}, the median one {duration(usual)} ({counted(len(times), 'step')})."
+        )
+        if untold:
+            text += " What a step would lose without it is untold, for hosts' clocks are not aligned."
+        step, rank = causes.worst(worker, phase)
+        cost, saves = round(longest - usual), change.saves_ns if change else None
+        found.append(Finding("tail", text, cost, worker, rank, phase, saves_ns=saves, step=step))
+    return found
+
+
+def _own_times(merged: Merged) -> dict[tuple[str, str], dict[int, list[int]]]:
+    """Worker and phase of rollout -> step -> what each rank took, without waiting in collectives."""
+    found: dict[tuple[str, str], dict[int, list[int]]] = {}
+    for row in merged.steps:
+        for part in () if row.rank.is_controller else row.phases:
+            if part.phase in ROLLOUT and not part.pipeline_ns:
+                steps = found.setdefault((row.rank.worker, part.phase), {})
+                own = (part.duration_ns - part.communication_ns) // (row.count or 1)
+                steps.setdefault(row.step, []).append(own)
     return found
 
 
@@ -475,19 +574,25 @@ def _not_captured(rows: Sequence[Waiting], lengths: Lengths) -> list[Finding]:
     return [Finding("uncaptured", text, 0, workers[0] if workers else "")]
 
 
-def _skewed(skews: Sequence[SkewRow], merged: Merged) -> list[Finding]:
+def _skewed(skews: Sequence[SkewRow], merged: Merged, groups: Sequence[SlowGroup]) -> list[Finding]:
+    """Who comes last, unless its slow links held it up before."""
+    held_up = {rank for group in groups for rank in group.ranks}
     steps = max(len(merged.step_numbers), 1)
     least = MIN_SKEW * sum(row.duration_ns for row in merged.steps) / max(len(merged.steps), 1)
     found = []
     for skew in skews[:1]:
         cost = skew.waiting_ns * skew.calls // steps
         if (
-            cost < least or skew.last is None or skew.last_share < min(0.9, 1 / skew.ranks + 0.35)
+            cost < least
+            or skew.last is None
+            or skew.last in held_up
+            or skew.last_share < min(0.9, 1 / skew.ranks + 0.35)
         ):  # well above chance
             continue
         text = (
             f"{merged.ranks[skew.last].label} comes last to {percent(skew.last_share)} of"
-            f" {skew.worker}'s {skew.key} collectives; the ranks wait {duration(cost)} a step in them."
+            f" {skew.worker}'s {skew.key} collectives; the ranks wait {duration(cost)} a step in them,"
+            f" beside {duration(skew.transfer_ns * skew.calls / steps)} of transfer."
         )
         found.append(Finding("skew", text, cost, skew.worker, skew.last))
     return found

@@ -174,7 +174,8 @@ def _edges(members: list[RankCollectives]) -> dict[tuple[str, str], Pair]:
             key = (member.worker, meeting.key, meeting.communicator, member.window)
             by_key.setdefault(key, []).append((member, meeting))
     for group in by_key.values():
-        if not one_communicator([(member.world_rank, meeting) for member, meeting in group]):
+        size = max(meeting.size for _, meeting in group)
+        if not one_communicator([member.world_rank for member, _ in group], size):
             continue
         hosts: dict[str, list[CollectiveEvents]] = {}
         for member, meeting in group:

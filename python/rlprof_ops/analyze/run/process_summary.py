@@ -13,6 +13,7 @@ from rlprof_ops.analyze.metrics.gpu_work.serving import ServingTotal
 from rlprof_ops.analyze.metrics.intervals import Union
 from rlprof_ops.analyze.metrics.kernels import CollectiveTotal, NameTotal
 from rlprof_ops.analyze.metrics.phases import Segment
+from rlprof_ops.analyze.metrics.stalls import Stall
 from rlprof_ops.analyze.report_model import GpuTimes, IdleSplit, MemoryPeak
 from rlprof_ops.analyze.run.identity import ReportFile
 
@@ -105,6 +106,7 @@ class Summary:
     pipeline: tuple[PipelineTime, ...] = ()
     counters: tuple[CounterSeries, ...] = ()  # of every GPU that the report sampled
     class_counters: tuple[ClassCounter, ...] = ()
+    stalls: tuple[Stall, ...] = ()
     longest: LongKernels = field(default_factory=no_kernels)
 
     def as_step(self, number: int) -> Summary:
@@ -114,6 +116,7 @@ class Summary:
             steps=tuple(replace(step, step=number) for step in self.steps),
             phases=tuple(replace(phase, step=number) for phase in self.phases),
             drawn=tuple(replace(segment, step=number) for segment in self.drawn),
+            stalls=tuple(stall._replace(step=number) for stall in self.stalls),
         )
 
 

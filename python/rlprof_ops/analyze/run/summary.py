@@ -35,6 +35,7 @@ from rlprof_ops.analyze.metrics.phases import (
     phase_union,
     stretches,
 )
+from rlprof_ops.analyze.metrics.stalls import find_stalls
 from rlprof_ops.analyze.metrics.windowed_work import GpuWindows, gpu_windows
 from rlprof_ops.analyze.process_traces import by_process
 from rlprof_ops.analyze.readers import UnreadableReport, read_report
@@ -82,7 +83,7 @@ def summarise(trace: Trace, report: ReportFile, begun: float | None = None) -> S
     steps = find_steps(trace, report.start, report.stop, report.clock)
     segments = find_phases(trace, steps)
     talking, collective_events = host_communication(trace), find_collective_events(trace)
-    ops = top_ops(trace, segments)
+    ops, stalls = top_ops(trace, segments), find_stalls(trace, segments)
     trace = replace(
         trace, ops=join(Spans, [])
     )  # the unions come later, and ops are no longer needed: a lower peak
@@ -116,6 +117,7 @@ def summarise(trace: Trace, report: ReportFile, begun: float | None = None) -> S
         kernels=kernels,
         ops=ops,
         copies=copies,
+        stalls=stalls,
         serving=serving,
         pipeline=pipeline,
         longest=longest_kernels(trace, windows[: len(steps)]),

@@ -1,0 +1,33 @@
+"""The tables of planted causes, with a few seeds: every cause leads, and runs without one name nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("msgspec")
+
+from tests.bench.truth.causes import accused, off, row_of
+from tests.bench.truth.planted import CAUSES, LOOPS, faster, without_cause
+
+SEEDS = range(42, 44)  # others than the tables'
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_planted_cause_is_the_first_finding(cause: str) -> None:
+    row, right = row_of(cause, SEEDS)
+    assert right, row
+    assert row.startswith(f"| {cause} | 2 | 2 |")
+
+
+def test_runs_without_a_cause_name_nobody() -> None:
+    assert [seed for seed in range(40, 45) if accused(without_cause(seed))] == []
+
+
+@pytest.mark.parametrize(("kind", "phase"), LOOPS)
+def test_a_faster_phase_is_told_for_every_loop(kind: str, phase: str) -> None:
+    errors = []
+    for seed in SEEDS:
+        saves, truth = faster(seed, kind, phase)
+        assert saves is not None
+        errors.append(abs(saves - truth) / truth)
+    assert off(errors)[1], errors
