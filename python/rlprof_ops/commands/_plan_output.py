@@ -55,7 +55,7 @@ def print_plan(request: ProfileRequest, plan: Plan) -> None:
         for folder in dict.fromkeys(filter(None, (request.folder(row.backend) for row in plan.rows))):
             click.echo(f"         {folder}/ (a copy)")
     if request.steps_from is not None:
-        click.echo(f"steps:   {request.steps_from}, unless a process tells them itself")
+        click.echo(f"steps:   known from {request.steps_from}, unless a process tells them")
     for text in plan.warnings:
         click.echo(f"warning: {text}", err=True)
 

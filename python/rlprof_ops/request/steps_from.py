@@ -29,7 +29,7 @@ class StepsFrom:
     when: str = WHEN_OF_A_LINE[0]
 
     def __str__(self) -> str:
-        return f"a line of the driver's output with {self.log!r} {self.when} its step"
+        return f"a line of the driver's output with '{self.log}', which {self.when} its step"
 
     def to_dict(self) -> dict[str, str]:
         """As the YAML has it."""
@@ -52,12 +52,12 @@ def parse_rule(data: Mapping[str, Any], complain: Complain, elsewhere: bool = Fa
         when = WHEN_OF_A_LINE[0]
     if not isinstance(log, str) or not 0 < len(log) <= _MOST_PATTERN or not log.isprintable():
         complain(
-            "log", f"log must be one line, a regular expression such as {EXAMPLE!r}, not {str(log)[:60]!r}"
+            "log", f"log must be one line, a regular expression such as '{EXAMPLE}', not {str(log)[:60]!r}"
         )
         return None
     wrong = "" if elsewhere else _unsupported(log)
     if wrong:
-        complain("log", f"log {log!r} {wrong}")
+        complain("log", f"log '{log}' {wrong}")
         return None
     return StepsFrom(log, when)
 
@@ -66,9 +66,9 @@ def _unsupported(log: str) -> str:
     try:
         pattern = re.compile(log)
     except (re.error, RecursionError, OverflowError) as error:
-        return f"is no regular expression: {error}; write for instance {EXAMPLE!r}"
+        return f"is no regular expression: {error}; write for instance '{EXAMPLE}'"
     if not pattern.groups:
-        return f"has no group: put what matches the step's number in parentheses, as in {EXAMPLE!r}"
+        return f"has no group: put what matches the step's number in parentheses, as in '{EXAMPLE}'"
     if pattern.groups > 1 and NAMED not in pattern.groupindex:
         return (
             f"has {pattern.groups} groups: keep one, write the others as (?:…), or name the one that holds"
@@ -76,7 +76,7 @@ def _unsupported(log: str) -> str:
         )
     inside = _group_text(log, group_of(pattern))
     if not _DIGITS.fullmatch(inside):
-        return f"has a group that is not a number: ({inside}) has to match digits alone, as in {EXAMPLE!r}"
+        return f"has a group that is not a number: ({inside}) has to match digits alone, as in '{EXAMPLE}'"
     return ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,11 @@ _LABELS = ("name", "tag", "message", "role")
 def leader(worker: str, rank: int = 0, world_size: int = 1) -> Any:
     """The profiler of the process whose steps are the job's; one that does nothing where nothing is asked."""
     from rlprof_ops.runtime import null_profiler, profiler
+    from rlprof_ops.trainers.import_hooks import with_version
 
-    return profiler.lead(worker, rank, world_size) or null_profiler.NullProfiler()
+    adapter = sys._getframe(1).f_globals.get("__name__", "")  # <the trainer's package>.adapter
+    whose = with_version(adapter.rpartition(".")[0].rpartition(".")[2])
+    return profiler.lead(worker, rank, world_size, whose) or null_profiler.NullProfiler()
 
 
 def task(trainer: str, label: str) -> Watch:

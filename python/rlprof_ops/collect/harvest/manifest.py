@@ -81,7 +81,8 @@ class CaptureResult:
 @dataclass(frozen=True)
 class Manifest:
     """All of it. `coverage` counts captures by state; `notes` are remarks about the whole job,
-    `findings` what its recorder has found (docs/recorder.md)."""
+    `findings` what its recorder has found (docs/recorder.md), `heard` which trainer was recognised and what
+    was heard of it, in one line."""
 
     job: str
     captures: tuple[CaptureResult, ...]
@@ -90,6 +91,7 @@ class Manifest:
     notes: tuple[str, ...] = ()
     run_dir: str = ""
     findings: tuple[dict[str, Any], ...] = ()
+    heard: str = ""
 
     @property
     def coverage(self) -> dict[str, int]:
@@ -139,6 +141,7 @@ class Manifest:
             "complete": self.complete,
             "coverage": self.coverage,
             "world": self.world,
+            "heard": self.heard,
             "notes": list(self.notes),
             "findings": list(self.findings),
         }

@@ -122,11 +122,11 @@ class LineRule:
         self._slow += 1
         if self._slow == 1:
             self._say(
-                f"steps_from: {self._rule.log!r} takes more than {duration(_MATCH_S * 1e9)} on a line of"
+                f"steps_from: '{self._rule.log}' takes more than {duration(_MATCH_S * 1e9)} on a line of"
                 f" {length} characters: such lines are left out"
             )
         elif self._slow > _MOST_SLOW:
-            self._say(f"steps_from: {self._rule.log!r} is too slow: no more steps are taken from the output")
+            self._say(f"steps_from: '{self._rule.log}' is too slow: no more steps are taken from the output")
 
 
 class LogLead(step_clock.Lead):
@@ -229,12 +229,13 @@ class Follower:
     def _lead(self) -> tuple[Leader, LogLead | None]:
         who, now, lead = self._who, None, None
         self._events.registered(who, (), on_demand=False)
-        self._events.write("leads", rule=str(self._rule))
         if marks.asked():
             now = marks.NowFile(self._now_path, who.worker, 0, 1, True, who.pid)
         with contextlib.suppress(OSError):  # else the job has no step clock
             lead = LogLead(str(who.root), None)
-        return Leader(self._events, lead, now), lead
+        leader = Leader(self._events, lead, now)
+        leader.by, leader.by_log = f"no trainer recognised; {self._rule}", True
+        return leader, lead
 
     def run(self) -> None:
         """Until `ended`."""
