@@ -39,18 +39,18 @@ BUDGET = {
     "job": 782,  # and what of run.json is written before a supervisor, or without one
     "slurm": 287,
     "redact": 517,
-    "request": 1496,  # 1,100; what a GPU refuses, a folder a backend, windows inside a step
+    "request": 1611,  # 1,100; what a GPU refuses, windows inside a step, steps by lines of output
     "backends": 2641,  # 1,300; and which of them records CUDA
     "window": 807,  # 700; and windows inside a step
-    "trainers": 3258,  # 2,300; verl asynchronous, NeMo RL, RLinf's block, vLLM's requests, AReaL
-    "runtime": 3103,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests
-    "rayenv": 757,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
-    "collect": 3378,  # 2,600; an engine beside its server, a report that comes at the end of a process
-    "supervisor": 3416,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
-    "recorder": 1981,  # 1,500; and collectives that stand, the end of a job that hangs
+    "trainers": 3274,  # 2,300; who leads, verl asynchronous, NeMo RL, RLinf's block, vLLM's requests, AReaL
+    "runtime": 3116,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests, whose steps
+    "rayenv": 762,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
+    "collect": 3488,  # 2,600; an engine beside its server, what was heard of a trainer, late windows
+    "supervisor": 3721,  # 2,200; since then Ray from a path with a blank, steps from the driver's output (240)
+    "recorder": 1998,  # 1,500; and who tells the steps, collectives that stand, the end of a job that hangs
     "submit": 473,  # submit, operate and commands: 2,600
-    "operate": 1635,  # since then the rank that failed first, tables for a notebook
-    "commands": 1264,  # since then a base of what is converted, rlprof run, and rlprof hang
+    "operate": 1645,  # since then the rank that failed first, tables for a notebook, who is heard
+    "commands": 1266,  # since then a base of what is converted, rlprof run, and rlprof hang
     "analyze": 10479,  # 7,600; traces without phases, diff, overlapping steps, last requests, shared GPUs
     "doctor": 711,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
