@@ -43,10 +43,10 @@ BUDGET = {
     "backends": 2641,  # 1,300; and which of them records CUDA
     "window": 807,  # 700; and windows inside a step
     "trainers": 3274,  # 2,300; who leads, verl asynchronous, NeMo RL, RLinf's block, vLLM's requests, AReaL
-    "runtime": 3116,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests, whose steps
+    "runtime": 3116,  # 2,000; since then ranks of a launcher, Ray tasks, groups, requests, whose steps
     "rayenv": 762,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
     "collect": 3488,  # 2,600; an engine beside its server, what was heard of a trainer, late windows
-    "supervisor": 3721,  # 2,200; since then Ray from a path with a blank, steps from the driver's output (240)
+    "supervisor": 3721,  # 2,200; since then Ray from a path with a blank, steps from what is printed (240)
     "recorder": 1998,  # 1,500; and who tells the steps, collectives that stand, the end of a job that hangs
     "submit": 473,  # submit, operate and commands: 2,600
     "operate": 1645,  # since then the rank that failed first, tables for a notebook, who is heard

@@ -152,8 +152,17 @@ def schema() -> dict[str, Any]:
                 "additionalProperties": False,
                 "required": ["log"],
                 "properties": {
-                    "log": {"type": "string", "minLength": 1, "examples": [EXAMPLE]},
-                    "when": {"enum": list(WHEN_OF_A_LINE), "default": WHEN_OF_A_LINE[0]},
+                    "log": {
+                        "description": "A regular expression in a line; its one group is the step's number.",
+                        "type": "string",
+                        "minLength": 1,
+                        "examples": [EXAMPLE],
+                    },
+                    "when": {
+                        "description": "What such a line says of its step.",
+                        "enum": list(WHEN_OF_A_LINE),
+                        "default": WHEN_OF_A_LINE[0],
+                    },
                 },
             },
         },

@@ -210,7 +210,7 @@ class LogSteps:
             self._say(f"steps_from: {text}")
 
 
-class Follower:
+class LogReader:
     """Looks at the driver's output until it is told to end."""
 
     def __init__(self, rule: StepsFrom, log: Path, driver: int, say: Callable[[str], None]) -> None:
@@ -283,7 +283,7 @@ def main() -> int:
     if rule is None:  # of a request that another Python has checked
         signal.pause()
         return 0
-    follower = Follower(rule, Path(given[_LOG]), int(given[_PID]), say)
+    follower = LogReader(rule, Path(given[_LOG]), int(given[_PID]), say)
 
     def end(*_: object) -> None:
         follower.ended = True
