@@ -153,3 +153,17 @@ def test_output_that_never_matches_is_the_reason(trainer: Any) -> None:
         "training ended before step 3 (no step was seen); nothing was printed as a line of the driver's"
         " output with 'step (\\d+)', which ends its step"
     )
+
+
+def test_steps_go_on_when_the_supervisor_is_killed(trainer: Any) -> None:
+    """And its follower with it: the next one reads what was printed meanwhile."""
+    node = trainer(PRINTS, r"step (\d+)")
+    log = node.folder / "live" / "driver.log"
+    printed = lambda: log.exists() and "step 2 " in log.read_text()  # noqa: E731
+    wait_until(printed, 60, node.output, pause_s=0.05)
+    node.kill_supervisor()
+    assert node.code(120) == 0, node.output()
+    assert {2, 5, 6} <= set(recorded(node)) <= {2, 3, 4, 5, 6}, node.output()
+    assert node.output().count("steps are known from a line of the driver's output") >= 2
+    assert ": steps 2 to 6; roles driver; not heard: phases" in node.manifest().heard
+    assert not node.left()
