@@ -45,6 +45,19 @@ def test_the_age_of_a_job_that_has_ended(run_folder: RunFolder, capsys: pytest.C
     assert first.startswith("job 4711: step 5, 1 node, ended ") and first.endswith(" min ago")
 
 
+def test_who_tells_the_steps_and_what_is_heard(
+    run_folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_summary(run_folder.path, "4711", healthy(1, 5, ranks=2))
+    summary = run_folder.path / "recorder" / "summary.json"
+    told = json.loads(summary.read_text()) | {"by": "verl 0.9.1\x1b[31m", "not_seen": ["verl: verl.trainer"]}
+    summary.write_text(json.dumps(told))
+    run_folder.record()
+    [line] = [line for line in shown(run_folder.path, capsys, 400) if line.startswith("heard: ")]
+    assert line.startswith("heard: verl 0.9.1�[31m: steps 1 to 5; phases ") and "; roles " in line, line
+    assert line.endswith("not heard: 1 place that the adapter did not find"), line
+
+
 def test_noise_is_no_mountain() -> None:
     assert sparkline([10.0, 10.1, 9.9, 10.0]) == "████"
     assert sparkline([0.0, 5.0, 10.0]) == "▁▅█"

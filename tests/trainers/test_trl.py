@@ -156,6 +156,9 @@ def job(slurm_sandbox: Any) -> Job:
 def test_windows_of_each_backend_are_home_by_name(job: Job):
     backends = ("nsight", "torch", "memory")
     assert job.states() == {f"{backend}/trainer/rank0/step2-3": "ok" for backend in backends}, job.manifest
+    assert re.match(
+        r"trl [0-9.]+: steps 1 to \d+; phases .*generation.*; roles .*trainer", job.manifest.heard
+    )
 
 
 @pytest.mark.quick

@@ -16,6 +16,7 @@ from rlprof_ops.host.contained_dir import ContainedDir
 from rlprof_ops.request import Window
 
 STEP_SUFFIX = ".step"
+_MOST_PHASES = 1000
 _MOST_BYTES = 64 << 20  # of one event file; a training process writes a few lines a window
 
 
@@ -47,10 +48,28 @@ class WindowEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Led:
+    """What a process told that leads the job's steps: begin and end of each (Unix ns), and the names of its
+    phases. `by`: whose steps they are in words; `log`: the driver's output tells them, at most `late_s` late.
+    """
+
+    by: str
+    log: bool
+    steps: dict[int, tuple[int, int]]
+    phases: tuple[str, ...]
+    late_s: float = 0.0
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The first and the last step that ended."""
+        return (min(self.steps), max(self.steps)) if self.steps else None
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessLog:
     """What one training process told. `last_step` is the last step it entered; None when it entered none.
     `began`: the job's step when it registered. `follows`: it takes its steps from the job's clock, and
-    registered for a piece of work.
+    registered for a piece of work. `led`: where it leads.
     """
 
     node: str
@@ -66,6 +85,7 @@ class ProcessLog:
     on_demand: bool = False
     began: int = 0
     follows: bool = False
+    led: Led | None = None
 
 
 def unclosed(logs: Iterable[ProcessLog]) -> list[tuple[ProcessLog, WindowEvent]]:
@@ -102,12 +122,14 @@ def read_beneath(tree: ContainedDir, folder: str, node: str) -> list[ProcessLog]
 
 @dataclass
 class Notes:
-    """What processes told beside windows. `not_seen`: what the adapters could not follow, each once.
+    """What processes told beside windows. `not_seen`: what the adapters could not follow, each once;
+    `adapted`: the trainers that were recognised in a driver.
     `selected` and `begun`: workers with their ranks. `nsys_failed`: by a session's name without its process,
     what became of the last try to begin it.
     """
 
     not_seen: list[str] = field(default_factory=list)
+    adapted: list[str] = field(default_factory=list)
     selected: set[tuple[str, int]] = field(default_factory=set)
     begun: set[tuple[str, int]] = field(default_factory=set)
     nsys_failed: dict[str, str] = field(default_factory=dict)
@@ -135,6 +157,8 @@ class Notes:
             text = f"{foreign.text(row.get('trainer'))}: {foreign.text(row.get('module'))}: {reason}"
             if text not in self.not_seen:
                 self.not_seen.append(text)
+        elif event == "adapted" and (trainer := foreign.text(row.get("trainer"))) not in self.adapted:
+            self.adapted.append(trainer)
         elif event == "nsys_failed":
             self.nsys_failed[foreign.text(row.get("session"))] = reason
         elif event in ("selected", "begun") and worker and rank is not None:
@@ -162,6 +186,10 @@ class LogBuilder:
         self._registered: dict[str, Any] | None = None
         self._windows: list[WindowEvent] = []
         self._ended = False
+        self._leads: dict[str, Any] = {}
+        self._steps: dict[int, tuple[int, int]] = {}
+        self._phases: dict[str, None] = {}
+        self._late_s = 0.0
 
     def add(self, row: dict[str, Any]) -> None:
         """Take one row; what makes no sense is left out."""
@@ -172,9 +200,24 @@ class LogBuilder:
             window = _window(row)
             if window is not None:
                 self._windows.append(window)
+        elif event == "step":
+            self._step(row)
+        elif event == "leads":
+            self._leads = row
         elif event == "ended":
             self._ended = True
+            late_s = row.get("late_s")
+            self._late_s = float(late_s) if isinstance(late_s, (int, float)) else 0.0
             self.entered(foreign.whole(row.get("last_step")))
+
+    def _step(self, row: dict[str, Any]) -> None:
+        step, begin_ns, end_ns = (foreign.whole(row.get(name)) for name in ("step", "begin_ns", "end_ns"))
+        if step is None or begin_ns is None or end_ns is None or row.get("cut"):
+            return
+        self._steps[step] = begin_ns, end_ns
+        for phase in foreign.a_list(row.get("phases")):
+            if isinstance(phase, list) and phase and len(self._phases) < _MOST_PHASES:
+                self._phases.setdefault(foreign.text(phase[0]))
 
     def entered(self, step: int | None) -> None:
         """The process has entered a step."""
@@ -199,7 +242,14 @@ class LogBuilder:
             on_demand=first.get("on_demand") is True,
             began=foreign.whole(first.get("began")) or 0,
             follows=first.get("follows") is True,
+            led=self._led(),
         )
+
+    def _led(self) -> Led | None:
+        if not self._leads and not self._steps:
+            return None
+        by, log = foreign.text(self._leads.get("by")), self._leads.get("log") is True
+        return Led(foreign.in_one_line(by), log, self._steps, tuple(self._phases), self._late_s)
 
 
 def _window(row: dict[str, Any]) -> WindowEvent | None:

@@ -54,6 +54,8 @@ def print_plan(request: ProfileRequest, plan: Plan) -> None:
         click.echo(f"where:   <run folder>/profiles/<backend>/<worker>/rank<R>/{name}")
         for folder in dict.fromkeys(filter(None, (request.folder(row.backend) for row in plan.rows))):
             click.echo(f"         {folder}/ (a copy)")
+    if request.steps_from is not None:
+        click.echo(f"steps:   known from {request.steps_from}, unless a process tells them")
     for text in plan.warnings:
         click.echo(f"warning: {text}", err=True)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlprof_ops.collect.harvest.heard import heard_line
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
@@ -98,7 +99,18 @@ def headline(recorded: RecordedSummary) -> list[str]:
             f"step times {sparkline(seconds)} last {duration(seconds[-1] * 1e9)},"
             f" median {duration(data['step_median_s'] * 1e9)}"
         )
+    lines.append(_heard(data))
     return [printable(line) for line in lines]
+
+
+def _heard(data: dict[str, Any]) -> str:
+    """Who tells the steps, and what is heard of the trainer."""
+    rows = data["history"]["steps"]
+    steps = (min(row[0] for row in rows), max(row[0] for row in rows)) if rows else None
+    phases = dict.fromkeys(name for row in rows for name in row[3])
+    roles = {role["worker"]: role["ranks"] for role in data["roles"]}
+    not_seen = [foreign.text(each) for each in foreign.a_list(data.get("not_seen"))]
+    return f"heard: {heard_line(foreign.text(data.get('by')), steps, phases, roles, not_seen)}"
 
 
 def tables(recorded: RecordedSummary, most_nodes: int = 16) -> list[Table]:

@@ -338,6 +338,10 @@ class JobView:
             "step_median_s": self._driver.steps.median_s,
             "hang_limit_s": self.hang_limit_s,
             "nodes": {name: _node(news) for name, news in self._nodes.items()},
+            "by": next((news.by for news in self._nodes.values() if news is not None and news.by), ""),
+            "not_seen": list(
+                dict.fromkeys(text for news in self._nodes.values() if news for text in news.not_seen)
+            ),
             "roles": [self._role(worker, role) for worker, role in sorted(self._roles.items())]
             + self._silent_roles(),
             "history": self.history.to_dict(),

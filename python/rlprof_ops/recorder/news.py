@@ -21,7 +21,9 @@ MOST_STEPS = 400  # of one line; the others come with the next
 
 @dataclass(frozen=True)
 class News:
-    """One line. `throttled` is GPU -> (seconds, reasons) since the line before."""
+    """One line. `throttled` is GPU -> (seconds, reasons) since the line before. `by`: who tells the job's
+    steps, where that is on this node; `not_seen`: what adapters could not follow.
+    """
 
     node: str
     t_ns: int
@@ -33,6 +35,8 @@ class News:
     windows: tuple[WindowMark, ...]
     throttled: Mapping[int, tuple[float, int]]
     ranks: tuple[RankState, ...] = ()
+    by: str = ""
+    not_seen: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(
@@ -47,6 +51,8 @@ class News:
                 "windows": [_values(event) for event in self.windows],
                 "throttled": [[gpu, *what] for gpu, what in self.throttled.items()],
                 "ranks": [asdict(rank) for rank in self.ranks],
+                "by": self.by,
+                "not_seen": self.not_seen,
             },
             separators=(",", ":"),
         )
@@ -80,6 +86,8 @@ def read(text: str | bytes) -> News | None:
             tuple(_window(row) for row in data["windows"]),
             {int(gpu): (float(seconds), int(bits)) for gpu, seconds, bits in data["throttled"]},
             tuple(foreign.typed(row, RankState) for row in data["ranks"]),
+            str(data["by"]),
+            tuple(map(str, data["not_seen"])),
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError):
         return None

@@ -151,6 +151,8 @@ class NodeRecorder:
             tuple(windows),
             throttled,
             tuple(self._ranks.look(t_ns, now)),
+            self._marks.by,
+            tuple(self._marks.not_seen),
         )
 
 

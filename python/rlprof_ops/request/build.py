@@ -15,11 +15,12 @@ from rlprof_ops.request.problems import Problem, RequestError, nearest, numbers_
 from rlprof_ops.request.selectors import patterns_surely_overlap, ranks_overlap, split_words
 from rlprof_ops.request.step_part import StepPart, read_at, read_length
 from rlprof_ops.request.steps import Steps
+from rlprof_ops.request.steps_from import EXAMPLE, STEPS_FROM_KEYS, StepsFrom, parse_rule
 from rlprof_ops.request.when import WHEN_KEYS, When, parse
 
 Path = tuple[Any, ...]
 
-REQUEST_KEYS = ("captures", "enabled", "output_dir")
+REQUEST_KEYS = ("captures", "enabled", "output_dir", "steps_from")
 CAPTURE_KEYS = (
     "backend", "workers", "ranks", "steps", "each", "at", "for",
     "options", "flags", "env", "on_error", "when",
@@ -46,6 +47,7 @@ KEY_ALIASES = {
     "capture": "captures",
     "enable": "enabled",
     "save_path": "output_dir",
+    "log": "steps_from",
 }
 MAX_RANK = 10**7
 
@@ -147,7 +149,27 @@ def read_request(reader: Reader, data: Any) -> ProfileRequest:
             ("captures",), f"captures must be a list of captures, not {shown(raw)}{';' if hint else ''}{hint}"
         )
     enabled = _boolean(reader, ("enabled",), data.get("enabled", True))
-    return ProfileRequest(tuple(captures), enabled, _output_dir(reader, data.get("output_dir")))
+    return ProfileRequest(
+        tuple(captures),
+        enabled,
+        _output_dir(reader, data.get("output_dir")),
+        _steps_from(reader, data.get("steps_from")),
+    )
+
+
+def _steps_from(reader: Reader, given: Any) -> StepsFrom | None:
+    """The rule by which the driver's output tells steps; None for none."""
+    path: Path = ("steps_from",)
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        reader.problem(path, f"steps_from must be a mapping such as {{log: '{EXAMPLE}'}}, not {shown(given)}")
+        return None
+    for key in given:
+        if key not in STEPS_FROM_KEYS:
+            reader.unknown_key((*path, key), STEPS_FROM_KEYS)
+    known = {key: given[key] for key in given if key in STEPS_FROM_KEYS}
+    return parse_rule(known, lambda key, text: reader.problem((*path, key), text), reader.elsewhere)
 
 
 def _output_dir(reader: Reader, given: Any) -> str | dict[str, str] | None:

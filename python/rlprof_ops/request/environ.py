@@ -25,7 +25,8 @@ TWINS = {  # variable -> field of the one capture that the variables describe
     "RLPROF_OPTIONS": "options",
     "RLPROF_FLAGS": "flags",
 }
-REQUEST_VARIABLES = (env_names.REQUEST, *TWINS, "RLPROF_OUTPUT_DIR", "RLPROF_ENABLED")
+STEPS_FROM = {"RLPROF_STEPS_LOG": "log", "RLPROF_STEPS_LOG_WHEN": "when"}
+REQUEST_VARIABLES = (env_names.REQUEST, *TWINS, "RLPROF_OUTPUT_DIR", "RLPROF_ENABLED", *STEPS_FROM)
 OTHER_VARIABLES = (  # of other rooms (docs/contracts.md) whose names come close to ours
     env_names.RANK, env_names.WORKER, env_names.REQUEST_JSON,
 )  # fmt: skip

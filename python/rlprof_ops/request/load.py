@@ -10,7 +10,14 @@ from typing import Any
 
 from rlprof_ops import env_names
 from rlprof_ops.request import environ
-from rlprof_ops.request.build import CAPTURE_KEYS, Path, Reader, build_from_json, read_request
+from rlprof_ops.request.build import (
+    CAPTURE_KEYS,
+    REQUEST_KEYS,
+    Path,
+    Reader,
+    build_from_json,
+    read_request,
+)
 from rlprof_ops.request.model import ProfileRequest
 from rlprof_ops.request.problems import Problem, RequestError, nearest, words
 
@@ -52,6 +59,11 @@ def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any])
     for name, field in (("RLPROF_OUTPUT_DIR", "output_dir"), ("RLPROF_ENABLED", "enabled")):
         if env.get(name, "").strip():
             data[field], values[(field,)] = env[name].strip(), name
+    rule = {key: env[name].strip() for name, key in environ.STEPS_FROM.items() if env.get(name, "").strip()}
+    if rule:
+        of_file = data.get("steps_from")
+        data["steps_from"] = {**(of_file if isinstance(of_file, dict) else {}), **rule}
+        values |= {("steps_from", key): name for name, key in environ.STEPS_FROM.items() if key in rule}
     _apply_flags(reader, data, values, overrides)
     checked = Reader(values, keys, origin=values.get((), ""))
     request = read_request(checked, data)
@@ -74,9 +86,7 @@ def _file_layer(
     try:
         data, values, keys = parse_yaml(read_file(name), name)
         if data is not None and not isinstance(data, dict):
-            raise RequestError(
-                [Problem("a request is a mapping with 'captures', 'enabled' and 'output_dir'", name)]
-            )
+            raise RequestError([Problem(f"a request is a mapping with {words(REQUEST_KEYS)}", name)])
     except RequestError as error:
         source = "" if path else " (named by RLPROF_REQUEST)"
         reader.problems.extend(Problem(p.message + source, p.origin) for p in error.problems)

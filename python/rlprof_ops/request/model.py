@@ -11,6 +11,7 @@ from rlprof_ops import backends
 from rlprof_ops.request.selectors import first_match
 from rlprof_ops.request.step_part import StepPart
 from rlprof_ops.request.steps import Steps, Window
+from rlprof_ops.request.steps_from import StepsFrom
 from rlprof_ops.request.when import When
 
 EACH = ("step", "phase")
@@ -107,13 +108,15 @@ class ProfileRequest:
     """What a person asks: YAML, environment and flags all end as one of these.
 
     False when nothing is asked. `output_dir`: one folder for all reports, or one for each backend that has
-    one. `notes` are remarks of the loader for the person (a variable that was
-    overruled, an option that is ignored).
+    one. `steps_from`: by which lines of the driver's output steps are known, where no process tells them.
+    `notes` are remarks of the loader for the person (a variable that was overruled, an option that is
+    ignored).
     """
 
     captures: tuple[CaptureSpec, ...] = ()
     enabled: bool = True
     output_dir: str | dict[str, str] | None = field(default=None, hash=False)
+    steps_from: StepsFrom | None = None
     notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __bool__(self) -> bool:
@@ -143,6 +146,8 @@ class ProfileRequest:
             data["enabled"] = False
         if self.output_dir is not None:
             data["output_dir"] = self.output_dir
+        if self.steps_from is not None:
+            data["steps_from"] = self.steps_from.to_dict()
         return data
 
     def for_worker(self, worker: str, rank: int | None = None) -> tuple[CaptureSpec, ...]:

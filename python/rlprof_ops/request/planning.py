@@ -109,6 +109,7 @@ def plan(
     if problems:
         raise RequestError(problems)
     warnings += _phases_counted_from(asked, phases or {})
+    warnings += _first_step_from_log(request, asked)
     warnings += _sizes(rows, world)
     exact = world is not None and all(row.reports is not None for row in rows)
     return Plan(tuple(captures), tuple(rows), tuple(dict.fromkeys(warnings)), exact)
@@ -192,6 +193,19 @@ def _phases_counted_from(
             )
 
 
+def _first_step_from_log(request: ProfileRequest, asked: Sequence[tuple[int, CaptureSpec]]) -> Iterator[str]:
+    """That the driver's output tells of step 1 when it is over."""
+    rule = request.steps_from
+    if rule is None or rule.when != "ends":
+        return
+    for index, spec in asked:
+        if 1 in spec.steps:
+            yield (
+                f"capture {index + 1}: steps_from: a line ends its step, so nothing tells when step 1 begins"
+                " unless the output says 0 before it, as tqdm does; else the window misses step 1"
+            )
+
+
 def _plus(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
 
@@ -215,6 +229,8 @@ def _size(backend: str, windows: Sequence[Window]) -> int | None:
 def _off(request: ProfileRequest) -> tuple[str, ...]:
     if not request.enabled:
         return ("the request is off: enabled is false",)
+    if request.steps_from is not None:
+        return ("the request asks for no report: it says alone where steps are known from",)
     return ("the request asks for nothing: no capture has steps, workers and ranks",)
 
 

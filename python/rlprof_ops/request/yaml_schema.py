@@ -6,6 +6,7 @@ from typing import Any
 
 from rlprof_ops import backends
 from rlprof_ops.request.model import EACH, ON_ERROR
+from rlprof_ops.request.steps_from import EXAMPLE, WHEN_OF_A_LINE
 from rlprof_ops.request.when import AT_MOST, MOST_CAPTURES
 
 ITEM = r"([1-9][0-9]*|[1-9][0-9]*\s*:\s*([1-9][0-9]*)?(\s*:\s*[1-9][0-9]*)?)"
@@ -144,6 +145,25 @@ def schema() -> dict[str, Any]:
                 "type": ["string", "object", "null"],
                 "additionalProperties": {"type": "string"},
                 "description": "Default: <run folder>/profiles. One folder, or one for each backend.",
+            },
+            "steps_from": {
+                "description": "The driver's output tells the steps, where no process of the job does.",
+                "type": ["object", "null"],
+                "additionalProperties": False,
+                "required": ["log"],
+                "properties": {
+                    "log": {
+                        "description": "A regular expression in a line; its one group is the step's number.",
+                        "type": "string",
+                        "minLength": 1,
+                        "examples": [EXAMPLE],
+                    },
+                    "when": {
+                        "description": "What such a line says of its step.",
+                        "enum": list(WHEN_OF_A_LINE),
+                        "default": WHEN_OF_A_LINE[0],
+                    },
+                },
             },
         },
     }

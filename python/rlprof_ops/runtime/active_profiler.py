@@ -211,6 +211,11 @@ class Profiler:
         self._leader = leader
         self.active = not self._closed
 
+    def led_by(self, whose: str) -> None:
+        """Whose steps these are, for the manifest: a trainer's, with its version."""
+        if self._leader is not None and whose:
+            self._leader.by = whose
+
     @property
     def leads(self) -> bool:
         return self._leader is not None and self._leader.leads

@@ -15,6 +15,7 @@ from rlprof_ops.runtime.ranges import trackers
 # A step with more phases than this is written down with its first ones; a phase in an inner loop is a
 # mistake.
 _MOST_PHASES = 1000
+_BY_THE_PROGRAM = "no trainer recognised; prof.step of the program"
 
 
 @dataclass
@@ -43,6 +44,9 @@ class Leader:
         self._link = link
         self._now = now
         self.leads = leads
+        self.by = _BY_THE_PROGRAM  # whose steps these are
+        self.by_log = False  # its output tells them
+        self._told_whose = not leads
         self._tracked = leads and trackers.asked()
         self._pid = os.getpid()
         self._step: int | None = None
@@ -60,6 +64,9 @@ class Leader:
             return False
         if self._step is not None:  # its end was never told
             self.end(self._step)
+        if not self._told_whose:
+            self._told_whose = True
+            self._events.write("leads", by=self.by, log=self.by_log)
         waits = self._link.begin(step) if self._link is not None else False
         self._step, self._begin_ns = step, time.time_ns()
         if self._now is not None:

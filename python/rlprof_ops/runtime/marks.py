@@ -60,10 +60,13 @@ def unpack(data: bytes) -> Now | None:
 class NowFile:
     """The writer's side. What goes wrong is said once; then nothing is stored."""
 
-    def __init__(self, path: Path, worker: str, rank: int, world: int, leads: bool) -> None:
+    def __init__(
+        self, path: Path, worker: str, rank: int, world: int, leads: bool, pid: int | None = None
+    ) -> None:
+        """`pid`: of another process, whose steps these are."""
         self._map: mmap.mmap | None = None
         self._step = self._begin_ns = 0
-        self._rest = (rank, world, os.getpid(), int(leads))
+        self._rest = (rank, world, pid or os.getpid(), int(leads))
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -191,8 +191,9 @@ def _now(place: WorkerIdentity, leads: bool) -> NowFile | None:
     return marks.NowFile(path, place.worker, place.rank, place.world_size or 0, leads)
 
 
-def lead(worker: str, rank: int = 0, world_size: int | None = None) -> Profiler | None:
+def lead(worker: str, rank: int = 0, world_size: int | None = None, whose: str = "") -> Profiler | None:
     """For adapters: the profiler of a process that knows the job's steps; rank 0 tells them to the job.
+    `whose` steps these are, for the manifest.
 
     None when nothing is asked, or when a profiler of this process leads already (the code uses our runtime).
     """
@@ -206,6 +207,7 @@ def lead(worker: str, rank: int = 0, world_size: int | None = None) -> Profiler 
         return None
     if rank == 0 and not found.leads:
         _take_the_lead(found, request_from_env(os.environ))
+    found.led_by(whose)
     return found
 
 

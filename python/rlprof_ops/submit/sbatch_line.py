@@ -217,7 +217,7 @@ def _carried(request: ProfileRequest, explicit: dict[str, str], settings: Settin
             del explicit[name]
     if isinstance(request.output_dir, str):  # for its mount into a container
         closed["RLPROF_OUTPUT_DIR"] = request.output_dir
-    if not request.captures:
+    if not request.captures and request.steps_from is None:
         return closed
     return {**closed, env_names.REQUEST_JSON: request.to_json()}
 

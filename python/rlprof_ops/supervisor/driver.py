@@ -15,7 +15,7 @@ from rlprof_ops import backends
 from rlprof_ops.errors import EXIT_FAILED, RlprofError
 from rlprof_ops.job.end_cause import exit_status
 from rlprof_ops.request import ProfileRequest
-from rlprof_ops.runtime.process.worker_identity import DRIVERS
+from rlprof_ops.runtime.process.worker_identity import DRIVER, DRIVERS
 from rlprof_ops.supervisor.keeper import START_DRIVER
 from rlprof_ops.supervisor.node.node_process import NodeProcess
 from rlprof_ops.supervisor.node.node_state import NodeState
@@ -30,6 +30,8 @@ def session_words(request: ProfileRequest, python: str) -> list[str]:
     named = [name for name in DRIVERS if any(spec.matches(name, 0) for spec in specs)]
     written = (name for name in named if any(name in spec.workers for spec in specs))
     name = next(written, named[0] if named else None)
+    if name is not None and request.steps_from is not None:
+        name = DRIVER  # no adapter in it will say that it is a `controller`
     return [] if name is None else [python, "-m", "rlprof_ops", "wrap", "--worker", name, "--rank", "0", "--"]
 
 

@@ -257,6 +257,8 @@ class Head:
         order = asyncio.shield(node.order.given)
         waiting: set[asyncio.Future[Any]] = {order, asyncio.ensure_future(ray.gone.wait())}
         self.driver = self.find_driver() or await self._start_driver()
+        if self.driver is not None:
+            node.follow_driver(self._driver_log, self.driver.process.pid)
         self._save_nodes()
         ended = asyncio.ensure_future(self.driver.wait()) if self.driver is not None else None
         address = f"{node.place.head_ip}:{node.place.gcs_port}"
@@ -271,12 +273,16 @@ class Head:
         """The one that a supervisor before has had started."""
         return Driver.find(self.node.state)
 
+    @property
+    def _driver_log(self) -> Path:
+        return self.node.place.folder.live / "driver.log"
+
     async def _start_driver(self) -> Driver | None:
         """None without a COMMAND: the cluster waits for people."""
         node, place = self.node, self.node.place
         if not (command := node.settings["COMMAND"]):
             return None
-        log = place.folder.live / "driver.log"
+        log = self._driver_log
         adapters = node.settings.flag(env_names.ADAPTERS)
         driver = await Driver.start(
             command,

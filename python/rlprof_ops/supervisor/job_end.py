@@ -188,6 +188,9 @@ class NodeStop:
         node.sync.stop_restarting()
         if node.distiller is not None:
             node.helpers.dismiss(node.distiller)
+        if node.log_follower is not None:
+            end = node.log_follower.end()
+            await self.survived(end, budget.share("close_windows") / 2, "the last steps")
         if node.windows is not None:
             seconds = budget.share("close_windows") / 2
             await self.survived(node.windows.close(), seconds, "closing windows")

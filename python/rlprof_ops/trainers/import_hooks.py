@@ -29,6 +29,25 @@ def adapt(name: str, module: ModuleType, adapter: tuple[str, str]) -> None:
         importlib.import_module(home).install(name, module)
     except Exception as error:
         _tell(trainer, name, error)
+    else:
+        if os.environ.get(env_names.LEADS) == "1" and adapter not in _OURS.values():
+            _recognised(trainer)
+
+
+_RECOGNISED: set[str] = set()
+
+
+def _recognised(trainer: str) -> None:
+    """An event for the manifest, once in a driver's process."""
+    if trainer in _RECOGNISED:
+        return
+    _RECOGNISED.add(trainer)
+    try:
+        from rlprof_ops.runtime import step_clock
+
+        step_clock.note("adapted", trainer=with_version(trainer))
+    except Exception:  # as below
+        return
 
 
 def _tell(trainer: str, name: str, error: Exception) -> None:
@@ -41,21 +60,21 @@ def _tell(trainer: str, name: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, UnknownShape):
             reason = f"{error}: another version of {trainer} than the adapter knows"
-        version = _version(trainer)
-        text = f"{trainer}{version}: {name} is left as it is: {reason}; its steps or phases are not seen"
+        text = f"{with_version(trainer)}: {name} is left as it is: {reason}; its steps or phases are not seen"
         log_once(text)
         step_clock.note("adapter_unknown", trainer=trainer, module=name, reason=reason)
     except Exception:  # nothing of ours may end an import of the trainer
         return
 
 
-def _version(trainer: str) -> str:
+def with_version(trainer: str) -> str:
+    """The trainer's name, and its version where it has one."""
     from importlib import metadata
 
     try:
-        return f" {metadata.version(trainer)}"
+        return f"{trainer} {metadata.version(trainer)}"
     except Exception:
-        return ""
+        return trainer
 
 
 def install(adapters: Mapping[str, tuple[str, str]]) -> None:

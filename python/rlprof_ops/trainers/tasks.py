@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +25,11 @@ class LeadingLoop:
         """The steps of this process are the job's, from the first call on."""
         if self.profiler is None:
             from rlprof_ops.runtime import null_profiler, profiler
+            from rlprof_ops.trainers.import_hooks import with_version
 
-            found = profiler.lead(worker, rank, world_size)
+            adapter = sys._getframe(1).f_globals.get("__name__", "")  # <the trainer's package>.adapter
+            whose = with_version(adapter.rpartition(".")[0].rpartition(".")[2])
+            found = profiler.lead(worker, rank, world_size, whose)
             self.profiler = found or null_profiler.NullProfiler()  # where nothing is asked
 
     def begin_step(self, step: int) -> bool:

@@ -39,7 +39,8 @@ def test_a_job_whose_steps_nobody_told_says_what_to_do(tmp_path: Path):
     [item] = planned(observed)
     assert why_missing(item, observed) == (
         "training ended before step 2 (no step was seen); no process of the job told its steps: that does an"
-        " adapter of the trainer, or prof.step(n) of rlprof_ops.runtime in its driver (docs/unmodified.md)"
+        " adapter of the trainer, or prof.step(n) of rlprof_ops.runtime in its driver, or steps_from of the"
+        " request (docs/unmodified.md)"
     )
 
 

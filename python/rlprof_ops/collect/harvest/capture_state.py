@@ -9,6 +9,7 @@ from rlprof_ops.collect.harvest.expected import Planned
 from rlprof_ops.collect.harvest.manifest import WHOLE, CaptureResult, Report
 from rlprof_ops.collect.harvest.missing_reason import ended_because, why_missing
 from rlprof_ops.collect.harvest.run_state import Observed
+from rlprof_ops.words import duration
 
 
 def result_of(item: Planned, reports: list[Report], observed: Observed) -> CaptureResult:
@@ -33,7 +34,7 @@ def result_of(item: Planned, reports: list[Report], observed: Observed) -> Captu
         reports, key=lambda report: (report.partial, order.get(report.state, 3), -report.size_bytes)
     )
     state, reason = best.state, best.reason
-    if state == "ok" and (cut := _cut_short(item, best, observed) or _lacks_another(item, best, observed)):
+    if state == "ok" and (cut := _cut_short(item, best, observed) or _lacks(item, best, observed)):
         state, reason = "truncated", cut
     elif state == "ok" and best.recovered:
         state, reason = "recovered", "its raw capture was turned into a report afterwards"
@@ -76,6 +77,28 @@ def _cut_short(item: Planned, report: Report, observed: Observed) -> str:
             "" if observed.running else ended_because(observed, ": ")
         )
     return ""
+
+
+def _lacks(item: Planned, report: Report, observed: Observed) -> str:
+    return _lacks_another(item, report, observed) or _opened_late(item, report, observed)
+
+
+def _opened_late(item: Planned, report: Report, observed: Observed) -> str:
+    """Which steps were over when the window was open, where nothing waited for it: the driver's output tells
+    the steps. Empty when none was.
+    """
+    window, led, opened_ns = item.capture.window, observed.led, report.opened_ns
+    if led is None or not led.log or opened_ns is None or window.start not in led.steps:
+        return ""
+    over = [step for step, (_, end_ns) in led.steps.items() if step in window and end_ns <= opened_ns]
+    if not over:
+        return ""
+    late = duration(opened_ns - led.steps[window.start][0])
+    what = f"step {window.start} was" if len(over) == 1 else f"steps {window.start} to {max(over)} were"
+    return (
+        f"the window was open {late} after step {window.start} began, when {what} over: nothing waits for a"
+        " window where the driver's output tells the steps; ask for more steps in one window"
+    )
 
 
 def _lacks_another(item: Planned, report: Report, observed: Observed) -> str:

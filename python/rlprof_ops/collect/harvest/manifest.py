@@ -117,7 +117,9 @@ class CaptureResult:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All of it. `coverage` counts captures by state."""
+    """All of it. `coverage` counts captures by state; `notes` are remarks about the whole job,
+    `findings` what its recorder has found (docs/recorder.md), `heard` which trainer was recognised and what
+    was heard of it, in one line."""
 
     job: Annotated[str, {"description": "Slurm job id, `.rN` after the Nth requeue, or local-<pid>"}]
     captures: tuple[CaptureResult, ...]
@@ -131,6 +133,13 @@ class Manifest:
         tuple[dict[str, Any], ...],
         {"description": "what the flight recorder has found, as in recorder/findings.jsonl"},
     ] = ()
+    heard: Annotated[
+        str,
+        {
+            "description": "which trainer was recognised, which steps, phases and roles were heard of, and"
+            " what not"
+        },
+    ] = ""
 
     @property
     def coverage(self) -> dict[str, int]:
@@ -180,6 +189,7 @@ class Manifest:
             "complete": self.complete,
             "coverage": self.coverage,
             "world": self.world,
+            "heard": self.heard,
             "notes": list(self.notes),
             "findings": list(self.findings),
         }

@@ -29,6 +29,7 @@ def render(manifest: Manifest, *, limit: int = 200) -> str:
     if left > 0:
         lines.append(f"… and {left} more in manifest.json")
     lines += reasons(manifest)
+    lines += [f"heard: {printable(manifest.heard)}"] if manifest.heard else []
     lines += [f"note: {note}" for note in manifest.notes]
     lines += [f"found: {printable(finding['text'])}" for finding in manifest.findings]
     lines.append(summary(manifest))

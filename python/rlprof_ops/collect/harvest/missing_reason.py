@@ -175,7 +175,8 @@ def _stopped_before(item: Planned, log: ProcessLog, reached: int, start: int, ob
     furthest = max((other.last_step or 0 for other in observed.logs), default=0)
     if furthest >= start and furthest > reached:
         return f"the worker ended before step {start} {seen}, while others reached step {furthest}"
-    untold = "" if furthest else _NOBODY_TOLD
+    rule = observed.request.steps_from
+    untold = "" if furthest else _NOBODY_TOLD if rule is None else f"; nothing was printed as {rule}"
     because = ended_because(observed, "")
     if because:
         return f"{because} before step {start} {seen}{untold}"
@@ -185,7 +186,7 @@ def _stopped_before(item: Planned, log: ProcessLog, reached: int, start: int, ob
 # A trainer that trained all the same: its steps are known to nobody.
 _NOBODY_TOLD = (
     "; no process of the job told its steps: that does an adapter of the trainer, or prof.step(n) of"
-    " rlprof_ops.runtime in its driver (docs/unmodified.md)"
+    " rlprof_ops.runtime in its driver, or steps_from of the request (docs/unmodified.md)"
 )
 
 

@@ -14,6 +14,7 @@ from rlprof_ops.backends import report_names
 from rlprof_ops.collect import event_logs
 from rlprof_ops.collect.harvest.capture_state import result_of
 from rlprof_ops.collect.harvest.expected import planned
+from rlprof_ops.collect.harvest.heard import heard
 from rlprof_ops.collect.harvest.inventory import FoundReport, find_reports, identify, worlds_of
 from rlprof_ops.collect.harvest.manifest import CaptureResult, Manifest, Report
 from rlprof_ops.collect.harvest.ray_folder import link_reports
@@ -180,7 +181,8 @@ def _join(
             reports[index] = replace(reports[index], capture=result.id)
         results.append(result)
     return Manifest(
-        observed.job, tuple(results), tuple(reports), observed.world, tuple(notes), run_dir, findings
+        *(observed.job, tuple(results), tuple(reports), observed.world, tuple(notes), run_dir, findings),
+        heard(observed),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlprof_ops.backends import report_names
 from rlprof_ops.collect import event_logs, job_state
-from rlprof_ops.collect.event_logs import ProcessLog
+from rlprof_ops.collect.event_logs import Led, ProcessLog
 from rlprof_ops.collect.sync.routes import TORCH_FR_MIB, is_dump
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
@@ -66,6 +66,7 @@ class Observed:
     """The job as seen from its run folder. `world`: worker name -> number of ranks. `waiting`: resources
     that the driver waits for and no node has. `never_begun`: selected workers that were created and never
     told that they began, with what nsys last did. `gone`: lost nodes whose folder had vanished, and how.
+    `not_seen`: what adapters could not follow; `adapted`: the trainers that they know.
     """
 
     job: str
@@ -81,6 +82,14 @@ class Observed:
     waiting: str = ""
     never_begun: dict[tuple[str, int], str] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
+    not_seen: tuple[str, ...] = ()
+    adapted: tuple[str, ...] = ()
+
+    @property
+    def led(self) -> Led | None:
+        """Who told the job's steps: a process before the driver's output, then whoever told the most."""
+        found = [log.led for log in self.logs if log.led is not None]
+        return max(found, key=lambda led: (not led.log, len(led.steps)), default=None)
 
     @property
     def running(self) -> bool:
@@ -169,6 +178,8 @@ def observe(run: ContainedDir, *, of_head: bool = False) -> Observed:
         waiting=foreign.text(data.get("waiting")),
         never_begun=never_begun,
         gone=gone,
+        not_seen=tuple(told.not_seen),
+        adapted=tuple(told.adapted),
     )
     if of_head or not observed.running:
         return observed

@@ -79,7 +79,7 @@ class WrappedRun:
             self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
             with self._record() as record:
                 if record.get("job") != self.job:
-                    notes = [*request.notes, *self._of_another(record)]
+                    notes = [*request.notes, *self._of_another(record), *_without_a_log(request)]
                     record.clear()
                     record |= run_json.beginning(
                         self.job, (), socket.gethostname(), shlex.join(argv), request, notes
@@ -140,6 +140,13 @@ class WrappedRun:
                 atomic.write(path, json.dumps(record, indent=1) + "\n")
         finally:
             os.close(lock)
+
+
+def _without_a_log(request: ProfileRequest) -> list[str]:
+    """That the output of a program outside a job is read by nobody."""
+    if request.steps_from is None:
+        return []
+    return ["steps_from is not used: outside a job the program prints to whoever started it"]
 
 
 def _processes(record: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from rlprof_ops.runtime.marks import Now
 from rlprof_ops.runtime.ranges.phase_times import Phase, phases_of
 
 _STEP, _REGISTERED = b'"event": "step"', b'"event": "registered"'
+_LEADS, _UNKNOWN = b'"event": "leads"', b'"event": "adapter_unknown"'
+_MOST_UNKNOWN = 8
 _WINDOW = (b'"event": "opened"', b'"event": "closed"', b'"event": "failed"')
 _MOST_READ = 1 << 20  # of one file at one look
 _ROTATE_BYTES = 4 << 20
@@ -51,13 +53,17 @@ class WindowMark:
 
 
 class StepMarks:
-    """All processes of one node that tell steps or windows."""
+    """All processes of one node that tell steps or windows. `by`: who tells the job's steps; `not_seen`: what
+    adapters could not follow.
+    """
 
     def __init__(self, node_dir: Path) -> None:
         self._node_dir = node_dir
         self._files: dict[Path, _Lines] = {}
         self._steps: list[ToldStep] = []
         self._windows: list[WindowMark] = []
+        self.by = ""
+        self.not_seen: dict[str, None] = {}
 
     def now(self) -> list[Now]:
         """Where each process is; those that have ended are left out."""
@@ -81,9 +87,19 @@ class StepMarks:
                 for found in lines.new():
                     if isinstance(found, ToldStep):
                         steps.append(found)
-                    else:
+                    elif isinstance(found, WindowMark):
                         windows.append(found)
+                    else:
+                        self._remark(found)
         return steps, windows
+
+    def _remark(self, row: dict[str, Any]) -> None:
+        if row.get("event") == "leads":
+            if not row.get("log") or not self.by:  # a process goes before what the driver prints
+                self.by = foreign.in_one_line(foreign.text(row.get("by")))
+        elif len(self.not_seen) < _MOST_UNKNOWN:
+            where = f"{foreign.text(row.get('trainer'))}: {foreign.text(row.get('module'))}"
+            self.not_seen.setdefault(foreign.in_one_line(where))
 
     def _files_of(self, name: str, suffix: str) -> list[Path]:
         folder = self._node_dir / name
@@ -112,7 +128,7 @@ class _Lines:
         self._inode = 0
         self._last = 0
 
-    def new(self) -> Iterator[ToldStep | WindowMark]:
+    def new(self) -> Iterator[ToldStep | WindowMark | dict[str, Any]]:
         for line in self._read().split(b"\n"):
             if _STEP in line:
                 told = self._step(line)
@@ -123,6 +139,8 @@ class _Lines:
                 row = _row(line)
                 if isinstance(row.get("worker"), str):
                     self._who = (row["worker"], _whole(row.get("rank")), _whole(row.get("pid")))
+            elif _LEADS in line or _UNKNOWN in line:
+                yield _row(line)
             elif any(mark in line for mark in _WINDOW):
                 window = self._window(_row(line))
                 if window is not None:

@@ -29,6 +29,7 @@ _LATE_ORDER_SECONDS = 2.0  # Slurm may signal a helper before our own order come
 _END_SECONDS = 8.0
 _SYNC, _RECORDER, _DISTIL = "collect.sync", "recorder", "analyze.distil"
 _RESOURCE_PROBE = "supervisor.node.resource_probe"
+_DRIVER_LOG = "supervisor.steps.driver_log"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def module(name: str, *words: str) -> list[str]:
 
 def is_helper(process: processes.Process) -> bool:
     """Whether it is one that an earlier supervisor has left."""
-    known = (module(each)[1:] for each in (_SYNC, _RECORDER, _DISTIL, _RESOURCE_PROBE))
+    known = (module(each)[1:] for each in (_SYNC, _RECORDER, _DISTIL, _RESOURCE_PROBE, _DRIVER_LOG))
     return list(process.argv[1:3]) in known
 
 
@@ -125,6 +126,19 @@ async def lines(process: Process) -> AsyncIterator[bytes]:
         if not line:
             return
         yield line
+
+
+async def _end(process: Process) -> None:
+    """SIGTERM, and SIGKILL where that does not help."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), _END_SECONDS)
+    except asyncio.TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
 
 class Recording:
@@ -147,16 +161,8 @@ class Recording:
     async def end(self) -> None:
         """Have it keep what it has, before the last sync."""
         self._keeping.cancel()
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), _END_SECONDS)
-        except asyncio.TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+        if self._process is not None:
+            await _end(self._process)
 
     async def _run(self) -> int:
         place = self._helpers.place
@@ -173,6 +179,31 @@ class Recording:
             for told in foreign.rows(line):
                 with contextlib.suppress(ValueError):
                     await self._on_told(told)
+        code = await process.wait()
+        self._helpers.pids.discard(process.pid)
+        return code
+
+
+class LogFollower:
+    """The process that takes the job's steps from the driver's output; `words` are its arguments."""
+
+    def __init__(self, helpers: Helpers, words: list[str]) -> None:
+        self._helpers, self._words = helpers, words
+        self._process: Process | None = None
+        self._keeping = asyncio.create_task(helpers.keep("the follower of the driver's output", self._run))
+
+    async def end(self) -> None:
+        """Have it take what the driver said last, and end."""
+        self._keeping.cancel()
+        if self._process is not None:
+            await _end(self._process)
+
+    async def _run(self) -> int:
+        process = await self._helpers.start(module(_DRIVER_LOG, *self._words), "driver_log.log", talks=True)
+        self._process = process
+        async for line in lines(process):
+            for told in foreign.rows(line):
+                self._helpers.journal.say(foreign.in_one_line(foreign.text(told.get("say"))))
         code = await process.wait()
         self._helpers.pids.discard(process.pid)
         return code

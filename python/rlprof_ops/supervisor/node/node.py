@@ -17,16 +17,17 @@ from rlprof_ops.job.knobs import Settings, home, python_path
 from rlprof_ops.job.node_context import NodeContext
 from rlprof_ops.rayenv import environment
 from rlprof_ops.request import ProfileRequest
+from rlprof_ops.request.steps_from import StepsFrom
 from rlprof_ops.runtime.process.worker_identity import OF_ONE_PROCESS
 from rlprof_ops.supervisor import capture_relay
 from rlprof_ops.supervisor.capture_relay import CaptureAsked
 from rlprof_ops.supervisor.end_order import EndOrder
-from rlprof_ops.supervisor.node.helper_processes import Helpers, Recording, is_helper
+from rlprof_ops.supervisor.node.helper_processes import Helpers, LogFollower, Recording, is_helper
 from rlprof_ops.supervisor.node.journal import Journal
 from rlprof_ops.supervisor.node.node_ray import NodeRay
 from rlprof_ops.supervisor.node.node_state import NodeState
 from rlprof_ops.supervisor.node.node_sync import NodeSync
-from rlprof_ops.supervisor.steps import state_relay
+from rlprof_ops.supervisor.steps import driver_log, state_relay
 from rlprof_ops.supervisor.steps.session_windows import Windows
 from rlprof_ops.supervisor.steps.state_relay import StateTold
 from rlprof_ops.supervisor.steps.step_relay import StepRelay, Tell
@@ -72,6 +73,7 @@ class Node:
         self.windows: Windows | None = None
         self.relay: StepRelay | None = None
         self.recording: Recording | None = None
+        self.log_follower: LogFollower | None = None
         self.distiller: Process | None = None
         self.take_request: Callable[[ProfileRequest], None] = self.go_by
         self._tasks: set[asyncio.Task[None]] = set()
@@ -208,7 +210,8 @@ class Node:
         head, or, with `others`, from the head to those.
         """
         place = self.place
-        if not self.settings.flag(env_names.ADAPTERS) or not self.may_profile() or self.state.drained:
+        wanted = self.may_profile() or self.steps_from is not None
+        if not self.settings.flag(env_names.ADAPTERS) or not wanted or self.state.drained:
             return
         self.windows = Windows(place.folder.path, self.request, self.journal.note, self.cwd)
         relay = StepRelay(
@@ -218,6 +221,7 @@ class Node:
             tell,
             self.journal.note,
             lambda request: self.take_request(request),
+            self._on_told,
         )
         try:
             await relay.listen(others)
@@ -225,6 +229,29 @@ class Node:
             self.journal.say(f"node {place.node}: no step clock: {error}")
             return
         self.relay = relay
+
+    @property
+    def steps_from(self) -> StepsFrom | None:
+        """The rule by which the driver's output tells steps."""
+        return self.request.steps_from if self.request.enabled else None
+
+    def follow_driver(self, log: Path, pid: int) -> None:
+        """Take steps from the output of the driver, where the request has a rule for that."""
+        rule = self.steps_from
+        if rule is None:
+            return
+        if self.relay is None:
+            self.journal.say("steps_from is not used: this job has no step clock (RLPROF_ADAPTERS)")
+            return
+        self.log_follower = LogFollower(self.helpers, driver_log.words_of(rule, log, pid))
+        self.journal.say(f"steps are known from {rule}, until a process tells them itself")
+
+    def _on_told(self) -> None:
+        """A process of the job tells its steps."""
+        if self.log_follower is not None:
+            self.beside(self.log_follower.end())
+            self.log_follower = None
+            self.journal.say("steps_from is not used: a process of the job tells its steps itself")
 
     def beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` beside everything else until `end_beside`."""

@@ -44,7 +44,8 @@ class Windows:
         self._output_dir = OutputDir(output_dir.folder_of(request, cwd), say)
         self._request = request
         self._specs = _ours(request)
-        self._names_the_driver = any(DRIVER in spec.workers for spec in self._specs)
+        by_log = request.steps_from is not None  # COMMAND is the trainer, whatever its adapter is called
+        self._names_the_driver = by_log or any(DRIVER in spec.workers for spec in self._specs)
         self._say = say
         self._watched: dict[str, WatchedSession] = {}
         self._asked_now: dict[tuple[str, str], ProcessCapture] = {}  # open, by session and who asks
@@ -55,6 +56,7 @@ class Windows:
         self._entered = 0  # the step that every session has been told of
         self._phases: list[tuple[str, int, float]] = []  # of that step, or of the next: since when
         self._gap_since = 0  # the step after which some may not have been heard
+        self._gap_reason = _MISSED
 
     def take(self, request: ProfileRequest) -> bool:
         """Go by `request` from now on, unless the job was asked for something itself."""
@@ -102,15 +104,16 @@ class Windows:
             self.end(step)
         self.gap()
 
-    def gap(self) -> None:
-        """No step may have been heard since the last one, until the next that is."""
-        self._gap_since = self._step
+    def gap(self, reason: str = _MISSED) -> None:
+        """No step may have been heard since the last one, until the next that is; `reason` of the windows
+        that are lost."""
+        self._gap_since, self._gap_reason = self._step, reason
 
     def _after_gap(self, step: int) -> None:
         """What was open was so all the time; windows that came and went meanwhile are told of."""
         last, self._gap_since = self._gap_since, 0
         for watched in self._watched.values() if last else ():
-            watched.run(watched.captures.not_heard, last + 1, step, _MISSED)
+            watched.run(watched.captures.not_heard, last + 1, step, self._gap_reason)
 
     async def begin(self, step: int, late: bool = False) -> None:
         """Step `step` begins: close what it is not in, open what it is in. Returns when all of that is

@@ -35,11 +35,15 @@ class StepMessage(Message):
 
 @dataclass(frozen=True)
 class StepBegan(StepMessage):
-    """The driver's step begins, at `t_ns` of the driver's clock; it waits for the windows when `wait`."""
+    """The driver's step begins, at `t_ns` of the driver's clock; it waits for the windows when `wait`. `log`:
+    its output says so, and of the steps before nothing when it `skips`.
+    """
 
     step: int
     t_ns: int
     wait: bool
+    log: bool = False
+    skips: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class StepEnded(StepMessage):
 
     step: int
     t_ns: int
+    log: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,12 +84,14 @@ class RequestTold(StepMessage):
     text: str
 
 
+_NOT_PRINTED = "the driver's output, from which the steps are known, says nothing of them one by one"
 Tell = Callable[[Message], Awaitable[None]]
 
 
 class StepRelay:
     """One node's part. `tell` sends to the head, or, on the head, to all other nodes; `taken` hears of a
-    request of the trainer's own that the job goes by.
+    request of the trainer's own that the job goes by, `told` of the first step that a process told itself:
+    from then on its output is not heard.
     """
 
     def __init__(
@@ -95,6 +102,7 @@ class StepRelay:
         tell: Tell,
         say: Callable[[str], None],
         taken: Callable[[ProfileRequest], None] = lambda request: None,
+        told: Callable[[], None] = lambda: None,
     ) -> None:
         self._node_dir = node_dir
         self._node = node
@@ -102,6 +110,8 @@ class StepRelay:
         self._tell = tell
         self._say = say
         self._taken = taken
+        self._told = told
+        self._told_by_process = False
         self._others: Callable[[], Iterable[str]] | None = None
         self._state = ClockState()
         self._file: ClockFile | None = None
@@ -164,9 +174,10 @@ class StepRelay:
 
     def _said(self, said: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if "begin" in said:
-            message: Message = StepBegan(int(said["begin"]), int(said["t_ns"]), bool(said.get("wait")))
+            flags = (bool(said.get(name)) for name in ("wait", "log", "skips"))
+            message: Message = StepBegan(int(said["begin"]), int(said["t_ns"]), *flags)
         elif "end" in said:
-            message = StepEnded(int(said["end"]), int(said["t_ns"]))
+            message = StepEnded(int(said["end"]), int(said["t_ns"]), bool(said.get("log")))
         elif "phase" in said:
             message = PhaseBegan(int(said["step"]), str(said["phase"]))
         elif "request" in said:
@@ -205,11 +216,22 @@ class StepRelay:
                 await self._opened(step, node)
         elif isinstance(message, WindowsOpened):
             await self._opened(message.step, node)
+        elif self._is_overruled(message):
+            return
         elif isinstance(message, (StepBegan, PhaseBegan, StepEnded, RequestTold)):
             if isinstance(message, StepBegan) and message.wait:
                 self._waiting[message.step] = {self._node, *self._others()}
             await self._tell(message)
             await self.apply(message)
+
+    def _is_overruled(self, message: Message) -> bool:
+        """Whether a step comes from the driver's output though a process tells the job's steps."""
+        if not isinstance(message, (StepBegan, StepEnded)):
+            return False
+        if not message.log and not self._told_by_process:
+            self._told_by_process = True
+            self._told()
+        return message.log and self._told_by_process
 
     async def apply(self, message: Message) -> None:
         """What every node does with a message that comes from the head."""
@@ -241,6 +263,8 @@ class StepRelay:
             await _answer(writer, {"request": True})
 
     async def _open(self, began: StepBegan) -> None:
+        if began.skips:
+            self._windows.gap(_NOT_PRINTED)
         try:
             await self._windows.begin(began.step)
         finally:
