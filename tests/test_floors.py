@@ -42,8 +42,8 @@ BUDGET = {
     "request": 1496,  # 1,100; what a GPU refuses, a folder a backend, windows inside a step
     "backends": 2641,  # 1,300; and which of them records CUDA
     "window": 807,  # 700; and windows inside a step
-    "trainers": 3258,  # 2,300; verl asynchronous, NeMo RL, RLinf's block, vLLM's requests, AReaL
-    "runtime": 3103,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests
+    "trainers": 3266,  # 2,300; verl asynchronous, NeMo RL, RLinf's block, vLLM's requests and tokens, AReaL
+    "runtime": 3190,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests, samples
     "rayenv": 757,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
     "collect": 3378,  # 2,600; an engine beside its server, a report that comes at the end of a process
     "supervisor": 3416,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
@@ -51,7 +51,7 @@ BUDGET = {
     "submit": 473,  # submit, operate and commands: 2,600
     "operate": 1635,  # since then the rank that failed first, tables for a notebook
     "commands": 1264,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 10479,  # 7,600; traces without phases, diff, overlapping steps, last requests, shared GPUs
+    "analyze": 10575,  # 7,600; traces without phases, diff, overlapping steps, requests and their samples
     "doctor": 711,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 622,

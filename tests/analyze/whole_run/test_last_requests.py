@@ -12,7 +12,7 @@ pytest.importorskip("msgspec")
 
 from tests.analyze.as_data import answer_of, report, typed  # noqa: E402
 from tests.analyze.whole_run import dealt_requests as made  # noqa: E402
-from tests.analyze.whole_run.dealt_requests import Dealt, dealt, steps, uneven  # noqa: E402
+from tests.analyze.whole_run.dealt_requests import Dealt, dealt, grouped, steps, uneven  # noqa: E402
 
 from rlprof_ops.analyze.output.rollout_lines import rollout_lines  # noqa: E402
 from rlprof_ops.analyze.whole_run import last_requests  # noqa: E402
@@ -71,6 +71,56 @@ def test_what_is_said_of_them(tmp_path: Path) -> None:
         "Request by request, mean of 3 steps: 40 requests on 2 replicas; the phase went on"
     )
     assert "5.70 s from 95 % on (57 % of it)" in line
+
+
+def test_answers_that_wait_for_one_of_their_group_and_turns_of_a_sample(tmp_path: Path) -> None:
+    grouped(tmp_path)
+    answer = answer_of(tmp_path, jobs=1)
+    [text] = [row["text"] for row in answer["findings"] if row["kind"] == "last_requests"]
+    assert text.endswith(
+        "request 1-3-7t3 of rollout 1: it made 90 tokens in 9.00 s, the median one 10. It is turn 3; 4.00 s"
+        " went by between the turns. 7 of the 8 answers to its prompt were done 15.1 s before."
+    )
+    for number, step in enumerate(answer["whole_run"]["requests"]["steps"], 1):
+        groups = step["groups"]
+        assert (groups["count"], groups["answers"]) == (4, 8)
+        assert groups["alone_ms"] == pytest.approx((3 * 30 + 15_070) / 4, abs=0.1)
+        [worst, *others] = groups["last"]
+        assert {name: worst[name] for name in ("id", "rank", "answers", "turns", "tokens")} == {
+            "id": f"{number}-3-7t3", "rank": 1, "answers": 8, "turns": 3, "tokens": 10 + 20 + 90
+        }  # fmt: skip
+        assert (worst["alone_ms"], worst["between_ms"], worst["median_tokens"]) == (15_070, 4_000, 10)
+        assert worst["spread_ms"] == 15_250 and [row["alone_ms"] for row in others] == [30, 30]
+        last = step["last"][0]
+        assert (last["turn"], last["answers"], last["alone_ms"]) == (3, 8, 15_070)
+
+
+def test_requests_of_an_older_version_have_no_groups(tmp_path: Path) -> None:
+    path = uneven(tmp_path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row[:10] if isinstance(row, list) else row) + "\n" for row in rows))
+    found = whole_run(tmp_path)
+    assert found is not None and found.requests is not None
+    assert found.requests.requests == 120 and found.requests.steps[0].groups is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_planted_straggler_of_a_group_is_named_first(tmp_path: Path, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    planted, bases = int(draw.integers(16)), draw.uniform(1.0, 8.0, 16).tolist()
+    steps(tmp_path, 1, 18.0, 19.0)
+    for rank in range(2):
+        rows = []
+        for prompt, base in enumerate(bases):
+            for n in range(4):
+                late = 5.0 if (prompt, n, rank) == (planted, 3, 1) else 0.0
+                end = base + float(draw.uniform(0, 2.0)) + late
+                rows.append(Dealt(f"{prompt}-{n}-{rank}", 1, 0.0, end, 10, group=prompt))
+        dealt(tmp_path, rank, rows)
+    found = whole_run(tmp_path)
+    assert found is not None and found.requests is not None and found.requests.steps[0].groups is not None
+    worst = found.requests.steps[0].groups.last[0]
+    assert (worst.id, worst.rank, worst.answers) == (f"{planted}-3-1", 1, 8) and worst.alone_ms >= 3000
 
 
 @pytest.mark.parametrize(

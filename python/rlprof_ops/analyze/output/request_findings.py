@@ -10,11 +10,12 @@ from rlprof_ops.analyze.output.gpu_findings import MIN_SHARE
 from rlprof_ops.analyze.output.text import counted, duration, percent
 from rlprof_ops.analyze.report_model import Finding
 from rlprof_ops.analyze.whole_run.rollout import DONE
-from rlprof_ops.analyze.whole_run.run_data import ReplicaRow, RolloutRequests
+from rlprof_ops.analyze.whole_run.run_data import LateRequest, ReplicaRow, RolloutRequests
 
 LONG = {0.9: 0.3, 0.95: 0.2}  # share done -> share of the phase after it, from which on it is a long tail
 UNEVEN = 0.2  # of the phase: by so much the first replica is done before the last
 _MORE = 1.1  # times as many tokens or requests as a peer
+_MORE_MS = 1.0  # by which an answer is later than the others to its prompt
 
 
 def request_findings(requests: RolloutRequests | None) -> list[Finding]:
@@ -39,10 +40,23 @@ def _tail(requests: RolloutRequests) -> list[Finding]:
             f" {duration(cost)} a step ({percent(done.left)} of the phase, {percent(share)} of the step),"
             f" mean of {counted(done.steps, 'step')}. The longest wait, in step {worst.step}, is for"
             f" request {late.id} of {late.worker} {late.rank}: it made {counted(late.tokens, 'token')} in"
-            f" {duration(1e6 * late.ms)}{queued}, the median one {worst.median_tokens:g}."
+            f" {duration(1e6 * late.ms)}{queued}, the median one {worst.median_tokens:g}.{_of_sample(late)}"
         )
         found = [Finding("last_requests", text, cost, phase="generation", saves_ns=cost, step=worst.step)]
     return found
+
+
+def _of_sample(late: LateRequest) -> str:
+    """What its other turns and the other answers to its prompt tell."""
+    said = ""
+    if late.turn > 1:
+        said = f" It is turn {late.turn}; {duration(round(1e6 * late.between_ms))} went by between the turns."
+    if late.answers and late.alone_ms >= _MORE_MS:
+        said += (
+            f" {late.answers - 1} of the {late.answers} answers to its prompt were done"
+            f" {duration(round(1e6 * late.alone_ms))} before."
+        )
+    return said
 
 
 def _replicas(requests: RolloutRequests) -> Iterator[Finding]:

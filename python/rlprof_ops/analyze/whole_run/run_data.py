@@ -111,6 +111,37 @@ class LateRequest(msgspec.Struct, frozen=True):
     ms: Annotated[float, Meta(description="from its arrival to its last token")]
     preemptions: Annotated[int | None, Meta(description="null where the engine does not tell")]
     reason: Annotated[str, Meta(description="stop, length, abort and the like")]
+    turn: Annotated[int, Meta(description="of its sample; 1 where it has no other")] = 1
+    between_ms: Annotated[float, Meta(description="between the turns of its sample: tools and the like")] = (
+        0.0
+    )
+    answers: Annotated[int | None, Meta(description="to its prompt; null where only one is known")] = None
+    alone_ms: Annotated[float, Meta(description="its sample went on when the other answers were done")] = 0.0
+
+
+class LateGroup(msgspec.Struct, frozen=True):
+    """Answers to one prompt that wait for the last of them; `id` to `rank` are of its last request."""
+
+    id: str
+    worker: str
+    rank: int
+    answers: int
+    alone_ms: Annotated[float, Meta(description="from when all but one were done to the last")]
+    spread_ms: Annotated[float, Meta(description="from when the first was done to the last")]
+    tokens: Annotated[int, Meta(description="of the last answer, all its turns")]
+    median_tokens: Annotated[float, Meta(description="of the others")]
+    turns: int
+    between_ms: Annotated[float, Meta(description="between the turns of the last answer")]
+
+
+class StepGroups(msgspec.Struct, frozen=True):
+    """The prompts of one step that have several answers."""
+
+    count: int
+    answers: Annotated[float, Meta(description="to a prompt, median")]
+    alone_ms: Annotated[float, Meta(description="mean of the groups")]
+    spread_ms: Annotated[float, Meta(description="mean of the groups")]
+    last: Annotated[list[LateGroup], Meta(description="those that waited longest for one answer")]
 
 
 class StepRequests(msgspec.Struct, frozen=True):
@@ -137,6 +168,7 @@ class StepRequests(msgspec.Struct, frozen=True):
         float | None, Meta(description="when the last replica was done, over their mean; null: one replica")
     ]
     last: Annotated[list[LateRequest], Meta(description="the very last first")]
+    groups: StepGroups | None = None
 
 
 class ReplicaRow(msgspec.Struct, frozen=True):
