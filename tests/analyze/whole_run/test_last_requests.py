@@ -59,6 +59,7 @@ def test_what_is_said_of_them(tmp_path: Path) -> None:
         "Generation waits for its last requests: when 95 % were done it went on for 5.70 s a step (57 % of"
         " the phase, 48 % of the step), mean of 3 steps. The longest wait, in step 1, is for request"
         " late-1 of rollout 1: it made 1000 tokens in 9.50 s and was queued for 100 ms, the median one 10."
+        " It was preempted 1 time."
     )
     assert (late["saves_ns"], late["step"]) == (5_700_000_000, 1)
     assert findings["uneven_replicas"]["text"] == (
@@ -66,7 +67,11 @@ def test_what_is_said_of_them(tmp_path: Path) -> None:
         " each against 10, mean of 3 steps. Dealing them out evenly gains nothing: one request alone takes as"
         " long."
     )
-    [line] = rollout_lines(typed(answer))
+    line, answers = rollout_lines(typed(answer))
+    assert answers == (
+        "Answers: median 10 tokens, 90 % at most 10, 99 % at most 1,000, the longest 1,000; 2.5 % were ended"
+        " by a limit; mean 35 in step 1, 35 in the last; 3 requests preempted, 3 times."
+    )
     assert line.startswith(
         "Request by request, mean of 3 steps: 40 requests on 2 replicas; the phase went on"
     )
@@ -232,6 +237,32 @@ def test_the_page_names_the_last_requests(tmp_path: Path) -> None:
         assert "57 %" in cells
         cells = [cell.text for cell in browser.find_elements(By.CSS_SELECTOR, "#requests-replicas tbody td")]
         assert cells[0] == "rollout 0" and "60 %" in cells
+        titles = [title.text for title in browser.find_elements(By.CSS_SELECTOR, "#requests-lengths h3")]
+        assert titles == [
+            "Answers by length: 10 tokens in the median, 90 % at most 10, 99 % at most 1,000, the longest 1,000;"
+            " 2.5 % ended by a limit",
+            "Lengths of answers over the steps, in tokens",
+        ]
+        nothing_wrong(browser)
+    finally:
+        browser.quit()
+
+
+@pytest.mark.chromium
+def test_the_page_names_the_groups_that_waited(tmp_path: Path) -> None:
+    pytest.importorskip("selenium")
+    from selenium.webdriver.common.by import By
+    from tests.analyze.page.test_page import chromium, nothing_wrong, opened
+
+    grouped(tmp_path)
+    report(tmp_path, form="json", jobs=1)
+    browser = chromium(tmp_path / "chromium")
+    try:
+        opened(browser, tmp_path / "report.html")
+        cells = [cell.text for cell in browser.find_elements(By.CSS_SELECTOR, "#requests-groups tbody td")]
+        assert cells[:10] == [
+            "1", "1-3-7t3", "rollout 1", "8", "15.1 s", "15.3 s", "120", "10", "3", "4.00 s"
+        ]  # fmt: skip
         nothing_wrong(browser)
     finally:
         browser.quit()

@@ -47,10 +47,12 @@ def _tail(requests: RolloutRequests) -> list[Finding]:
 
 
 def _of_sample(late: LateRequest) -> str:
-    """What its other turns and the other answers to its prompt tell."""
-    said = ""
+    """What preemptions, its other turns and the other answers to its prompt tell."""
+    said = f" It was preempted {counted(late.preemptions, 'time')}." if late.preemptions else ""
     if late.turn > 1:
-        said = f" It is turn {late.turn}; {duration(round(1e6 * late.between_ms))} went by between the turns."
+        said += (
+            f" It is turn {late.turn}; {duration(round(1e6 * late.between_ms))} went by between the turns."
+        )
     if late.answers and late.alone_ms >= _MORE_MS:
         said += (
             f" {late.answers - 1} of the {late.answers} answers to its prompt were done"

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from rlprof_ops.analyze.metrics.intervals import union
+from rlprof_ops.analyze.whole_run.lengths import lengths
 from rlprof_ops.analyze.whole_run.records import Integers, ProcessSteps
 from rlprof_ops.analyze.whole_run.rollout import DONE, Window
 from rlprof_ops.analyze.whole_run.run_data import (
@@ -125,6 +126,11 @@ def rollout_requests(driver: ProcessSteps, replicas: Sequence[ReplicaRequests]) 
         done=_done(steps),
         replicas=_replicas(replicas, [busy for _, every in told for busy in every]),
         steps=sorted(worst, key=lambda row: row.step),
+        lengths=lengths(
+            [row for replica in replicas for row in replica.rows],
+            _windows(driver),
+            _CLOCKS_NS,
+        ),
     )
 
 

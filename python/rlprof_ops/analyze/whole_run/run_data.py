@@ -185,6 +185,37 @@ class ReplicaRow(msgspec.Struct, frozen=True):
     steps: int
 
 
+class StepLengths(msgspec.Struct, frozen=True):
+    """Lengths of answers step by step, in tokens: a row a step; of a long run a part of the steps."""
+
+    step: list[int]
+    median: list[float]
+    long: Annotated[list[float], Meta(description="95 % are shorter")]
+    longest: list[int]
+    mean: list[float]
+    at_limit: Annotated[list[float], Meta(description="share of answers that a limit ended")]
+    carried: Annotated[list[float], Meta(description="share that was begun in an earlier step")]
+    preempted: Annotated[list[int] | None, Meta(description="requests; null where no engine tells")]
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """How long answers are, in tokens; a turn is an answer of its own."""
+
+    edges: Annotated[list[int], Meta(description="of the bins: one more than `counts`")]
+    counts: Annotated[list[int], Meta(description="answers from an edge to the next")]
+    cut: Annotated[list[int], Meta(description="those of them that a limit ended")]
+    quantiles: Annotated[list[float], Meta(description="50, 90, 99, 100 % are not longer")]
+    at_limit: Annotated[float, Meta(description="share of answers that a limit ended")]
+    carried: Annotated[
+        float, Meta(description="share that came before the generation of an earlier step was over")
+    ]
+    mean_carried: Annotated[float | None, Meta(description="of those; null where there are none")]
+    mean_others: float | None
+    preemptions: Annotated[int | None, Meta(description="null where no engine tells")]
+    preempted: Annotated[int | None, Meta(description="requests that were preempted at least once")]
+    steps: StepLengths
+
+
 class RolloutRequests(msgspec.Struct, frozen=True):
     """Generation request by request, as its engines told them."""
 
@@ -197,6 +228,7 @@ class RolloutRequests(msgspec.Struct, frozen=True):
     done: list[Done]
     replicas: list[ReplicaRow]
     steps: list[StepRequests]
+    lengths: Lengths | None = None
 
 
 class WholeRun(msgspec.Struct, frozen=True):
