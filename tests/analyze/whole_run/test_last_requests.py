@@ -239,8 +239,8 @@ def test_the_page_names_the_last_requests(tmp_path: Path) -> None:
         assert cells[0] == "rollout 0" and "60 %" in cells
         titles = [title.text for title in browser.find_elements(By.CSS_SELECTOR, "#requests-lengths h3")]
         assert titles == [
-            "Answers by length: 10 tokens in the median, 90 % at most 10, 99 % at most 1,000, the longest 1,000;"
-            " 2.5 % ended by a limit",
+            "Answers by length: 10 tokens in the median, 90 % at most 10, 99 % at most 1,000, the longest"
+            " 1,000; 2.5 % ended by a limit",
             "Lengths of answers over the steps, in tokens",
         ]
         nothing_wrong(browser)

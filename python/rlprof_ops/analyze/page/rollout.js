@@ -32,7 +32,7 @@ function showRollout(D, ui) {
     const L = Q.lengths;
     if (L) {
       const box = $("requests-lengths"), S = L.steps, q = L.quantiles.map(v => count(Math.round(v)));
-      chart(box, `Answers by length: ${q[0]} tokens in the median, 90 % at most ${q[1]}, 99 % at most ${q[2]}, the longest ${q[3]}; ${pct(L.at_limit)} ended by a limit`, [{name: "answers", values: L.counts}, {name: "ended by a limit", values: L.cut, of: Math.max(...L.counts)}], k => `${count(L.edges[k])} to ${count(L.edges[k + 1] - 1)} tokens`);
+      if (L.counts.length > 1) chart(box, `Answers by length: ${q[0]} tokens in the median, 90 % at most ${q[1]}, 99 % at most ${q[2]}, the longest ${q[3]}; ${pct(L.at_limit)} ended by a limit`, [{name: "answers", values: L.counts}, {name: "ended by a limit", values: L.cut, of: Math.max(...L.counts)}], k => `${count(L.edges[k])} to ${count(L.edges[k + 1] - 1)} tokens`);
       if (S.step.length > 1) { const most = Math.max(...S.longest);
         chart(box, "Lengths of answers over the steps, in tokens", [{name: "median", values: S.median, of: most}, {name: "95 % shorter", values: S.long, of: most}, {name: "longest", values: S.longest, of: most}, {name: "mean", values: S.mean, of: most}], k => `step ${S.step[k]}, ${pct(S.at_limit[k])} ended by a limit, ${pct(S.carried[k])} begun in an earlier step` + (S.preempted ? `, ${counted(S.preempted[k], "request")} preempted` : "")); }
     }

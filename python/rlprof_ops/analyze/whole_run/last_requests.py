@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from rlprof_ops.analyze.metrics.intervals import union
+from rlprof_ops.analyze.whole_run import request_tracks
 from rlprof_ops.analyze.whole_run.lengths import lengths
 from rlprof_ops.analyze.whole_run.records import Integers, ProcessSteps
 from rlprof_ops.analyze.whole_run.rollout import DONE, Window
@@ -23,6 +24,7 @@ from rlprof_ops.analyze.whole_run.run_data import (
     Done,
     LateRequest,
     ReplicaRow,
+    RequestTracks,
     RolloutRequests,
     StepRequests,
 )
@@ -131,7 +133,27 @@ def rollout_requests(driver: ProcessSteps, replicas: Sequence[ReplicaRequests]) 
             _windows(driver),
             _CLOCKS_NS,
         ),
+        tracks=_tracks([row.step for row in worst], driver, replicas),
     )
+
+
+def _tracks(
+    steps: Sequence[int], driver: ProcessSteps, replicas: Sequence[ReplicaRequests]
+) -> list[RequestTracks]:
+    """Of the first of these steps, as long as there are not too many requests."""
+    windows = {window[0]: window for window in _windows(driver)}
+    found: list[RequestTracks] = []
+    left = request_tracks.MOST_REQUESTS
+    for step in steps[: request_tracks.MOST_STEPS]:
+        if left <= 0:
+            break
+        mine = [
+            ((of.worker, of.rank), row) for of in replicas for row in of.rows[_done_in(windows[step], of)]
+        ]
+        mine.sort(key=lambda pair: pair[1].finished_ns)
+        found.append(request_tracks.tracks_of(windows[step], mine, left))
+        left -= len(mine)
+    return found
 
 
 def request_steps(driver: ProcessSteps, replica: ReplicaRequests) -> list[int | None]:

@@ -185,6 +185,25 @@ class ReplicaRow(msgspec.Struct, frozen=True):
     steps: int
 
 
+class RequestTracks(msgspec.Struct, frozen=True):
+    """Every request of one step. Times are microseconds from the begin of its generation; -1: not told."""
+
+    step: int
+    phase_us: int
+    left_out: Annotated[int, Meta(description="requests that are too many, the shortest")]
+    tail_us: Annotated[int, Meta(description="when 95 % were done")]
+    replicas: list[str]
+    reasons: list[str]
+    ids: list[str]
+    rows: Annotated[
+        list[list[int]],
+        Meta(
+            description="[index into replicas, arrival, scheduled, first token, last token, prompt tokens,"
+            " tokens, number of its prompt, turn, preemptions, index into reasons]"
+        ),
+    ]
+
+
 class StepLengths(msgspec.Struct, frozen=True):
     """Lengths of answers step by step, in tokens: a row a step; of a long run a part of the steps."""
 
@@ -229,6 +248,9 @@ class RolloutRequests(msgspec.Struct, frozen=True):
     replicas: list[ReplicaRow]
     steps: list[StepRequests]
     lengths: Lengths | None = None
+    tracks: Annotated[
+        list[RequestTracks], Meta(description="the steps with the longest tails, that one first")
+    ] = []
 
 
 class WholeRun(msgspec.Struct, frozen=True):
