@@ -41,10 +41,7 @@ def steps(run: Path, count: int, phase_s: float = 10.0, step_s: float = 12.0) ->
 
 def dealt(run: Path, rank: int, requests: Sequence[Dealt]) -> Path:
     """The file of one replica."""
-    path = run / "nodes" / "n1" / "requests" / f"{100 + rank}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    first = {"event": "requests", "worker": "rollout", "rank": rank, "pid": 100 + rank, "host": "n1"}
-    lines: list[object] = [first]
+    rows = []
     for each in requests:
         begin = ZERO_NS + each.step * STEP_NS
         came, done = (begin + round(seconds * SECOND) for seconds in (each.arrival_s, each.end_s))
@@ -53,9 +50,16 @@ def dealt(run: Path, rank: int, requests: Sequence[Dealt]) -> Path:
         preempted, reason = (1, "length") if told else (None, "stop")
         queued = came if told else None
         row = EngineRequest(each.id, 2, each.tokens, came, queued, scheduled, None, done, preempted, reason)
-        row = row._replace(group=each.group, turn=each.turn, first=each.first)
-        lines.append(list(row))
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        rows.append(row._replace(group=each.group, turn=each.turn, first=each.first))
+    return deal_rows(run, rank, rows)
+
+
+def deal_rows(run: Path, rank: int, rows: Sequence[EngineRequest]) -> Path:
+    """The same of rows that are made already."""
+    path = run / "nodes" / "n1" / "requests" / f"{100 + rank}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    first = {"event": "requests", "worker": "rollout", "rank": rank, "pid": 100 + rank, "host": "n1"}
+    path.write_text("".join(json.dumps(line) + "\n" for line in [first, *map(list, rows)]))
     return path
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from statistics import fmean
 
 from rlprof_ops.analyze.output.gpu_findings import MIN_SHARE
 from rlprof_ops.analyze.output.text import counted, duration, percent
@@ -62,9 +61,7 @@ def _of_sample(late: LateRequest) -> str:
 
 
 def _replicas(requests: RolloutRequests) -> Iterator[Finding]:
-    """Workers of which one replica is done long before another; no phase is shorter than its longest
-    request.
-    """
+    """Workers of which one replica is done long before another."""
     groups: dict[str, list[ReplicaRow]] = defaultdict(list)
     for row in requests.replicas:
         if 2 * row.steps > requests.told:
@@ -73,18 +70,26 @@ def _replicas(requests: RolloutRequests) -> Iterator[Finding]:
         first, last = min(rows, key=_end), max(rows, key=_end)
         if last.end - first.end < UNEVEN:
             continue
-        even = max(fmean(row.end for row in rows), fmean(row.longest for row in requests.steps))
-        cost = round(1e6 * max(0.0, last.end - even) * requests.phase_ms)
-        gain = (
-            f"Evenly dealt out, the phase could end {duration(cost)} earlier."
-            if cost >= MIN_SHARE * 1e6 * requests.step_ms
-            else "Dealing them out evenly gains nothing: one request alone takes as long."
-        )
+        gain, cost = _even(worker, requests)
         text = (
             f"{worker} {first.rank} is idle for {percent(first.idle)} of generation"
-            f" {_because(first, last)}, mean of {counted(requests.told, 'step')}. {gain}"
+            f" {_because(first, last)}, mean of {counted(requests.told, 'step')}.{gain}"
         )
         yield Finding("uneven_replicas", text, cost, worker, phase="generation")
+
+
+def _even(worker: str, requests: RolloutRequests) -> tuple[str, int]:
+    """What another dealing out of a worker's requests would bring, and its nanoseconds."""
+    replay = requests.replay
+    found = [row for row in replay.changes if row.kind == "balance"] if replay else []
+    if replay is None or replay.worker != worker or not found:
+        return "", 0
+    [row] = found
+    if row.saves_ms < max(MIN_SHARE * requests.step_ms, row.error_ms):
+        return " Dealing them out evenly gains nothing.", 0
+    cost = round(1e6 * row.saves_ms)
+    said = f"{duration(cost)} earlier (error {duration(round(1e6 * row.error_ms))})"
+    return f" Evenly dealt out, the phase could end {said}.", cost
 
 
 def _end(row: ReplicaRow) -> float:

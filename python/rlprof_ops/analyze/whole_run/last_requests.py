@@ -18,6 +18,7 @@ import numpy as np
 from rlprof_ops.analyze.metrics.intervals import union
 from rlprof_ops.analyze.whole_run import request_tracks
 from rlprof_ops.analyze.whole_run.lengths import lengths
+from rlprof_ops.analyze.whole_run.queue_changes import MOST_REPLAYED, StepOfReplica, replay_of
 from rlprof_ops.analyze.whole_run.records import Integers, ProcessSteps
 from rlprof_ops.analyze.whole_run.rollout import DONE, Window
 from rlprof_ops.analyze.whole_run.run_data import (
@@ -133,6 +134,7 @@ def rollout_requests(driver: ProcessSteps, replicas: Sequence[ReplicaRequests]) 
             _windows(driver),
             _CLOCKS_NS,
         ),
+        replay=replay_of(_replayed(numbers, driver, replicas)),
         tracks=_tracks([row.step for row in worst], driver, replicas),
     )
 
@@ -154,6 +156,18 @@ def _tracks(
         found.append(request_tracks.tracks_of(windows[step], mine, left))
         left -= len(mine)
     return found
+
+
+def _replayed(
+    steps: Sequence[int], driver: ProcessSteps, replicas: Sequence[ReplicaRequests]
+) -> list[list[StepOfReplica]]:
+    """The requests of steps that are spread over the run, of each replica."""
+    windows = {window[0]: window for window in _windows(driver)}
+    shown = np.linspace(0, len(steps) - 1, min(len(steps), MOST_REPLAYED)).astype(np.int64).tolist()
+    return [
+        [StepOfReplica(of.worker, windows[step][1], of.rows[_done_in(windows[step], of)]) for of in replicas]
+        for step in dict.fromkeys(steps[place] for place in shown)
+    ]
 
 
 def request_steps(driver: ProcessSteps, replica: ReplicaRequests) -> list[int | None]:

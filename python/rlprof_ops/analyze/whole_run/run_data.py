@@ -235,6 +235,32 @@ class Lengths(msgspec.Struct, frozen=True):
     steps: StepLengths
 
 
+class QueueChange(msgspec.Struct, frozen=True):
+    """What generation would have been with one thing changed."""
+
+    kind: Annotated[str, Meta(description="length_limit, balance or replicas")]
+    value: Annotated[int, Meta(description="tokens of an answer at most, or replicas")]
+    saves_ms: Annotated[float, Meta(description="a step, against the replay of what was")]
+    share: Annotated[float, Meta(description="the same, of the phase")]
+    error_ms: Annotated[float, Meta(description="of `saves_ms`: of the replay, and of chance in dealing out")]
+    cut: Annotated[float, Meta(description="share of answers that the limit would have ended")] = 0.0
+    tokens_lost: Annotated[float, Meta(description="share of the tokens that would not have been made")] = 0.0
+
+
+class QueueReplay(msgspec.Struct, frozen=True):
+    """The requests of some steps replayed with the rates that their replicas had in others."""
+
+    worker: str
+    replicas: int
+    steps: int
+    requests: Annotated[int, Meta(description="replayed, all steps together")]
+    measured_ms: Annotated[float, Meta(description="to the last request's end, mean of the steps")]
+    replayed_ms: float
+    error_ms: Annotated[float, Meta(description="mean difference of the two, whichever is longer")]
+    at_a_time: Annotated[int | None, Meta(description="requests on a replica; null: none waited for a place")]
+    changes: Annotated[list[QueueChange], Meta(description="whose error is at most a fifth of the step")]
+
+
 class RolloutRequests(msgspec.Struct, frozen=True):
     """Generation request by request, as its engines told them."""
 
@@ -251,6 +277,7 @@ class RolloutRequests(msgspec.Struct, frozen=True):
     tracks: Annotated[
         list[RequestTracks], Meta(description="the steps with the longest tails, that one first")
     ] = []
+    replay: QueueReplay | None = None
 
 
 class WholeRun(msgspec.Struct, frozen=True):
