@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlprof_ops.runtime.request_log import EngineRequest
+from rlprof_ops.runtime.request_log import EngineRequest, RequestTokens
 from rlprof_ops.trainers.vllm import adapter, finished_requests
 
 MODULE = "vllm.v1.engine.output_processor"
@@ -33,6 +33,7 @@ class OutputProcessor:
         self.request_states[request.request_id] = SimpleNamespace(
             external_req_id=request.external_req_id,
             prompt_len=len(request.prompt_token_ids),
+            prompt_token_ids=request.prompt_token_ids,
             detokenizer=Detokenizer(),
             parent_req=parent_req,
             request_index=request_index,
@@ -56,10 +57,12 @@ class Log:
 
     def __init__(self, engine: str) -> None:
         self.rows: list[EngineRequest] = []
+        self.tokens: list[RequestTokens | None] = []
         self.off, self.pid = False, finished_requests.os.getpid()
 
-    def add(self, row: EngineRequest) -> None:
+    def add(self, row: EngineRequest, tokens: RequestTokens | None) -> None:
         self.rows.append(row)
+        self.tokens.append(tokens)
 
 
 @pytest.fixture
@@ -82,7 +85,7 @@ def comes(engine: OutputProcessor, name: str, stats: Any = None, **more: Any) ->
     engine.add_request(
         SimpleNamespace(
             request_id=f"{name}-7f3a", external_req_id=name, prompt_token_ids=[1, 2, 3], arrival_time=50.5,
-            stats=stats,
+            stats=stats, mm_features=[SimpleNamespace(identifier="an image")],
         ), "a prompt", **more,
     )  # fmt: skip
 
@@ -103,6 +106,7 @@ def test_a_request_is_told_when_it_is_done(engine: OutputProcessor) -> None:
     ]  # fmt: skip
     [row] = rows()
     assert (row.id, row.prompt_tokens, row.tokens, row.reason) == ("a", 3, 2, "length")
+    assert finished_requests._PROCESS.log.tokens == [([1, 2, 3], [1, 2], ["an image"])]  # type: ignore[union-attr]
     assert (row.arrival_ns, row.queued_ns, row.scheduled_ns, row.preemptions) == (
         50.5 * SECOND,
         None,
@@ -139,7 +143,9 @@ def test_an_engine_on_another_node_has_another_clock(engine: OutputProcessor) ->
 
 def test_of_an_abort_there_no_time_is_told_that_nothing_tells(engine: OutputProcessor) -> None:
     comes(engine, "a")
-    finished_requests._PROCESS.of(engine).requests["a-7f3a"] = engine.request_states["a-7f3a"], time.time_ns()
+    finished_requests._PROCESS.of(engine).requests["a-7f3a"] = (
+        engine.request_states["a-7f3a"], time.time_ns(), None
+    )  # fmt: skip
     engine.process_outputs([output("a", 1)], 1_000_000_000.0)
     engine.abort_requests(["a-7f3a"], internal=True)
     [row] = rows()

@@ -25,7 +25,7 @@ from tests.analyze.output.test_uncaptured import Marks, loop
 from tests.analyze.output.test_uncaptured import answer_for as run_of
 from tests.analyze.pipelines import write_pipeline
 from tests.analyze.shared import real
-from tests.analyze.whole_run.dealt_requests import uneven
+from tests.analyze.whole_run.dealt_requests import grouped, uneven
 from tests.analyze.whole_run.generations import two_engines
 
 from rlprof_ops.analyze.output import findings, gpu_findings, request_findings
@@ -145,6 +145,11 @@ def replicas_of_which_one_has_the_long_answer(folder: Path) -> Answer:
     return answer_of(folder, jobs=1, cache=False)
 
 
+def answers_that_wait_for_one_of_their_group(folder: Path) -> Answer:
+    grouped(folder)
+    return answer_of(folder, jobs=1, cache=False)
+
+
 def an_export_that_marks_nothing(folder: Path) -> Answer:
     return answer_of(Path(shutil.copyfile(real("h100_2gpu_part.sqlite"), folder / "trainer.sqlite")), jobs=1)
 
@@ -183,6 +188,7 @@ RUNS: tuple[Callable[[Path], Answer], ...] = (
     reports_lost,
     engines_that_wait_and_preempt,
     replicas_of_which_one_has_the_long_answer,
+    answers_that_wait_for_one_of_their_group,
     a_pipeline_with_one_heavy_stage,
     still_training,
     an_export_that_marks_nothing,

@@ -12,7 +12,7 @@ from rlprof_ops.runtime.request_log import EngineRequest
 from tests.analyze.as_data import answer_of
 from tests.trainers import environments
 from tests.trainers.local_job import LocalJob
-from tests.trainers.vllm_cpu.lengths import LENGTHS, SERVED, STEPS
+from tests.trainers.vllm_cpu.lengths import LENGTHS, SERVED, STEPS, TOOL_S
 
 RUN_S = 900
 WITHIN_S = 0.005
@@ -38,7 +38,7 @@ def test_an_offline_engines_requests_are_what_its_outputs_say(job: LocalJob):
     assert [row.reason for row in aborted] == ["abort"] * STEPS
     assert all(0 < row.tokens < 100 for row in aborted)
     done = {row.id: row for row in rows if row.id != "given up"}
-    assert len(done) == STEPS * (len(LENGTHS) + 2) == len(rows) - STEPS
+    assert len(done) == STEPS * (len(LENGTHS) + 3) == len(rows) - STEPS
     for output in told["outputs"]:
         several = len(output["tokens"]) > 1
         for index, (tokens, reason) in enumerate(zip(output["tokens"], output["reasons"], strict=True)):
@@ -89,13 +89,40 @@ def test_the_report_names_the_last_request_of_each_step(job: LocalJob):
     answer = answer_of(job.run, jobs=1)
     found = answer["whole_run"]["requests"]
     assert [row["step"] for row in found["steps"]] == list(range(1, STEPS + 1))
-    assert found["requests"] == STEPS * (len(LENGTHS) + 3 + SERVED) and found["outside"] == 0
+    assert found["requests"] == STEPS * (len(LENGTHS) + 4 + SERVED) and found["outside"] == 0
     assert [(row["worker"], row["rank"]) for row in found["replicas"]] == [("rollout", 0), ("rollout", 1)]
     for name, step in zip(longest, found["steps"], strict=True):
-        assert step["requests"] == len(LENGTHS) + 3 + SERVED
+        assert step["requests"] == len(LENGTHS) + 4 + SERVED
+        assert (step["groups"]["count"], step["groups"]["answers"]) == (7, 8)
         longest_of_last = max(step["last"], key=lambda row: row["ms"])
         assert (longest_of_last["id"], longest_of_last["rank"]) == (name, 0)
         assert longest_of_last["tokens"] == max(LENGTHS)
+        assert longest_of_last["answers"] == 4 and longest_of_last["alone_ms"] > 0
+
+
+@pytest.mark.long
+def test_answers_to_one_prompt_are_a_group_on_both_replicas_and_a_turn_is_of_its_sample(job: LocalJob):
+    folder = job.run.parent.parent
+    told = json.loads((folder / "llm.json").read_text())["outputs"]
+    rows = {row.id: row for row in requests_of(job.run, 0)[1]}
+    groups: dict[str, set[int | None]] = {}
+    for output in told[: len(told) // STEPS]:
+        several = len(output["tokens"]) > 1
+        mine = [
+            rows[f"{output['id']}#{n}" if several else output["id"]] for n in range(len(output["tokens"]))
+        ]
+        if output["asks"] in rows:  # a turn asks after the request that it follows
+            [turn], first = mine, rows[output["asks"]]
+            assert (turn.turn, turn.first, turn.group) == (2, first.id, first.group)
+            assert turn.arrival_ns - first.finished_ns >= TOOL_S * 1e9
+        else:
+            assert {(row.turn, row.first) for row in mine} == {(1, None)}
+            groups.setdefault(output["asks"], set()).update(row.group for row in mine)
+    answers = json.loads((folder / "serve.json").read_text())["answers"]
+    for row in requests_of(job.run, 1)[1]:
+        [prompt] = [answer["prompt"] for answer in answers if row.id.startswith(answer["id"])]
+        groups[prompt].add(row.group)
+    assert len(groups) == len(LENGTHS) // 4 + 1 == len(set.union(*groups.values()))
 
 
 def requests_of(run: Path, rank: int) -> tuple[dict[str, Any], list[EngineRequest]]:

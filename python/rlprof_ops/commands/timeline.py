@@ -31,9 +31,9 @@ from rlprof_ops.commands._jobs import run_argument
 def command(run: str, output: Path | None, legacy_json: bool, jobs: int | None, no_cache: bool) -> None:
     """Put all ranks of JOB (a job id, or a folder of reports) on one timeline.
 
-    Writes timeline.overview.pftrace (steps, phases, collectives, GPU busy, longest kernels of all ranks;
-    small at any number of ranks) and timeline.ranks.zip (every full trace, clocks aligned; needs Perfetto
-    v58.2 or later).
+    Writes timeline.overview.pftrace (steps, phases, collectives, GPU busy, longest kernels of all ranks,
+    requests of engines; small at any number of ranks) and timeline.ranks.zip (every full trace, clocks
+    aligned; needs Perfetto v58.2 or later).
 
     Example: rlprof timeline logs/4711-logs
     """

@@ -1,8 +1,9 @@
 """The requests that an engine in this process has finished: one JSON line each, in the node folder.
 
-The engine's threads only put a row into a queue; a thread of ours writes what is there once a second. A file
-begins with who writes it and the names of a row's fields, and ends with a line that says so when it has
-reached its size. Rows are lost where more wait than memory should hold; the next line counts them.
+The engine's threads only put a row and its tokens into a queue; a thread of ours tells from the tokens where
+a request belongs, and writes what is there once a second. A file begins with who writes it and the names of
+a row's fields, and ends with a line that says so when it has reached its size. Rows are lost where more wait
+than memory should hold; the next line counts them.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rlprof_ops import env_names
+from rlprof_ops.runtime.conversations import Conversations
 from rlprof_ops.runtime.process.event_log import log_once
 
 FOLDER = "requests"  # in the node folder: <pid>.jsonl
@@ -29,7 +32,8 @@ _EVERY_S = 1.0
 
 class EngineRequest(NamedTuple):
     """One request: tokens, and Unix nanoseconds; None where the engine does not tell. `finished_ns` is when
-    its last token was made, or when it was aborted.
+    its last token was made, or when it was aborted. The last three are of `conversations`: answers to one
+    prompt have one `group`, turns of one sample one `first`.
     """
 
     id: str
@@ -42,6 +46,17 @@ class EngineRequest(NamedTuple):
     finished_ns: int
     preemptions: int | None
     reason: str
+    group: int | None = None
+    turn: int = 1
+    first: str | None = None
+
+
+class RequestTokens(NamedTuple):
+    """What a request was asked and has answered; `images`: hashes of what is in the prompt beside text."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    images: Iterable[str] = ()
 
 
 def asked() -> bool:
@@ -57,16 +72,17 @@ class RequestLog:
         self.pid = os.getpid()
         self._engine = engine
         self._path = Path(os.environ[env_names.NODE_DIR], FOLDER, f"{self.pid}.jsonl")
-        self._rows: deque[EngineRequest] = deque()
+        self._rows: deque[tuple[EngineRequest, RequestTokens | None]] = deque()
+        self._conversations = Conversations()
         self._lost = self._written = 0
         self._writing = threading.Lock()
         threading.Thread(target=self._run, name="rlprof-requests", daemon=True).start()
         atexit.register(self.flush)
 
-    def add(self, row: EngineRequest) -> None:
+    def add(self, row: EngineRequest, tokens: RequestTokens | None = None) -> None:
         """Take a row; the caller never waits."""
         if len(self._rows) < _MOST_WAITING:
-            self._rows.append(row)
+            self._rows.append((row, tokens))
         else:
             self._lost += 1
 
@@ -90,8 +106,7 @@ class RequestLog:
     def _append(self) -> None:
         lines: list[object] = [] if self._written else [self._first_line()]
         while self._rows:
-            row = self._rows.popleft()
-            lines.append([row.id[:_ID_LETTERS], *row[1:]])
+            lines.append(self._placed(*self._rows.popleft()))
         if self._lost:
             lines.append({"event": "lost", "count": self._lost})
             self._lost = 0
@@ -107,6 +122,15 @@ class RequestLog:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         with open(os.open(self._path, flags, 0o644), "ab", buffering=0) as file:
             file.write(data.encode())
+
+    def _placed(self, row: EngineRequest, tokens: RequestTokens | None) -> EngineRequest:
+        row = row._replace(id=row.id[:_ID_LETTERS])
+        if tokens is None:
+            return row
+        place = self._conversations.place(
+            row.id, tokens.prompt, tokens.answer, row.arrival_ns, row.finished_ns, tokens.images
+        )
+        return row._replace(group=place.group, turn=place.turn, first=place.first)
 
     def _first_line(self) -> dict[str, object]:
         """Whose requests these are: the worker that it is known as, else its Ray actor's name, else its

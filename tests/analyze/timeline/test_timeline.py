@@ -24,8 +24,9 @@ from hypothesis import strategies as st  # noqa: E402
 from tests.analyze.fake_run import BASE_NS, make_run  # noqa: E402
 from tests.analyze.shared import kernel, write_trace  # noqa: E402
 
-from rlprof_ops.analyze.timeline import archive, packets  # noqa: E402
+from rlprof_ops.analyze.timeline import archive, packets, request_rows  # noqa: E402
 from rlprof_ops.analyze.timeline.make import LEGACY, OVERVIEW, RANKS, make  # noqa: E402
+from rlprof_ops.runtime.request_log import EngineRequest  # noqa: E402
 
 
 def decode(
@@ -115,6 +116,69 @@ def test_overview_of_a_run(tmp_path: Path) -> None:
         assert all(0 <= value <= 1000 for _, value in counters[by_name["GPU busy"]])
     assert abs(starts[0] - starts[1]) < 10_000  # one clock, though the hosts' are 5 ms apart
     assert abs(starts[0] - (BASE_NS + 1_000_000_000)) < 10_000
+
+
+def write_requests(run: Path, node: str, worker: str, rank: int, rows: list[EngineRequest]) -> None:
+    path = run / "nodes" / node / "requests" / f"{rank}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    first = {"event": "requests", "worker": worker, "rank": rank, "pid": 7, "host": node}
+    path.write_text("".join(json.dumps(line) + "\n" for line in [first, *map(list, rows)]))
+
+
+def test_requests_stand_below_the_rank_that_generates(tmp_path: Path) -> None:
+    """Those in flight while something is captured; a replica that is not captured has a track too."""
+    make_run(tmp_path, ranks=2, offsets_ns={"n1": 5_000_000})
+    begin, ms = BASE_NS + 1_000_000_000, 1_000_000
+
+    def request(name: str, *times: int | None, turn: int = 1) -> EngineRequest:
+        came, scheduled, first, done = (None if t is None else begin + t * ms for t in times)
+        assert came is not None and done is not None
+        return EngineRequest(name, 5, 40, came, came, scheduled, first, done, 0, "stop", 1, turn)
+
+    told = [request("a", 2, 3, 5, 40), request("b", 2, 2, 4, 20), request("<c>", 25, 26, 27, 39, turn=2)]
+    long_before = request("before", -9000, -9000, -9000, -8000)
+    write_requests(tmp_path, "n0", "generation_worker", 0, [*told, long_before])
+    write_requests(tmp_path, "n1", "generation_worker", 1, [request("d", 1, None, None, 9)])
+    make(tmp_path, jobs=1, cache=False)
+    tracks, slices, _ = decode((tmp_path / OVERVIEW).read_bytes())
+    ranks = {t.name: t.uuid for t in tracks.values() if t.parent_uuid == 1}
+    found = {}
+    for rank in ("n0/generation_worker/0", "n1/generation_worker/1"):
+        mine = [t for t in tracks.values() if t.parent_uuid == ranks[rank] and t.name.startswith("requests")]
+        for track in mine:
+            found[rank, track.name] = [
+                ((a - begin) // ms, (b - begin) // ms, n) for a, b, n in slices[track.uuid]
+            ]
+    one, other = "n0/generation_worker/0", "n1/generation_worker/1"
+    zero = found[one, "requests"][0][0] - 2  # clocks are put on one of the hosts'
+    assert abs(zero) <= 5
+    drawn = {
+        track: [(a - zero, b - zero, n) for a, b, n in of]
+        for (rank, track), of in found.items()
+        if rank == one
+    }
+    assert drawn == {
+        "requests": [(2, 3, "queued"), (3, 5, "prefill"), (5, 40, "a: 40 tokens, stop")],
+        "requests (2)": [
+            (2, 4, "prefill"), (4, 20, "b: 40 tokens, stop"), (25, 26, "queued"), (26, 27, "prefill"),
+            (27, 39, "<c>: 40 tokens, stop, turn 2"),
+        ],
+    }  # fmt: skip
+    assert [name for *_, name in found[other, "requests"]] == ["d: 40 tokens, stop"]
+
+
+def test_of_too_many_requests_the_longest_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_rows, "MOST_REQUESTS", 10)
+    make_run(tmp_path, ranks=1)
+    rows = [
+        EngineRequest(str(n), 1, n, BASE_NS, None, None, None, BASE_NS + n * 10**8, None, "stop")
+        for n in range(20, 50)
+    ]
+    write_requests(tmp_path, "n0", "generation_worker", 0, rows)
+    make(tmp_path, jobs=1, cache=False)
+    _, slices, _ = decode((tmp_path / OVERVIEW).read_bytes())
+    found = {name for of in slices.values() for *_, name in of if name.endswith("stop")}
+    assert found == {f"{n}: {n} tokens, stop" for n in range(40, 50)}
 
 
 def manifest_of(path: Path) -> tuple[dict[str, Any], zipfile.ZipFile]:

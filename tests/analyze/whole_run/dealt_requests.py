@@ -24,6 +24,9 @@ class Dealt(NamedTuple):
     end_s: float
     tokens: int
     queued_s: float | None = None
+    group: int | None = None
+    turn: int = 1
+    first: str | None = None
 
 
 def steps(run: Path, count: int, phase_s: float = 10.0, step_s: float = 12.0) -> None:
@@ -38,10 +41,7 @@ def steps(run: Path, count: int, phase_s: float = 10.0, step_s: float = 12.0) ->
 
 def dealt(run: Path, rank: int, requests: Sequence[Dealt]) -> Path:
     """The file of one replica."""
-    path = run / "nodes" / "n1" / "requests" / f"{100 + rank}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    first = {"event": "requests", "worker": "rollout", "rank": rank, "pid": 100 + rank, "host": "n1"}
-    lines: list[object] = [first]
+    rows = []
     for each in requests:
         begin = ZERO_NS + each.step * STEP_NS
         came, done = (begin + round(seconds * SECOND) for seconds in (each.arrival_s, each.end_s))
@@ -50,8 +50,16 @@ def dealt(run: Path, rank: int, requests: Sequence[Dealt]) -> Path:
         preempted, reason = (1, "length") if told else (None, "stop")
         queued = came if told else None
         row = EngineRequest(each.id, 2, each.tokens, came, queued, scheduled, None, done, preempted, reason)
-        lines.append(list(row))
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        rows.append(row._replace(group=each.group, turn=each.turn, first=each.first))
+    return deal_rows(run, rank, rows)
+
+
+def deal_rows(run: Path, rank: int, rows: Sequence[EngineRequest]) -> Path:
+    """The same of rows that are made already."""
+    path = run / "nodes" / "n1" / "requests" / f"{100 + rank}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    first = {"event": "requests", "worker": "rollout", "rank": rank, "pid": 100 + rank, "host": "n1"}
+    path.write_text("".join(json.dumps(line) + "\n" for line in [first, *map(list, rows)]))
     return path
 
 
@@ -71,3 +79,22 @@ def uneven(run: Path) -> Path:
         rows.append(Dealt("of an evaluation", 1, 10.5, 15.0, 5))
         path = dealt(run, rank, rows)
     return path
+
+
+def grouped(run: Path) -> None:
+    """Three steps with eight answers to each of four prompts, four of them on each of two replicas, all done
+    within 2 s. One answer to the last prompt has three turns, and 2 s between them; it is done after 17 s.
+    """
+    steps(run, 3, 18.0, 19.0)
+    for rank in (0, 1):
+        rows = []
+        for step in (1, 2, 3):
+            for prompt in range(4):
+                for n in range(4 * rank, 4 * rank + 4):
+                    name, end = f"{step}-{prompt}-{n}", 1.0 + 0.25 * prompt + 0.03 * n
+                    rows.append(Dealt(name, step, 0.0, end, 10, group=prompt))
+            first = rows[-1].id  # 1.96 s
+            for turn, begin, end in ((2, 3.96, 6.0), (3, 8.0, 17.0)) if rank else ():
+                tokens = round(10 * (end - begin))
+                rows.append(Dealt(f"{first}t{turn}", step, begin, end, tokens, None, 3, turn, first))
+        dealt(run, rank, rows)

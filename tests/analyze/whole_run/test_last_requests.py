@@ -12,7 +12,7 @@ pytest.importorskip("msgspec")
 
 from tests.analyze.as_data import answer_of, report, typed  # noqa: E402
 from tests.analyze.whole_run import dealt_requests as made  # noqa: E402
-from tests.analyze.whole_run.dealt_requests import Dealt, dealt, steps, uneven  # noqa: E402
+from tests.analyze.whole_run.dealt_requests import Dealt, dealt, grouped, steps, uneven  # noqa: E402
 
 from rlprof_ops.analyze.output.rollout_lines import rollout_lines  # noqa: E402
 from rlprof_ops.analyze.whole_run import last_requests  # noqa: E402
@@ -59,18 +59,77 @@ def test_what_is_said_of_them(tmp_path: Path) -> None:
         "Generation waits for its last requests: when 95 % were done it went on for 5.70 s a step (57 % of"
         " the phase, 48 % of the step), mean of 3 steps. The longest wait, in step 1, is for request"
         " late-1 of rollout 1: it made 1000 tokens in 9.50 s and was queued for 100 ms, the median one 10."
+        " It was preempted 1 time."
     )
     assert (late["saves_ns"], late["step"]) == (5_700_000_000, 1)
     assert findings["uneven_replicas"]["text"] == (
         "rollout 0 is idle for 60 % of generation because the requests of rollout 1 are longer: 60 tokens"
-        " each against 10, mean of 3 steps. Dealing them out evenly gains nothing: one request alone takes as"
-        " long."
+        " each against 10, mean of 3 steps."
     )
-    [line] = rollout_lines(typed(answer))
+    line, answers, replay = rollout_lines(typed(answer))
+    # requests of one length that take 0.2 to 9.5 s: no queue does that, and the replay's error says so
+    assert replay.startswith(
+        "By replay of the requests of rollout in 3 steps (7.79 s of 9.50 s measured), a step"
+    )
+    assert "a limit of 10 tokens (2.5 % of the answers cut)" in replay and "the replica with" not in replay
+    assert answers == (
+        "Answers: median 10 tokens, 90 % at most 10, 99 % at most 1,000, the longest 1,000; 2.5 % were ended"
+        " by a limit; mean 35 in step 1, 35 in the last; 3 requests preempted, 3 times."
+    )
     assert line.startswith(
         "Request by request, mean of 3 steps: 40 requests on 2 replicas; the phase went on"
     )
     assert "5.70 s from 95 % on (57 % of it)" in line
+
+
+def test_answers_that_wait_for_one_of_their_group_and_turns_of_a_sample(tmp_path: Path) -> None:
+    grouped(tmp_path)
+    answer = answer_of(tmp_path, jobs=1)
+    [text] = [row["text"] for row in answer["findings"] if row["kind"] == "last_requests"]
+    assert text.endswith(
+        "request 1-3-7t3 of rollout 1: it made 90 tokens in 9.00 s, the median one 10. It is turn 3; 4.00 s"
+        " went by between the turns. 7 of the 8 answers to its prompt were done 15.1 s before."
+    )
+    for number, step in enumerate(answer["whole_run"]["requests"]["steps"], 1):
+        groups = step["groups"]
+        assert (groups["count"], groups["answers"]) == (4, 8)
+        assert groups["alone_ms"] == pytest.approx((3 * 30 + 15_070) / 4, abs=0.1)
+        [worst, *others] = groups["last"]
+        assert {name: worst[name] for name in ("id", "rank", "answers", "turns", "tokens")} == {
+            "id": f"{number}-3-7t3", "rank": 1, "answers": 8, "turns": 3, "tokens": 10 + 20 + 90
+        }  # fmt: skip
+        assert (worst["alone_ms"], worst["between_ms"], worst["median_tokens"]) == (15_070, 4_000, 10)
+        assert worst["spread_ms"] == 15_250 and [row["alone_ms"] for row in others] == [30, 30]
+        last = step["last"][0]
+        assert (last["turn"], last["answers"], last["alone_ms"]) == (3, 8, 15_070)
+
+
+def test_requests_of_an_older_version_have_no_groups(tmp_path: Path) -> None:
+    path = uneven(tmp_path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row[:10] if isinstance(row, list) else row) + "\n" for row in rows))
+    found = whole_run(tmp_path)
+    assert found is not None and found.requests is not None
+    assert found.requests.requests == 120 and found.requests.steps[0].groups is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_planted_straggler_of_a_group_is_named_first(tmp_path: Path, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    planted, bases = int(draw.integers(16)), draw.uniform(1.0, 8.0, 16).tolist()
+    steps(tmp_path, 1, 18.0, 19.0)
+    for rank in range(2):
+        rows = []
+        for prompt, base in enumerate(bases):
+            for n in range(4):
+                late = 5.0 if (prompt, n, rank) == (planted, 3, 1) else 0.0
+                end = base + float(draw.uniform(0, 2.0)) + late
+                rows.append(Dealt(f"{prompt}-{n}-{rank}", 1, 0.0, end, 10, group=prompt))
+        dealt(tmp_path, rank, rows)
+    found = whole_run(tmp_path)
+    assert found is not None and found.requests is not None and found.requests.steps[0].groups is not None
+    worst = found.requests.steps[0].groups.last[0]
+    assert (worst.id, worst.rank, worst.answers) == (f"{planted}-3-1", 1, 8) and worst.alone_ms >= 3000
 
 
 @pytest.mark.parametrize(
@@ -79,7 +138,7 @@ def test_what_is_said_of_them(tmp_path: Path) -> None:
         (
             10,
             30,
-            "more requests: 30 against 10, mean of 1 step. Evenly dealt out, the phase could end 5.00 s",
+            "more requests: 30 against 10, mean of 1 step. Evenly dealt out, the phase could end 5.",
         ),
         (20, 20, ""),
     ],
@@ -182,6 +241,32 @@ def test_the_page_names_the_last_requests(tmp_path: Path) -> None:
         assert "57 %" in cells
         cells = [cell.text for cell in browser.find_elements(By.CSS_SELECTOR, "#requests-replicas tbody td")]
         assert cells[0] == "rollout 0" and "60 %" in cells
+        titles = [title.text for title in browser.find_elements(By.CSS_SELECTOR, "#requests-lengths h3")]
+        assert titles == [
+            "Answers by length: 10 tokens in the median, 90 % at most 10, 99 % at most 1,000, the longest"
+            " 1,000; 2.5 % ended by a limit",
+            "Lengths of answers over the steps, in tokens",
+        ]
+        nothing_wrong(browser)
+    finally:
+        browser.quit()
+
+
+@pytest.mark.chromium
+def test_the_page_names_the_groups_that_waited(tmp_path: Path) -> None:
+    pytest.importorskip("selenium")
+    from selenium.webdriver.common.by import By
+    from tests.analyze.page.test_page import chromium, nothing_wrong, opened
+
+    grouped(tmp_path)
+    report(tmp_path, form="json", jobs=1)
+    browser = chromium(tmp_path / "chromium")
+    try:
+        opened(browser, tmp_path / "report.html")
+        cells = [cell.text for cell in browser.find_elements(By.CSS_SELECTOR, "#requests-groups tbody td")]
+        assert cells[:10] == [
+            "1", "1-3-7t3", "rollout 1", "8", "15.1 s", "15.3 s", "120", "10", "3", "4.00 s"
+        ]  # fmt: skip
         nothing_wrong(browser)
     finally:
         browser.quit()

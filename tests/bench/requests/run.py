@@ -1,6 +1,6 @@
 """What a recorded request costs the process that makes an engine's outputs, in pairs: hooks on, and off.
 
-    python tests/bench/requests/run.py [--pairs 7] [--requests 20480] [--tokens 200]
+    python tests/bench/requests/run.py [--pairs 7] [--requests 20480] [--tokens 200] [--prompt 1000]
 
 An engine with the interface of vLLM's OutputProcessor and no work of its own runs 256 requests at a time,
 one token a pass. CPU time of the process, the writing thread included: a pass of 256 requests while none
@@ -29,8 +29,8 @@ class OutputProcessor:
         self.request_states = {}
     def add_request(self, request, prompt, parent_req=None, request_index=0, queue=None):
         self.request_states[request.request_id] = Of(
-            external_req_id=request.external_req_id, prompt_len=100, detokenizer=tokens, parent_req=None,
-            stats=None)
+            external_req_id=request.external_req_id, prompt_len=len(prompt), prompt_token_ids=prompt,
+            detokenizer=tokens, parent_req=None, stats=None)
     def process_outputs(self, engine_core_outputs, engine_core_timestamp=None, iteration_stats=None):
         for output in engine_core_outputs:
             if output.finish_reason is not None:
@@ -39,8 +39,9 @@ class OutputProcessor:
     def abort_requests(self, request_ids, internal):
         return []
 
-side, count, length, at_a_time = sys.argv[1], *map(int, sys.argv[2:])
-tokens = Of(num_output_tokens=lambda: length)
+side, count, length, prompt_length, at_a_time = sys.argv[1], *map(int, sys.argv[2:])
+tokens = Of(num_output_tokens=lambda: length, output_token_ids=list(range(length)))
+asked = [list(range(n, n + prompt_length)) for n in range(at_a_time)]
 module = ModuleType("vllm.v1.engine.output_processor")
 module.OutputProcessor = OutputProcessor
 if side == "on":
@@ -49,8 +50,8 @@ if side == "on":
 engine = OutputProcessor()
 
 def batch(names):
-    for name in names:
-        engine.add_request(Of(request_id=name, external_req_id=name, arrival_time=time.time()), None)
+    for name, prompt in zip(names, asked):
+        engine.add_request(Of(request_id=name, external_req_id=name, arrival_time=time.time()), prompt)
     running = [Of(request_id=name, finish_reason=None) for name in names]
     ended = [Of(request_id=name, finish_reason="length") for name in names]
     engine.process_outputs(running, time.monotonic())
@@ -74,7 +75,7 @@ if side == "on":
     finished_requests._PROCESS.log.flush()
 whole = time.process_time() - began
 rounds = -(-count // at_a_time)
-engine.add_request(Of(request_id="waits", external_req_id="waits", arrival_time=time.time()), None)
+engine.add_request(Of(request_id="waits", external_req_id="waits", arrival_time=time.time()), [])
 waiting = spent(lambda: engine.process_outputs(running, time.monotonic()), 2000)
 print(json.dumps({"pass_us": passes / (rounds * length) * 1e6, "waiting_us": waiting / 2000 * 1e6,
                   "request_us": (whole - passes) / count * 1e6}))
@@ -86,7 +87,9 @@ def measure(side: str, arguments: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         own = {name: text for name, text in os.environ.items() if not name.startswith("RLPROF_")}
         own |= {"RLPROF_NODE_DIR": folder, "PYTHONPATH": str(PACKAGE)}
-        numbers = [str(number) for number in (arguments.requests, arguments.tokens, AT_A_TIME)]
+        numbers = [
+            str(number) for number in (arguments.requests, arguments.tokens, arguments.prompt, AT_A_TIME)
+        ]
         done = subprocess.run(
             [sys.executable, "-c", ENGINE, side, *numbers],
             env=own,
@@ -108,6 +111,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--requests", type=int, default=20_480)
     parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--prompt", type=int, default=1000, help="tokens of a prompt")
     arguments = parser.parse_args()
     sides: dict[str, list[dict[str, float]]] = {"off": [], "on": []}
     for pair in range(arguments.pairs):

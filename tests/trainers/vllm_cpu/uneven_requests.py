@@ -19,11 +19,14 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
 
-from lengths import LENGTHS, SERVED, STEPS
+from lengths import LENGTHS, SERVED, STEPS, TOOL_S
 
 from rlprof_ops.runtime import profiler
 
-PROMPT = "What is one"
+
+def prompt(number: int) -> str:
+    """Four answers to a prompt, on each replica."""
+    return f"What is one plus {number // 4}"
 
 
 def main(model: str, folder: str) -> None:
@@ -60,7 +63,7 @@ def main(model: str, folder: str) -> None:
             for step in range(1, STEPS + 1):
                 with lead.step(step):
                     with lead.range("generation"):
-                        told = [pool.submit(ask, port, model, count) for count in LENGTHS[:SERVED]]
+                        told = [pool.submit(ask, port, model, n) for n in range(SERVED)]
                         answers += [each.result() for each in told]
                         print("go", file=llm.stdin, flush=True)  # last, whatever else the machine does
                         assert any(line == "done\n" for line in llm.stdout)
@@ -89,19 +92,19 @@ def answered(url: str) -> bool:
     return True
 
 
-def ask(port: int, model: str, count: int) -> dict[str, object]:
-    body = {"model": model, "prompt": PROMPT, "temperature": 0, "max_tokens": count, "ignore_eos": True}
+def ask(port: int, model: str, number: int) -> dict[str, object]:
+    body = {"model": model, "prompt": prompt(number), "max_tokens": LENGTHS[number], "ignore_eos": True}
     headers = {"Content-Type": "application/json"}
     url = f"http://127.0.0.1:{port}/v1/completions"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
     with urllib.request.urlopen(request, timeout=200) as answer:
         said: dict[str, object] = json.load(answer)
-    return said
+    return said | {"prompt": prompt(number)}
 
 
 def replica(model: str, folder: str) -> None:
-    """The `LLM`: a step for each line of its input. In each, one request has two answers, and one more is
-    aborted on its way."""
+    """The `LLM`: a step for each line of its input. In each, one request has two answers, one sample has a
+    second turn after a tool, and one request more is aborted on its way."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -119,13 +122,19 @@ def replica(model: str, folder: str) -> None:
     print("ready", flush=True)
     told = []
     for _ in sys.stdin:
-        prompts = [PROMPT] * (len(LENGTHS) + 1)
+        prompts = [*map(prompt, range(len(LENGTHS))), "What is two"]
         asked = [*(params(count) for count in LENGTHS), params(6, n=2)]
         begun = time.time()
-        for each in llm.generate(prompts, asked, use_tqdm=False):
+        outputs = llm.generate(prompts, asked, use_tqdm=False)
+        first = outputs[0]
+        time.sleep(TOOL_S)
+        turn = [*first.prompt_token_ids, *first.outputs[0].token_ids, 5, 6, 7]
+        outputs += llm.generate([{"prompt_token_ids": turn}], [params(5)], use_tqdm=False)
+        for each, asks in zip(outputs, [*prompts, first.request_id], strict=True):
             told.append(
                 {
                     "id": each.request_id,
+                    "asks": asks,
                     "prompt": len(each.prompt_token_ids or ()),
                     "tokens": [len(one.token_ids) for one in each.outputs],
                     "reasons": [one.finish_reason for one in each.outputs],
@@ -133,7 +142,7 @@ def replica(model: str, folder: str) -> None:
                     "within": [begun, time.time()],
                 }
             )
-        llm.llm_engine.add_request("given up", PROMPT, params(100))
+        llm.llm_engine.add_request("given up", "What is three", params(100))
         for _ in range(5):
             llm.llm_engine.step()
         llm.llm_engine.abort_request(["given up"])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from statistics import fmean
 
 from rlprof_ops.analyze.output.gpu_findings import MIN_SHARE
 from rlprof_ops.analyze.output.text import counted, duration, percent
 from rlprof_ops.analyze.report_model import Finding
 from rlprof_ops.analyze.whole_run.rollout import DONE
-from rlprof_ops.analyze.whole_run.run_data import ReplicaRow, RolloutRequests
+from rlprof_ops.analyze.whole_run.run_data import LateRequest, ReplicaRow, RolloutRequests
 
 LONG = {0.9: 0.3, 0.95: 0.2}  # share done -> share of the phase after it, from which on it is a long tail
 UNEVEN = 0.2  # of the phase: by so much the first replica is done before the last
 _MORE = 1.1  # times as many tokens or requests as a peer
+_MORE_MS = 1.0  # by which an answer is later than the others to its prompt
 
 
 def request_findings(requests: RolloutRequests | None) -> list[Finding]:
@@ -39,16 +39,29 @@ def _tail(requests: RolloutRequests) -> list[Finding]:
             f" {duration(cost)} a step ({percent(done.left)} of the phase, {percent(share)} of the step),"
             f" mean of {counted(done.steps, 'step')}. The longest wait, in step {worst.step}, is for"
             f" request {late.id} of {late.worker} {late.rank}: it made {counted(late.tokens, 'token')} in"
-            f" {duration(1e6 * late.ms)}{queued}, the median one {worst.median_tokens:g}."
+            f" {duration(1e6 * late.ms)}{queued}, the median one {worst.median_tokens:g}.{_of_sample(late)}"
         )
         found = [Finding("last_requests", text, cost, phase="generation", saves_ns=cost, step=worst.step)]
     return found
 
 
+def _of_sample(late: LateRequest) -> str:
+    """What preemptions, its other turns and the other answers to its prompt tell."""
+    said = f" It was preempted {counted(late.preemptions, 'time')}." if late.preemptions else ""
+    if late.turn > 1:
+        said += (
+            f" It is turn {late.turn}; {duration(round(1e6 * late.between_ms))} went by between the turns."
+        )
+    if late.answers and late.alone_ms >= _MORE_MS:
+        said += (
+            f" {late.answers - 1} of the {late.answers} answers to its prompt were done"
+            f" {duration(round(1e6 * late.alone_ms))} before."
+        )
+    return said
+
+
 def _replicas(requests: RolloutRequests) -> Iterator[Finding]:
-    """Workers of which one replica is done long before another; no phase is shorter than its longest
-    request.
-    """
+    """Workers of which one replica is done long before another."""
     groups: dict[str, list[ReplicaRow]] = defaultdict(list)
     for row in requests.replicas:
         if 2 * row.steps > requests.told:
@@ -57,18 +70,26 @@ def _replicas(requests: RolloutRequests) -> Iterator[Finding]:
         first, last = min(rows, key=_end), max(rows, key=_end)
         if last.end - first.end < UNEVEN:
             continue
-        even = max(fmean(row.end for row in rows), fmean(row.longest for row in requests.steps))
-        cost = round(1e6 * max(0.0, last.end - even) * requests.phase_ms)
-        gain = (
-            f"Evenly dealt out, the phase could end {duration(cost)} earlier."
-            if cost >= MIN_SHARE * 1e6 * requests.step_ms
-            else "Dealing them out evenly gains nothing: one request alone takes as long."
-        )
+        gain, cost = _even(worker, requests)
         text = (
             f"{worker} {first.rank} is idle for {percent(first.idle)} of generation"
-            f" {_because(first, last)}, mean of {counted(requests.told, 'step')}. {gain}"
+            f" {_because(first, last)}, mean of {counted(requests.told, 'step')}.{gain}"
         )
         yield Finding("uneven_replicas", text, cost, worker, phase="generation")
+
+
+def _even(worker: str, requests: RolloutRequests) -> tuple[str, int]:
+    """What another dealing out of a worker's requests would bring, and its nanoseconds."""
+    replay = requests.replay
+    found = [row for row in replay.changes if row.kind == "balance"] if replay else []
+    if replay is None or replay.worker != worker or not found:
+        return "", 0
+    [row] = found
+    if row.saves_ms < max(MIN_SHARE * requests.step_ms, row.error_ms):
+        return " Dealing them out evenly gains nothing.", 0
+    cost = round(1e6 * row.saves_ms)
+    said = f"{duration(cost)} earlier (error {duration(round(1e6 * row.error_ms))})"
+    return f" Evenly dealt out, the phase could end {said}.", cost
 
 
 def _end(row: ReplicaRow) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlprof_ops.analyze.output.text import counted, duration, percent
 from rlprof_ops.analyze.report_model import Answer, MfuAnswer, ServingRow
-from rlprof_ops.analyze.whole_run.run_data import Rollout, RolloutRequests
+from rlprof_ops.analyze.whole_run.run_data import Lengths, QueueReplay, Rollout, RolloutRequests
 
 MAX_LINES = 4
 
@@ -41,11 +41,51 @@ def _by_requests(requests: RolloutRequests) -> list[str]:
         for done in requests.done
     ]
     replicas = counted(len(requests.replicas), "replica") + (", some are missing" if requests.cut else "")
-    return [
+    lines = [
         f"Request by request, mean of {counted(requests.told, 'step')}:"
         f" {requests.requests / requests.told:.0f} requests on {replicas};"
         f" the phase went on for {', '.join(parts) or 'an untold time: they are too few'}."
     ]
+    lines += [_lengths(requests.lengths)] if requests.lengths else []
+    return lines + ([_replay(requests.replay)] if requests.replay else [])
+
+
+def _lengths(lengths: Lengths) -> str:
+    median, most, nearly_all, longest = (f"{value:,.0f}" for value in lengths.quantiles)
+    steps = lengths.steps
+    said = (
+        f"Answers: median {median} tokens, 90 % at most {most}, 99 % at most {nearly_all}, the longest"
+        f" {longest}; {percent(lengths.at_limit)} were ended by a limit"
+    )
+    if len(steps.step) > 1:
+        said += f"; mean {steps.mean[0]:,.0f} in step {steps.step[0]}, {steps.mean[-1]:,.0f} in the last"
+    if lengths.mean_carried and lengths.mean_others:
+        said += (
+            f"; {percent(lengths.carried)} were begun in an earlier step and are"
+            f" {lengths.mean_carried / lengths.mean_others:.1f} times as long as the others"
+        )
+    if lengths.preempted:
+        times = counted(lengths.preemptions or 0, "time")
+        said += f"; {counted(lengths.preempted, 'request')} preempted, {times}"
+    return said + "."
+
+
+def _replay(replay: QueueReplay) -> str:
+    parts = []
+    for each in replay.changes:
+        what = {
+            "length_limit": f"a limit of {each.value:,} tokens ({percent(each.cut)} of the answers cut)",
+            "balance": "the replica with the least left for each request",
+            "replicas": f"{each.value} replicas",
+        }[each.kind]
+        saves, error = (duration(round(1e6 * ms)) for ms in (max(0.0, each.saves_ms), each.error_ms))
+        parts.append(f"{what} {saves} (error {error})")
+    measured = " of ".join(duration(round(1e6 * ms)) for ms in (replay.replayed_ms, replay.measured_ms))
+    steps = counted(replay.steps, "step")
+    told = f"By replay of the requests of {replay.worker} in {steps} ({measured} measured)"
+    if not parts:
+        return f"{told}, no change can be told: it is too far from what was measured."
+    return f"{told}, a step would be shorter with: {'; '.join(parts)}."
 
 
 def _by_trace(row: ServingRow) -> str:

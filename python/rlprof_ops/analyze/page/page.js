@@ -82,7 +82,7 @@ $("meta").textContent = [`steps ${D.all_steps || "none"}`, D.ranks_read, hosts.l
 $("footer").textContent = `${D.made_by} · ${D.run.path} · the same numbers are in report.json`;
 const themes = [null, "light", "dark"]; let theme = 0;
 $("theme").addEventListener("click", () => { const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset.theme = dark ? "light" : "dark"; if (gantt) gantt.draw(); });
+  document.documentElement.dataset.theme = dark ? "light" : "dark"; if (gantt) gantt.draw(); if (requests) requests.draw(); });
 
 // ---- findings and tiles
 D.findings.forEach((f, i) => { const item = el("li", f.kind + (i > 2 ? " small" : "")), at = () => f.rank ?? (f.worker && gantt ? gantt.firstOf(f.worker) : undefined);
@@ -112,6 +112,7 @@ window.rlprofGantt = gantt;
 if (gantt) { legend($("gantt-legend"), [...D.phase_names.map((p, i) => [p, color(i)]), ["in no phase", ".thin"], ...(D.critical_path.steps.length ? [["what decided the step", ".path"]] : []), ...(D.stragglers.length ? [["straggler", ".slow"]] : [])]); gantt.draw(); } else hide("gantt");
 
 showRollout(D, {$, el, time, pct, count, counted, table, ns, hide, legend, showTip, hideTip});
+const requests = showRequests(D, {$, el, time, count, counted, legend, showTip, hideTip});
 
 // ---- what decided the step: the chain, what a change would bring, slack
 const chain = D.critical_path.steps.flatMap(s => s.links.map((l, i) => ({...l, step: s.step, length: s.length_ns, place: i + 1})));

@@ -15,7 +15,7 @@ from rlprof_ops.analyze.run.engine import default_workers
 from rlprof_ops.analyze.run.hosts import with_hosts
 from rlprof_ops.analyze.run.identity import ReportFile, find_reports
 from rlprof_ops.analyze.run.process_summary import Unread
-from rlprof_ops.analyze.timeline import archive, legacy, overview
+from rlprof_ops.analyze.timeline import archive, legacy, overview, request_rows
 from rlprof_ops.errors import RlprofError
 from rlprof_ops.host import foreign
 from rlprof_ops.job import own_files
@@ -67,11 +67,12 @@ def make(
     title = " ".join(
         filter(None, ("rlprof: ranks of", str(run.get("job_name") or ""), str(run.get("job") or folder.name)))
     )
+    drawn = [*parts, *request_rows.request_parts(folder, parts)]
     try:
         target.mkdir(parents=True, exist_ok=True)
         files = [
             _replace(
-                target / OVERVIEW, lambda path: _write_pieces(path, overview.encode(parts, clocks, title))
+                target / OVERVIEW, lambda path: _write_pieces(path, overview.encode(drawn, clocks, title))
             )
         ]
         zipped = _members(folder, parts, clocks)

@@ -16,15 +16,20 @@ import msgspec
 import numpy as np
 
 from rlprof_ops.analyze.metrics.intervals import union
+from rlprof_ops.analyze.whole_run import request_tracks
+from rlprof_ops.analyze.whole_run.lengths import lengths
+from rlprof_ops.analyze.whole_run.queue_changes import MOST_REPLAYED, StepOfReplica, replay_of
 from rlprof_ops.analyze.whole_run.records import Integers, ProcessSteps
 from rlprof_ops.analyze.whole_run.rollout import DONE, Window
 from rlprof_ops.analyze.whole_run.run_data import (
     Done,
     LateRequest,
     ReplicaRow,
+    RequestTracks,
     RolloutRequests,
     StepRequests,
 )
+from rlprof_ops.analyze.whole_run.sample_groups import Sample, alone_ms, groups_of, samples_of, step_groups
 from rlprof_ops.analyze.whole_run.tail import generation_windows
 from rlprof_ops.host import foreign
 from rlprof_ops.runtime.request_log import FOLDER, MOST_BYTES, EngineRequest
@@ -124,7 +129,45 @@ def rollout_requests(driver: ProcessSteps, replicas: Sequence[ReplicaRequests]) 
         done=_done(steps),
         replicas=_replicas(replicas, [busy for _, every in told for busy in every]),
         steps=sorted(worst, key=lambda row: row.step),
+        lengths=lengths(
+            [row for replica in replicas for row in replica.rows],
+            _windows(driver),
+            _CLOCKS_NS,
+        ),
+        replay=replay_of(_replayed(numbers, driver, replicas)),
+        tracks=_tracks([row.step for row in worst], driver, replicas),
     )
+
+
+def _tracks(
+    steps: Sequence[int], driver: ProcessSteps, replicas: Sequence[ReplicaRequests]
+) -> list[RequestTracks]:
+    """Of the first of these steps, as long as there are not too many requests."""
+    windows = {window[0]: window for window in _windows(driver)}
+    found: list[RequestTracks] = []
+    left = request_tracks.MOST_REQUESTS
+    for step in steps[: request_tracks.MOST_STEPS]:
+        if left <= 0:
+            break
+        mine = [
+            ((of.worker, of.rank), row) for of in replicas for row in of.rows[_done_in(windows[step], of)]
+        ]
+        mine.sort(key=lambda pair: pair[1].finished_ns)
+        found.append(request_tracks.tracks_of(windows[step], mine, left))
+        left -= len(mine)
+    return found
+
+
+def _replayed(
+    steps: Sequence[int], driver: ProcessSteps, replicas: Sequence[ReplicaRequests]
+) -> list[list[StepOfReplica]]:
+    """The requests of steps that are spread over the run, of each replica."""
+    windows = {window[0]: window for window in _windows(driver)}
+    shown = np.linspace(0, len(steps) - 1, min(len(steps), MOST_REPLAYED)).astype(np.int64).tolist()
+    return [
+        [StepOfReplica(of.worker, windows[step][1], of.rows[_done_in(windows[step], of)]) for of in replicas]
+        for step in dict.fromkeys(steps[place] for place in shown)
+    ]
 
 
 def request_steps(driver: ProcessSteps, replica: ReplicaRequests) -> list[int | None]:
@@ -156,6 +199,7 @@ def _step(window: Window, replicas: Sequence[ReplicaRequests]) -> tuple[StepRequ
     step, begin, end = window
     length = max(end - begin, 1)
     mine: list[tuple[EngineRequest, ReplicaRequests]] = []
+    samples: list[Sample] = []
     busy: list[_Busy] = []
     for number, replica in enumerate(replicas):
         inside = _done_in(window, replica)
@@ -165,6 +209,7 @@ def _step(window: Window, replicas: Sequence[ReplicaRequests]) -> tuple[StepRequ
             done = int(ends[-1]) - begin
             rows = replica.rows[inside]
             mine += [(row, replica) for row in rows]
+            samples += samples_of(replica.worker, replica.rank, rows)
             tokens = sum(row.tokens for row in rows)
             busy.append(_Busy(number, len(rows), tokens, max(0.0, 1 - used / length), done / length))
         elif len(replica.rows) and replica.begin_ns[0] < begin and replica.end_ns[-1] > end:
@@ -173,6 +218,8 @@ def _step(window: Window, replicas: Sequence[ReplicaRequests]) -> tuple[StepRequ
         return None
     mine.sort(key=lambda pair: pair[0].finished_ns)
     ends = np.array([row.finished_ns for row, _ in mine], np.int64)
+    of = {id(row): sample for sample in samples for row in sample.turns}
+    groups = groups_of(samples)
     return StepRequests(
         step=step,
         phase_ms=round(length / 1e6, 1),
@@ -183,7 +230,8 @@ def _step(window: Window, replicas: Sequence[ReplicaRequests]) -> tuple[StepRequ
         left=[_left(ends, share, length) for share in DONE],
         longest=round(max(row.finished_ns - _begun_ns(row) for row, _ in mine) / length, 4),
         imbalance=_imbalance(busy, replicas),
-        last=[_late(*pair) for pair in mine[: -LAST - 1 : -1]],
+        last=[_late(row, of[id(row)], groups) for row, _ in mine[: -LAST - 1 : -1]],
+        groups=step_groups(groups),
     ), busy
 
 
@@ -208,18 +256,23 @@ def _imbalance(busy: Sequence[_Busy], replicas: Sequence[ReplicaRequests]) -> fl
     return round(max(found), 3) if found else None
 
 
-def _late(row: EngineRequest, replica: ReplicaRequests) -> LateRequest:
+def _late(row: EngineRequest, sample: Sample, groups: Sequence[Sequence[Sample]]) -> LateRequest:
     told = row.queued_ns is not None and row.scheduled_ns is not None
+    group = next((each for each in groups if any(other is sample for other in each)), None)
     return LateRequest(
         id=row.id,
-        worker=replica.worker,
-        rank=replica.rank,
+        worker=sample.worker,
+        rank=sample.rank,
         prompt_tokens=row.prompt_tokens,
         tokens=row.tokens,
         queued_ms=round(((row.scheduled_ns or 0) - (row.queued_ns or 0)) / 1e6, 1) if told else None,
         ms=round((row.finished_ns - row.arrival_ns) / 1e6, 1),
         preemptions=row.preemptions,
         reason=row.reason,
+        turn=row.turn,
+        between_ms=sample.between_ms,
+        answers=len(group) if group else None,
+        alone_ms=alone_ms(group, sample) if group and sample.last is row else 0.0,
     )
 
 

@@ -111,6 +111,37 @@ class LateRequest(msgspec.Struct, frozen=True):
     ms: Annotated[float, Meta(description="from its arrival to its last token")]
     preemptions: Annotated[int | None, Meta(description="null where the engine does not tell")]
     reason: Annotated[str, Meta(description="stop, length, abort and the like")]
+    turn: Annotated[int, Meta(description="of its sample; 1 where it has no other")] = 1
+    between_ms: Annotated[float, Meta(description="between the turns of its sample: tools and the like")] = (
+        0.0
+    )
+    answers: Annotated[int | None, Meta(description="to its prompt; null where only one is known")] = None
+    alone_ms: Annotated[float, Meta(description="its sample went on when the other answers were done")] = 0.0
+
+
+class LateGroup(msgspec.Struct, frozen=True):
+    """Answers to one prompt that wait for the last of them; `id` to `rank` are of its last request."""
+
+    id: str
+    worker: str
+    rank: int
+    answers: int
+    alone_ms: Annotated[float, Meta(description="from when all but one were done to the last")]
+    spread_ms: Annotated[float, Meta(description="from when the first was done to the last")]
+    tokens: Annotated[int, Meta(description="of the last answer, all its turns")]
+    median_tokens: Annotated[float, Meta(description="of the others")]
+    turns: int
+    between_ms: Annotated[float, Meta(description="between the turns of the last answer")]
+
+
+class StepGroups(msgspec.Struct, frozen=True):
+    """The prompts of one step that have several answers."""
+
+    count: int
+    answers: Annotated[float, Meta(description="to a prompt, median")]
+    alone_ms: Annotated[float, Meta(description="mean of the groups")]
+    spread_ms: Annotated[float, Meta(description="mean of the groups")]
+    last: Annotated[list[LateGroup], Meta(description="those that waited longest for one answer")]
 
 
 class StepRequests(msgspec.Struct, frozen=True):
@@ -137,6 +168,7 @@ class StepRequests(msgspec.Struct, frozen=True):
         float | None, Meta(description="when the last replica was done, over their mean; null: one replica")
     ]
     last: Annotated[list[LateRequest], Meta(description="the very last first")]
+    groups: StepGroups | None = None
 
 
 class ReplicaRow(msgspec.Struct, frozen=True):
@@ -153,6 +185,82 @@ class ReplicaRow(msgspec.Struct, frozen=True):
     steps: int
 
 
+class RequestTracks(msgspec.Struct, frozen=True):
+    """Every request of one step. Times are microseconds from the begin of its generation; -1: not told."""
+
+    step: int
+    phase_us: int
+    left_out: Annotated[int, Meta(description="requests that are too many, the shortest")]
+    tail_us: Annotated[int, Meta(description="when 95 % were done")]
+    replicas: list[str]
+    reasons: list[str]
+    ids: list[str]
+    rows: Annotated[
+        list[list[int]],
+        Meta(
+            description="[index into replicas, arrival, scheduled, first token, last token, prompt tokens,"
+            " tokens, number of its prompt, turn, preemptions, index into reasons]"
+        ),
+    ]
+
+
+class StepLengths(msgspec.Struct, frozen=True):
+    """Lengths of answers step by step, in tokens: a row a step; of a long run a part of the steps."""
+
+    step: list[int]
+    median: list[float]
+    long: Annotated[list[float], Meta(description="95 % are shorter")]
+    longest: list[int]
+    mean: list[float]
+    at_limit: Annotated[list[float], Meta(description="share of answers that a limit ended")]
+    carried: Annotated[list[float], Meta(description="share that was begun in an earlier step")]
+    preempted: Annotated[list[int] | None, Meta(description="requests; null where no engine tells")]
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """How long answers are, in tokens; a turn is an answer of its own."""
+
+    edges: Annotated[list[int], Meta(description="of the bins: one more than `counts`")]
+    counts: Annotated[list[int], Meta(description="answers from an edge to the next")]
+    cut: Annotated[list[int], Meta(description="those of them that a limit ended")]
+    quantiles: Annotated[list[float], Meta(description="50, 90, 99, 100 % are not longer")]
+    at_limit: Annotated[float, Meta(description="share of answers that a limit ended")]
+    carried: Annotated[
+        float, Meta(description="share that came before the generation of an earlier step was over")
+    ]
+    mean_carried: Annotated[float | None, Meta(description="of those; null where there are none")]
+    mean_others: float | None
+    preemptions: Annotated[int | None, Meta(description="null where no engine tells")]
+    preempted: Annotated[int | None, Meta(description="requests that were preempted at least once")]
+    steps: StepLengths
+
+
+class QueueChange(msgspec.Struct, frozen=True):
+    """What generation would have been with one thing changed."""
+
+    kind: Annotated[str, Meta(description="length_limit, balance or replicas")]
+    value: Annotated[int, Meta(description="tokens of an answer at most, or replicas")]
+    saves_ms: Annotated[float, Meta(description="a step, against the replay of what was")]
+    share: Annotated[float, Meta(description="the same, of the phase")]
+    error_ms: Annotated[float, Meta(description="of `saves_ms`: of the replay, and of chance in dealing out")]
+    cut: Annotated[float, Meta(description="share of answers that the limit would have ended")] = 0.0
+    tokens_lost: Annotated[float, Meta(description="share of the tokens that would not have been made")] = 0.0
+
+
+class QueueReplay(msgspec.Struct, frozen=True):
+    """The requests of some steps replayed with the rates that their replicas had in others."""
+
+    worker: str
+    replicas: int
+    steps: int
+    requests: Annotated[int, Meta(description="replayed, all steps together")]
+    measured_ms: Annotated[float, Meta(description="to the last request's end, mean of the steps")]
+    replayed_ms: float
+    error_ms: Annotated[float, Meta(description="mean difference of the two, whichever is longer")]
+    at_a_time: Annotated[int | None, Meta(description="requests on a replica; null: none waited for a place")]
+    changes: Annotated[list[QueueChange], Meta(description="whose error is at most a fifth of the step")]
+
+
 class RolloutRequests(msgspec.Struct, frozen=True):
     """Generation request by request, as its engines told them."""
 
@@ -165,6 +273,11 @@ class RolloutRequests(msgspec.Struct, frozen=True):
     done: list[Done]
     replicas: list[ReplicaRow]
     steps: list[StepRequests]
+    lengths: Lengths | None = None
+    tracks: Annotated[
+        list[RequestTracks], Meta(description="the steps with the longest tails, that one first")
+    ] = []
+    replay: QueueReplay | None = None
 
 
 class WholeRun(msgspec.Struct, frozen=True):

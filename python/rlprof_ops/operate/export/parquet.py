@@ -25,7 +25,9 @@ _OURS = b"rlprof_ops"  # in a file's metadata
 _PROCESS = [("node", pa.string()), ("worker", pa.string()), ("rank", pa.int64()), ("pid", pa.int64())]
 _STEP = [*_PROCESS, ("leads", pa.bool_()), ("step", pa.int64())]
 _TIMES = [("begin_ns", pa.int64()), ("seconds", pa.float64())]
-_REQUEST = [(name, pa.string() if name in ("id", "reason") else pa.int64()) for name in EngineRequest._fields]
+_REQUEST = [
+    (name, pa.string() if name in ("id", "reason", "first") else pa.int64()) for name in EngineRequest._fields
+]
 SCHEMAS = {
     "steps": [*_STEP, *_TIMES],
     "phases": [*_STEP, ("phase", pa.string()), *_TIMES, ("own_s", pa.float64()), ("count", pa.int64())],

@@ -17,19 +17,19 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from rlprof_ops.runtime.process.hooks import Intercept, Watch, attribute, follow
-from rlprof_ops.runtime.request_log import EngineRequest, RequestLog
+from rlprof_ops.runtime.request_log import EngineRequest, RequestLog, RequestTokens
 
 _SAME_CLOCK_S = 5.0  # by which the engine's monotonic clock may be behind ours where both are one
 _SECOND = 1_000_000_000
 
 
 class _Open:
-    """The requests of one OutputProcessor that are not done: its state, when it came, its first token's
-    time.
+    """The requests of one OutputProcessor that are not done: its state, when it came, what its prompt has
+    beside text; its first token's time.
     """
 
     def __init__(self) -> None:
-        self.requests: dict[str, tuple[Any, int]] = {}
+        self.requests: dict[str, tuple[Any, int, Any]] = {}
         self.first: dict[str, float] = {}
         self.unbegun: set[str] = set()
 
@@ -48,10 +48,10 @@ class _Process:
             found = self.open[processor] = _Open()
         return found
 
-    def add(self, row: EngineRequest) -> None:
+    def add(self, row: EngineRequest, tokens: RequestTokens | None) -> None:
         if self.log is None or self.log.pid != os.getpid():
             self.log = RequestLog("vllm")
-        self.log.add(row)
+        self.log.add(row, tokens)
         if self.log.off:
             self.stop()
 
@@ -98,7 +98,8 @@ def _came(token: tuple[Any, Any], error: BaseException | None) -> None:
     state = processor.request_states.get(request.request_id) if error is None else None
     if state is not None:
         mine = _PROCESS.of(processor)
-        mine.requests[request.request_id] = state, int(request.arrival_time * _SECOND)
+        features = getattr(request, "mm_features", None)
+        mine.requests[request.request_id] = state, int(request.arrival_time * _SECOND), features
         mine.unbegun.add(request.request_id)
 
 
@@ -152,7 +153,7 @@ def _tell(mine: _Open, done: Iterable[tuple[str, str]], at_s: float | None) -> N
         return at_ns if seconds and since_ns - _SECOND < at_ns < now_ns + _SECOND else None
 
     for name, reason in done:
-        state, arrival_ns = mine.requests.pop(name)
+        state, arrival_ns, features = mine.requests.pop(name)
         mine.unbegun.discard(name)
         first = mine.first.pop(name, None)
         stats = state.stats
@@ -169,8 +170,18 @@ def _tell(mine: _Open, done: Iterable[tuple[str, str]], at_s: float | None) -> N
                 wall(at_s) or now_ns,
                 getattr(stats, "num_preemptions", None),
                 reason,
-            )
+            ),
+            _asked_and_answered(state, features),
         )
+
+
+def _asked_and_answered(state: Any, features: Any) -> RequestTokens | None:
+    """None of a prompt that is not of tokens, and of a request for pooling."""
+    prompt = getattr(state, "prompt_token_ids", None)
+    if prompt is None or state.detokenizer is None:
+        return None
+    answer = getattr(state.detokenizer, "output_token_ids", ())
+    return RequestTokens(prompt, answer, [str(each.identifier) for each in features or ()])
 
 
 def _tokens(detokenizer: Any) -> int:

@@ -1,0 +1,103 @@
+"""The samples of one step, from their requests: the turns of each, and which are answers to one prompt."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from rlprof_ops.analyze.whole_run.run_data import LateGroup, StepGroups
+from rlprof_ops.runtime.request_log import EngineRequest
+
+MOST_GROUPS = 3  # of a step that are named
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer of a policy: its requests, a turn each, in the order in which they were done."""
+
+    worker: str
+    rank: int
+    turns: list[EngineRequest] = field(default_factory=list)
+
+    @property
+    def last(self) -> EngineRequest:
+        return self.turns[-1]
+
+    @property
+    def end_ns(self) -> int:
+        return self.turns[-1].finished_ns
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.tokens for row in self.turns)
+
+    @property
+    def between_ms(self) -> float:
+        """Time between its turns: tools, the environment, and the trainer."""
+        gaps = (after.arrival_ns - before.finished_ns for before, after in pairwise(self.turns))
+        return round(sum(max(0, gap) for gap in gaps) / 1e6, 1)
+
+
+def samples_of(worker: str, rank: int, rows: Iterable[EngineRequest]) -> list[Sample]:
+    """Of one replica's requests in the order in which they were done; a later turn whose first one is of
+    another step begins one of its own.
+    """
+    found: list[Sample] = []
+    open_: dict[str, Sample] = {}
+    for row in rows:
+        sample = open_.get(row.first) if row.first is not None else None
+        if sample is None:
+            sample = Sample(worker, rank)
+            found.append(sample)
+            open_[row.first or row.id] = sample
+        sample.turns.append(row)
+    return found
+
+
+def groups_of(samples: Iterable[Sample]) -> list[list[Sample]]:
+    """Answers to one prompt, the last one last, where there are several."""
+    groups: dict[int, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        if sample.last.group is not None:
+            groups[sample.last.group].append(sample)
+    return [sorted(group, key=lambda each: each.end_ns) for group in groups.values() if len(group) > 1]
+
+
+def step_groups(groups: Sequence[Sequence[Sample]]) -> StepGroups | None:
+    """None where no prompt has several answers."""
+    if not groups:
+        return None
+    late = sorted((_late(group) for group in groups), key=lambda row: -row.alone_ms)
+    return StepGroups(
+        count=len(groups),
+        answers=float(np.median([len(group) for group in groups])),
+        alone_ms=round(float(np.mean([row.alone_ms for row in late])), 1),
+        spread_ms=round(float(np.mean([row.spread_ms for row in late])), 1),
+        last=late[:MOST_GROUPS],
+    )
+
+
+def _late(group: Sequence[Sample]) -> LateGroup:
+    *others, last = group
+    return LateGroup(
+        id=last.last.id,
+        worker=last.worker,
+        rank=last.rank,
+        answers=len(group),
+        alone_ms=alone_ms(group, last),
+        spread_ms=round((last.end_ns - group[0].end_ns) / 1e6, 1),
+        tokens=last.tokens,
+        median_tokens=float(np.median([sample.tokens for sample in others])),
+        turns=last.last.turn,
+        between_ms=last.between_ms,
+    )
+
+
+def alone_ms(group: Sequence[Sample], sample: Sample) -> float:
+    """How long a sample went on when all others of its group were done."""
+    others = max(other.end_ns for other in group if other is not sample)
+    return round(max(0, sample.end_ns - others) / 1e6, 1)
