@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("torch")
 
 from rlprof_ops.job.knobs import python_path
+from tests.needs import need
 from tests.waits import wait_until
 
 PROGRAM = Path(__file__).with_name("hung_ranks.py")
@@ -102,6 +103,10 @@ SENTENCE = {
     "stopped": WHO.format(3) + r"is stopped \(SIGSTOP\): " + WAITED.format("ranks 0-2 have", "all_reduce"),
     "lock": WHO.format(1) + "is " + AT + WAITED.format("rank 0 has", "all_reduce"),
     "file_lock": WHO.format(1) + "is in `fcntl.flock` " + AT + WAITED.format("rank 0 has", "all_reduce"),
+    "dead_mount": WHO.format(1)
+    + "waits for an answer of a FUSE file system in `open` "
+    + AT
+    + WAITED.format("rank 0 has", "all_reduce"),
     "opposite_order": "ranks wait for each other: rank 0 in all_reduce #1 of tp; rank 1 in all_reduce #1 of"
     " dp",
 }
@@ -115,6 +120,8 @@ QUICK = ("stopped",)
 def test_who_is_missing_is_said_with_what_it_does_before_half_of_the_timeout(
     tmp_path: Path, scenario: str
 ) -> None:
+    if scenario == "dead_mount":
+        need("fuse")
     with job(tmp_path, scenario) as hung:
         wait_until(lambda: hung.found, SECONDS, hung.said)
         [finding] = hung.found

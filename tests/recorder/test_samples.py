@@ -122,18 +122,18 @@ def test_a_server_tells_its_address(endpoint: str, tmp_path: Path, monkeypatch: 
     (tmp_path / "marks" / f"{ended}.engine").write_text("http://127.0.0.1:9/metrics\n")
     (tmp_path / "marks" / "1.engine").write_text("file:///etc/passwd\n")
     engines = Engines(urls="", node_dir=tmp_path)
-    assert engines._told() == [endpoint]
+    assert [*engines._told()] == [endpoint]
     assert [sample.url for sample in engines.look()] == [endpoint]
     told.unlink()
     assert engines.look() == []
-    engines._found = (endpoint.replace("127.0.0.1", "localhost"),)  # by its command line
+    engines._found = {endpoint.replace("127.0.0.1", "localhost"): 0}  # by its command line
     assert [sample.url for sample in engines.look()] == [endpoint.replace("127.0.0.1", "localhost")]
     marks.tell_engine("0.0.0.0", port)
     assert [sample.url for sample in engines.look()] == [endpoint]
     told.unlink()
     monkeypatch.setattr("os.getpid", lambda: 1)
     marks.tell_engine("::1", 8000)
-    assert Engines(urls="", node_dir=tmp_path)._told() == ["http://[::1]:8000/metrics"]
+    assert Engines(urls="", node_dir=tmp_path)._told() == {"http://[::1]:8000/metrics": 1}
 
 
 def test_the_host_moves() -> None:

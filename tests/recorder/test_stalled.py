@@ -149,6 +149,77 @@ def test_the_step_clock_may_stand_while_somebody_works() -> None:
     assert view.look(end + 1802 * 10**9)[0].text.startswith("the step clock stands still")
 
 
+def in_generation(view: JobView, engines: tuple[EngineSample, ...] = (), **more: Any) -> int:
+    """30 healthy steps, then one whose generation does not end; when it began (Unix ns)."""
+    for told in healthy(6, 30):
+        findings(view, told)
+    end = told[0].begin_ns + int(told[0].seconds * 1e9)
+    now = Now(31, end, end + 10**9, 0, 1, 7, True, "generation", "driver")
+    serves = Now(0, 0, 0, 2, 3, 8000, False, "", "rollout")
+    view.take(news([], now=(now, serves), engines=engines, **more))
+    return end
+
+
+STANDS = EngineSample("http://127.0.0.1:1/metrics", 3, 2, 0, 0, 0.0, 0.0, 8000, 44.0, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "has 3 requests running and 2 requests waiting and made no token for 44.0 s"),
+        (
+            {"stopped": 8001, "running": 0, "waiting": 0},
+            "has made no token for 44.0 s: its process 8001 is stopped (SIGSTOP)",
+        ),
+        (
+            {"silent": 1, "running": 1, "waiting": 0},
+            "has 1 request running and made no token for 44.0 s: its metrics do not answer",
+        ),
+    ],
+)
+def test_a_server_whose_engine_stands_is_what_the_driver_waits_for(
+    changes: dict[str, Any], said: str
+) -> None:
+    view = JobView("1", ["n1"])
+    end = in_generation(view, (replace(STANDS, **changes),))
+    assert not view.look(end + 28 * 10**9), "three times the phase, and 30 s"
+    [finding] = view.look(end + 46 * 10**9)
+    who = "the driver waits for generation of rollout 2 (node n1, pid 8000), whose engine "
+    still = "; the step clock stands still for 45.0 s at step 31, in generation"
+    assert (finding.kind, finding.text) == (HANG, who + said + still)
+    assert not view.look(end + 400 * 10**9), "said once"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cores": 0.9},
+        {"idle_s": 3.0},
+        {"running": 0, "waiting": 0},
+        {"tokens_s": 20.0, "idle_s": 0.0},
+    ],
+)
+def test_a_server_that_works_or_has_nothing_to_do_is_no_hang(changes: dict[str, float]) -> None:
+    view = JobView("1", ["n1"])
+    end = in_generation(view, (replace(STANDS, **changes),))
+    assert not view.look(end + 120 * 10**9)
+
+
+def test_an_actor_that_ray_never_places_is_what_the_driver_waits_for() -> None:
+    view = JobView("1", ["n1"])
+    view.take_unmet("an actor or task asks for 8 CPU, and no node has that (the largest has 2 CPU)")
+    end = in_generation(view)
+    [finding] = view.look(end + 46 * 10**9)
+    assert finding.text == (
+        "the driver waits: an actor or task asks for 8 CPU, and no node has that (the largest has 2 CPU);"
+        " the step clock stands still for 45.0 s at step 31, in generation"
+    )
+    again = JobView("1", ["n1"])
+    again.take_unmet("an actor or task asks for 8 CPU")
+    again.take_unmet("")
+    assert not again.look(in_generation(again) + 46 * 10**9)
+
+
 def test_a_capture_of_hangs_keeps_to_its_own_time() -> None:
     when = When(hang_s=60.0)
     trigger = Trigger(1, CaptureSpec(backend="torch", when=when), when)

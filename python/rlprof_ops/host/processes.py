@@ -13,6 +13,16 @@ from pathlib import Path
 from rlprof_ops import env_names
 
 _PROC = Path("/proc")
+# Where in the kernel a process waits -> for whose answer.
+_STORAGE_WAITS = {
+    "request_wait_answer": "a FUSE file system",
+    "rpc_wait_bit": "an NFS server",
+    "nfs_wait_bit": "an NFS server",
+    "nfs4_": "an NFS server",
+    "ptlrpc_": "a Lustre server",
+    "ldlm_": "a Lustre server",
+    "cl_sync_io_wait": "a Lustre server",
+}
 _JOB, _NODE_DIR = f"{env_names.JOB}=".encode(), f"{env_names.NODE_DIR}=".encode()
 
 
@@ -104,13 +114,25 @@ def cpu_ticks(pid: int) -> int:
         return 0
 
 
-def with_descendants(pid: int) -> list[int]:
-    """A process and what its main thread has started, and so on."""
+def with_descendants(pid: int, of_all_threads: bool = False) -> list[int]:
+    """A process and what its main thread has started, or any of its threads, and so on."""
     found = [pid]
     for each in found:
-        with contextlib.suppress(OSError):
-            found += map(int, (_PROC / f"{each}/task/{each}/children").read_bytes().split())
+        for path in (_PROC / str(each) / "task").glob(f"{'*' if of_all_threads else each}/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, path.read_bytes().split())
     return found
+
+
+def awaited_storage(pid: int) -> str:
+    """The kind of file system for whose answer the main thread of a process waits in the kernel; empty for
+    one that waits for no such thing, and where the kernel does not say.
+    """
+    try:
+        function = (_PROC / str(pid) / "wchan").read_text()
+    except OSError:
+        return ""
+    return next((name for prefix, name in _STORAGE_WAITS.items() if function.startswith(prefix)), "")
 
 
 def moved_bytes(pid: int) -> int:

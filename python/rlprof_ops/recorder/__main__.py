@@ -136,9 +136,17 @@ def _run(
                 head.look()
         pipes.flush()
         for line in pipes.lines(next_look - time.monotonic()):
-            told = news_lines.read(line) if head is not None else None
-            if head is not None and told is not None:
-                head.take(told)
+            if head is not None:
+                _hear(head, line)
+
+
+def _hear(head: HeadRecorder, line: bytes) -> None:
+    """Take another node's news, or what the job waits for, by the supervisor."""
+    told, unmet = news_lines.read(line), news_lines.unmet(line)
+    if told is not None:
+        head.take(told)
+    elif unmet is not None:
+        head.view.take_unmet(unmet)
 
 
 class _Stop:

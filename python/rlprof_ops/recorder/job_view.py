@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any, TypedDict
 
 from rlprof_ops.recorder.detect.anomaly import HANG, Anomaly
+from rlprof_ops.recorder.detect.driver_waits import held_engine
 from rlprof_ops.recorder.detect.machine import MemoryDetector, ThrottleDetector
 from rlprof_ops.recorder.detect.ranks import RankDetector
 from rlprof_ops.recorder.detect.slow_steps import StepDetector
@@ -117,6 +118,7 @@ class JobView:
         self._moved_ns = 0
         self._hung_at = 0
         self._standing: set[str] = set()
+        self._unmet = ""
         self._keys: set[str] = set()
         self._throttle: dict[tuple[str, int], ThrottleDetector] = {}
         self._memory: dict[tuple[str, str], MemoryDetector] = {}
@@ -136,6 +138,10 @@ class JobView:
             found += self._step(news.node, step)
         found += self._machine(news)
         return [finding for finding in found if finding is not None and self._is_new(finding)]
+
+    def take_unmet(self, text: str) -> None:
+        """What somebody asks Ray for and no node has, as a sentence; "" when that is over."""
+        self._unmet = text
 
     def remember(self, findings: Iterable[Anomaly]) -> None:
         """Findings that were told before: they are not told again."""
@@ -167,12 +173,27 @@ class JobView:
         found = stalled(states, self.suspect_s, t_ns, works, (t_ns - self._moved_ns) / 1e9)
         return found, works or any(is_working(rank) for news in told for rank in news.ranks)
 
+    def _awaited(self) -> str:
+        """What the driver waits for, where that is seen; "" where it is not."""
+        told = [news for news in self._nodes.values() if news is not None]
+        names = {
+            (node, now.pid): f"{now.worker} {now.rank}"
+            for node, there in self._now.items()
+            for now in there
+            if now.worker
+        }
+        held = held_engine({news.node: news.engines for news in told}, names, _SUSPECT_S)
+        return held or (f"the driver waits: {self._unmet}" if self._unmet else "")
+
     def _still(self, t_ns: int, works: bool) -> list[Anomaly]:
         """Whether the step clock stands; who works may go on for as long as a first step."""
         step = self.step
         limit_s = self.hang_limit_s
+        awaited = "" if works else self._awaited()
         if works and self._hang_s is None:
             limit_s = max(limit_s, _FIRST_HANG_S)
+        elif awaited and self._hang_s is None:
+            limit_s = min(limit_s, self.suspect_s)
         if not step or not self._moved_ns or (t_ns - self._moved_ns) / 1e9 < limit_s:
             return []
         if self._hung_at == self._moved_ns:
@@ -183,6 +204,7 @@ class JobView:
         text = f"the step clock stands still for {duration(still_s * 1e9)} at step {step}" + (
             f", in {phase}" if phase else ""
         )
+        text = f"{awaited}; {text}" if awaited else text
         evidence = {"still_s": still_s, "limit_s": limit_s, "median_s": self._driver.steps.median_s}
         finding = Anomaly(
             HANG, text, f"{HANG}:{self._moved_ns}", t_ns, step, self._driver_name, (), "", phase, evidence

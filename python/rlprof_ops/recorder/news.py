@@ -93,6 +93,12 @@ def read(text: str | bytes) -> News | None:
         return None
 
 
+def unmet(line: bytes) -> str | None:
+    """Of a line {"unmet": sentence}, what the job waits for; None for another line."""
+    found = next(foreign.rows(line), {}).get("unmet")
+    return found if isinstance(found, str) else None
+
+
 def _numbers(row: Iterable[Any]) -> list[int]:
     found = list(row)
     if not all(isinstance(value, (int, float)) for value in found):

@@ -98,7 +98,7 @@ class NodeRecorder:
                     rows.pack(rows.HOST, t, host.cpu_permille, host.memory_mib, *moved, host.store_mib),
                 )
             )
-            for engine in engines:
+            for engine in (each for each in engines if not each.silent):
                 number = self._names.number(engine.url)
                 values = (engine.running, engine.waiting, engine.cache_permille, engine.preemptions)
                 row = rows.pack(rows.ENGINE, t, number, *values, engine.tokens_s, engine.prompt_tokens_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
 import sys
@@ -319,6 +320,8 @@ class Head:
     def _note_waiting(self, text: str) -> None:
         self.node.journal.say(f"the driver waits: {text}" if text else "what the driver waited for is there")
         self.run_record.waits(text)
+        if self.node.recording is not None:
+            self.node.recording.hear(json.dumps({"unmet": text}))
 
     def _cause(self, ray: RayProcess, driver: int | None) -> tuple[EndCause, int]:
         order, journal = self.node.order.cause, self.node.journal

@@ -152,6 +152,8 @@ def _does(state: RankState) -> str:
             else []
         )
         return f"is working ({', '.join(does)}){f' {state.at}' if state.at else ''}"
+    if state.awaits:
+        return f"waits for an answer of {state.awaits}{f' {state.at}' if state.at else ''}"
     if state.state == "D":
         return f"is in an uninterruptible wait, as for a disk (state D){f' {state.at}' if state.at else ''}"
     return f"is {state.at}" if state.at else "does nothing"

@@ -10,11 +10,13 @@ import os
 import re
 import time
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlprof_ops import env_names
+from rlprof_ops.host import processes
+from rlprof_ops.recorder.samples.family_work import FamilyWork
 from rlprof_ops.runtime import marks
 
 _SERVER = re.compile(r"vllm\.entrypoints|vllm\0serve|sglang\.launch_server|bin/vllm\0|sglang_router")
@@ -22,6 +24,7 @@ _PORT = re.compile(r"\0--port(?:\0|=)(\d{2,5})(?:\0|$)")
 _DEFAULT_PORT = {"vllm": 8000, "sglang": 30000}
 _SEARCH_S = 15.0
 _TIMEOUT_S = 0.5
+IDLE_S = 5.0
 _MOST_BYTES = 1 << 20
 _TOLD = re.compile(r"(\d+)" + re.escape(marks.ENGINE_SUFFIX))
 _URL = re.compile(r"http://(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}/metrics")
@@ -38,7 +41,10 @@ _PROMPT = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
 
 @dataclass(frozen=True)
 class EngineSample:
-    """One look at one server."""
+    """One look at one server. `idle_s`: for how long it has made no token and taken no prompt; looked at more
+    closely from IDLE_S on: `cores` its processes compute, and `stopped` is one of them that SIGSTOP holds.
+    `silent`: it runs and answers no more, and the other figures are its last ones. `pid` 0: not known.
+    """
 
     url: str
     running: int
@@ -47,6 +53,24 @@ class EngineSample:
     preemptions: int
     tokens_s: float
     prompt_tokens_s: float
+    pid: int = 0
+    idle_s: float = 0.0
+    cores: float = 0.0
+    stopped: int = 0
+    silent: int = 0
+
+
+@dataclass
+class _Server:
+    """What is kept of a server between two looks."""
+
+    pid: int = 0
+    sample: EngineSample | None = None
+    t_s: float = 0.0
+    made: float = 0.0
+    taken: float = 0.0
+    moved_s: float = 0.0
+    work: FamilyWork = field(default_factory=FamilyWork)
 
 
 class Engines:
@@ -58,38 +82,46 @@ class Engines:
         # A proxy of the site's knows nothing of a server of this node's.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._urls = tuple((os.environ.get(env_names.ENGINES, "") if urls is None else urls).split())
-        self._found: tuple[str, ...] = ()
+        self._found: dict[str, int] = {}
         self._searched = -_SEARCH_S
-        self._before: dict[str, tuple[float, float, float]] = {}
+        self._servers: dict[str, _Server] = {}
 
     def look(self) -> list[EngineSample]:
         now = time.monotonic()
         if now - self._searched >= _SEARCH_S:
             self._searched = now
-            self._found = tuple(dict.fromkeys((*self._urls, *self._search())))
+            self._found = {**dict.fromkeys(self._urls, 0), **self._search()}
         told = self._told()
         ports = {urlsplit(url).port for url in told}
         # What told its address need not be found by its command line too, under another name of this machine.
-        found = (url for url in self._found if url in self._urls or urlsplit(url).port not in ports)
-        urls = dict.fromkeys((*told, *found))
-        return [sample for url in urls if (sample := self._sample(url)) is not None]
+        urls = told | {
+            url: told.get(url) or pid
+            for url, pid in self._found.items()
+            if url in self._urls or urlsplit(url).port not in ports
+        }
+        self._servers = {url: self._servers.get(url) or _Server() for url in urls}
+        for url, pid in urls.items():
+            self._servers[url].pid = pid
+        samples = (self._look_at(url, server) for url, server in self._servers.items())
+        return [sample for sample in samples if sample is not None]
 
-    def _told(self) -> list[str]:
-        """What servers that run have left."""
+    def _told(self) -> dict[str, int]:
+        """What servers that run have left: address -> pid."""
         if self._told_in is None:
-            return []
-        found = []
+            return {}
+        found = {}
         try:
             for name in sorted(os.listdir(self._told_in)):
                 told = _TOLD.fullmatch(name)
                 if told and os.path.isdir(f"{self._proc}/{told[1]}"):
-                    found.append((self._told_in / name).read_text(errors="replace").strip())
+                    url = (self._told_in / name).read_text(errors="replace").strip()
+                    found[url] = int(told[1])
         except OSError:
-            return []
-        return [url for url in found if _URL.fullmatch(url)]
+            return {}
+        return {url: pid for url, pid in found.items() if _URL.fullmatch(url)}
 
-    def _search(self) -> list[str]:
-        found = []
+    def _search(self) -> dict[str, int]:
+        found: dict[str, int] = {}
         for path in Path(self._proc).glob("[0-9]*/cmdline"):
             try:
                 if path.parent.stat().st_uid != os.getuid():
@@ -100,10 +132,29 @@ class Engines:
             if _SERVER.search(words):
                 port = _PORT.search(words)
                 kind = "sglang" if "sglang" in words else "vllm"
-                found.append(f"http://127.0.0.1:{port[1] if port else _DEFAULT_PORT[kind]}/metrics")
+                url = f"http://127.0.0.1:{port[1] if port else _DEFAULT_PORT[kind]}/metrics"
+                pid = int(path.parent.name)
+                found[url] = min(pid, found.get(url, pid))  # of a server and its children
         return found
 
-    def _sample(self, url: str) -> EngineSample | None:
+    def _look_at(self, url: str, server: _Server) -> EngineSample | None:
+        sample = self._sample(url, server)
+        if sample is None and server.sample is not None and processes.state_of(server.pid) not in ("", "Z"):
+            sample = replace(server.sample, tokens_s=0.0, prompt_tokens_s=0.0, silent=1)
+        server.sample = sample
+        now = time.monotonic()
+        if sample is None or now - server.moved_s < IDLE_S:
+            return sample
+        held = 0
+        if server.pid:
+            server.work.look(server.pid)
+            family = processes.with_descendants(server.pid, of_all_threads=True)
+            held = next((pid for pid in family if processes.state_of(pid) == "T"), 0)
+        return replace(
+            sample, idle_s=round(now - server.moved_s, 1), cores=round(server.work.cores, 2), stopped=held
+        )
+
+    def _sample(self, url: str, server: _Server) -> EngineSample | None:
         try:
             with self._opener.open(url, timeout=_TIMEOUT_S) as answer:
                 text = answer.read(_MOST_BYTES).decode("utf-8", "replace")
@@ -114,17 +165,22 @@ class Engines:
             return None
         now = time.monotonic()
         made, taken = _first(figures, _TOKENS), _first(figures, _PROMPT)
-        then, made_before, taken_before = self._before.get(url, (now, made, taken))
-        self._before[url] = (now, made, taken)
-        seconds = max(now - then, 1e-3)
+        begun = server.t_s > 0
+        tokens, prompts = (made - server.made, taken - server.taken) if begun else (0.0, 0.0)
+        seconds = max(now - server.t_s, 1e-3)
+        running, waiting = int(_first(figures, _RUNNING)), int(_first(figures, _WAITING))
+        if tokens or prompts or not begun:
+            server.moved_s = now
+        server.t_s, server.made, server.taken = now, made, taken
         return EngineSample(
             url,
-            int(_first(figures, _RUNNING)),
-            int(_first(figures, _WAITING)),
+            running,
+            waiting,
             round(1000 * min(1.0, _first(figures, _CACHE))),
             int(_first(figures, _PREEMPTIONS)),
-            max(0.0, made - made_before) / seconds,
-            max(0.0, taken - taken_before) / seconds,
+            max(0.0, tokens) / seconds,
+            max(0.0, prompts) / seconds,
+            server.pid,
         )
 
 

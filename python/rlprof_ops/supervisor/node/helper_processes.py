@@ -150,7 +150,7 @@ class Recording:
         self._keeping = asyncio.create_task(helpers.keep("the recorder", self._run))
 
     def hear(self, news: str) -> None:
-        """Another node's news, for the head's recorder."""
+        """A line for the head's recorder: another node's news, or what the job waits for."""
         process = self._process
         if process is None or process.stdin is None or process.returncode is not None:
             return
