@@ -35,24 +35,24 @@ MOST_FILES = 14
 # at most. The comment says what today's features fit in.
 BUDGET = {
     "(root)": 296,  # and the one line of a doctor's answer, an installed version
-    "host": 1151,  # host, job and slurm: 1,600; the one line of a log that a reason quotes
+    "host": 1159,  # host, job and slurm: 1,600; a log's line in a reason, storage that does not answer
     "job": 782,  # and what of run.json is written before a supervisor, or without one
     "slurm": 288,  # and host's way to run a command
     "redact": 606,  # and secrets in binary reports of any backend
-    "request": 1496,  # 1,100; what a GPU refuses, a folder a backend, windows inside a step
-    "backends": 2792,  # 1,300; and which of them records CUDA, what a doctor finds of each
+    "request": 1611,  # 1,100; what a GPU refuses, windows inside a step, steps by lines of output
+    "backends": 2713,  # 1,300; and which of them records CUDA, what a doctor finds of each
     "window": 807,  # 700; and windows inside a step
-    "trainers": 3200,  # 2,300; verl asynchronous, NeMo RL, RLinf's block, vLLM's requests, AReaL
-    "runtime": 3103,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests
-    "rayenv": 757,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
-    "collect": 3463,  # 2,600; an engine beside its server, one that came too late, links where documents look
-    "supervisor": 3416,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
-    "recorder": 1981,  # 1,500; and collectives that stand, the end of a job that hangs
+    "trainers": 3224,  # 2,300; who leads, verl asynchronous, RLinf's block, vLLM's requests, AReaL, ROLL
+    "runtime": 3203,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, samples, whose steps
+    "rayenv": 762,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
+    "collect": 3575,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
+    "supervisor": 3728,  # 2,200; since then Ray from a path with a blank, steps from what is printed (240)
+    "recorder": 2099,  # 1,500; who tells the steps, what stands, the end of a job that hangs
     "submit": 474,  # submit, operate and commands: 2,600
-    "operate": 1635,  # since then the rank that failed first, tables for a notebook
-    "commands": 1266,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 10480,  # 7,600; traces without phases, diff, overlapping steps, last requests, shared GPUs
-    "doctor": 711,  # doctor, submitit_job and demo: 1,700
+    "operate": 1645,  # since then the rank that failed first, tables for a notebook, who is heard
+    "commands": 1268,  # since then a base of what is converted, rlprof run, and rlprof hang
+    "analyze": 11451,  # 7,600; traces without phases, diff, requests (samples, tracks, replay), links, pauses
+    "doctor": 531,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 623,  # the run folder is named by job.attempt
 }
