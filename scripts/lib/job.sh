@@ -386,13 +386,20 @@ job::attend_containers() {
     attendant="${!-}"
 }
 
+# Let that step begin; `job::remove_containers` waits for it.
+job::release_containers() {
+    [[ -n ${containers} ]] || return 0
+    exec {containers}>&-
+    containers=""
+}
+
 # Where that step could not do it, as on a node that died, one by one: this host needs no step for it.
 job::remove_containers() {
     local node
     local log="${RUN_FOLDER}/logs/salvage.log"
 
     [[ $(slurm::container_runtime) == pyxis ]] || return 0
-    exec {containers}>&-
+    job::release_containers
     ! job::_ended_well "${attendant}" || return 0
     job::_storage_answers || log=/dev/null
     for node in ${RLPROF_NODES}; do
@@ -522,6 +529,8 @@ job::run() {
         job::record_bad_start "${code}"
         job::order_harvest
         job::salvage "${code}"
+        # Slurm may leave time for one of the two alone, and this host's Python needs no container to harvest.
+        [[ -z ${containers} ]] || ! job::_line_here || job::release_containers
         [[ -n ${harvest_ordered} || -z ${harvest_here} ]] || job::harvest_here
     else
         common::log "${WHY}: what it did not take is on the nodes, in ${RLPROF_NODE_ROOT}"

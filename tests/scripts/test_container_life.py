@@ -35,7 +35,7 @@ class Nodes:
     hosts: Path
     run: Path
 
-    def job(self, **env: str) -> subprocess.CompletedProcess[str]:
+    def job(self, script: str = JOB, **env: str) -> subprocess.CompletedProcess[str]:
         known = {
             "PATH": f"{self.hosts}/bin:{PYXIS}:{os.environ['PATH']}",
             "HOME": os.environ.get("HOME", "/"),
@@ -56,8 +56,8 @@ class Nodes:
             "SLURM_JOB_NUM_NODES": "2",
             "SLURM_SUBMIT_DIR": str(self.run.parent),
         }
-        script = ["bash", "-c", JOB]
-        return subprocess.run(script, env=known | env, capture_output=True, text=True, timeout=120)
+        line = ["bash", "-c", script]
+        return subprocess.run(line, env=known | env, capture_output=True, text=True, timeout=120)
 
     def break_attendant(self) -> None:
         """The step that waits for its word to remove containers cannot be started."""
@@ -128,6 +128,22 @@ def test_a_job_that_is_cancelled_leaves_no_container(nodes):
 
     assert (nodes.hosts / "expired").exists() and done.returncode == 0, done.stderr
     assert nodes.containers() == [], done.stderr + (nodes.run / "logs/salvage.log").read_text()
+    assert "may be there still" not in done.stderr
+
+
+def test_containers_go_while_the_harvest_runs(nodes):
+    """Slurm leaves a job that is being ended its KillWait for both."""
+    harvest = """
+        job::harvest_here() {
+            for _ in {1..150}; do
+                compgen -G "${HOSTS}/*.enroot/pyxis_*" > /dev/null || { touch "${HOSTS}/gone"; return 0; }
+                sleep 0.1
+            done
+        }
+        job::run"""
+    done = nodes.job(JOB.replace("job::run", harvest), KILLED="n2")
+
+    assert (nodes.hosts / "gone").exists(), done.stderr
     assert "may be there still" not in done.stderr
 
 
