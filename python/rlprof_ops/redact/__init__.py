@@ -1,9 +1,10 @@
 """Keeps secrets out of everything that leaves a node.
 
-A secret is known by its name (`HF_TOKEN=…`, `"api_key": …`, `--db-password …`: `names.py`), by its own shape
-(`hf_…`, `Bearer …`, `https://user:password@`: `shapes.py`), or because an environment holds it under such a
-name: then it is looked for in the encodings that logs use (`known.py`). `scan.py` finds the places in a text,
-`log.py` masks logs of any size, piece by piece.
+A secret is known by its name (`HF_TOKEN=…`, `"api_key": …`, `--db-password …`: `secret_names.py`), by its
+own shape (`hf_…`, `Bearer …`, `https://user:password@`: `shapes.py`), or because an environment holds it
+under such a name: then it is looked for in the encodings that logs use (`known.py`). `scan.py` finds the
+places in a text, `log.py` masks logs of any size, piece by piece, `binary_files.py` what a profiler wrote
+into its report.
 """
 
 from rlprof_ops.redact.known import holds_secret, own_secrets, secret_values

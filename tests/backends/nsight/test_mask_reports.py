@@ -92,6 +92,19 @@ def test_the_only_copy_is_never_written_to(tmp_path, monkeypatch):
     assert home == whole.replace(SECRET.encode(), b"*" * len(SECRET)) == report.read_bytes()
 
 
+def test_reports_of_another_backend_are_masked_where_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setattr(type(backends.get("torch")), "masked", (".pt.trace.json",))
+    node, run = tmp_path / "node", tmp_path / "run"
+    report = node / "profiles/torch/a.pt.trace.json"
+    report.parent.mkdir(parents=True)
+    run.mkdir()
+    report.write_text(f'{{"traceEvents": [{{"ph": "X", "ts": 1, "dur": 1, "name": "{SECRET}"}}]}}')
+    assert Syncer(node, run, "n1").pass_(last=True).complete
+    home = (run / "profiles/torch/a.pt.trace.json").read_text()
+    assert SECRET not in home and "*" * len(SECRET) in home
+
+
 def test_logs_leave_the_node_without_secrets(tmp_path, monkeypatch):
     """runtime_env_agent.log holds the driver's whole environment."""
     monkeypatch.setenv("MY_SECRET", "swordfish-7")
