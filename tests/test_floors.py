@@ -51,7 +51,7 @@ BUDGET = {
     "submit": 473,  # submit, operate and commands: 2,600
     "operate": 1635,  # since then the rank that failed first, tables for a notebook
     "commands": 1264,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 10806,  # 7,600; diff, overlapping steps, last requests, slow links, pauses of the host
+    "analyze": 10865,  # 7,600; diff, overlapping steps, last requests, slow links, pauses, the record
     "doctor": 711,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 622,
