@@ -27,6 +27,7 @@ from tests.analyze.pipelines import write_pipeline
 from tests.analyze.shared import real
 from tests.analyze.whole_run.dealt_requests import grouped, uneven
 from tests.analyze.whole_run.generations import two_engines
+from tests.analyze.whole_run.test_recorded_findings import recorded
 
 from rlprof_ops.analyze.output import findings, gpu_findings, request_findings
 from rlprof_ops.analyze.output.advice import advice_on
@@ -61,6 +62,23 @@ def one_host_that_waits_for_data(folder: Path) -> Answer:
     why = ("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
     HostFaults(1, why=why, pauses={(2, s): 60.0 for s in range(1, 7)}).write(folder)
     return answer_of(folder, jobs=1, cache=False)
+
+
+def one_rank_that_the_record_names(folder: Path) -> Answer:
+    """Every second step its host pauses; a GPU is throttled."""
+    HostFaults(1, why=("user_annotation", "Python GC"), pauses={(1, s): 120.0 for s in (2, 4, 6)}).write(
+        folder
+    )
+    recorded(folder, "policy", 1)
+    row = {"kind": "throttle", "text": "GPU 3 of node n1 is throttled: hardware thermal slowdown", "step": 41}
+    with (folder / "recorder" / "findings.jsonl").open("a") as lines:
+        lines.write(json.dumps(row) + "\n")
+    return answer_of(folder, jobs=1, cache=False)
+
+
+def one_rank_that_both_name(folder: Path) -> Answer:
+    make_run(folder, ranks=4, slow_rank=1)
+    return answer_of(recorded(folder, "policy_worker", 1), jobs=1, cache=False)
 
 
 def one_gpu_or_two(folder: Path) -> Answer:
@@ -177,6 +195,8 @@ RUNS: tuple[Callable[[Path], Answer], ...] = (
     one_slow_node,
     one_slow_group,
     one_host_that_pauses,
+    one_rank_that_the_record_names,
+    one_rank_that_both_name,
     one_host_that_waits_for_data,
     one_gpu_or_two,
     one_report_fewer,

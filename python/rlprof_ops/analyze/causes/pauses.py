@@ -9,7 +9,6 @@ from statistics import fmean, median
 
 from rlprof_ops.analyze.causes.waiting import ROLLOUT
 from rlprof_ops.analyze.metrics.stalls import GC, Stall
-from rlprof_ops.analyze.report_model import StragglerRow
 from rlprof_ops.analyze.run.merge import Merged, Rank, RankStep, rank_of
 from rlprof_ops.analyze.run.run_steps import SYNC
 
@@ -69,15 +68,14 @@ def _with_phase(merged: Merged, worker: str, phase: str) -> list[RankStep]:
     ]
 
 
-def idle_of(row: StragglerRow, merged: Merged) -> tuple[int, str]:
+def idle_of(mine: Rank, phase: str, merged: Merged) -> tuple[int, str]:
     """What of a slow rank's excess its GPU stood idle for, a step, and the field of `IdleSplit` that has most
     of it; 0 where no GPU was recorded.
     """
-    mine = merged.ranks[row.rank]
-    rows = _with_phase(merged, mine.worker, row.phase)
+    rows = _with_phase(merged, mine.worker, phase)
     more: dict[str, float] = {}
     for field in ("host_ns", "synchronising_ns", "queued_ns"):
-        of_rank = {rank: _mean_idle(rows, rank, row.phase, field) for rank in {r.rank for r in rows}}
+        of_rank = {rank: _mean_idle(rows, rank, phase, field) for rank in {r.rank for r in rows}}
         others = [value for rank, value in of_rank.items() if rank != mine]
         more[field] = max(of_rank.get(mine, 0.0) - median(others or [0.0]), 0.0)
     return round(sum(more.values())), max(more, key=lambda field: more[field])

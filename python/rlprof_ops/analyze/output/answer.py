@@ -111,8 +111,7 @@ def build(
     kernels, classes, copies = name_rows(read, "kernels", {}), kernel_class_rows(read), copy_rows(read)
     findings = find(
         merged, spread, slow, gaps, waits, list(skews.values()), coverage, causes,
-        whole.rollout if whole else None, pipes, gpu_findings(merged, classes, kernels, copies),
-        whole.requests if whole else None,
+        pipes, gpu_findings(merged, classes, kernels, copies), whole,
     )  # fmt: skip
     if _goes_on(folder) and results:
         ahead = sum(report.alone for report in reports)

@@ -13,6 +13,7 @@ from msgspec import structs
 from rlprof_ops.analyze.causes.collectives import SlowGroup
 from rlprof_ops.analyze.causes.dependencies import StepGraph
 from rlprof_ops.analyze.causes.pauses import Pauses, idle_of
+from rlprof_ops.analyze.causes.stragglers import MIN_SHARE_OF_PHASE
 from rlprof_ops.analyze.causes.waiting import ROLLOUT, TRAINING, Waiting, asynchronous, maybe_sharing
 from rlprof_ops.analyze.causes.what_if import mean_step
 from rlprof_ops.analyze.metrics import stalls
@@ -33,7 +34,8 @@ from rlprof_ops.analyze.report_model import (
     WorkerRanks,
 )
 from rlprof_ops.analyze.run.merge import Merged, Rank
-from rlprof_ops.analyze.whole_run.run_data import Rollout, RolloutRequests
+from rlprof_ops.analyze.whole_run.run_data import RecordedFinding, Rollout, WholeRun
+from rlprof_ops.recorder.detect.anomaly import HANG, LONG_WAIT, MEMORY, SLOW_RANK, THROTTLE
 
 WHOLE = 0.8  # of a phase that is waited through: ranks and clocks are not exact
 UNEVEN = 1.15  # the slowest rank's time over the median one's, from which on it is a tail
@@ -49,6 +51,7 @@ MIN_LEFT = 3  # times the share of the phase that the last requests would take i
 MIN_PREEMPTED = 0.01  # of the requests that run at a time
 MAX_STRAGGLERS = 3
 MAX_MISSING = 8  # ranks in a sentence
+SAID_ALWAYS = (THROTTLE, MEMORY, HANG, LONG_WAIT)  # of the recorder's findings: no window shows them
 IDLE = {
     "host_ns": ", for the host launches too late",
     "synchronising_ns": ", while the host is in synchronise calls",
@@ -109,19 +112,21 @@ def find(
     skews: Sequence[SkewRow],
     coverage: Coverage,
     causes: Causes | None = None,
-    rollout: Rollout | None = None,
     pipeline: Sequence[PipelineRow] = (),
     on_gpus: Sequence[Finding] = (),
-    requests: RolloutRequests | None = None,
+    whole: WholeRun | None = None,
 ) -> list[Finding]:
     """All findings worth a sentence. What is missing leads; then what a change would mend, by what that would
     save; then what takes long, which may be as it has to be, by what it costs; then what is so by design.
     """
     causes = causes or Causes()
+    rollout, requests = (whole.rollout, whole.requests) if whole else (None, None)
+    recorded = whole.found if whole else ()
     turns = _turns(bubbles, spreads)
     found = [
-        *_phases(spreads, merged),
-        *_straggling(stragglers, merged, causes),
+        *_phases(spreads, merged, whole),
+        *_straggling(stragglers, merged, causes, recorded),
+        *_recorded_only(recorded, stragglers, spreads, merged, causes),
         *_slow_groups(merged, causes),
         *_pauses(stragglers, merged, causes),
         *_tails(stragglers, merged, causes),
@@ -135,6 +140,8 @@ def find(
         *_unexplained(merged, waits),
         *_skewed(skews, merged, causes.groups),
     ]
+    slow = {(f.rank, f.phase) for f in found if f.kind == "straggler" and f.rank is not None}
+    found = [f for f in found if f.kind != "pause" or (f.rank, f.phase) not in slow]  # said there
     found.sort(key=lambda finding: _place(finding, turns))
     found[:0] = _coverage(coverage, merged.namesakes)
     beside = asynchronous(merged.steps)
@@ -231,8 +238,19 @@ def _turns(bubbles: Sequence[Bubble], spreads: Sequence[PhaseRow]) -> set[tuple[
     }
 
 
-def _phases(spreads: Sequence[PhaseRow], merged: Merged) -> list[Finding]:
-    """The longest phase of the step, once, whichever worker spends it."""
+def _phases(spreads: Sequence[PhaseRow], merged: Merged, whole: WholeRun | None) -> list[Finding]:
+    """The longest phase of the step, once, whichever worker spends it; without any window, by the record."""
+    if whole is not None and whole.phases and not merged.steps:
+        means = {
+            p.name: sum(ms * n for ms, n in zip(p.own_ms, whole.counts, strict=True)) for p in whole.phases
+        }
+        longest = max(means, key=lambda name: means[name])
+        mean_ns = round(1e6 * means[longest] / max(whole.count, 1))
+        text = (
+            f"{longest} is the longest phase: {duration(mean_ns)} a step on {whole.worker}, by the record of"
+            f" {counted(whole.count, 'step')}."
+        )
+        return [Finding("phase", text, mean_ns, whole.worker, phase=longest)]
     usual = [
         s for s in spreads if s.share_of_step >= 0.05 and not merged.ranks[s.by_rank[0][0]].is_controller
     ]
@@ -246,8 +264,13 @@ def _phases(spreads: Sequence[PhaseRow], merged: Merged) -> list[Finding]:
     return [Finding("phase", text, top.mean_ns, top.worker, top.slowest, top.phase)]
 
 
-def _straggling(stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes) -> list[Finding]:
-    """At most three nodes or ranks; a node once, with all that it is slow in."""
+def _straggling(
+    stragglers: Sequence[StragglerRow], merged: Merged, causes: Causes, recorded: Sequence[RecordedFinding]
+) -> list[Finding]:
+    """At most three nodes or ranks; a node once, with all that it is slow in. What every step of the run says
+    of a rank stands beside what the windows do.
+    """
+    since = {(r.worker, r.rank): r for r in recorded if r.kind == SLOW_RANK and r.seconds > r.peers_s > 0}
     groups: dict[object, list[StragglerRow]] = {}
     for row in stragglers:
         groups.setdefault(row.node or (row.rank, row.phase), []).append(row)
@@ -267,8 +290,13 @@ def _straggling(stragglers: Sequence[StragglerRow], merged: Merged, causes: Caus
             text = (
                 f"{rank.label}{f' on {rank.host}' if rank.host else ''} is slow in {s.phase}: {in_steps} the"
                 f" other {peers if s.stage is None else f'ranks of stage {s.stage}'}, in {s.steps_slower} of"
-                f" {s.steps} steps.{_its_gpu(s, merged, causes)}"
+                f" {s.steps} steps.{_its_gpu(rank, s.phase, s.excess_ns, merged, causes)}"
             )
+            if told := since.get((rank.worker, rank.rank)):
+                text += (
+                    f" By every step of the run it is slow since step {told.since or told.step}:"
+                    f" {told.seconds / told.peers_s:.2f} times its peers' {told.phase or 'step'}."
+                )
         cost = sum(row.excess_ns for row in rows)
         found.append(
             Finding(
@@ -285,17 +313,69 @@ def _slow_too(row: StragglerRow, merged: Merged, worker: str) -> str:
     return f"{row.phase}{'' if whose == worker else f' of {whose}'} ({duration(row.excess_ns)})"
 
 
-def _its_gpu(row: StragglerRow, merged: Merged, causes: Causes) -> str:
+def _recorded_only(
+    recorded: Sequence[RecordedFinding],
+    stragglers: Sequence[StragglerRow],
+    spreads: Sequence[PhaseRow],
+    merged: Merged,
+    causes: Causes,
+) -> list[Finding]:
+    """What every step of the run says and the windows do not: ranks too little slow for so few steps, or
+    captured too early, or not at all; of those that were captured, what the windows say of the cause.
+    """
+    named = {(merged.ranks[r].worker, merged.ranks[r].rank) for s in stragglers for r in (s.rank, *s.ranks)}
+    found = []
+    for row in recorded:
+        if row.kind in SAID_ALWAYS:
+            found.append(Finding("recorded", f"The recorder, at step {row.step}: {row.text}.", 0))
+        if row.kind != SLOW_RANK or (row.worker, row.rank) in named or row.seconds <= row.peers_s:
+            continue
+        lost = round(1e9 * (row.seconds - row.peers_s))
+        text = (
+            f"{row.worker} rank {row.rank} is slow in {row.phase or 'its steps'} since step"
+            f" {row.since or row.step}, by every step of the run: {duration(1e9 * row.seconds)}, its peers"
+            f" {duration(1e9 * row.peers_s)}."
+        )
+        rank = next((r for r in merged.ranks if (r.worker, r.rank) == (row.worker, row.rank)), None)
+        if rank is not None:
+            text += _in_the_windows(rank, row.phase, spreads, merged, causes)
+        place = None if rank is None else rank.index
+        alone = (
+            p for p in causes.pauses if (p.worker, p.phase, p.ranks) == (row.worker, row.phase, (place,))
+        )
+        saves = next(map(causes.without, alone), None)
+        found.append(Finding("straggler", text, lost, row.worker, place, row.phase, saves_ns=saves))
+    return found[:MAX_STRAGGLERS]
+
+
+def _in_the_windows(
+    rank: Rank, phase: str, spreads: Sequence[PhaseRow], merged: Merged, causes: Causes
+) -> str:
+    own = {
+        place: time
+        for row in spreads
+        if (row.worker, row.phase) == (rank.worker, phase)
+        for place, _, time in row.by_rank
+    }
+    others = [time for place, time in own.items() if place != rank.index]
+    if rank.index not in own or not others:
+        return ""
+    more = round(own[rank.index] - median(others))
+    if more < MIN_SHARE_OF_PHASE * median(others):
+        return " In the captured steps it is not."
+    return (
+        f" In the captured steps it takes {duration(more)} more.{_its_gpu(rank, phase, more, merged, causes)}"
+    )
+
+
+def _its_gpu(rank: Rank, phase: str, excess_ns: int, merged: Merged, causes: Causes) -> str:
     """That a slow rank's GPU stood idle, and where its host was, where that is most of its excess."""
-    rank = merged.ranks[row.rank]
     for pauses in causes.pauses:
         paused = sum(b - a for a, b in pauses.when.get(rank, ())) / max(pauses.steps, 1)
-        if (pauses.worker, pauses.phase) == (rank.worker, row.phase) and 2 * paused >= row.excess_ns:
+        if (pauses.worker, pauses.phase) == (rank.worker, phase) and 2 * paused >= excess_ns:
             return f" Its GPU stands idle for {duration(paused)} of it, while {_host_was(pauses)}."
-    idle, field = idle_of(row, merged)
-    return (
-        f" Its GPU stands idle for {duration(idle)} of it{IDLE[field]}." if 2 * idle >= row.excess_ns else ""
-    )
+    idle, field = idle_of(rank, phase, merged)
+    return f" Its GPU stands idle for {duration(idle)} of it{IDLE[field]}." if 2 * idle >= excess_ns else ""
 
 
 def _host_was(pauses: Pauses) -> str:

@@ -18,6 +18,20 @@ class Mark(msgspec.Struct, frozen=True):
     text: str
 
 
+class RecordedFinding(msgspec.Struct, frozen=True):
+    """What the recorder has found while the job ran, by every step."""
+
+    kind: str
+    text: str
+    step: int
+    worker: str = ""
+    rank: Annotated[int | None, Meta(description="of a slow rank, as its worker counts")] = None
+    phase: str = ""
+    since: Annotated[int | None, Meta(description="the step from which on a rank is slow")] = None
+    seconds: Annotated[float, Meta(description="what a slow rank took when it was found")] = 0.0
+    peers_s: float = 0.0
+
+
 class PhaseColumn(msgspec.Struct, frozen=True):
     """Time of a step that went to a phase, without those inside it."""
 
@@ -301,3 +315,4 @@ class WholeRun(msgspec.Struct, frozen=True):
     tail: Tail | None
     rollout: Rollout | None = None
     requests: RolloutRequests | None = None
+    found: Annotated[list[RecordedFinding], Meta(description="by the recorder, while the job ran")] = []

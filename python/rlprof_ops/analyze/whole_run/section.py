@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +21,9 @@ from rlprof_ops.analyze.whole_run.records import (
     read_all,
 )
 from rlprof_ops.analyze.whole_run.rollout import rollout
-from rlprof_ops.analyze.whole_run.run_data import Curve, Mark, PhaseColumn, WholeRun
+from rlprof_ops.analyze.whole_run.run_data import Curve, Mark, PhaseColumn, RecordedFinding, WholeRun
 from rlprof_ops.analyze.whole_run.tail import long_tail
+from rlprof_ops.host import foreign
 from rlprof_ops.recorder.detect.slow_steps import SEASONAL
 
 MOST_STEPS = 2400  # drawn one by one; longer runs in as many groups
@@ -44,14 +46,14 @@ def whole_run(
     if not root.is_dir() or not has_records(root):
         return None
     nodes = read_all(root, captured, workers)
-    return from_records(nodes, t0_ns, windows, _findings(root), read_replicas(root))
+    return from_records(nodes, t0_ns, windows, _found(root), read_replicas(root))
 
 
 def from_records(
     nodes: Sequence[RecordedNode],
     t0_ns: int = 0,
     windows: Iterable[tuple[int, str]] = (),
-    findings: Iterable[Mark] = (),
+    found: Sequence[RecordedFinding] = (),
     replicas: Sequence[ReplicaRequests] = (),
 ) -> WholeRun | None:
     """The same of records that have been read."""
@@ -64,7 +66,7 @@ def from_records(
         warnings.simplefilter("ignore", RuntimeWarning)  # of steps that no rank has told
         heat = heat_maps(nodes)
     marks = [
-        *findings,
+        *(Mark(kind="finding", step=each.step, text=each.text) for each in found),
         *restarts,
         *_seasons(driver),
         *(Mark(kind="window", step=step, text=text) for step, text in windows),
@@ -86,6 +88,7 @@ def from_records(
         tail=long_tail(driver, nodes),
         rollout=rollout(driver, nodes),
         requests=rollout_requests(driver, replicas),
+        found=list(found[:MOST_MARKS]),
     )
 
 
@@ -167,16 +170,28 @@ def _seasons(driver: ProcessSteps) -> list[Mark]:
     ]
 
 
-def _findings(root: Path) -> list[Mark]:
+def _found(root: Path) -> list[RecordedFinding]:
     # Imported only where a job was recorded: it brings asyncio and urllib with it.
     from rlprof_ops.recorder.head_recorder import FINDINGS, FOLDER, read_rows
 
     rows = read_rows(root / FOLDER / FINDINGS, ("text", "step"))
-    return [
-        Mark(kind="finding", step=int(row["step"]), text=str(row["text"]))
-        for row in rows
-        if isinstance(row["step"], int)
-    ]
+    return [_recorded(row) for row in rows if isinstance(row["step"], int)]
+
+
+def _recorded(row: dict[str, Any]) -> RecordedFinding:
+    ranks, evidence = foreign.a_list(row.get("ranks")), foreign.an_object(row.get("evidence"))
+    seconds, peers = (evidence.get(key) for key in ("seconds", "peers_s"))
+    return RecordedFinding(
+        kind=foreign.text(row.get("kind")),
+        text=str(row["text"]),
+        step=row["step"],
+        worker=foreign.text(row.get("worker")),
+        rank=foreign.whole(ranks[0]) if len(ranks) == 1 else None,
+        phase=foreign.text(row.get("phase")),
+        since=foreign.whole(evidence.get("since_step")),
+        seconds=seconds if isinstance(seconds, float) else 0.0,
+        peers_s=peers if isinstance(peers, float) else 0.0,
+    )
 
 
 def _fewer(marks: list[Mark]) -> list[Mark]:
