@@ -51,7 +51,7 @@ BUDGET = {
     "submit": 473,  # submit, operate and commands: 2,600
     "operate": 1635,  # since then the rank that failed first, tables for a notebook
     "commands": 1264,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 11113,  # 7,600; traces without phases, diff, requests: samples, lengths, tracks, replay
+    "analyze": 11171,  # 7,600; traces without phases, diff, requests: samples, lengths, tracks, replay, calls
     "doctor": 711,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 622,

@@ -19,6 +19,7 @@ from rlprof_ops.analyze.whole_run.records import (
     has_records,
     read_all,
 )
+from rlprof_ops.analyze.whole_run.reward_calls import calls_of
 from rlprof_ops.analyze.whole_run.rollout import rollout
 from rlprof_ops.analyze.whole_run.run_data import Curve, Mark, PhaseColumn, WholeRun
 from rlprof_ops.analyze.whole_run.tail import long_tail
@@ -86,6 +87,7 @@ def from_records(
         tail=long_tail(driver, nodes),
         rollout=rollout(driver, nodes),
         requests=rollout_requests(driver, replicas),
+        calls=calls_of(nodes),
     )
 
 
