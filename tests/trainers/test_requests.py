@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlprof_ops.job.knobs import import_path
 from rlprof_ops.runtime.request_log import EngineRequest
 from tests.analyze.as_data import answer_of
 from tests.trainers import environments
@@ -123,6 +126,32 @@ def test_answers_to_one_prompt_are_a_group_on_both_replicas_and_a_turn_is_of_its
         [prompt] = [answer["prompt"] for answer in answers if row.id.startswith(answer["id"])]
         groups[prompt].add(row.group)
     assert len(groups) == len(LENGTHS) // 4 + 1 == len(set.union(*groups.values()))
+
+
+def test_groups_and_turns_are_told_of_vllms_own_requests(tmp_path: Path):
+    """vLLM's OutputProcessor alone, in seconds: the same fields as with an engine behind it."""
+    if why := environments.lacking("verl"):
+        pytest.skip(why)
+    installed = environments.ensure("verl")
+    script = environments.HERE / "vllm_cpu" / "real_processor.py"
+    subprocess.run(
+        [str(installed.python), "-P", str(script), str(installed.data / "model")],
+        env={**os.environ, "RLPROF_NODE_DIR": str(tmp_path), "PYTHONPATH": import_path()},
+        check=True,
+        timeout=300,
+    )
+    [path] = (tmp_path / "requests").iterdir()
+    told = [EngineRequest(*json.loads(line)) for line in path.read_text().splitlines()[1:]]
+    rows = {row.id: row for row in told}
+    assert {name: row.tokens for name, row in rows.items()} == {
+        "a": 3, "b": 4, "c": 1, "n2#0": 2, "n2#1": 2, "turn2": 2, "turn3": 1
+    }  # fmt: skip
+    one, other = rows["a"].group, rows["c"].group
+    assert one is not None and other is not None and one != other
+    assert [rows[name].group for name in ("b", "turn2", "turn3")] == [one] * 3
+    assert [rows[name].group for name in ("n2#0", "n2#1")] == [other] * 2
+    later = {name: (row.turn, row.first) for name, row in rows.items() if row.turn > 1}
+    assert later == {"turn2": (2, "b"), "turn3": (3, "b")}
 
 
 def requests_of(run: Path, rank: int) -> tuple[dict[str, Any], list[EngineRequest]]:

@@ -20,6 +20,7 @@ from rlprof_ops.analyze.whole_run import request_tracks
 from rlprof_ops.analyze.whole_run.lengths import lengths
 from rlprof_ops.analyze.whole_run.queue_changes import MOST_REPLAYED, StepOfReplica, replay_of
 from rlprof_ops.analyze.whole_run.records import Integers, ProcessSteps
+from rlprof_ops.analyze.whole_run.reward_calls import between_turns
 from rlprof_ops.analyze.whole_run.rollout import DONE, Window
 from rlprof_ops.analyze.whole_run.run_data import (
     Done,
@@ -115,7 +116,7 @@ def rollout_requests(driver: ProcessSteps, replicas: Sequence[ReplicaRequests]) 
     told = [found for window in _windows(driver) if (found := _step(window, replicas)) is not None]
     if not told:
         return None
-    steps = [row for row, _ in told]
+    steps = [row for row, _, _ in told]
     numbers = [row.step for row in steps]
     count = sum(row.requests for row in steps)
     worst = sorted(steps, key=lambda row: -(row.left[DONE.index(0.95)] or 0.0) * row.phase_ms)[:MOST_STEPS]
@@ -127,13 +128,14 @@ def rollout_requests(driver: ProcessSteps, replicas: Sequence[ReplicaRequests]) 
         phase_ms=round(float(np.mean([row.phase_ms for row in steps])), 1),
         step_ms=round(1e3 * float(driver.seconds[np.isin(driver.step, numbers)].mean()), 1),
         done=_done(steps),
-        replicas=_replicas(replicas, [busy for _, every in told for busy in every]),
+        replicas=_replicas(replicas, [busy for _, every, _ in told for busy in every]),
         steps=sorted(worst, key=lambda row: row.step),
         lengths=lengths(
             [row for replica in replicas for row in replica.rows],
             _windows(driver),
             _CLOCKS_NS,
         ),
+        turns=between_turns(samples for _, _, samples in told),
         replay=replay_of(_replayed(numbers, driver, replicas)),
         tracks=_tracks([row.step for row in worst], driver, replicas),
     )
@@ -194,8 +196,10 @@ def _done_in(window: Window, replica: ReplicaRequests) -> slice:
     return slice(*np.searchsorted(replica.end_ns, (begin, end + _CLOCKS_NS)).tolist())
 
 
-def _step(window: Window, replicas: Sequence[ReplicaRequests]) -> tuple[StepRequests, list[_Busy]] | None:
-    """The requests that were done in one window, and what each replica had of it."""
+def _step(
+    window: Window, replicas: Sequence[ReplicaRequests]
+) -> tuple[StepRequests, list[_Busy], list[Sample]] | None:
+    """What was done in one window, what each replica had of it, and the samples of several turns."""
     step, begin, end = window
     length = max(end - begin, 1)
     mine: list[tuple[EngineRequest, ReplicaRequests]] = []
@@ -220,19 +224,23 @@ def _step(window: Window, replicas: Sequence[ReplicaRequests]) -> tuple[StepRequ
     ends = np.array([row.finished_ns for row, _ in mine], np.int64)
     of = {id(row): sample for sample in samples for row in sample.turns}
     groups = groups_of(samples)
-    return StepRequests(
-        step=step,
-        phase_ms=round(length / 1e6, 1),
-        requests=len(mine),
-        prompt_tokens=sum(row.prompt_tokens for row, _ in mine),
-        tokens=sum(row.tokens for row, _ in mine),
-        median_tokens=float(np.median([row.tokens for row, _ in mine])),
-        left=[_left(ends, share, length) for share in DONE],
-        longest=round(max(row.finished_ns - _begun_ns(row) for row, _ in mine) / length, 4),
-        imbalance=_imbalance(busy, replicas),
-        last=[_late(row, of[id(row)], groups) for row, _ in mine[: -LAST - 1 : -1]],
-        groups=step_groups(groups),
-    ), busy
+    return (
+        StepRequests(
+            step=step,
+            phase_ms=round(length / 1e6, 1),
+            requests=len(mine),
+            prompt_tokens=sum(row.prompt_tokens for row, _ in mine),
+            tokens=sum(row.tokens for row, _ in mine),
+            median_tokens=float(np.median([row.tokens for row, _ in mine])),
+            left=[_left(ends, share, length) for share in DONE],
+            longest=round(max(row.finished_ns - _begun_ns(row) for row, _ in mine) / length, 4),
+            imbalance=_imbalance(busy, replicas),
+            last=[_late(row, of[id(row)], groups) for row, _ in mine[: -LAST - 1 : -1]],
+            groups=step_groups(groups),
+        ),
+        busy,
+        [sample for sample in samples if len(sample.turns) > 1],
+    )
 
 
 def _begun_ns(row: EngineRequest) -> int:

@@ -18,6 +18,7 @@ from rlprof_ops.recorder.detect.ranks import WAITING
 from rlprof_ops.recorder.detect.slow_steps import SEASONAL
 from rlprof_ops.recorder.record_file import FOLDER, RecordBlock, read_folder
 
+CALLS = re.compile(r"reward|score|tool|judge|verif|env(?!elop)", re.IGNORECASE)
 GENERATION = re.compile(r"gen(?!eral)|rollout|sampl", re.IGNORECASE)
 _TENTH_NS = 100_000_000
 _FEW_NODES = 8  # read in this process
@@ -34,7 +35,8 @@ Interval = tuple[int, int]  # Unix nanoseconds
 class ProcessSteps:
     """The steps of one process, in order. `busy_s`: the phases in which it waits for nobody; the whole step
     where it marks none. `phases` (own seconds) are kept of the process that leads, `generated_s` (from the
-    step's begin to the end of its generation, NaN: none) of all.
+    step's begin to the end of its generation, NaN: none) of all. `calls`: of rewards and tools, the step, how
+    many and their seconds, a row a step that has any.
     """
 
     node: str
@@ -48,6 +50,7 @@ class ProcessSteps:
     busy_s: Floats
     generated_s: Floats
     phases: dict[str, Floats] = field(default_factory=dict)
+    calls: dict[str, tuple[Integers, Integers, Floats]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ def _process(
     told = told[first]
     seconds = told["seconds"].astype(np.float64)
     phases: dict[str, Floats] = {}
+    calls: dict[str, tuple[Integers, Integers, Floats]] = {}
     busy, marks_any = np.zeros(len(step)), False
     generated = np.full(len(step), np.nan)
     for (who, phase), found in marked.items():
@@ -154,12 +158,15 @@ def _process(
             generated[place] = np.fmax(generated[place], end)
         if leads:
             phases[phase] = own
+        if CALLS.search(phase):
+            whole = table_of["step"].astype(np.int64), table_of["count"].astype(np.int64)
+            calls[phase] = *whole, table_of["seconds"].astype(np.float64)
         if not WAITING.search(phase) and not SEASONAL.search(phase):
             busy += own
             marks_any = True
     return ProcessSteps(
         node, worker, rank, pid, leads, step.astype(np.int64), told["begin_ns"].astype(np.int64), seconds,
-        busy if marks_any else seconds, generated, phases,
+        busy if marks_any else seconds, generated, phases, calls,
     )  # fmt: skip
 
 

@@ -148,6 +148,19 @@ class LateGroup(msgspec.Struct, frozen=True):
     between_ms: Annotated[float, Meta(description="between the turns of the last answer")]
 
 
+class CallRow(msgspec.Struct, frozen=True):
+    """Calls of a reward or a tool, as a trainer's timers or the turns of samples tell them."""
+
+    worker: str
+    name: str
+    ranks: int
+    steps: Annotated[int, Meta(description="of the run, that have any")]
+    calls: Annotated[float, Meta(description="a step, all ranks together")]
+    call_ms: Annotated[float, Meta(description="one call, mean")]
+    step_ms: Annotated[float, Meta(description="a step, mean of the ranks")]
+    longest_ms: Annotated[float, Meta(description="a step of one rank; of turns a sample's time between two")]
+
+
 class StepGroups(msgspec.Struct, frozen=True):
     """The prompts of one step that have several answers."""
 
@@ -292,6 +305,7 @@ class RolloutRequests(msgspec.Struct, frozen=True):
         list[RequestTracks], Meta(description="the steps with the longest tails, that one first")
     ] = []
     replay: QueueReplay | None = None
+    turns: Annotated[list[CallRow], Meta(description="time between the turns of a sample")] = []
 
 
 class WholeRun(msgspec.Struct, frozen=True):
@@ -316,3 +330,4 @@ class WholeRun(msgspec.Struct, frozen=True):
     rollout: Rollout | None = None
     requests: RolloutRequests | None = None
     found: Annotated[list[RecordedFinding], Meta(description="by the recorder, while the job ran")] = []
+    calls: Annotated[list[CallRow], Meta(description="rewards and tools, by the trainer's timers")] = []

@@ -36,10 +36,13 @@ class Sample:
         return sum(row.tokens for row in self.turns)
 
     @property
+    def gaps_ms(self) -> list[float]:
+        """Times between its turns: tools, the environment, and the trainer."""
+        return [max(0, b.arrival_ns - a.finished_ns) / 1e6 for a, b in pairwise(self.turns)]
+
+    @property
     def between_ms(self) -> float:
-        """Time between its turns: tools, the environment, and the trainer."""
-        gaps = (after.arrival_ns - before.finished_ns for before, after in pairwise(self.turns))
-        return round(sum(max(0, gap) for gap in gaps) / 1e6, 1)
+        return round(sum(self.gaps_ms), 1)
 
 
 def samples_of(worker: str, rank: int, rows: Iterable[EngineRequest]) -> list[Sample]:

@@ -20,6 +20,7 @@ from rlprof_ops.analyze.whole_run.records import (
     has_records,
     read_all,
 )
+from rlprof_ops.analyze.whole_run.reward_calls import calls_of
 from rlprof_ops.analyze.whole_run.rollout import rollout
 from rlprof_ops.analyze.whole_run.run_data import Curve, Mark, PhaseColumn, RecordedFinding, WholeRun
 from rlprof_ops.analyze.whole_run.tail import long_tail
@@ -89,6 +90,7 @@ def from_records(
         rollout=rollout(driver, nodes),
         requests=rollout_requests(driver, replicas),
         found=list(found[:MOST_MARKS]),
+        calls=calls_of(nodes),
     )
 
 
