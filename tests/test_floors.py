@@ -43,13 +43,13 @@ BUDGET = {
     "backends": 2641,  # 1,300; and which of them records CUDA
     "window": 807,  # 700; and windows inside a step
     "trainers": 3258,  # 2,300; verl asynchronous, NeMo RL, RLinf's block, vLLM's requests, AReaL
-    "runtime": 3103,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests
+    "runtime": 3104,  # 2,000; since then ranks of a launcher, Ray tasks, process groups, requests
     "rayenv": 757,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
     "collect": 3378,  # 2,600; an engine beside its server, a report that comes at the end of a process
     "supervisor": 3419,  # 2,200; since then Ray from a path with a blank, a patched one, sessions gone
-    "recorder": 2083,  # 1,500; and collectives and engines that stand, the end of a job that hangs
+    "recorder": 2165,  # 1,500; collectives and engines that stand, a hung job's end, kills for memory
     "submit": 473,  # submit, operate and commands: 2,600
-    "operate": 1635,  # since then the rank that failed first, tables for a notebook
+    "operate": 1655,  # since then the rank that failed first, or was killed for memory, tables
     "commands": 1264,  # since then a base of what is converted, rlprof run, and rlprof hang
     "analyze": 10479,  # 7,600; traces without phases, diff, overlapping steps, last requests, shared GPUs
     "doctor": 711,  # doctor, submitit_job and demo: 1,700
