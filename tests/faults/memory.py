@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.sandbox.box import Living, start_time
@@ -28,6 +30,23 @@ def out_of_memory(pid: int) -> None:
         assert int(counts["oom_kill"]) == 1, counts
     finally:
         process.kill()
+        with contextlib.suppress(OSError):
+            wait_until(lambda: not (group / "cgroup.procs").read_text(), 10)
+            group.rmdir()
+
+
+@contextlib.contextmanager
+def limited(size_bytes: int) -> Iterator[Path]:
+    """A control group for what is put into its `cgroup.procs` and has ended by the end of the block. Needs
+    need("memory_cgroup").
+    """
+    root, limit = (_V1, "memory.limit_in_bytes") if (_V1 / "cgroup.procs").exists() else (_V2, "memory.max")
+    group = root / f"rlprof-test-limit-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / limit).write_text(str(size_bytes))
+        yield group
+    finally:
         with contextlib.suppress(OSError):
             wait_until(lambda: not (group / "cgroup.procs").read_text(), 10)
             group.rmdir()

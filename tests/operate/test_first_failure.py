@@ -14,6 +14,9 @@ from click.testing import CliRunner
 
 from rlprof_ops.cli import cli
 from rlprof_ops.operate.first_failure import first_failure
+from rlprof_ops.runtime.process.failures import OUT_OF_MEMORY
+from tests.faults import memory
+from tests.needs import need
 
 # Four ranks, without Ray; who meets a closed connection prints a long trace after the one that counts.
 PROGRAM = """
@@ -158,3 +161,79 @@ def test_a_server_of_the_users_that_is_gone_is_no_echo(tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_left_out(tmp_path: Path) -> None:
     said = notes(tmp_path, {"error": 7, "t_ns": "x"}, {"event": [1]}, {"error": "KeyError: 'a\x1b[31m'"})
     assert said and "\x1b" not in said[0]
+
+
+# Two ranks, of which one allocates until the kernel ends it in a memory control group of its own.
+FILLS = """
+import os, subprocess, sys, time
+from pathlib import Path
+
+if len(sys.argv) == 3:
+    ranks = [subprocess.Popen([sys.executable, *sys.argv, str(rank)]) for rank in range(2)]
+    sys.exit(any([rank.wait() for rank in ranks]))
+
+import torch
+import torch.distributed as dist
+
+_, folder, group, rank = sys.argv
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=2)
+mark = Path(os.environ["RLPROF_NODE_DIR"], f"events/notes_{os.getpid()}.jsonl")
+while not mark.exists():
+    time.sleep(0.1)
+if rank == "1":
+    Path(group, "cgroup.procs").write_text(str(os.getpid()))
+    time.sleep(6)  # the recorder looks where it is
+for step in range(10):
+    if rank == "1" and step == 5:
+        taken = [bytearray(os.urandom(1 << 20)) for _ in range(4096)]
+    dist.all_reduce(torch.ones(4))
+"""
+LIMIT_MIB = 64
+
+
+@pytest.mark.ray
+@pytest.mark.torch
+@pytest.mark.timeout(600)
+def test_a_rank_that_the_kernel_killed_for_memory_is_named_with_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("memory_cgroup")
+    pytest.importorskip("torch")
+    pytest.importorskip("ray")
+    from rlprof_ops.demo.local_job import run_local
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    (tmp_path / "train.py").write_text(FILLS)
+    with memory.limited(LIMIT_MIB << 20) as group:
+        settings = {
+            "COMMAND": shlex.join(
+                [sys.executable, "-u", str(tmp_path / "train.py"), str(tmp_path), str(group)]
+            ),
+            "RLPROF_REPORT_SECONDS": "0",
+            "GPUS_PER_NODE": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        said: list[str] = []
+        result = run_local(tmp_path, settings, said.append)
+    assert result.exit_code == 1, said
+    status = CliRunner().invoke(cli, ["status", str(result.run.path)]).output
+    killed = (
+        r"rank 1 \(node \S+, pid \d+\) failed first \(memory\): the kernel killed it when its control group"
+        rf" \S*/{re.escape(group.name)} reached its limit of {LIMIT_MIB}\.0 MiB"
+    )
+    found = re.search(killed, status)
+    assert found and "onnection" not in status[: found.start()], (status, said)
+
+
+def oom(pid: int, t_s: float) -> dict[str, Any]:
+    return {"event": OUT_OF_MEMORY, "pid": pid, "t_ns": int(t_s * 1e9), "limit_bytes": 0, "group": "/job_7"}
+
+
+@pytest.mark.parametrize(("seen_s", "first"), [(12.0, "rank 1"), (30.0, "rank 0")])
+def test_a_kill_counts_by_its_time(tmp_path: Path, seen_s: float, first: str) -> None:
+    """It is seen some seconds later than it was; an error that came long before it is the first."""
+    said = notes(tmp_path, {"error": "KeyError: 'loss'", "t_ns": 10 * 10**9}, oom(11, seen_s))
+    assert said[0].startswith(f"{first} (node n1, pid 1"), said
+    assert ("the kernel killed it when its control group /job_7 had no memory left" in said[0]) == (
+        seen_s < 20
+    )

@@ -109,7 +109,9 @@ def opposite_order(rank: int, folder: str) -> None:
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
     pair = [0, dist.get_world_size() - 1]
     groups = [dist.new_group(pair, timeout, group_desc=name) for name in ("tp", "dp")]
-    for group in () if rank not in pair else groups if rank == 0 else groups[::-1]:
+    if rank not in pair:
+        threading.Event().wait()
+    for group in groups if rank == 0 else groups[::-1]:
         dist.all_reduce(torch.ones(3), group=group)
 
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlprof_ops.recorder.samples.engines import Engines
 from rlprof_ops.recorder.samples.gpu import GpuSamples
 from rlprof_ops.recorder.samples.host_samples import HostSamples
+from rlprof_ops.recorder.samples.memory_kills import MemoryKills
+from rlprof_ops.recorder.samples.rank_states import RankStates
 from rlprof_ops.recorder.samples.step_marks import StepMarks
 from rlprof_ops.runtime import marks, profiler
+from rlprof_ops.runtime.on_demand.group_state import GroupState
 from rlprof_ops.runtime.ranges.phase_times import phases_of
 
 # As vLLM 0.11 and SGLang 0.5 print them, cut down.
@@ -220,3 +226,52 @@ def test_lines_of_whatever_shape_do_not_stop_the_reading(tmp_path: Path) -> None
     (tmp_path / "events" / "driver.jsonl").write_text(text)
     steps, windows = StepMarks(tmp_path).look()
     assert [step.step for step in steps] == [3] and [window.start for window in windows] == [3]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_kill_belongs_to_who_ended_with_it(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a group of a job, and not long after it; the limit is the job's."""
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    step = root / ("job_7/step_0" if version == 2 else "memory/job_7/step_0")
+    step.mkdir(parents=True)
+    limit = "memory.max" if version == 2 else "memory.limit_in_bytes"
+    (step / limit).write_text("max\n" if version == 2 else "9223372036854771712\n")
+    (step.parent / limit).write_text(f"{64 << 30}\n")
+    for pid in (10, 11, 12):
+        (proc / str(pid)).mkdir(parents=True)
+        line = "0::/job_7/step_0\n" if version == 2 else "4:memory:/job_7/step_0\n1:cpu:/\n0::/\n"
+        (proc / str(pid) / "cgroup").write_text(line)
+
+    def counted(kills: int) -> None:
+        text = f"low 0\noom_kill {kills}\n" if version == 2 else f"oom_kill_disable 0\noom_kill {kills}\n"
+        (step / ("memory.events" if version == 2 else "memory.oom_control")).write_text(text)
+
+    counted(3)
+    kills = MemoryKills(str(proc), str(root))
+    assert kills.look({10, 11, 12}) == []
+    assert kills.look({11, 12}) == [], "killed before, or for another reason"
+    counted(4)
+    assert kills.look({11, 12}) == [], "it takes its time to end"
+    assert kills.look({12}) == [(11, 64 << 30, "/job_7/step_0")]
+    now = time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: now + 60)
+    assert kills.look(set()) == []
+
+
+def test_a_rank_that_has_not_looked_closely_yet_may_be_in_a_collective(tmp_path: Path) -> None:
+    """It looks late on a busy machine: so long as it tells anything, it is not said to be elsewhere."""
+    (tmp_path / "marks").mkdir()
+    path, begin = tmp_path / f"marks/{os.getpid()}.groups", 10**18
+
+    def still_s(told_s: float, now_s: float, **more: Any) -> float:
+        told = GroupState(begin + int(told_s * 1e9), begin, "w", 0, **more)
+        path.write_text(json.dumps(asdict(told)))
+        [state] = RankStates(tmp_path).look(begin + int(now_s * 1e9), ())
+        return state.still_s
+
+    assert still_s(9.9, 16.0) == 9.9
+    assert still_s(14.9, 16.0) == 16.0, "it has looked, and is in none"
+    assert still_s(14.9, 16.0, group="default_pg", sequence=4) == 16.0
+    assert still_s(9.9, 32.0) == 32.0, "it holds the interpreter, or is stopped"

@@ -29,7 +29,7 @@ MISSING = {
     "dead_mount": (1, f"waits for an answer of a FUSE file system in `open` {AT}"),
 }
 OTHERS = {
-    "other_collective": "ranks wait for each other: ranks 0, 2-3 in all_reduce #4 of default_pg; rank 1 in"
+    "other_collective": "ranks wait for each other: ranks 0, 2, 3 in all_reduce #4 of default_pg; rank 1 in"
     " barrier #4 of default_pg",
     "opposite_order": "ranks wait for each other: rank 0 in all_reduce #1 of tp; rank 3 in all_reduce #1"
     " of dp",

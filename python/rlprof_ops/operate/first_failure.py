@@ -11,11 +11,12 @@ from typing import Any
 
 from rlprof_ops.collect.harvest.manifest_table import printable
 from rlprof_ops.host import foreign
-from rlprof_ops.runtime.process.failures import EXITED, IN_GROUP, RAISED
-from rlprof_ops.words import counted
+from rlprof_ops.runtime.process.failures import EXITED, IN_GROUP, OUT_OF_MEMORY, RAISED
+from rlprof_ops.words import counted, size
 
 _MOST_BYTES = 1 << 20
 _TRACE_LINES = 5
+_SEEN_NS = 6 * 10**9  # the recorder looks after its processes every few seconds
 # What torch and Ray raise where a peer is gone or was waited for in vain; a user's server may be gone too.
 _ECHO = re.compile(
     r"\w*Actor\w*Error:|(?:RuntimeError|Dist\w*Error): .*(?:"
@@ -37,14 +38,16 @@ def first_failure(run: Path) -> Iterator[str]:
         row
         for path in sorted(run.glob("nodes/*/events/notes_*.jsonl"))
         for row in foreign.read_rows(path, _MOST_BYTES)
-        if row.get("event") in (RAISED, IN_GROUP, EXITED)
+        if row.get("event") in (RAISED, IN_GROUP, EXITED, OUT_OF_MEMORY)
     ]
     ranks = {_process(row): foreign.whole(row.get("rank")) for row in rows if row["event"] == IN_GROUP}
     raised = [row for row in rows if row["event"] == RAISED and foreign.text(row.get("error")).strip()]
-    raised.sort(key=lambda row: foreign.whole(row.get("t_ns")) or 0)
-    if not raised:
-        return
+    raised.sort(key=_t_ns)
     own = next((row for row in raised if not _ECHO.match(foreign.text(row.get("error")))), None)
+    killed = _killed(rows, None if own is None else _t_ns(own))
+    if killed:
+        yield from _out_of_memory(killed, ranks)
+        return
     if own is None:
         yield from _without_a_word(rows, raised, ranks)
         return
@@ -58,8 +61,30 @@ def first_failure(run: Path) -> Iterator[str]:
     yield from (f"  {printable(line)}" for line in lines[-_TRACE_LINES:])
 
 
+def _killed(rows: list[_Row], own_ns: int | None) -> list[_Row]:
+    """Whom the kernel killed before anybody raised an error of its own; it is seen a little later."""
+    ended = {_process(row) for row in rows if row["event"] == EXITED}
+    killed = [row for row in rows if row["event"] == OUT_OF_MEMORY and _process(row) not in ended]
+    killed.sort(key=_t_ns)
+    return [row for row in killed if own_ns is None or _t_ns(row) - _SEEN_NS < own_ns]
+
+
+def _out_of_memory(killed: list[_Row], ranks: _Ranks) -> Iterator[str]:
+    limit = foreign.whole(killed[0].get("limit_bytes")) or 0
+    reached = f" reached its limit of {size(limit)}" if limit else " had no memory left"
+    more = ", ".join(_who(row, ranks) for row in killed[1:4])
+    others = f"; killed with it: {more}" if more else ""
+    group = foreign.text(killed[0].get("group"))
+    yield printable(
+        f"{_who(killed[0], ranks)} failed first (memory): the kernel killed it when its control group"
+        f" {group}{reached}{others}"
+    )
+
+
 def _without_a_word(rows: list[_Row], raised: list[_Row], ranks: _Ranks) -> Iterator[str]:
     """Everybody met closed connections: who has told nothing was killed, or has ended too early."""
+    if not raised:
+        return
     told = {_process(row) for row in raised}
     silent = [row for row in rows if row["event"] == IN_GROUP and _process(row) not in told]
     worlds = {row.get("world") for row in rows if row["event"] == IN_GROUP and _process(row) in told}
@@ -73,6 +98,10 @@ def _without_a_word(rows: list[_Row], raised: list[_Row], ranks: _Ranks) -> Iter
     first = f"{who} {does} first" if len(killed) == 1 else f"one of these {does} first: {who}"
     why = "" if _process(killed[0]) in ended else "; a process is killed so when memory is full"
     yield printable(f"{first}: the others met its closed connections{why}")
+
+
+def _t_ns(row: _Row) -> int:
+    return foreign.whole(row.get("t_ns")) or 0
 
 
 def _process(row: _Row) -> tuple[str, int]:

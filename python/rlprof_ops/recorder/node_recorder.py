@@ -26,7 +26,7 @@ class NodeRecorder:
         self._node = node
         self._kept = _kept_steps(node_dir / FOLDER)
         self._file = RecordFile(node_dir / FOLDER)
-        self._marks, self._ranks = StepMarks(node_dir), RankStates(node_dir)
+        self._marks, self._ranks = StepMarks(node_dir), RankStates(node_dir, node)
         self._host, self._gpus = HostSamples(), GpuSamples()
         self._engines = Engines(node_dir=node_dir)
         self._names = rows.Names.new()

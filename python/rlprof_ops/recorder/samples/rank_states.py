@@ -8,10 +8,13 @@ from pathlib import Path
 
 from rlprof_ops.host import processes
 from rlprof_ops.recorder.samples.family_work import FamilyWork
+from rlprof_ops.recorder.samples.memory_kills import MemoryKills
 from rlprof_ops.runtime import marks
 from rlprof_ops.runtime.marks import Now
 from rlprof_ops.runtime.on_demand import group_state
-from rlprof_ops.runtime.on_demand.group_state import STALE_NS
+from rlprof_ops.runtime.on_demand.group_state import STALE_NS, STILL_S
+from rlprof_ops.runtime.process.event_log import EventLog
+from rlprof_ops.runtime.process.failures import OUT_OF_MEMORY
 
 ALONE = -1
 _GONE_NS = 3600 * 10**9
@@ -45,9 +48,10 @@ class RankState:
 class RankStates:
     """All processes of one node that have a process group, and those that tell their steps without one."""
 
-    def __init__(self, node_dir: Path) -> None:
-        self._folder = node_dir / marks.FOLDER
+    def __init__(self, node_dir: Path, node: str = "") -> None:
+        self._folder, self._events, self._node = node_dir / marks.FOLDER, node_dir / "events", node
         self._work: dict[int, FamilyWork] = {}
+        self._kills = MemoryKills()
 
     def look(self, t_ns: int, told: Iterable[Now]) -> list[RankState]:
         workers = {now.pid: now.worker for now in told}
@@ -56,8 +60,15 @@ class RankStates:
             pid, state = int(path.name.partition(".")[0]), group_state.read(path)
             if state is not None and t_ns - state.t_ns < _GONE_NS:
                 found.append(self._state(t_ns, pid, workers.pop(pid, ""), state))
+        self._note_kills({state.pid for state in found if state.state not in ("", "Z")})
         alone = group_state.GroupState(t_ns, t_ns, "", ALONE)
         return found + [self._state(t_ns, pid, worker, alone) for pid, worker in workers.items()]
+
+    def _note_kills(self, alive: set[int]) -> None:
+        """Leave beside a rank's own notes that the kernel has killed it; nobody else can tell."""
+        for pid, limit_bytes, group in self._kills.look(alive):
+            notes = EventLog(self._events / f"notes_{pid}.jsonl")
+            notes.write(OUT_OF_MEMORY, pid=pid, host=self._node, limit_bytes=limit_bytes, group=group)
 
     def _state(self, t_ns: int, pid: int, worker: str, told: group_state.GroupState) -> RankState:
         letter = processes.state_of(pid)
@@ -66,12 +77,16 @@ class RankStates:
             work.worker = worker or work.worker
             work.look(pid)
         knows = t_ns - told.t_ns < STALE_NS  # one that is stopped has told it before
+        # It tells which collective is open once that has stood for STILL_S: until its next look it may be in
+        # one, and on a busy machine that look is late.
+        told_still_ns = told.t_ns - told.since_ns
+        still_ns = told_still_ns if knows and told_still_ns < STILL_S * 1e9 else t_ns - told.since_ns
         return RankState(
             pid,
             work.worker,
             told.world,
             told.rank,
-            round((t_ns - told.since_ns) / 1e9, 1),
+            round(still_ns / 1e9, 1),
             told.group if knows else "",
             told.sequence,
             told.operation,

@@ -12,6 +12,7 @@ from types import TracebackType
 from rlprof_ops.runtime import step_clock
 
 RAISED, IN_GROUP, EXITED = "raised", "in_group", "exited"
+OUT_OF_MEMORY = "out_of_memory"  # the kernel has killed it; by the recorder of its node
 _MOST_ERROR, _MOST_TRACE = 500, 4000
 _followed = False  # a fork inherits it with the hook
 
