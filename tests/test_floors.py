@@ -43,15 +43,15 @@ BUDGET = {
     "backends": 2713,  # 1,300; and which of them records CUDA, what a doctor finds of each
     "window": 807,  # 700; and windows inside a step
     "trainers": 3224,  # 2,300; who leads, verl asynchronous, RLinf's block, vLLM's requests, AReaL, ROLL
-    "runtime": 3203,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, samples, whose steps
+    "runtime": 3204,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, samples, whose steps
     "rayenv": 762,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
     "collect": 3575,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
     "supervisor": 3728,  # 2,200; since then Ray from a path with a blank, steps from what is printed (240)
-    "recorder": 2099,  # 1,500; who tells the steps, what stands, the end of a job that hangs
+    "recorder": 2182,  # 1,500; who tells the steps, what stands, the end of a job that hangs
     "submit": 474,  # submit, operate and commands: 2,600
-    "operate": 1645,  # since then the rank that failed first, tables for a notebook, who is heard
+    "operate": 1665,  # since then the rank that failed first, tables for a notebook, who is heard
     "commands": 1268,  # since then a base of what is converted, rlprof run, and rlprof hang
-    "analyze": 11451,  # 7,600; traces without phases, diff, requests (samples, tracks, replay), links, pauses
+    "analyze": 11568,  # 7,600; traces without phases, diff, requests (samples, tracks, replay), links, pauses
     "doctor": 531,  # doctor, submitit_job and demo: 1,700
     "submitit_job": 716,
     "demo": 623,  # the run folder is named by job.attempt
