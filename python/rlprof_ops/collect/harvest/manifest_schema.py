@@ -28,9 +28,9 @@ def schema() -> dict[str, Any]:
             "properties": coverage,
         },
     }
-    properties = {name: head.get(name) or found["properties"][name] for name in _ORDER}
-    # A manifest of an earlier version has no findings.
-    required = [name for name in properties if name != "findings"]
+    properties = head | found["properties"]
+    # A manifest of an earlier version has none of these.
+    required = [name for name in properties if name not in ("findings", "heard")]
     capture = row_schema(CaptureResult) | {"allOf": _OF_STATES}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -44,9 +44,6 @@ def schema() -> dict[str, Any]:
     }
 
 
-_ORDER = (
-    "schema", "job", "complete", "coverage", "world", "captures", "reports", "findings", "notes",
-)  # fmt: skip
 _OF_STATES = [
     {
         "if": {"properties": {"state": {"const": "ok"}}},
