@@ -172,6 +172,7 @@ def test_a_mount_that_is_missing_ends_the_job_with_the_words_of_pyxis(nodes: San
     job = submit(nodes, MOUNTS="/no/such:/data", COMMAND="true")
     state = job.wait(timeout=120)
     assert state.state == "FAILED" and "/no/such" in job.output, job.output
+    assert "/no/such" in job.record["end"]["detail"], job.say()
     nothing_is_left(nodes, job)
     manifest_and_report_agree(job)
 
