@@ -476,8 +476,8 @@ job::_task_ended() {
     fi
 }
 
-# Write how a task ended and its node's last words; false where the storage does not answer. That a plug-in failed is said
-# after every reason, and tells none.
+# Write how a task ended and its node's last words; false where the storage does not answer. What is said after every
+# reason, that a plug-in failed and how many files were unpacked, tells none.
 job::_note_end() {
     local -r node="$1" how="$2" words="$3"
     local WHY=""
@@ -491,6 +491,7 @@ job::_note_end() {
             printf '%s\n' "${words}" | awk -v own="slurmstepd-${node}:" '
                 /^slurmstepd-/ && index($0, own) != 1 { next }
                 /^slurmstepd[^:]*: error: (spank: |Failed to invoke spank|pyxis: (printing enroot log|[[:space:]]*$))/ { next }
+                /^slurmstepd[^:]*: error: pyxis: (container was not started| *(\[INFO\]|Parallel |created [0-9]|[0-9]+ inodes))/ { next }
                 { print }' | tail -n 4
         } > "${place}.tmp" && mv -- "${place}.tmp" "${place}"
     ) 2> /dev/null || true

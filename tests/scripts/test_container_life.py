@@ -188,6 +188,7 @@ def test_the_reason_of_a_container_may_come_after_the_end_of_its_task(nodes):
     (nodes.hosts / "late").write_text(
         "slurmstepd-n1: error: pyxis: printing enroot log file:\n"
         "slurmstepd-n1: error: pyxis:     FATAL ERROR: File system corruption detected\n"
+        "slurmstepd-n1: error: pyxis:     created 0 fifos\n"
         "slurmstepd-n2: error: pyxis: child 72 terminated with signal 15\n"
         "slurmstepd-n1: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1\n"
         "slurmstepd-n1: error: Failed to invoke spank plugin stack\n"

@@ -119,7 +119,7 @@ def manifest_and_report_agree(job: Job) -> None:
     nothing came home there is no report, and who asks for one gets the manifest's reasons.
     """
     manifest, page = job.manifest, job.run / "report.json"
-    assert job.record["end"]["cause"] and job.record["end"]["detail"], job.say()
+    assert job.record["end"]["cause"], job.say()
     if not page.exists():
         assert not manifest.reports, job.say()
         rlprof = [Path(sys.prefix) / "bin/rlprof", "report", job.run]
@@ -172,6 +172,7 @@ def test_a_mount_that_is_missing_ends_the_job_with_the_words_of_pyxis(nodes: San
     job = submit(nodes, MOUNTS="/no/such:/data", COMMAND="true")
     state = job.wait(timeout=120)
     assert state.state == "FAILED" and "/no/such" in job.output, job.output
+    assert "/no/such" in job.record["end"]["detail"], job.say()
     nothing_is_left(nodes, job)
     manifest_and_report_agree(job)
 
