@@ -91,7 +91,8 @@ def test_windows_of_workers_by_the_steps_that_the_driver_prints(slurm: Sandbox) 
     assert all(abs(seconds - (own[step][1] - own[step][0])) < 0.3 for step, seconds in steps.items()), steps
     said = rf"with 'step (\d+)', which ends its step: steps 2 to {STEPS}; roles driver, rollout (2);"
     assert said in job.manifest.heard and "windows were open at most" in job.manifest.heard
-    assert said in top(job)
+    # The recorder knows those who tell their steps, which the actors of an unknown trainer do not.
+    assert said.partition(", rollout")[0] + "; not heard: phases" in top(job), top(job)
 
 
 def test_steps_of_a_progress_bar_where_no_window_is_asked_for(slurm: Sandbox) -> None:
