@@ -116,14 +116,15 @@ def replica(model: str, folder: str) -> None:
         disable_log_stats=False,
     )
 
-    def params(count: int, n: int = 1) -> SamplingParams:
-        return SamplingParams(temperature=1.0, seed=1, max_tokens=count, ignore_eos=True, n=n)
+    def params(count: int, n: int = 1, seed: int = 1) -> SamplingParams:
+        return SamplingParams(temperature=1.0, seed=seed, max_tokens=count, ignore_eos=True, n=n)
 
     print("ready", flush=True)
     told = []
     for _ in sys.stdin:
         prompts = [*map(prompt, range(len(LENGTHS))), "What is two"]
-        asked = [*(params(count) for count in LENGTHS), params(6, n=2)]
+        # a seed each: of equal answers nothing tells which one the next turn follows
+        asked = [*(params(count, seed=n) for n, count in enumerate(LENGTHS)), params(6, n=2)]
         begun = time.time()
         outputs = llm.generate(prompts, asked, use_tqdm=False)
         first = outputs[0]
