@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -275,3 +277,51 @@ def test_a_rank_that_has_not_looked_closely_yet_may_be_in_a_collective(tmp_path:
     assert still_s(14.9, 16.0) == 16.0, "it has looked, and is in none"
     assert still_s(14.9, 16.0, group="default_pg", sequence=4) == 16.0
     assert still_s(9.9, 32.0) == 32.0, "it holds the interpreter, or is stopped"
+
+
+SERVER = """
+import subprocess, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b"vllm:num_requests_running 3\\nvllm:generation_tokens_total 50\\n"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_):
+        pass
+
+engine = subprocess.Popen(["sleep", "600"])
+server = HTTPServer(("127.0.0.1", 0), Handler)
+print(engine.pid, server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+def test_a_stopped_process_of_a_server_is_seen_and_a_server_that_answers_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlprof_ops.recorder.samples.engines.IDLE_S", 0.2)
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert server.stdout is not None
+        engine, port = map(int, server.stdout.readline().split())
+        (tmp_path / "marks").mkdir()
+        (tmp_path / f"marks/{server.pid}.engine").write_text(f"http://127.0.0.1:{port}/metrics\n")
+        engines = Engines(urls="", node_dir=tmp_path)
+        [first] = engines.look()
+        assert (first.running, first.pid, first.idle_s, first.stopped) == (3, server.pid, 0.0, 0)
+        os.kill(engine, signal.SIGSTOP)
+        time.sleep(0.5)
+        [held] = engines.look()
+        assert (held.stopped, held.silent) == (engine, 0) and held.idle_s >= 0.5
+        os.kill(server.pid, signal.SIGSTOP)
+        time.sleep(0.5)
+        [silent] = engines.look()
+        assert (silent.running, silent.silent) == (3, 1) and silent.idle_s > held.idle_s
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+    assert engines.look() == []
