@@ -42,10 +42,10 @@ BUDGET = {
     "request": 1611,  # 1,100; what a GPU refuses, windows inside a step, steps by lines of output
     "backends": 2713,  # 1,300; and which of them records CUDA, what a doctor finds of each
     "window": 807,  # 700; and windows inside a step
-    "trainers": 3224,  # 2,300; who leads, verl asynchronous, RLinf's block, vLLM's requests, AReaL, ROLL
+    "trainers": 3291,  # 2,300; who leads, verl asynchronous, RLinf's block, vLLM's requests, AReaL, ROLL
     "runtime": 3204,  # 2,000; ranks of a launcher, Ray tasks, groups, requests, samples, whose steps
     "rayenv": 762,  # 900; since then the pattern that matched, a patched Ray, a run of rlprof wrap
-    "collect": 3575,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
+    "collect": 3574,  # 2,600; engines beside servers, links where documents look, a schema, what was heard
     "supervisor": 3728,  # 2,200; since then Ray from a path with a blank, steps from what is printed (240)
     "recorder": 2182,  # 1,500; who tells the steps, what stands, the end of a job that hangs
     "submit": 474,  # submit, operate and commands: 2,600

@@ -136,7 +136,8 @@ def same(mine: float, own: float) -> bool:
 def test_a_job_has_rolls_steps_phases_roles_ranks_and_losses(
     pipeline: str, planned: dict[str, int], tmp_path: Path
 ):
-    env = {"PYTHONPATH": f"{library(tmp_path / 'lib')}:{HERE}"}
+    logs = str(tmp_path / "roll-logs")
+    env = {"PYTHONPATH": f"{library(tmp_path / 'lib')}:{HERE}", "ROLL_LOG_DIR": logs}
     run = runs.trainer_run("verl", work=tmp_path, env=env)
     argv = [*run.argv[:2], str(HERE / "loop.py"), pipeline, str(STEPS)]
     knobs = {"RLPROF_STEPS": "3", "RLPROF_WORKERS": "*", "RLPROF_OPTIONS": '{"t": "nvtx"}'}
