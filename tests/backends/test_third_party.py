@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from rlprof_ops.job.knobs import import_path
@@ -98,6 +97,8 @@ def test_it_takes_a_window_of_a_real_process_and_harvest_names_it_ok(package: Pa
     [report] = (trained / "profiles" / "pyspy" / "policy_worker" / "rank0").iterdir()
     assert report.name.startswith("policy_worker_rank0_step3-4_n1_") and report.name.endswith(".stacks.txt")
     assert "busy_work" in report.read_text()
+    import jsonschema  # collected with Pythons that have pytest alone
+
     schema = run(["-m", "rlprof_ops", "schema", "manifest"], trained, package)
     jsonschema.validate(json.loads((trained / "manifest.json").read_text()), json.loads(schema.stdout))
 

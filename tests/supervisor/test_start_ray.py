@@ -91,7 +91,7 @@ def test_a_request_of_the_trainers_own_stands_in_run_json(tmp_path: Path):
 
 @pytest.mark.parametrize("knobs", [{}, {"RLPROF_REQUIRE_RAY_AUTH": "1"}, {"RAY_AUTH_MODE": "disabled"}])
 def test_a_ray_without_authentication_is_said_or_refused(tmp_path, monkeypatch, capsys, knobs):
-    monkeypatch.setattr(head, "ray_version", lambda: "2.51.0")
+    monkeypatch.setattr(head, "installed_version", {"ray": "2.51.0"}.get)
     one = head_node(tmp_path, **knobs)
     if "RLPROF_REQUIRE_RAY_AUTH" in knobs:
         with pytest.raises(RlprofError, match=r"RLPROF_REQUIRE_RAY_AUTH=1: Ray 2\.51\.0 runs without auth"):

@@ -130,21 +130,33 @@ def _slow_ranks(
 def _slow_groups(groups: Sequence[SlowGroup]) -> list[AskedChange]:
     return [
         AskedChange(
-            "like_peers", f"{group.kind.group} with slow links like its siblings in {group.kind.op}",
-            group.kind.worker, "", None, with_links_of_siblings(group), None, group.ranks,
+            "like_peers",
+            f"{group.kind.group} with slow links like its siblings in {group.kind.op}",
+            group.kind.worker,
+            "",
+            None,
+            with_links_of_siblings(group),
+            None,
+            group.ranks,
         )
         for group in groups
-    ]  # fmt: skip
+    ]
 
 
 def _pauses(pauses: Sequence[Pauses]) -> list[AskedChange]:
     return [
         AskedChange(
-            "no_pauses", f"no pauses of {each.worker} in {each.phase} ({each.name or 'host'})", each.worker,
-            each.phase, None, without_pauses(each), None, each.ranks,
+            "no_pauses",
+            f"no pauses of {each.worker} in {each.phase} ({each.name or 'host'})",
+            each.worker,
+            each.phase,
+            None,
+            without_pauses(each),
+            None,
+            each.ranks,
         )
         for each in pauses
-    ]  # fmt: skip
+    ]
 
 
 def _phases(windows: Sequence[StepGraph], step_ns: float) -> list[AskedChange]:

@@ -430,8 +430,8 @@ def _slow_groups(merged: Merged, causes: Causes) -> list[Finding]:
         hosts = sorted({rank.host for rank in ranks})
         others = "its sibling's" if group.siblings == 1 else f"its {group.siblings} siblings'"
         usual = f"{others} {duration(group.siblings_ns)}"
-        rate = group.bus_gb_per_s and group.siblings_gb_per_s
-        rates = f" ({group.bus_gb_per_s:.1f} against {group.siblings_gb_per_s:.1f} GB/s)" if rate else ""
+        rate, usual_rate = group.bus_gb_per_s, group.siblings_gb_per_s
+        rates = f" ({round(rate, 1)} against {round(usual_rate, 1)} GB/s)" if rate and usual_rate else ""
         text = (
             f"The links of {worker} {_listed('rank', [rank.rank for rank in ranks])}"
             f" ({_listed('node', hosts)}) are slow: {op} in their {group.kind.group} takes"

@@ -163,9 +163,11 @@ def _of_replica(replica: int, part: StepOfReplica, offset: int) -> _Step:
     for place, row in enumerate(part.rows):
         turns[row.first or row.id].append(place)
     before = {
-        later: earlier for places in turns.values() for earlier, later in pairwise(places)
+        later: earlier
+        for places in turns.values()
+        for earlier, later in pairwise(places)
         if part.rows[later].first and part.rows[later].arrival_ns >= part.rows[earlier].finished_ns
-    }  # fmt: skip
+    }
     found = []
     for place, (row, begin) in enumerate(zip(part.rows, begins, strict=True)):
         wait = (begin - row.arrival_ns) / 1e9

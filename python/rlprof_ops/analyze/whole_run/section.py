@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -180,13 +179,13 @@ def _found(root: Path) -> list[RecordedFinding]:
     return [_recorded(row) for row in rows if isinstance(row["step"], int)]
 
 
-def _recorded(row: dict[str, Any]) -> RecordedFinding:
+def _recorded(row: Mapping[str, object]) -> RecordedFinding:
     ranks, evidence = foreign.a_list(row.get("ranks")), foreign.an_object(row.get("evidence"))
     seconds, peers = (evidence.get(key) for key in ("seconds", "peers_s"))
     return RecordedFinding(
         kind=foreign.text(row.get("kind")),
         text=str(row["text"]),
-        step=row["step"],
+        step=foreign.whole(row["step"]) or 0,
         worker=foreign.text(row.get("worker")),
         rank=foreign.whole(ranks[0]) if len(ranks) == 1 else None,
         phase=foreign.text(row.get("phase")),
