@@ -68,7 +68,8 @@ def own_times(job: LocalJob) -> dict[int, dict[str, float]]:
 
 
 def ranges(job: LocalJob, group: str, folder: Path) -> set[str]:
-    [report] = (job.run / "profiles" / "nsight" / group / "rank0").glob("*.nsys-rep")
+    [capture] = [each for each in Manifest.load(job.run).captures if each.worker == group and each.rank == 0]
+    report = job.run / str(capture.report)
     assert "_step2-2_" in report.name
     return set(nvtx_ranges(report, folder))
 

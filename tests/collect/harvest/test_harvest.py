@@ -359,6 +359,19 @@ def test_a_report_that_nobody_said_was_closed_is_not_taken_for_the_whole_window(
     assert found["nsight/policy_worker/rank1/step3-4"][0] == "ok"  # its last step was entered
 
 
+def test_what_came_home_in_time_is_the_capture_and_not_what_its_tool_wrote_once_more(job):
+    path = job.report("nsight", "policy_worker", 0, 3, 5)
+    again = path.with_name(path.name.replace(".nsys-rep", ".1.nsys-rep"))
+    again.write_bytes(path.read_bytes().replace(b"[END]", bytes(64) + b"[END]"))
+    job.records["n1"]["recovered"].append(str(again.relative_to(job.root)))
+    job.worker("policy_worker", 0, windows=[("closed", "nsight", 3, 5, None)])
+    [capture] = [
+        each for each in run(job.write()).captures if each.id == "nsight/policy_worker/rank0/step3-4"
+    ]
+    assert (capture.state, capture.report) == ("ok", str(path.relative_to(job.root)))
+    assert capture.more_reports == (str(again.relative_to(job.root)),)
+
+
 def test_a_recovered_report_says_so(job):
     path = job.report("nsight", "policy_worker", 0, 3, 5)
     job.records["n1"]["recovered"].append(str(path.relative_to(job.root)))

@@ -30,8 +30,10 @@ def result_of(item: Planned, reports: list[Report], observed: Observed) -> Captu
         host = _host(item, observed)
         return replace(base, reason=why_missing(item, observed), host=host)
     order = {"ok": 0, "truncated": 1, "empty": 2}
+    # nsys can write a window once more when its process ends: what came home in time says it all.
     best, *others = sorted(
-        reports, key=lambda report: (report.partial, order.get(report.state, 3), -report.size_bytes)
+        reports,
+        key=lambda each: (each.partial, order.get(each.state, 3), each.recovered, -each.size_bytes),
     )
     state, reason = best.state, best.reason
     if state == "ok" and (cut := _cut_short(item, best, observed) or _lacks(item, best, observed)):
