@@ -7,37 +7,30 @@ The oracle of phases is what AReaL logs of each step (`timeperf/*`), that of ste
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlprof_ops.analyze.phase_names import canonical
-from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.runtime.process.actor_labels import NewActor
 from rlprof_ops.trainers import areal
 from rlprof_ops.trainers.areal import adapter
 from tests import upstream
 from tests.trainers import environments, runs
 from tests.trainers.local_job import LocalJob
+from tests.trainers.small_loops import CLASSES, heard, hold_reports, logged, same
 
 pytestmark = [pytest.mark.trainers, pytest.mark.timeout(environments.INSTALL_DEADLINE_S + 900)]
 HERE = Path(__file__).parent / "areal"
 STEPS = 4
 EMPTY = "swanlab,trackio,wandb,tensorboardX,math_verify,openai,aiofiles,PIL,einops"
-_CLASSES = """
-def __getattr__(name):
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return type(name, (), {})
-"""
 # Modules that are not in the archive of AReaL's source, and one that is built for its Python alone.
 ABSENT = {
     "areal/version.py": "__version__, version_info = '0', None",
-    "areal/engine/__init__.py": _CLASSES,
+    "areal/engine/__init__.py": CLASSES,
     "areal/engine/fsdp_utils/__init__.py": "",
     "areal/engine/fsdp_utils/attn_impl.py": (
         "BUILTIN_ATTN_IMPLS, is_valid_attn_impl, get_attn_impl_validation_error = (), bool, str"
@@ -45,14 +38,14 @@ ABSENT = {
     "areal/experimental/__init__.py": "",
     "areal/experimental/inference_service/__init__.py": "",
     "areal/experimental/inference_service/controller/__init__.py": "",
-    "areal/experimental/inference_service/controller/controller.py": _CLASSES,
-    "areal/experimental/openai/__init__.py": _CLASSES,
-    "areal/experimental/openai/types.py": _CLASSES,
+    "areal/experimental/inference_service/controller/controller.py": CLASSES,
+    "areal/experimental/openai/__init__.py": CLASSES,
+    "areal/experimental/openai/types.py": CLASSES,
     "areal/experimental/openai/proxy/__init__.py": "",
-    "areal/experimental/openai/proxy/proxy_gateway.py": _CLASSES,
+    "areal/experimental/openai/proxy/proxy_gateway.py": CLASSES,
     "areal/experimental/training_service/__init__.py": "",
     "areal/experimental/training_service/controller/__init__.py": "",
-    "areal/experimental/training_service/controller/controller.py": _CLASSES,
+    "areal/experimental/training_service/controller/controller.py": CLASSES,
     "numba.py": "def njit(function):\n    return function",
 }
 
@@ -74,12 +67,6 @@ def path(lib: Path) -> str:
     return f"{lib}:{HERE}:{packages}"
 
 
-def logged(output: str) -> dict[int, dict[str, Any]]:
-    """What AReaL logged of each step, counted from 1: its timings and its loss."""
-    rows = map(json.loads, re.findall(r'\{"step": .*\}', output))
-    return {row["step"] + 1: row for row in rows}
-
-
 def turns(work: Path) -> dict[int, tuple[float, float]]:
     """Begin and end of each turn of the loop in AReaL's trace: its first scope, and its last one."""
     [file] = work.rglob("master/traces-r0.jsonl")
@@ -97,16 +84,6 @@ def hold_turns(told: dict[int, dict[str, Any]], own: dict[int, tuple[float, floa
         mine, its_end = (told[number][key] / 1e9 - moved for key in ("begin_ns", "end_ns"))
         assert abs(mine - begin) < 0.005, number
         assert end - 0.005 < its_end < own.get(number + 1, (end + 0.5, 0))[0] + 0.005, number
-
-
-def heard(folder: Path) -> dict[int, dict[str, Any]]:
-    """The steps that the adapter told."""
-    rows = [json.loads(line) for file in folder.rglob("controller_rank0_*.jsonl") for line in file.open()]
-    return {row["step"]: row for row in rows if row["event"] == "step"}
-
-
-def same(mine: float, own: float) -> bool:
-    return abs(mine - own) <= max(0.02 * own, 0.005)
 
 
 def hold_against(own: dict[int, dict[str, Any]], told: dict[int, dict[str, Any]]) -> None:
@@ -147,12 +124,7 @@ def test_a_job_has_areals_steps_phases_roles_ranks_and_losses(
     hold_against(own, told)
     hold_turns(told, turns(tmp_path))
     assert {step: row["loss"] for step, row in own.items()} == {n: 64 * n - 24 for n in own}  # as without us
-    manifest = Manifest.load(job.run)
-    reports = [each for each in manifest.captures if each.worker in planned]
-    assert Counter(each.worker for each in reports) == planned, job.output[-4000:]
-    # On a busy machine nsys itself fails to start a program now and then.
-    lost = [each for each in reports if each.state != "ok" and "before the program began" not in each.reason]
-    assert lost == [], job.output[-4000:]
+    hold_reports(job, planned)
 
 
 @pytest.mark.parametrize(

@@ -6,33 +6,26 @@ The oracle of steps and phases is what ROLL logs of each step (`time/*`).
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlprof_ops.analyze.phase_names import canonical
-from rlprof_ops.collect.harvest.manifest import Manifest
 from rlprof_ops.runtime.process.actor_labels import NewActor
 from rlprof_ops.trainers import roll
 from rlprof_ops.trainers.roll import adapter
 from tests import upstream
 from tests.trainers import environments, runs
 from tests.trainers.local_job import LocalJob
+from tests.trainers.small_loops import CLASSES, heard, hold_reports, logged, same
 
 pytestmark = [pytest.mark.trainers, pytest.mark.timeout(environments.INSTALL_DEADLINE_S + 900)]
 HERE = Path(__file__).parent / "roll"
 STEPS = 4
-_CLASSES = """
-def __getattr__(name):
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return type(name, (), {})
-"""
 _PLATFORM = """
 from types import SimpleNamespace
 
@@ -49,7 +42,7 @@ ABSENT = {
             *("roll/datasets/collator", "roll/datasets/dataset", "roll/datasets/global_dataset"),
             *("roll/models", "roll/models/model_providers"),
         ),
-        _CLASSES,
+        CLASSES,
     ),
     "roll/platforms": _PLATFORM,
 }
@@ -82,18 +75,6 @@ def library(folder: Path) -> Path:
     return folder
 
 
-def logged(output: str) -> dict[int, dict[str, Any]]:
-    """What ROLL logged of each step, counted from 1."""
-    rows = map(json.loads, re.findall(r'\{"step": .*\}', output))
-    return {row["step"] + 1: row for row in rows}
-
-
-def heard(folder: Path) -> dict[int, dict[str, Any]]:
-    """The steps that the adapter told."""
-    rows = [json.loads(line) for file in folder.rglob("controller_rank0_*.jsonl") for line in file.open()]
-    return {row["step"]: row for row in rows if row["event"] == "step"}
-
-
 def hold_against(
     own: dict[int, dict[str, Any]], told: dict[int, dict[str, Any]], names: dict[str, str]
 ) -> None:
@@ -117,10 +98,6 @@ def hold_against(
 
 def next_total(own: dict[int, dict[str, Any]], number: int) -> float | None:
     return own[number + 1]["times"]["time/step_total"] if number + 1 in own else None
-
-
-def same(mine: float, own: float) -> bool:
-    return abs(mine - own) <= max(0.02 * own, 0.005)
 
 
 @pytest.mark.long
@@ -149,12 +126,7 @@ def test_a_job_has_rolls_steps_phases_roles_ranks_and_losses(
     assert {step: row["loss"] for step, row in own.items()} == {
         n: n * (n + 1) / 2 for n in own
     }  # as without us
-    manifest = Manifest.load(job.run)
-    reports = [each for each in manifest.captures if each.worker in planned]
-    assert Counter(each.worker for each in reports) == planned, job.output[-4000:]
-    # On a busy machine nsys itself fails to start a program now and then.
-    lost = [each for each in reports if each.state != "ok" and "before the program began" not in each.reason]
-    assert lost == [], job.output[-4000:]
+    hold_reports(job, planned)
 
 
 @pytest.mark.parametrize(
